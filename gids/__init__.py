@@ -1,0 +1,1 @@
+"""Out-of-core feature loading for graph neural networks."""

@@ -1,0 +1,9 @@
+// What module.cpp composes. Called by: module.cpp only.
+#pragma once
+#include <nanobind/nanobind.h>
+
+namespace gids {
+void bind_store(nanobind::module_& m);
+void bind_io(nanobind::module_& m);
+void bind_cache(nanobind::module_& m);
+}  // namespace gids

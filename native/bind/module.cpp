@@ -1,0 +1,12 @@
+// The Python extension gids._core. Each noun binds itself in a file of its own; nothing else in
+// native/ includes nanobind.
+#include <nanobind/nanobind.h>
+
+#include "bind/bind.h"
+
+NB_MODULE(_core, m) {
+  m.doc() = "Native half of gids: I/O engines, cache, checksums.";
+  gids::bind_store(m);
+  gids::bind_io(m);
+  gids::bind_cache(m);
+}

@@ -1,0 +1,42 @@
+// One source, two compilers. Included by every header that the host compiler and the CUDA run-time
+// compiler (NVRTC) share; it names the integer types and the atomics of each world.
+#pragma once
+
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#include <cuda/atomic>
+#define GIDS_HD __host__ __device__ __forceinline__
+#else
+#include <atomic>
+#define GIDS_HD inline
+#endif
+
+namespace gids {
+
+// NVRTC spells uint64_t `unsigned long long`, g++ `unsigned long`: one name that both can overload on.
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i64 = long long;
+static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8 && sizeof(i64) == 8);
+
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+using cuda::std::memory_order_acquire;
+using cuda::std::memory_order_relaxed;
+using cuda::std::memory_order_release;
+using cuda::std::memory_order_acq_rel;
+// Words that only one device touches (a page table lives on one device).
+template <class T> using local_ref = cuda::atomic_ref<T, cuda::thread_scope_device>;
+#else
+using std::memory_order_acquire;
+using std::memory_order_relaxed;
+using std::memory_order_release;
+using std::memory_order_acq_rel;
+template <class T> using local_ref = std::atomic_ref<T>;
+static_assert(std::atomic_ref<u64>::is_always_lock_free, "a page word is changed by one instruction");
+#endif
+
+GIDS_HD constexpr u64 div_ceil(u64 a, u64 b) { return (a + b - 1) / b; }
+GIDS_HD constexpr u64 align_up(u64 a, u64 b) { return div_ceil(a, b) * b; }
+
+}  // namespace gids
