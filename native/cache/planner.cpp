@@ -27,8 +27,9 @@ void prefetch(const u64& w) { __builtin_prefetch(&w, 1, 3); }
 }  // namespace
 
 Planner::Planner(u64 pages, u32 lines, Policy policy, u64 seed, std::span<const u8> heat)
-    : policy_(policy), words_(pages), owners_(lines), lists_(lines, buckets), random_state_(seed) {
+    : policy_(policy), words_(pages), line_count_(lines), lists_(lines, buckets), random_state_(seed) {
   if (lines > word::line_mask) throw std::invalid_argument("a table's cache has at most 2^30 - 1 lines");
+  if (pages > BucketLists::max_pages) throw std::invalid_argument("a table has at most 2^34 pages");
   if (!heat.empty() && heat.size() != pages) throw std::invalid_argument("heat: one byte per page");
   for (u64 p = 0; p < heat.size(); ++p) words_[p] = word::fresh(heat[p]);
 }
@@ -176,8 +177,8 @@ u32 Planner::take_line() {
   return line;
 }
 
-void Planner::evict(u32 line) {
-  word::evict(words_[owners_[line]], line);
+void Planner::evict(u64 page, u32 line) {
+  word::evict(words_[page], line);
   ++stats_.evictions;
 }
 
@@ -227,13 +228,18 @@ void Planner::plan_by_lists(Step& s) {
     c = cut(lines, misses_by_worth_, misses - free_lines());
     auto take = [&](u32 bucket, u32 n) {
       if (!n) return;
-      lists_.take(list_of_worth(bucket), n, [&](u32 line) {
-        evict(line);
-        spare_.push_back(line);
+      lists_.take(list_of_worth(bucket), n, [&](u32 line, u64 page) {
+        prefetch(words_[page]);
+        victims_.push_back({page, line});
       });
     };
+    victims_.clear();
     for (u32 b = 0; b < c.bucket; ++b) take(b, lines[b]);
     take(c.bucket, c.lines);
+    for (const Victim& v : victims_) {
+      evict(v.page, v.line);
+      spare_.push_back(v.line);
+    }
   }
   for (u32 k = 0; k < misses; ++k) {
     const u32 i = miss_index_[k], w = miss_worth_[k];
@@ -243,7 +249,7 @@ void Planner::plan_by_lists(Step& s) {
       continue;
     }
     const u32 line = take_line();
-    owners_[line] = s.pages[i];
+    lists_.set_owner(line, s.pages[i]);
     word::admit(words_[s.pages[i]], line);
     s.loads.push_back({i, line});
   }
@@ -253,7 +259,7 @@ void Planner::plan_by_lists(Step& s) {
 u32 Planner::random_victim() {
   for (int k = 0; k < victim_tries && fresh_ > 0; ++k) {
     const u32 line = static_cast<u32>((static_cast<unsigned __int128>(splitmix(random_state_)) * fresh_) >> 64);
-    const u64 w = word::load(words_[owners_[line]]);
+    const u64 w = word::load(words_[lists_.owner(line)]);
     const u32 pinned = policy_ == Policy::window_pin ? static_cast<u32>(word::uses_mask) : planned_mask_;
     if (state_of(w) == PageState::resident && !(uses_of(w) & pinned)) return line;
   }
@@ -266,12 +272,12 @@ void Planner::plan_by_chance(Step& s) {
     if (free_lines()) {
       line = take_line();
     } else if ((line = random_victim()) < line_count()) {
-      evict(line);
+      evict(lists_.owner(line), line);
     } else {
       s.bypassed.push_back(i);
       continue;
     }
-    owners_[line] = s.pages[i];
+    lists_.set_owner(line, s.pages[i]);
     word::admit(words_[s.pages[i]], line);
     s.loads.push_back({i, line});
   }
@@ -334,7 +340,7 @@ void Planner::audit() {
     }
     const u32 line = word::line_of(w);
     require(line < line_count() && !seen[line], "a line holds two pages");
-    require(owners_[line] == p, "a line's owner is another page");
+    require(lists_.owner(line) == p, "a line's owner is another page");
     seen[line] = true;
     ++held;
     if (by_lists() && idle(w)) ++counts[list_of_worth(worth(w))];

@@ -71,14 +71,14 @@ class Planner {
   u64& word(u64 page) { return words_[page]; }
   std::span<u64> words() { return {words_.data(), words_.size()}; }
   u64 page_count() const { return words_.size(); }
-  u32 line_count() const { return static_cast<u32>(owners_.size()); }
+  u32 line_count() const { return line_count_; }
   Step& step(u64 number);
   u64 first_live() const { return retired_; }
   u64 entered() const { return entered_; }
   u64 planned() const { return planned_; }
   PlannerStats stats() const { return stats_; }
   size_t table_bytes() const { return words_.bytes(); }
-  size_t line_bytes() const { return owners_.bytes() + lists_.bytes(); }
+  size_t line_bytes() const { return lists_.bytes(); }
   size_t step_bytes() const;
 
   // Recounts every list and field from the words; throws std::logic_error on the first disagreement.
@@ -106,7 +106,7 @@ class Planner {
   void look_up(Step& s);
   u32 free_lines() const { return static_cast<u32>(spare_.size()) + (line_count() - fresh_); }
   u32 take_line();
-  void evict(u32 line);
+  void evict(u64 page, u32 line);
   void plan_by_lists(Step& s);
   void plan_by_chance(Step& s);
   u32 random_victim();
@@ -116,7 +116,7 @@ class Planner {
 
   Policy policy_;
   HugeArray<u64> words_;
-  HugeArray<u64> owners_;      // the page of each line
+  u32 line_count_;
   BucketLists lists_;
   std::vector<u32> spare_;     // lines given back
   u32 fresh_ = 0;              // lines below it have been used
@@ -131,6 +131,11 @@ class Planner {
   u64 random_state_;
   PlannerStats stats_;
 
+  struct Victim {
+    u64 page;
+    u32 line;
+  };
+  std::vector<Victim> victims_;
   std::vector<u64> scratch_pages_;
   std::vector<u32> miss_index_;
   std::vector<u16> miss_worth_;
