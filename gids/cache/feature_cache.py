@@ -96,6 +96,7 @@ class FeatureCache:
         is left), KeyError for an unknown table, TypeError or ValueError for a wrong dtype, device or shape.
         """
         checked = self._check(ids)
+        self.next_step = step + 1
         for name, cache in self._caches.items():
             cache.enter(step, checked.get(name, _NO_IDS))
         self._ids[step] = checked

@@ -185,7 +185,7 @@ class FeatureLoader:
             "plan": total("enter_s") + total("plan_s") + total("retire_s"),
             "wait": total("wait_s"),
             "gather": total("gather_s"),
-            "read": io["busy_ns"] / 1e9,
+            "read": io["busy_s"],
         }
         result["memory"] = self._memory(tables)
         result["window_batches"] = self._window
