@@ -101,7 +101,12 @@ class Planner:
     """Which pages are in the cache: metadata only, no features. Steps enter, are planned and retire in order."""
 
     def __init__(
-        self, pages: int, lines: int, policy: str = "lookahead", seed: int = 0, heat: NDArray[np.uint8] | None = None
+        self,
+        pages: int,
+        lines: int,
+        policy: str = "lookahead",
+        seed: int = 0,
+        heat: NDArray[np.uint8] | None = None,
     ) -> None: ...
     def enter(self, step: int, pages: NDArray[np.int64]) -> int:
         """Mark a minibatch's pages, int64[n]. Returns how many are unique. IndexError: nothing is marked."""

@@ -84,13 +84,17 @@ class FeatureLoader:
         if policy not in POLICIES:
             raise ValueError(f"no policy {policy!r} (there are {', '.join(POLICIES)})")
         if torch.device(device).type != "cpu":
-            raise ValueError(f"device={str(device)!r}: this loader hands features out in host memory; use device='cpu'")
+            raise ValueError(
+                f"device={str(device)!r}: this loader hands features out in host memory; use device='cpu'"
+            )
         for name, value in (("memory_bytes", memory_bytes), ("cache_bytes", cache_bytes)):
             if value is not None and value < 0:
                 raise ValueError(f"{name}={value} is negative; give a number of bytes")
         if memory_bytes is None:
             memory_bytes = available_bytes() // 2
-            log.info("memory_bytes not given: taking half of what is available, %s", format_bytes(memory_bytes))
+            log.info(
+                "memory_bytes not given: taking half of what is available, %s", format_bytes(memory_bytes)
+            )
         self._memory_bytes = memory_bytes
         self._cache_bytes = cache_bytes
         self._policy = policy
@@ -143,7 +147,9 @@ class FeatureLoader:
 
         with self._lock:
             if self._windowed is not None and self._windowed() is not None:
-                log.info("a stream of this loader is still open: this one reads through the cache, without lookahead")
+                log.info(
+                    "a stream of this loader is still open: this one reads through the cache, without lookahead"
+                )
                 return ReadThroughStream(minibatches, ids_of, cache_for)
             self._adapt_planned()
             me = weakref.ref(self)
@@ -209,7 +215,9 @@ class FeatureLoader:
         self.close()
 
     def __getstate__(self) -> None:
-        raise TypeError("a FeatureLoader cannot be pickled; pass the FeatureStore and build one in each process")
+        raise TypeError(
+            "a FeatureLoader cannot be pickled; pass the FeatureStore and build one in each process"
+        )
 
     def _cache_for(self, ids: Mapping[str, torch.Tensor], minibatch_bytes: int) -> FeatureCache:
         """The cache; built from the first minibatch's sizes."""

@@ -20,7 +20,9 @@ ENGINES = ["uring", "threads", "mmap"]
 
 def make_rows(n: int, dim: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    raw = torch.randint(0, 256, (n, dim * torch.empty(0, dtype=dtype).element_size()), dtype=torch.uint8, generator=generator)
+    raw = torch.randint(
+        0, 256, (n, dim * torch.empty(0, dtype=dtype).element_size()), dtype=torch.uint8, generator=generator
+    )
     return raw.view(dtype).view(n, dim)
 
 
@@ -28,16 +30,25 @@ def make_cache(tables: list[RawTable], lines: int, **options: object) -> Feature
     kind = str(options.pop("engine", "auto"))
     depth = int(options.pop("depth", 64))  # type: ignore[call-overload]
     engine = open_engine(
-        [p for t in tables for p in t.shard_paths], kind, depth=depth, max_read_bytes=max(t.page_bytes for t in tables)
+        [p for t in tables for p in t.shard_paths],
+        kind,
+        depth=depth,
+        max_read_bytes=max(t.page_bytes for t in tables),
     )
     return FeatureCache(engine, tables, lines={t.name: lines for t in tables}, heats={}, **options)  # type: ignore[arg-type]
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+    return (
+        a.dtype == b.dtype
+        and a.shape == b.shape
+        and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+    )
 
 
-def run(cache: FeatureCache, table: RawTable, batches: list[torch.Tensor], window: int, planned: int) -> Iterator[torch.Tensor]:
+def run(
+    cache: FeatureCache, table: RawTable, batches: list[torch.Tensor], window: int, planned: int
+) -> Iterator[torch.Tensor]:
     """The loader's order: plan ahead of gathering."""
     first = entered = planned_to = cache.next_step
     for t in range(first, first + len(batches)):
@@ -53,7 +64,9 @@ def run(cache: FeatureCache, table: RawTable, batches: list[torch.Tensor], windo
         yield features[table.name]
 
 
-def random_batches(rng: np.random.Generator, rows: int, count: int, size: int, *, repeat: bool = True) -> list[torch.Tensor]:
+def random_batches(
+    rng: np.random.Generator, rows: int, count: int, size: int, *, repeat: bool = True
+) -> list[torch.Tensor]:
     out = []
     for _ in range(count):
         ids = (rows * rng.random(rng.integers(0, size + 1)) ** 2).astype(np.int64)
@@ -66,7 +79,9 @@ def random_batches(rng: np.random.Generator, rows: int, count: int, size: int, *
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("lines", [0, 1, 40, 10_000])
-def test_rows_equal_the_source_for_every_engine_policy_and_size(tmp_path: Path, engine: str, policy: str, lines: int) -> None:
+def test_rows_equal_the_source_for_every_engine_policy_and_size(
+    tmp_path: Path, engine: str, policy: str, lines: int
+) -> None:
     rng = np.random.default_rng(lines)
     table = write_raw_table(tmp_path, make_rows(700, 128), page_bytes=1024, shards=2)
     cache = make_cache([table], lines, engine=engine, policy=policy, threads=2)
@@ -252,7 +267,9 @@ def test_a_cache_may_be_dropped_while_reads_are_in_flight(tmp_path: Path) -> Non
         (torch.tensor([64]), IndexError, "id 64 at position 0 is out of range for a table of 64 rows"),
     ],
 )
-def test_bad_ids_say_what_is_wrong(tmp_path: Path, ids: torch.Tensor, error: type[Exception], message: str) -> None:
+def test_bad_ids_say_what_is_wrong(
+    tmp_path: Path, ids: torch.Tensor, error: type[Exception], message: str
+) -> None:
     table = write_raw_table(tmp_path, make_rows(64, 16))
     cache = make_cache([table], 4)
     with pytest.raises(error, match=message):
