@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
 from pathlib import Path
 from statistics import median
@@ -20,9 +19,9 @@ from statistics import median
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from traces import Trace, min_hits, rmat, sample_trace, popular_pages, skewed_trace  # noqa: E402
+from traces import Trace, min_hits, popular_pages, rmat, sample_trace, skewed_trace
 
-from gids import _core  # noqa: E402
+from gids import _core
 
 
 def replay(planner: _core.Planner, trace: Trace, window: int, planned: int) -> np.ndarray:
@@ -58,7 +57,8 @@ def hits(args: argparse.Namespace) -> dict[str, float]:
     pages = sum(len(b) for b in trace[warm:])
     best = min_hits(trace, nodes, lines)[warm:].sum() / pages
     print(
-        f"{nodes} pages, {minibatches} minibatches of {average:.0f} pages, {lines} lines = {lines / average:.1f} minibatches"
+        f"{nodes} pages, {minibatches} minibatches of {average:.0f} pages, "
+        f"{lines} lines = {lines / average:.1f} minibatches"
     )
     print(f"{'MIN':<24} {100 * best:6.2f} %")
 
@@ -121,7 +121,8 @@ def planning(args: argparse.Namespace) -> dict[str, float]:
         figures[f"{lines} lines, ns per page (bar 100)"] = median(costs)
         ratio = stats["hits"] / stats["pages"]
         print(
-            f"{lines:>9} lines, {batch} pages a minibatch: {median(costs):6.1f} ns per page (hit ratio {ratio:.2f})",
+            f"{lines:>9} lines, {batch} pages a minibatch: {median(costs):6.1f} ns per page "
+            f"(hit ratio {ratio:.2f})",
             flush=True,
         )
     return figures

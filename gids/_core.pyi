@@ -98,7 +98,7 @@ class BufferPool:
     def peak_bytes(self) -> int: ...
 
 class Planner:
-    """Which pages are in the cache: metadata only, no features. Steps enter, are planned and retire in order."""
+    """Which pages are in the cache: metadata only. Steps enter, are planned and retire in order."""
 
     def __init__(
         self,
