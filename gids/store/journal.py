@@ -52,6 +52,7 @@ class Journal:
 
     def record_pages(self, item: str, pages: int) -> None:
         self.record({"item": item, "pages": pages})
+        self.pages[item] = pages
 
     def record_done(self, item: str, result: Any) -> None:
         self.record({"item": item, "done": result})

@@ -149,10 +149,14 @@ class DatasetWriter:
         return self._scratch
 
     @property
-    def written_bytes(self) -> int:
-        """Space that the work so far takes on disk, shards elsewhere included."""
-        files = (f for root in (self._root, *self._folders) for f in root.rglob("*") if f.is_file())
-        return sum(f.stat().st_blocks * 512 for f in files)
+    def folders(self) -> list[Path]:
+        """Where shards go: the directory that is being built, or one folder in each stripe directory."""
+        return self._folders or [self._root]
+
+    @property
+    def has_progress(self) -> bool:
+        """Whether a later writer with the same key would find work to continue."""
+        return self._resumable and bool(self._journal.done or self._journal.pages)
 
     def add_nodes(self, ntype: str, count: int) -> None:
         """Declare a node type. Tables, labels and graphs that come first declare theirs by themselves."""
@@ -180,12 +184,12 @@ class DatasetWriter:
             self.add_nodes(type_, rows.shape[0])
         else:
             self._add_edges(type_, rows.shape[0])
-        row_bytes = int(np.prod(rows.shape[1:], dtype=object)) * dtype.itemsize
         try:
-            page_bytes = table_page_bytes(row_bytes, self._page_bytes)
+            layout = Geometry.of(
+                rows.shape, dtype.itemsize, page_bytes=self._page_bytes, shard_count=self._shard_count
+            )
         except FormatError as error:
             raise FormatError(f"table {name!r}: {error}") from None
-        layout = Geometry(rows.shape[0], row_bytes, page_bytes, self._shard_count)
         folder = encode_path(*((type_,) if isinstance(type_, str) else type_), key)
         shards = self._shard_paths(folder)
         entry = TableEntry(
@@ -194,13 +198,15 @@ class DatasetWriter:
             key=key,
             shape=tuple(rows.shape[1:]),
             dtype=dtype_name(dtype),
-            page_bytes=page_bytes,
+            page_bytes=layout.page_bytes,
             row_count=rows.shape[0],
             shards=tuple(shards),
             checksums=ArrayEntry(f"tables/{folder}/checksum.bin", "uint32", (layout.page_count,), 0),
         )
         crc = self._once(
-            f"table {name}", layout.page_count * page_bytes, lambda: self._write_pages(rows, dtype, entry)
+            f"table {name}",
+            layout.page_count * layout.page_bytes,
+            lambda: self._write_pages(rows, dtype, entry),
         )
         self._tables.append(_with_checksum(entry, crc))
 
@@ -265,6 +271,7 @@ class DatasetWriter:
                     files["indptr"].append(values)
                 for values in checked_ids(indices, self._counts[relation[0]], "indices", _PIECE_BYTES):
                     files["indices"].append(values)
+                    self._on_bytes(values.nbytes)
                 is_identity, start = True, 0
                 for values in (
                     checked_ids(ids, edge_count, "edge_ids", _PIECE_BYTES) if ids is not None else ()
@@ -306,6 +313,7 @@ class DatasetWriter:
                     nonlocal position, is_identity
                     files["indices"].append(sources)
                     files["edge_ids"].append(ids)
+                    self._on_bytes(ids.nbytes)
                     is_identity = is_identity and np.array_equal(
                         ids, np.arange(position, position + len(ids))
                     )
