@@ -74,7 +74,7 @@ def add_parser(subparsers: Any) -> None:
         type=_split,
         default=(0.6, 0.2, 0.2),
         metavar="F,F,F",
-        help="train, val and test fractions of labels that come without; none: no split (default: 0.6,0.2,0.2)",
+        help="train, val, test fractions of labels that come without; or none (default: 0.6,0.2,0.2)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of --split (default: 0)")
     workers = min(4, os.cpu_count() or 1)
