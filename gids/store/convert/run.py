@@ -101,7 +101,7 @@ def convert(
             say(note)
         _check(source, options)
         on_total(sum(size for _, size in _table_bytes(source, options, 1)) + 8 * _edge_count(source))
-        check_space(_needed(source, options, writer), [writer.partial, *writer.folders])
+        check_space(_needed(source, options, writer), _written(writer))
         _write(source, options, writer)
         if _fingerprint(files) != fingerprint:
             raise FormatError("the source changed while it was converted; convert it again")
@@ -170,21 +170,26 @@ def _edge_count(source: Source) -> int:
     return sum(t.indices.shape[0] if isinstance(t, InEdges) else t.count for t in source.graphs.values())
 
 
+def _written(writer: DatasetWriter) -> set[Path]:
+    partial = writer.scratch.parent
+    return {partial} | {folder for folder in writer.folders if not folder.is_relative_to(partial)}
+
+
 def _needed(source: Source, options: Options, writer: DatasetWriter) -> Iterator[tuple[Path, int]]:
     pages = 0
     for shard, size_bytes in _table_bytes(source, options, len(writer.folders)):
         pages += size_bytes // options.page_bytes
         yield writer.folders[shard], size_bytes
-    yield writer.partial, 4 * pages  # checksums
+    yield writer.scratch, 4 * pages  # checksums
     itemsize = torch.int32.itemsize if options.index_dtype == "int32" else torch.int64.itemsize
     for topology in source.graphs.values():
         if isinstance(topology, InEdges):
-            yield writer.partial, 2 * itemsize * topology.indices.shape[0]
+            yield writer.scratch, 2 * itemsize * topology.indices.shape[0]
         else:
             # Sorting may copy the edges to scratch files twice at a time.
-            yield writer.partial, (2 * itemsize + 2 * EDGE_BYTES) * topology.count
+            yield writer.scratch, (2 * itemsize + 2 * EDGE_BYTES) * topology.count
     nodes = sum(source.nodes.values())
-    yield writer.partial, nodes * (4 + 8 * len(source.graphs) + 16)  # out-degrees, indptr, labels and splits
+    yield writer.scratch, nodes * (4 + 8 * len(source.graphs) + 16)  # out-degrees, indptr, labels and splits
 
 
 def _fingerprint(files: Sequence[Path]) -> dict[str, list[int]]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from gids.errors import StorageError
 
 
-def check_space(needed: Iterable[tuple[Path, int]], written: Sequence[Path]) -> None:
+def check_space(needed: Iterable[tuple[Path, int]], written: Iterable[Path]) -> None:
     """Raise StorageError (ENOSPC) when a file system lacks room.
 
     needed: (directory, bytes that will be written there). written: directories whose files count as already
