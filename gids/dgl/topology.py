@@ -6,7 +6,7 @@ allow formats beside CSC, which would be made in memory. So the graph is put tog
 
 from __future__ import annotations
 
-import warnings
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,15 +18,20 @@ from torch import Tensor
 
 from gids.store import FeatureStore, Graph
 
+_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+
 
 def graph(store: FeatureStore, *, formats: str | Sequence[str] = "csc", masks: bool = False) -> Any:
     """A DGLGraph over the store's topology: homogeneous if the store has DGL's types "_N" and "_E" only.
 
     Ids are int64. Arrays stored as int64 are mapped, not copied: resident memory grows as sampling touches
     them, and the kernel may drop them again; int32 ``indices`` are copied to int64.
-    formats: what DGL may make of it. "csc" serves neighbor sampling; edge samplers and SAINT need "coo" or "csr"
-    too, which DGL makes in memory (24 B per edge each).
-    Labels become ``ndata["label"]``; with ``masks``, splits become bool ``train_mask``, ``val_mask``, ``test_mask``.
+
+    formats: what DGL may make of it. "csc" serves neighbor sampling. Edge prediction and SAINT samplers need
+    "coo" or "csr" too, which DGL makes in memory, 16 to 24 B per edge each, when it first needs them.
+    masks: add the splits as bool ``train_mask``, ``val_mask``, ``test_mask``. Labels are always there, as "label".
+
+    Raises ValueError if formats leave out "csc".
     """
     allowed = [formats] if isinstance(formats, str) else list(formats)
     if "csc" not in allowed:
@@ -73,7 +78,16 @@ def _relation_index(part: Graph, formats: list[str]) -> Any:
 
 
 def _as_int64(array: np.ndarray[Any, Any]) -> Tensor:
-    with warnings.catch_warnings():
-        # The mapping is read-only, and DGL only reads it.
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writ", category=UserWarning)
-        return torch.from_numpy(array).to(torch.int64)
+    if array.dtype != np.int64 or not isinstance(array, np.memmap) or array.size == 0:
+        return torch.from_numpy(array.astype(np.int64))
+    # Mapped anew, privately: some of DGL's code sorts a graph's rows in place (negative_sampler.GlobalUniform),
+    # which would crash on the store's read-only mapping. Pages that nobody writes stay the file's own.
+    with open(array.filename, "rb") as file:
+        mapping = mmap.mmap(
+            file.fileno(),
+            0,
+            flags=mmap.MAP_PRIVATE
+            | _MAP_NORESERVE,  # else the kernel asks for as much memory as the file is long
+            prot=mmap.PROT_READ | mmap.PROT_WRITE,
+        )
+    return torch.frombuffer(mapping, dtype=torch.int64, count=array.size, offset=array.offset)
