@@ -2,7 +2,7 @@
 
 DGL's samplers mark a column to be fetched with a LazyFeature in a sampled graph's frame. Those that the
 store serves are taken out, so that DGL's own prefetch sees the rest (labels, other columns of the graph).
-A minibatch is any nesting of tuples, lists and mappings around DGLGraphs. Called by the DataLoader's iterator.
+A minibatch is any nesting of tuples, lists and mappings around DGLGraphs. Called by the DataLoader.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Column:
 class SampledMinibatch:
     """What a sampler returned, without the columns that the store serves.
 
-    Attributes: ``batch``; ``ids``, the rows to read of each table (int64, CPU, in the columns' order, may repeat).
+    Attributes: ``batch``; ``ids``, the rows to read of each table (int64, CPU, may repeat).
     """
 
     def __init__(self, batch: Any, tables: ServedTables) -> None:
@@ -64,7 +64,7 @@ class SampledMinibatch:
                         self._add(leaf, kind, index, frame, key, table, lazy.id_)
 
     def _ask(self, table: Table) -> None:
-        """Ask for a table as DGL's samplers would: sources of the first block, edges of all; or any subgraph's."""
+        """Ask as DGL's samplers would: for the first block's sources, all blocks' edges; else all graphs."""
         graphs = list(enumerate(_graphs_in(self.batch)))
         blocks = [(leaf, graph) for leaf, graph in graphs if graph.is_block]
         for leaf, graph in (blocks[:1] if table.kind == "node" else blocks) or graphs:
@@ -80,8 +80,8 @@ class SampledMinibatch:
             ids = frame.get(NID if kind == "node" else EID)
         if ids is None:
             raise KeyError(
-                f"the sampled graph has no dgl.{'NID' if kind == 'node' else 'EID'} of {kind} type {table.type!r}, "
-                f"so the rows of {table.name!r} that it needs are unknown: let the sampler keep it"
+                f"a sampled graph has no dgl.{'NID' if kind == 'node' else 'EID'} of {kind} type "
+                f"{table.type!r}, so its rows of {table.name!r} are unknown: let the sampler keep it"
             )
         ids = ids.to(device="cpu", dtype=torch.int64).contiguous()
         parts = self._ids.setdefault(table.name, [])
@@ -90,13 +90,21 @@ class SampledMinibatch:
         self._columns.append(Column(leaf, kind, index, key, table.name, start, start + len(ids)))
 
     def fill(self, batch: Any, rows: Mapping[str, Tensor], device: torch.device) -> None:
-        """Set the taken columns in ``batch``: this minibatch after DGL's prefetch. rows: by table, as in ``ids``."""
+        """Set the columns in ``batch``: this one after DGL's prefetch. rows: of each table, as in ``ids``."""
         graphs = list(_graphs_in(batch))
         for column in self._columns:
             graph = graphs[column.leaf]
             frames = graph._node_frames if column.kind == "node" else graph._edge_frames
             values = rows[column.table][column.start : column.stop]
             frames[column.type_index][column.key] = values.to(device, non_blocking=True)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the sampled graphs take, about: their edges' ends and ids, and their columns' ids."""
+        total = 0
+        for graph in _graphs_in(self.batch):
+            total += 4 * 8 * graph.num_edges() + 2 * 8 * graph.num_nodes()
+        return total
 
 
 def _graphs_in(batch: Any) -> list[Any]:
@@ -107,7 +115,7 @@ def _graphs_in(batch: Any) -> list[Any]:
 
 
 def _frames_of(graph: Any) -> Iterator[tuple[str, int, Any, Any]]:
-    """(kind, position, type, frame) of each frame. A block's frames are its sources', then its destinations'."""
+    """(kind, position, type, frame) of each frame; of a block's node frames, sources come first."""
     for kind, types, frames in (
         ("node", graph.ntypes, graph._node_frames),
         ("edge", graph.canonical_etypes, graph._edge_frames),

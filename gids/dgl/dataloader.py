@@ -31,12 +31,12 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
     """``dgl.dataloading.DataLoader`` plus ``gids``: a dataset directory, or an open FeatureStore, that holds
     features which the graph does not. Every other argument, and what is yielded, is DGL's.
 
-    A column that the sampler asks for (``prefetch_node_feats``, ``prefetch_edge_feats``, ``prefetch_ndata``, …)
-    is read from the store if it has it, else taken from the graph as DGL does: ``blocks[0].srcdata["feat"]``
-    has the store's dtype and shape, on ``device``. With ``gids=None`` this is DGL's loader.
+    A column that the sampler asks for (``prefetch_node_feats``, ``prefetch_edge_feats``, and so on) is read
+    from the store if that has it, else taken from the graph as DGL does: ``blocks[0].srcdata["feat"]`` has the
+    store's dtype and shape, on ``device``. With ``gids=None`` this is DGL's loader.
 
     gids_window: minibatches sampled ahead of the one handed over, 0 to 23.
-    gids_memory_bytes: limit of host memory for lines, outputs, page tables and window; None: FeatureLoader's default.
+    gids_memory_bytes: limit of the host memory that all of this takes; None: half of what is available.
     gids_feats: tables that minibatches get though the sampler does not ask for them, in the first block's
     ``srcdata`` (edge tables: every block's ``edata``), or in a subgraph's ``ndata`` (``edata``).
     gids_policy, gids_engine, gids_options: as in gids.FeatureLoader (gids_options: its other arguments).
@@ -149,7 +149,7 @@ class _Epoch:
     def __init__(self, loader: Any, feature_loader: FeatureLoader) -> None:
         self._loader = loader
         self._source = _Source(loader)
-        self._stream = feature_loader.attach(self._source, attrgetter("ids"))
+        self._stream = feature_loader.attach(self._source, attrgetter("ids"), bytes_of=attrgetter("nbytes"))
         self._source.limit_window = self._stream.limit_window
 
     def __iter__(self) -> _Epoch:
@@ -192,6 +192,10 @@ class _Source:
                 self.limit_window(*limit)
         return minibatch
 
+    def close(self) -> None:
+        """Called by the stream when it ends: lets go of the workers."""
+        self._sampled = iter(())
+
 
 def _check_graph_and_device(graph: Any, device: Any, use_uva: bool) -> None:
     if not isinstance(graph, dgl.DGLGraph):
@@ -199,8 +203,8 @@ def _check_graph_and_device(graph: Any, device: Any, use_uva: bool) -> None:
     on_cuda = device is not None and torch.device(device).type == "cuda"
     if (on_cuda or use_uva) and not _dgl_has_cuda():
         raise ValueError(
-            f"{'use_uva=True' if use_uva else f'device={str(device)!r}'}: this DGL ({dgl.__version__}) is a CPU-only "
-            "build, as PyPI's are, and its graphs cannot move to CUDA. Install a CUDA build of DGL "
+            f"{'use_uva=True' if use_uva else f'device={str(device)!r}'}: this DGL ({dgl.__version__}) is a "
+            "CPU-only build, as PyPI's are, and its graphs cannot move to CUDA. Install a CUDA build of DGL "
             "(https://www.dgl.ai/pages/start.html), or load on the CPU and move what the model takes: "
             "blocks[0].srcdata['feat'].to('cuda') and block.edges()"
         )

@@ -60,8 +60,8 @@ class Headroom:
             free = kind.free()
             if 2 * free < kind.free_at_start:
                 reason = (
-                    f"{held} minibatches from worker processes left {free} of {kind.free_at_start} {kind.name}; "
-                    f"{kind.cure}, or use fewer workers"
+                    f"{held} minibatches from worker processes left {free} of {kind.free_at_start} "
+                    f"{kind.name}; {kind.cure}"
                 )
                 return max(1, held // 2), reason
         return None

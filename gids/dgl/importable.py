@@ -30,7 +30,7 @@ def import_dgl() -> ModuleType:
 
     Raises ImportError if DGL, or something that it needs, is not installed.
     """
-    if "dgl" not in sys.modules:
+    if sys.modules.get("dgl") is None:
         package = _package_dir()
         if (package / "graphbolt").is_dir() and not _graphbolt_loads(package):
             sys.meta_path.insert(0, _StandInFinder())
@@ -50,9 +50,9 @@ def import_dgl() -> ModuleType:
 
 def _package_dir() -> Path:
     spec = importlib.util.find_spec("dgl")
-    if spec is None or not spec.submodule_search_locations:
+    if spec is None or spec.origin is None:  # None: a folder that happens to be called dgl
         raise ImportError("gids.dgl needs DGL: pip install 'gids[dgl]'", name="dgl")
-    return Path(spec.submodule_search_locations[0])
+    return Path(spec.origin).parent
 
 
 def _graphbolt_loads(package: Path) -> bool:

@@ -13,8 +13,10 @@ import dgl
 
 from gids.store import FeatureStore, Table
 
-_NODE_KEYS = ("prefetch_node_feats", "prefetch_ndata", "prefetch_labels")
-_EDGE_KEYS = ("prefetch_edge_feats", "prefetch_edata")
+_DECLARED = {
+    "node": ("prefetch_node_feats", "prefetch_ndata", "prefetch_labels"),
+    "edge": ("prefetch_edge_feats", "prefetch_edata"),
+}
 
 
 class ServedTables:
@@ -91,19 +93,20 @@ class ServedTables:
         return key in _frame(self._graph, kind, type_)
 
     def _missing(self, kind: str, type_: Any, key: str) -> KeyError:
+        in_graph = _listed(_frame(self._graph, kind, type_))
         return KeyError(
             f"{kind} feature {key!r} of type {type_!r} is neither in {self._store.name} "
-            f"(has {_listed(self._store.tables)}) nor in the graph (has {_listed(_frame(self._graph, kind, type_))})"
+            f"(has {_listed(self._store.tables)}) nor in the graph (has {in_graph})"
         )
 
 
 def _declared_columns(sampler: Any, graph: Any) -> Iterator[tuple[str, Any, str]]:
     """The columns that a sampler's ``prefetch_*`` attributes announce."""
-    node_keys, edge_keys = _NODE_KEYS, _EDGE_KEYS
-    if isinstance(sampler, dgl.dataloading.EdgePredictionSampler):  # its labels are of edges
+    declared = _DECLARED
+    if isinstance(sampler, dgl.dataloading.EdgePredictionSampler):
         yield from _declared_columns(sampler.sampler, graph)
-        node_keys, edge_keys = (), ("prefetch_labels",)
-    for kind, attributes in (("node", node_keys), ("edge", edge_keys)):
+        declared = {"edge": ("prefetch_labels",)}
+    for kind, attributes in declared.items():
         for attribute in attributes:
             keys = getattr(sampler, attribute, None) or []
             if not isinstance(

@@ -29,14 +29,16 @@ def graph(store: FeatureStore, *, formats: str | Sequence[str] = "csc", masks: b
 
     formats: what DGL may make of it. "csc" serves neighbor sampling. Edge prediction and SAINT samplers need
     "coo" or "csr" too, which DGL makes in memory, 16 to 24 B per edge each, when it first needs them.
-    masks: add the splits as bool ``train_mask``, ``val_mask``, ``test_mask``. Labels are always there, as "label".
+    masks: add the splits as bool ``train_mask``, ``val_mask``, ``test_mask``. Labels are always "label".
 
-    Raises ValueError if formats leave out "csc".
+    Raises ValueError if formats leave out "csc", or if the store has features only.
     """
     allowed = [formats] if isinstance(formats, str) else list(formats)
     if "csc" not in allowed:
         raise ValueError(f"formats={allowed!r}: the stored topology is CSC, so 'csc' must be among them")
     relations = store.relations
+    if not relations:
+        raise ValueError(f"{store.name} has features, but no topology: convert the graph with them")
     if store.node_types == ["_N"] and relations == [("_N", "_E", "_N")]:
         result = dgl.DGLGraph(_relation_index(store.graph(relations[0]), allowed), ["_N"], ["_E"])
     else:
@@ -80,8 +82,8 @@ def _relation_index(part: Graph, formats: list[str]) -> Any:
 def _as_int64(array: np.ndarray[Any, Any]) -> Tensor:
     if array.dtype != np.int64 or not isinstance(array, np.memmap) or array.size == 0:
         return torch.from_numpy(array.astype(np.int64))
-    # Mapped anew, privately: some of DGL's code sorts a graph's rows in place (negative_sampler.GlobalUniform),
-    # which would crash on the store's read-only mapping. Pages that nobody writes stay the file's own.
+    # Mapped anew, privately: some of DGL's code (negative_sampler.GlobalUniform) sorts a graph's rows in
+    # place, which would crash on the store's read-only mapping. Pages that nobody writes stay the file's own.
     with open(array.filename, "rb") as file:
         mapping = mmap.mmap(
             file.fileno(),

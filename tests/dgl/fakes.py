@@ -48,7 +48,7 @@ class FeatureLoader:
         self.store, self.names, self.window, self.options = store, tables, window_batches, options
         self.live = None
 
-    def attach(self, minibatches, ids_of):
+    def attach(self, minibatches, ids_of, bytes_of=None):
         return Stream(self, iter(minibatches), ids_of)
 
     def stats(self):

@@ -6,8 +6,6 @@ import torch
 
 import gids.dgl
 
-import dgl  # isort: skip
-
 
 @pytest.mark.parametrize("dataset", ["homogeneous", "heterogeneous"], indirect=True)
 def test_it_is_the_graph_that_was_stored(dataset):
