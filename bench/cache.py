@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
 from pathlib import Path
 from statistics import median
@@ -20,9 +19,9 @@ from statistics import median
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from traces import Trace, min_hits, rmat, sample_trace, popular_pages, skewed_trace  # noqa: E402
+from traces import Trace, min_hits, popular_pages, rmat, sample_trace, skewed_trace
 
-from gids import _core  # noqa: E402
+from gids import _core
 
 
 def replay(planner: _core.Planner, trace: Trace, window: int, planned: int) -> np.ndarray:
@@ -57,7 +56,10 @@ def hits(args: argparse.Namespace) -> dict[str, float]:
     warm = minibatches // 4
     pages = sum(len(b) for b in trace[warm:])
     best = min_hits(trace, nodes, lines)[warm:].sum() / pages
-    print(f"{nodes} pages, {minibatches} minibatches of {average:.0f} pages, {lines} lines = {lines / average:.1f} minibatches")
+    print(
+        f"{nodes} pages, {minibatches} minibatches of {average:.0f} pages, "
+        f"{lines} lines = {lines / average:.1f} minibatches"
+    )
     print(f"{'MIN':<24} {100 * best:6.2f} %")
 
     def ratio(policy: str, window: int, planned: int = 2) -> float:
@@ -118,12 +120,18 @@ def planning(args: argparse.Namespace) -> dict[str, float]:
             stats = planner.stats()
         figures[f"{lines} lines, ns per page (bar 100)"] = median(costs)
         ratio = stats["hits"] / stats["pages"]
-        print(f"{lines:>9} lines, {batch} pages a minibatch: {median(costs):6.1f} ns per page (hit ratio {ratio:.2f})", flush=True)
+        print(
+            f"{lines:>9} lines, {batch} pages a minibatch: {median(costs):6.1f} ns per page "
+            f"(hit ratio {ratio:.2f})",
+            flush=True,
+        )
     return figures
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("question", choices=["hits", "planning", "gather"])
     parser.add_argument("--small", action="store_true", help="a size for tests")
     parser.add_argument("--repeat", type=int, default=7)

@@ -11,7 +11,9 @@ import numpy.typing as npt
 Trace = list[npt.NDArray[np.int64]]
 
 
-def rmat(log2_nodes: int, degree: int, rng: np.random.Generator, a: float = 0.57) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+def rmat(
+    log2_nodes: int, degree: int, rng: np.random.Generator, a: float = 0.57
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
     """CSC (indptr, indices) of an R-MAT graph with shuffled node ids; the other quadrants share 1 - a."""
     nodes, edges = 1 << log2_nodes, degree << log2_nodes
     src = np.zeros(edges, np.int32)
@@ -47,7 +49,9 @@ def sample_trace(
             every = np.repeat(begin[few], degree[few]) + _ranges(degree[few])
             # The `fanout` smallest of fresh random keys would be exact without replacement; for degrees above
             # the fanout drawing with replacement and dropping repeats touches almost the same nodes.
-            some = begin[~few, None] + (rng.random((int((~few).sum()), fanout)) * degree[~few, None]).astype(np.int64)
+            some = begin[~few, None] + (rng.random((int((~few).sum()), fanout)) * degree[~few, None]).astype(
+                np.int64
+            )
             nodes = np.unique(np.concatenate([nodes, indices[every], indices[some].ravel()]))
         trace.append(rng.permutation(nodes).astype(np.int64))
     return trace

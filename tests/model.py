@@ -59,7 +59,9 @@ class Model:
             keep[w] = keep.get(w, 0) + 1
         return hits, keep, pinned
 
-    def check(self, step: int, resident: set[int], keep: dict[tuple[int, int], int], pinned: set[int]) -> None:
+    def check(
+        self, step: int, resident: set[int], keep: dict[tuple[int, int], int], pinned: set[int]
+    ) -> None:
         """The implementation's choice keeps as many of each worth as the model, and nothing else."""
         assert len(resident) <= self.lines
         assert pinned <= resident

@@ -16,6 +16,9 @@ from gids.errors import MemoryBudgetError
 GROWTH = 1.25
 """How much larger than the first minibatch a later one is expected to get."""
 
+SMALL = 16
+"""Outputs of further planned minibatches are reserved while all of them take a sixteenth of the memory."""
+
 
 class TableShape(Protocol):
     """What the budget needs to know of a table."""
@@ -36,8 +39,8 @@ class MemoryPlan:
 
     purposes: Mapping[str, int]
     lines: Mapping[str, int]
-    output_bytes: int
-    """Of one minibatch, growth included."""
+    most_planned_batches: int
+    """How many minibatches may be planned at once within the bytes of the outputs."""
 
 
 def share_memory(
@@ -48,31 +51,35 @@ def share_memory(
     rows: Mapping[str, int],
     window_batches: int,
     planned_batches: int,
+    most_planned_batches: int,
     minibatch_bytes: int,
     bounce_bytes: int,
 ) -> MemoryPlan:
     """Give every purpose its bytes; what is left becomes cache lines.
 
     rows: rows of each table that the first minibatch reads. minibatch_bytes: the sampled minibatch itself.
-    Outputs: one per planned minibatch, one with the consumer, one between the two. Tables share the lines
-    in proportion to their bytes on disk. cache_bytes caps the lines (0: none).
+    Outputs: one per planned minibatch, one with the consumer, one between the two; for more planned
+    minibatches, up to the most, where outputs are small beside the whole. Tables share the lines in
+    proportion to their bytes on disk. cache_bytes caps the lines (0: none).
     Raises MemoryBudgetError, with the sum, when not even the rest fits.
     """
     output = int(GROWTH * sum(rows[t.name] * t.row_bytes for t in tables))
+    affordable = memory_bytes // SMALL // max(1, output) - 2
+    planned = max(planned_batches, min(most_planned_batches, affordable))
     ids = int(GROWTH * sum(rows.values()))
     purposes = {
         "page tables": sum(8 * t.page_count for t in tables),
         "bounce pool": bounce_bytes,
-        "outputs": output * (planned_batches + 2),
-        "window": (ids * 16 + int(GROWTH * minibatch_bytes)) * (window_batches + planned_batches),
+        "outputs": output * (planned + 2),
+        "window": (ids * 16 + int(GROWTH * minibatch_bytes)) * (window_batches + planned),
     }
     needed = sum(purposes.values())
     left = memory_bytes - needed
     if left < 0:
         listing = " + ".join(f"{purpose} {format_bytes(n)}" for purpose, n in purposes.items())
         raise MemoryBudgetError(
-            f"memory_bytes={memory_bytes} ({format_bytes(memory_bytes)}) is too small: {listing} = {needed} bytes "
-            f"({format_bytes(needed)}) before the first cache line. Give more memory, or use smaller "
+            f"memory_bytes={memory_bytes} ({format_bytes(memory_bytes)}) is too small: "
+            f"{listing} = {needed} bytes ({format_bytes(needed)}) before the first cache line. Give more memory, or use smaller "
             f"minibatches, a smaller window or fewer planned minibatches."
         )
     if cache_bytes is not None:
@@ -85,7 +92,7 @@ def share_memory(
         lines[t.name] = min(t.page_count, share // (t.page_bytes + per_line), _core.MAX_LINES)
     purposes["lines"] = sum(lines[t.name] * t.page_bytes for t in tables)
     purposes["line metadata"] = sum(n * per_line for n in lines.values())
-    return MemoryPlan(purposes, lines, output)
+    return MemoryPlan(purposes, lines, planned)
 
 
 def available_bytes() -> int:

@@ -33,7 +33,9 @@ def check_ids(ids: torch.Tensor, table: str) -> Ids:
     if not isinstance(ids, torch.Tensor):
         raise TypeError(f"ids for table '{table}' are {type(ids).__name__}; expected a torch.Tensor of int64")
     if ids.dtype != torch.int64:
-        raise TypeError(f"ids for table '{table}' are {ids.dtype}; expected torch.int64: convert them with .long()")
+        raise TypeError(
+            f"ids for table '{table}' are {ids.dtype}; expected torch.int64: convert them with .long()"
+        )
     if ids.device.type != "cpu":
         raise ValueError(f"ids for table '{table}' are on {ids.device}; expected cpu: move them with .cpu()")
     if ids.dim() != 1:
@@ -96,6 +98,7 @@ class FeatureCache:
         is left), KeyError for an unknown table, TypeError or ValueError for a wrong dtype, device or shape.
         """
         checked = self._check(ids)
+        self.next_step = step + 1
         for name, cache in self._caches.items():
             cache.enter(step, checked.get(name, _NO_IDS))
         self._ids[step] = checked
@@ -133,7 +136,9 @@ class FeatureCache:
         self._ids.clear()
         self._outputs.clear()
 
-    def read_through(self, ids: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], StorageError | None]:
+    def read_through(
+        self, ids: Mapping[str, torch.Tensor]
+    ) -> tuple[dict[str, torch.Tensor], StorageError | None]:
         """Rows without a step: from lines where they are, else from disk, leaving the cache as it is."""
         outputs, failures = {}, []
         for name, array in self._check(ids).items():
@@ -162,7 +167,9 @@ class FeatureCache:
     def _check(self, ids: Mapping[str, torch.Tensor]) -> dict[str, Ids]:
         for name in ids:
             if name not in self._caches:
-                raise KeyError(f"no table '{name}' in this loader (it loads {', '.join(map(repr, self._caches))})")
+                raise KeyError(
+                    f"no table '{name}' in this loader (it loads {', '.join(map(repr, self._caches))})"
+                )
         checked = {name: check_ids(tensor, name) for name, tensor in ids.items()}
         for name, array in checked.items():
             try:

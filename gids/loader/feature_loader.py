@@ -84,13 +84,17 @@ class FeatureLoader:
         if policy not in POLICIES:
             raise ValueError(f"no policy {policy!r} (there are {', '.join(POLICIES)})")
         if torch.device(device).type != "cpu":
-            raise ValueError(f"device={str(device)!r}: this loader hands features out in host memory; use device='cpu'")
+            raise ValueError(
+                f"device={str(device)!r}: this loader hands features out in host memory; use device='cpu'"
+            )
         for name, value in (("memory_bytes", memory_bytes), ("cache_bytes", cache_bytes)):
             if value is not None and value < 0:
                 raise ValueError(f"{name}={value} is negative; give a number of bytes")
         if memory_bytes is None:
             memory_bytes = available_bytes() // 2
-            log.info("memory_bytes not given: taking half of what is available, %s", format_bytes(memory_bytes))
+            log.info(
+                "memory_bytes not given: taking half of what is available, %s", format_bytes(memory_bytes)
+            )
         self._memory_bytes = memory_bytes
         self._cache_bytes = cache_bytes
         self._policy = policy
@@ -132,8 +136,8 @@ class FeatureLoader:
         One stream at a time uses the window; while it is open, further ones read through the cache without
         lookahead. A stream is closed by its end, by close(), or by dropping it.
 
-        Raises, at the minibatch that meets it: IndexError for an id out of range, StorageError for a page that
-        cannot be read (the stream goes on after it), MemoryBudgetError when one minibatch does not fit.
+        Raises, at the minibatch that meets it: IndexError for an id out of range, StorageError for a page
+        that cannot be read (the stream goes on after it), MemoryBudgetError when one does not fit.
         """
         if not self._finalizer.alive:
             raise ValueError("this FeatureLoader is closed; make a new one")
@@ -143,7 +147,7 @@ class FeatureLoader:
 
         with self._lock:
             if self._windowed is not None and self._windowed() is not None:
-                log.info("a stream of this loader is still open: this one reads through the cache, without lookahead")
+                log.info("a stream of this loader is still open: this one reads through, without lookahead")
                 return ReadThroughStream(minibatches, ids_of, cache_for)
             self._adapt_planned()
             me = weakref.ref(self)
@@ -162,10 +166,10 @@ class FeatureLoader:
     def stats(self) -> dict[str, Any]:
         """Counters since construction.
 
-        ``hits``, ``misses``, ``coalesced`` (hits whose page was still being read), ``bypasses`` (misses that won
-        no line), ``evictions`` in pages; ``hit_ratio``; ``pages_read``, ``bytes_read``, ``requests`` of the
-        device; ``seconds`` by stage (``sample``, ``plan``, ``wait``, ``gather``; ``read``: while requests were
-        in flight); ``memory``: bytes by purpose; ``window_batches``, ``planned_batches``; ``engine``: its own
+        ``hits``, ``misses``, ``coalesced`` (hits whose page was still being read), ``bypasses`` (misses that
+        won no line), ``evictions`` in pages; ``hit_ratio``; ``pages_read``, ``bytes_read``, ``requests`` of the
+        device; ``seconds`` by stage (``sample``, ``plan``, ``wait``, ``gather``; ``read``: while requests
+        were in flight); ``memory``: bytes by purpose; ``window_batches``, ``planned_batches``; ``engine``: its own
         counters; ``tables``: the same counters for each table.
         """
         tables = self._cache.stats() if self._cache else {}
@@ -185,7 +189,7 @@ class FeatureLoader:
             "plan": total("enter_s") + total("plan_s") + total("retire_s"),
             "wait": total("wait_s"),
             "gather": total("gather_s"),
-            "read": io["busy_ns"] / 1e9,
+            "read": io["busy_s"],
         }
         result["memory"] = self._memory(tables)
         result["window_batches"] = self._window
@@ -209,7 +213,9 @@ class FeatureLoader:
         self.close()
 
     def __getstate__(self) -> None:
-        raise TypeError("a FeatureLoader cannot be pickled; pass the FeatureStore and build one in each process")
+        raise TypeError(
+            "a FeatureLoader cannot be pickled; pass the FeatureStore and build one in each process"
+        )
 
     def _cache_for(self, ids: Mapping[str, torch.Tensor], minibatch_bytes: int) -> FeatureCache:
         """The cache; built from the first minibatch's sizes."""
@@ -224,6 +230,7 @@ class FeatureLoader:
                 rows=rows,
                 window_batches=self._window,
                 planned_batches=self._planned,
+                most_planned_batches=self._fixed_planned or min(MAX_PLANNED, _core.USE_BITS - self._window),
                 minibatch_bytes=minibatch_bytes,
                 bounce_bytes=self._engine.bounce_bytes,
             )
@@ -261,7 +268,7 @@ class FeatureLoader:
         }
 
     def _adapt_planned(self) -> None:
-        """Between epochs: the least number of planned minibatches whose missing pages cover twice the queue."""
+        """Between epochs: the fewest planned minibatches whose missing pages cover twice the queue."""
         if self._fixed_planned is not None or self._cache is None or self._plan is None:
             return
         tables = self._cache.stats().values()
@@ -272,9 +279,7 @@ class FeatureLoader:
         if epoch_steps == 0:
             return
         wanted = math.ceil(2 * self._engine.depth * epoch_steps / max(1, epoch_misses))
-        affordable = self._plan.purposes["outputs"] // max(1, self._plan.output_bytes) - 2
-        most = min(MAX_PLANNED, _core.USE_BITS - self._window, affordable)
-        self._planned = max(1, min(max(2, wanted), most))
+        self._planned = min(max(2, wanted), self._plan.most_planned_batches)
 
 
 def _check_window(window_batches: int, planned_batches: int | None) -> int:
@@ -285,8 +290,8 @@ def _check_window(window_batches: int, planned_batches: int | None) -> int:
     planned = planned_batches or 1
     if window_batches + planned > _core.USE_BITS:
         raise ValueError(
-            f"window_batches={window_batches} with planned_batches={planned} makes {window_batches + planned} live "
-            f"minibatches, and a page's word has marks for {_core.USE_BITS}: lower one of them"
+            f"window_batches={window_batches} with planned_batches={planned} makes "
+            f"{window_batches + planned} live minibatches, and a page's word has marks for {_core.USE_BITS}: lower one of them"
         )
     return window_batches
 

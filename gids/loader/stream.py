@@ -66,7 +66,7 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
         return self
 
     def __next__(self) -> tuple[T, Features]:
-        """The next minibatch. Raises StorageError when its pages cannot be read; the one after is unaffected."""
+        """The next minibatch. StorageError when its pages cannot be read; the one after is unaffected."""
         if self._closed:
             raise StopIteration
         try:

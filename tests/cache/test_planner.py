@@ -71,7 +71,11 @@ def test_random_victims_are_never_pages_that_are_needed(policy: str, seed: int) 
             planner.enter(entered, trace[entered])
             entered += 1
         before = resident_pages(planner)
-        needed = trace[max(0, t - planned + 1) : t + 1] if policy == "random" else trace[max(0, t - planned + 1) : entered]
+        needed = (
+            trace[max(0, t - planned + 1) : t + 1]
+            if policy == "random"
+            else trace[max(0, t - planned + 1) : entered]
+        )
         protected = before & set(np.concatenate(needed).tolist())
         planner.plan(t)
         assert protected <= resident_pages(planner)
