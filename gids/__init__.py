@@ -1,1 +1,28 @@
 """Out-of-core feature loading for graph neural networks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gids.errors import FormatError, MemoryBudgetError, StorageError
+    from gids.loader import FeatureLoader
+    from gids.store import FeatureStore
+
+__all__ = ["FeatureLoader", "FeatureStore", "FormatError", "MemoryBudgetError", "StorageError"]
+
+_HOMES = {
+    "FeatureLoader": "gids.loader",
+    "FeatureStore": "gids.store",
+    "FormatError": "gids.errors",
+    "MemoryBudgetError": "gids.errors",
+    "StorageError": "gids.errors",
+}
+
+
+def __getattr__(name: str) -> Any:  # loads torch only when something that needs it is asked for
+    if name not in _HOMES:
+        raise AttributeError(f"module 'gids' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -12,7 +12,9 @@ class StorageError(OSError):
     loader that raised it stays usable: the next minibatch is unaffected.
     """
 
-    def __init__(self, errno: int, message: str, path: str | os.PathLike[str], offset: int | None = None) -> None:
+    def __init__(
+        self, errno: int, message: str, path: str | os.PathLike[str], offset: int | None = None
+    ) -> None:
         where = f"{os.fspath(path)}" + (f" at byte {offset}" if offset is not None else "")
         super().__init__(errno, f"{message}: {where}")
         self.filename = os.fspath(path)
@@ -24,3 +26,7 @@ class StorageError(OSError):
 
 class FormatError(ValueError):
     """A dataset directory, or a source to convert, does not have the layout that it should have."""
+
+
+class MemoryBudgetError(ValueError):
+    """``memory_bytes`` does not hold what one minibatch needs; the message lists the sum."""

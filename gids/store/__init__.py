@@ -1,1 +1,11 @@
+"""Datasets on disk: the layout, opening, writing, verifying. See docs/format.md."""
 
+from gids.store.feature_store import FeatureStore
+from gids.store.graph import Graph
+from gids.store.rows import GeneratedRows, Rows
+from gids.store.table import Table
+from gids.store.topology import edge_list
+from gids.store.verify import verify
+from gids.store.writer import DatasetWriter
+
+__all__ = ["DatasetWriter", "FeatureStore", "GeneratedRows", "Graph", "Rows", "Table", "edge_list", "verify"]

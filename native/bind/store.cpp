@@ -1,5 +1,97 @@
+// gids._core: checksums and edge sorting. Every call here releases the GIL and keeps nothing.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cstdint>
+
 #include "bind/bind.h"
+#include "store/crc32c.h"
+#include "store/topology.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace gids {
-void bind_store(nanobind::module_&) {}
+namespace {
+
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Pages = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Words = nb::ndarray<uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Ids = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using OutIds = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class Index> using Indices = nb::ndarray<const Index, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+static_assert(sizeof(i64) == sizeof(int64_t));
+const i64* ids_of(const Ids& a) { return reinterpret_cast<const i64*>(a.data()); }
+i64* ids_of(const OutIds& a) { return reinterpret_cast<i64*>(a.data()); }
+const std::byte* bytes_of(const uint8_t* data) { return reinterpret_cast<const std::byte*>(data); }
+
+nb::object position_or_none(size_t at) { return at == store::kAllInRange ? nb::object(nb::none()) : nb::cast(at); }
+
+auto crc32c_pages(Pages pages) {
+  const size_t count = pages.shape(0), page_bytes = pages.shape(1);
+  auto* out = new uint32_t[count ? count : 1];
+  nb::capsule owner(out, [](void* p) noexcept { delete[] static_cast<uint32_t*>(p); });
+  {
+    nb::gil_scoped_release unlocked;
+    store::crc32c_pages(bytes_of(pages.data()), count, page_bytes, out);
+  }
+  return nb::ndarray<nb::numpy, uint32_t, nb::ndim<1>>(out, {count}, owner);
+}
+
+uint32_t crc32c_extend(uint32_t crc, Bytes data) {
+  nb::gil_scoped_release unlocked;
+  return store::crc32c(bytes_of(data.data()), data.size(), crc);
+}
+
+uint32_t crc32c_portable(uint32_t crc, Bytes data) {
+  nb::gil_scoped_release unlocked;
+  return store::crc32c_portable(bytes_of(data.data()), data.size(), crc);
+}
+
+template <class Index>
+nb::object count_sources(Indices<Index> indices, int64_t limit, int64_t first, Words counts) {
+  size_t bad;
+  {
+    nb::gil_scoped_release unlocked;
+    bad = store::count_sources(indices.data(), indices.size(), limit, first, counts.size(), counts.data());
+  }
+  return position_or_none(bad);
+}
+
+nb::object sort_edges(Ids sources, Ids destinations, Ids ids, int64_t first, OutIds offsets, OutIds sorted_sources,
+                      OutIds sorted_ids) {
+  const size_t n = sources.size();
+  if (destinations.size() != n || ids.size() != n || sorted_sources.size() != n || sorted_ids.size() != n)
+    throw nb::value_error("sort_edges: sources, destinations, ids and the outputs differ in length");
+  if (offsets.size() == 0) throw nb::value_error("sort_edges: offsets is empty; it needs one entry more than nodes");
+  size_t bad;
+  {
+    nb::gil_scoped_release unlocked;
+    bad = store::sort_edges(ids_of(sources), ids_of(destinations), ids_of(ids), n, first, offsets.size() - 1,
+                            ids_of(offsets), ids_of(sorted_sources), ids_of(sorted_ids));
+  }
+  return position_or_none(bad);
+}
+
+}  // namespace
+
+void bind_store(nb::module_& m) {
+  m.def("crc32c", &crc32c_pages, "pages"_a.noconvert(),
+        "CRC32C of each page. pages: uint8[n, page_bytes], C order. Returns uint32[n].");
+  m.def("crc32c_extend", &crc32c_extend, "crc"_a, "data"_a.noconvert(),
+        "CRC32C of the bytes that led to crc (0: none) followed by data, uint8[n].");
+  m.def("crc32c_portable", &crc32c_portable, "crc"_a, "data"_a.noconvert(),
+        "crc32c_extend without the processor's instruction, for comparison.");
+  m.def("crc32c_kind", &store::crc32c_kind, "'sse4.2' or 'portable': what crc32c runs here.");
+  m.def("count_sources", &count_sources<int32_t>, "indices"_a.noconvert(), "limit"_a, "first"_a, "counts"_a.noconvert(),
+        "Add to counts (uint32, saturating) how often each of first, first + 1, ... occurs in indices "
+        "(int32 or int64). Returns None, or the position of the first index outside [0, limit).");
+  m.def("count_sources", &count_sources<int64_t>, "indices"_a.noconvert(), "limit"_a, "first"_a, "counts"_a.noconvert());
+  m.def("sort_edges", &sort_edges, "sources"_a.noconvert(), "destinations"_a.noconvert(), "ids"_a.noconvert(),
+        "first"_a, "offsets"_a.noconvert(), "sorted_sources"_a.noconvert(), "sorted_ids"_a.noconvert(),
+        "Stable sort of edges by destination, all in [first, first + len(offsets) - 1). Fills offsets and the "
+        "sorted arrays. Returns None, or the position of the first destination out of range.");
+}
+
 }  // namespace gids

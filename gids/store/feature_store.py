@@ -1,0 +1,191 @@
+"""FeatureStore: opens a dataset directory. Called by loaders, adapters, users. Immutable and shared."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from gids.errors import FormatError
+from gids.store.files import Locator, faults, load_array, map_array, read_manifest
+from gids.store.graph import Graph
+from gids.store.manifest import NodesEntry, RelationEntry
+from gids.store.names import SPLITS, Relation, describe_type
+from gids.store.table import Table
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+class FeatureStore:
+    """An open dataset.
+
+    path: the dataset's directory. allow_dirs: directories outside it in which shards may lie; a manifest
+    that names another is refused.
+
+    Opening reads the manifest and looks at every file's size and header, not at data (`gids verify` does).
+    Raises FormatError (one cause: altered manifest, other version, truncated shard, …), FileNotFoundError.
+
+    Attributes: path; name (`mag.gids`); tables (name -> Table, in the order written); labels (node type ->
+    Tensor, loaded when first asked for); splits (node type -> {"train", "val", "test": int64 ids}).
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, allow_dirs: Sequence[str | os.PathLike[str]] = ()
+    ) -> None:
+        self.path = Path(os.path.abspath(path))
+        self.name: str = self.path.name
+        self._allow_dirs = (
+            tuple(os.fspath(d) for d in allow_dirs) if not isinstance(allow_dirs, str) else allow_dirs
+        )
+        manifest = read_manifest(self.path)
+        self._locate = Locator(self.path, allow_dirs)
+        for fault in faults(manifest, self._locate):
+            raise FormatError(fault)
+        tables = [Table(t, self._locate, self.name) for t in manifest.tables]
+        self.tables: Mapping[str, Table] = MappingProxyType({t.name: t for t in tables})
+        self._nodes = {n.type: n for n in manifest.nodes}
+        self._relations = {r.type: r for r in manifest.relations}
+        labelled = [n.type for n in manifest.nodes if "label" in n.arrays]
+        split = [n.type for n in manifest.nodes if any(f"{s}_idx" in n.arrays for s in SPLITS)]
+        self.labels: Mapping[str, torch.Tensor] = _Loaded(labelled, self._load_label)
+        self.splits: Mapping[str, dict[str, torch.Tensor]] = _Loaded(split, self._load_splits)
+
+    def __reduce__(self) -> tuple[Callable[..., FeatureStore], tuple[object, ...]]:
+        return _reopen, (os.fspath(self.path), self._allow_dirs)
+
+    def __repr__(self) -> str:
+        return f"FeatureStore({os.fspath(self.path)!r}, tables={list(self.tables)})"
+
+    @property
+    def node_types(self) -> list[str]:
+        return list(self._nodes)
+
+    @property
+    def relations(self) -> list[Relation]:
+        return list(self._relations)
+
+    def table(self, name: str) -> Table:
+        """The table with this exact name, or with this key when only one table has it. Raises KeyError."""
+        if name in self.tables:
+            return self.tables[name]
+        found = [t for t in self.tables.values() if t.key == name]
+        if len(found) == 1:
+            return found[0]
+        names = ", ".join(repr(t.name) for t in found or self.tables.values())
+        if found:
+            raise _Missing(f"{len(found)} tables of {self.name} have key {name!r}: say which ({names})")
+        raise _Missing(f"no table {name!r} in {self.name} (has {names or 'none'})")
+
+    def find_table(self, kind: str, type_: str | Relation, key: str) -> Table | None:
+        """The table of kind "node" or "edge", of a node type or (src, rel, dst), and of a key; or None."""
+        for table in self.tables.values():
+            if (table.kind, table.type, table.key) == (kind, type_, key):
+                return table
+        return None
+
+    def read_rows(
+        self, ids: torch.Tensor | np.ndarray | Sequence[int], table: str | None = None
+    ) -> torch.Tensor:
+        """`Table.read_rows` of the named table, or of the only one."""
+        return (self.table(table) if table is not None else self._only(self.tables, "table")).read_rows(ids)
+
+    def num_nodes(self, ntype: str | None = None) -> int:
+        """How many nodes of a type, or of the only type."""
+        return self._nodes_entry(ntype).count
+
+    def num_edges(self, relation: Relation | None = None) -> int:
+        """How many edges of a relation, or of the only one."""
+        return self._relation_entry(relation).count
+
+    def graph(self, relation: Relation | None = None) -> Graph:
+        """The topology of a relation, or of the only one, memory-mapped. Raises KeyError without one."""
+        entry = self._relation_entry(relation)
+        if not entry.arrays:
+            raise _Missing(
+                f"relation {describe_type(entry.type)} in {self.name} has edge features but no topology"
+            )
+        arrays = {role: map_array(self._locate.array(a), a) for role, a in entry.arrays.items()}
+        return Graph(
+            relation=entry.type,
+            num_src=self.num_nodes(entry.type[0]),
+            num_dst=self.num_nodes(entry.type[2]),
+            indptr=arrays["indptr"],
+            indices=arrays["indices"],
+            edge_ids=arrays.get("edge_ids"),
+        )
+
+    def out_degrees(self, ntype: str | None = None) -> np.ndarray | None:
+        """How often each node is the source of an edge, over all relations, at most 2^32 - 1.
+
+        uint32[num_nodes], a read-only memory map; None when the dataset has no graph from that type.
+        """
+        entry = self._nodes_entry(ntype).arrays.get("out_degree")
+        return None if entry is None else map_array(self._locate.array(entry), entry)
+
+    def _nodes_entry(self, ntype: str | None) -> NodesEntry:
+        if ntype is None:
+            return self._only(self._nodes, "node type")
+        if ntype not in self._nodes:
+            raise _Missing(f"no node type {ntype!r} in {self.name} (has {', '.join(map(repr, self._nodes))})")
+        return self._nodes[ntype]
+
+    def _relation_entry(self, relation: Relation | None) -> RelationEntry:
+        if relation is None:
+            return self._only(self._relations, "relation")
+        if relation not in self._relations:
+            raise _Missing(
+                f"no relation {relation!r} in {self.name} (has {', '.join(map(repr, self._relations))})"
+            )
+        return self._relations[relation]
+
+    def _only(self, items: Mapping[K, T], what: str) -> T:
+        if len(items) != 1:
+            raise _Missing(f"{self.name} has {len(items)} {what}s ({', '.join(map(repr, items))}): say which")
+        return next(iter(items.values()))
+
+    def _load_label(self, ntype: str) -> torch.Tensor:
+        entry = self._nodes[ntype].arrays["label"]
+        return torch.from_numpy(load_array(self._locate.array(entry), entry))
+
+    def _load_splits(self, ntype: str) -> dict[str, torch.Tensor]:
+        arrays = self._nodes[ntype].arrays
+        found = {s: arrays[f"{s}_idx"] for s in SPLITS if f"{s}_idx" in arrays}
+        return {s: torch.from_numpy(load_array(self._locate.array(a), a)) for s, a in found.items()}
+
+
+class _Missing(KeyError):
+    """A KeyError that prints its message, not the message's repr."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class _Loaded(Mapping[str, T]):
+    """Values read from their files when first asked for, then kept."""
+
+    def __init__(self, keys: Sequence[str], load: Callable[[str], T]) -> None:
+        self._keys, self._load = tuple(keys), load
+        self._values: dict[str, T] = {}
+
+    def __getitem__(self, key: str) -> T:
+        if key not in self._keys:
+            raise _Missing(f"{key!r} (has {', '.join(map(repr, self._keys)) or 'none'})")
+        if key not in self._values:
+            self._values[key] = self._load(key)
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+
+def _reopen(path: str, allow_dirs: tuple[str, ...]) -> FeatureStore:
+    return FeatureStore(path, allow_dirs=allow_dirs)

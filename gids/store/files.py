@@ -1,0 +1,153 @@
+"""The files of a dataset: where a manifest's paths lead, whether they may, and their headers and sizes.
+
+Called by FeatureStore, `verify` and the writer. Array files are `.npy` with exactly the header that
+`npy_header` makes, so none is ever parsed; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from gids.errors import FormatError
+from gids.store.dtypes import ARRAY_DTYPES
+from gids.store.manifest import MANIFEST, MAX_MANIFEST_BYTES, ArrayEntry, Manifest, TableEntry, load_manifest
+
+
+def npy_header(dtype: str, shape: Sequence[int]) -> bytes:
+    """The bytes before the data of a `.npy` file (version 1.0, C order, padded to a multiple of 64)."""
+    lengths = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
+    text = f"{{'descr': '{ARRAY_DTYPES[dtype].str}', 'fortran_order': False, 'shape': ({lengths}), }}"
+    padding = -(10 + len(text) + 1) % 64
+    text += " " * padding + "\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+def array_header(entry: ArrayEntry) -> bytes:
+    """What precedes an array's data in its file: nothing for raw files (checksums)."""
+    return npy_header(entry.dtype, entry.shape) if entry.path.endswith(".npy") else b""
+
+
+def array_bytes(entry: ArrayEntry) -> int:
+    """Size of an array's file."""
+    return len(array_header(entry)) + math.prod(entry.shape) * ARRAY_DTYPES[entry.dtype].itemsize
+
+
+def read_manifest(root: Path) -> Manifest:
+    """The manifest of the dataset at root. Raises FormatError or FileNotFoundError that names the path."""
+    if not root.exists():
+        raise FileNotFoundError(f"no dataset at {root}; `gids convert SOURCE {root}` makes one")
+    path = root / MANIFEST
+    if not path.is_file():
+        cure = (
+            "finish it with the `gids convert` command that began it"
+            if root.suffix == ".partial"
+            else "is it a gids dataset?"
+        )
+        raise FormatError(f"{root} has no {MANIFEST}; {cure}")
+    with open(path, "rb") as file:
+        data = file.read(MAX_MANIFEST_BYTES + 1)
+    try:
+        return load_manifest(data)
+    except FormatError as error:
+        raise FormatError(
+            f"{path} {error}" if str(error).split(" ", 1)[0] in _VERBS else f"{path}: {error}"
+        ) from None
+
+
+_VERBS = ("has", "is", "does", "says")
+
+
+class Locator:
+    """Turns the paths of one manifest into paths of files, and refuses those that lead where they may not.
+
+    A path is judged by where it leads after symbolic links: inside the dataset, or (shards only) inside one
+    of ``allow_dirs``.
+    """
+
+    def __init__(self, root: Path, allow_dirs: Sequence[str | os.PathLike[str]] = ()) -> None:
+        if isinstance(allow_dirs, (str, bytes, os.PathLike)):
+            raise TypeError("allow_dirs must be a list of directories, not one path")
+        self.root = root
+        self.allowed = tuple(Path(d).resolve() for d in allow_dirs)
+
+    def array(self, entry: ArrayEntry) -> Path:
+        path = self.root / entry.path
+        if not path.resolve().is_relative_to(self.root.resolve()):
+            raise FormatError(f"{path} leads outside the dataset, to {path.resolve()}; only shards may")
+        return path
+
+    def shard(self, path: str) -> Path:
+        full = self.root / path
+        real = full.resolve()
+        if not any(real.is_relative_to(d) for d in (self.root.resolve(), *self.allowed)):
+            raise FormatError(
+                f"shard {real} lies outside the dataset {self.root.name}; if you trust it, "
+                f"open with allow_dirs=[{str(real.parent)!r}] (or gids ... --allow-dir {real.parent})"
+            )
+        return full
+
+
+def faults(manifest: Manifest, locate: Locator) -> Iterator[str]:
+    """One line per file that is missing, elsewhere, or of another size or type. Reads headers, no data."""
+    for entry in manifest.arrays():
+        try:
+            path = locate.array(entry)
+            header, what = array_header(entry), f"{entry.dtype}{list(entry.shape)}"
+            yield from _size_faults(path, array_bytes(entry), what)
+            if header and path.is_file():
+                with open(path, "rb") as file:
+                    if file.read(len(header)) != header:
+                        yield f"{path}: its header is not that of a {what} .npy file"
+        except (FormatError, OSError) as error:
+            yield str(error)
+    for table in manifest.tables:
+        for index in range(len(table.shards)):
+            try:
+                path = locate.shard(table.shards[index])
+                pages = table.geometry.shard_page_count(index)
+                yield from _size_faults(
+                    path, pages * table.page_bytes, f"{pages} pages of {table.page_bytes}"
+                )
+            except (FormatError, OSError) as error:
+                yield str(error)
+
+
+def _size_faults(path: Path, expected: int, what: str) -> Iterator[str]:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        yield f"{path} is missing"
+        return
+    if not stat.S_ISREG(found.st_mode):
+        yield f"{path} is not a regular file"
+    elif found.st_size != expected:
+        verb = "truncated" if found.st_size < expected else "too long"
+        sizes = f"{found.st_size} bytes, expected {expected} ({what})"
+        yield f"{path} is {verb}: {sizes}; restore it or convert again"
+
+
+def map_array(path: Path, entry: ArrayEntry) -> np.ndarray:
+    """The array as a read-only memory map (an ordinary array when it is raw and empty)."""
+    dtype = ARRAY_DTYPES[entry.dtype]
+    offset = len(array_header(entry))
+    if offset + math.prod(entry.shape) == 0:
+        return np.empty(entry.shape, dtype)
+    return np.memmap(path, dtype, "r", offset, entry.shape)
+
+
+def load_array(path: Path, entry: ArrayEntry) -> np.ndarray:
+    """The array in memory of its own."""
+    values = np.fromfile(path, ARRAY_DTYPES[entry.dtype], offset=len(array_header(entry)))
+    if values.size != math.prod(entry.shape):
+        raise FormatError(f"{path} was truncated after the dataset was opened")
+    return values.reshape(entry.shape)
+
+
+def shard_files(table: TableEntry, locate: Locator) -> list[Path]:
+    return [locate.shard(s) for s in table.shards]

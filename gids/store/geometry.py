@@ -1,0 +1,71 @@
+"""Where the rows of a table lie: rows in pages, pages in shards. Pure arithmetic; knows no files.
+
+A page holds whole rows only, from its start; what is left of it is zero. Page p lies in shard p % S, at
+byte (p // S) * page_bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gids.errors import FormatError
+
+DEFAULT_PAGE_BYTES = 4096
+SECTOR_BYTES = 512  # the finest alignment that direct I/O has
+MAX_PAGE_BYTES = 64 << 20
+MAX_SHARDS = 256
+MAX_ROWS = 1 << 48
+
+
+def div_ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def align_up(a: int, b: int) -> int:
+    return div_ceil(a, b) * b
+
+
+def table_page_bytes(row_bytes: int, page_bytes: int) -> int:
+    """Bytes of a table's pages, given the page size asked for: a longer row makes one long page of its own.
+
+    Raises FormatError when page_bytes is not a multiple of 512, or either is zero or above 64 MiB.
+    """
+    if page_bytes <= 0 or page_bytes % SECTOR_BYTES or page_bytes > MAX_PAGE_BYTES:
+        raise FormatError(
+            f"page_bytes is {page_bytes}; it must be a multiple of 512, at most {MAX_PAGE_BYTES}"
+        )
+    if not 0 < row_bytes <= MAX_PAGE_BYTES:
+        raise FormatError(f"rows of {row_bytes} bytes; a row must have 1 to {MAX_PAGE_BYTES} bytes")
+    if row_bytes <= page_bytes:
+        return page_bytes
+    return align_up(row_bytes, 4096 if page_bytes % 4096 == 0 else SECTOR_BYTES)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The layout of one table. All sizes in bytes; row_bytes <= page_bytes."""
+
+    row_count: int
+    row_bytes: int
+    page_bytes: int
+    shard_count: int
+
+    @property
+    def rows_per_page(self) -> int:
+        return self.page_bytes // self.row_bytes
+
+    @property
+    def page_count(self) -> int:
+        return div_ceil(self.row_count, self.rows_per_page)
+
+    def shard_page_count(self, shard: int) -> int:
+        """How many pages lie in one shard."""
+        return max(0, div_ceil(self.page_count - shard, self.shard_count))
+
+    def shard_bytes(self, shard: int) -> int:
+        return self.shard_page_count(shard) * self.page_bytes
+
+    def page_location(self, pages: Any) -> tuple[Any, Any]:
+        """(shard, byte offset into it) of pages: an int, or an array or tensor of them."""
+        return pages % self.shard_count, pages // self.shard_count * self.page_bytes

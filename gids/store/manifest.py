@@ -1,0 +1,415 @@
+"""manifest.json: what it holds, its checksum, and the one `validate` that writer and reader share.
+
+Called by FeatureStore, DatasetWriter and `gids verify`. Judges text only: that files exist and have the
+right sizes is `files.py`'s part. docs/format.md describes every field.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from gids import _core
+from gids.errors import FormatError
+from gids.store.dtypes import ARRAY_DTYPES, TABLE_DTYPES
+from gids.store.geometry import MAX_ROWS, MAX_SHARDS, Geometry, table_page_bytes
+from gids.store.names import SPLITS, Relation, check_name, describe_type, table_name
+
+FORMAT = "gids"
+VERSION = 1
+MANIFEST = "manifest.json"
+MAX_MANIFEST_BYTES = 16 << 20
+_CHECKSUM = re.compile(rb'"checksum": "crc32c:([0-9a-f]{8})"\n\}\n\Z')
+_BLANK = b"00000000"
+
+
+@dataclass(frozen=True)
+class ArrayEntry:
+    """One array in one file: `.npy`, or raw for checksums. path: relative to the dataset."""
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    crc32c: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {"path": self.path, "dtype": self.dtype, "shape": list(self.shape), "crc32c": self.crc32c}
+
+
+@dataclass(frozen=True)
+class NodesEntry:
+    """One node type: how many, and its arrays by role (label, train_idx, val_idx, test_idx, out_degree)."""
+
+    type: str
+    count: int
+    arrays: Mapping[str, ArrayEntry]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "type": self.type,
+            "count": self.count,
+            "arrays": {k: a.to_json() for k, a in self.arrays.items()},
+        }
+
+
+@dataclass(frozen=True)
+class RelationEntry:
+    """One relation: how many edges, and its arrays by role (indptr, indices, edge_ids), or none of them."""
+
+    type: Relation
+    count: int
+    arrays: Mapping[str, ArrayEntry]
+
+    def to_json(self) -> dict[str, Any]:
+        arrays = {k: a.to_json() for k, a in self.arrays.items()}
+        return {"type": list(self.type), "count": self.count, "arrays": arrays}
+
+
+@dataclass(frozen=True)
+class TableEntry:
+    """One table: rows of one node or edge type in the shards of one folder each."""
+
+    kind: str
+    type: str | Relation
+    key: str
+    shape: tuple[int, ...]
+    dtype: str
+    page_bytes: int
+    row_count: int
+    shards: tuple[str, ...]
+    checksums: ArrayEntry
+
+    @property
+    def name(self) -> str:
+        return table_name(self.type, self.key)
+
+    @property
+    def geometry(self) -> Geometry:
+        row_bytes = TABLE_DTYPES[self.dtype].itemsize
+        for length in self.shape:
+            row_bytes *= length
+        return Geometry(self.row_count, row_bytes, self.page_bytes, len(self.shards))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "type": self.type if isinstance(self.type, str) else list(self.type),
+            "key": self.key,
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "page_bytes": self.page_bytes,
+            "row_count": self.row_count,
+            "shards": list(self.shards),
+            "checksums": self.checksums.to_json(),
+        }
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The whole of manifest.json, valid. Order is the writer's."""
+
+    nodes: tuple[NodesEntry, ...]
+    relations: tuple[RelationEntry, ...]
+    tables: tuple[TableEntry, ...]
+
+    def arrays(self) -> Iterator[ArrayEntry]:
+        """Every array file, tables' checksums included."""
+        for nodes in self.nodes:
+            yield from nodes.arrays.values()
+        for relation in self.relations:
+            yield from relation.arrays.values()
+        for table in self.tables:
+            yield table.checksums
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "nodes": [n.to_json() for n in self.nodes],
+            "relations": [r.to_json() for r in self.relations],
+            "tables": [t.to_json() for t in self.tables],
+        }
+
+
+def dump_manifest(manifest: Manifest) -> bytes:
+    """The file's bytes. Validates first, so that what is written can be read. Raises FormatError."""
+    fields = manifest.to_json()
+    validate(fields)
+    text = json.dumps(fields | {"checksum": f"crc32c:{_BLANK.decode()}"}, indent=1).encode() + b"\n"
+    return text[: -len(_BLANK) - 4] + _checksum(text) + text[-4:]
+
+
+def load_manifest(data: bytes) -> Manifest:
+    """The manifest in a file's bytes, valid. Raises FormatError with one cause."""
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise FormatError(
+            f"has {len(data)} bytes, more than the {MAX_MANIFEST_BYTES} that a manifest may have"
+        )
+    try:
+        fields = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"is not JSON ({error}); it was damaged: convert the source again") from None
+    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+        raise FormatError('does not say "format": "gids"; is this a gids dataset?')
+    if fields.get("version") != VERSION:
+        raise FormatError(
+            f"has version {fields.get('version')!r}; this gids reads version {VERSION}: "
+            "use the gids that wrote it, or convert the source again"
+        )
+    found = _CHECKSUM.search(data)
+    if found is None:
+        raise FormatError("does not end with its checksum; it was damaged: convert the source again")
+    actual = _checksum(data[: found.start(1)] + _BLANK + data[found.end(1) :])
+    if actual != found[1]:
+        raise FormatError(
+            f"says checksum {found[1].decode()} but its bytes give {actual.decode()}; "
+            "it was altered or damaged: convert the source again"
+        )
+    del fields["checksum"]
+    return validate(fields)
+
+
+def _checksum(text: bytes) -> bytes:
+    return b"%08x" % _core.crc32c_extend(0, np.frombuffer(text, np.uint8))
+
+
+def validate(fields: object) -> Manifest:
+    """Check every field of a manifest (without its checksum) and their agreement; trust none.
+
+    Returns the manifest. Raises FormatError that names the field, what was found and what was expected.
+    """
+    top = _fields(fields, "manifest", ("format", "version", "nodes", "relations", "tables"))
+    nodes = tuple(_nodes(n, f"nodes[{i}]") for i, n in enumerate(_list(top["nodes"], "nodes")))
+    counts = {n.type: n.count for n in nodes}
+    _distinct([n.type for n in nodes], "node type")
+    relations = tuple(
+        _relation(r, f"relations[{i}]", counts) for i, r in enumerate(_list(top["relations"], "relations"))
+    )
+    _distinct([r.type for r in relations], "relation")
+    edge_counts = {r.type: r.count for r in relations}
+    tables = tuple(
+        _table(t, f"tables[{i}]", counts, edge_counts) for i, t in enumerate(_list(top["tables"], "tables"))
+    )
+    _distinct([t.name for t in tables], "table")
+    manifest = Manifest(nodes, relations, tables)
+    paths = [a.path for a in manifest.arrays()] + [s for t in tables for s in t.shards]
+    _distinct([MANIFEST, *(str(PurePosixPath(p)) for p in paths)], "path")
+    return manifest
+
+
+def _nodes(value: object, where: str) -> NodesEntry:
+    fields = _fields(value, where, ("type", "count", "arrays"))
+    count = _integer(fields["count"], f"{where}.count", MAX_ROWS)
+    arrays: dict[str, ArrayEntry] = {}
+    for role, array in _roles(fields, where, ("label", *(f"{s}_idx" for s in SPLITS), "out_degree")):
+        entry = _array(array, f"{where}.arrays.{role}")
+        arrays[role] = entry
+        if role == "label":
+            _expect(
+                len(entry.shape) >= 1 and entry.shape[0] == count,
+                where,
+                f"one label for each of {count} nodes",
+                entry,
+            )
+        elif role == "out_degree":
+            _expect(
+                entry.shape == (count,) and entry.dtype == "uint32",
+                where,
+                f"uint32[{count}] out-degrees",
+                entry,
+            )
+        else:
+            _expect(len(entry.shape) == 1 and entry.dtype == "int64", where, f"int64 ids in {role}", entry)
+    return NodesEntry(check_name(fields["type"], f"{where}.type"), count, arrays)
+
+
+def _relation(value: object, where: str, counts: Mapping[str, int]) -> RelationEntry:
+    fields = _fields(value, where, ("type", "count", "arrays"))
+    type_ = _relation_type(fields["type"], f"{where}.type")
+    count = _integer(fields["count"], f"{where}.count", MAX_ROWS)
+    for end in (type_[0], type_[2]):
+        if end not in counts:
+            raise FormatError(f"{where} joins node type {end!r}, which nodes does not list")
+    arrays = {
+        r: _array(a, f"{where}.arrays.{r}")
+        for r, a in _roles(fields, where, ("indptr", "indices", "edge_ids"))
+    }
+    if not arrays:
+        return RelationEntry(type_, count, arrays)
+    if "indptr" not in arrays or "indices" not in arrays:
+        raise FormatError(f"{where} has {', '.join(arrays)} only; a graph needs indptr and indices")
+    indptr, indices = arrays["indptr"], arrays["indices"]
+    nodes = counts[type_[2]]
+    _expect(
+        indptr.shape == (nodes + 1,) and indptr.dtype == "int64", where, f"int64[{nodes + 1}] indptr", indptr
+    )
+    _expect(
+        indices.shape == (count,) and indices.dtype in ("int32", "int64"),
+        where,
+        f"int[{count}] indices",
+        indices,
+    )
+    if indices.dtype == "int32" and counts[type_[0]] > 1 << 31:
+        raise FormatError(f"{where}: int32 indices cannot name {counts[type_[0]]} source nodes")
+    ids = arrays.get("edge_ids")
+    if ids is not None:
+        _expect(
+            ids.shape == (count,) and ids.dtype in ("int32", "int64"), where, f"int[{count}] edge_ids", ids
+        )
+        if ids.dtype == "int32" and count > 1 << 31:
+            raise FormatError(f"{where}: int32 edge_ids cannot name {count} edges")
+    return RelationEntry(type_, count, arrays)
+
+
+def _table(value: object, where: str, nodes: Mapping[str, int], edges: Mapping[Relation, int]) -> TableEntry:
+    fields = _fields(
+        value,
+        where,
+        ("kind", "type", "key", "shape", "dtype", "page_bytes", "row_count", "shards", "checksums"),
+    )
+    kind = fields["kind"]
+    type_: str | Relation
+    if kind == "node":
+        type_ = check_name(fields["type"], f"{where}.type")
+        count = nodes.get(type_)
+    elif kind == "edge":
+        type_ = _relation_type(fields["type"], f"{where}.type")
+        count = edges.get(type_)
+    else:
+        raise FormatError(f"{where}.kind is {kind!r}; it must be 'node' or 'edge'")
+    if count is None:
+        raise FormatError(f"{where} is about {describe_type(type_)}, which the manifest does not list")
+    if fields["dtype"] not in TABLE_DTYPES:
+        raise FormatError(f"{where}.dtype is {fields['dtype']!r}; known are {', '.join(TABLE_DTYPES)}")
+    shards = tuple(
+        _path(s, f"{where}.shards[{i}]", True)
+        for i, s in enumerate(_list(fields["shards"], f"{where}.shards"))
+    )
+    if not 1 <= len(shards) <= MAX_SHARDS:
+        raise FormatError(f"{where} has {len(shards)} shards; it must have 1 to {MAX_SHARDS}")
+    table = TableEntry(
+        kind=kind,
+        type=type_,
+        key=check_name(fields["key"], f"{where}.key"),
+        shape=_shape(fields["shape"], f"{where}.shape"),
+        dtype=fields["dtype"],
+        page_bytes=_integer(fields["page_bytes"], f"{where}.page_bytes", 1 << 40),
+        row_count=_integer(fields["row_count"], f"{where}.row_count", MAX_ROWS),
+        shards=shards,
+        checksums=_array(fields["checksums"], f"{where}.checksums"),
+    )
+    if table.row_count != count:
+        raise FormatError(
+            f"{where} ({table.name}) has {table.row_count} rows for {count} of {describe_type(type_)}"
+        )
+    layout = table.geometry
+    try:
+        page_bytes = table_page_bytes(layout.row_bytes, table.page_bytes)
+    except FormatError as error:
+        raise FormatError(f"{where} ({table.name}): {error}") from None
+    if page_bytes != table.page_bytes:
+        raise FormatError(
+            f"{where} ({table.name}): rows of {layout.row_bytes} bytes in pages of {table.page_bytes}"
+        )
+    sums = table.checksums
+    _expect(
+        sums.shape == (layout.page_count,) and sums.dtype == "uint32",
+        where,
+        f"uint32[{layout.page_count}] checksums",
+        sums,
+    )
+    return table
+
+
+def _array(value: object, where: str) -> ArrayEntry:
+    fields = _fields(value, where, ("path", "dtype", "shape", "crc32c"))
+    if fields["dtype"] not in ARRAY_DTYPES:
+        raise FormatError(f"{where}.dtype is {fields['dtype']!r}; known are {', '.join(ARRAY_DTYPES)}")
+    crc = _integer(fields["crc32c"], f"{where}.crc32c", (1 << 32) - 1)
+    path = _path(fields["path"], f"{where}.path", False)
+    return ArrayEntry(path, fields["dtype"], _shape(fields["shape"], f"{where}.shape"), crc)
+
+
+def _expect(holds: bool, where: str, expected: str, entry: ArrayEntry) -> None:
+    if not holds:
+        raise FormatError(f"{where}: {entry.path} is {entry.dtype}{list(entry.shape)}; expected {expected}")
+
+
+def _fields(value: object, where: str, names: tuple[str, ...]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise FormatError(f"{where} must be an object, not {_kind(value)}")
+    missing = [n for n in names if n not in value]
+    extra = [n for n in value if n not in names]
+    if missing or extra:
+        raise FormatError(
+            f"{where} lacks {missing}" if missing else f"{where} has unknown fields {extra[:4]}"
+        )
+    return value
+
+
+def _roles(fields: dict[str, Any], where: str, known: tuple[str, ...]) -> list[tuple[str, object]]:
+    arrays = fields["arrays"]
+    if not isinstance(arrays, dict):
+        raise FormatError(f"{where}.arrays must be an object, not {_kind(arrays)}")
+    for role in arrays:
+        if role not in known:
+            raise FormatError(f"{where}.arrays has unknown {role!r} (known: {', '.join(known)})")
+    return list(arrays.items())
+
+
+def _list(value: object, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise FormatError(f"{where} must be a list, not {_kind(value)}")
+    return value
+
+
+def _integer(value: object, where: str, most: int) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        found = value if type(value) is int else _kind(value)
+        raise FormatError(f"{where} must be an integer from 0 to {most}, not {found}")
+    return value
+
+
+def _shape(value: object, where: str) -> tuple[int, ...]:
+    lengths = _list(value, where)
+    if len(lengths) > 8:
+        raise FormatError(f"{where} has {len(lengths)} dimensions; at most 8")
+    return tuple(_integer(n, f"{where}[{i}]", MAX_ROWS) for i, n in enumerate(lengths))
+
+
+def _relation_type(value: object, where: str) -> Relation:
+    names = _list(value, where)
+    if len(names) != 3:
+        raise FormatError(
+            f"{where} must be [source type, relation, destination type], not {len(names)} names"
+        )
+    return check_name(names[0], where), check_name(names[1], where), check_name(names[2], where)
+
+
+def _path(value: object, where: str, may_be_absolute: bool) -> str:
+    path = PurePosixPath(value) if isinstance(value, str) and value and "\0" not in value else None
+    if path is None or ".." in path.parts or str(path) in (".", "/"):
+        raise FormatError(f"{where} is {str(value)[:80]!r}; it must be a path without '..'")
+    if path.is_absolute() and not may_be_absolute:
+        raise FormatError(f"{where} is {str(path)!r}; only shards may lie outside the dataset")
+    return str(path)
+
+
+def _distinct(items: list[Any], what: str) -> None:
+    seen = set()
+    for item in items:
+        if item in seen:
+            raise FormatError(f"{what} {describe_type(item)} occurs twice")
+        seen.add(item)
+
+
+def _kind(value: object) -> str:
+    return {dict: "an object", list: "a list", str: "a text", type(None): "null"}.get(
+        type(value), f"{value!r:.40}"
+    )

@@ -1,0 +1,56 @@
+"""Names of types, relations and tables, and the file names made from them. Knows no files.
+
+A type or key may be any text; what is not a letter, a digit, `_` or `-` is percent-encoded in a path, so
+that no name can leave the dataset's directory or collide with another's.
+"""
+
+from __future__ import annotations
+
+import string
+
+from gids.errors import FormatError
+
+Relation = tuple[str, str, str]
+
+NODE = "_N"
+RELATION: Relation = ("_N", "_E", "_N")
+SPLITS = ("train", "val", "test")
+MAX_NAME_BYTES = (
+    120  # encoded: the four of an edge table and a suffix stay within a file name's 255 bytes or fail clearly
+)
+
+_SAFE = frozenset((string.ascii_letters + string.digits + "_-").encode())
+
+
+def check_name(name: object, what: str) -> str:
+    """``name`` if it can name a type, relation or table key; raises FormatError otherwise."""
+    if not isinstance(name, str) or not name:
+        raise FormatError(f"{what} must be a non-empty text, not {name!r}")
+    try:
+        encoded = name.encode()
+    except UnicodeEncodeError:
+        raise FormatError(f"{what} {name!r} is not valid Unicode text") from None
+    if len(encoded) > MAX_NAME_BYTES or "\0" in name:
+        raise FormatError(f"{what} {name[:40]!r} is too long or holds a NUL (at most {MAX_NAME_BYTES} bytes)")
+    return name
+
+
+def encode_path(*names: str) -> str:
+    """One path component that spells ``names`` apart, such as `paper.feat` or `a%2Fb.feat`."""
+    encoded = ".".join(
+        "".join(chr(b) if b in _SAFE else f"%{b:02X}" for b in name.encode()) for name in names
+    )
+    if len(encoded) > 200:
+        raise FormatError(
+            f"the file name of {'.'.join(names)!r} would have {len(encoded)} bytes; shorten the names (200)"
+        )
+    return encoded
+
+
+def table_name(type_: str | Relation, key: str) -> str:
+    """`paper.feat`, or `src.rel.dst.key` for a table of edges."""
+    return f"{type_}.{key}" if isinstance(type_, str) else ".".join((*type_, key))
+
+
+def describe_type(type_: str | Relation) -> str:
+    return repr(type_) if isinstance(type_, str) else repr(".".join(type_))

@@ -1,0 +1,207 @@
+"""Writes the pages of one table: reads rows, casts, pads, checksums and writes, a block per thread at a time.
+
+Called by DatasetWriter. Memory: a few blocks per worker. Every so often what was written is synced, reported
+and dropped from the page cache.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+
+from gids import _core
+from gids.errors import FormatError
+from gids.store.geometry import Geometry
+from gids.store.rows import Rows
+
+MAX_BLOCK_BYTES = 8 << 20
+
+
+class PageWriter:
+    """One table being written.
+
+    shard_fds, checksum_fd: files open for writing, already of their final size. on_sync(pages): called, never
+    by two threads at once, after pages 0 … pages are on disk. on_bytes(n): progress, from any thread.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        dtype: torch.dtype,
+        layout: Geometry,
+        shard_fds: Sequence[int],
+        checksum_fd: int,
+        *,
+        workers: int,
+        memory_bytes: int,
+        sync_bytes: int,
+        on_sync: Callable[[int], None],
+        on_bytes: Callable[[int], None],
+    ) -> None:
+        self._rows, self._dtype, self._layout = rows, dtype, layout
+        self._shard_fds, self._checksum_fd = shard_fds, checksum_fd
+        self._workers = workers
+        self._on_sync, self._on_bytes = on_sync, on_bytes
+        # A worker holds, per page: the page, its copy for one shard, its rows as read and as cast.
+        elements = layout.rows_per_page * math.prod(rows.shape[1:])
+        held_bytes = 2 * layout.page_bytes + elements * (rows.dtype.itemsize + dtype.itemsize)
+        most = min(MAX_BLOCK_BYTES // layout.page_bytes, memory_bytes // workers // held_bytes)
+        self._block_pages = max(1, most)
+        self._sync_pages = max(1, sync_bytes // layout.page_bytes)
+        self._lock = threading.Lock()
+        self._next = self._written = self._synced = 0
+        self._finished: set[int] = set()  # first pages of blocks written out of order
+        self._syncing = threading.Lock()
+        self._stop = False
+
+    def write(self, first_page: int) -> None:
+        """Write pages from first_page to the last and sync them. Raises what a worker raised."""
+        self._next = self._written = self._synced = first_page
+        with ThreadPoolExecutor(self._workers, "gids-convert") as pool:
+            futures = [pool.submit(self._work) for _ in range(self._workers)]
+            try:
+                for future in futures:
+                    future.result()
+            finally:
+                self._stop = True  # lets the others end when one failed or the user pressed Ctrl-C
+        self._sync()
+
+    def _work(self) -> None:
+        try:
+            pages = np.zeros((self._block_pages, self._layout.page_bytes), np.uint8)
+            scratch = None if self._is_plain else _Scratch(self._block_rows, self._rows, self._dtype)
+            while not self._stop:
+                with self._lock:
+                    first = self._next
+                    self._next += self._block_pages
+                count = min(self._block_pages, self._layout.page_count - first)
+                if count <= 0:
+                    return
+                self._fill(first, pages[:count], scratch)
+                self._store(first, pages[:count])
+                self._advance(first, count)
+        except BaseException:
+            self._stop = True
+            raise
+
+    @property
+    def _block_rows(self) -> int:
+        return self._block_pages * self._layout.rows_per_page
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether pages are the rows' own bytes, so that they are read straight into place."""
+        layout = self._layout
+        return (
+            self._rows.dtype == self._dtype and layout.rows_per_page * layout.row_bytes == layout.page_bytes
+        )
+
+    def _fill(self, first: int, pages: np.ndarray, scratch: _Scratch | None) -> None:
+        layout = self._layout
+        start = first * layout.rows_per_page
+        count = min(len(pages) * layout.rows_per_page, layout.row_count - start)
+        if count < len(pages) * layout.rows_per_page:
+            pages[-1] = 0  # the last page, rows short
+        if scratch is None:
+            data = pages.reshape(-1)[: count * layout.row_bytes]
+            self._rows.read_into(start, _typed(data, self._dtype, (count, *self._rows.shape[1:])))
+            return
+        data = scratch.load(self._rows, start, count)
+        whole, rest = divmod(count, layout.rows_per_page)
+        used = layout.rows_per_page * layout.row_bytes
+        pages[:whole, :used] = data[: whole * used].reshape(whole, used)
+        pages[whole : whole + 1, : rest * layout.row_bytes] = data[whole * used :]
+
+    def _store(self, first: int, pages: np.ndarray) -> None:
+        layout = self._layout
+        sums = _core.crc32c(pages)
+        shard_count = layout.shard_count
+        for index in range(min(shard_count, len(pages))):
+            shard, offset = layout.page_location(first + index)
+            mine = np.ascontiguousarray(pages[index::shard_count])
+            write_exactly(self._shard_fds[shard], mine.reshape(-1), offset)
+        write_exactly(self._checksum_fd, sums.view(np.uint8), first * 4)
+        self._on_bytes(pages.nbytes)
+
+    def _advance(self, first: int, count: int) -> None:
+        with self._lock:
+            self._finished.add(first)
+            while self._written in self._finished:
+                self._finished.remove(self._written)
+                self._written = min(self._written + self._block_pages, self._layout.page_count)
+            due = self._written - self._synced >= self._sync_pages
+        if due and self._syncing.acquire(blocking=False):
+            try:
+                self._sync()
+            finally:
+                self._syncing.release()
+
+    def _sync(self) -> None:
+        with self._lock:
+            written = self._written
+        for fd in (*self._shard_fds, self._checksum_fd):
+            os.fdatasync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        self._on_sync(written)
+        self._synced = written
+
+
+class _Scratch:
+    """One worker's rows as read, and as cast when the table has another type."""
+
+    def __init__(self, row_count: int, rows: Rows, dtype: torch.dtype) -> None:
+        elements = row_count * math.prod(rows.shape[1:])
+        self._read = np.empty(elements * rows.dtype.itemsize, np.uint8)
+        self._cast = None if rows.dtype == dtype else np.empty(elements * dtype.itemsize, np.uint8)
+        self._dtype = dtype
+
+    def load(self, rows: Rows, start: int, count: int) -> np.ndarray:
+        """The bytes of rows start … start + count in the table's type."""
+        shape = (count, *rows.shape[1:])
+        elements = math.prod(shape)
+        data = self._read[: elements * rows.dtype.itemsize]
+        values = _typed(data, rows.dtype, shape)
+        rows.read_into(start, values)
+        if self._cast is None:
+            return data
+        cast = self._cast[: elements * self._dtype.itemsize]
+        cast_exactly(values, _typed(cast, self._dtype, shape))
+        return cast
+
+
+def cast_exactly(values: torch.Tensor, out: torch.Tensor) -> None:
+    """Cast values into out. Rounding to a shorter floating type is allowed; anything else that changes a
+    value (overflow, an integer that has no exact image) raises FormatError."""
+    out.copy_(values)
+    if values.dtype.is_floating_point:
+        if not out.dtype.is_floating_point:
+            raise FormatError(f"casting {values.dtype} features to {out.dtype} would cut their fractions")
+        if out.dtype.itemsize < values.dtype.itemsize or out.dtype == torch.float16:
+            lost = torch.isinf(out) & ~torch.isinf(values)
+            if bool(lost.any()):
+                found = float(values[lost].reshape(-1)[0])
+                raise FormatError(f"{found} does not fit in {out.dtype}; bfloat16 and float32 reach 3e38")
+    else:
+        lost = out.to(values.dtype) != values
+        if bool(lost.any()):
+            raise FormatError(
+                f"{int(values[lost].reshape(-1)[0])} is not exact in {out.dtype}; keep {values.dtype}"
+            )
+
+
+def _typed(data: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.from_numpy(data).view(dtype).view(shape)
+
+
+def write_exactly(fd: int, data: np.ndarray, offset: int) -> None:
+    """Write uint8[bytes] at an offset, whole. Raises OSError."""
+    view = memoryview(data.data)
+    done = 0
+    while done < len(view):
+        done += os.pwrite(fd, view[done:], offset + done)

@@ -1,0 +1,167 @@
+"""Rows: an array that can be read a range at a time, wherever it is. What tables and arrays are written from.
+
+Called by the writer (which asks for ranges from several threads at once) and made by the converters. Knows
+nothing of pages or datasets.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from gids.errors import FormatError, StorageError
+from gids.store.dtypes import byte_view, torch_dtype_of
+
+
+class Rows(Protocol):
+    """shape[0] rows of shape[1:] elements of dtype."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    def read_into(self, start: int, out: torch.Tensor) -> None:
+        """Copy rows start … start + len(out) to out (contiguous, of this dtype). Any thread may call."""
+        ...
+
+
+class TensorRows:
+    """Rows of a CPU tensor; booleans become uint8."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        values = values.detach()
+        self._values = values.to(torch.uint8) if values.dtype == torch.bool else values
+        self.shape = tuple(values.shape)
+        self.dtype: torch.dtype = self._values.dtype
+
+    def read_into(self, start: int, out: torch.Tensor) -> None:
+        out.copy_(self._values[start : start + len(out)])
+
+
+class ArrayRows:
+    """Rows of a NumPy array of either byte order; booleans become uint8."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        dtype = torch_dtype_of(values.dtype)
+        if dtype is None:
+            raise FormatError(
+                f"cannot store elements of type {values.dtype}; cast them to another type first"
+            )
+        self._values = values
+        self.shape = values.shape
+        self.dtype: torch.dtype = dtype
+
+    def read_into(self, start: int, out: torch.Tensor) -> None:
+        np.copyto(out.numpy(), self._values[start : start + len(out)])
+
+
+class GeneratedRows:
+    """Rows that a function makes: fill(start, out) writes rows start … start + len(out) to out."""
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: torch.dtype, fill: Callable[[int, torch.Tensor], None]
+    ) -> None:
+        self.shape = tuple(shape)
+        self.dtype: torch.dtype = dtype
+        self.read_into = fill
+
+
+class FileRows:
+    """Rows of a C-order array in a file, from byte `offset` on; the file stays open as long as this lives.
+
+    Reads go around memory maps, and what was read leaves the page cache: converting does not push out
+    what others use. byte_swapped: the file is big-endian.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        *,
+        offset: int = 0,
+        byte_swapped: bool = False,
+    ) -> None:
+        self.path = Path(path)
+        self.shape = shape
+        self.dtype: torch.dtype = dtype
+        self._offset = offset
+        self._byte_swapped = byte_swapped
+        self._row_bytes = math.prod(shape[1:]) * dtype.itemsize
+        needed = offset + math.prod(shape) * dtype.itemsize
+        found = os.path.getsize(path)
+        if found < needed:
+            raise FormatError(f"{path} is truncated: {found} bytes, but {shape} {dtype} needs {needed}")
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._fd)
+
+    def read_into(self, start: int, out: torch.Tensor) -> None:
+        data = byte_view(out)
+        offset = self._offset + start * self._row_bytes
+        read_exactly(self._fd, data, offset, self.path)
+        os.posix_fadvise(self._fd, offset, data.size, os.POSIX_FADV_DONTNEED)
+        if self._byte_swapped and self.dtype.itemsize > 1:
+            data.view(f"u{self.dtype.itemsize}").byteswap(inplace=True)
+
+
+class ColumnRows:
+    """Rows of a Fortran-order array in a file: gathered from its columns, each contiguous there."""
+
+    def __init__(self, elements: FileRows, shape: tuple[int, ...]) -> None:
+        self._elements = elements  # all of them, in the order of the file
+        self.shape = shape
+        self.dtype: torch.dtype = elements.dtype
+
+    def read_into(self, start: int, out: torch.Tensor) -> None:
+        column = torch.empty(len(out), dtype=self.dtype)
+        for index in range(math.prod(self.shape[1:])):
+            self._elements.read_into(index * self.shape[0] + start, column)
+            place = np.unravel_index(index, self.shape[1:], order="F")
+            out.numpy()[(slice(None), *place)] = column.numpy()
+
+
+Values = Rows | torch.Tensor | np.ndarray
+
+
+def as_rows(values: Values) -> Rows:
+    """Rows of a tensor or array; Rows are returned as they are."""
+    if isinstance(values, torch.Tensor):
+        return TensorRows(values)
+    return ArrayRows(values) if isinstance(values, np.ndarray) else values
+
+
+def read_range(rows: Rows, start: int, stop: int) -> torch.Tensor:
+    """Rows start … stop in memory of their own."""
+    out = torch.empty((stop - start, *rows.shape[1:]), dtype=rows.dtype)
+    if stop > start:
+        rows.read_into(start, out)
+    return out
+
+
+def blocks(rows: Rows, block_bytes: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """(first row, rows) of successive pieces of at most block_bytes, at least one row each."""
+    step = max(1, block_bytes // max(1, math.prod(rows.shape[1:]) * rows.dtype.itemsize))
+    for start in range(0, rows.shape[0], step):
+        yield start, read_range(rows, start, min(start + step, rows.shape[0]))
+
+
+def read_exactly(fd: int, out: np.ndarray, offset: int, path: str | os.PathLike[str]) -> None:
+    """Fill out (uint8[bytes]) from a file. Raises StorageError on an error or when the file ends early."""
+    view = memoryview(out.data)
+    done = 0
+    while done < len(view):
+        try:
+            count = os.preadv(fd, [view[done:]], offset + done)
+        except OSError as error:
+            raise StorageError(error.errno or 0, "cannot read", path, offset + done) from error
+        if count == 0:
+            raise StorageError(errno.ENODATA, "the file ended early", path, offset + done)
+        done += count

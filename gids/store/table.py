@@ -1,0 +1,132 @@
+"""Table: the rows of one (type, key), as pages in shards. Made by FeatureStore; read by loaders.
+
+Immutable and picklable. `read_rows` is a convenience through memory maps; loaders read pages through
+`gids.io` instead.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gids.errors import StorageError
+from gids.store.dtypes import TABLE_DTYPES, byte_view
+from gids.store.files import Locator, map_array, shard_files
+from gids.store.manifest import TableEntry
+from gids.store.names import Relation
+
+
+class Table:
+    """One table of a dataset.
+
+    Attributes: name (`paper.feat`), kind ("node" or "edge"), type (node type, or (src, rel, dst)), key,
+    row_count, shape (of one row), dtype (torch.dtype), row_bytes, page_bytes, rows_per_page, page_count,
+    shard_paths.
+    """
+
+    def __init__(self, entry: TableEntry, locate: Locator, store_name: str) -> None:
+        self.name: str = entry.name
+        self.kind: str = entry.kind
+        self.type: str | Relation = entry.type
+        self.key: str = entry.key
+        self.shape: tuple[int, ...] = entry.shape
+        self.dtype: torch.dtype = TABLE_DTYPES[entry.dtype]
+        self._layout = entry.geometry
+        self.row_count: int = entry.row_count
+        self.row_bytes: int = self._layout.row_bytes
+        self.page_bytes: int = entry.page_bytes
+        self.rows_per_page: int = self._layout.rows_per_page
+        self.page_count: int = self._layout.page_count
+        self.shard_paths: list[Path] = shard_files(entry, locate)
+        self._checksums = entry.checksums
+        self._checksums_path = locate.array(entry.checksums)
+        self._where = f"'{self.name}' in {store_name}"
+        self._maps: list[np.ndarray] | None = None
+
+    def __repr__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        pages = f"{self.page_count} pages of {self.page_bytes} B"
+        return f"Table({self.name!r}, {dtype}{[self.row_count, *self.shape]}, {pages})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_maps": None}  # each process maps the shards itself
+
+    def checksums(self) -> np.ndarray:
+        """CRC32C of each page, padding included: uint32[page_count], a read-only memory map."""
+        return map_array(self._checksums_path, self._checksums)
+
+    def page_location(self, pages: Any) -> tuple[Any, Any]:
+        """(shard, byte offset into it) of pages: an int, or an array or tensor of ints."""
+        return self._layout.page_location(pages)
+
+    def shard_page_count(self, shard: int) -> int:
+        """How many of the pages lie in one shard."""
+        return self._layout.shard_page_count(shard)
+
+    def read_rows(self, ids: torch.Tensor | np.ndarray | Sequence[int]) -> torch.Tensor:
+        """Read rows through memory maps, into memory of the caller's own.
+
+        ids: int64[n] on the CPU, may repeat. Returns dtype[n, *shape]. Blocks. Raises IndexError when an id
+        is negative or too large, TypeError for ids of another type, StorageError when a shard was truncated.
+        """
+        rows = self._checked(ids)
+        out = torch.empty((len(rows), *self.shape), dtype=self.dtype)
+        if not len(rows):
+            return out
+        pages, slots = np.divmod(rows, self.rows_per_page)
+        shards, offsets = self.page_location(pages)
+        places = offsets // self.page_bytes
+        target = byte_view(out).view(f"V{self.row_bytes}")
+        for shard, view in enumerate(self._mapped()):
+            if len(self.shard_paths) == 1:
+                target[:] = view[places, slots]
+            else:
+                mine = np.flatnonzero(shards == shard)
+                target[mine] = view[places[mine], slots[mine]]
+        return out
+
+    def _checked(self, ids: torch.Tensor | np.ndarray | Sequence[int]) -> np.ndarray:
+        if isinstance(ids, torch.Tensor):
+            if ids.device.type != "cpu":
+                raise TypeError(
+                    f"ids are on {ids.device}; read_rows of {self._where} takes CPU ids: ids.cpu()"
+                )
+            rows = ids.numpy()
+        else:
+            rows = np.asarray(ids, dtype=np.int64) if len(ids) == 0 else np.asarray(ids)
+        if rows.dtype != np.int64 or rows.ndim != 1:
+            raise TypeError(
+                f"ids are {rows.dtype}{list(rows.shape)}; read_rows of {self._where} takes int64[n]"
+            )
+        wrong = np.flatnonzero((rows < 0) | (rows >= self.row_count))
+        if len(wrong):
+            raise IndexError(
+                f"row {rows[wrong[0]]} is out of range for {self._where} ({self.row_count} rows)"
+            )
+        return rows
+
+    def _mapped(self) -> list[np.ndarray]:
+        # Checked each time: touching a map beyond a file's end would kill the process, not raise.
+        for shard, path in enumerate(self.shard_paths):
+            if os.path.getsize(path) < self._layout.shard_bytes(shard):
+                raise StorageError(errno.ENODATA, "shard was truncated after the dataset was opened", path)
+        if self._maps is None:
+            self._maps = [self._map(shard, path) for shard, path in enumerate(self.shard_paths)]
+        return self._maps
+
+    def _map(self, shard: int, path: Path) -> np.ndarray:
+        shape = (self._layout.shard_page_count(shard), self.rows_per_page)
+        if not shape[0]:
+            return np.empty(shape, f"V{self.row_bytes}")
+        return np.ndarray(
+            shape,
+            dtype=f"V{self.row_bytes}",
+            buffer=np.memmap(path, np.uint8, "r"),
+            strides=(self.page_bytes, self.row_bytes),
+        )

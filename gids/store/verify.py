@@ -1,0 +1,152 @@
+"""verify: reads every byte of a dataset and reports what is not as written. Called by `gids verify`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gids import _core
+from gids.errors import FormatError, StorageError
+from gids.store.array_file import file_crc32c
+from gids.store.files import Locator, array_bytes, array_header, faults, read_manifest
+from gids.store.manifest import ArrayEntry, Manifest, NodesEntry, RelationEntry, TableEntry
+from gids.store.names import SPLITS
+from gids.store.rows import FileRows, read_exactly
+from gids.store.topology import checked_ids, checked_indptr
+
+_BLOCK_BYTES = 8 << 20
+
+
+def _ignore(_: int) -> None:
+    pass
+
+
+def verify(
+    path: str | os.PathLike[str],
+    *,
+    allow_dirs: Sequence[str | os.PathLike[str]] = (),
+    workers: int = 2,
+    on_bytes: Callable[[int], None] = _ignore,
+) -> Iterator[str]:
+    """Yield one line per fault of the dataset at path; none means that it is exactly as written.
+
+    Checks the manifest's checksum, every file's size, header and checksum, every page (padding included),
+    that indptr rises from 0 to the number of edges and that ids are in range. Reads everything once (the
+    graph twice), in bounded memory, and leaves nothing in the page cache. on_bytes(n): progress, over
+    `dataset_bytes`.
+    """
+    root = Path(os.path.abspath(path))
+    try:
+        manifest = read_manifest(root)
+        locate = Locator(root, allow_dirs)
+    except (FormatError, OSError) as error:
+        yield str(error)
+        return
+    broken = list(faults(manifest, locate))
+    yield from broken
+    if broken:
+        return  # what is truncated or elsewhere cannot be read as it should
+    for entry in manifest.arrays():
+        yield from _array_faults(locate.array(entry), entry)
+        on_bytes(locate.array(entry).stat().st_size)
+    for nodes in manifest.nodes:
+        yield from _node_faults(nodes, locate)
+    counts = {n.type: n.count for n in manifest.nodes}
+    for relation in manifest.relations:
+        yield from _graph_faults(relation, counts, locate)
+    with ThreadPoolExecutor(workers, "gids-verify") as pool:
+        for table in manifest.tables:
+            yield from _table_faults(table, locate, pool, on_bytes)
+
+
+def dataset_bytes(manifest: Manifest) -> int:
+    """Bytes of all shards and arrays."""
+    pages = sum(t.geometry.page_count * t.page_bytes for t in manifest.tables)
+    return pages + sum(array_bytes(a) for a in manifest.arrays())
+
+
+def _array_faults(path: Path, entry: ArrayEntry) -> Iterator[str]:
+    found = file_crc32c(path)
+    if found != entry.crc32c:
+        sums = f"CRC32C is {found:08x}, the manifest says {entry.crc32c:08x}"
+        yield f"{path}: {sums}; it was altered or damaged"
+
+
+def _node_faults(nodes: NodesEntry, locate: Locator) -> Iterator[str]:
+    for split in SPLITS:
+        if f"{split}_idx" in nodes.arrays:
+            yield from _raised(
+                checked_ids, *_rows(nodes.arrays[f"{split}_idx"], locate), nodes.count, f"{split}_idx"
+            )
+
+
+def _graph_faults(relation: RelationEntry, counts: Mapping[str, int], locate: Locator) -> Iterator[str]:
+    if not relation.arrays:
+        return
+    arrays = {role: _rows(entry, locate) for role, entry in relation.arrays.items()}
+    yield from _raised(checked_indptr, *arrays["indptr"], relation.count)
+    yield from _raised(checked_ids, *arrays["indices"], counts[relation.type[0]], "indices")
+    if "edge_ids" in arrays:
+        yield from _raised(checked_ids, *arrays["edge_ids"], relation.count, "edge_ids")
+
+
+def _rows(entry: ArrayEntry, locate: Locator) -> tuple[Path, FileRows]:
+    path = locate.array(entry)
+    dtype = getattr(torch, entry.dtype)
+    return path, FileRows(path, entry.shape, dtype, offset=len(array_header(entry)))
+
+
+def _raised(check: Callable[..., Iterator[object]], path: Path, *arguments: object) -> Iterator[str]:
+    try:
+        for _ in check(*arguments, _BLOCK_BYTES):
+            pass
+    except (FormatError, StorageError) as error:
+        yield f"{path}: {error}"
+
+
+def _table_faults(
+    table: TableEntry, locate: Locator, pool: ThreadPoolExecutor, on_bytes: Callable[[int], None]
+) -> Iterator[str]:
+    layout = table.geometry
+    step = max(1, _BLOCK_BYTES // table.page_bytes)
+    expected = FileRows(locate.array(table.checksums), (layout.page_count,), torch.int32)
+    for shard in range(layout.shard_count):
+        path = locate.shard(table.shards[shard])
+        with open(path, "rb", buffering=0) as file:
+
+            def check(
+                first: int, fd: int = file.fileno(), shard: int = shard, path: Path = path
+            ) -> list[str]:
+                count = min(step, layout.shard_page_count(shard) - first)
+                pages = np.empty((count, table.page_bytes), np.uint8)
+                offset = first * table.page_bytes
+                read_exactly(fd, pages.reshape(-1), offset, path)
+                os.posix_fadvise(fd, offset, pages.nbytes, os.POSIX_FADV_DONTNEED)
+                # Page i of the shard is page i * S + shard of the table.
+                start = first * layout.shard_count + shard
+                sums = torch.empty((count - 1) * layout.shard_count + 1, dtype=torch.int32)
+                expected.read_into(start, sums)
+                wrong = np.flatnonzero(
+                    _core.crc32c(pages) != sums.numpy().view(np.uint32)[:: layout.shard_count]
+                )
+                on_bytes(pages.nbytes)
+                numbers = (start + wrong * layout.shard_count).tolist()
+                return [_page_fault(table, n, path, layout.page_location(n)[1]) for n in numbers]
+
+            try:
+                for found in pool.map(check, range(0, layout.shard_page_count(shard), step)):
+                    yield from found
+            except StorageError as error:
+                yield str(error)
+
+
+def _page_fault(table: TableEntry, page: int, path: Path, offset: int) -> str:
+    first = page * table.geometry.rows_per_page
+    last = min(first + table.geometry.rows_per_page, table.row_count) - 1
+    rows = f"row {first}" if first == last else f"rows {first} to {last}"
+    return f"{path} at byte {offset}: page {page} of {table.name!r} ({rows}) fails its CRC32C"

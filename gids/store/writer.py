@@ -1,0 +1,506 @@
+"""DatasetWriter: builds a dataset beside its final place, syncs it, and renames it into place.
+
+Called by the converters and by tests. A reader of the final path sees the whole dataset or none. With a
+`resume_key`, what was written before a kill is kept and continued.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+
+from gids.errors import FormatError, StorageError
+from gids.store.array_file import ArrayFile, file_crc32c
+from gids.store.dtypes import dtype_name
+from gids.store.edge_sort import EdgeSorter
+from gids.store.files import array_header
+from gids.store.geometry import DEFAULT_PAGE_BYTES, Geometry, table_page_bytes
+from gids.store.journal import Journal
+from gids.store.manifest import (
+    MANIFEST,
+    ArrayEntry,
+    Manifest,
+    NodesEntry,
+    RelationEntry,
+    TableEntry,
+    dump_manifest,
+)
+from gids.store.names import SPLITS, Relation, describe_type, encode_path, table_name
+from gids.store.page_writer import PageWriter
+from gids.store.publish import (
+    check_replaceable,
+    make_shard_folder,
+    publish,
+    remove_shard_folder,
+    shard_folder,
+    sync_tree,
+)
+from gids.store.rows import FileRows, Rows, Values, as_rows, blocks
+from gids.store.topology import EdgeSource, checked_ids, checked_indptr, out_degrees
+
+_PIECE_BYTES = 8 << 20
+
+
+def _ignore(_: int) -> None:
+    pass
+
+
+class DatasetWriter:
+    """Write a dataset; a context manager that publishes it on success.
+
+    path: the dataset to make, NAME.gids. page_bytes: of every table whose rows fit (default 4096). stripe:
+    the number of shards, in the dataset's directory, or the directories to put one shard each in. workers:
+    threads that write a table. memory_bytes: bound on buffers. overwrite: replace a dataset that is there.
+    resume_key: what the dataset is made from, JSON; a later writer with an equal key continues this one's
+    work. Without, work that is not finished is removed. sync_bytes: how much may be lost to a kill.
+    on_bytes(n): progress, from any thread.
+
+    Raises FileExistsError, FormatError, and StorageError when the disk is full (errno ENOSPC, EDQUOT, EFBIG):
+    nothing is published then.
+
+    Attributes: resumed (work of an earlier writer is continued); restart_reason (why work that was found is
+    not, or "").
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        page_bytes: int = DEFAULT_PAGE_BYTES,
+        stripe: int | Sequence[str | os.PathLike[str]] = 1,
+        workers: int = 2,
+        memory_bytes: int = 256 << 20,
+        overwrite: bool = False,
+        resume_key: Mapping[str, Any] | None = None,
+        sync_bytes: int = 256 << 20,
+        on_bytes: Callable[[int], None] = _ignore,
+    ) -> None:
+        table_page_bytes(1, page_bytes)
+        if workers < 1 or memory_bytes < 1 << 20:
+            raise ValueError(
+                f"workers={workers}, memory_bytes={memory_bytes}; at least 1 and 1 MiB are needed"
+            )
+        self.path = Path(os.path.abspath(path))
+        self.partial = self.path.with_name(self.path.name + ".partial")
+        self._page_bytes, self._workers, self._memory_bytes = page_bytes, workers, memory_bytes
+        self._overwrite, self._resumable = overwrite, resume_key is not None
+        self._sync_bytes, self._on_bytes = sync_bytes, on_bytes
+        self._counts: dict[str, int] = {}
+        self._node_arrays: dict[str, dict[str, ArrayEntry]] = {}
+        self._relations: dict[Relation, tuple[int, dict[str, ArrayEntry]]] = {}
+        self._tables: list[TableEntry] = []
+        self._stripe_dirs = [] if isinstance(stripe, int) else [Path(d) for d in stripe]
+        self._shard_count = stripe if isinstance(stripe, int) else len(self._stripe_dirs)
+        self._check_places()
+        self._root = self.partial / "dataset"
+        self._scratch = self.partial / "scratch"
+        self._open_journal(resume_key)
+
+    def _check_places(self) -> None:
+        if self._shard_count < 1:
+            raise ValueError("stripe needs at least one shard or directory")
+        for directory in self._stripe_dirs:
+            if not directory.is_dir():
+                raise FileNotFoundError(f"stripe directory {directory} does not exist")
+        if not self.path.parent.is_dir():
+            raise FileNotFoundError(f"{self.path.parent} does not exist; make it first")
+        if self.path.exists():
+            if not self._overwrite:
+                raise FileExistsError(
+                    f"{self.path} exists; overwrite it (--overwrite) or choose another name"
+                )
+            check_replaceable(self.path)
+        if self.partial.exists() and not (self.partial / "journal").exists() and any(self.partial.iterdir()):
+            raise FileExistsError(f"{self.partial} is in the way and is not a conversion's; remove it")
+
+    def _open_journal(self, key: Mapping[str, Any] | None) -> None:
+        self.partial.mkdir(exist_ok=True)
+        try:
+            self._journal = Journal(self.partial / "journal", key)
+        except BlockingIOError:
+            raise FileExistsError(f"another process is writing {self.partial}; wait for it") from None
+        self.resumed = self._journal.resumed and self._root.is_dir()
+        self.restart_reason = self._journal.difference
+        if not self.resumed:
+            for directory in self._stripe_dirs:
+                if self._journal.previous_id:
+                    remove_shard_folder(shard_folder(directory, self.path, self._journal.previous_id))
+            shutil.rmtree(self._root, ignore_errors=True)
+            self._journal.restart(key)
+        self._root.mkdir(exist_ok=True)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.mkdir()
+        self._folders = [shard_folder(d, self.path, self._journal.id) for d in self._stripe_dirs]
+        for folder in self._folders:
+            make_shard_folder(folder, self.path)
+
+    @property
+    def scratch(self) -> Path:
+        """A directory for files that are only needed while writing; emptied by the next writer."""
+        return self._scratch
+
+    @property
+    def written_bytes(self) -> int:
+        """Space that the work so far takes on disk, shards elsewhere included."""
+        files = (f for root in (self._root, *self._folders) for f in root.rglob("*") if f.is_file())
+        return sum(f.stat().st_blocks * 512 for f in files)
+
+    def add_nodes(self, ntype: str, count: int) -> None:
+        """Declare a node type. Tables, labels and graphs that come first declare theirs by themselves."""
+        known = self._counts.setdefault(ntype, count)
+        if known != count:
+            raise FormatError(
+                f"node type {ntype!r} has {known} nodes, but another part of the source has {count}"
+            )
+
+    def write_table(
+        self, kind: str, type_: str | Relation, key: str, rows: Values, *, dtype: torch.dtype | None = None
+    ) -> None:
+        """Write one table.
+
+        kind: "node" or "edge"; type_: node type or (src, rel, dst); rows: values[row_count, *shape], in edge
+        id order for edges. dtype: cast to it; rounding to a shorter floating type is allowed, any other
+        change of a value raises FormatError.
+        """
+        rows = as_rows(rows)
+        dtype = dtype or rows.dtype
+        name = table_name(type_, key)
+        if not rows.shape:
+            raise FormatError(f"table {name!r} would be a single number; its first dimension must be rows")
+        if isinstance(type_, str):
+            self.add_nodes(type_, rows.shape[0])
+        else:
+            self._add_edges(type_, rows.shape[0])
+        row_bytes = int(np.prod(rows.shape[1:], dtype=object)) * dtype.itemsize
+        try:
+            page_bytes = table_page_bytes(row_bytes, self._page_bytes)
+        except FormatError as error:
+            raise FormatError(f"table {name!r}: {error}") from None
+        layout = Geometry(rows.shape[0], row_bytes, page_bytes, self._shard_count)
+        folder = encode_path(*((type_,) if isinstance(type_, str) else type_), key)
+        shards = self._shard_paths(folder)
+        entry = TableEntry(
+            kind=kind,
+            type=type_,
+            key=key,
+            shape=tuple(rows.shape[1:]),
+            dtype=dtype_name(dtype),
+            page_bytes=page_bytes,
+            row_count=rows.shape[0],
+            shards=tuple(shards),
+            checksums=ArrayEntry(f"tables/{folder}/checksum.bin", "uint32", (layout.page_count,), 0),
+        )
+        crc = self._once(
+            f"table {name}", layout.page_count * page_bytes, lambda: self._write_pages(rows, dtype, entry)
+        )
+        self._tables.append(_with_checksum(entry, crc))
+
+    def _shard_paths(self, folder: str) -> list[str]:
+        if not self._folders:
+            return [f"tables/{folder}/shard-{i:02d}.bin" for i in range(self._shard_count)]
+        return [str(outside / folder / f"shard-{i:02d}.bin") for i, outside in enumerate(self._folders)]
+
+    def _write_pages(self, rows: Rows, dtype: torch.dtype, entry: TableEntry) -> int:
+        item, layout = f"table {entry.name}", entry.geometry
+        checksums = self._root / entry.checksums.path
+        paths = [self._root / s for s in entry.shards]
+        sizes = [layout.shard_bytes(i) for i in range(layout.shard_count)]
+        first_page = self._journal.pages.get(item, 0)
+        if any(not p.is_file() or p.stat().st_size != s for p, s in zip(paths, sizes, strict=True)):
+            first_page = 0
+        self._on_bytes(first_page * layout.page_bytes)
+        with contextlib.ExitStack() as stack:
+            fds = [_open(stack, p, s) for p, s in zip(paths, sizes, strict=True)]
+            checksum_fd = _open(stack, checksums, layout.page_count * 4)
+            PageWriter(
+                rows,
+                dtype,
+                layout,
+                fds,
+                checksum_fd,
+                workers=self._workers,
+                memory_bytes=self._memory_bytes,
+                sync_bytes=self._sync_bytes,
+                on_sync=lambda pages: self._journal.record_pages(item, pages) if self._resumable else None,
+                on_bytes=self._on_bytes,
+            ).write(first_page)
+        return file_crc32c(checksums)
+
+    def write_graph(
+        self,
+        relation: Relation,
+        indptr: Values,
+        indices: Values,
+        *,
+        num_src: int | None = None,
+        edge_ids: Values | None = None,
+        index_dtype: str = "int64",
+    ) -> None:
+        """Write a relation's topology as in-edges (CSC): the sources of destination v are
+        indices[indptr[v]:indptr[v + 1]].
+
+        num_src: needed unless the source type is declared. edge_ids: the id of each edge in that order.
+        Raises FormatError for an indptr that is not one or an id out of range.
+        """
+        indptr, indices = as_rows(indptr), as_rows(indices)
+        ids = None if edge_ids is None else as_rows(edge_ids)
+        self._declare(relation, num_src, indptr.shape[0] - 1)
+        edge_count = indices.shape[0]
+        if ids is not None and ids.shape != (edge_count,):
+            raise FormatError(f"{describe_type(relation)} has {edge_count} edges but {ids.shape} edge ids")
+
+        def write() -> dict[str, Any]:
+            with contextlib.ExitStack() as stack:
+                files = self._graph_files(stack, relation, edge_count, index_dtype)
+                for values in checked_indptr(indptr, edge_count, _PIECE_BYTES):
+                    files["indptr"].append(values)
+                for values in checked_ids(indices, self._counts[relation[0]], "indices", _PIECE_BYTES):
+                    files["indices"].append(values)
+                is_identity, start = True, 0
+                for values in (
+                    checked_ids(ids, edge_count, "edge_ids", _PIECE_BYTES) if ids is not None else ()
+                ):
+                    files["edge_ids"].append(values)
+                    is_identity &= np.array_equal(values, np.arange(start, start + len(values)))
+                    start += len(values)
+                return self._finish_graph(files, is_identity)
+
+        self._add_graph(relation, edge_count, write)
+
+    def write_edges(
+        self,
+        relation: Relation,
+        edges: EdgeSource,
+        *,
+        keep_ids: bool = True,
+        index_dtype: str = "int64",
+    ) -> None:
+        """Sort edges by destination (stable) and write the relation's topology.
+
+        edges: see topology.edge_list and out_edges. keep_ids: write edge_ids, unless the edges were sorted.
+        """
+        self._declare(relation, edges.num_src, edges.num_dst)
+
+        def write() -> dict[str, Any]:
+            with contextlib.ExitStack() as stack:
+                files = self._graph_files(stack, relation, edges.count, index_dtype)
+                files["indptr"].append(np.zeros(1, np.int64))
+                total, position, is_identity = 0, 0, True
+
+                def on_degrees(degrees: np.ndarray) -> None:
+                    nonlocal total
+                    ends = total + np.cumsum(degrees)
+                    files["indptr"].append(ends)
+                    total = int(ends[-1])
+
+                def on_edges(sources: np.ndarray, ids: np.ndarray) -> None:
+                    nonlocal position, is_identity
+                    files["indices"].append(sources)
+                    files["edge_ids"].append(ids)
+                    is_identity = is_identity and np.array_equal(
+                        ids, np.arange(position, position + len(ids))
+                    )
+                    position += len(ids)
+
+                if edges.num_dst:
+                    sorter = EdgeSorter(self._scratch, self._memory_bytes // 2, on_degrees, on_edges)
+                    sorter.sort(edges.pieces, edges.count, 0, edges.num_dst)
+                return self._finish_graph(files, is_identity or not keep_ids)
+
+        self._add_graph(relation, edges.count, write)
+
+    def _declare(self, relation: Relation, num_src: int | None, num_dst: int | None) -> None:
+        for ntype, count in ((relation[0], num_src), (relation[2], num_dst)):
+            if count is not None:
+                self.add_nodes(ntype, count)
+            elif ntype not in self._counts:
+                raise FormatError(f"the number of {ntype!r} nodes is not known: declare it with add_nodes")
+
+    def _add_edges(self, relation: Relation, count: int) -> dict[str, ArrayEntry]:
+        known, arrays = self._relations.setdefault(relation, (count, {}))
+        if known != count:
+            raise FormatError(
+                f"relation {describe_type(relation)} has {known} edges, but another part has {count}"
+            )
+        return arrays
+
+    def _add_graph(self, relation: Relation, edge_count: int, write: Callable[[], dict[str, Any]]) -> None:
+        arrays = self._add_edges(relation, edge_count)
+        found = self._once(f"graph {'.'.join(relation)}", edge_count * 8, write)
+        arrays.update({role: _array_entry(fields) for role, fields in found.items()})
+
+    def _graph_files(
+        self, stack: contextlib.ExitStack, relation: Relation, edge_count: int, index_dtype: str
+    ) -> dict[str, ArrayFile]:
+        folder = f"graph/{encode_path(*relation)}"
+        plan = {
+            "indptr": ("int64", self._counts[relation[2]] + 1),
+            "indices": (index_dtype, edge_count),
+            "edge_ids": (index_dtype if edge_count < 1 << 31 else "int64", edge_count),
+        }
+        if index_dtype == "int32" and self._counts[relation[0]] >= 1 << 31:
+            raise FormatError(
+                f"int32 indices cannot name {self._counts[relation[0]]} {relation[0]!r} nodes; use int64"
+            )
+        return {
+            role: stack.enter_context(ArrayFile(self._root, f"{folder}/{role}.npy", dtype, (length,)))
+            for role, (dtype, length) in plan.items()
+        }
+
+    def _finish_graph(self, files: Mapping[str, ArrayFile], drop_ids: bool) -> dict[str, Any]:
+        kept = {role: file for role, file in files.items() if not (role == "edge_ids" and drop_ids)}
+        entries = {role: file.finish() for role, file in kept.items()}
+        if "edge_ids" not in kept:
+            files["edge_ids"].discard()
+        return {role: entry.to_json() for role, entry in entries.items()}
+
+    def write_labels(self, ntype: str, labels: Values) -> None:
+        """Write one label per node: labels[num_nodes, …]; whole numbers in one dimension become int64."""
+        labels = as_rows(labels)
+        if not labels.shape:
+            raise FormatError(f"labels of {ntype!r} are a single number")
+        self.add_nodes(ntype, labels.shape[0])
+        is_class = len(labels.shape) == 1 and not labels.dtype.is_floating_point
+        dtype = (
+            "int64" if is_class else "float32" if labels.dtype == torch.bfloat16 else dtype_name(labels.dtype)
+        )
+        pieces = (block.to(_torch(dtype)).numpy() for _, block in blocks(labels, _PIECE_BYTES))
+        self._write_node_array(ntype, "label", dtype, labels.shape, pieces)
+
+    def write_split(self, ntype: str, split: str, ids: Values) -> None:
+        """Write the node ids, int[n], of a split: "train", "val" or "test"."""
+        assert split in SPLITS, split
+        ids = as_rows(ids)
+        self._declare((ntype, "", ntype), None, None)
+        if len(ids.shape) != 1 or ids.dtype.is_floating_point:
+            raise FormatError(
+                f"{split}_idx of {ntype!r} is {ids.dtype}{list(ids.shape)}; it must be node ids, int64[n]"
+            )
+        pieces = checked_ids(ids, self._counts[ntype], f"{split}_idx", _PIECE_BYTES)
+        self._write_node_array(ntype, f"{split}_idx", "int64", ids.shape, pieces)
+
+    def _write_node_array(
+        self, ntype: str, role: str, dtype: str, shape: Sequence[int], pieces: Iterable[np.ndarray]
+    ) -> None:
+        def write() -> dict[str, Any]:
+            with ArrayFile(self._root, f"nodes/{encode_path(ntype)}.{role}.npy", dtype, shape) as file:
+                for values in pieces:
+                    file.append(values)
+                return file.finish().to_json()
+
+        found = self._once(f"nodes {ntype}.{role}", 0, write)
+        self._node_arrays.setdefault(ntype, {})[role] = _array_entry(found)
+
+    def _write_out_degrees(self) -> None:
+        for ntype, count in self._counts.items():
+            entries = [
+                a["indices"] for r, (_, a) in self._relations.items() if r[0] == ntype and "indices" in a
+            ]
+            if not entries:
+                continue
+            indices = [
+                FileRows(self._root / e.path, e.shape, _torch(e.dtype), offset=len(array_header(e)))
+                for e in entries
+            ]
+            pieces = out_degrees(indices, count, self._memory_bytes)
+            self._write_node_array(ntype, "out_degree", "uint32", (count,), pieces)
+
+    def commit(self) -> None:
+        """Finish, sync and publish the dataset. Raises FormatError when its parts do not agree."""
+        with self._disk("the dataset"):
+            self._write_out_degrees()
+            nodes = [NodesEntry(t, n, self._node_arrays.get(t, {})) for t, n in self._counts.items()]
+            relations = [RelationEntry(r, n, arrays) for r, (n, arrays) in self._relations.items()]
+            data = dump_manifest(Manifest(tuple(nodes), tuple(relations), tuple(self._tables)))
+            with open(self._root / MANIFEST, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            for folder in self._folders:
+                sync_tree(folder)
+            publish(self._root, self.path)
+        self._journal.close()
+        shutil.rmtree(self.partial)
+
+    def close(self, *, discard: bool) -> None:
+        """Stop without publishing; discard: remove what was written, else leave it to be resumed."""
+        if discard:
+            for folder in self._folders:
+                remove_shard_folder(folder)
+            shutil.rmtree(self.partial, ignore_errors=True)
+        self._journal.close()
+
+    def __enter__(self) -> DatasetWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            try:
+                self.commit()
+                return
+            except BaseException:
+                self.close(discard=not self._resumable)
+                raise
+        self.close(discard=not self._resumable)
+
+    def _once(self, item: str, size_bytes: int, write: Callable[[], Any]) -> Any:
+        """Do one piece of work, unless the journal says that it is done; its result, as JSON."""
+        if item in self._journal.done:
+            self._on_bytes(size_bytes)
+            return self._journal.done[item]
+        with self._disk(item):
+            result = write()
+            self._journal.record_done(item, result)
+        return result
+
+    @contextlib.contextmanager
+    def _disk(self, item: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            free = shutil.disk_usage(self.partial).free
+            cure = (
+                f"make room and run the same command again, it resumes; or delete {self.partial} to give up"
+                if self._resumable
+                else "nothing was published; make room and try again"
+            )
+            reason = os.strerror(error.errno)
+            raise StorageError(
+                error.errno, f"{reason} while writing {item} ({free} bytes free); {cure}", self.partial
+            ) from error
+
+
+def _array_entry(fields: Mapping[str, Any]) -> ArrayEntry:
+    return ArrayEntry(fields["path"], fields["dtype"], tuple(fields["shape"]), fields["crc32c"])
+
+
+def _with_checksum(entry: TableEntry, crc: int) -> TableEntry:
+    sums = entry.checksums
+    return TableEntry(**(vars(entry) | {"checksums": ArrayEntry(sums.path, sums.dtype, sums.shape, crc)}))
+
+
+def _torch(dtype: str) -> torch.dtype:
+    found = getattr(torch, dtype)
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def _open(stack: contextlib.ExitStack, path: Path, size_bytes: int) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    stack.callback(os.close, fd)
+    os.ftruncate(fd, size_bytes)
+    return fd

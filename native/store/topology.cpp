@@ -1,0 +1,41 @@
+// Counting sources and sorting edges: one pass each, in the order of the input.
+#include "store/topology.h"
+
+#include <algorithm>
+
+namespace gids::store {
+
+template <class Index>
+size_t count_sources(const Index* indices, size_t n, i64 limit, i64 first, size_t count, u32* counts) noexcept {
+  for (size_t at = 0; at < n; ++at) {
+    const i64 index = indices[at];
+    if (index < 0 || index >= limit) return at;
+    const u64 slot = static_cast<u64>(index - first);  // wraps when index < first, and is then too large
+    if (slot < count && counts[slot] != ~u32{0}) ++counts[slot];
+  }
+  return kAllInRange;
+}
+template size_t count_sources<int>(const int*, size_t, i64, i64, size_t, u32*) noexcept;
+template size_t count_sources<long>(const long*, size_t, i64, i64, size_t, u32*) noexcept;
+
+size_t sort_edges(const i64* sources, const i64* destinations, const i64* ids, size_t n, i64 first, size_t count,
+                  i64* offsets, i64* sorted_sources, i64* sorted_ids) noexcept {
+  std::fill_n(offsets, count + 1, 0);
+  for (size_t at = 0; at < n; ++at) {
+    const u64 slot = static_cast<u64>(destinations[at] - first);
+    if (slot >= count) return at;
+    ++offsets[slot + 1];
+  }
+  for (size_t slot = 0; slot < count; ++slot) offsets[slot + 1] += offsets[slot];
+  // offsets[slot] now walks through its destination's range and ends where the next one begins.
+  for (size_t at = 0; at < n; ++at) {
+    const i64 to = offsets[destinations[at] - first]++;
+    sorted_sources[to] = sources[at];
+    sorted_ids[to] = ids[at];
+  }
+  for (size_t slot = count; slot > 0; --slot) offsets[slot] = offsets[slot - 1];
+  offsets[0] = 0;
+  return kAllInRange;
+}
+
+}  // namespace gids::store

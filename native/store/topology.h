@@ -1,0 +1,24 @@
+// What conversion does to a graph's edges in memory: count sources, sort by destination. Called by the
+// converters, a bounded piece at a time. Knows arrays only; ids are checked, never trusted.
+#pragma once
+
+#include <cstddef>
+
+#include "gids/target.h"
+
+namespace gids::store {
+
+constexpr size_t kAllInRange = ~size_t{0};
+
+// counts[i - first] += 1, never past the largest u32, for each i of indices in [first, first + count).
+// Returns the position of the first index outside [0, limit), or kAllInRange.
+template <class Index>
+size_t count_sources(const Index* indices, size_t n, i64 limit, i64 first, size_t count, u32* counts) noexcept;
+
+// Stable counting sort of n edges by destination, for destinations in [first, first + count):
+// offsets[count + 1] get where each destination's edges begin, from 0. Returns as count_sources does
+// (then the outputs are undefined).
+size_t sort_edges(const i64* sources, const i64* destinations, const i64* ids, size_t n, i64 first, size_t count,
+                  i64* offsets, i64* sorted_sources, i64* sorted_ids) noexcept;
+
+}  // namespace gids::store
