@@ -45,14 +45,20 @@ def dtype_name(dtype: torch.dtype) -> str:
     for name, known in TABLE_DTYPES.items():
         if known == dtype:
             return name
-    raise FormatError(
-        f"tables cannot hold {str(dtype).removeprefix('torch.')} (they can: {', '.join(TABLE_DTYPES)})"
-    )
+    found = str(dtype).removeprefix("torch.")
+    raise FormatError(f"tables cannot hold {found}: cast it (--dtype) to one of {', '.join(TABLE_DTYPES)}")
 
 
 def torch_dtype_of(dtype: np.dtype[np.generic]) -> torch.dtype | None:
-    """The torch type with the values of a NumPy type, or None where tables have none (text, uint16, …)."""
-    return torch.uint8 if dtype == np.bool_ else TABLE_DTYPES.get(dtype.newbyteorder("=").name)
+    """The torch type with the values of a NumPy number type (booleans: uint8), or None (text, complex, …).
+
+    int16, uint16, uint32 and uint64 can be read, but tables cannot hold them.
+    """
+    if dtype.kind not in "biuf" or dtype.itemsize > 8:
+        return None
+    found = getattr(torch, "uint8" if dtype.kind == "b" else dtype.newbyteorder("=").name)
+    assert isinstance(found, torch.dtype)
+    return found
 
 
 def byte_view(rows: torch.Tensor) -> np.ndarray:

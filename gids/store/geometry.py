@@ -6,6 +6,8 @@ byte (p // S) * page_bytes.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +60,12 @@ class Geometry:
     @property
     def page_count(self) -> int:
         return div_ceil(self.row_count, self.rows_per_page)
+
+    @classmethod
+    def of(cls, shape: Sequence[int], itemsize: int, *, page_bytes: int, shard_count: int) -> Geometry:
+        """The layout of values[shape] of itemsize bytes, for a page size asked for. Raises FormatError."""
+        row_bytes = math.prod(shape[1:]) * itemsize
+        return cls(shape[0], row_bytes, table_page_bytes(row_bytes, page_bytes), shard_count)
 
     def shard_page_count(self, shard: int) -> int:
         """How many pages lie in one shard."""

@@ -111,21 +111,30 @@ class FileRows:
         if self._byte_swapped and self.dtype.itemsize > 1:
             data.view(f"u{self.dtype.itemsize}").byteswap(inplace=True)
 
+    def row(self, index: int) -> FileRows:
+        """One row, as rows of its own."""
+        offset = self._offset + index * self._row_bytes
+        return FileRows(self.path, self.shape[1:], self.dtype, offset=offset, byte_swapped=self._byte_swapped)
+
+    def reshaped(self, shape: tuple[int, ...]) -> FileRows:
+        """The same elements in rows of another shape."""
+        return FileRows(self.path, shape, self.dtype, offset=self._offset, byte_swapped=self._byte_swapped)
+
 
 class ColumnRows:
     """Rows of a Fortran-order array in a file: gathered from its columns, each contiguous there."""
 
     def __init__(self, elements: FileRows, shape: tuple[int, ...]) -> None:
-        self._elements = elements  # all of them, in the order of the file
+        self.elements = elements  # all of them, in the order of the file
         self.shape = shape
         self.dtype: torch.dtype = elements.dtype
 
     def read_into(self, start: int, out: torch.Tensor) -> None:
         column = torch.empty(len(out), dtype=self.dtype)
         for index in range(math.prod(self.shape[1:])):
-            self._elements.read_into(index * self.shape[0] + start, column)
-            place = np.unravel_index(index, self.shape[1:], order="F")
-            out.numpy()[(slice(None), *place)] = column.numpy()
+            self.elements.read_into(index * self.shape[0] + start, column)
+            place = np.ravel_multi_index(np.unravel_index(index, self.shape[1:], order="F"), self.shape[1:])
+            out.view(len(out), -1)[:, int(place)] = column
 
 
 Values = Rows | torch.Tensor | np.ndarray

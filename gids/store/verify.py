@@ -31,14 +31,15 @@ def verify(
     *,
     allow_dirs: Sequence[str | os.PathLike[str]] = (),
     workers: int = 2,
+    on_total: Callable[[int], None] = _ignore,
     on_bytes: Callable[[int], None] = _ignore,
 ) -> Iterator[str]:
     """Yield one line per fault of the dataset at path; none means that it is exactly as written.
 
     Checks the manifest's checksum, every file's size, header and checksum, every page (padding included),
     that indptr rises from 0 to the number of edges and that ids are in range. Reads everything once (the
-    graph twice), in bounded memory, and leaves nothing in the page cache. on_bytes(n): progress, over
-    `dataset_bytes`.
+    graph twice), in bounded memory, and leaves nothing in the page cache. on_total(bytes) and
+    on_bytes(n): progress.
     """
     root = Path(os.path.abspath(path))
     try:
@@ -51,6 +52,7 @@ def verify(
     yield from broken
     if broken:
         return  # what is truncated or elsewhere cannot be read as it should
+    on_total(_dataset_bytes(manifest))
     for entry in manifest.arrays():
         yield from _array_faults(locate.array(entry), entry)
         on_bytes(locate.array(entry).stat().st_size)
@@ -64,8 +66,7 @@ def verify(
             yield from _table_faults(table, locate, pool, on_bytes)
 
 
-def dataset_bytes(manifest: Manifest) -> int:
-    """Bytes of all shards and arrays."""
+def _dataset_bytes(manifest: Manifest) -> int:
     pages = sum(t.geometry.page_count * t.page_bytes for t in manifest.tables)
     return pages + sum(array_bytes(a) for a in manifest.arrays())
 

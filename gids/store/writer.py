@@ -7,10 +7,8 @@ Called by the converters and by tests. A reader of the final path sees the whole
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,15 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from gids.errors import FormatError, StorageError
+from gids.errors import FormatError
 from gids.store.array_file import ArrayFile, file_crc32c
 from gids.store.dtypes import dtype_name
-from gids.store.edge_sort import EdgeSorter
 from gids.store.files import array_header
 from gids.store.geometry import DEFAULT_PAGE_BYTES, Geometry, table_page_bytes
-from gids.store.journal import Journal
+from gids.store.graph_writer import GraphWriter
 from gids.store.manifest import (
-    MANIFEST,
     ArrayEntry,
     Manifest,
     NodesEntry,
@@ -36,16 +32,9 @@ from gids.store.manifest import (
 )
 from gids.store.names import SPLITS, Relation, describe_type, encode_path, table_name
 from gids.store.page_writer import PageWriter
-from gids.store.publish import (
-    check_replaceable,
-    make_shard_folder,
-    publish,
-    remove_shard_folder,
-    shard_folder,
-    sync_tree,
-)
 from gids.store.rows import FileRows, Rows, Values, as_rows, blocks
-from gids.store.topology import EdgeSource, checked_ids, checked_indptr, out_degrees
+from gids.store.topology import EdgeSource, checked_ids, out_degrees
+from gids.store.workplace import Workplace
 
 _PIECE_BYTES = 8 << 20
 
@@ -89,70 +78,37 @@ class DatasetWriter:
             raise ValueError(
                 f"workers={workers}, memory_bytes={memory_bytes}; at least 1 and 1 MiB are needed"
             )
+        stripe_dirs = [] if isinstance(stripe, int) else [Path(d) for d in stripe]
+        self._shard_count = stripe if isinstance(stripe, int) else len(stripe_dirs)
+        if self._shard_count < 1:
+            raise ValueError("stripe needs at least one shard or directory")
         self.path = Path(os.path.abspath(path))
-        self.partial = self.path.with_name(self.path.name + ".partial")
         self._page_bytes, self._workers, self._memory_bytes = page_bytes, workers, memory_bytes
-        self._overwrite, self._resumable = overwrite, resume_key is not None
         self._sync_bytes, self._on_bytes = sync_bytes, on_bytes
         self._counts: dict[str, int] = {}
         self._node_arrays: dict[str, dict[str, ArrayEntry]] = {}
         self._relations: dict[Relation, tuple[int, dict[str, ArrayEntry]]] = {}
         self._tables: list[TableEntry] = []
-        self._stripe_dirs = [] if isinstance(stripe, int) else [Path(d) for d in stripe]
-        self._shard_count = stripe if isinstance(stripe, int) else len(self._stripe_dirs)
-        self._check_places()
-        self._root = self.partial / "dataset"
-        self._scratch = self.partial / "scratch"
-        self._open_journal(resume_key)
-
-    def _check_places(self) -> None:
-        if self._shard_count < 1:
-            raise ValueError("stripe needs at least one shard or directory")
-        for directory in self._stripe_dirs:
-            if not directory.is_dir():
-                raise FileNotFoundError(f"stripe directory {directory} does not exist")
-        if not self.path.parent.is_dir():
-            raise FileNotFoundError(f"{self.path.parent} does not exist; make it first")
-        if self.path.exists():
-            if not self._overwrite:
-                raise FileExistsError(
-                    f"{self.path} exists; overwrite it (--overwrite) or choose another name"
-                )
-            check_replaceable(self.path)
-        if self.partial.exists() and not (self.partial / "journal").exists() and any(self.partial.iterdir()):
-            raise FileExistsError(f"{self.partial} is in the way and is not a conversion's; remove it")
-
-    def _open_journal(self, key: Mapping[str, Any] | None) -> None:
-        self.partial.mkdir(exist_ok=True)
-        try:
-            self._journal = Journal(self.partial / "journal", key)
-        except BlockingIOError:
-            raise FileExistsError(f"another process is writing {self.partial}; wait for it") from None
-        self.resumed = self._journal.resumed and self._root.is_dir()
-        self.restart_reason = self._journal.difference
-        if not self.resumed:
-            for directory in self._stripe_dirs:
-                if self._journal.previous_id:
-                    remove_shard_folder(shard_folder(directory, self.path, self._journal.previous_id))
-            shutil.rmtree(self._root, ignore_errors=True)
-            self._journal.restart(key)
-        self._root.mkdir(exist_ok=True)
-        shutil.rmtree(self._scratch, ignore_errors=True)
-        self._scratch.mkdir()
-        self._folders = [shard_folder(d, self.path, self._journal.id) for d in self._stripe_dirs]
-        for folder in self._folders:
-            make_shard_folder(folder, self.path)
+        self._resumable = resume_key is not None
+        self._place = Workplace(self.path, stripe_dirs, resume_key, overwrite=overwrite)
+        self._root = self._place.root
+        self.resumed = self._place.resumed
+        self.restart_reason = self._place.restart_reason
 
     @property
     def scratch(self) -> Path:
         """A directory for files that are only needed while writing; emptied by the next writer."""
-        return self._scratch
+        return self._place.scratch
 
     @property
-    def written_bytes(self) -> int:
-        """Space that the work so far takes on disk, shards elsewhere included."""
-        files = (f for root in (self._root, *self._folders) for f in root.rglob("*") if f.is_file())
-        return sum(f.stat().st_blocks * 512 for f in files)
+    def folders(self) -> list[Path]:
+        """Where shards go: the directory that is being built, or one folder in each stripe directory."""
+        return self._place.folders or [self._root]
+
+    @property
+    def has_progress(self) -> bool:
+        """Whether a later writer with the same key would find work to continue."""
+        return self._place.has_progress
 
     def add_nodes(self, ntype: str, count: int) -> None:
         """Declare a node type. Tables, labels and graphs that come first declare theirs by themselves."""
@@ -180,12 +136,12 @@ class DatasetWriter:
             self.add_nodes(type_, rows.shape[0])
         else:
             self._add_edges(type_, rows.shape[0])
-        row_bytes = int(np.prod(rows.shape[1:], dtype=object)) * dtype.itemsize
         try:
-            page_bytes = table_page_bytes(row_bytes, self._page_bytes)
+            layout = Geometry.of(
+                rows.shape, dtype.itemsize, page_bytes=self._page_bytes, shard_count=self._shard_count
+            )
         except FormatError as error:
             raise FormatError(f"table {name!r}: {error}") from None
-        layout = Geometry(rows.shape[0], row_bytes, page_bytes, self._shard_count)
         folder = encode_path(*((type_,) if isinstance(type_, str) else type_), key)
         shards = self._shard_paths(folder)
         entry = TableEntry(
@@ -194,27 +150,30 @@ class DatasetWriter:
             key=key,
             shape=tuple(rows.shape[1:]),
             dtype=dtype_name(dtype),
-            page_bytes=page_bytes,
+            page_bytes=layout.page_bytes,
             row_count=rows.shape[0],
             shards=tuple(shards),
             checksums=ArrayEntry(f"tables/{folder}/checksum.bin", "uint32", (layout.page_count,), 0),
         )
+        item = f"table {folder}"
         crc = self._once(
-            f"table {name}", layout.page_count * page_bytes, lambda: self._write_pages(rows, dtype, entry)
+            item,
+            layout.page_count * layout.page_bytes,
+            lambda: self._write_pages(item, rows, dtype, entry),
         )
         self._tables.append(_with_checksum(entry, crc))
 
     def _shard_paths(self, folder: str) -> list[str]:
-        if not self._folders:
+        if not self._place.folders:
             return [f"tables/{folder}/shard-{i:02d}.bin" for i in range(self._shard_count)]
-        return [str(outside / folder / f"shard-{i:02d}.bin") for i, outside in enumerate(self._folders)]
+        return [str(outside / folder / f"shard-{i:02d}.bin") for i, outside in enumerate(self._place.folders)]
 
-    def _write_pages(self, rows: Rows, dtype: torch.dtype, entry: TableEntry) -> int:
-        item, layout = f"table {entry.name}", entry.geometry
+    def _write_pages(self, item: str, rows: Rows, dtype: torch.dtype, entry: TableEntry) -> int:
+        layout = entry.geometry
         checksums = self._root / entry.checksums.path
         paths = [self._root / s for s in entry.shards]
         sizes = [layout.shard_bytes(i) for i in range(layout.shard_count)]
-        first_page = self._journal.pages.get(item, 0)
+        first_page = self._place.pages_done(item)
         if any(not p.is_file() or p.stat().st_size != s for p, s in zip(paths, sizes, strict=True)):
             first_page = 0
         self._on_bytes(first_page * layout.page_bytes)
@@ -230,7 +189,7 @@ class DatasetWriter:
                 workers=self._workers,
                 memory_bytes=self._memory_bytes,
                 sync_bytes=self._sync_bytes,
-                on_sync=lambda pages: self._journal.record_pages(item, pages) if self._resumable else None,
+                on_sync=lambda pages: self._place.record_pages(item, pages),
                 on_bytes=self._on_bytes,
             ).write(first_page)
         return file_crc32c(checksums)
@@ -258,23 +217,10 @@ class DatasetWriter:
         if ids is not None and ids.shape != (edge_count,):
             raise FormatError(f"{describe_type(relation)} has {edge_count} edges but {ids.shape} edge ids")
 
-        def write() -> dict[str, Any]:
-            with contextlib.ExitStack() as stack:
-                files = self._graph_files(stack, relation, edge_count, index_dtype)
-                for values in checked_indptr(indptr, edge_count, _PIECE_BYTES):
-                    files["indptr"].append(values)
-                for values in checked_ids(indices, self._counts[relation[0]], "indices", _PIECE_BYTES):
-                    files["indices"].append(values)
-                is_identity, start = True, 0
-                for values in (
-                    checked_ids(ids, edge_count, "edge_ids", _PIECE_BYTES) if ids is not None else ()
-                ):
-                    files["edge_ids"].append(values)
-                    is_identity &= np.array_equal(values, np.arange(start, start + len(values)))
-                    start += len(values)
-                return self._finish_graph(files, is_identity)
+        def write(files: GraphWriter) -> dict[str, ArrayEntry]:
+            return files.write_in_edges(indptr, indices, ids)
 
-        self._add_graph(relation, edge_count, write)
+        self._add_graph(relation, edge_count, index_dtype, write)
 
     def write_edges(
         self,
@@ -290,33 +236,10 @@ class DatasetWriter:
         """
         self._declare(relation, edges.num_src, edges.num_dst)
 
-        def write() -> dict[str, Any]:
-            with contextlib.ExitStack() as stack:
-                files = self._graph_files(stack, relation, edges.count, index_dtype)
-                files["indptr"].append(np.zeros(1, np.int64))
-                total, position, is_identity = 0, 0, True
+        def write(files: GraphWriter) -> dict[str, ArrayEntry]:
+            return files.write_sorted(edges, self._place.scratch, self._memory_bytes // 2, keep_ids=keep_ids)
 
-                def on_degrees(degrees: np.ndarray) -> None:
-                    nonlocal total
-                    ends = total + np.cumsum(degrees)
-                    files["indptr"].append(ends)
-                    total = int(ends[-1])
-
-                def on_edges(sources: np.ndarray, ids: np.ndarray) -> None:
-                    nonlocal position, is_identity
-                    files["indices"].append(sources)
-                    files["edge_ids"].append(ids)
-                    is_identity = is_identity and np.array_equal(
-                        ids, np.arange(position, position + len(ids))
-                    )
-                    position += len(ids)
-
-                if edges.num_dst:
-                    sorter = EdgeSorter(self._scratch, self._memory_bytes // 2, on_degrees, on_edges)
-                    sorter.sort(edges.pieces, edges.count, 0, edges.num_dst)
-                return self._finish_graph(files, is_identity or not keep_ids)
-
-        self._add_graph(relation, edges.count, write)
+        self._add_graph(relation, edges.count, index_dtype, write)
 
     def _declare(self, relation: Relation, num_src: int | None, num_dst: int | None) -> None:
         for ntype, count in ((relation[0], num_src), (relation[2], num_dst)):
@@ -333,35 +256,32 @@ class DatasetWriter:
             )
         return arrays
 
-    def _add_graph(self, relation: Relation, edge_count: int, write: Callable[[], dict[str, Any]]) -> None:
+    def _add_graph(
+        self,
+        relation: Relation,
+        edge_count: int,
+        index_dtype: str,
+        write: Callable[[GraphWriter], dict[str, ArrayEntry]],
+    ) -> None:
         arrays = self._add_edges(relation, edge_count)
-        found = self._once(f"graph {'.'.join(relation)}", edge_count * 8, write)
+
+        def work() -> dict[str, Any]:
+            try:
+                with GraphWriter(
+                    self._root,
+                    relation,
+                    num_src=self._counts[relation[0]],
+                    num_dst=self._counts[relation[2]],
+                    edge_count=edge_count,
+                    index_dtype=index_dtype,
+                    on_bytes=self._on_bytes,
+                ) as files:
+                    return {role: entry.to_json() for role, entry in write(files).items()}
+            except FormatError as error:
+                raise FormatError(f"relation {describe_type(relation)}: {error}") from None
+
+        found = self._once(f"graph {encode_path(*relation)}", edge_count * 8, work)
         arrays.update({role: _array_entry(fields) for role, fields in found.items()})
-
-    def _graph_files(
-        self, stack: contextlib.ExitStack, relation: Relation, edge_count: int, index_dtype: str
-    ) -> dict[str, ArrayFile]:
-        folder = f"graph/{encode_path(*relation)}"
-        plan = {
-            "indptr": ("int64", self._counts[relation[2]] + 1),
-            "indices": (index_dtype, edge_count),
-            "edge_ids": (index_dtype if edge_count < 1 << 31 else "int64", edge_count),
-        }
-        if index_dtype == "int32" and self._counts[relation[0]] >= 1 << 31:
-            raise FormatError(
-                f"int32 indices cannot name {self._counts[relation[0]]} {relation[0]!r} nodes; use int64"
-            )
-        return {
-            role: stack.enter_context(ArrayFile(self._root, f"{folder}/{role}.npy", dtype, (length,)))
-            for role, (dtype, length) in plan.items()
-        }
-
-    def _finish_graph(self, files: Mapping[str, ArrayFile], drop_ids: bool) -> dict[str, Any]:
-        kept = {role: file for role, file in files.items() if not (role == "edge_ids" and drop_ids)}
-        entries = {role: file.finish() for role, file in kept.items()}
-        if "edge_ids" not in kept:
-            files["edge_ids"].discard()
-        return {role: entry.to_json() for role, entry in entries.items()}
 
     def write_labels(self, ntype: str, labels: Values) -> None:
         """Write one label per node: labels[num_nodes, …]; whole numbers in one dimension become int64."""
@@ -397,7 +317,7 @@ class DatasetWriter:
                     file.append(values)
                 return file.finish().to_json()
 
-        found = self._once(f"nodes {ntype}.{role}", 0, write)
+        found = self._once(f"nodes {encode_path(ntype)}.{role}", 0, write)
         self._node_arrays.setdefault(ntype, {})[role] = _array_entry(found)
 
     def _write_out_degrees(self) -> None:
@@ -416,28 +336,14 @@ class DatasetWriter:
 
     def commit(self) -> None:
         """Finish, sync and publish the dataset. Raises FormatError when its parts do not agree."""
-        with self._disk("the dataset"):
-            self._write_out_degrees()
-            nodes = [NodesEntry(t, n, self._node_arrays.get(t, {})) for t, n in self._counts.items()]
-            relations = [RelationEntry(r, n, arrays) for r, (n, arrays) in self._relations.items()]
-            data = dump_manifest(Manifest(tuple(nodes), tuple(relations), tuple(self._tables)))
-            with open(self._root / MANIFEST, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            for folder in self._folders:
-                sync_tree(folder)
-            publish(self._root, self.path)
-        self._journal.close()
-        shutil.rmtree(self.partial)
+        self._write_out_degrees()
+        nodes = [NodesEntry(t, n, self._node_arrays.get(t, {})) for t, n in self._counts.items()]
+        relations = [RelationEntry(r, n, arrays) for r, (n, arrays) in self._relations.items()]
+        self._place.publish(dump_manifest(Manifest(tuple(nodes), tuple(relations), tuple(self._tables))))
 
     def close(self, *, discard: bool) -> None:
         """Stop without publishing; discard: remove what was written, else leave it to be resumed."""
-        if discard:
-            for folder in self._folders:
-                remove_shard_folder(folder)
-            shutil.rmtree(self.partial, ignore_errors=True)
-        self._journal.close()
+        self._place.close(discard=discard)
 
     def __enter__(self) -> DatasetWriter:
         return self
@@ -454,33 +360,8 @@ class DatasetWriter:
                 raise
         self.close(discard=not self._resumable)
 
-    def _once(self, item: str, size_bytes: int, write: Callable[[], Any]) -> Any:
-        """Do one piece of work, unless the journal says that it is done; its result, as JSON."""
-        if item in self._journal.done:
-            self._on_bytes(size_bytes)
-            return self._journal.done[item]
-        with self._disk(item):
-            result = write()
-            self._journal.record_done(item, result)
-        return result
-
-    @contextlib.contextmanager
-    def _disk(self, item: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise
-            free = shutil.disk_usage(self.partial).free
-            cure = (
-                f"make room and run the same command again, it resumes; or delete {self.partial} to give up"
-                if self._resumable
-                else "nothing was published; make room and try again"
-            )
-            reason = os.strerror(error.errno)
-            raise StorageError(
-                error.errno, f"{reason} while writing {item} ({free} bytes free); {cure}", self.partial
-            ) from error
+    def _once(self, item: str, size_bytes: int, work: Callable[[], Any]) -> Any:
+        return self._place.once(item, work, on_skip=lambda: self._on_bytes(size_bytes))
 
 
 def _array_entry(fields: Mapping[str, Any]) -> ArrayEntry:

@@ -1,0 +1,103 @@
+"""`gids info PATH`: what a dataset holds, without reading its data."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gids.cli.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from gids.store import FeatureStore
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "info", help="say what a dataset holds", description="Say what a dataset holds."
+    )
+    parser.add_argument("path", metavar="PATH", type=Path)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--allow-dir", action="append", default=[], metavar="DIR", help="where shards may lie outside PATH"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from gids.store import FeatureStore
+
+    found = describe(FeatureStore(args.path, allow_dirs=args.allow_dir))
+    print(json.dumps(found, indent=2) if args.json else "\n".join(_lines(found)))
+    return 0
+
+
+def describe(store: FeatureStore) -> dict[str, Any]:
+    """What a dataset holds, as JSON. Sizes in bytes."""
+    return {
+        "path": str(store.path),
+        "tables": [
+            {
+                "name": t.name,
+                "kind": t.kind,
+                "rows": t.row_count,
+                "shape": list(t.shape),
+                "dtype": str(t.dtype).removeprefix("torch."),
+                "row_bytes": t.row_bytes,
+                "page_bytes": t.page_bytes,
+                "rows_per_page": t.rows_per_page,
+                "pages": t.page_count,
+                "bytes": t.page_count * t.page_bytes,
+                "shards": [str(p) for p in t.shard_paths],
+            }
+            for t in store.tables.values()
+        ],
+        "nodes": [_nodes(store, n) for n in store.node_types],
+        "relations": [
+            {"type": list(r), "edges": store.num_edges(r), "topology": _topology(store, r)}
+            for r in store.relations
+        ],
+    }
+
+
+def _nodes(store: FeatureStore, ntype: str) -> dict[str, Any]:
+    labels = store.labels.get(ntype)
+    splits = store.splits.get(ntype, {})
+    return {
+        "type": ntype,
+        "count": store.num_nodes(ntype),
+        "labels": None
+        if labels is None
+        else f"{str(labels.dtype).removeprefix('torch.')}{list(labels.shape)}",
+        "splits": {split: len(ids) for split, ids in splits.items()},
+    }
+
+
+def _topology(store: FeatureStore, relation: tuple[str, str, str]) -> dict[str, Any] | None:
+    try:
+        graph = store.graph(relation)
+    except KeyError:
+        return None
+    return {"index_dtype": str(graph.indices.dtype), "edge_ids": graph.edge_ids is not None}
+
+
+def _lines(found: dict[str, Any]) -> list[str]:
+    lines = [found["path"], "tables"]
+    for t in found["tables"]:
+        shape = " x ".join(map(str, [t["rows"], *t["shape"]]))
+        pages = f"{t['pages']} pages of {t['page_bytes']} B"
+        rows = f"{t['rows_per_page']} row{'s' * (t['rows_per_page'] > 1)} each"
+        lines.append(f"  {t['name']}  {t['dtype']} {shape}  {pages}, {rows}  {format_bytes(t['bytes'])}")
+        lines += [f"    {path}" for path in t["shards"]]
+    lines.append("nodes")
+    for n in found["nodes"]:
+        splits = ", ".join(f"{split} {count}" for split, count in n["splits"].items())
+        parts = [f"{n['count']}", f"labels {n['labels']}" if n["labels"] else "", splits]
+        lines.append(f"  {n['type']}  " + "  ".join(p for p in parts if p))
+    lines.append("relations" if found["relations"] else "relations: none")
+    for r in found["relations"]:
+        graph = r["topology"]
+        kind = "no topology" if graph is None else f"{graph['index_dtype']} in-edges"
+        ids = ", edge ids" if graph and graph["edge_ids"] else ""
+        lines.append(f"  {'.'.join(r['type'])}  {r['edges']} edges  {kind}{ids}")
+    return lines

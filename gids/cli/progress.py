@@ -1,0 +1,40 @@
+"""A progress bar in bytes on standard error. Called by the subcommands; shown on a terminal only."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import TracebackType
+
+from tqdm import tqdm
+
+
+class Progress:
+    """Use as a context manager; `total` may be set late; `add` may be called from any thread."""
+
+    def __init__(self, title: str, *, quiet: bool) -> None:
+        shown = not quiet and sys.stderr.isatty()
+        self._lock = threading.Lock()
+        self._bar = tqdm(
+            desc=title, unit="B", unit_scale=True, disable=not shown, leave=False, file=sys.stderr
+        )
+
+    def total(self, size_bytes: int) -> None:
+        self._bar.total = size_bytes
+        self._bar.refresh()
+
+    def add(self, size_bytes: int) -> None:
+        with self._lock:
+            self._bar.update(size_bytes)
+
+    def say(self, sentence: str) -> None:
+        """Print a line without disturbing the bar."""
+        self._bar.write(sentence, file=sys.stderr)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.close()

@@ -1,0 +1,139 @@
+"""Opens arrays in files, without reading them: .npy, members of .npz, raw binary. Called by the readers."""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from gids.errors import FormatError
+from gids.store.dtypes import table_dtype, torch_dtype_of
+from gids.store.rows import ColumnRows, FileRows, Rows
+
+_COPY_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class Found:
+    """An array in a source: its rows, and whether it holds booleans (then rows are uint8).
+
+    rows is None for what cannot be stored, and `why` says why."""
+
+    rows: Rows | None
+    is_bool: bool = False
+    why: str = ""
+
+
+def open_npy(path: Path, offset: int = 0) -> Found:
+    """The array of a .npy file, or of one that begins at an offset into a file. Raises FormatError."""
+    with open(path, "rb") as file:
+        file.seek(offset)
+        shape, is_fortran, dtype = _read_header(file, path)
+        start = file.tell()
+    if dtype.hasobject:
+        return Found(None, why="Python objects, which only unpickling could read")
+    torch_dtype = torch_dtype_of(dtype)
+    if torch_dtype is None:
+        return Found(None, why=f"of type {dtype}, not numbers")
+    is_swapped = dtype.byteorder == ">"
+    flat = is_fortran and len(shape) > 1
+    rows: Rows = FileRows(
+        path, (math.prod(shape),) if flat else shape, torch_dtype, offset=start, byte_swapped=is_swapped
+    )
+    return Found(ColumnRows(rows, shape) if flat and isinstance(rows, FileRows) else rows, dtype.kind == "b")
+
+
+def _read_header(file: BinaryIO, path: Path) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
+    try:
+        version = np.lib.format.read_magic(file)
+        if version == (1, 0):
+            return np.lib.format.read_array_header_1_0(file)
+        if version == (2, 0):
+            return np.lib.format.read_array_header_2_0(file)
+    except ValueError as error:
+        raise FormatError(f"{path} is not a valid .npy file: {error}") from None
+    raise FormatError(f"{path} is a .npy file of version {version}; 1.0 and 2.0 can be read")
+
+
+def open_npz(path: Path, scratch: Path) -> dict[str, Found]:
+    """The arrays of a .npz file by name.
+
+    Members that np.savez stored are read in place; those that np.savez_compressed packed are unpacked to
+    scratch first, since only files can be read a range at a time.
+    """
+    found = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for number, member in enumerate(archive.infolist()):
+                name = member.filename.removesuffix(".npy")
+                if not member.filename.endswith(".npy"):
+                    found[member.filename] = Found(None, why="not an array")
+                elif member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1:
+                    found[name] = open_npy(path, _data_offset(path, member))
+                else:
+                    unpacked = scratch / f"{path.stem}-{number}.npy"
+                    _unpack(archive, member, unpacked)
+                    found[name] = open_npy(unpacked)
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        raise FormatError(f"{path} is not a valid .npz file: {error}") from None
+    return found
+
+
+def _data_offset(path: Path, member: zipfile.ZipInfo) -> int:
+    with open(path, "rb") as file:
+        file.seek(member.header_offset)
+        header = file.read(30)
+    if len(header) < 30 or header[:4] != b"PK\x03\x04":
+        raise FormatError(f"{path} is damaged where {member.filename} begins")
+    name_bytes, extra_bytes = struct.unpack("<HH", header[26:30])
+    return member.header_offset + 30 + int(name_bytes) + int(extra_bytes)
+
+
+def _unpack(archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Path) -> None:
+    with archive.open(member) as packed, open(target, "wb") as file:
+        while block := packed.read(_COPY_BYTES):
+            file.write(block)
+
+
+def open_raw(path: Path, dtype: str | None, shape: tuple[int, ...] | None) -> Rows:
+    """The rows of a raw file. One length of shape may be -1: as many as the file has. Raises FormatError."""
+    if dtype is None or not shape:
+        raise FormatError(
+            f"{path} is neither .npy, .npz, a DGL graph file nor a directory; "
+            "for raw binary say what it holds: --dtype float32 --shape ROWS,DIM"
+        )
+    type_ = table_dtype(dtype)
+    size = os.path.getsize(path)
+    if shape.count(-1) == 1:
+        rest = -math.prod(shape) * type_.itemsize
+        if rest == 0 or size % rest:
+            raise FormatError(f"{path} has {size} bytes, which is no multiple of the {rest} of one row")
+        shape = tuple(size // rest if n == -1 else n for n in shape)
+    if min(shape) < 0 or math.prod(shape) * type_.itemsize != size:
+        needed = math.prod(shape) * type_.itemsize
+        raise FormatError(
+            f"{path} has {size} bytes, but {dtype}{list(shape)} has {needed}; check --dtype and --shape"
+        )
+    return FileRows(path, shape, type_)
+
+
+def directory_arrays(
+    folder: Path, scratch: Path, dtype: str | None, shape: tuple[int, ...] | None
+) -> Iterator[tuple[str, Found]]:
+    """(name, array) of each .npy, .npz member and .bin in a directory, by file name."""
+    for path in sorted(folder.iterdir()):
+        if path.suffix == ".npy":
+            yield path.stem, open_npy(path)
+        elif path.suffix == ".npz":
+            yield from open_npz(path, scratch).items()
+        elif path.suffix == ".bin":
+            yield path.stem, Found(open_raw(path, dtype, shape))
+        elif path.is_file():
+            yield path.name, Found(None, why="not .npy, .npz or .bin")

@@ -1,0 +1,197 @@
+"""convert: turns a source into a dataset, resumably. Called by `gids convert`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gids.errors import FormatError
+from gids.store.convert.source import InEdges, Source, TableSource
+from gids.store.convert.space import check_space
+from gids.store.convert.split import random_split
+from gids.store.dtypes import table_dtype
+from gids.store.edge_sort import EDGE_BYTES
+from gids.store.geometry import DEFAULT_PAGE_BYTES, Geometry
+from gids.store.names import table_name
+from gids.store.writer import DatasetWriter
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to convert.
+
+    dtypes: table name or key -> type to cast to; "" stands for every other table. split: fractions of train,
+    val and test for labels that come without splits, or None. stripe: directories for one shard each.
+    workers and memory_bytes do not change the result.
+    """
+
+    page_bytes: int = DEFAULT_PAGE_BYTES
+    stripe: tuple[str, ...] = ()
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    index_dtype: str = "int64"
+    keep_edge_ids: bool = True
+    split: tuple[float, ...] | None = (0.6, 0.2, 0.2)
+    seed: int = 0
+    workers: int = 2
+    memory_bytes: int = 256 << 20
+    overwrite: bool = False
+
+    def key(self) -> dict[str, Any]:
+        """What a resumed conversion must have in common with the one that it continues."""
+        return {
+            "--page-bytes": self.page_bytes,
+            "--stripe": [os.path.realpath(d) for d in self.stripe],
+            "--dtype": dict(self.dtypes),
+            "--index-dtype": self.index_dtype,
+            "--no-edge-ids": not self.keep_edge_ids,
+            "--split": self.split,
+            "--seed": self.seed,
+        }
+
+
+def _silent(*_: Any) -> None:
+    pass
+
+
+def convert(
+    files: Sequence[Path],
+    open_source: Callable[[Path], Source],
+    path: str | os.PathLike[str],
+    options: Options,
+    *,
+    key: Mapping[str, Any] | None = None,
+    say: Callable[[str], None] = _silent,
+    on_total: Callable[[int], None] = _silent,
+    on_bytes: Callable[[int], None] = _silent,
+    sync_bytes: int = 256 << 20,
+) -> None:
+    """Convert a source to a dataset at `path`.
+
+    files: what the source consists of; when one changes, a resumed conversion starts again. open_source is
+    called with a scratch directory. key: what else the source depends on. say(sentence): notes for the user.
+    on_total(bytes), on_bytes(n): progress.
+
+    Interrupted, killed or out of disk, what was written stays in NAME.partial and the same call continues it;
+    a source that is no good (FormatError) leaves nothing. Raises also FileExistsError and StorageError.
+    """
+    fingerprint = _fingerprint(files)
+    writer = DatasetWriter(
+        path,
+        page_bytes=options.page_bytes,
+        stripe=options.stripe or 1,
+        workers=options.workers,
+        memory_bytes=options.memory_bytes,
+        overwrite=options.overwrite,
+        resume_key={"the source": fingerprint, **options.key(), **(key or {})},
+        sync_bytes=sync_bytes,
+        on_bytes=on_bytes,
+    )
+    try:
+        if writer.resumed and writer.has_progress:
+            say("resuming an unfinished conversion")
+        elif writer.restart_reason:
+            say(f"an unfinished conversion was found, but {writer.restart_reason}: starting again")
+        source = open_source(writer.scratch)
+        for note in source.notes:
+            say(note)
+        _check(source, options)
+        on_total(sum(size for _, size in _table_bytes(source, options, 1)) + 8 * _edge_count(source))
+        check_space(_needed(source, options, writer), _written(writer))
+        _write(source, options, writer)
+        if _fingerprint(files) != fingerprint:
+            raise FormatError("the source changed while it was converted; convert it again")
+        writer.commit()
+    except FormatError:
+        writer.close(discard=True)
+        raise
+    except BaseException:
+        writer.close(discard=not writer.has_progress)
+        raise
+
+
+def _write(source: Source, options: Options, writer: DatasetWriter) -> None:
+    for ntype, count in source.nodes.items():
+        writer.add_nodes(ntype, count)
+    for relation, topology in source.graphs.items():
+        if isinstance(topology, InEdges):
+            ids = topology.edge_ids if options.keep_edge_ids else None
+            writer.write_graph(
+                relation, topology.indptr, topology.indices, edge_ids=ids, index_dtype=options.index_dtype
+            )
+        else:
+            writer.write_edges(
+                relation, topology, keep_ids=options.keep_edge_ids, index_dtype=options.index_dtype
+            )
+    for ntype, labels in source.labels.items():
+        writer.write_labels(ntype, labels)
+        if ntype not in source.splits and options.split is not None:
+            source.splits[ntype] = random_split(labels, options.split, options.seed)
+    for ntype, splits in source.splits.items():
+        for split, ids in splits.items():
+            writer.write_split(ntype, split, ids)
+    for table in source.tables:
+        writer.write_table(table.kind, table.type, table.key, table.rows, dtype=_dtype(table, options))
+
+
+def _check(source: Source, options: Options) -> None:
+    names = {n for t in source.tables for n in (table_name(t.type, t.key), t.key)}
+    for name in options.dtypes:
+        if name and name not in names:
+            raise FormatError(f"--dtype names table {name!r}; the source has {', '.join(sorted(names))}")
+    edge_tables = [t for t in source.tables if t.kind == "edge"]
+    if edge_tables and not options.keep_edge_ids:
+        raise FormatError(f"table {edge_tables[0].key!r} of edges needs edge ids: leave out --no-edge-ids")
+
+
+def _dtype(table: TableSource, options: Options) -> torch.dtype:
+    for name in (table_name(table.type, table.key), table.key, ""):
+        if name in options.dtypes:
+            return table_dtype(options.dtypes[name])
+    return table.rows.dtype
+
+
+def _table_bytes(source: Source, options: Options, shard_count: int) -> Iterator[tuple[int, int]]:
+    """(shard, bytes) of every shard."""
+    for table in source.tables:
+        itemsize = _dtype(table, options).itemsize
+        layout = Geometry.of(
+            table.rows.shape, itemsize, page_bytes=options.page_bytes, shard_count=shard_count
+        )
+        for shard in range(shard_count):
+            yield shard, layout.shard_bytes(shard)
+
+
+def _edge_count(source: Source) -> int:
+    return sum(t.indices.shape[0] if isinstance(t, InEdges) else t.count for t in source.graphs.values())
+
+
+def _written(writer: DatasetWriter) -> set[Path]:
+    partial = writer.scratch.parent
+    return {partial} | {folder for folder in writer.folders if not folder.is_relative_to(partial)}
+
+
+def _needed(source: Source, options: Options, writer: DatasetWriter) -> Iterator[tuple[Path, int]]:
+    pages = 0
+    for shard, size_bytes in _table_bytes(source, options, len(writer.folders)):
+        pages += size_bytes // options.page_bytes
+        yield writer.folders[shard], size_bytes
+    yield writer.scratch, 4 * pages  # checksums
+    itemsize = torch.int32.itemsize if options.index_dtype == "int32" else torch.int64.itemsize
+    for topology in source.graphs.values():
+        if isinstance(topology, InEdges):
+            yield writer.scratch, 2 * itemsize * topology.indices.shape[0]
+        else:
+            # Sorting may copy the edges to scratch files twice at a time.
+            yield writer.scratch, (2 * itemsize + 2 * EDGE_BYTES) * topology.count
+    nodes = sum(source.nodes.values())
+    yield writer.scratch, nodes * (4 + 8 * len(source.graphs) + 16)  # out-degrees, indptr, labels and splits
+
+
+def _fingerprint(files: Sequence[Path]) -> dict[str, list[int]]:
+    found = {os.path.realpath(f): os.stat(f) for f in files}
+    return {path: [s.st_size, s.st_mtime_ns, s.st_ino] for path, s in found.items()}

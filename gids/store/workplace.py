@@ -1,0 +1,147 @@
+"""Workplace: where a dataset is built before it is published, and what is done. Called by DatasetWriter.
+
+NAME.partial/ holds `journal`, `dataset/` (which becomes NAME) and `scratch/`. Knows none of their contents.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gids.errors import StorageError
+from gids.store.array_file import file_crc32c
+from gids.store.journal import Journal
+from gids.store.manifest import MANIFEST
+from gids.store.publish import (
+    check_replaceable,
+    make_shard_folder,
+    publish,
+    remove_shard_folder,
+    shard_folder,
+    sync_tree,
+)
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Workplace:
+    """An open workplace, locked against other processes.
+
+    key: what the dataset is made from, JSON, or None when work is never to be resumed. stripe_dirs: where
+    shards go instead of dataset/. Raises FileExistsError, FileNotFoundError, FormatError.
+
+    Attributes: root (dataset/), scratch, folders (one for shards in each stripe directory), resumed,
+    restart_reason (why work that was found is not continued, or "").
+    """
+
+    def __init__(
+        self, path: Path, stripe_dirs: Sequence[Path], key: Mapping[str, Any] | None, *, overwrite: bool
+    ) -> None:
+        self.path = path
+        self.partial = path.with_name(path.name + ".partial")
+        self.root = self.partial / "dataset"
+        self.scratch = self.partial / "scratch"
+        self._check_places(stripe_dirs, overwrite)
+        self._resumable = key is not None
+        self.partial.mkdir(exist_ok=True)
+        try:
+            self._journal = Journal(self.partial / "journal", key)
+        except BlockingIOError:
+            raise FileExistsError(f"another process is writing {self.partial}; wait for it") from None
+        self.resumed = self._journal.resumed and self.root.is_dir() and not self._was_published()
+        self.restart_reason = self._journal.difference
+        if not self.resumed:
+            for stale in self._journal.folders:
+                remove_shard_folder(Path(stale))
+            shutil.rmtree(self.root, ignore_errors=True)
+            self._journal.restart(key, [str(shard_folder(d, path, self._journal.id)) for d in stripe_dirs])
+        self.folders = [Path(f) for f in self._journal.folders]
+        self.root.mkdir(exist_ok=True)
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.scratch.mkdir()
+        for folder in self.folders:
+            make_shard_folder(folder, path)
+
+    def _check_places(self, stripe_dirs: Sequence[Path], overwrite: bool) -> None:
+        for directory in stripe_dirs:
+            if not directory.is_dir():
+                raise FileNotFoundError(f"stripe directory {directory} does not exist")
+        if not self.path.parent.is_dir():
+            raise FileNotFoundError(f"{self.path.parent} does not exist; make it first")
+        if self.path.exists():
+            if not overwrite:
+                raise FileExistsError(f"{self.path} exists; choose another name, or --overwrite it")
+            check_replaceable(self.path)
+        if self.partial.exists() and not (self.partial / "journal").exists() and any(self.partial.iterdir()):
+            raise FileExistsError(f"{self.partial} is in the way and is not a conversion's; remove it")
+
+    def _was_published(self) -> bool:
+        # A kill between publishing and cleaning up leaves what was replaced, or nothing, in dataset/.
+        recorded = self._journal.done.get("publish")
+        manifest = self.root / MANIFEST
+        return recorded is not None and not (manifest.is_file() and file_crc32c(manifest) == recorded)
+
+    @property
+    def has_progress(self) -> bool:
+        """Whether a later writer with the same key would find work to continue."""
+        return self._resumable and bool(self._journal.done or self._journal.pages)
+
+    def pages_done(self, item: str) -> int:
+        """How many pages of an unfinished item are on disk."""
+        return self._journal.pages.get(item, 0)
+
+    def record_pages(self, item: str, pages: int) -> None:
+        """Remember that so many pages of an item are on disk."""
+        if self._resumable:
+            self._journal.record_pages(item, pages)
+
+    def once(self, item: str, work: Callable[[], Any], on_skip: Callable[[], None]) -> Any:
+        """Do one piece of work unless it is done already; what it returned, as JSON."""
+        if item in self._journal.done:
+            on_skip()
+            return self._journal.done[item]
+        with self._explaining(item):
+            result = work()
+            self._journal.record_done(item, result)
+        return result
+
+    def publish(self, manifest: bytes) -> None:
+        """Write the manifest, sync everything and rename the dataset into place; close the workplace."""
+        with self._explaining("the manifest"):
+            with open(self.root / MANIFEST, "wb") as file:
+                file.write(manifest)
+                file.flush()
+                os.fsync(file.fileno())
+            for folder in self.folders:
+                sync_tree(folder)
+            self._journal.record_done("publish", file_crc32c(self.root / MANIFEST))
+            publish(self.root, self.path)
+        self._journal.close()
+        shutil.rmtree(self.partial)
+
+    def close(self, *, discard: bool) -> None:
+        """Leave without publishing; discard: remove the work, else leave it to be resumed."""
+        if discard:
+            for folder in self.folders:
+                remove_shard_folder(folder)
+            shutil.rmtree(self.partial, ignore_errors=True)
+        self._journal.close()
+
+    @contextlib.contextmanager
+    def _explaining(self, item: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in _FULL or isinstance(error, StorageError):
+                raise
+            free = shutil.disk_usage(self.partial).free
+            cure = "nothing was published; make room and try again"
+            if self._resumable:
+                cure = f"make room and run the same command again, it resumes; or delete {self.partial}"
+            what = f"{os.strerror(error.errno)} while writing {item} ({free} bytes free); {cure}"
+            raise StorageError(error.errno, what, self.partial) from error
