@@ -14,84 +14,31 @@ from __future__ import annotations
 import gc
 import mmap
 import resource
+import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import gids.dgl  # first: it makes DGL importable beside a current torch
-import dgl
 import numpy as np
 import torch
+
+import gids.dgl  # isort: skip  # before dgl: makes it importable beside a current torch
+import dgl
 from dgl.nn import SAGEConv
 from torch import Tensor, nn
 
-from gids.quickstart.isolation import answer, cached_share, read_config, report_progress, set_memory_limit
+from gids.quickstart.isolation import (
+    cached_share,
+    limit_own_memory,
+    report_progress,
+    serve,
+)
+from gids.quickstart.sides import EpochConfig, EpochResult
 
 KEPT_ROWS = 64  # rows of each minibatch that are compared with the source
-
-
-@dataclass(frozen=True)
-class EpochConfig:
-    """What one side does. Plain values only: it travels as JSON.
-
-    side: "gids" or "stock". source: the directory of .npy files. dataset: what ``gids convert`` made of it.
-    batches, val_batches: minibatches to train on in each epoch and to validate on. memory_bytes: what both
-    may use from the moment when features are opened, in addition to what they use already; 0: any amount.
-    memory_group: the cgroup that bounds it, if there is one. gids_memory_bytes, window: the gids loader's.
-    madvise: advice for stock's map, "normal" or "random". threads: OpenMP threads of the training process.
-    """
-
-    side: str
-    source: str
-    dataset: str
-    fanouts: tuple[int, ...]
-    batch_size: int
-    hidden: int
-    batches: int
-    val_batches: int = 0
-    epochs: int = 1
-    workers: int = 0
-    threads: int = 0
-    seed: int = 0
-    memory_bytes: int = 0
-    memory_group: str | None = None
-    gids_memory_bytes: int | None = None
-    window: int = 16
-    madvise: str = "normal"
-    learning_rate: float = 0.01
-
-
-@dataclass
-class EpochResult:
-    """What one side measured. Seconds are of the wall clock unless named otherwise.
-
-    stages: "sampling", "reading" (waiting for features; for stock, copying them too), "gather" (copying),
-    "planning", "training". rows: feature rows handed to the model. read_bytes: from the device; None where
-    the kernel does not tell. hit_ratio: of pages; None for stock. train_accuracy: over the second half of the
-    minibatches. base_rss_bytes: before features were opened. peak_rss_bytes: the greatest after.
-    compared_rows, wrong_rows: rows compared with the source, and those of them that differ. cached_before:
-    the share of the features in the page cache at the start. loader: the statistics of gids.
-    """
-
-    side: str
-    seconds: float
-    cpu_seconds: float
-    stages: dict[str, float]
-    batches: int
-    rows: int
-    read_bytes: int | None
-    hit_ratio: float | None
-    train_accuracy: float
-    val_accuracy: float | None
-    base_rss_bytes: int
-    peak_rss_bytes: int
-    memory_limit_bytes: int | None
-    compared_rows: int
-    wrong_rows: int
-    cached_before: float
-    loader: dict[str, Any] = field(default_factory=dict)
 
 
 class GraphSage(nn.Module):
@@ -100,7 +47,7 @@ class GraphSage(nn.Module):
     def __init__(self, in_dim: int, hidden: int, classes: int, layer_count: int) -> None:
         super().__init__()
         dims = [in_dim] + [hidden] * (layer_count - 1) + [classes]
-        self.layers = nn.ModuleList(SAGEConv(a, b, "mean") for a, b in zip(dims, dims[1:], strict=False))
+        self.layers = nn.ModuleList(SAGEConv(a, b, "mean") for a, b in pairwise(dims))
 
     def forward(self, blocks: list[Any], x: Tensor) -> Tensor:
         for depth, (layer, block) in enumerate(zip(self.layers, blocks, strict=True)):
@@ -116,7 +63,7 @@ def run_epochs(config: EpochConfig) -> EpochResult:
     if config.threads:
         torch.set_num_threads(config.threads)
     graph, splits = _load_graph(Path(config.source))
-    features = np.load(Path(config.source) / "feat.npy", mmap_mode="r")
+    features = _map_features(config, random_access=True)  # to look at single rows only
     torch.manual_seed(config.seed)
     classes = int(graph.ndata["label"].max()) + 1
     model = GraphSage(features.shape[1], config.hidden, classes, len(config.fanouts))
@@ -125,9 +72,11 @@ def run_epochs(config: EpochConfig) -> EpochResult:
     _warm_up(model, graph, train, config, features.shape[1])
     cached_before = max(map(cached_share, _feature_files(config)))
     base_rss = _resident_bytes("VmRSS")
-    limit = base_rss + config.memory_bytes if config.memory_bytes and config.memory_group else None
-    if limit and config.memory_group:
-        set_memory_limit(config.memory_group, limit)
+    limit = None
+    if config.memory_bytes:
+        # The pages of libraries count in RSS, but the group pays only for those that it read in itself.
+        limit = config.memory_bytes + _resident_bytes("RssAnon") + _resident_bytes("RssShmem")
+        limit_own_memory(limit)
     Path("/proc/self/clear_refs").write_text("5")  # restarts the record of the peak
 
     torch.manual_seed(config.seed)
@@ -148,9 +97,11 @@ def run_epochs(config: EpochConfig) -> EpochResult:
             rows += len(input_nodes)
             kept.append(_some_rows(input_nodes, x))
             report_progress(len(accuracies) / total)
+            if config.most_seconds and time.perf_counter() - begun > config.most_seconds:
+                break
     seconds = time.perf_counter() - begun
     gc.collect()  # ends the last iterator's workers, so that their CPU seconds count
-    cpu_s, read_bytes = _cpu_seconds() - cpu_before, _device_bytes_read()
+    cpu_s, read_bytes = _cpu_seconds() - cpu_before, _difference(_device_bytes_read(), read_before)
     peak_rss = _resident_bytes("VmHWM")
     stages, stats = waits.stages(loader), _stats(loader)
     _close(loader)
@@ -166,8 +117,8 @@ def run_epochs(config: EpochConfig) -> EpochResult:
         stages={**stages, "training": training_s},
         batches=len(accuracies),
         rows=rows,
-        read_bytes=None if read_bytes is None or read_before is None else read_bytes - read_before,
-        hit_ratio=stats.get("hit_ratio"),
+        read_bytes=read_bytes,
+        hit_ratio=stats["hit_ratio"] if stats else _page_cache_hits(read_bytes, rows, features[0].nbytes),
         train_accuracy=float(np.mean(accuracies[len(accuracies) // 2 :])),
         val_accuracy=val_accuracy,
         base_rss_bytes=base_rss,
@@ -202,7 +153,11 @@ def _sampler(config: EpochConfig) -> Any:
 
 def _make_loader(graph: Any, ids: Tensor, config: EpochConfig, waits: Waits, shuffle: bool = False) -> Any:
     """The two sides' only difference."""
-    options = {"batch_size": config.batch_size, "shuffle": shuffle, "num_workers": config.workers}
+    options: dict[str, Any] = {
+        "batch_size": config.batch_size,
+        "shuffle": shuffle,
+        "num_workers": config.workers,
+    }
     if config.side == "gids":
         return gids.dgl.DataLoader(
             graph,
@@ -213,13 +168,17 @@ def _make_loader(graph: Any, ids: Tensor, config: EpochConfig, waits: Waits, shu
             gids_memory_bytes=config.gids_memory_bytes,
             **options,
         )
-    # "c" maps the file as "r" does, but torch warns of arrays that cannot be written.
-    features = np.load(Path(config.source) / "feat.npy", mmap_mode="c")
-    if config.madvise == "random":
-        features._mmap.madvise(mmap.MADV_RANDOM)
-    graph.ndata["feat"] = torch.from_numpy(features)
+    graph.ndata["feat"] = torch.from_numpy(_map_features(config, random_access=config.random_access))
     waits.watch_stock_reads()
     return dgl.dataloading.DataLoader(graph, ids, _sampler(config), **options)
+
+
+def _map_features(config: EpochConfig, *, random_access: bool) -> Any:
+    # "c" maps the file as "r" does, but torch warns of arrays that cannot be written.
+    features: Any = np.load(Path(config.source) / "feat.npy", mmap_mode="c")
+    if random_access:
+        features._mmap.madvise(mmap.MADV_RANDOM)
+    return features
 
 
 class Waits:
@@ -282,7 +241,7 @@ def _warm_up(model: nn.Module, graph: Any, seeds: Tensor, config: EpochConfig, d
     sampler = dgl.dataloading.NeighborSampler(list(config.fanouts))
     input_nodes, output_nodes, blocks = sampler.sample(graph, seeds[: config.batch_size])
     logits = model(blocks, torch.randn(len(input_nodes), dim))
-    nn.functional.cross_entropy(logits, graph.ndata["label"][output_nodes]).backward()
+    nn.functional.cross_entropy(logits, graph.ndata["label"][output_nodes]).backward()  # type: ignore[no-untyped-call]
     model.zero_grad()
 
 
@@ -291,7 +250,7 @@ def _train_step(
 ) -> float:
     logits = model(blocks, x)
     optimizer.zero_grad()
-    nn.functional.cross_entropy(logits, labels).backward()
+    nn.functional.cross_entropy(logits, labels).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     return _accuracy(logits, labels)
 
@@ -337,10 +296,21 @@ def _device_bytes_read() -> int | None:
     return int(fields["read_bytes"])
 
 
+def _difference(after: int | None, before: int | None) -> int | None:
+    return None if after is None or before is None else after - before
+
+
+def _page_cache_hits(read_bytes: int | None, rows: int, row_bytes: int) -> float | None:
+    """The share of pages that stock found in the page cache, where rows are whole pages."""
+    if read_bytes is None or row_bytes % mmap.PAGESIZE:
+        return None
+    return max(0.0, 1 - read_bytes / (rows * row_bytes))
+
+
 def _cpu_seconds() -> float:
     usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 if __name__ == "__main__":
-    answer(asdict(run_epochs(EpochConfig(**read_config()))))
+    sys.exit(serve(lambda config: asdict(run_epochs(EpochConfig(**config)))))

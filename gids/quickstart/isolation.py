@@ -1,8 +1,8 @@
-"""Fresh processes with a cold page cache and bounded memory, so that both sides of a comparison meet the same.
+"""Fresh processes with a cold page cache and bounded memory: the same for both sides of a comparison.
 
 A process that maps a file keeps its pages in the page cache, hence a new process for every run. The page
-cache is emptied per file by ``posix_fadvise``, which needs no privilege. Memory is bounded by a memory
-cgroup (v1 or v2), which usually needs root: it counts the page cache too, which an rlimit would not.
+cache is emptied per file (``gids.io.drop_page_cache``), which needs no privilege. Memory is bounded by a
+memory cgroup (v1 or v2), which usually needs root: it counts the page cache too, which an rlimit would not.
 Called by the quickstart and the benchmarks. Knows nothing of graphs.
 """
 
@@ -19,59 +19,52 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-PROGRESS = "progress: "
+_PROGRESS = "progress: "
+_GROUP_VARIABLE = "GIDS_MEMORY_GROUP"  # tells a process where its limit is to be written
 
 
-class FreshProcessError(RuntimeError):
+class FreshProcessError(ChildProcessError):
     """A measured process failed. The message holds its last words."""
 
 
 class MemoryGroup:
-    """A memory cgroup below this process's own. Without the right to make one: ``path`` None, ``refusal`` says why.
+    """A memory cgroup below this process's own, for the processes that are started by ``command``.
 
-    Only the processes that it is handed to join it, before they run anything; remove() when they are gone.
+    A context manager that removes it; its processes must be gone by then. Raises OSError without the right,
+    or the kernel's support, to make one.
     """
 
     def __init__(self, name: str) -> None:
-        self.path: Path | None = None
-        self.refusal = ""
-        try:
-            self.path = _make_group(f"{name}-{os.getpid()}")
-        except OSError as error:
-            self.refusal = f"no memory cgroup ({error.strerror or error})"
+        self.path = _make_group(f"{name}-{os.getpid()}")
 
     def command(self, command: list[str]) -> list[str]:
-        """The command that joins the group and then becomes ``command``."""
-        if self.path is None:
-            return command
+        """A command that joins the group and then becomes ``command``: so all its memory is counted."""
         return ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.path / "cgroup.procs"), *command]
 
-    def remove(self) -> None:
-        if self.path is None:
-            return
-        for _ in range(50):  # the kernel lets go of a group shortly after its last process
+    def __enter__(self) -> MemoryGroup:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for _attempt in range(50):  # the kernel lets go of a group shortly after its last process
             try:
                 self.path.rmdir()
-                break
-            except FileNotFoundError:
-                break
+                return
             except OSError:
                 time.sleep(0.1)
-        self.path = None
 
 
-def set_memory_limit(group: str | os.PathLike[str], limit_bytes: int) -> None:
-    """Bound the memory of a cgroup's processes, page cache included. May be called by one of them.
+def limit_own_memory(limit_bytes: int) -> None:
+    """Bound the memory, page cache included, of the MemoryGroup that this process was started in.
 
-    Raises OSError when the kernel cannot shrink the group to the limit, or forbids it.
+    Raises OSError when the kernel cannot shrink the group to the limit.
     """
-    root = Path(group)
+    root = Path(os.environ[_GROUP_VARIABLE])
     version_2 = root / "memory.max"
     (version_2 if version_2.exists() else root / "memory.limit_in_bytes").write_text(str(limit_bytes))
 
@@ -113,9 +106,9 @@ def run_fresh(
 ) -> dict[str, Any]:
     """Run ``python -m module`` in a new process; give it config as JSON and return the JSON that it answers.
 
-    The process calls ``read_config``, perhaps ``report_progress``, and ``answer``. Blocks. On any exception
-    here, Ctrl-C included, the process and its children are killed. Raises FreshProcessError when it fails,
-    takes too long, or answers nothing.
+    The process calls ``serve``. progress(share) is called from a thread when it calls ``report_progress``.
+    Blocks. On any exception here, Ctrl-C included, the process and its children are killed. Raises
+    FreshProcessError when it fails, takes too long, or answers nothing.
     """
     command = [sys.executable, "-m", module]
     pipe = subprocess.PIPE
@@ -126,8 +119,11 @@ def run_fresh(
         stderr=pipe,
         text=True,
         start_new_session=True,
+        env=os.environ | ({_GROUP_VARIABLE: str(group.path)} if group else {}),
     )
-    assert process.stdin and process.stdout and process.stderr
+    assert process.stdin
+    assert process.stdout
+    assert process.stderr
     errors: deque[str] = deque(maxlen=20)
     listener = threading.Thread(target=_listen, args=(process.stderr, errors, progress), daemon=True)
     alarm = threading.Timer(timeout_s, _kill, [process])
@@ -149,7 +145,9 @@ def run_fresh(
     if process.returncode != 0:
         cause = f"exit status {process.returncode}"
         if process.returncode == -signal.SIGKILL:
-            cause = f"took more than {timeout_s:.0f} s" if timed_out else "killed, most likely for want of memory"
+            cause = (
+                f"took more than {timeout_s:.0f} s" if timed_out else "killed, most likely for want of memory"
+            )
         raise FreshProcessError("\n".join([f"{module} failed ({cause})", *errors]))
     try:
         result: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
@@ -158,44 +156,37 @@ def run_fresh(
     return result
 
 
-def read_config() -> dict[str, Any]:
-    """What run_fresh was given, in the process that it started."""
-    config: dict[str, Any] = json.load(sys.stdin)
-    return config
+def serve(work: Callable[[dict[str, Any]], Mapping[str, Any]]) -> int:
+    """The other end of run_fresh, in the process that it started: answer with what work(config) returns.
+
+    An exception becomes one line. Returns the exit status.
+    """
+    try:
+        print(json.dumps(dict(work(json.load(sys.stdin)))), flush=True)
+        return 0
+    except Exception as error:
+        if os.environ.get("GIDS_TRACEBACK"):
+            raise
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return 1
 
 
 def report_progress(share: float) -> None:
     """Tell run_fresh how far the work is, 0 to 1."""
-    print(f"{PROGRESS}{share:.4f}", file=sys.stderr, flush=True)
-
-
-def answer(result: Mapping[str, Any]) -> None:
-    """Give run_fresh its result. The last thing that the process does."""
-    print(json.dumps(dict(result)), flush=True)
+    print(f"{_PROGRESS}{share:.4f}", file=sys.stderr, flush=True)
 
 
 def _listen(stream: IO[str], errors: deque[str], progress: Callable[[float], None] | None) -> None:
     for line in stream:
-        if not line.startswith(PROGRESS):
+        if not line.startswith(_PROGRESS):
             errors.append(line.rstrip())
         elif progress:
-            progress(float(line[len(PROGRESS) :]))
+            progress(float(line[len(_PROGRESS) :]))
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def drop_page_cache(paths: Iterable[str | os.PathLike[str]]) -> None:
-    """Write dirty pages of files, and of all files in directories, to disk and forget the clean ones."""
-    for file in _files_in(paths):
-        descriptor = os.open(file, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)  # a dirty page cannot be dropped
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
 
 
 def cached_share(path: str | os.PathLike[str]) -> float:
@@ -212,8 +203,3 @@ def cached_share(path: str | os.PathLike[str]) -> float:
     if code != 0:
         raise OSError(ctypes.get_errno(), "mincore failed", os.fspath(path))
     return float((pages & 1).mean())
-
-
-def _files_in(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
-    for path in map(Path, paths):
-        yield from (item for item in path.rglob("*") if item.is_file()) if path.is_dir() else (path,)

@@ -8,7 +8,8 @@ an in-degree is drawn from a capped Pareto law, and the source of an edge is dra
 (Zipf-Mandelbrot) among the nodes of one class: the target's own class with probability ``homophily``,
 any class otherwise. A row of features is a class's centroid plus white noise: its own class's with
 probability ``candour``, any class's otherwise. So one row alone misleads as often as not, and a
-neighbourhood tells the class. Ids carry no order: popularity and class are scattered over them. An edge may occur twice, and a node may be its own neighbour.
+neighbourhood tells the class. Ids carry no order: popularity and class are scattered over them. An edge
+may occur twice, and a node may be its own neighbour.
 
 Every number comes from a counter (seed, purpose, block), so a graph depends on its parameters only.
 Memory: about 40 bytes per node and a few blocks; neither edges nor features are ever held whole.
@@ -29,7 +30,9 @@ HEADER_BYTES = 4096  # feat.npy's header, so that rows of whole pages begin on p
 FEATURE_BLOCK_BYTES = 4 << 20
 EDGE_BLOCK_NODES = 1 << 17
 POPULARITY_EXPONENT = 0.75  # of rank; the out-degree law's exponent is 1 + 1 / 0.75, about 2.3
-POPULARITY_SHIFT = 8.0  # flattens the very top, where a pure power law would give one node percents of all edges
+POPULARITY_SHIFT = (
+    8.0  # flattens the very top, where a pure power law would give one node percents of all edges
+)
 IN_DEGREE_TAIL = 2.0  # Pareto index of the in-degrees
 IN_DEGREE_CAP = 64.0  # greatest in-degree, in mean in-degrees
 
@@ -80,7 +83,7 @@ class GraphSpec:
 
     @property
     def directory_bytes(self) -> int:
-        """About what ``write_graph`` puts on disk (the number of edges is random to a fraction of a percent)."""
+        """What ``write_graph`` puts on disk, but for a percent: the number of edges is random."""
         return self.feature_bytes + int(8 * self.node_count * (2 + 1.02 * self.degree)) + (1 << 20)
 
 
@@ -199,7 +202,7 @@ def _write_features(
 
 
 def _write_at(fd: int, rows: NDArray[np.float32], offset: int) -> None:
-    view = memoryview(rows).cast("B")
+    view = rows.data.cast("B")
     while view:  # a write may be short, near a full disk or past 2 GiB
         written = os.pwrite(fd, view, offset)
         view, offset = view[written:], offset + written
