@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
 from pathlib import Path
 from statistics import median
@@ -128,6 +129,62 @@ def planning(args: argparse.Namespace) -> dict[str, float]:
     return figures
 
 
+def gather(args: argparse.Namespace) -> dict[str, float]:
+    import torch
+
+    from gids import FeatureLoader
+    from gids.store import DatasetWriter
+
+    def ids_of(ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"_N.feat": ids}
+
+    threads = torch.get_num_threads()
+    figures = {}
+    for row_bytes in (512, 4096):
+        count = (8 << 20 if args.small else 1 << 30) // row_bytes
+        batch = count // 8
+        source = torch.randn(count, row_bytes // 4, generator=torch.Generator().manual_seed(0))
+        batches = [torch.randperm(count)[:batch] for _ in range(4)]
+        with tempfile.TemporaryDirectory(dir=args.dir) as directory:
+            path = Path(directory) / "gather.gids"
+            with DatasetWriter(path) as writer:
+                writer.write_table("node", "_N", "feat", source)
+            options = {"memory_bytes": 8 << 30, "window_batches": 2, "threads": threads}
+            with FeatureLoader(path, ["_N.feat"], **options) as loader:
+                everything = list(torch.arange(count).split(batch))
+                for ids, features in loader.attach(everything, ids_of):  # fills the cache
+                    assert torch.equal(features["_N.feat"], source[ids])
+                del features
+                stats = loader.stats()
+                out = torch.empty(batch, row_bytes // 4)
+                ours, alone, theirs = [], [], []
+                for _ in range(args.repeat):
+                    before = loader.stats()["seconds"]
+                    start = time.perf_counter()
+                    for ids, features in loader.attach(batches, ids_of):
+                        last = ids, features["_N.feat"]
+                    del features
+                    ours.append(time.perf_counter() - start)
+                    alone.append(loader.stats()["seconds"]["gather"] - before["gather"])
+                    assert torch.equal(last[1], source[last[0]])
+                    del last
+                    start = time.perf_counter()
+                    for ids in batches:
+                        torch.index_select(source, 0, ids, out=out)
+                    theirs.append(time.perf_counter() - start)
+                assert loader.stats()["misses"] == stats["misses"], "all were hits"
+        rows = 4 * batch
+        for name, times in (("plan + gather", ours), ("gather", alone), ("torch.index_select", theirs)):
+            print(f"{row_bytes:>5} B rows: {name:<20} {rows / median(times) / 1e6:6.2f} M rows/s", flush=True)
+        figures[f"{row_bytes} B, plan + gather over index_select (bar 0.6)"] = median(
+            t / o for o, t in zip(ours, theirs, strict=True)
+        )
+        figures[f"{row_bytes} B, gather alone over index_select (bar 0.8)"] = median(
+            t / a for a, t in zip(alone, theirs, strict=True)
+        )
+    return figures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -135,8 +192,9 @@ def main() -> None:
     parser.add_argument("question", choices=["hits", "planning", "gather"])
     parser.add_argument("--small", action="store_true", help="a size for tests")
     parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--dir", help="where to put the gather's dataset (default: a temporary directory)")
     args = parser.parse_args()
-    questions = {"hits": hits, "planning": planning}
+    questions = {"hits": hits, "planning": planning, "gather": gather}
     for name, value in questions[args.question](args).items():
         print(f"{name}: {value:.3f}")
 

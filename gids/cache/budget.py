@@ -79,8 +79,9 @@ def share_memory(
         listing = " + ".join(f"{purpose} {format_bytes(n)}" for purpose, n in purposes.items())
         raise MemoryBudgetError(
             f"memory_bytes={memory_bytes} ({format_bytes(memory_bytes)}) is too small: "
-            f"{listing} = {needed} bytes ({format_bytes(needed)}) before the first cache line. Give more memory, or use smaller "
-            f"minibatches, a smaller window or fewer planned minibatches."
+            f"{listing} = {needed} bytes ({format_bytes(needed)}) before the first "
+            f"cache line. Give more memory, or use smaller minibatches, a smaller window or "
+            f"fewer planned minibatches."
         )
     if cache_bytes is not None:
         left = min(left, cache_bytes)

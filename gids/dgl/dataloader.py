@@ -32,8 +32,8 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
     features which the graph does not. Every other argument, and what is yielded, is DGL's.
 
     A column that the sampler asks for (``prefetch_node_feats``, ``prefetch_edge_feats``, and so on) is read
-    from the store if that has it, else taken from the graph as DGL does: ``blocks[0].srcdata["feat"]`` has the
-    store's dtype and shape, on ``device``. With ``gids=None`` this is DGL's loader.
+    from the store if that has it, else taken from the graph as DGL does: ``blocks[0].srcdata["feat"]`` has
+    the store's dtype and shape, on ``device``. With ``gids=None`` this is DGL's loader.
 
     gids_window: minibatches sampled ahead of the one handed over, 0 to 23.
     gids_memory_bytes: limit of the host memory that all of this takes; None: half of what is available.
@@ -173,7 +173,7 @@ class _Source:
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
-        self._sampled = torch.utils.data.DataLoader.__iter__(loader)
+        self._sampled: Iterator[Any] = torch.utils.data.DataLoader.__iter__(loader)
         self._headroom = Headroom() if loader.num_workers > 0 else None
         self.limit_window: Any = None
         self.held = 0  # pulled and not yet handed over

@@ -80,7 +80,7 @@ def _relation_index(part: Graph, formats: list[str]) -> Any:
 
 
 def _as_int64(array: np.ndarray[Any, Any]) -> Tensor:
-    if array.dtype != np.int64 or not isinstance(array, np.memmap) or array.size == 0:
+    if array.dtype != np.int64 or not isinstance(array, np.memmap) or not array.size or not array.filename:
         return torch.from_numpy(array.astype(np.int64))
     # Mapped anew, privately: some of DGL's code (negative_sampler.GlobalUniform) sorts a graph's rows in
     # place, which would crash on the store's read-only mapping. Pages that nobody writes stay the file's own.

@@ -37,7 +37,7 @@ class Engine:
 
     @property
     def note(self) -> str:
-        """What was found when it opened: direct or buffered, features of the kernel, why io_uring is not used."""
+        """What was found when it opened: direct or buffered, the kernel's features, why not io_uring."""
         return self.native.note
 
     @property
@@ -128,7 +128,8 @@ def open_engine(
     comparison), or "auto": uring, and threads where io_uring is not to be had; logger "gids" then says why,
     once. depth: requests in flight. threads: 0 means 1 ring (uring), 32 readers (threads), 1 per core (mmap).
     direct: O_DIRECT, past the page cache. max_read_bytes: the largest read that will be asked for; it sizes
-    the bounce pool. max_merge_bytes: neighbouring reads of a call become one request up to this size; 0: never.
+    the bounce pool. max_merge_bytes: neighbouring reads of a call become one request up to this size; 0:
+    never.
 
     Raises OSError (FileNotFoundError, …) for a file that cannot be opened, or whose file system refuses
     direct I/O; ValueError for an unknown kind or a number out of range.

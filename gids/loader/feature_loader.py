@@ -166,11 +166,12 @@ class FeatureLoader:
     def stats(self) -> dict[str, Any]:
         """Counters since construction.
 
-        ``hits``, ``misses``, ``coalesced`` (hits whose page was still being read), ``bypasses`` (misses that
-        won no line), ``evictions`` in pages; ``hit_ratio``; ``pages_read``, ``bytes_read``, ``requests`` of the
-        device; ``seconds`` by stage (``sample``, ``plan``, ``wait``, ``gather``; ``read``: while requests
-        were in flight); ``memory``: bytes by purpose; ``window_batches``, ``planned_batches``; ``engine``: its own
-        counters; ``tables``: the same counters for each table.
+        In pages: ``hits``, ``misses``, ``coalesced`` (hits whose page was still being read), ``loads``,
+        ``bypasses`` (misses that won no line), ``evictions``, ``failures``; ``hit_ratio``. Of the device:
+        ``pages_read``, ``bytes_read``, ``requests``. ``seconds`` by stage: ``sample``, ``plan``, ``wait``,
+        ``gather``, and ``read`` (with requests in flight, beside the others). ``memory``: bytes by purpose.
+        ``window_batches``, ``planned_batches``, ``policy``; ``engine``: its own counters; ``tables``: the
+        counters of each table.
         """
         tables = self._cache.stats() if self._cache else {}
         io = self._engine.stats()
@@ -291,7 +292,8 @@ def _check_window(window_batches: int, planned_batches: int | None) -> int:
     if window_batches + planned > _core.USE_BITS:
         raise ValueError(
             f"window_batches={window_batches} with planned_batches={planned} makes "
-            f"{window_batches + planned} live minibatches, and a page's word has marks for {_core.USE_BITS}: lower one of them"
+            f"{window_batches + planned} live minibatches, and a page's word has marks for "
+            f"{_core.USE_BITS}: lower one of them"
         )
     return window_batches
 

@@ -72,9 +72,7 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
         try:
             self._fill()
             if self._gathered == self._planned:
-                end = self._end or StopIteration()
-                self.close()
-                raise end
+                raise self._take_end()
             features, error = self._gather()
         except BaseException:
             self.close()
@@ -132,14 +130,18 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
                     self._opened.append(self._cache)
                     self._first = self._entered = self._planned = self._gathered = self._cache.next_step
                 self._cache.enter(self._entered, ids)
-            except StopIteration as stop:
-                self._end = stop
+            except StopIteration:
+                self._end = StopIteration()  # a fresh one: the caught one's frames would hold features
                 return
             except Exception as error:  # raised at its turn: what was sampled before is handed out first
                 self._end = error
                 return
             self._held.append(minibatch)
             self._entered += 1
+
+    def _take_end(self) -> BaseException:
+        end, self._end = self._end, None  # not kept: it refers to frames that refer to this stream
+        return end or StopIteration()
 
     def _gather(self) -> tuple[Features, Exception | None]:
         assert self._cache is not None

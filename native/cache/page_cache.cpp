@@ -5,6 +5,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "cache/copy.h"
 #include "store/crc32c.h"
 
 namespace gids::cache {
@@ -178,13 +179,14 @@ void PageCache::copy_resident(std::span<const i64> ids, std::byte* out, const Fi
                               std::span<const u32> positions, std::vector<u32>& left) {
   const size_t n = positions.empty() ? ids.size() : positions.size();
   const size_t row_bytes = geometry_.row_bytes;
+  const bool streaming = ids.size() * row_bytes >= streaming_bytes;
   std::lock_guard lock(workers_mutex_);
   for (auto& l : left_by_worker_) l.clear();
   const size_t grain = std::max(block_rows, piece_bytes / row_bytes);
   workers_->parallel_for(n, grain, [&](size_t begin, size_t end, u32 worker) {
     std::vector<u32>& mine = left_by_worker_[worker];
     const std::byte* from[block_rows];
-    u32 to[block_rows];
+    std::byte* to[block_rows];
     auto position_of = [&](size_t k) { return positions.empty() ? static_cast<u32>(k) : positions[k]; };
     for (size_t k0 = begin; k0 < end; k0 += block_rows) {
       const size_t k1 = std::min(end, k0 + block_rows);
@@ -196,15 +198,12 @@ void PageCache::copy_resident(std::span<const i64> ids, std::byte* out, const Fi
         const u64 w = word::load(planner_.word(geometry_.page_of(ids[i])));
         if (word::state_of(w) == PageState::resident) {
           from[found] = row_in_line(w, ids[i]);
-          to[found++] = i;
+          to[found++] = out + i * row_bytes;
         } else {
           mine.push_back(i);
         }
       }
-      for (size_t j = 0; j < found; ++j) {
-        if (j + 2 < found) __builtin_prefetch(from[j + 2]);
-        std::memcpy(out + to[j] * row_bytes, from[j], row_bytes);
-      }
+      copy_rows(from, to, found, row_bytes, streaming);
     }
   });
   left.clear();

@@ -19,10 +19,7 @@
 namespace gids::io {
 namespace {
 
-constexpr u32 kAttemptsMax = 16;         // EINTR and EAGAIN of one request
-constexpr u32 kReadBytesMax = 1u << 30;  // the kernel reads less than 2 GiB at a time
-constexpr u32 kDepthMax = 1u << 15;      // entries of an io_uring
-constexpr u32 kThreadsMax = 1024;
+constexpr u32 kAttemptsMax = 16;  // EINTR and EAGAIN of one request
 
 u64 align_down(u64 a, u64 b) { return a - a % b; }
 bool transient(int error) { return error == EINTR || error == EAGAIN; }
@@ -56,15 +53,6 @@ void Batch::complete(u32 count) {
 
 Engine::Engine(std::string name, const std::vector<std::string>& paths, const Options& options)
     : options_(options), name_(std::move(name)), pid_(getpid()), file_count_(static_cast<u32>(paths.size())) {
-  auto check = [](const char* what, u64 value, u64 low, u64 high) {
-    if (value < low || value > high)
-      throw std::invalid_argument(std::string(what) + " is " + std::to_string(value) + "; it must be from " +
-                                  std::to_string(low) + " to " + std::to_string(high));
-  };
-  check("depth", options_.depth, 1, kDepthMax);
-  check("threads", options_.threads, 0, kThreadsMax);
-  check("max_read_bytes", options_.max_read_bytes, 1, kReadBytesMax);
-  check("max_merge_bytes", options_.max_merge_bytes, 0, kReadBytesMax);
   files_.reserve(paths.size());
   for (const std::string& path : paths) {
     files_.emplace_back(path, options_.direct);

@@ -11,6 +11,19 @@
 #include "io/uring.h"
 
 namespace gids::io {
+namespace {
+
+constexpr u32 kReadBytesMax = 1u << 30;  // the kernel reads less than 2 GiB at a time
+constexpr u32 kDepthMax = 1u << 15;      // entries of an io_uring
+constexpr u32 kThreadsMax = 1024;
+
+void check_range(const char* what, u32 value, u32 low, u32 high) {
+  if (value >= low && value <= high) return;
+  throw std::invalid_argument(std::string(what) + " is " + std::to_string(value) + "; it must be from " +
+                              std::to_string(low) + " to " + std::to_string(high));
+}
+
+}  // namespace
 
 std::string why_no_uring() {
   try {
@@ -23,6 +36,11 @@ std::string why_no_uring() {
 
 std::shared_ptr<Engine> open_engine(const std::string& kind, const std::vector<std::string>& paths,
                                     const Options& options) {
+  check_range("depth", options.depth, 1, kDepthMax);
+  check_range("threads", options.threads, 0, kThreadsMax);
+  check_range("max_read_bytes", options.max_read_bytes, 1, kReadBytesMax);
+  check_range("max_merge_bytes", options.max_merge_bytes, 0, kReadBytesMax);
+
   // Ends the threads before the parts of a derived class that they use. A forked child leaks the engine:
   // its threads are not there to be joined, and its locks may be held for ever.
   auto release = [pid = getpid()](Engine* engine) {

@@ -11,7 +11,7 @@ namespace gids::io {
 // A thread has one request in flight, so the depth is the number of threads.
 Options PoolEngine::settle_options(Kind kind, Options o) {
   const u32 wanted = o.threads ? o.threads : kind == Kind::threads ? 32 : std::max(1u, std::thread::hardware_concurrency());
-  o.threads = std::min(wanted, std::max(1u, o.depth));
+  o.threads = std::min(wanted, o.depth);
   o.depth = o.threads;
   if (kind == Kind::mmap) o.direct = false;
   return o;

@@ -172,7 +172,7 @@ class UringEngine::Worker {
 };
 
 Options UringEngine::settle_options(Options o) {
-  o.threads = std::min(std::max(1u, o.threads), std::max(1u, o.depth));
+  o.threads = std::min(std::max(1u, o.threads), o.depth);
   return o;
 }
 

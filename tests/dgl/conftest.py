@@ -1,26 +1,15 @@
 """Datasets, graphs and threads for the DGL tests."""
 
-import fakes
+import dgl_model
 import pytest
 import torch
 
-import gids.loader
-import gids.store
-
-if not hasattr(gids.loader, "FeatureLoader"):
-    gids.loader.FeatureLoader = fakes.FeatureLoader
-    gids.store.FeatureStore = fakes.FeatureStore
-    gids.store.Table = fakes.Table
-    gids.store.Graph = fakes.Graph
-
-import dgl_model
+import dgl  # isort: skip  (importable once gids.dgl is)
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
     """Stock DGL repeats itself only with one OpenMP thread."""
-    import dgl
-
     threads = torch.get_num_threads(), dgl.utils.get_num_threads()
     torch.set_num_threads(1)
     dgl.utils.set_num_threads(1)

@@ -4,11 +4,11 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
-import fakes
 import numpy as np
 import torch
 
 import gids.dgl  # before dgl: makes it importable
+from gids.store import DatasetWriter, FeatureStore
 
 import dgl  # isort: skip
 from dgl.dataloading import (
@@ -113,37 +113,22 @@ def _dataset(directory, graph, columns, **asked):
     return Dataset(graph=graph, full=full, store=store, path=path, columns=columns, **asked)
 
 
-def table_name(kind, type_, key):
-    return ".".join([type_, key] if kind == "node" else [*type_, key])
-
-
 def write(path, graph, columns):
-    tables = {
-        table_name(*column): fakes.Table(table_name(*column), *column, rows)
-        for column, rows in columns.items()
-    }
-    graphs = {}
-    for relation in graph.canonical_etypes:
-        indptr, indices, eids = graph.adj_tensors("csc", etype=relation)
-        graphs[relation] = fakes.Graph(
-            relation=relation,
-            indptr=indptr.numpy(),
-            indices=indices.numpy(),
-            edge_ids=eids.numpy(),
-            num_src=graph.num_nodes(relation[0]),
-            num_dst=graph.num_nodes(relation[2]),
-        )
-    fakes.FeatureStore.registry[str(path)] = fakes.Graph(
-        name=path.name,
-        tables=tables,
-        graphs=graphs,
-        node_types=graph.ntypes,
-        relations=graph.canonical_etypes,
-        counts={t: graph.num_nodes(t) for t in graph.ntypes},
-        labels={t: graph.nodes[t].data["label"] for t in graph.ntypes if "label" in graph.nodes[t].data},
-        splits={},
-    )
-    return fakes.FeatureStore(path)
+    """Store a graph's topology, labels and splits, and columns beside it."""
+    with DatasetWriter(path, stripe=2) as writer:
+        for node_type in graph.ntypes:
+            writer.add_nodes(node_type, graph.num_nodes(node_type))
+        for (kind, type_, key), rows in columns.items():
+            writer.write_table(kind, type_, key, rows)
+        for relation in graph.canonical_etypes:
+            indptr, indices, edge_ids = graph.adj_tensors("csc", etype=relation)
+            writer.write_graph(relation, indptr, indices, edge_ids=edge_ids)
+        for node_type in graph.ntypes:
+            if "label" in graph.nodes[node_type].data:
+                writer.write_labels(node_type, graph.nodes[node_type].data["label"])
+                for split, ids in zip(("train", "val", "test"), torch.arange(60).split(20), strict=True):
+                    writer.write_split(node_type, split, ids)
+    return FeatureStore(path)
 
 
 def node_sampler(kind, ask):

@@ -356,3 +356,16 @@ def test_the_window_can_be_lowered_while_it_runs(
     assert [r.message for r in caplog.records].count(
         "window lowered from 16 to 3 minibatches: few file descriptors"
     ) == 1
+
+
+def test_outputs_go_back_without_the_garbage_collector(path: Path) -> None:
+    with gids.FeatureLoader(path, TABLES, memory_bytes=1 << 30) as loader:
+        gc.disable()
+        try:
+            for epoch in range(3):
+                for _ in loader.attach(minibatches(10, epoch), ids_of):
+                    pass
+                del _
+                assert loader._cache._pool.taken_bytes == 0  # type: ignore[union-attr]
+        finally:
+            gc.enable()
