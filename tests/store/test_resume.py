@@ -27,11 +27,12 @@ def slow(self, start, out):
     quick(self, start, out)
 FileRows.read_into = slow
 source, path = map(Path, sys.argv[1:])
-files = sorted(p for p in source.iterdir())
+files = sorted(source.iterdir())
 options = Options(workers=2, memory_bytes=1 << 20, stripe=(str(path.parent / "ssd"),) * 2)
 log = open(path.parent / "ssd/log", "a", buffering=1)
 print("ready", flush=True)
-convert(files, lambda s: read_source(source, s), path, options, say=lambda s: print(s, file=log), sync_bytes=100_000)
+say = lambda sentence: print(sentence, file=log)
+convert(files, lambda s: read_source(source, s), path, options, say=say, sync_bytes=100_000)
 """
 
 
