@@ -5,12 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gids.errors import FormatError, StorageError
+    from gids.errors import FormatError, MemoryBudgetError, StorageError
+    from gids.loader import FeatureLoader
     from gids.store import FeatureStore
 
-__all__ = ["FeatureStore", "FormatError", "StorageError"]
+__all__ = ["FeatureLoader", "FeatureStore", "FormatError", "MemoryBudgetError", "StorageError"]
 
-_HOMES = {"FeatureStore": "gids.store", "FormatError": "gids.errors", "StorageError": "gids.errors"}
+_HOMES = {
+    "FeatureLoader": "gids.loader",
+    "FeatureStore": "gids.store",
+    "FormatError": "gids.errors",
+    "MemoryBudgetError": "gids.errors",
+    "StorageError": "gids.errors",
+}
 
 
 def __getattr__(name: str) -> Any:  # loads torch only when something that needs it is asked for

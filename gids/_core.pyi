@@ -36,3 +36,117 @@ def sort_edges(
 
     Fills offsets and the sorted arrays. Returns None, or the position of the first
     destination out of range."""
+
+# native/bind/io.cpp
+class Engine:
+    @property
+    def name(self) -> str: ...
+    @property
+    def note(self) -> str: ...
+    @property
+    def alignment(self) -> int: ...
+    @property
+    def depth(self) -> int: ...
+    @property
+    def bounce_bytes(self) -> int: ...
+    def read(
+        self,
+        files: NDArray[np.uint32],
+        offsets: NDArray[np.int64],
+        out: NDArray[np.uint8],
+        errors: NDArray[np.int32],
+    ) -> None: ...
+    def stats(self) -> dict[str, int | float]: ...
+    def inject_faults(self, faults: list[tuple[int, int, int, int]]) -> None: ...
+    def close(self) -> None: ...
+
+def open_engine(
+    kind: str,
+    paths: list[str],
+    *,
+    depth: int,
+    threads: int,
+    direct: bool,
+    max_read_bytes: int,
+    max_merge_bytes: int,
+) -> Engine: ...
+def probe_file(path: str, *, direct: bool) -> tuple[str, int]: ...
+def why_no_uring() -> str: ...
+
+# native/bind/cache.cpp
+USE_BITS: int
+"""Minibatches that may be live (in the window or planned) at once."""
+LINE_METADATA_BYTES: int
+MAX_LINES: int
+
+class Workers:
+    def __init__(self, threads: int) -> None: ...
+    @property
+    def threads(self) -> int: ...
+
+class BufferPool:
+    @staticmethod
+    def create(keep_bytes: int) -> BufferPool: ...
+    def take(self, bytes: int) -> NDArray[np.uint8]:
+        """uint8[bytes]; goes back to the pool when the last view of it is gone."""
+    def set_keep_bytes(self, bytes: int) -> None: ...
+    @property
+    def taken_bytes(self) -> int: ...
+    @property
+    def idle_bytes(self) -> int: ...
+    @property
+    def peak_bytes(self) -> int: ...
+
+class Planner:
+    """Which pages are in the cache: metadata only. Steps enter, are planned and retire in order."""
+
+    def __init__(
+        self,
+        pages: int,
+        lines: int,
+        policy: str = "lookahead",
+        seed: int = 0,
+        heat: NDArray[np.uint8] | None = None,
+    ) -> None: ...
+    def enter(self, step: int, pages: NDArray[np.int64]) -> int:
+        """Mark a minibatch's pages, int64[n]. Returns how many are unique. IndexError: nothing is marked."""
+    def plan(self, step: int) -> tuple[int, int, int]:
+        """(hits, loads, bypasses) in pages; loads are complete at once."""
+    def retire(self, step: int) -> None: ...
+    def words(self) -> NDArray[np.uint64]: ...
+    def audit(self) -> None: ...
+    def stats(self) -> dict[str, int]: ...
+    @property
+    def bytes(self) -> int: ...
+
+class PageCache:
+    """One table's cache in host memory; gids.cache.FeatureCache is its user."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        workers: Workers,
+        *,
+        row_count: int,
+        row_bytes: int,
+        page_bytes: int,
+        rows_per_page: int,
+        shard_count: int,
+        first_file: int,
+        lines: int,
+        policy: str,
+        seed: int = 0,
+        heat: NDArray[np.uint8] | None = None,
+        checksums: NDArray[np.uint32] | None = None,
+    ) -> None: ...
+    def check(self, ids: NDArray[np.int64]) -> None: ...
+    def enter(self, step: int, ids: NDArray[np.int64]) -> int: ...
+    def plan(self, step: int, ids: NDArray[np.int64], out: NDArray[np.uint8]) -> None: ...
+    def gather(self, step: int) -> list[tuple[int, int, int]]:
+        """Wait and copy. Returns (file, offset, errno) of each page that could not be read."""
+    def retire(self, step: int) -> None: ...
+    def cancel(self) -> int: ...
+    def read_through(self, ids: NDArray[np.int64], out: NDArray[np.uint8]) -> list[tuple[int, int, int]]: ...
+    def audit(self) -> None: ...
+    def words(self) -> NDArray[np.uint64]: ...
+    def stats(self) -> dict[str, int | float]: ...

@@ -26,3 +26,7 @@ class StorageError(OSError):
 
 class FormatError(ValueError):
     """A dataset directory, or a source to convert, does not have the layout that it should have."""
+
+
+class MemoryBudgetError(ValueError):
+    """``memory_bytes`` does not hold what one minibatch needs; the message lists the sum."""

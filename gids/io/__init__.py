@@ -1,1 +1,6 @@
+"""Reading of files past the page cache, through io_uring where the machine has it."""
 
+from gids.io.engine import Engine, open_engine, probe
+from gids.io.page_cache import drop_page_cache
+
+__all__ = ["Engine", "drop_page_cache", "open_engine", "probe"]

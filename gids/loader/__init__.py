@@ -1,1 +1,6 @@
+"""The loader: composes sampling, cache and I/O into a stream of minibatches with features."""
 
+from gids.loader.feature_loader import FeatureLoader
+from gids.loader.stream import ReadThroughStream, WindowedStream
+
+__all__ = ["FeatureLoader", "ReadThroughStream", "WindowedStream"]

@@ -1,5 +1,297 @@
+// gids._core: Planner, PageCache, Workers, BufferPool. Checks types and shapes by signature, holds the
+// arrays that native code reads and writes, releases the GIL around work and lets Ctrl-C through waits.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <chrono>
+#include <optional>
+#include <unordered_map>
+
 #include "bind/bind.h"
+#include "cache/buffers.h"
+#include "cache/page_cache.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace gids {
-void bind_cache(nanobind::module_&) {}
+namespace {
+
+using cache::BufferPool;
+using cache::CacheOptions;
+using cache::Failure;
+using cache::Geometry;
+using cache::PageCache;
+using cache::Planner;
+using cache::Policy;
+using cache::Workers;
+
+using Ids = nb::ndarray<const i64, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<const u8, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Checksums = nb::ndarray<const u32, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Rows = nb::ndarray<u8, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+std::span<const i64> span_of(const Ids& a) { return {a.data(), a.size()}; }
+
+Policy policy_of(const std::string& name) {
+  if (name == "lookahead") return Policy::lookahead;
+  if (name == "window-pin") return Policy::window_pin;
+  if (name == "random") return Policy::random;
+  if (name == "lru") return Policy::lru;
+  if (name == "static") return Policy::fixed;
+  throw std::invalid_argument("no policy '" + name + "' (there are lookahead, window-pin, random, lru, static)");
+}
+
+nb::dict stats_of(const Planner& p) {
+  const cache::PlannerStats s = p.stats();
+  nb::dict d;
+  d["steps"] = s.steps;
+  d["pages"] = s.pages;
+  d["hits"] = s.hits;
+  d["coalesced"] = s.coalesced;
+  d["misses"] = s.pages - s.hits;
+  d["loads"] = s.loads;
+  d["bypasses"] = s.bypasses;
+  d["evictions"] = s.evictions;
+  d["failures"] = s.failures;
+  return d;
+}
+
+class Clock {
+ public:
+  explicit Clock(double& sum) : sum_(sum), start_(std::chrono::steady_clock::now()) {}
+  ~Clock() { sum_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+
+ private:
+  double& sum_;
+  std::chrono::steady_clock::time_point start_;
+};
+
+nb::list list_of(const std::vector<Failure>& failures) {
+  nb::list out;
+  for (const Failure& f : failures) out.append(nb::make_tuple(f.file, f.offset, f.error));
+  return out;
+}
+
+// A PageCache that owns a reference to every array its reads touch until they are complete.
+class OwningCache {
+ public:
+  OwningCache(std::shared_ptr<io::Engine> engine, std::shared_ptr<Workers> workers, u64 row_count, u32 row_bytes,
+              u32 page_bytes, u32 rows_per_page, u32 shard_count, u32 first_file, u32 lines, const std::string& policy,
+              u64 seed, std::optional<Bytes> heat, std::optional<Checksums> checksums)
+      : checksums_(std::move(checksums)) {
+    CacheOptions o;
+    o.lines = lines;
+    o.policy = policy_of(policy);
+    o.seed = seed;
+    if (heat) o.heat = {heat->data(), heat->size()};
+    if (checksums_) o.checksums = {checksums_->data(), checksums_->size()};
+    const Geometry g{row_count, row_bytes, page_bytes, rows_per_page, shard_count, first_file};
+    cache_ = std::make_unique<PageCache>(std::move(engine), std::move(workers), g, o);
+  }
+  ~OwningCache() {
+    nb::gil_scoped_release release;
+    cache_.reset();  // waits for reads; only then may the arrays go
+  }
+
+  void check(const Ids& ids) const {
+    nb::gil_scoped_release release;
+    Planner::check(span_of(ids), cache_->geometry().row_count);
+  }
+
+  u64 enter(u64 step, const Ids& ids) {
+    Clock clock(enter_s_);
+    nb::gil_scoped_release release;
+    cache_->enter(step, span_of(ids));
+    return cache_->planner().step(step).pages.size();
+  }
+
+  void plan(u64 step, Ids ids, Rows out) {
+    check_output(ids, out);
+    Clock clock(plan_s_);
+    {
+      nb::gil_scoped_release release;
+      cache_->plan(step, span_of(ids), reinterpret_cast<std::byte*>(out.data()));
+    }
+    held_.insert_or_assign(step, Held{std::move(ids), std::move(out)});
+  }
+
+  nb::list gather(u64 step) {
+    {
+      Clock clock(gather_s_);
+      nb::gil_scoped_release release;
+      cache_->gather_ready(step);
+    }
+    wait(step);
+    std::vector<Failure> failures;
+    {
+      Clock clock(gather_s_);
+      nb::gil_scoped_release release;
+      failures = cache_->gather_rest(step);
+    }
+    return list_of(failures);
+  }
+
+  void retire(u64 step) {
+    Clock clock(retire_s_);
+    {
+      nb::gil_scoped_release release;
+      cache_->retire(step);
+    }
+    held_.erase(step);
+  }
+
+  u64 cancel() {
+    u64 next;
+    {
+      nb::gil_scoped_release release;
+      next = cache_->cancel();
+    }
+    held_.clear();
+    return next;
+  }
+
+  nb::list read_through(const Ids& ids, const Rows& out) {
+    check_output(ids, out);
+    std::vector<Failure> failures;
+    {
+      nb::gil_scoped_release release;
+      failures = cache_->read_through(span_of(ids), reinterpret_cast<std::byte*>(out.data()));
+    }
+    return list_of(failures);
+  }
+
+  nb::dict stats() {
+    nb::dict d = stats_of(cache_->planner());
+    d["enter_s"] = enter_s_;
+    d["plan_s"] = plan_s_;
+    d["wait_s"] = wait_s_;
+    d["gather_s"] = gather_s_;
+    d["retire_s"] = retire_s_;
+    d["lines"] = cache_->planner().line_count();
+    d["lines_bytes"] = cache_->lines_bytes();
+    d["line_metadata_bytes"] = cache_->planner().line_bytes();
+    d["page_table_bytes"] = cache_->planner().table_bytes();
+    d["step_bytes"] = cache_->planner().step_bytes();
+    return d;
+  }
+
+  Planner& planner() { return cache_->planner(); }
+
+ private:
+  struct Held {
+    Ids ids;
+    Rows out;
+  };
+
+  void check_output(const Ids& ids, const Rows& out) const {
+    if (out.shape(0) != ids.size() || out.shape(1) != cache_->geometry().row_bytes)
+      throw std::invalid_argument("out: expected " + std::to_string(ids.size()) + " rows of " +
+                                  std::to_string(cache_->geometry().row_bytes) + " bytes, got " +
+                                  std::to_string(out.shape(0)) + " of " + std::to_string(out.shape(1)));
+  }
+
+  void wait(u64 step) {
+    Clock clock(wait_s_);
+    for (;;) {
+      bool complete;
+      {
+        nb::gil_scoped_release release;
+        complete = cache_->wait_for(step, 100);
+      }
+      if (complete) return;
+      if (PyErr_CheckSignals()) throw nb::python_error();
+    }
+  }
+
+  std::optional<Checksums> checksums_;
+  std::unordered_map<u64, Held> held_;
+  std::unique_ptr<PageCache> cache_;
+  double enter_s_ = 0, plan_s_ = 0, wait_s_ = 0, gather_s_ = 0, retire_s_ = 0;
+};
+
+nb::ndarray<nb::numpy, u8, nb::ndim<1>> take(const std::shared_ptr<BufferPool>& pool, u64 bytes) {
+  using Handle = std::shared_ptr<BufferPool::Buffer>;
+  auto* handle = new Handle(pool->take(bytes));
+  nb::capsule owner(handle, [](void* p) noexcept { delete static_cast<Handle*>(p); });
+  return {reinterpret_cast<u8*>((*handle)->memory.data()), {static_cast<size_t>(bytes)}, owner};
+}
+
+}  // namespace
+
+void bind_cache(nb::module_& m) {
+  m.attr("USE_BITS") = word::use_bits;
+  m.attr("LINE_METADATA_BYTES") = 16;
+  m.attr("MAX_LINES") = word::line_mask;
+
+  nb::class_<Workers>(m, "Workers", "Threads that copy rows.")
+      .def(nb::init<u32>(), "threads"_a)
+      .def_prop_ro("threads", &Workers::threads);
+
+  nb::class_<BufferPool>(m, "BufferPool", "Recycled, page-aligned output buffers.")
+      .def("__init__", [](BufferPool*, u64) { throw nb::type_error("use BufferPool.create"); })
+      .def_static("create", [](u64 keep) { return std::make_shared<BufferPool>(keep); }, "keep_bytes"_a)
+      .def("take", &take, "bytes"_a, "uint8[bytes]; goes back to the pool when the last view of it is gone.")
+      .def("set_keep_bytes", &BufferPool::set_keep_bytes, "bytes"_a)
+      .def_prop_ro("taken_bytes", &BufferPool::taken_bytes)
+      .def_prop_ro("idle_bytes", &BufferPool::idle_bytes)
+      .def_prop_ro("peak_bytes", &BufferPool::peak_bytes);
+
+  nb::class_<Planner>(m, "Planner", "Which pages are in the cache: metadata only, no features.")
+      .def("__init__",
+           [](Planner* self, u64 pages, u32 lines, const std::string& policy, u64 seed, std::optional<Bytes> heat) {
+             std::span<const u8> h;
+             if (heat) h = {heat->data(), heat->size()};
+             new (self) Planner(pages, lines, policy_of(policy), seed, h);
+           },
+           "pages"_a, "lines"_a, "policy"_a = "lookahead", "seed"_a = 0, nb::arg("heat").noconvert() = nb::none())
+      .def("enter",
+           [](Planner& p, u64 step, const Ids& pages) {
+             nb::gil_scoped_release release;
+             return p.enter(step, span_of(pages), p.page_count(), 1).pages.size();
+           },
+           "step"_a, "pages"_a.noconvert(), "Marks a minibatch's pages. Returns how many are unique.")
+      .def("plan",
+           [](Planner& p, u64 step) {
+             cache::Step* s;
+             {
+               nb::gil_scoped_release release;
+               s = &p.plan(step);
+               // Without I/O a load is complete at once.
+               for (const cache::Load& l : s->loads) word::publish(p.word(s->pages[l.index]));
+             }
+             return nb::make_tuple(s->hits, s->loads.size(), s->bypassed.size());
+           },
+           "step"_a, "Returns (hits, loads, bypasses) in pages.")
+      .def("retire", [](Planner& p, u64 step) { nb::gil_scoped_release release; p.retire(step); }, "step"_a)
+      .def("words",
+           [](Planner& p) { return nb::ndarray<nb::numpy, const u64, nb::ndim<1>>(p.words().data(), {p.words().size()}, nb::handle()); },
+           nb::rv_policy::copy, "uint64[pages]: a copy of the page table.")
+      .def("audit", &Planner::audit)
+      .def("stats", &stats_of)
+      .def_prop_ro("bytes", [](const Planner& p) { return p.table_bytes() + p.line_bytes(); });
+
+  nb::class_<OwningCache>(m, "PageCache", "One table's cache in host memory. See gids.cache.")
+      .def(nb::init<std::shared_ptr<io::Engine>, std::shared_ptr<Workers>, u64, u32, u32, u32, u32, u32, u32,
+                    const std::string&, u64, std::optional<Bytes>, std::optional<Checksums>>(),
+           "engine"_a, "workers"_a, nb::kw_only(), "row_count"_a, "row_bytes"_a, "page_bytes"_a, "rows_per_page"_a,
+           "shard_count"_a, "first_file"_a, "lines"_a, "policy"_a, "seed"_a = 0,
+           nb::arg("heat").noconvert() = nb::none(), nb::arg("checksums").noconvert() = nb::none())
+      .def("check", &OwningCache::check, "ids"_a.noconvert())
+      .def("enter", &OwningCache::enter, "step"_a, "ids"_a.noconvert())
+      .def("plan", &OwningCache::plan, "step"_a, "ids"_a.noconvert(), "out"_a.noconvert())
+      .def("gather", &OwningCache::gather, "step"_a)
+      .def("retire", &OwningCache::retire, "step"_a)
+      .def("cancel", &OwningCache::cancel)
+      .def("read_through", &OwningCache::read_through, "ids"_a.noconvert(), "out"_a.noconvert())
+      .def("audit", [](OwningCache& c) { c.planner().audit(); })
+      .def("words",
+           [](OwningCache& c) { auto w = c.planner().words(); return nb::ndarray<nb::numpy, const u64, nb::ndim<1>>(w.data(), {w.size()}, nb::handle()); },
+           nb::rv_policy::copy)
+      .def("stats", &OwningCache::stats);
+}
+
 }  // namespace gids

@@ -1,5 +1,148 @@
+// Python's view of the I/O engines. Called by module.cpp; the cache's binding passes Engine on.
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <tuple>
+#include <vector>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
 #include "bind/bind.h"
+#include "io/engine.h"
+#include "io/file.h"
+
+namespace nb = nanobind;
 
 namespace gids {
-void bind_io(nanobind::module_&) {}
+namespace {
+
+using Files = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Offsets = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Out = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Errors = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+class ErrorsBatch final : public io::Batch {
+ public:
+  explicit ErrorsBatch(int32_t* errors) : errors_(errors) {}
+  void done(const io::Read& read, const std::byte*, int error) noexcept override { errors_[read.cookie] = error; }
+
+ private:
+  int32_t* errors_;
+};
+
+// Waits with signals heeded. The reads write to the caller's memory, so an interrupted call cancels what is
+// not issued and waits for what is.
+void wait(io::Engine& engine, io::Batch& batch) {
+  while (true) {
+    {
+      nb::gil_scoped_release release;
+      if (batch.wait_for(100)) return;
+    }
+    if (PyErr_CheckSignals() == 0) continue;
+    {
+      nb::gil_scoped_release release;
+      engine.cancel(batch);
+      while (!batch.wait_for(1000)) {
+      }
+    }
+    throw nb::python_error();
+  }
+}
+
+void read(io::Engine& engine, Files files, Offsets offsets, Out out, Errors errors) {
+  const size_t n = files.shape(0);
+  if (offsets.shape(0) != n || out.shape(0) != n || errors.shape(0) != n)
+    throw std::invalid_argument("Engine.read: files, offsets, out and errors differ in length: " + std::to_string(n) +
+                                ", " + std::to_string(offsets.shape(0)) + ", " + std::to_string(out.shape(0)) + ", " +
+                                std::to_string(errors.shape(0)));
+  const size_t bytes = out.shape(1);
+  if (bytes > ~0u) throw std::invalid_argument("Engine.read: a row of out has 4 GiB or more");
+  if (n == 0 || bytes == 0) {
+    std::fill_n(errors.data(), n, 0);
+    return;
+  }
+  auto batch = std::make_shared<ErrorsBatch>(errors.data());
+  {
+    nb::gil_scoped_release release;
+    batch->reads.resize(n);
+    for (size_t i = 0; i < n; ++i) {
+      if (offsets.data()[i] < 0)
+        throw std::invalid_argument("Engine.read: offsets[" + std::to_string(i) +
+                                    "] is negative: " + std::to_string(offsets.data()[i]));
+      batch->reads[i] = {static_cast<u64>(offsets.data()[i]), reinterpret_cast<std::byte*>(out.data()) + i * bytes,
+                         static_cast<u32>(bytes), files.data()[i], i};
+    }
+    engine.submit(batch);
+  }
+  wait(engine, *batch);
+}
+
+nb::dict stats(const io::Engine& engine) {
+  const io::Stats s = engine.stats();
+  nb::dict d;
+  d["reads"] = s.reads;
+  d["requests"] = s.requests;
+  d["bytes_asked"] = s.bytes_asked;
+  d["bytes_read"] = s.bytes_read;
+  d["errors"] = s.errors;
+  d["retries"] = s.retries;
+  d["busy_s"] = static_cast<double>(s.busy_ns) * 1e-9;
+  d["latency_s"] = s.requests ? static_cast<double>(s.latency_ns) * 1e-9 / static_cast<double>(s.requests) : 0.0;
+  d["depth_max"] = s.depth_max;
+  return d;
+}
+
+void inject_faults(io::Engine& engine, const std::vector<std::tuple<u32, u64, int, u32>>& faults) {
+  std::vector<io::Fault> list;
+  for (const auto& [file, offset, error, times] : faults) list.push_back({file, offset, error, times});
+  engine.inject_faults(std::move(list));
+}
+
+std::shared_ptr<io::Engine> open_engine(const std::string& kind, const std::vector<std::string>& paths, u32 depth,
+                                        u32 threads, bool direct, u32 max_read_bytes, u32 max_merge_bytes) {
+  return io::open_engine(kind, paths, {depth, threads, max_read_bytes, max_merge_bytes, direct});
+}
+
+// (file system, alignment) of a file opened for direct I/O or not.
+std::tuple<std::string, u32> probe_file(const std::string& path, bool direct) {
+  const io::File file(path, direct);
+  return {io::file_system_name(file.fd()), file.alignment()};
+}
+
+}  // namespace
+
+void bind_io(nb::module_& m) {
+  nb::register_exception_translator([](const std::exception_ptr& p, void*) {
+    try {
+      std::rethrow_exception(p);
+    } catch (const std::system_error& e) {  // OSError picks the subclass: FileNotFoundError, PermissionError, …
+      PyErr_SetObject(PyExc_OSError, nb::make_tuple(e.code().value(), e.what()).ptr());
+    }
+  });
+
+  nb::class_<io::Engine>(m, "Engine")
+      .def_prop_ro("name", [](const io::Engine& e) { return e.name(); })
+      .def_prop_ro("note", &io::Engine::note)
+      .def_prop_ro("alignment", &io::Engine::alignment)
+      .def_prop_ro("depth", &io::Engine::depth)
+      .def_prop_ro("bounce_bytes", &io::Engine::bounce_bytes)
+      .def("read", &read, nb::arg("files").noconvert(), nb::arg("offsets").noconvert(), nb::arg("out").noconvert(),
+           nb::arg("errors").noconvert())
+      .def("stats", &stats)
+      .def("inject_faults", &inject_faults, nb::arg("faults"))
+      .def("close", &io::Engine::close, nb::call_guard<nb::gil_scoped_release>());
+
+  m.def("open_engine", &open_engine, nb::arg("kind"), nb::arg("paths"), nb::kw_only(), nb::arg("depth"),
+        nb::arg("threads"), nb::arg("direct"), nb::arg("max_read_bytes"), nb::arg("max_merge_bytes"),
+        nb::call_guard<nb::gil_scoped_release>());
+  m.def("probe_file", &probe_file, nb::arg("path"), nb::kw_only(), nb::arg("direct"));
+  m.def("why_no_uring", &io::why_no_uring);
+}
+
 }  // namespace gids

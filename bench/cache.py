@@ -1,0 +1,203 @@
+"""What does lookahead hit, what does planning cost, and how fast is a gather when all is in memory?
+
+    python bench/cache.py hits       hit ratio by policy and window, beside Belady's MIN
+    python bench/cache.py planning   enter + plan + retire, per page of the minibatch, by number of lines
+    python bench/cache.py gather     plan + gather of cached rows against torch.index_select
+
+Baselines: MIN over the same trace; torch.index_select(out=) on the same rows in memory. Seeds are fixed.
+`--small` is what the tests run; the default sizes are those of docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+from traces import Trace, min_hits, popular_pages, rmat, sample_trace, skewed_trace
+
+from gids import _core
+
+
+def replay(planner: _core.Planner, trace: Trace, window: int, planned: int) -> np.ndarray:
+    """Run a trace in the loader's order; (hits, pages) of each minibatch."""
+    entered = 0
+    result = np.empty((len(trace), 2), np.int64)
+    for t in range(len(trace)):
+        if t >= planned:
+            planner.retire(t - planned)
+        while entered < min(len(trace), t + 1 + window):
+            planner.enter(entered, trace[entered])
+            entered += 1
+        hits, loads, bypasses = planner.plan(t)
+        result[t] = hits, hits + loads + bypasses
+    for t in range(max(0, len(trace) - planned), len(trace)):
+        planner.retire(t)
+    return result
+
+
+def hits(args: argparse.Namespace) -> dict[str, float]:
+    rng = np.random.default_rng(1)
+    log2_nodes, seeds, minibatches = (15, 4, 200) if args.small else (20, 14, 1200)
+    nodes = 1 << log2_nodes
+    indptr, indices = rmat(log2_nodes, 16, rng)
+    trace = sample_trace(indptr, indices, rng, seeds=seeds, minibatches=minibatches)
+    degrees = np.bincount(indices, minlength=nodes)
+    from gids.cache import page_heat
+
+    heat = page_heat(degrees, 1)
+    average = np.mean([len(b) for b in trace])
+    lines = int(5 * average) if args.small else nodes // 100
+    warm = minibatches // 4
+    pages = sum(len(b) for b in trace[warm:])
+    best = min_hits(trace, nodes, lines)[warm:].sum() / pages
+    print(
+        f"{nodes} pages, {minibatches} minibatches of {average:.0f} pages, "
+        f"{lines} lines = {lines / average:.1f} minibatches"
+    )
+    print(f"{'MIN':<24} {100 * best:6.2f} %")
+
+    def ratio(policy: str, window: int, planned: int = 2) -> float:
+        planner = _core.Planner(nodes, lines, policy, 1, heat)
+        counted = replay(planner, trace, window, planned)[warm:]
+        value = float(counted[:, 0].sum() / counted[:, 1].sum())
+        print(f"{policy + f' W={window}':<24} {100 * value:6.2f} %   {value / best:.3f} of MIN", flush=True)
+        return value
+
+    for policy in ("random", "lru", "static"):
+        ratio(policy, 0)
+    pin = ratio("window-pin", 8)
+    for window in (16, 22):
+        ratio("window-pin", window)
+    by_window = [ratio("lookahead", w) for w in range(23)]
+    figures = {
+        "W=16 of MIN (bar 0.87)": by_window[16] / best,
+        "W=20 of MIN (bar 0.90)": by_window[20] / best,
+        "W=16 over window-pin W=8 (bar 1.4)": by_window[16] / pin,
+        "largest fall as W grows, points (bar 0.5)": 100 * max(np.maximum.accumulate(by_window) - by_window),
+    }
+    assert best >= max(*by_window, pin), "no policy can beat MIN"
+    return figures
+
+
+def planning(args: argparse.Namespace) -> dict[str, float]:
+    figures = {}
+    for lines in (10**4, 10**5) if args.small else (10**4, 10**5, 10**6, 10**7):
+        rng = np.random.default_rng(2)
+        batch, minibatches, pages = min(lines // 5, 100_000), 60 if args.small else 160, 4 * lines
+        trace = skewed_trace(pages, batch, minibatches, rng)
+        heat = rng.integers(0, 256, pages).astype(np.uint8)
+        costs = []
+        for _ in range(args.repeat):
+            planner = _core.Planner(pages, lines, "lookahead", 0, heat)
+            # Fill the cache first: planning is dearest when every admission evicts.
+            step = 0
+            for first in range(0, lines, batch):
+                planner.enter(step, popular_pages(pages, np.arange(first, min(first + batch, lines))))
+                planner.plan(step)
+                planner.retire(step)
+                step += 1
+            times = []
+            window, planned = 16, 2
+            entered = step
+            base = step
+            for t in range(base, base + minibatches):
+                start = time.perf_counter_ns()
+                if t - base >= planned:
+                    planner.retire(t - planned)
+                while entered < min(base + minibatches, t + 1 + window):
+                    planner.enter(entered, trace[entered - base])
+                    entered += 1
+                planner.plan(t)
+                if t - base > window and entered < base + minibatches:
+                    times.append((time.perf_counter_ns() - start) / len(trace[t - base]))
+            costs.append(median(times))
+            stats = planner.stats()
+        figures[f"{lines} lines, ns per page (bar 100)"] = median(costs)
+        ratio = stats["hits"] / stats["pages"]
+        print(
+            f"{lines:>9} lines, {batch} pages a minibatch: {median(costs):6.1f} ns per page "
+            f"(hit ratio {ratio:.2f})",
+            flush=True,
+        )
+    return figures
+
+
+def gather(args: argparse.Namespace) -> dict[str, float]:
+    import torch
+
+    from gids import FeatureLoader
+    from gids.store import DatasetWriter
+
+    def ids_of(ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"_N.feat": ids}
+
+    threads = torch.get_num_threads()
+    figures = {}
+    for row_bytes in (512, 4096):
+        count = (8 << 20 if args.small else 1 << 30) // row_bytes
+        batch = count // 8
+        source = torch.randn(count, row_bytes // 4, generator=torch.Generator().manual_seed(0))
+        batches = [torch.randperm(count)[:batch] for _ in range(4)]
+        with tempfile.TemporaryDirectory(dir=args.dir) as directory:
+            path = Path(directory) / "gather.gids"
+            with DatasetWriter(path) as writer:
+                writer.write_table("node", "_N", "feat", source)
+            options = {"memory_bytes": 8 << 30, "window_batches": 2, "threads": threads}
+            with FeatureLoader(path, ["_N.feat"], **options) as loader:
+                everything = list(torch.arange(count).split(batch))
+                for ids, features in loader.attach(everything, ids_of):  # fills the cache
+                    assert torch.equal(features["_N.feat"], source[ids])
+                del features
+                stats = loader.stats()
+                out = torch.empty(batch, row_bytes // 4)
+                ours, alone, theirs = [], [], []
+                for _ in range(args.repeat):
+                    before = loader.stats()["seconds"]
+                    start = time.perf_counter()
+                    for ids, features in loader.attach(batches, ids_of):
+                        last = ids, features["_N.feat"]
+                    del features
+                    ours.append(time.perf_counter() - start)
+                    alone.append(loader.stats()["seconds"]["gather"] - before["gather"])
+                    assert torch.equal(last[1], source[last[0]])
+                    del last
+                    start = time.perf_counter()
+                    for ids in batches:
+                        torch.index_select(source, 0, ids, out=out)
+                    theirs.append(time.perf_counter() - start)
+                assert loader.stats()["misses"] == stats["misses"], "all were hits"
+        rows = 4 * batch
+        for name, times in (("plan + gather", ours), ("gather", alone), ("torch.index_select", theirs)):
+            print(f"{row_bytes:>5} B rows: {name:<20} {rows / median(times) / 1e6:6.2f} M rows/s", flush=True)
+        figures[f"{row_bytes} B, plan + gather over index_select (bar 0.6)"] = median(
+            t / o for o, t in zip(ours, theirs, strict=True)
+        )
+        figures[f"{row_bytes} B, gather alone over index_select (bar 0.8)"] = median(
+            t / a for a, t in zip(alone, theirs, strict=True)
+        )
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("question", choices=["hits", "planning", "gather"])
+    parser.add_argument("--small", action="store_true", help="a size for tests")
+    parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--dir", help="where to put the gather's dataset (default: a temporary directory)")
+    args = parser.parse_args()
+    questions = {"hits": hits, "planning": planning, "gather": gather}
+    for name, value in questions[args.question](args).items():
+        print(f"{name}: {value:.3f}")
+
+
+if __name__ == "__main__":
+    main()

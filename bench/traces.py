@@ -1,0 +1,102 @@
+"""Traces of page accesses for the cache benchmarks: neighbour sampling on an R-MAT graph.
+
+No features and no files: a trace is a list of int64 arrays, the unique nodes of each minibatch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Trace = list[npt.NDArray[np.int64]]
+
+
+def rmat(
+    log2_nodes: int, degree: int, rng: np.random.Generator, a: float = 0.57
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    """CSC (indptr, indices) of an R-MAT graph with shuffled node ids; the other quadrants share 1 - a."""
+    nodes, edges = 1 << log2_nodes, degree << log2_nodes
+    src = np.zeros(edges, np.int32)
+    dst = np.zeros(edges, np.int32)
+    rest = (1 - a) / 3
+    for _ in range(log2_nodes):
+        r = rng.random(edges, np.float32)
+        src = 2 * src + (r >= a + rest)
+        dst = 2 * dst + (((r >= a) & (r < a + rest)) | (r >= a + 2 * rest))
+    shuffled = rng.permutation(nodes).astype(np.int32)
+    src, dst = shuffled[src], shuffled[dst]
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(dst, minlength=nodes))])
+    return indptr, src[np.argsort(dst, kind="stable")]
+
+
+def sample_trace(
+    indptr: npt.NDArray[np.int64],
+    indices: npt.NDArray[np.int32],
+    rng: np.random.Generator,
+    *,
+    seeds: int,
+    minibatches: int,
+    fanouts: tuple[int, ...] = (10, 5, 5),
+) -> Trace:
+    """Uniform neighbour sampling, seeds in random order over the nodes that have in-edges."""
+    train = rng.permutation(np.flatnonzero(np.diff(indptr)))
+    trace = []
+    for t in range(minibatches):
+        nodes = np.take(train, range(t * seeds, (t + 1) * seeds), mode="wrap")
+        for fanout in fanouts:
+            begin, degree = indptr[nodes], np.diff(indptr)[nodes]
+            few = degree <= fanout
+            every = np.repeat(begin[few], degree[few]) + _ranges(degree[few])
+            # The `fanout` smallest of fresh random keys would be exact without replacement; for degrees above
+            # the fanout drawing with replacement and dropping repeats touches almost the same nodes.
+            some = begin[~few, None] + (rng.random((int((~few).sum()), fanout)) * degree[~few, None]).astype(
+                np.int64
+            )
+            nodes = np.unique(np.concatenate([nodes, indices[every], indices[some].ravel()]))
+        trace.append(rng.permutation(nodes).astype(np.int64))
+    return trace
+
+
+def _ranges(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """[2, 3] -> [0, 1, 0, 1, 2]."""
+    ends = np.cumsum(lengths)
+    return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
+
+
+def popular_pages(pages: int, rank: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The page of each rank of popularity: scattered, as pages of hot nodes are."""
+    return rank * 2654435761 % pages
+
+
+def skewed_trace(pages: int, batch: int, minibatches: int, rng: np.random.Generator) -> Trace:
+    """Minibatches of `batch` unique pages whose popularity follows a power law."""
+    trace = []
+    for _ in range(minibatches):
+        drawn = (pages * rng.random(int(batch * 1.6)) ** 3).astype(np.int64)
+        unique = np.unique(popular_pages(pages, drawn))
+        trace.append(rng.permutation(unique)[:batch])
+    return trace
+
+
+def min_hits(trace: Trace, pages: int, lines: int) -> npt.NDArray[np.int64]:
+    """Hits of each minibatch under the optimum (Belady's MIN with bypass), at minibatch granularity."""
+    never = len(trace)
+    following = []
+    seen = np.full(pages, never, np.int64)
+    for t in range(len(trace) - 1, -1, -1):
+        following.append(seen[trace[t]])
+        seen[trace[t]] = t
+    following.reverse()
+    held = np.zeros(pages, bool)
+    next_use = np.full(pages, never, np.int64)
+    hits = np.empty(len(trace), np.int64)
+    for t, batch in enumerate(trace):
+        hits[t] = held[batch].sum()
+        held[batch] = True
+        next_use[batch] = following[t]
+        candidates = np.flatnonzero(held)
+        if len(candidates) > lines:
+            order = np.argpartition(next_use[candidates], lines - 1) if lines else np.arange(len(candidates))
+            held[candidates[order[lines:]]] = False
+        held &= next_use != never
+    return hits

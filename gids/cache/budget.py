@@ -1,0 +1,123 @@
+"""The memory budget: one number for everything, shared out before anything is allocated.
+
+Called by the loader once the first minibatch has shown how large minibatches are. Knows sizes only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gids import _core
+from gids.errors import MemoryBudgetError
+
+GROWTH = 1.25
+"""How much larger than the first minibatch a later one is expected to get."""
+
+SMALL = 16
+"""Outputs of further planned minibatches are reserved while all of them take a sixteenth of the memory."""
+
+
+class TableShape(Protocol):
+    """What the budget needs to know of a table."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def row_bytes(self) -> int: ...
+    @property
+    def page_bytes(self) -> int: ...
+    @property
+    def page_count(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes by purpose, and the lines that each table gets."""
+
+    purposes: Mapping[str, int]
+    lines: Mapping[str, int]
+    most_planned_batches: int
+    """How many minibatches may be planned at once within the bytes of the outputs."""
+
+
+def share_memory(
+    tables: Sequence[TableShape],
+    *,
+    memory_bytes: int,
+    cache_bytes: int | None,
+    rows: Mapping[str, int],
+    window_batches: int,
+    planned_batches: int,
+    most_planned_batches: int,
+    minibatch_bytes: int,
+    bounce_bytes: int,
+) -> MemoryPlan:
+    """Give every purpose its bytes; what is left becomes cache lines.
+
+    rows: rows of each table that the first minibatch reads. minibatch_bytes: the sampled minibatch itself.
+    Outputs: one per planned minibatch, one with the consumer, one between the two; for more planned
+    minibatches, up to the most, where outputs are small beside the whole. Tables share the lines in
+    proportion to their bytes on disk. cache_bytes caps the lines (0: none).
+    Raises MemoryBudgetError, with the sum, when not even the rest fits.
+    """
+    output = int(GROWTH * sum(rows[t.name] * t.row_bytes for t in tables))
+    affordable = memory_bytes // SMALL // max(1, output) - 2
+    planned = max(planned_batches, min(most_planned_batches, affordable))
+    ids = int(GROWTH * sum(rows.values()))
+    purposes = {
+        "page tables": sum(8 * t.page_count for t in tables),
+        "bounce pool": bounce_bytes,
+        "outputs": output * (planned + 2),
+        "window": (ids * 16 + int(GROWTH * minibatch_bytes)) * (window_batches + planned),
+    }
+    needed = sum(purposes.values())
+    left = memory_bytes - needed
+    if left < 0:
+        listing = " + ".join(f"{purpose} {format_bytes(n)}" for purpose, n in purposes.items())
+        raise MemoryBudgetError(
+            f"memory_bytes={memory_bytes} ({format_bytes(memory_bytes)}) is too small: "
+            f"{listing} = {needed} bytes ({format_bytes(needed)}) before the first "
+            f"cache line. Give more memory, or use smaller minibatches, a smaller window or "
+            f"fewer planned minibatches."
+        )
+    if cache_bytes is not None:
+        left = min(left, cache_bytes)
+    per_line = _core.LINE_METADATA_BYTES
+    total = sum(t.page_count * t.page_bytes for t in tables) or 1
+    lines = {}
+    for t in tables:
+        share = left * (t.page_count * t.page_bytes) // total
+        lines[t.name] = min(t.page_count, share // (t.page_bytes + per_line), _core.MAX_LINES)
+    purposes["lines"] = sum(lines[t.name] * t.page_bytes for t in tables)
+    purposes["line metadata"] = sum(n * per_line for n in lines.values())
+    return MemoryPlan(purposes, lines, planned)
+
+
+def available_bytes() -> int:
+    """Memory that this process may still take: the machine's, or its control group's when that is less."""
+    with open("/proc/meminfo") as f:
+        meminfo = dict(line.split(":") for line in f)
+    available = int(meminfo["MemAvailable"].split()[0]) * 1024
+    for limit_path, usage_path in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        if os.path.exists(limit_path) and os.path.exists(usage_path):
+            with open(limit_path) as limit, open(usage_path) as usage:
+                text = limit.read().strip()
+                if text != "max":
+                    available = min(available, max(0, int(text) - int(usage.read())))
+    return available
+
+
+def format_bytes(n: int) -> str:
+    """12345678 -> '11.8 MiB'."""
+    value = float(n)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"

@@ -1,0 +1,194 @@
+"""FeatureCache: the caches of several tables, moving through the steps of one stream together.
+
+Called by the loader. It turns ids into native calls and bytes into tensors; which pages stay is the native
+planner's business, and when things happen is the loader's.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gids import _core
+from gids.errors import StorageError
+
+if TYPE_CHECKING:
+    from gids.io import Engine
+    from gids.store import Table
+
+POLICIES = ("lookahead", "window-pin", "random", "lru", "static")
+
+Ids = npt.NDArray[np.int64]
+_NO_IDS: Ids = np.empty(0, np.int64)
+
+
+def check_ids(ids: torch.Tensor, table: str) -> Ids:
+    """The ids as an int64 array that shares their memory. TypeError or ValueError says what is wrong."""
+    if not isinstance(ids, torch.Tensor):
+        raise TypeError(f"ids for table '{table}' are {type(ids).__name__}; expected a torch.Tensor of int64")
+    if ids.dtype != torch.int64:
+        raise TypeError(
+            f"ids for table '{table}' are {ids.dtype}; expected torch.int64: convert them with .long()"
+        )
+    if ids.device.type != "cpu":
+        raise ValueError(f"ids for table '{table}' are on {ids.device}; expected cpu: move them with .cpu()")
+    if ids.dim() != 1:
+        raise ValueError(f"ids for table '{table}' have shape {tuple(ids.shape)}; expected one dimension")
+    return ids.contiguous().numpy()
+
+
+class FeatureCache:
+    """Lines in host memory for several tables, filled from disk by one I/O engine.
+
+    engine: opened on the shards of all tables, in order. lines: cache lines of each table. heats: uint8 per
+    page for each table that has them. check_crc: compare every page read with its checksum.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tables: Sequence[Table],
+        *,
+        lines: Mapping[str, int],
+        heats: Mapping[str, npt.NDArray[np.uint8]],
+        policy: str = "lookahead",
+        threads: int = 1,
+        check_crc: bool = False,
+        keep_output_bytes: int = 0,
+    ) -> None:
+        self.tables = {t.name: t for t in tables}
+        self._engine = engine
+        self._pool = _core.BufferPool.create(keep_output_bytes)
+        self._shards = [path for t in tables for path in t.shard_paths]
+        workers = _core.Workers(threads)
+        self._caches: dict[str, Any] = {}
+        first_file = 0
+        for t in tables:
+            self._caches[t.name] = _core.PageCache(
+                engine.native,
+                workers,
+                row_count=t.row_count,
+                row_bytes=t.row_bytes,
+                page_bytes=t.page_bytes,
+                rows_per_page=t.rows_per_page,
+                shard_count=len(t.shard_paths),
+                first_file=first_file,
+                lines=lines[t.name],
+                policy=policy,
+                seed=0,
+                heat=heats.get(t.name),
+                checksums=np.asarray(t.checksums()) if check_crc else None,
+            )
+            first_file += len(t.shard_paths)
+        self.next_step = 0
+        """The first step that a new stream may enter; steps never repeat."""
+        self._ids: dict[int, dict[str, Ids]] = {}
+        self._outputs: dict[int, dict[str, torch.Tensor]] = {}
+
+    def enter(self, step: int, ids: Mapping[str, torch.Tensor]) -> None:
+        """Mark the pages that minibatch `step` will read. Steps enter in order.
+
+        ids: int64[n] on the CPU for each table, may repeat. Raises IndexError for an id out of range (no mark
+        is left), KeyError for an unknown table, TypeError or ValueError for a wrong dtype, device or shape.
+        """
+        checked = self._check(ids)
+        self.next_step = step + 1
+        for name, cache in self._caches.items():
+            cache.enter(step, checked.get(name, _NO_IDS))
+        self._ids[step] = checked
+
+    def plan(self, step: int) -> None:
+        """Decide which pages are read, kept and dropped, and submit the reads. Steps are planned in order."""
+        outputs = {}
+        for name, cache in self._caches.items():
+            ids = self._ids[step].get(name, _NO_IDS)
+            outputs[name], rows = self._new_output(self.tables[name], len(ids))
+            cache.plan(step, ids, rows)
+        self._outputs[step] = outputs
+
+    def gather(self, step: int) -> tuple[dict[str, torch.Tensor], StorageError | None]:
+        """Wait for the step's reads and copy its rows.
+
+        Returns the rows of each table that the minibatch asked for, in the order of its ids, and the error
+        if a page could not be read. The tensors are the caller's for as long as it likes.
+        """
+        failures = [f for cache in self._caches.values() for f in cache.gather(step)]
+        outputs = self._outputs[step]
+        return {name: outputs[name] for name in self._ids[step]}, self._error(failures)
+
+    def retire(self, step: int) -> None:
+        """Take the step's marks back. Steps retire in order."""
+        for cache in self._caches.values():
+            cache.retire(step)
+        self._ids.pop(step)
+        self._outputs.pop(step, None)
+
+    def cancel(self) -> None:
+        """Retire every live step, planned or not, after its reads are complete. Nothing stays marked."""
+        # A stream may have been interrupted between two tables: each goes back on its own.
+        self.next_step = max(cache.cancel() for cache in self._caches.values())
+        self._ids.clear()
+        self._outputs.clear()
+
+    def read_through(
+        self, ids: Mapping[str, torch.Tensor]
+    ) -> tuple[dict[str, torch.Tensor], StorageError | None]:
+        """Rows without a step: from lines where they are, else from disk, leaving the cache as it is."""
+        outputs, failures = {}, []
+        for name, array in self._check(ids).items():
+            outputs[name], rows = self._new_output(self.tables[name], len(array))
+            failures += self._caches[name].read_through(array, rows)
+        return outputs, self._error(failures)
+
+    def stats(self) -> dict[str, dict[str, Any]]:
+        """The native counters of each table."""
+        return {name: dict(cache.stats()) for name, cache in self._caches.items()}
+
+    def output_bytes(self) -> tuple[int, int]:
+        """(bytes of outputs held by consumers or kept for reuse, the most there ever were)."""
+        return self._pool.taken_bytes + self._pool.idle_bytes, self._pool.peak_bytes
+
+    def audit(self) -> None:
+        """Recount all metadata from the page tables; RuntimeError on a disagreement. For tests."""
+        for cache in self._caches.values():
+            cache.audit()
+
+    def page_words(self, table: str) -> npt.NDArray[np.uint64]:
+        """uint64[page_count]: a copy of a table's page words. For tests."""
+        words: npt.NDArray[np.uint64] = self._caches[table].words()
+        return words
+
+    def _check(self, ids: Mapping[str, torch.Tensor]) -> dict[str, Ids]:
+        for name in ids:
+            if name not in self._caches:
+                raise KeyError(
+                    f"no table '{name}' in this loader (it loads {', '.join(map(repr, self._caches))})"
+                )
+        checked = {name: check_ids(tensor, name) for name, tensor in ids.items()}
+        for name, array in checked.items():
+            try:
+                self._caches[name].check(array)
+            except IndexError as error:
+                raise IndexError(f"table '{name}': {error}") from None
+        return checked
+
+    def _new_output(self, table: Table, n: int) -> tuple[torch.Tensor, npt.NDArray[np.uint8]]:
+        flat: npt.NDArray[np.uint8] = self._pool.take(n * table.row_bytes)
+        tensor = torch.from_numpy(flat).view(table.dtype).view(n, *table.shape)
+        return tensor, flat.reshape(n, table.row_bytes)
+
+    def _error(self, failures: Sequence[tuple[int, int, int]]) -> StorageError | None:
+        if not failures:
+            return None
+        file, offset, code = failures[0]
+        reason = "the page's checksum is wrong" if code == errno.EBADMSG else os.strerror(code)
+        if code == errno.ENODATA:
+            reason = "the shard ends before this page; it was truncated"
+        more = f" (and {len(failures) - 1} more pages of this minibatch)" if len(failures) > 1 else ""
+        return StorageError(code, f"cannot read a page: {reason}{more}", self._shards[file], offset)

@@ -1,0 +1,124 @@
+"""Lazy columns of a sampled minibatch: taken out when it is sampled, filled in when it is handed over.
+
+DGL's samplers mark a column to be fetched with a LazyFeature in a sampled graph's frame. Those that the
+store serves are taken out, so that DGL's own prefetch sees the rest (labels, other columns of the graph).
+A minibatch is any nesting of tuples, lists and mappings around DGLGraphs. Called by the DataLoader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from dgl import EID, NID, DGLGraph, LazyFeature
+from dgl.utils import recursive_apply
+from torch import Tensor
+
+from gids.dgl.tables import ServedTables
+from gids.store import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Where rows go. Not a reference to the frame, because moving a graph to a device makes new frames."""
+
+    leaf: int  # the graph's position among the minibatch's graphs
+    kind: str  # "node" or "edge"
+    type_index: int  # the frame's position in its graph
+    key: str
+    table: str
+    start: int  # the column's rows among the table's rows for this minibatch
+    stop: int
+
+
+class SampledMinibatch:
+    """What a sampler returned, without the columns that the store serves.
+
+    Attributes: ``batch``; ``ids``, the rows to read of each table (int64, CPU, may repeat).
+    """
+
+    def __init__(self, batch: Any, tables: ServedTables) -> None:
+        self.batch = batch
+        self._columns: list[Column] = []
+        self._ids: dict[str, list[Tensor]] = {}
+        self._take_lazy_columns(tables)
+        for table in tables.always:
+            if table.name not in self._ids:
+                self._ask(table)
+        self.ids = {
+            name: parts[0] if len(parts) == 1 else torch.cat(parts) for name, parts in self._ids.items()
+        }
+
+    def _take_lazy_columns(self, tables: ServedTables) -> None:
+        for leaf, graph in enumerate(_graphs_in(self.batch)):
+            for kind, index, type_, frame in _frames_of(graph):
+                for key in list(frame.keys()):
+                    lazy = frame._columns[key]  # not frame[key], which would evaluate other columns
+                    if not isinstance(lazy, LazyFeature):
+                        continue
+                    table = tables.find(kind, type_, lazy.name or key)
+                    if table is not None:
+                        del frame._columns[key]
+                        self._add(leaf, kind, index, frame, key, table, lazy.id_)
+
+    def _ask(self, table: Table) -> None:
+        """Ask as DGL's samplers would: for the first block's sources, all blocks' edges; else all graphs."""
+        graphs = list(enumerate(_graphs_in(self.batch)))
+        blocks = [(leaf, graph) for leaf, graph in graphs if graph.is_block]
+        for leaf, graph in (blocks[:1] if table.kind == "node" else blocks) or graphs:
+            for kind, index, type_, frame in _frames_of(graph):
+                is_destination = kind == "node" and graph.is_block and index >= len(graph.srctypes)
+                if kind == table.kind and type_ == table.type and not is_destination:
+                    self._add(leaf, kind, index, frame, table.key, table, None)
+
+    def _add(
+        self, leaf: int, kind: str, index: int, frame: Any, key: str, table: Table, ids: Tensor | None
+    ) -> None:
+        if ids is None:
+            ids = frame.get(NID if kind == "node" else EID)
+        if ids is None:
+            raise KeyError(
+                f"a sampled graph has no dgl.{'NID' if kind == 'node' else 'EID'} of {kind} type "
+                f"{table.type!r}, so its rows of {table.name!r} are unknown: let the sampler keep it"
+            )
+        ids = ids.to(device="cpu", dtype=torch.int64).contiguous()
+        parts = self._ids.setdefault(table.name, [])
+        start = sum(len(part) for part in parts)
+        parts.append(ids)
+        self._columns.append(Column(leaf, kind, index, key, table.name, start, start + len(ids)))
+
+    def fill(self, batch: Any, rows: Mapping[str, Tensor], device: torch.device) -> None:
+        """Set the columns in ``batch``: this one after DGL's prefetch. rows: of each table, as in ``ids``."""
+        graphs = list(_graphs_in(batch))
+        for column in self._columns:
+            graph = graphs[column.leaf]
+            frames = graph._node_frames if column.kind == "node" else graph._edge_frames
+            values = rows[column.table][column.start : column.stop]
+            frames[column.type_index][column.key] = values.to(device, non_blocking=True)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the sampled graphs take, about: their edges' ends and ids, and their columns' ids."""
+        total = 0
+        for graph in _graphs_in(self.batch):
+            total += 4 * 8 * graph.num_edges() + 2 * 8 * graph.num_nodes()
+        return total
+
+
+def _graphs_in(batch: Any) -> list[Any]:
+    """The graphs of a minibatch, in DGL's order of walking it."""
+    graphs: list[Any] = []
+    recursive_apply(batch, lambda item: graphs.append(item) if isinstance(item, DGLGraph) else None)
+    return graphs
+
+
+def _frames_of(graph: Any) -> Iterator[tuple[str, int, Any, Any]]:
+    """(kind, position, type, frame) of each frame; of a block's node frames, sources come first."""
+    for kind, types, frames in (
+        ("node", graph.ntypes, graph._node_frames),
+        ("edge", graph.canonical_etypes, graph._edge_frames),
+    ):
+        for index, (type_, frame) in enumerate(zip(types, frames, strict=True)):
+            yield kind, index, type_, frame

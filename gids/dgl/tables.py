@@ -1,0 +1,133 @@
+"""Which tables of a store a DGL loader serves, and whether they fit the graph. Called by the DataLoader.
+
+DGL names a column by (kind, type, key): kind is "node" or "edge", type is a node type or a
+(source, relation, destination) triple, key is the column's name. Knows nothing of reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import dgl
+
+from gids.store import FeatureStore, Table
+
+_DECLARED = {
+    "node": ("prefetch_node_feats", "prefetch_ndata", "prefetch_labels"),
+    "edge": ("prefetch_edge_feats", "prefetch_edata"),
+}
+
+
+class ServedTables:
+    """The tables of ``store`` that minibatches of ``graph`` may ask for.
+
+    They are those that the sampler declares (``prefetch_node_feats`` and its like) and the store has, and
+    those named in ``names``. A sampler that declares nothing and is not DGL's own may ask for any of them.
+
+    Raises KeyError for a column that neither store nor graph has, and ValueError for a table that does not
+    fit the graph or if nothing is asked for.
+    """
+
+    def __init__(self, store: FeatureStore, graph: Any, sampler: Any, names: Sequence[str] = ()) -> None:
+        self._store = store
+        self._graph = graph
+        self._tables: dict[tuple[str, Any, str], Table] = {}
+        #: Tables that each minibatch gets even if its sampler does not ask.
+        self.always = [self._add(store.table(name)) for name in names]
+        declared = list(_declared_columns(sampler, graph))
+        for kind, type_, key in declared:
+            table = store.find_table(kind, type_, key)
+            if table is not None:
+                self._add(table)
+            elif not self._graph_has(kind, type_, key):
+                raise self._missing(kind, type_, key)
+        if not self._tables and not type(sampler).__module__.startswith("dgl."):
+            for table in store.tables.values():
+                if table.type in _types(graph, table.kind):
+                    self._add(table)
+        if not self._tables:
+            raise ValueError(
+                f"nothing asks for a table of {store.name}: give the sampler prefetch_node_feats=[...] "
+                f"(or its like), or the loader gids_feats=[...]; it has {_listed(store.tables)}"
+            )
+
+    @property
+    def names(self) -> list[str]:
+        return [table.name for table in self._tables.values()]
+
+    def find(self, kind: str, type_: Any, key: str) -> Table | None:
+        """The table that holds a column, or None if the graph itself holds it.
+
+        Raises KeyError if nobody does, or if the table was not announced when the loader was made.
+        """
+        table = self._tables.get((kind, type_, key))
+        if table is None:
+            unannounced = self._store.find_table(kind, type_, key)
+            if unannounced is not None:
+                raise KeyError(
+                    f"a minibatch asks for {unannounced.name!r} of {self._store.name}, which the sampler did "
+                    f"not declare: add gids_feats=[{unannounced.name!r}] to the loader"
+                )
+            if not self._graph_has(kind, type_, key):
+                raise self._missing(kind, type_, key)
+        return table
+
+    def _add(self, table: Table) -> Table:
+        types = _types(self._graph, table.kind)
+        if table.type not in types:
+            raise ValueError(
+                f"table {table.name!r} of {self._store.name} is of {table.kind} type {table.type!r}, "
+                f"which the graph does not have (has {_listed(types)})"
+            )
+        count = self._graph.num_nodes if table.kind == "node" else self._graph.num_edges
+        if table.row_count != count(table.type):
+            raise ValueError(
+                f"table {table.name!r} of {self._store.name} has {table.row_count} rows, but the graph has "
+                f"{count(table.type)} {table.kind}s of type {table.type!r}: they are not of the same graph"
+            )
+        self._tables[table.kind, table.type, table.key] = table
+        return table
+
+    def _graph_has(self, kind: str, type_: Any, key: str) -> bool:
+        return key in _frame(self._graph, kind, type_)
+
+    def _missing(self, kind: str, type_: Any, key: str) -> KeyError:
+        in_graph = _listed(_frame(self._graph, kind, type_))
+        return KeyError(
+            f"{kind} feature {key!r} of type {type_!r} is neither in {self._store.name} "
+            f"(has {_listed(self._store.tables)}) nor in the graph (has {in_graph})"
+        )
+
+
+def _declared_columns(sampler: Any, graph: Any) -> Iterator[tuple[str, Any, str]]:
+    """The columns that a sampler's ``prefetch_*`` attributes announce."""
+    declared = _DECLARED
+    if isinstance(sampler, dgl.dataloading.EdgePredictionSampler):
+        yield from _declared_columns(sampler.sampler, graph)
+        declared = {"edge": ("prefetch_labels",)}
+    for kind, attributes in declared.items():
+        for attribute in attributes:
+            keys = getattr(sampler, attribute, None) or []
+            if not isinstance(
+                keys, Mapping
+            ):  # a list means the only type; DGL refuses it where there are more
+                keys = dict.fromkeys(_types(graph, kind)[:1], keys)
+            for type_, names in keys.items():
+                canonical = type_ if kind == "node" else graph.to_canonical_etype(type_)
+                for name in names:
+                    yield kind, canonical, name
+
+
+def _types(graph: Any, kind: str) -> list[Any]:
+    return list(graph.ntypes if kind == "node" else graph.canonical_etypes)
+
+
+def _frame(graph: Any, kind: str, type_: Any) -> Any:
+    if kind == "node":
+        return graph._node_frames[graph.get_ntype_id(type_)]
+    return graph._edge_frames[graph.get_etype_id(type_)]
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(repr(name) for name in names) or "nothing"

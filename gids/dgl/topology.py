@@ -1,0 +1,95 @@
+"""A store's graph as a DGLGraph over the mapped files. Called by the user; knows DGL and FeatureStore only.
+
+DGL's public constructors scan the arrays for the largest id, which would read the whole topology, and
+allow formats beside CSC, which would be made in memory. So the graph is put together one level below.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from typing import Any
+
+import dgl
+import numpy as np
+import torch
+from dgl import heterograph_index, utils
+from torch import Tensor
+
+from gids.store import FeatureStore, Graph
+
+_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+
+
+def graph(store: FeatureStore, *, formats: str | Sequence[str] = "csc", masks: bool = False) -> Any:
+    """A DGLGraph over the store's topology: homogeneous if the store has DGL's types "_N" and "_E" only.
+
+    Ids are int64. Arrays stored as int64 are mapped, not copied: resident memory grows as sampling touches
+    them, and the kernel may drop them again; int32 ``indices`` are copied to int64.
+
+    formats: what DGL may make of it. "csc" serves neighbor sampling. Edge prediction and SAINT samplers need
+    "coo" or "csr" too, which DGL makes in memory, 16 to 24 B per edge each, when it first needs them.
+    masks: add the splits as bool ``train_mask``, ``val_mask``, ``test_mask``. Labels are always "label".
+
+    Raises ValueError if formats leave out "csc", or if the store has features only.
+    """
+    allowed = [formats] if isinstance(formats, str) else list(formats)
+    if "csc" not in allowed:
+        raise ValueError(f"formats={allowed!r}: the stored topology is CSC, so 'csc' must be among them")
+    relations = store.relations
+    if not relations:
+        raise ValueError(f"{store.name} has features, but no topology: convert the graph with them")
+    if store.node_types == ["_N"] and relations == [("_N", "_E", "_N")]:
+        result = dgl.DGLGraph(_relation_index(store.graph(relations[0]), allowed), ["_N"], ["_E"])
+    else:
+        result = _heterograph(store, allowed)
+    for node_type, labels in store.labels.items():
+        result.nodes[node_type].data["label"] = labels
+    if masks:
+        for node_type, splits in store.splits.items():
+            for name, ids in splits.items():
+                mask = torch.zeros(store.num_nodes(node_type), dtype=torch.bool)
+                mask[ids] = True
+                result.nodes[node_type].data[f"{name}_mask"] = mask
+    return result
+
+
+def _heterograph(store: FeatureStore, formats: list[str]) -> Any:
+    metagraph, node_types, edge_types, relations = heterograph_index.create_metagraph_index(
+        store.node_types, store.relations
+    )
+    parts = [_relation_index(store.graph(relation), formats) for relation in relations]
+    counts = utils.toindex([store.num_nodes(node_type) for node_type in node_types], "int64")
+    index = heterograph_index.create_heterograph_from_relations(metagraph, parts, counts)
+    return dgl.DGLGraph(index, node_types, edge_types)
+
+
+def _relation_index(part: Graph, formats: list[str]) -> Any:
+    source, _, destination = part.relation
+    edge_ids = torch.empty(0, dtype=torch.int64) if part.edge_ids is None else _as_int64(part.edge_ids)
+    return heterograph_index.create_unitgraph_from_csr(
+        1 if source == destination else 2,
+        part.num_src,
+        part.num_dst,
+        _as_int64(part.indptr),
+        _as_int64(part.indices),
+        edge_ids,  # none means that an edge's id is its position
+        formats,
+        transpose=True,
+    )
+
+
+def _as_int64(array: np.ndarray[Any, Any]) -> Tensor:
+    if array.dtype != np.int64 or not isinstance(array, np.memmap) or not array.size or not array.filename:
+        return torch.from_numpy(array.astype(np.int64))
+    # Mapped anew, privately: some of DGL's code (negative_sampler.GlobalUniform) sorts a graph's rows in
+    # place, which would crash on the store's read-only mapping. Pages that nobody writes stay the file's own.
+    with open(array.filename, "rb") as file:
+        mapping = mmap.mmap(
+            file.fileno(),
+            0,
+            flags=mmap.MAP_PRIVATE
+            | _MAP_NORESERVE,  # else the kernel asks for as much memory as the file is long
+            prot=mmap.PROT_READ | mmap.PROT_WRITE,
+        )
+    return torch.frombuffer(mapping, dtype=torch.int64, count=array.size, offset=array.offset)

@@ -1,0 +1,196 @@
+"""The stream: minibatches go in sampled and come out with their features.
+
+Called by FeatureLoader.attach. It decides when each step enters, is planned, gathered and retired; it knows
+nothing of pages, files or frameworks.
+
+The logical order is fixed, so that a run can be replayed exactly: before minibatch t is planned, minibatch
+t - D is retired and t + W has entered (W the window, D the planned minibatches). Only the first W steps
+differ: the first minibatch is handed out after one is sampled, and each step then enters two until the
+window is full.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Generic, TypeVar
+
+import torch
+
+from gids.cache import FeatureCache
+
+T = TypeVar("T")
+Features = dict[str, torch.Tensor]
+IdsOf = Callable[[T], Mapping[str, torch.Tensor]]
+
+log = logging.getLogger("gids")
+
+
+class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
+    """An iterator of (minibatch, {table: features}) that reads ahead through the cache.
+
+    cache_for: called once, with the first minibatch and its ids, which tell how large minibatches are.
+    on_close: called once, when no step of this stream is live any more.
+    """
+
+    def __init__(
+        self,
+        minibatches: Iterable[T],
+        ids_of: IdsOf[T],
+        cache_for: Callable[[T, Mapping[str, torch.Tensor]], FeatureCache],
+        *,
+        window_batches: int,
+        planned_batches: Callable[[], int],
+        on_close: Callable[[], None],
+        seconds: dict[str, float],
+    ) -> None:
+        self._source = iter(minibatches)
+        self._ids_of = ids_of
+        self._cache_for = cache_for
+        self._cache: FeatureCache | None = None
+        self._window = window_batches
+        self._planned_batches = planned_batches
+        self._seconds = seconds
+        self._held: deque[T] = deque()  # entered, not yet handed out
+        self._first = self._entered = self._planned = self._gathered = 0  # steps, once there is a cache
+        self._end: BaseException | None = None  # why no more minibatches come
+        self._closed = False
+        # What closing needs must not hold the stream itself alive.
+        self._opened: list[FeatureCache] = []
+        self._finalizer = weakref.finalize(self, _close, self._opened, on_close)
+
+    def __iter__(self) -> WindowedStream[T]:
+        return self
+
+    def __next__(self) -> tuple[T, Features]:
+        """The next minibatch. StorageError when its pages cannot be read; the one after is unaffected."""
+        if self._closed:
+            raise StopIteration
+        try:
+            self._fill()
+            if self._gathered == self._planned:
+                raise self._take_end()
+            features, error = self._gather()
+        except BaseException:
+            self.close()
+            raise
+        minibatch = self._held.popleft()
+        if error is not None:
+            raise error
+        return minibatch, features
+
+    def limit_window(self, batches: int, reason: str) -> None:
+        """Hold at most so many sampled minibatches ahead from now on; says so once, with the reason."""
+        if batches < self._window:
+            log.warning("window lowered from %d to %d minibatches: %s", self._window, max(0, batches), reason)
+            self._window = max(0, batches)
+
+    def close(self) -> None:
+        """Let reads finish, take every mark back, forget what was sampled ahead. Idempotent."""
+        self._closed = True
+        self._held.clear()
+        self._finalizer()
+        close = getattr(self._source, "close", None)
+        if close is not None:
+            close()
+
+    def __enter__(self) -> WindowedStream[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _fill(self) -> None:
+        """Plan as far ahead as allowed, entering the window first."""
+        if self._cache is None:
+            self._enter_until(1)  # only then is it known how large minibatches are, and where steps start
+        warm = self._gathered - self._first + 1  # 1 for the first minibatch
+        ahead = min(self._planned_batches(), warm)
+        while self._planned < self._gathered + ahead:
+            t = self._planned
+            self._enter_until(t + 1 + min(self._window, t - self._first))
+            if self._entered == t:
+                return  # the source is exhausted
+            assert self._cache is not None
+            self._cache.plan(t)
+            self._planned += 1
+
+    def _enter_until(self, end: int) -> None:
+        while self._entered < end and self._end is None:
+            started = time.perf_counter()
+            try:
+                minibatch = next(self._source)
+                ids = self._ids_of(minibatch)
+                self._seconds["sample"] += time.perf_counter() - started
+                if self._cache is None:
+                    self._cache = self._cache_for(minibatch, ids)
+                    self._opened.append(self._cache)
+                    self._first = self._entered = self._planned = self._gathered = self._cache.next_step
+                self._cache.enter(self._entered, ids)
+            except StopIteration:
+                self._end = StopIteration()  # a fresh one: the caught one's frames would hold features
+                return
+            except Exception as error:  # raised at its turn: what was sampled before is handed out first
+                self._end = error
+                return
+            self._held.append(minibatch)
+            self._entered += 1
+
+    def _take_end(self) -> BaseException:
+        end, self._end = self._end, None  # not kept: it refers to frames that refer to this stream
+        return end or StopIteration()
+
+    def _gather(self) -> tuple[Features, Exception | None]:
+        assert self._cache is not None
+        features, error = self._cache.gather(self._gathered)
+        self._cache.retire(self._gathered)
+        self._gathered += 1
+        return features, error
+
+
+def _close(opened: list[FeatureCache], on_close: Callable[[], None]) -> None:
+    for cache in opened:
+        cache.cancel()
+    on_close()
+
+
+class ReadThroughStream(Generic[T], Iterator[tuple[T, Features]]):
+    """A second stream on a cache whose window is taken: no lookahead and no marks."""
+
+    def __init__(
+        self,
+        minibatches: Iterable[T],
+        ids_of: IdsOf[T],
+        cache_for: Callable[[T, Mapping[str, torch.Tensor]], FeatureCache],
+    ) -> None:
+        self._source: Iterator[T] | None = iter(minibatches)
+        self._ids_of = ids_of
+        self._cache_for = cache_for
+
+    def __iter__(self) -> ReadThroughStream[T]:
+        return self
+
+    def __next__(self) -> tuple[T, Features]:
+        if self._source is None:
+            raise StopIteration
+        minibatch = next(self._source)
+        ids = self._ids_of(minibatch)
+        features, error = self._cache_for(minibatch, ids).read_through(ids)
+        if error is not None:
+            raise error
+        return minibatch, features
+
+    def limit_window(self, batches: int, reason: str) -> None:
+        """There is no window to limit."""
+
+    def close(self) -> None:
+        self._source = None
+
+    def __enter__(self) -> ReadThroughStream[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,86 @@
+// Output buffers, recycled: memory fresh from the kernel costs more in page faults than the copy into it.
+// A buffer comes back when its last holder lets go, from any thread, also after the pool's owner is gone.
+// Users own these tensors, so a forked worker may read them.
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "cache/memory.h"
+
+namespace gids::cache {
+
+class BufferPool : public std::enable_shared_from_this<BufferPool> {
+ public:
+  // Keeps at most `keep_bytes` of idle buffers.
+  explicit BufferPool(size_t keep_bytes) : keep_bytes_(keep_bytes) {}
+
+  struct Buffer {
+    HugeArray<std::byte> memory;
+    std::shared_ptr<BufferPool> home;
+    ~Buffer() { home->put(std::move(memory)); }
+  };
+
+  // At least `bytes`, aligned to a memory page. Contents are arbitrary. Sizes are rounded up so that
+  // minibatches of slightly different sizes share buffers.
+  std::shared_ptr<Buffer> take(size_t bytes) {
+    const size_t size = round_up(bytes);
+    std::unique_lock lock(mutex_);
+    HugeArray<std::byte> memory;
+    if (auto it = idle_.lower_bound(size); it != idle_.end() && it->first <= 2 * size) {
+      memory = std::move(it->second);
+      idle_bytes_ -= memory.bytes();
+      idle_.erase(it);
+    }
+    lock.unlock();
+    if (memory.size() == 0) memory = HugeArray<std::byte>(size, true);
+    auto buffer = std::shared_ptr<Buffer>(new Buffer{std::move(memory), shared_from_this()});
+    lock.lock();
+    taken_bytes_ += buffer->memory.bytes();
+    peak_bytes_ = std::max(peak_bytes_, taken_bytes_ + idle_bytes_);
+    return buffer;
+  }
+
+  size_t taken_bytes() const { return locked(taken_bytes_); }
+  size_t idle_bytes() const { return locked(idle_bytes_); }
+  size_t peak_bytes() const { return locked(peak_bytes_); }
+  void set_keep_bytes(size_t bytes) {
+    std::lock_guard lock(mutex_);
+    keep_bytes_ = bytes;
+    trim();
+  }
+
+ private:
+  size_t locked(const size_t& v) const {
+    std::lock_guard lock(mutex_);
+    return v;
+  }
+  // Up to a multiple of an eighth of the power of two below.
+  static size_t round_up(size_t bytes) {
+    size_t step = 4096;
+    while (step * 16 < bytes) step *= 2;
+    return align_up(bytes ? bytes : 1, step);
+  }
+  void put(HugeArray<std::byte> memory) {
+    std::lock_guard lock(mutex_);
+    taken_bytes_ -= memory.bytes();
+    idle_bytes_ += memory.bytes();
+    const size_t bytes = memory.bytes();
+    idle_.emplace(bytes, std::move(memory));
+    trim();
+  }
+  void trim() {
+    while (idle_bytes_ > keep_bytes_ && !idle_.empty()) {
+      idle_bytes_ -= idle_.begin()->second.bytes();
+      idle_.erase(idle_.begin());
+    }
+  }
+
+  mutable std::mutex mutex_;
+  size_t keep_bytes_, taken_bytes_ = 0, idle_bytes_ = 0, peak_bytes_ = 0;
+  std::multimap<size_t, HugeArray<std::byte>> idle_;
+};
+
+}  // namespace gids::cache

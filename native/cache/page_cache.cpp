@@ -1,0 +1,266 @@
+#include "cache/page_cache.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <stdexcept>
+
+#include "cache/copy.h"
+#include "store/crc32c.h"
+
+namespace gids::cache {
+
+namespace {
+constexpr size_t block_rows = 64;          // rows whose words are loaded before the first is copied
+constexpr size_t piece_bytes = 512 << 10;  // a worker's share at a time
+}  // namespace
+
+// The reads of one step (or of one read past the cache): pages into lines, and pages without a line into
+// rows of the output.
+class PageCache::Fill final : public io::Batch {
+ public:
+  // One page read for rows of the output: `count` positions from `first`.
+  struct Target {
+    u64 page;
+    u32 first, count;
+  };
+
+  Fill(PageCache& cache, std::span<const i64> ids, std::byte* out) : cache_(cache), ids_(ids), out_(out) {}
+
+  void add_load(u64 page, u32 line) {
+    loads_.push_back({page, line});
+    add_read(page, cache_.lines_.data() + size_t{line} * cache_.geometry_.page_bytes, loads_.size() - 1);
+  }
+
+  // Groups the positions by page, so that each page is read once.
+  void add_rows(std::vector<u32> positions) {
+    const Geometry& g = cache_.geometry_;
+    positions_ = std::move(positions);
+    std::sort(positions_.begin(), positions_.end(), [&](u32 a, u32 b) {
+      const u64 pa = g.page_of(ids_[a]), pb = g.page_of(ids_[b]);
+      return pa != pb ? pa < pb : a < b;
+    });
+    for (u32 i = 0; i < positions_.size();) {
+      const u64 page = g.page_of(ids_[positions_[i]]);
+      u32 end = i + 1;
+      while (end < positions_.size() && g.page_of(ids_[positions_[end]]) == page) ++end;
+      targets_.push_back({page, i, end - i});
+      i = end;
+    }
+    delivered_.assign(ids_.size(), 0);
+    // A row that is a whole page and wanted once is read where it belongs; the engine sees to alignment.
+    const bool whole = g.row_bytes == g.page_bytes;
+    for (size_t t = 0; t < targets_.size(); ++t) {
+      std::byte* dest = whole && targets_[t].count == 1 ? row(positions_[targets_[t].first]) : nullptr;
+      add_read(targets_[t].page, dest, loads_.size() + t);
+    }
+  }
+
+  void done(const io::Read& read, const std::byte* data, int error) noexcept override {
+    const bool load = read.cookie < loads_.size();
+    const u64 page = load ? loads_[read.cookie].page : targets_[read.cookie - loads_.size()].page;
+    if (!error && !cache_.checksums_.empty() &&
+        store::crc32c(data, cache_.geometry_.page_bytes) != cache_.checksums_[page])
+      error = EBADMSG;
+    if (load) {
+      if (!error) word::publish(cache_.planner_.word(page));
+      else cache_.planner_.reclaim(page, loads_[read.cookie].line);
+    } else if (!error) {
+      deliver(targets_[read.cookie - loads_.size()], data);
+    }
+    if (error) {
+      std::lock_guard lock(failures_mutex_);
+      failures_.push_back({read.file, read.offset, error});
+    }
+  }
+
+  bool delivered(size_t position) const {
+    return !delivered_.empty() && std::atomic_ref<u8>(const_cast<u8&>(delivered_[position])).load(std::memory_order_acquire);
+  }
+  std::vector<Failure>& failures() { return failures_; }
+
+ private:
+  struct Destination {
+    u64 page;
+    u32 line;
+  };
+
+  std::byte* row(u32 position) { return out_ + size_t{position} * cache_.geometry_.row_bytes; }
+
+  void add_read(u64 page, std::byte* dest, u64 cookie) {
+    const Geometry& g = cache_.geometry_;
+    reads.push_back({g.offset_of(page), dest, g.page_bytes, g.file_of(page), cookie});
+  }
+
+  void deliver(const Target& t, const std::byte* data) noexcept {
+    const Geometry& g = cache_.geometry_;
+    for (u32 i = t.first; i < t.first + t.count; ++i) {
+      const u32 position = positions_[i];
+      const std::byte* from = data + g.offset_in_page(ids_[position]);
+      if (from != row(position)) std::memcpy(row(position), from, g.row_bytes);
+      std::atomic_ref<u8>(delivered_[position]).store(1, std::memory_order_release);
+    }
+  }
+
+  PageCache& cache_;
+  std::span<const i64> ids_;
+  std::byte* out_;
+  std::vector<Destination> loads_;
+  std::vector<Target> targets_;
+  std::vector<u32> positions_;
+  std::vector<u8> delivered_;
+  std::mutex failures_mutex_;
+  std::vector<Failure> failures_;
+};
+
+struct PageCache::Flight {
+  u64 step;
+  std::span<const i64> ids;
+  std::byte* out;
+  std::shared_ptr<Fill> fill;
+  std::vector<u32> left;  // positions that gather_ready could not copy
+  bool gathered = false;
+};
+
+PageCache::PageCache(std::shared_ptr<io::Engine> engine, std::shared_ptr<Workers> workers, const Geometry& geometry,
+                     const CacheOptions& options)
+    : engine_(std::move(engine)),
+      workers_(std::move(workers)),
+      geometry_((geometry.validate(), geometry)),
+      planner_(geometry.page_count(), options.lines, options.policy, options.seed, options.heat),
+      lines_(size_t{options.lines} * geometry.page_bytes),
+      checksums_(options.checksums),
+      left_by_worker_(workers_->threads()) {
+  if (!checksums_.empty() && checksums_.size() != geometry_.page_count())
+    throw std::invalid_argument("checksums: one per page");
+  if (lines_.size()) engine_->register_memory(lines_.data(), lines_.bytes());
+}
+
+PageCache::~PageCache() {
+  for (Flight& f : flights_)
+    while (!f.fill->wait_for(1000)) {}
+}
+
+PageCache::Flight& PageCache::flight(u64 step) {
+  for (Flight& f : flights_)
+    if (f.step == step) return f;
+  throw std::logic_error("step " + std::to_string(step) + " is not planned");
+}
+
+void PageCache::enter(u64 step, std::span<const i64> ids) {
+  planner_.enter(step, ids, geometry_.row_count, geometry_.rows_per_page);
+}
+
+void PageCache::plan(u64 step, std::span<const i64> ids, std::byte* out) {
+  std::unique_lock lock(plan_mutex_);
+  const Step& s = planner_.plan(step);
+  lock.unlock();
+
+  auto fill = std::make_shared<Fill>(*this, ids, out);
+  for (const Load& l : s.loads) fill->add_load(s.pages[l.index], l.line);
+  if (!s.bypassed.empty()) {
+    std::vector<u32> positions;
+    if (s.pages.size() == ids.size()) {  // one id a page: the page's index is the id's position
+      positions = s.bypassed;
+    } else {
+      for (size_t i = 0; i < ids.size(); ++i)
+        if (word::state_of(word::load(planner_.word(geometry_.page_of(ids[i])))) == PageState::absent)
+          positions.push_back(static_cast<u32>(i));
+    }
+    fill->add_rows(std::move(positions));
+  }
+  flights_.push_back({step, ids, out, fill, {}, false});
+  engine_->submit(std::move(fill));
+}
+
+// Copies rows whose words say RESIDENT; the positions of the others go to `left`. positions: which to look
+// at; empty means all. fill: rows that it has delivered are done.
+void PageCache::copy_resident(std::span<const i64> ids, std::byte* out, const Fill* fill,
+                              std::span<const u32> positions, std::vector<u32>& left) {
+  const size_t n = positions.empty() ? ids.size() : positions.size();
+  const size_t row_bytes = geometry_.row_bytes;
+  const bool streaming = ids.size() * row_bytes >= streaming_bytes;
+  std::lock_guard lock(workers_mutex_);
+  for (auto& l : left_by_worker_) l.clear();
+  const size_t grain = std::max(block_rows, piece_bytes / row_bytes);
+  workers_->parallel_for(n, grain, [&](size_t begin, size_t end, u32 worker) {
+    std::vector<u32>& mine = left_by_worker_[worker];
+    const std::byte* from[block_rows];
+    std::byte* to[block_rows];
+    auto position_of = [&](size_t k) { return positions.empty() ? static_cast<u32>(k) : positions[k]; };
+    for (size_t k0 = begin; k0 < end; k0 += block_rows) {
+      const size_t k1 = std::min(end, k0 + block_rows);
+      for (size_t k = k0; k < k1; ++k) __builtin_prefetch(&planner_.word(geometry_.page_of(ids[position_of(k)])));
+      size_t found = 0;
+      for (size_t k = k0; k < k1; ++k) {
+        const u32 i = position_of(k);
+        if (fill && fill->delivered(i)) continue;
+        const u64 w = word::load(planner_.word(geometry_.page_of(ids[i])));
+        if (word::state_of(w) == PageState::resident) {
+          from[found] = row_in_line(w, ids[i]);
+          to[found++] = out + i * row_bytes;
+        } else {
+          mine.push_back(i);
+        }
+      }
+      copy_rows(from, to, found, row_bytes, streaming);
+    }
+  });
+  left.clear();
+  for (auto& l : left_by_worker_) left.insert(left.end(), l.begin(), l.end());
+}
+
+void PageCache::gather_ready(u64 step) {
+  Flight& f = flight(step);
+  copy_resident(f.ids, f.out, f.fill.get(), {}, f.left);
+  f.gathered = true;
+}
+
+bool PageCache::wait_for(u64 step, u32 timeout_ms) { return flight(step).fill->wait_for(timeout_ms); }
+
+std::vector<Failure> PageCache::gather_rest(u64 step) {
+  Flight& f = flight(step);
+  if (!f.gathered || !f.fill->finished()) throw std::logic_error("gather_rest before gather_ready and wait_for");
+  std::vector<u32> left = std::move(f.left);
+  if (!left.empty()) {
+    std::vector<u32> missing;
+    copy_resident(f.ids, f.out, f.fill.get(), left, missing);
+    left = std::move(missing);
+  }
+  return read_past_cache(f.ids, f.out, std::move(left));
+}
+
+std::vector<Failure> PageCache::read_past_cache(std::span<const i64> ids, std::byte* out,
+                                                std::vector<u32> positions) {
+  if (positions.empty()) return {};
+  auto fill = std::make_shared<Fill>(*this, ids, out);
+  fill->add_rows(std::move(positions));
+  engine_->submit(fill);
+  while (!fill->wait_for(1000)) {}
+  return std::move(fill->failures());
+}
+
+void PageCache::retire(u64 step) {
+  if (!flights_.empty() && flights_.front().step == step) {
+    while (!flights_.front().fill->wait_for(1000)) {}
+    flights_.pop_front();
+  }
+  planner_.retire(step);
+}
+
+u64 PageCache::cancel() {
+  while (planner_.first_live() < planner_.entered()) retire(planner_.first_live());
+  return planner_.entered();
+}
+
+std::vector<Failure> PageCache::read_through(std::span<const i64> ids, std::byte* out) {
+  Planner::check(ids, geometry_.row_count);
+  std::vector<u32> left;
+  {
+    std::lock_guard lock(plan_mutex_);  // no line changes hands while it is copied without a mark
+    copy_resident(ids, out, nullptr, {}, left);
+  }
+  return read_past_cache(ids, out, std::move(left));
+}
+
+}  // namespace gids::cache

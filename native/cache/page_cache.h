@@ -1,0 +1,93 @@
+// The cache of one table: lines in host memory, filled by the I/O engine without a copy in between.
+// Called by bind/ from one thread (the stream's), and by read_through from others. It composes the planner
+// (which pages), the engine (reads) and the workers (copies); it knows nothing of samplers or frameworks.
+//
+// A step goes enter -> plan (submits reads) -> gather_ready -> wait -> gather_rest -> retire. Several steps
+// may be planned before the first of them is gathered.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "cache/geometry.h"
+#include "cache/memory.h"
+#include "cache/planner.h"
+#include "cache/workers.h"
+#include "io/engine.h"
+
+namespace gids::cache {
+
+// A page that could not be read, twice.
+struct Failure {
+  u32 file;
+  u64 offset;
+  int error;  // errno
+};
+
+struct CacheOptions {
+  u32 lines = 0;
+  Policy policy = Policy::lookahead;
+  u64 seed = 0;
+  std::span<const u8> heat;         // one byte per page, or empty
+  std::span<const u32> checksums;   // CRC32C per page: every read is checked. Empty: not checked
+};
+
+class PageCache {
+ public:
+  PageCache(std::shared_ptr<io::Engine> engine, std::shared_ptr<Workers> workers, const Geometry& geometry,
+            const CacheOptions& options);
+  ~PageCache();  // waits for its reads
+  PageCache(const PageCache&) = delete;
+  PageCache& operator=(const PageCache&) = delete;
+
+  void enter(u64 step, std::span<const i64> ids);
+
+  // Decides, and submits the reads. `ids` are those entered; `out` holds ids.size() rows. Both must stay
+  // valid until the step is retired: pages that win no line are read into `out`.
+  void plan(u64 step, std::span<const i64> ids, std::byte* out);
+
+  // Copies the rows whose pages are there already, while the rest is being read.
+  void gather_ready(u64 step);
+  bool wait_for(u64 step, u32 timeout_ms);  // true: all reads of the step are complete
+  // Copies what is left and reads again what failed. What fails twice is returned; its rows are arbitrary.
+  std::vector<Failure> gather_rest(u64 step);
+  void retire(u64 step);
+  // Retires every live step, planned or not. Returns the first step that may be entered next.
+  u64 cancel();
+
+  // Rows without a step and without marks: from lines where resident, else from the shards, past the
+  // cache. Any thread. ids are checked first (std::out_of_range).
+  std::vector<Failure> read_through(std::span<const i64> ids, std::byte* out);
+
+  const Geometry& geometry() const { return geometry_; }
+  Planner& planner() { return planner_; }
+  size_t lines_bytes() const { return lines_.bytes(); }
+
+ private:
+  class Fill;
+  struct Flight;  // a planned step: its ids, output and reads
+
+  Flight& flight(u64 step);
+  const std::byte* row_in_line(u64 word, i64 id) const {
+    return lines_.data() + size_t{word::line_of(word)} * geometry_.page_bytes + geometry_.offset_in_page(id);
+  }
+  void copy_resident(std::span<const i64> ids, std::byte* out, const Fill* fill, std::span<const u32> positions,
+                     std::vector<u32>& left);
+  std::vector<Failure> read_past_cache(std::span<const i64> ids, std::byte* out, std::vector<u32> positions);
+
+  std::shared_ptr<io::Engine> engine_;
+  std::shared_ptr<Workers> workers_;
+  Geometry geometry_;
+  Planner planner_;
+  HugeArray<std::byte> lines_;
+  std::span<const u32> checksums_;
+  std::mutex plan_mutex_;       // lines change hands only under it
+  std::mutex workers_mutex_;    // the workers serve one caller at a time
+  std::deque<Flight> flights_;  // planned, not retired
+  std::vector<std::vector<u32>> left_by_worker_;
+};
+
+}  // namespace gids::cache

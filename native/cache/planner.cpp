@@ -1,0 +1,353 @@
+#include "cache/planner.h"
+
+#include <algorithm>
+#include <cassert>
+#include <utility>
+
+namespace gids::cache {
+
+namespace {
+
+// How many items ahead a word is fetched: random access to the page table is a cache miss each.
+constexpr size_t ahead = 32;
+// Lines are relinked in groups: first fetch the nodes, then their neighbours, then link.
+constexpr size_t group = 64;
+// Tries for a random victim, as in the published cache; then the page goes without a line.
+constexpr int victim_tries = 64;
+
+u64 splitmix(u64& state) {
+  u64 z = (state += 0x9E3779B97F4A7C15ull);
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+  return z ^ (z >> 31);
+}
+
+void prefetch(const u64& w) { __builtin_prefetch(&w, 1, 3); }
+
+}  // namespace
+
+Planner::Planner(u64 pages, u32 lines, Policy policy, u64 seed, std::span<const u8> heat)
+    : policy_(policy), words_(pages), line_count_(lines), lists_(lines, buckets), random_state_(seed) {
+  if (lines > word::line_mask) throw std::invalid_argument("a table's cache has at most 2^30 - 1 lines");
+  if (pages > BucketLists::max_pages) throw std::invalid_argument("a table has at most 2^34 pages");
+  if (!heat.empty() && heat.size() != pages) throw std::invalid_argument("heat: one byte per page");
+  for (u64 p = 0; p < heat.size(); ++p) words_[p] = word::fresh(heat[p]);
+}
+
+Step& Planner::step(u64 number) {
+  if (number < retired_ || number >= entered_)
+    throw std::logic_error("step " + std::to_string(number) + " is not live (live: " + std::to_string(retired_) +
+                           " to " + std::to_string(entered_) + ", exclusive)");
+  return *live_[number - retired_];
+}
+
+size_t Planner::step_bytes() const {
+  size_t sum = 0;
+  for (const auto& s : live_)
+    sum += s->pages.capacity() * sizeof(u64) + s->loads.capacity() * sizeof(Load) + s->bypassed.capacity() * sizeof(u32);
+  return sum + scratch_pages_.capacity() * sizeof(u64) + miss_index_.capacity() * 6;
+}
+
+void Planner::check(std::span<const i64> ids, u64 row_count) {
+  u64 highest = 0;  // a negative id is a huge unsigned one
+  for (i64 id : ids) highest = std::max(highest, static_cast<u64>(id));
+  if (highest >= row_count && !ids.empty()) {
+    const auto bad = std::find_if(ids.begin(), ids.end(), [&](i64 id) { return static_cast<u64>(id) >= row_count; });
+    throw std::out_of_range("id " + std::to_string(*bad) + " at position " + std::to_string(bad - ids.begin()) +
+                            " is out of range for a table of " + std::to_string(row_count) + " rows");
+  }
+}
+
+Step& Planner::enter(u64 number, std::span<const i64> ids, u64 row_count, u32 rows_per_page) {
+  if (live_.empty() && number > entered_) entered_ = planned_ = retired_ = number;
+  if (number != entered_) throw std::logic_error("steps enter in order: expected " + std::to_string(entered_));
+  if (entered_ - retired_ >= word::use_bits)
+    throw std::logic_error("more than 24 minibatches between entering and retiring");
+  check(ids, row_count);
+
+  if (recycled_.empty()) recycled_.push_back(std::make_unique<Step>());
+  live_.push_back(std::move(recycled_.back()));
+  recycled_.pop_back();
+  ++entered_;
+  Step& s = *live_.back();
+  s.number = number;
+  s.planned = false;
+  s.hits = s.coalesced = 0;
+  s.pages.clear();
+  s.loads.clear();
+  s.bypassed.clear();
+
+  const size_t n = ids.size();
+  const i64* pages = ids.data();
+  if (rows_per_page > 1) {
+    scratch_pages_.resize(n);
+    for (size_t i = 0; i < n; ++i) scratch_pages_[i] = static_cast<u64>(ids[i]) / rows_per_page;
+    pages = reinterpret_cast<const i64*>(scratch_pages_.data());
+  }
+  const u32 bit = word::use_bit(number);
+  const u32 list = word::heat_levels + static_cast<u32>(number % word::use_bits);
+  s.pages.resize(n);
+  u64* out = s.pages.data();
+  size_t unique = 0;
+  u32 lines[group], from[group];
+  for (size_t begin = 0; begin < n; begin += group) {
+    const size_t end = std::min(n, begin + group);
+    size_t moved = 0;
+    for (size_t i = begin; i < end; ++i) {
+      if (i + ahead < n) prefetch(words_[static_cast<u64>(pages[i + ahead])]);
+      const u64 page = static_cast<u64>(pages[i]);
+      const u64 before = word::enter(words_[page], bit);
+      out[unique] = page;
+      unique += !(before & bit);
+      // A resident page without any use waits in its heat's list; now its next use is this step. One with
+      // an earlier use stays where it is.
+      if (by_use() && state_of(before) == PageState::resident && !uses_of(before)) {
+        lines[moved] = word::line_of(before);
+        from[moved++] = word::heat_of(before);
+        lists_.prefetch(word::line_of(before));
+      }
+    }
+    for (size_t k = 0; k < moved; ++k) lists_.prefetch_neighbours(lines[k]);
+    for (size_t k = 0; k < moved; ++k) {
+      lists_.remove(lines[k], from[k]);
+      lists_.push_back(lines[k], list);
+    }
+  }
+  s.pages.resize(unique);
+  return s;
+}
+
+u32 Planner::worth(u64 w) const {
+  if (policy_ == Policy::lru) return 0;
+  if (by_use()) {
+    const u32 window = uses_of(w) & ~planned_mask_;
+    if (window) return buckets - 1 - word::next_use(window, planned_);
+  }
+  return word::heat_of(w);
+}
+
+// A missing page is worth more than any line under lru: recency beats all.
+u32 Planner::miss_worth(u64 w) const { return policy_ == Policy::lru ? 1 : worth(w); }
+
+u32 Planner::list_of_worth(u32 bucket) const {
+  if (bucket < word::heat_levels) return bucket;
+  const u64 use_step = planned_ + (buckets - 1 - bucket);
+  return word::heat_levels + static_cast<u32>(use_step % word::use_bits);
+}
+
+// Of lines and misses together, `drop` go, the least worthy first; within the bucket of the cut, misses
+// before lines, so that no line is rewritten for an equal page.
+Planner::Cut Planner::cut(const Histogram& lines, const Histogram& misses, u32 drop) {
+  for (u32 b = 0; b < buckets; ++b) {
+    if (lines[b] + misses[b] >= drop) {
+      const u32 from_misses = std::min(drop, misses[b]);
+      return {b, drop - from_misses, from_misses};
+    }
+    drop -= lines[b] + misses[b];
+  }
+  throw std::logic_error("more to drop than there is");
+}
+
+void Planner::look_up(Step& s) {
+  const size_t n = s.pages.size();
+  miss_index_.resize(n + 1);
+  miss_worth_.resize(n + 1);
+  size_t misses = 0;
+  u64 coalesced = 0;
+  for (size_t i = 0; i < n; ++i) {  // no branch on hit or miss: it cannot be predicted
+    if (i + ahead < n) prefetch(words_[s.pages[i + ahead]]);
+    const u64 w = word::load(words_[s.pages[i]]);
+    miss_index_[misses] = static_cast<u32>(i);
+    miss_worth_[misses] = static_cast<u16>(miss_worth(w));
+    misses += state_of(w) == PageState::absent;
+    coalesced += state_of(w) == PageState::loading;
+  }
+  miss_index_.resize(misses);
+  miss_worth_.resize(misses);
+  misses_by_worth_.fill(0);
+  for (u16 b : miss_worth_) ++misses_by_worth_[b];
+  s.hits = n - misses;
+  s.coalesced = coalesced;
+}
+
+u32 Planner::take_line() {
+  if (spare_.empty()) return fresh_++;
+  const u32 line = spare_.back();
+  spare_.pop_back();
+  return line;
+}
+
+void Planner::evict(u64 page, u32 line) {
+  word::evict(words_[page], line);
+  ++stats_.evictions;
+}
+
+Step& Planner::plan(u64 number) {
+  Step& s = step(number);
+  if (number != planned_) throw std::logic_error("steps are planned in order: expected " + std::to_string(planned_));
+  {
+    std::lock_guard lock(failed_mutex_);
+    spare_.insert(spare_.end(), failed_.begin(), failed_.end());
+    failed_.clear();
+    stats_.failures = failures_;
+  }
+  // Lines that this step hits leave their lists: from here on a planned minibatch needs them.
+  const u32 bit = word::use_bit(number);
+  if (by_use()) {
+    lists_.clear(word::heat_levels + static_cast<u32>(number % word::use_bits));
+  } else if (by_lists()) {
+    for (size_t i = 0; i < s.pages.size(); ++i) {
+      if (i + ahead < s.pages.size()) prefetch(words_[s.pages[i + ahead]]);
+      const u64 w = word::load(words_[s.pages[i]]);
+      if (idle(w)) lists_.remove(word::line_of(w), worth(w));
+    }
+  }
+  planned_mask_ |= bit;
+  ++planned_;
+  s.planned = true;
+
+  look_up(s);
+  if (by_lists()) plan_by_lists(s);
+  else plan_by_chance(s);
+
+  ++stats_.steps;
+  stats_.pages += s.pages.size();
+  stats_.hits += s.hits;
+  stats_.coalesced += s.coalesced;
+  stats_.loads += s.loads.size();
+  stats_.bypasses += s.bypassed.size();
+  return s;
+}
+
+void Planner::plan_by_lists(Step& s) {
+  const u32 misses = static_cast<u32>(miss_index_.size());
+  Cut c;
+  if (misses > free_lines()) {
+    Histogram lines{};
+    for (u32 b = 0; b < buckets; ++b) lines[b] = lists_.count(list_of_worth(b));
+    c = cut(lines, misses_by_worth_, misses - free_lines());
+    auto take = [&](u32 bucket, u32 n) {
+      if (!n) return;
+      lists_.take(list_of_worth(bucket), n, [&](u32 line, u64 page) {
+        prefetch(words_[page]);
+        victims_.push_back({page, line});
+      });
+    };
+    victims_.clear();
+    for (u32 b = 0; b < c.bucket; ++b) take(b, lines[b]);
+    take(c.bucket, c.lines);
+    for (const Victim& v : victims_) {
+      evict(v.page, v.line);
+      spare_.push_back(v.line);
+    }
+  }
+  for (u32 k = 0; k < misses; ++k) {
+    const u32 i = miss_index_[k], w = miss_worth_[k];
+    if (w < c.bucket || (w == c.bucket && c.misses > 0)) {
+      if (w == c.bucket) --c.misses;
+      s.bypassed.push_back(i);
+      continue;
+    }
+    const u32 line = take_line();
+    lists_.set_owner(line, s.pages[i]);
+    word::admit(words_[s.pages[i]], line);
+    s.loads.push_back({i, line});
+  }
+}
+
+// line_count() when none was found.
+u32 Planner::random_victim() {
+  for (int k = 0; k < victim_tries && fresh_ > 0; ++k) {
+    const u32 line = static_cast<u32>((static_cast<unsigned __int128>(splitmix(random_state_)) * fresh_) >> 64);
+    const u64 w = word::load(words_[lists_.owner(line)]);
+    const u32 pinned = policy_ == Policy::window_pin ? static_cast<u32>(word::uses_mask) : planned_mask_;
+    if (state_of(w) == PageState::resident && !(uses_of(w) & pinned)) return line;
+  }
+  return line_count();
+}
+
+void Planner::plan_by_chance(Step& s) {
+  for (u32 i : miss_index_) {
+    u32 line;
+    if (free_lines()) {
+      line = take_line();
+    } else if ((line = random_victim()) < line_count()) {
+      evict(lists_.owner(line), line);
+    } else {
+      s.bypassed.push_back(i);
+      continue;
+    }
+    lists_.set_owner(line, s.pages[i]);
+    word::admit(words_[s.pages[i]], line);
+    s.loads.push_back({i, line});
+  }
+}
+
+void Planner::retire(u64 number) {
+  Step& s = step(number);
+  if (number != retired_) throw std::logic_error("steps retire in order: expected " + std::to_string(retired_));
+  const bool was_planned = s.planned;
+  const u32 bit = word::use_bit(number);
+  if (!was_planned) planned_ = number + 1;  // withdrawn: the next uses are seen from the step after
+  planned_mask_ &= ~bit;
+
+  const size_t n = s.pages.size();
+  const u32 withdrawn_list = word::heat_levels + static_cast<u32>(number % word::use_bits);
+  u32 lines[group], to[group];
+  for (size_t begin = 0; begin < n; begin += group) {
+    const size_t end = std::min(n, begin + group);
+    size_t moved = 0;
+    for (size_t i = begin; i < end; ++i) {
+      if (i + ahead < n) prefetch(words_[s.pages[i + ahead]]);
+      const u64 w = word::retire(words_[s.pages[i]], bit);
+      // Back into a list once no planned minibatch needs the line. Unplanned, it has been in one all along.
+      if (by_lists() && idle(w) && (was_planned || by_use())) {
+        lines[moved] = word::line_of(w);
+        to[moved++] = list_of_worth(worth(w));
+        lists_.prefetch(word::line_of(w));
+      }
+    }
+    if (!was_planned) {
+      for (size_t k = 0; k < moved; ++k) lists_.remove(lines[k], withdrawn_list);
+    }
+    for (size_t k = 0; k < moved; ++k) lists_.push_back(lines[k], to[k]);
+  }
+  recycled_.push_back(std::move(live_.front()));
+  live_.pop_front();
+  ++retired_;
+}
+
+void Planner::reclaim(u64 page, u32 line) {
+  word::fail(words_[page], line);
+  std::lock_guard lock(failed_mutex_);
+  failed_.push_back(line);
+  ++failures_;
+}
+
+void Planner::audit() {
+  auto require = [](bool ok, const char* what) {
+    if (!ok) throw std::logic_error(std::string("planner audit: ") + what);
+  };
+  std::lock_guard lock(failed_mutex_);
+  std::vector<bool> seen(line_count());
+  std::array<u32, buckets> counts{};
+  u64 held = 0;
+  for (u64 p = 0; p < words_.size(); ++p) {
+    const u64 w = word::load(words_[p]);
+    if (state_of(w) == PageState::absent) {
+      require(word::line_of(w) == 0, "an absent page names a line");
+      continue;
+    }
+    const u32 line = word::line_of(w);
+    require(line < line_count() && !seen[line], "a line holds two pages");
+    require(lists_.owner(line) == p, "a line's owner is another page");
+    seen[line] = true;
+    ++held;
+    if (by_lists() && idle(w)) ++counts[list_of_worth(worth(w))];
+  }
+  require(held + free_lines() + failed_.size() == line_count(), "a line is lost");
+  if (by_lists())
+    for (u32 b = 0; b < buckets; ++b) require(lists_.count(b) == counts[b], "a list's count is wrong");
+}
+
+}  // namespace gids::cache

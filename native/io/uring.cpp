@@ -1,0 +1,257 @@
+#include "io/uring.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <system_error>
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "io/file.h"
+#include "io/request.h"
+#include "io/ring.h"
+
+namespace gids::io {
+namespace {
+
+constexpr u64 kChunkBytes = 1ull << 30;    // the kernel's limit for one buffer
+constexpr u32 kChunksMax = 1024;           // entries of the buffer table
+constexpr u64 kPinnedBounceMax = 1u << 26;  // a larger pool is not registered: that would make all of it resident
+
+}  // namespace
+
+Doorbell::Doorbell() : fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (fd < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
+}
+
+Doorbell::~Doorbell() { ::close(fd); }
+
+void Doorbell::ring() {
+  if (hungry.exchange(false)) eventfd_write(fd, 1);
+}
+
+void Doorbell::clear() {
+  eventfd_t count;
+  eventfd_read(fd, &count);
+}
+
+// One thread's ring and requests.
+class UringEngine::Worker {
+ public:
+  Worker(UringEngine& engine, Doorbell& doorbell, u32 depth, u32 first_slot)
+      : engine_(engine), doorbell_(doorbell), ring_(depth + 1), requests_(depth) {
+    for (u32 i = 0; i < depth; ++i) {
+      requests_[i].slot = engine.bounce_.slot(first_slot + i);
+      free_.push_back(&requests_[depth - 1 - i]);
+    }
+    finished_.reserve(depth);
+    taken_.resize(depth);
+    std::vector<int> fds;
+    for (const File& f : engine.files_) fds.push_back(f.fd());
+    fixed_files_ = ring_.register_files(fds.data(), static_cast<u32>(fds.size()));
+    buffer_table_ = ring_.register_buffer_table(kChunksMax);
+    engine.add_note(ring_.features() + (fixed_files_ ? "" : ", files not registered"));
+    register_chunks();
+    poll_doorbell();
+  }
+
+  void run() {
+    while (true) {
+      fill();
+      if (in_flight() == 0) {
+        if (engine_.drained()) return;
+        continue;
+      }
+      // A full queue is refilled in groups, to save system calls; a queue with room waits for one
+      // completion only, and then looks for new batches.
+      enter(free_.empty() ? std::max(1u, static_cast<u32>(requests_.size()) / 16) : 1);
+      reap();
+    }
+  }
+
+ private:
+  u32 in_flight() const { return static_cast<u32>(requests_.size() - free_.size()); }
+
+  void fill() {
+    const auto room = static_cast<u32>(free_.size());
+    if (room == 0) return;
+    doorbell_.hungry = true;  // before the look at the queue: a batch that comes after it rings
+    std::copy(free_.rbegin(), free_.rend(), taken_.begin());
+    const u32 n = engine_.take(std::span(taken_).first(room), in_flight() == 0, chores_);
+    free_.resize(room - n);
+    if (n == room) doorbell_.hungry = false;
+    register_chunks();
+    for (u32 i = 0; i < n; ++i) issue(*taken_[i]);
+  }
+
+  void issue(Request& q) {
+    const u32 pieces = q.scatter();
+    io_uring_sqe* e = ring_.push();
+    e->off = q.offset + q.position;
+    e->user_data = reinterpret_cast<u64>(&q);
+    if (pieces == 1) {
+      auto* base = static_cast<std::byte*>(q.iov[0].iov_base);
+      const int chunk = chunk_of(base, q.iov[0].iov_len);
+      e->opcode = chunk >= 0 ? IORING_OP_READ_FIXED : IORING_OP_READ;
+      e->buf_index = chunk >= 0 ? static_cast<u16>(chunk) : 0;
+      e->addr = reinterpret_cast<u64>(base);
+      e->len = static_cast<u32>(q.iov[0].iov_len);
+    } else {
+      e->opcode = IORING_OP_READV;
+      e->addr = reinterpret_cast<u64>(q.iov.data());
+      e->len = pieces;
+    }
+    e->fd = fixed_files_ ? static_cast<int>(q.file) : engine_.files_[q.file].fd();
+    e->flags = fixed_files_ ? IOSQE_FIXED_FILE : 0;
+  }
+
+  void poll_doorbell() {
+    io_uring_sqe* e = ring_.push();
+    e->opcode = IORING_OP_POLL_ADD;
+    e->fd = doorbell_.fd;
+    e->poll_events = POLLIN;
+    e->user_data = 0;  // no request
+  }
+
+  void enter(u32 wait) {
+    const int error = -ring_.enter(wait);
+    if (error == 0 || error == EINTR) return;
+    if (error != EAGAIN && error != EBUSY) refused_ = kRefusalsMax;
+    if (++refused_ < kRefusalsMax) {  // short of memory for requests, or completions overflowed: reap, then go on
+      const timespec millisecond{0, 1'000'000};
+      nanosleep(&millisecond, nullptr);
+      return;
+    }
+    refused_ = 0;
+    while (ring_.queued()) {  // the kernel takes no more: these requests fail instead of waiting for ever
+      auto* q = reinterpret_cast<Request*>(ring_.pop().user_data);
+      if (!q) continue;  // the doorbell: from now on a new batch waits for a completion
+      q->error = error;
+      finished_.push_back(q);
+    }
+  }
+
+  void reap() {
+    Stats tally;
+    bool rung = false;
+    ring_.reap([&](u64 data, i64 result) {
+      if (data == 0) {
+        rung = true;
+        return;
+      }
+      auto& q = *reinterpret_cast<Request*>(data);
+      if (engine_.advance(q, result, tally)) {
+        finished_.push_back(&q);
+      } else {
+        again_.push_back(&q);
+      }
+    });
+    if (rung) {
+      doorbell_.clear();
+      poll_doorbell();
+    }
+    for (Request* q : again_) issue(*q);
+    again_.clear();
+    for (Request* q : finished_) engine_.settle(*q, tally);
+    engine_.finish(finished_, tally);
+    free_.insert(free_.end(), finished_.begin(), finished_.end());
+    if (!finished_.empty()) refused_ = 0;
+    finished_.clear();
+  }
+
+  // Registers the chunks that this ring has not seen. What is refused is read into without registration.
+  void register_chunks() {
+    std::vector<Chunk> fresh;
+    u32 index;
+    {
+      std::lock_guard lock(engine_.queue_mutex_);
+      if (chores_ == engine_.chores_) return;
+      index = static_cast<u32>(chores_);
+      fresh.assign(engine_.chunks_.begin() + static_cast<std::ptrdiff_t>(chores_), engine_.chunks_.end());
+      chores_ = engine_.chores_;
+    }
+    for (const Chunk& c : fresh) {
+      const int error = buffer_table_ ? ring_.register_buffer(index, c.base, c.bytes) : ENOSYS;
+      if (error == 0) {
+        fixed_.push_back({c.base, c.base + c.bytes, static_cast<int>(index)});
+      } else {
+        engine_.add_note(error == ENOMEM   ? "memory not registered (RLIMIT_MEMLOCK)"
+                         : error == ENOSYS ? "memory not registered (needs Linux 5.19)"
+                                           : std::string("memory not registered (") + std::strerror(error) + ")");
+      }
+      ++index;
+    }
+    std::sort(fixed_.begin(), fixed_.end(), [](const Fixed& a, const Fixed& b) { return a.begin < b.begin; });
+  }
+
+  int chunk_of(const std::byte* base, size_t bytes) const {
+    const auto after = std::upper_bound(fixed_.begin(), fixed_.end(), base,
+                                        [](const std::byte* p, const Fixed& f) { return p < f.begin; });
+    if (after == fixed_.begin()) return -1;
+    const Fixed& f = *std::prev(after);
+    return base + bytes <= f.end ? f.index : -1;
+  }
+
+  struct Fixed {
+    const std::byte *begin, *end;
+    int index;
+  };
+  static constexpr u32 kRefusalsMax = 1000;
+
+  UringEngine& engine_;
+  Doorbell& doorbell_;
+  Ring ring_;
+  std::vector<Request> requests_;
+  std::vector<Request*> free_, finished_, again_, taken_;
+  std::vector<Fixed> fixed_;  // by address
+  u64 chores_ = 0;            // chunks that this ring has seen
+  u32 refused_ = 0;           // enter() calls refused since the last completion
+  bool fixed_files_ = false, buffer_table_ = false;
+};
+
+Options UringEngine::settle_options(Options o) {
+  o.threads = std::min(std::max(1u, o.threads), o.depth);
+  return o;
+}
+
+UringEngine::UringEngine(const std::vector<std::string>& paths, Options options)
+    : Engine("uring", paths, settle_options(options)), bounce_(options_.depth, slot_bytes_) {
+  bounce_bytes_ = bounce_.bytes();
+  if (bounce_bytes_ <= kPinnedBounceMax) register_memory(bounce_.base(), bounce_bytes_);
+  std::vector<std::function<void(const Ready&)>> bodies;
+  for (u32 i = 0; i < options_.threads; ++i) {
+    const u32 first = static_cast<u32>(u64{options_.depth} * i / options_.threads);
+    const u32 last = static_cast<u32>(u64{options_.depth} * (i + 1) / options_.threads);
+    Doorbell& doorbell = *doorbells_.emplace_back(std::make_unique<Doorbell>());
+    bodies.push_back([this, &doorbell, first, last](const Ready& ready) {
+      std::unique_ptr<Worker> worker;
+      try {
+        worker = std::make_unique<Worker>(*this, doorbell, last - first, first);
+      } catch (...) {
+        ready(std::current_exception());
+        return;
+      }
+      ready(nullptr);
+      worker->run();
+    });
+  }
+  start(std::move(bodies));
+}
+
+void UringEngine::ring_doorbells() {
+  for (const auto& doorbell : doorbells_) doorbell->ring();
+}
+
+void UringEngine::register_memory(std::byte* base, size_t bytes) {
+  std::lock_guard lock(queue_mutex_);
+  for (u64 at = 0; at < bytes && chunks_.size() < kChunksMax; at += kChunkBytes) {
+    chunks_.push_back({base + at, std::min<u64>(kChunkBytes, bytes - at)});
+    ++chores_;
+  }
+}
+
+}  // namespace gids::io

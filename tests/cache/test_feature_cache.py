@@ -1,0 +1,279 @@
+"""The cache against the source rows, bit for bit: every policy, engine, geometry and cache size."""
+
+from __future__ import annotations
+
+import errno
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from raw_table import RawTable, write_raw_table
+
+from gids.cache import POLICIES, FeatureCache
+from gids.io import open_engine
+
+ENGINES = ["uring", "threads", "mmap"]
+
+
+def make_rows(n: int, dim: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    raw = torch.randint(
+        0, 256, (n, dim * torch.empty(0, dtype=dtype).element_size()), dtype=torch.uint8, generator=generator
+    )
+    return raw.view(dtype).view(n, dim)
+
+
+def make_cache(tables: list[RawTable], lines: int, **options: object) -> FeatureCache:
+    kind = str(options.pop("engine", "auto"))
+    depth = int(options.pop("depth", 64))  # type: ignore[call-overload]
+    engine = open_engine(
+        [p for t in tables for p in t.shard_paths],
+        kind,
+        depth=depth,
+        max_read_bytes=max(t.page_bytes for t in tables),
+    )
+    return FeatureCache(engine, tables, lines={t.name: lines for t in tables}, heats={}, **options)  # type: ignore[arg-type]
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return (
+        a.dtype == b.dtype
+        and a.shape == b.shape
+        and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+    )
+
+
+def run(
+    cache: FeatureCache, table: RawTable, batches: list[torch.Tensor], window: int, planned: int
+) -> Iterator[torch.Tensor]:
+    """The loader's order: plan ahead of gathering."""
+    first = entered = planned_to = cache.next_step
+    for t in range(first, first + len(batches)):
+        while planned_to < min(first + len(batches), t + planned):
+            while entered < min(first + len(batches), planned_to + 1 + window):
+                cache.enter(entered, {table.name: batches[entered - first]})
+                entered += 1
+            cache.plan(planned_to)
+            planned_to += 1
+        features, error = cache.gather(t)
+        assert error is None
+        cache.retire(t)
+        yield features[table.name]
+
+
+def random_batches(
+    rng: np.random.Generator, rows: int, count: int, size: int, *, repeat: bool = True
+) -> list[torch.Tensor]:
+    out = []
+    for _ in range(count):
+        ids = (rows * rng.random(rng.integers(0, size + 1)) ** 2).astype(np.int64)
+        if not repeat:
+            ids = rng.permutation(np.unique(ids))
+        out.append(torch.from_numpy(ids))
+    return out
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("lines", [0, 1, 40, 10_000])
+def test_rows_equal_the_source_for_every_engine_policy_and_size(
+    tmp_path: Path, engine: str, policy: str, lines: int
+) -> None:
+    rng = np.random.default_rng(lines)
+    table = write_raw_table(tmp_path, make_rows(700, 128), page_bytes=1024, shards=2)
+    cache = make_cache([table], lines, engine=engine, policy=policy, threads=2)
+    batches = random_batches(rng, 700, 25, 300)
+    for ids, got in zip(batches, run(cache, table, batches, window=6, planned=3), strict=True):
+        assert same_bits(got, table.rows[ids])
+        cache.audit()
+    assert not np.any(cache.page_words(table.name) & np.uint64(0xFFFFFF))
+
+
+@pytest.mark.parametrize(
+    ("dim", "dtype", "page_bytes"),
+    [
+        (1024, torch.float32, 4096),  # a row is a page: read straight into the output
+        (100, torch.float32, 4096),  # ten rows to a page, with padding
+        (602, torch.float32, 4096),  # one row and padding
+        (3, torch.int8, 512),  # 170 rows to a page
+        (1500, torch.float64, 4096),  # a row longer than a page
+        (768, torch.bfloat16, 512),  # longer than a page, 512-aligned
+        (1, torch.int64, 512),
+    ],
+)
+@pytest.mark.parametrize("repeat", [True, False])
+def test_every_geometry(tmp_path: Path, dim: int, dtype: torch.dtype, page_bytes: int, repeat: bool) -> None:
+    rng = np.random.default_rng(dim)
+    table = write_raw_table(tmp_path, make_rows(900, dim, dtype), page_bytes=page_bytes, shards=3)
+    for lines in (0, 30, 900):
+        cache = make_cache([table], lines, threads=2)
+        batches = random_batches(rng, 900, 12, 400, repeat=repeat)
+        for ids, got in zip(batches, run(cache, table, batches, window=3, planned=2), strict=True):
+            assert same_bits(got, table.rows[ids])
+        cache.audit()
+
+
+def test_a_page_without_a_line_is_read_straight_into_the_output(tmp_path: Path) -> None:
+    table = write_raw_table(tmp_path, make_rows(64, 1024))
+    cache = make_cache([table], 0)
+    ids = torch.arange(64)
+    (got,) = run(cache, table, [ids], window=0, planned=1)
+    assert same_bits(got, table.rows)
+    stats = cache.stats()[table.name]
+    assert stats["bypasses"] == 64
+    assert stats["loads"] == 0
+
+
+def test_outputs_stay_right_however_long_they_are_kept(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    table = write_raw_table(tmp_path, make_rows(400, 256))
+    cache = make_cache([table], 50, keep_output_bytes=1 << 30)
+    batches = random_batches(rng, 400, 40, 200)
+    kept = list(run(cache, table, batches, window=4, planned=2))
+    for ids, got in zip(batches, kept, strict=True):
+        assert same_bits(got, table.rows[ids])
+
+
+def test_an_output_is_used_again_only_when_its_last_view_is_gone(tmp_path: Path) -> None:
+    table = write_raw_table(tmp_path, make_rows(400, 256))
+    cache = make_cache([table], 400, keep_output_bytes=1 << 30)
+    ids = torch.arange(300)
+    (first,) = run(cache, table, [ids], window=0, planned=1)
+    where, view = first.data_ptr(), first[5:7]
+    del first
+    gc.collect()
+    (second,) = run(cache, table, [ids], window=0, planned=1)
+    assert second.data_ptr() != where
+    assert same_bits(view, table.rows[5:7])
+    del view
+    gc.collect()
+    (third,) = run(cache, table, [ids], window=0, planned=1)
+    assert third.data_ptr() == where
+
+
+def test_a_page_that_cannot_be_read_is_an_error_of_the_minibatches_that_need_it(tmp_path: Path) -> None:
+    table = write_raw_table(tmp_path, make_rows(64, 1024), shards=2)
+    cache = make_cache([table], 16)
+    path, offset = table.shard_of(7)
+    file = table.shard_paths.index(path)
+    cache._engine.inject_faults([(file, offset, errno.EIO, 1 << 30)])
+    batches = [torch.tensor([1, 2]), torch.tensor([6, 7]), torch.tensor([8, 9]), torch.tensor([7])]
+    for step, ids in enumerate(batches):
+        cache.enter(step, {table.name: ids})
+        cache.plan(step)
+    for step, ids in enumerate(batches):
+        features, error = cache.gather(step)
+        if 7 in ids.tolist():
+            assert error is not None
+            assert (error.errno, error.filename, error.offset) == (errno.EIO, str(path), offset)
+        else:
+            assert error is None
+            assert same_bits(features[table.name], table.rows[ids])
+        cache.retire(step)
+    cache.audit()
+    # The line that the failed page had is in use again, and so is the page once the device recovers.
+    cache._engine.inject_faults([])
+    (got,) = run(cache, table, [torch.arange(64)], window=0, planned=1)
+    assert same_bits(got, table.rows)
+
+
+def test_a_read_that_fails_once_is_read_again(tmp_path: Path) -> None:
+    table = write_raw_table(tmp_path, make_rows(64, 1024))
+    cache = make_cache([table], 64)
+    cache._engine.inject_faults([(0, 4096 * 3, errno.EIO, 1)])
+    (got,) = run(cache, table, [torch.arange(8)], window=0, planned=1)
+    assert same_bits(got, table.rows[:8])
+    assert cache.stats()[table.name]["failures"] == 0 or cache.audit() is None
+
+
+def test_a_wrong_checksum_is_found_when_asked_for(tmp_path: Path) -> None:
+    table = write_raw_table(tmp_path, make_rows(32, 1024))
+    from gids import _core
+
+    pages = np.fromfile(table.shard_paths[0], np.uint8).reshape(-1, 4096)
+    sums = _core.crc32c(pages)
+    table.checksums = lambda: sums  # type: ignore[attr-defined]
+    cache = make_cache([table], 8, check_crc=True)
+    (got,) = run(cache, table, [torch.arange(32)], window=0, planned=1)
+    assert same_bits(got, table.rows)
+
+    pages[5, 77] ^= 1
+    table.shard_paths[0].write_bytes(pages.tobytes())
+    cache = make_cache([table], 8, check_crc=True)
+    cache.enter(0, {table.name: torch.tensor([4, 5])})
+    cache.plan(0)
+    _, error = cache.gather(0)
+    assert error is not None
+    assert error.offset == 5 * 4096
+    assert "checksum" in str(error)
+    cache.retire(0)
+
+
+def test_reading_through_needs_no_step_and_changes_no_word(tmp_path: Path) -> None:
+    table = write_raw_table(tmp_path, make_rows(300, 128), page_bytes=1024)
+    cache = make_cache([table], 20)
+    cache.enter(0, {table.name: torch.arange(100)})
+    cache.plan(0)
+    cache.gather(0)
+    words = cache.page_words(table.name)
+    ids = torch.tensor([299, 0, 5, 5, 120, 64])
+    features, error = cache.read_through({table.name: ids})
+    assert error is None
+    assert same_bits(features[table.name], table.rows[ids])
+    assert np.array_equal(words, cache.page_words(table.name))
+    with pytest.raises(IndexError, match="-3"):
+        cache.read_through({table.name: torch.tensor([-3])})
+    cache.retire(0)
+
+
+def test_cancel_takes_every_mark_back_while_reads_are_in_flight(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    table = write_raw_table(tmp_path, make_rows(2000, 1024))
+    cache = make_cache([table], 300, depth=4)
+    for _ in range(5):
+        first = cache.next_step
+        for step, ids in enumerate(random_batches(rng, 2000, 10, 500), first):
+            cache.enter(step, {table.name: ids})
+        for step in range(first, first + 4):
+            cache.plan(step)
+        cache.cancel()
+        cache.audit()
+        assert not np.any(cache.page_words(table.name) & np.uint64(0xFFFFFF))
+    batches = random_batches(rng, 2000, 5, 500)
+    for ids, got in zip(batches, run(cache, table, batches, window=2, planned=2), strict=True):
+        assert same_bits(got, table.rows[ids])
+
+
+def test_a_cache_may_be_dropped_while_reads_are_in_flight(tmp_path: Path) -> None:
+    table = write_raw_table(tmp_path, make_rows(2000, 1024))
+    for _ in range(10):
+        cache = make_cache([table], 300, depth=8)
+        cache.enter(0, {table.name: torch.arange(0, 2000, 2)})
+        cache.plan(0)
+        del cache
+        gc.collect()
+
+
+@pytest.mark.parametrize(
+    ("ids", "error", "message"),
+    [
+        (torch.tensor([1], dtype=torch.int32), TypeError, "int32"),
+        (torch.tensor([[1]]), ValueError, "one dimension"),
+        (torch.tensor([1], device="meta"), ValueError, "expected cpu"),
+        ([1], TypeError, "list"),
+        (torch.tensor([64]), IndexError, "id 64 at position 0 is out of range for a table of 64 rows"),
+    ],
+)
+def test_bad_ids_say_what_is_wrong(
+    tmp_path: Path, ids: torch.Tensor, error: type[Exception], message: str
+) -> None:
+    table = write_raw_table(tmp_path, make_rows(64, 16))
+    cache = make_cache([table], 4)
+    with pytest.raises(error, match=message):
+        cache.enter(0, {table.name: ids})
+    cache.enter(0, {table.name: torch.tensor([1])})  # nothing was entered
+    with pytest.raises(KeyError, match="no table 'other'"):
+        cache.enter(1, {"other": torch.tensor([1])})

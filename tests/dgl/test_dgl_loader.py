@@ -1,0 +1,400 @@
+"""gids.dgl.DataLoader: what it adds to DGL's, what it keeps of it, and what it refuses."""
+
+import errno
+import gc
+import multiprocessing
+import warnings
+
+import dgl_model as model
+import pytest
+import torch
+
+import gids.dgl
+
+import dgl  # isort: skip
+from dgl.dataloading import NeighborSampler, SAINTSampler, ShaDowKHopSampler
+
+pytestmark = pytest.mark.filterwarnings("ignore:Dataloader CPU affinity opt is not enabled")
+
+CITES = ("paper", "cites", "paper")
+
+
+@pytest.fixture
+def sampler(homogeneous):
+    return model.node_sampler("neighbor", homogeneous)
+
+
+def check(loader, data, count=None):
+    """Every stored column of every minibatch of one epoch is right."""
+    batches = list(loader)
+    assert len(batches) == len(loader) if count is None else count
+    for batch in batches:
+        assert model.assert_rows_equal_source(batch, data) > 0
+
+
+def test_epochs_differ_in_order_but_not_in_content(homogeneous, sampler):
+    with_loader = model.gids_loader(homogeneous, homogeneous.seeds, sampler, batch_size=16, shuffle=True)
+    orders = []
+    for epoch in model.epochs(with_loader, 3):
+        for batch in epoch:
+            assert model.assert_rows_equal_source(batch, homogeneous) == 3  # srcdata, two blocks' edata
+        orders.append(torch.cat([batch[1] for batch in epoch]).tolist())
+    assert orders[0] != orders[1] != orders[2]
+    assert sorted(orders[0]) == sorted(orders[1]) == sorted(homogeneous.seeds.tolist())
+    with_loader.close()
+
+
+def test_labels_come_from_the_graph_through_dgls_own_prefetch(homogeneous, sampler):
+    for _, seeds, blocks in model.gids_loader(homogeneous, homogeneous.seeds, sampler, batch_size=16):
+        assert torch.equal(blocks[-1].dstdata["label"], homogeneous.graph.ndata["label"][seeds])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_drop_last_and_length(homogeneous, sampler, drop_last, num_workers):
+    options = {"batch_size": 32, "drop_last": drop_last, "num_workers": num_workers}
+    loader = model.gids_loader(homogeneous, homogeneous.seeds, sampler, **options)
+    stock = model.stock_loader(homogeneous, homogeneous.seeds, sampler, **options)
+    assert len(loader) == len(stock) == len(list(loader)) == len(list(stock))
+    loader.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_leaving_an_epoch_and_starting_another(homogeneous, sampler, num_workers):
+    options = {"batch_size": 8, "num_workers": num_workers, "persistent_workers": num_workers > 0}
+    loader = model.gids_loader(homogeneous, homogeneous.seeds, sampler, **options)
+    for _ in range(3):
+        for index, batch in enumerate(loader):
+            assert model.assert_rows_equal_source(batch, homogeneous)
+            if index == 2:
+                break
+    check(loader, homogeneous)
+    loader.close()
+
+
+def test_an_exception_in_the_body_frees_the_epoch(homogeneous, sampler):
+    loader = model.gids_loader(homogeneous, homogeneous.seeds, sampler, batch_size=8)
+
+    def train():
+        for _ in loader:
+            raise RuntimeError("training failed")
+
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="training failed"):
+            train()
+    gc.collect()
+    check(loader, homogeneous)
+    loader.close()
+
+
+def test_two_iterators_at_once(homogeneous, sampler):
+    loader = model.gids_loader(homogeneous, homogeneous.seeds, sampler, batch_size=8)
+    count = 0
+    for first, second in zip(loader, loader, strict=True):
+        assert model.assert_rows_equal_source((first, second), homogeneous) == 6
+        count += 1
+    assert count == len(loader)
+    loader.close()
+
+
+CACHE_BYTES = {"no cache": 0, "tiny cache": 64 << 10, "large cache": 16 << 20}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("window", "policy", "engine", "cache"),
+    [
+        (0, "lookahead", "auto", "tiny cache"),
+        (1, "window-pin", "threads", "tiny cache"),
+        (8, "random", "mmap", "tiny cache"),
+        (16, "lookahead", "threads", "no cache"),
+        (16, "lru", "auto", "large cache"),
+        (22, "static", "mmap", "large cache"),
+        (22, "lookahead", "auto", "tiny cache"),
+    ],
+)
+def test_no_setting_changes_what_comes_out(heterogeneous, num_workers, window, policy, engine, cache):
+    def epochs(make, **options):
+        sampler = model.node_sampler("neighbor", heterogeneous)
+        loader = make(heterogeneous, heterogeneous.seeds, sampler, batch_size=8, shuffle=True, **options)
+        kept = model.epochs(loader, 3)
+        return [batch for epoch in kept for batch in epoch]
+
+    ours = epochs(
+        model.gids_loader,
+        num_workers=num_workers,
+        gids_window=window,
+        gids_policy=policy,
+        gids_engine=engine,
+        gids_options={"cache_bytes": CACHE_BYTES[cache]},
+    )
+    stock = epochs(model.stock_loader, num_workers=num_workers)
+    for batch, stock_batch in zip(ours, stock, strict=True):
+        assert model.assert_rows_equal_source(batch, heterogeneous) == 5
+        model.assert_same(batch, stock_batch)
+
+
+def test_without_gids_it_is_stock(homogeneous, sampler):
+    options = {"batch_size": 16, "shuffle": True}
+    ours = gids.dgl.DataLoader(
+        homogeneous.full, homogeneous.seeds, sampler, gids=None, gids_window=4, **options
+    )
+    stock = model.stock_loader(homogeneous, homogeneous.seeds, sampler, **options)
+    for a, b in zip(model.epochs(ours)[0], model.epochs(stock)[0], strict=True):
+        model.assert_same(a, b)
+    assert ours.stats() == {}
+    ours.close()
+
+
+def test_an_open_store_is_taken_as_it_is(homogeneous, sampler):
+    loader = gids.dgl.DataLoader(homogeneous.graph, homogeneous.seeds, sampler, gids=homogeneous.store)
+    check(loader, homogeneous)
+
+
+def test_one_process_of_distributed_training(homogeneous, sampler, tmp_path):
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
+    )
+    try:
+        options = {"batch_size": 16, "shuffle": True, "use_ddp": True}
+        ours = model.epochs(model.gids_loader(homogeneous, homogeneous.seeds, sampler, **options), 2)
+        stock = model.epochs(model.stock_loader(homogeneous, homogeneous.seeds, sampler, **options), 2)
+        for ours_epoch, stock_epoch in zip(ours, stock, strict=True):
+            for a, b in zip(ours_epoch, stock_epoch, strict=True):
+                assert model.assert_rows_equal_source(a, homogeneous)
+                model.assert_same(a, b)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_int32_graph(homogeneous, sampler):
+    loader = gids.dgl.DataLoader(
+        homogeneous.graph.int(), homogeneous.seeds.int(), sampler, gids=homogeneous.path, batch_size=32
+    )
+    check(loader, homogeneous)
+
+
+def test_a_page_that_cannot_be_read_fails_one_minibatch(homogeneous, sampler):
+    loader = model.gids_loader(
+        homogeneous, torch.arange(300), sampler, batch_size=50, gids_options={"cache_bytes": 0}
+    )
+    reference = model.epochs(loader)[0]
+    engine = loader.feature_loader._engine
+    engine.inject_faults([(0, 0, errno.EIO, 1 << 30)])
+    model.seed_everything()
+    iterator = iter(loader)
+    with pytest.raises(gids.StorageError, match="shard-00"):
+        next(iterator)
+    engine.inject_faults([])
+    for batch, expected in zip(iterator, reference[1:], strict=True):
+        model.assert_same(batch, expected)
+    loader.close()
+
+
+def test_memory_that_is_too_small_for_one_minibatch(homogeneous, sampler):
+    loader = model.gids_loader(homogeneous, homogeneous.seeds, sampler, gids_memory_bytes=1000)
+    with pytest.raises(ValueError, match="memory"):
+        next(iter(loader))
+
+
+def test_after_close_it_cannot_be_iterated(homogeneous, sampler):
+    loader = model.gids_loader(homogeneous, homogeneous.seeds, sampler)
+    loader.close()
+    loader.close()
+    with pytest.raises(ValueError, match="closed"):
+        iter(loader)
+
+
+def test_stats_count_the_rows_and_the_cache_stays_warm(homogeneous, sampler):
+    loader = model.gids_loader(homogeneous, homogeneous.seeds, sampler, batch_size=16)
+    list(loader)
+    read = loader.stats()["pages_read"]
+    assert read > 0
+    list(loader)
+    assert loader.stats()["pages_read"] == read  # everything fits
+    assert loader.stats()["hit_ratio"] > 0.5
+    loader.close()
+
+
+def test_dropping_a_loader_stops_its_workers(homogeneous, sampler):
+    loader = model.gids_loader(
+        homogeneous, homogeneous.seeds, sampler, batch_size=8, num_workers=2, persistent_workers=True
+    )
+    list(loader)
+    workers = multiprocessing.active_children()
+    assert len(workers) == 2
+    del loader
+    assert not any(worker.is_alive() for worker in workers)
+
+
+# Tables that the sampler does not ask for
+
+
+def test_gids_feats_fill_the_first_blocks_sources_and_every_blocks_edges(heterogeneous):
+    names = ["paper.feat", "author.age", "paper.cites.paper.weight"]
+    loader = model.gids_loader(
+        heterogeneous, heterogeneous.seeds, NeighborSampler([3, 4]), batch_size=16, gids_feats=names
+    )
+    for _, _, blocks in loader:
+        assert model.assert_rows_equal_source(blocks, heterogeneous) == 4
+        assert "feat" in blocks[0].srcnodes["paper"].data
+        assert "age" in blocks[0].srcnodes["author"].data
+        assert "feat" not in blocks[0].srcnodes["author"].data
+        assert "feat" not in blocks[1].srcnodes["paper"].data
+        assert "feat" not in blocks[0].dstnodes["paper"].data
+        assert all("weight" in block.edges[CITES].data for block in blocks)
+
+
+def test_gids_feats_fill_a_subgraph(homogeneous):
+    loader = model.gids_loader(
+        homogeneous, torch.arange(5), SAINTSampler("node", 30), gids_feats=["_N.feat", "_N._E._N.weight"]
+    )
+    for subgraph in loader:
+        assert set(subgraph.ndata) == {"feat", "label", dgl.NID}
+        assert model.assert_rows_equal_source(subgraph, homogeneous) == 2
+
+
+def test_a_table_may_be_named_by_its_key_where_that_says_which(heterogeneous):
+    loader = model.gids_loader(heterogeneous, heterogeneous.seeds, NeighborSampler([3]), gids_feats="age")
+    _, _, [block] = next(iter(loader))
+    assert "age" in block.srcnodes["author"].data
+
+
+def test_gids_feats_change_nothing_that_the_sampler_asks_for_itself(homogeneous, sampler):
+    loader = model.gids_loader(homogeneous, homogeneous.seeds, sampler, gids_feats=["_N.feat"])
+    assert model.assert_rows_equal_source(next(iter(loader)), homogeneous) == 3
+
+
+# Samplers of the user's own
+
+
+class OwnSampler(dgl.dataloading.Sampler):
+    """Returns nested containers, with a column under another name and of other ids than the graph's."""
+
+    def sample(self, g, indices):
+        subgraph = g.subgraph(indices)
+        other = (indices + 7) % g.num_nodes()
+        subgraph.ndata["mine"] = dgl.LazyFeature("feat")
+        subgraph.ndata["others"] = dgl.LazyFeature("feat", other)
+        subgraph.ndata["label_later"] = dgl.LazyFeature("label")
+        return {"graphs": [subgraph], "ids": (indices, other)}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_lazy_features_under_other_names_and_ids(homogeneous, num_workers):
+    loader = model.gids_loader(
+        homogeneous, homogeneous.seeds, OwnSampler(), batch_size=16, num_workers=num_workers
+    )
+    feat = homogeneous.columns["node", "_N", "feat"]
+    for batch in loader:
+        [subgraph], (ids, other) = batch["graphs"], batch["ids"]
+        assert torch.equal(subgraph.ndata["mine"], feat[ids])
+        assert torch.equal(subgraph.ndata["others"], feat[other])
+        assert torch.equal(subgraph.ndata["label_later"], homogeneous.graph.ndata["label"][ids])
+    loader.close()
+
+
+class SamplerWithoutIds(dgl.dataloading.Sampler):
+    def sample(self, g, indices):
+        subgraph = g.subgraph(indices)
+        del subgraph.ndata[dgl.NID]
+        subgraph.ndata["feat"] = dgl.LazyFeature("feat")
+        return subgraph
+
+
+def test_a_graph_without_ids_is_refused(homogeneous):
+    with pytest.raises(KeyError, match=r"no dgl\.NID of node type '_N', so its rows"):
+        next(iter(model.gids_loader(homogeneous, homogeneous.seeds, SamplerWithoutIds())))
+
+
+class SecretiveSampler(NeighborSampler):
+    def sample(self, g, indices):
+        result = super().sample(g, indices)
+        result[2][0].edata["weight"] = dgl.LazyFeature("weight")
+        return result
+
+
+def test_a_table_that_was_not_announced_names_the_cure(homogeneous):
+    sampler = SecretiveSampler([3], prefetch_node_feats=["feat"])
+    with pytest.raises(KeyError, match=r"did not declare: add gids_feats=\['_N._E._N.weight'\]"):
+        next(iter(model.gids_loader(homogeneous, homogeneous.seeds, sampler)))
+    loader = model.gids_loader(homogeneous, homogeneous.seeds, sampler, gids_feats=["weight"])
+    assert model.assert_rows_equal_source(next(iter(loader)), homogeneous) == 2
+
+
+# Refused when the loader is made
+
+
+def test_a_feature_that_nobody_has(homogeneous):
+    sampler = NeighborSampler([3], prefetch_node_feats=["colour"])
+    with pytest.raises(
+        KeyError, match=r"'colour' of type '_N' is neither in small.gids \(has '_N.feat', .*'label'"
+    ):
+        model.gids_loader(homogeneous, homogeneous.seeds, sampler)
+
+
+def test_a_feature_of_a_custom_sampler_that_nobody_has(homogeneous):
+    class Sampler(dgl.dataloading.Sampler):
+        def sample(self, g, indices):
+            subgraph = g.subgraph(indices)
+            subgraph.edata["colour"] = dgl.LazyFeature("colour")
+            return subgraph
+
+    with pytest.raises(KeyError, match="edge feature 'colour'"):
+        next(iter(model.gids_loader(homogeneous, homogeneous.seeds, Sampler())))
+
+
+def test_a_table_that_the_store_does_not_have(homogeneous, sampler):
+    with pytest.raises(KeyError, match=r"venue\.feat"):
+        model.gids_loader(homogeneous, homogeneous.seeds, sampler, gids_feats=["venue.feat"])
+
+
+def test_nothing_asks_for_a_table(homogeneous):
+    with pytest.raises(ValueError, match=r"nothing asks for a table of small.gids: .*'_N.feat'"):
+        model.gids_loader(homogeneous, homogeneous.seeds, NeighborSampler([3]))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "message"),
+    [
+        (NeighborSampler([3], prefetch_node_feats=["feat"]), "300 rows, but the graph has 301 nodes"),
+        (ShaDowKHopSampler([3], prefetch_edge_feats=["weight"]), "1800 rows, but the graph has 1799 edges"),
+    ],
+)
+def test_another_graphs_features(homogeneous, sampler, message):
+    other = dgl.add_nodes(dgl.remove_edges(homogeneous.graph, [0]), 1)
+    with pytest.raises(ValueError, match=message):
+        gids.dgl.DataLoader(other, homogeneous.seeds, sampler, gids=homogeneous.path)
+
+
+def test_a_table_of_a_type_that_the_graph_does_not_have(homogeneous, heterogeneous):
+    with pytest.raises(ValueError, match=r"node type 'paper', which the graph does not have \(has '_N'\)"):
+        gids.dgl.DataLoader(
+            homogeneous.graph,
+            homogeneous.seeds,
+            NeighborSampler([3]),
+            gids=heterogeneous.path,
+            gids_feats=["paper.feat"],
+        )
+
+
+@pytest.mark.parametrize("options", [{"device": "cuda"}, {"use_uva": True}])
+def test_cuda_with_a_cpu_build_of_dgl(homogeneous, sampler, options):
+    with pytest.raises(ValueError, match=r"CPU-only build.* Install a CUDA build of DGL"):
+        model.gids_loader(homogeneous, homogeneous.seeds, sampler, **options)
+
+
+def test_something_that_is_not_a_dglgraph(homogeneous, sampler):
+    with pytest.raises(TypeError, match=r"needs a dgl.DGLGraph, not dict"):
+        gids.dgl.DataLoader({}, homogeneous.seeds, sampler, gids=homogeneous.path)
+
+
+def test_gids_feats_without_gids(homogeneous, sampler):
+    with pytest.raises(ValueError, match="gids=None"):
+        gids.dgl.DataLoader(homogeneous.full, homogeneous.seeds, sampler, gids_feats=["_N.feat"])
+
+
+def test_nothing_warns(homogeneous, sampler):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check(model.gids_loader(homogeneous, homogeneous.seeds, sampler, batch_size=16), homogeneous)

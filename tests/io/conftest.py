@@ -1,0 +1,52 @@
+"""What the I/O tests share: three shards with known contents, and memory of any alignment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gids import _core
+
+URING = pytest.param(
+    "uring",
+    marks=pytest.mark.skipif(bool(_core.why_no_uring()), reason=f"no io_uring: {_core.why_no_uring()}"),
+)
+ENGINES = [URING, "threads", "mmap"]
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Files of random bytes: whole pages, an odd end, a single byte, nothing."""
+    folder = tmp_path_factory.mktemp("shards")
+    rng = np.random.default_rng(11)
+    paths = []
+    for i, size in enumerate([200 * 4096, 150 * 4096 + 1234, 1, 0]):
+        paths.append(folder / f"shard-{i}.bin")
+        rng.integers(0, 256, size, dtype=np.uint8).tofile(paths[-1])
+    return paths
+
+
+@pytest.fixture(scope="session")
+def contents(shards: list[Path]) -> list[np.ndarray]:
+    """The model: what each shard holds."""
+    return [np.fromfile(path, dtype=np.uint8) for path in shards]
+
+
+@pytest.fixture(params=ENGINES)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def memory() -> Callable[..., np.ndarray]:
+    """(rows, bytes, offset) -> uint8[rows, bytes] of 170s, `offset` bytes behind a page boundary."""
+
+    def make(rows: int, row_bytes: int, offset: int = 0) -> np.ndarray:
+        raw = np.full(rows * row_bytes + 2 * 4096, 170, np.uint8)
+        start = -raw.ctypes.data % 4096 + offset
+        return raw[start : start + rows * row_bytes].reshape(rows, row_bytes)
+
+    return make

@@ -1,0 +1,287 @@
+"""Opening, choosing and closing engines; what is refused, and in which words."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gids.io
+
+PAGE = 4096
+ROOT = Path(__file__).parents[2]
+
+
+def python(script: str, *arguments: object, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    command = [*before, sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def thread_names() -> list[str]:
+    return [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+
+
+def wait_for_threads(count: int) -> None:
+    """A joined thread leaves /proc a moment later."""
+    deadline = time.monotonic() + 10
+    while len(thread_names()) != count and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(thread_names()) == count
+
+
+def descriptors_of(files: list[Path]) -> list[int]:
+    names = {str(path) for path in files}
+    links = {
+        int(link.name): os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()
+    }
+    return [fd for fd, target in links.items() if target in names]
+
+
+def test_a_missing_file_is_named(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(FileNotFoundError, match=r"cannot open .*absent\.bin for reading"):
+        gids.io.open_engine([tmp_path / "absent.bin"], kind)
+
+
+def test_auto_does_not_hide_a_bad_file_behind_a_fallback(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"absent\.bin"):
+        gids.io.open_engine([tmp_path / "absent.bin"])
+
+
+def test_a_directory_is_refused(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(OSError, match="neither a regular file nor a block device"):
+        gids.io.open_engine([tmp_path], kind)
+
+
+@pytest.mark.parametrize("kind", ["auto", "uring", "threads"])
+def test_a_file_system_without_direct_io_is_named_with_the_cure(kind: str) -> None:
+    with pytest.raises(
+        OSError, match=r"/proc/version: the proc file system refuses .*direct=False.*ext4"
+    ) as caught:
+        gids.io.open_engine(["/proc/version"], kind)
+    assert caught.value.errno == errno.EINVAL
+    with gids.io.open_engine(["/proc/version"], "threads", direct=False) as engine:
+        out = np.empty((1, 5), np.uint8)
+        assert engine.read(np.zeros(1, np.uint32), np.zeros(1, np.int64), 5, out).tolist() == [0]
+        assert out.tobytes() == b"Linux"
+
+
+def test_an_unknown_kind_lists_the_known_ones(shards: list[Path]) -> None:
+    with pytest.raises(
+        ValueError, match=r"no I/O engine 'libaio' \(has 'auto', 'uring', 'threads', 'mmap'\)"
+    ):
+        gids.io.open_engine(shards, "libaio")
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"depth": 0},
+        {"depth": 1 << 20},
+        {"threads": 5000},
+        {"max_read_bytes": 0},
+        {"max_merge_bytes": 1 << 31},
+    ],
+    ids=lambda option: next(iter(option)),
+)
+def test_numbers_out_of_range_are_refused(shards: list[Path], kind: str, option: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(option))} is .*it must be from"):
+        gids.io.open_engine(shards, kind, **option)
+
+
+def test_bad_reads_are_refused_before_any_is_issued(shards: list[Path], kind: str) -> None:
+    with gids.io.open_engine(shards, kind, max_read_bytes=PAGE) as engine:
+        good = np.zeros(1, np.uint32), np.zeros(1, np.int64)
+        out = np.empty((1, PAGE), np.uint8)
+        with pytest.raises(ValueError, match="file 4 of 4"):
+            engine.read(np.array([4], np.uint32), good[1], PAGE, out)
+        with pytest.raises(ValueError, match=r"offsets\[0\] is negative: -1"):
+            engine.read(good[0], np.array([-1]), PAGE, out)
+        with pytest.raises(ValueError, match=r"max_read_bytes"):
+            engine.read(*good, 2 * PAGE, np.empty((1, 2 * PAGE), np.uint8))
+        with pytest.raises(ValueError, match="differ in length: 1, 2, 1, 1"):
+            engine.read(good[0], np.zeros(2, np.int64), PAGE, out)
+        with pytest.raises(ValueError, match=r"must be \[n, 4096\]"):
+            engine.read(*good, PAGE, out[:, :100])
+        with pytest.raises(TypeError):  # int32 offsets are not silently converted
+            engine.read(good[0], np.zeros(1, np.int32), PAGE, out)  # type: ignore[arg-type]
+        frozen = out.copy()
+        frozen.flags.writeable = False
+        with pytest.raises(TypeError):
+            engine.read(*good, PAGE, frozen)
+        assert engine.stats()["reads"] == 0
+
+
+def test_closing_is_final_idempotent_and_leaves_nothing(shards: list[Path], kind: str) -> None:
+    threads, descriptors = len(thread_names()), len(os.listdir("/proc/self/fd"))
+    engine = gids.io.open_engine(shards, kind)
+    assert f"gids-{kind}" in thread_names()
+    engine.close()
+    engine.close()
+    wait_for_threads(threads)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    with pytest.raises(RuntimeError, match="the I/O engine is closed"):
+        engine.read(np.zeros(1, np.uint32), np.zeros(1, np.int64), PAGE, np.empty((1, PAGE), np.uint8))
+    assert engine.stats()["reads"] == 0
+    dropped = gids.io.open_engine(shards, kind)
+    del dropped
+    wait_for_threads(threads)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_descriptors_are_close_on_exec_and_an_idle_engine_uses_no_cpu(shards: list[Path], kind: str) -> None:
+    with gids.io.open_engine(shards, kind):
+        opened = descriptors_of(shards)
+        assert len(opened) == len(shards)
+        assert not any(os.get_inheritable(fd) for fd in opened)
+        start = time.process_time()
+        time.sleep(0.3)
+        assert time.process_time() - start < 0.1
+
+
+def test_an_engine_names_itself_and_what_it_found(shards: list[Path], kind: str) -> None:
+    with gids.io.open_engine(shards, kind, max_read_bytes=PAGE) as engine:
+        assert repr(engine).startswith(f"<gids.io.Engine {kind}: ")
+        assert ("buffered" if kind == "mmap" else "direct I/O in units of") in engine.note
+        assert engine.alignment in ([1] if kind == "mmap" else [2**i for i in range(17)])
+        assert engine.depth * PAGE <= engine.bounce_bytes <= engine.depth * (PAGE + 2 * engine.alignment)
+
+
+def test_probe_agrees_with_the_engine(shards: list[Path]) -> None:
+    found = gids.io.probe(shards[0])
+    assert found["direct"] == (not found["direct_note"])
+    assert found["io_uring"] == (not found["io_uring_note"])
+    assert found["memlock_bytes"] >= -1
+    if found["direct"]:
+        with gids.io.open_engine(shards, "threads") as engine:
+            assert engine.alignment == found["alignment"]
+    refused = gids.io.probe("/proc/version")
+    assert (refused["file_system"], refused["direct"], refused["alignment"]) == ("proc", False, 1)
+    assert "refuses direct I/O" in refused["direct_note"]
+
+
+def test_without_io_uring_auto_takes_threads_and_says_why_once(shards: list[Path], tmp_path: Path) -> None:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    deny = tmp_path / "deny_io_uring"
+    subprocess.run([compiler, "-o", deny, ROOT / "tools/deny_io_uring.c"], check=True)
+    script = """
+        import logging, sys
+        import gids.io
+        logging.basicConfig(format="%(name)s %(levelname)s %(message)s")
+        for _ in range(2):
+            with gids.io.open_engine(sys.argv[1:]) as engine:
+                print(engine.name, "/", engine.note)
+        try:
+            gids.io.open_engine(sys.argv[1:], "uring")
+        except PermissionError as error:
+            print(error)
+        print(gids.io.probe(sys.argv[1]))
+    """
+    done = python(script, *shards, before=(str(deny),))
+    if done.returncode == 126:
+        pytest.skip("this system does not let a process filter its own system calls")
+    assert done.returncode == 0, done.stderr
+    *engines, refused, probed = [line for line in done.stdout.splitlines() if "io_uring" in line]
+    assert len(engines) == 2
+    reason = "a seccomp profile or security module forbids io_uring"
+    for line in engines:
+        assert line.startswith("threads / ")
+        assert f"not io_uring: {reason}" in line
+    assert reason in refused
+    assert "'io_uring': False" in probed
+    assert done.stderr.count("gids WARNING I/O engine threads") == 1
+
+
+def test_a_fallback_is_not_logged_for_an_engine_asked_for_by_name(
+    shards: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="gids"):
+        gids.io.open_engine(shards, "threads").close()
+    assert not caplog.records
+
+
+def test_a_forked_child_cannot_use_the_engine_and_ends_without_it(shards: list[Path], kind: str) -> None:
+    script = """
+        import os, sys
+        import numpy as np
+        import gids.io
+        engine = gids.io.open_engine(sys.argv[2:], sys.argv[1])
+        def read():
+            files, offsets, out = np.zeros(1, np.uint32), np.zeros(1, np.int64), np.empty((1, 4096), np.uint8)
+            return engine.read(files, offsets, 4096, out)
+        assert read().tolist() == [0]
+        pid = os.fork()
+        if pid == 0:
+            try:
+                read()
+            except RuntimeError as error:
+                print(error, flush=True)
+            engine.close()
+            del engine
+            sys.exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert read().tolist() == [0]
+        engine.close()
+    """
+    done = python(script, kind, *shards)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("the I/O engine was opened before a fork: open one in this process\n")
+
+
+def test_ctrl_c_ends_a_long_read(shards: list[Path], kind: str) -> None:
+    script = """
+        import sys
+        import numpy as np
+        import gids.io
+        count = 5_000_000 if sys.argv[1] == "mmap" else 1_000_000
+        engine = gids.io.open_engine(sys.argv[2:], sys.argv[1], depth=1, max_merge_bytes=0)
+        files, offsets = np.zeros(count, np.uint32), np.arange(count) * 4096 % (200 * 4096)
+        out = np.empty((count, 16), np.uint8)
+        print("go", flush=True)
+        try:
+            engine.read(files, offsets, 16, out)
+        except KeyboardInterrupt:
+            print("interrupted", engine.stats()["reads"] == count, engine.stats()["errors"] > 0)
+        assert engine.read(files[:1], offsets[:1], 16, out[:1]).tolist() == [0]
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script), kind, *map(str, shards)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        while (line := process.stdout.readline()) and line != "go\n":
+            pass
+        time.sleep(1.0)
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
+    assert output == "interrupted True True\n"
+
+
+def test_dropping_the_page_cache_of_a_directory_keeps_the_data(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a.bin").write_bytes(b"kept" * 5000)
+    gids.io.drop_page_cache(tmp_path)
+    assert (tmp_path / "sub" / "a.bin").read_bytes() == b"kept" * 5000
+
+
+def test_the_benchmark_runs_in_its_small_size(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "bench" / "io.py", "--small", "--dir", tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "threads" in done.stdout
+    assert "in flight" in done.stdout
+    assert not list(tmp_path.iterdir())

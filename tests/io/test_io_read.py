@@ -1,0 +1,176 @@
+"""Reads through every engine give what np.fromfile gives."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gids.io
+
+Memory = Callable[..., np.ndarray]
+PAGE = 4096
+
+
+def check(
+    contents: list[np.ndarray], files: np.ndarray, offsets: np.ndarray, out: np.ndarray, errors: np.ndarray
+) -> None:
+    for file, offset, row, error in zip(files, offsets, out, errors, strict=True):
+        expected = contents[file][offset : offset + len(row)]
+        if len(expected) < len(row):
+            assert error == errno.ENODATA, (file, offset, len(row))
+        else:
+            assert error == 0, (file, offset, len(row))
+            assert np.array_equal(row, expected), (file, offset, len(row))
+
+
+@pytest.mark.parametrize("max_merge_bytes", [0, 131072])
+@pytest.mark.parametrize("depth", [1, 4, 256])
+def test_random_reads_equal_the_files(
+    shards: list[Path],
+    contents: list[np.ndarray],
+    kind: str,
+    depth: int,
+    max_merge_bytes: int,
+    memory: Memory,
+) -> None:
+    seed = int(np.random.SeedSequence().generate_state(1)[0])
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    options = {"depth": depth, "max_merge_bytes": max_merge_bytes, "max_read_bytes": 40000}
+    with gids.io.open_engine(shards, kind, **options) as engine:
+        assert engine.name == kind
+        reads = 0
+        for step in range(24):
+            count = int(rng.integers(1, 250))
+            files = rng.choice(4, count, p=[0.5, 0.4, 0.05, 0.05]).astype(np.uint32)
+            if step % 3 == 0:  # pages, many of them neighbours or duplicates
+                nbytes, shift = PAGE, 0
+                offsets = rng.integers(0, 160, count) * PAGE
+            elif step % 3 == 1:  # rows of any length at any place
+                nbytes, shift = int(rng.integers(1, 40001)), int(rng.integers(0, PAGE))
+                offsets = rng.integers(0, 160 * PAGE, count)
+            else:  # neighbours of less than a block
+                nbytes, shift = int(rng.choice([64, 512, 1000])), int(rng.choice([0, 512, 4]))
+                offsets = (rng.integers(0, 100) * PAGE + np.arange(count)) * nbytes % (160 * PAGE)
+            out = memory(count, nbytes, shift)
+            errors = engine.read(files, offsets, nbytes, out)
+            check(contents, files, offsets, out, errors)
+            reads += count
+        stats = engine.stats()
+        assert stats["reads"] == reads
+        assert stats["depth_max"] <= engine.depth <= depth
+        assert 0 < stats["latency_s"] < 60
+        assert stats["busy_s"] > 0
+
+
+def test_reads_of_several_threads_do_not_mix(
+    shards: list[Path], contents: list[np.ndarray], kind: str, memory: Memory
+) -> None:
+    with gids.io.open_engine(shards, kind, depth=8) as engine, ThreadPoolExecutor(4) as pool:
+
+        def work(seed: int) -> None:
+            rng = np.random.default_rng(seed)
+            for _ in range(5):
+                files = rng.integers(0, 2, 60).astype(np.uint32)
+                offsets = rng.integers(0, 140, 60) * PAGE
+                out = memory(60, PAGE)
+                check(contents, files, offsets, out, engine.read(files, offsets, PAGE, out))
+
+        list(pool.map(work, range(8)))
+        assert engine.stats()["reads"] == 8 * 5 * 60
+
+
+def test_neighbouring_pages_are_merged_and_single_pages_are_not(
+    shards: list[Path], kind: str, memory: Memory
+) -> None:
+    files = np.zeros(64, np.uint32)
+    for merge_bytes, requests in [(0, 64), (8 * PAGE, 8), (131072, 2)]:
+        with gids.io.open_engine(shards, kind, max_merge_bytes=merge_bytes) as engine:
+            engine.read(files, np.arange(64)[::-1] * PAGE, PAGE, memory(64, PAGE))
+            assert engine.stats()["requests"] == requests
+            engine.read(files, np.arange(64) * 2 * PAGE, PAGE, memory(64, PAGE))
+            assert engine.stats()["requests"] == requests + 64
+            assert engine.stats()["bytes_read"] == engine.stats()["bytes_asked"] == 128 * PAGE
+
+
+def test_unaligned_neighbours_read_each_block_once(shards: list[Path], memory: Memory) -> None:
+    with gids.io.open_engine(shards, "threads", max_read_bytes=PAGE) as engine:
+        if engine.alignment == 1:
+            pytest.skip("buffered reads have no blocks")
+        count = PAGE // 64
+        errors = engine.read(np.zeros(count, np.uint32), np.arange(count) * 64, 64, memory(count, 64, 64))
+        assert not errors.any()
+        assert engine.stats()["bytes_read"] == PAGE
+
+
+def test_a_read_amid_two_blocks_asks_for_the_enclosing_extent(shards: list[Path], memory: Memory) -> None:
+    with gids.io.open_engine(shards, "threads") as engine:
+        a = engine.alignment
+        engine.read(np.zeros(1, np.uint32), np.array([a - 1]), 2, memory(1, 2))
+        assert engine.stats()["bytes_asked"] == 2
+        assert engine.stats()["bytes_read"] == max(2, 2 * a if a > 1 else 2)
+
+
+def test_no_reads_and_reads_of_nothing_return_at_once(shards: list[Path], kind: str) -> None:
+    with gids.io.open_engine(shards, kind) as engine:
+        none = engine.read(np.empty(0, np.uint32), np.empty(0, np.int64), PAGE, np.empty((0, PAGE), np.uint8))
+        assert none.shape == (0,)
+        assert none.dtype == np.int32
+        nothing = engine.read(np.zeros(3, np.uint32), np.zeros(3, np.int64), 0, np.empty((3, 0), np.uint8))
+        assert nothing.tolist() == [0, 0, 0]
+        assert engine.stats()["reads"] == 0
+
+
+def test_a_read_beyond_the_end_leaves_its_neighbours_alone(
+    shards: list[Path], contents: list[np.ndarray], kind: str, memory: Memory
+) -> None:
+    with gids.io.open_engine(shards, kind) as engine:
+        files = np.ones(4, np.uint32)
+        offsets = np.array([149, 150, 151, 10**9]) * PAGE  # the file ends amid page 150
+        out = memory(4, PAGE)
+        errors = engine.read(files, offsets, PAGE, out)
+        assert errors.tolist() == [0, errno.ENODATA, errno.ENODATA, errno.ENODATA]
+        assert np.array_equal(out[0], contents[1][149 * PAGE : 150 * PAGE])
+        tail = memory(1, 1234)
+        assert engine.read(files[:1], offsets[1:2], 1234, tail).tolist() == [0]
+        assert np.array_equal(tail[0], contents[1][150 * PAGE :])
+
+
+@pytest.mark.parametrize("kind", ["threads", "mmap"])
+def test_a_file_truncated_after_opening_ends_early(tmp_path: Path, kind: str, memory: Memory) -> None:
+    path = tmp_path / "shard.bin"
+    path.write_bytes(bytes(8 * PAGE))
+    with gids.io.open_engine([path], kind) as engine:
+        with open(path, "r+b") as f:
+            f.truncate(2 * PAGE)
+        errors = engine.read(np.zeros(8, np.uint32), np.arange(8) * PAGE, PAGE, memory(8, PAGE))
+        assert errors.tolist() == [0, 0] + [errno.ENODATA] * 6
+
+
+def test_buffered_reads_need_no_alignment(
+    shards: list[Path], contents: list[np.ndarray], kind: str, memory: Memory
+) -> None:
+    with gids.io.open_engine(shards, kind, direct=False, max_read_bytes=5000) as engine:
+        assert engine.alignment == 1
+        files, offsets = np.zeros(50, np.uint32), np.arange(50) * 4999
+        out = memory(50, 4999, 3)
+        check(contents, files, offsets, out, engine.read(files, offsets, 4999, out))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_share_the_depth(shards: list[Path], kind: str, threads: int, memory: Memory) -> None:
+    with gids.io.open_engine(shards, kind, depth=7, threads=threads, max_merge_bytes=0) as engine:
+        assert engine.depth == (7 if kind == "uring" else threads)
+        errors = engine.read(
+            np.zeros(200, np.uint32),
+            np.random.default_rng(0).permutation(200) * PAGE,
+            PAGE,
+            memory(200, PAGE),
+        )
+        assert not errors.any()
+        assert 1 <= engine.stats()["depth_max"] <= engine.depth

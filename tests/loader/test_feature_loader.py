@@ -1,0 +1,371 @@
+"""The loader: every value equals the source's, whatever the window, policy, engine and memory."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import pickle
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import gids
+from gids.store import DatasetWriter
+
+ROWS, DIM = 3000, 256  # a row is 1 KiB: four to a page
+
+
+@pytest.fixture(scope="module")
+def source() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        "paper.feat": torch.randn(ROWS, DIM, generator=generator),
+        "author.feat": torch.randn(500, 1024, generator=generator).to(torch.bfloat16),
+    }
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory, source: dict[str, torch.Tensor]) -> Path:
+    path = tmp_path_factory.mktemp("loader") / "two.gids"
+    with DatasetWriter(path, stripe=2) as writer:
+        for name, rows in source.items():
+            writer.write_table("node", name.split(".")[0], "feat", rows)
+        rng = np.random.default_rng(0)
+        for relation, src, dst in (
+            (("paper", "cites", "paper"), ROWS, ROWS),
+            (("author", "writes", "paper"), 500, ROWS),
+        ):
+            degrees = rng.integers(0, 8, dst)
+            indptr = np.concatenate([[0], np.cumsum(degrees)])
+            indices = (src * rng.random(indptr[-1]) ** 3).astype(np.int64)
+            writer.write_graph(relation, indptr, indices, num_src=src)
+    return path
+
+
+Ids = dict[str, torch.Tensor]
+
+
+def minibatches(count: int, seed: int = 0) -> list[Ids]:
+    rng = np.random.default_rng(seed)
+    return [
+        {
+            "paper.feat": torch.from_numpy((ROWS * rng.random(rng.integers(0, 600)) ** 2).astype(np.int64)),
+            "author.feat": torch.from_numpy(rng.permutation(500)[: rng.integers(0, 90)]),
+        }
+        for _ in range(count)
+    ]
+
+
+def ids_of(minibatch: Ids) -> Ids:
+    return minibatch
+
+
+def check(source: Ids, minibatch: Ids, features: Ids) -> None:
+    assert features.keys() == minibatch.keys()
+    for name, ids in minibatch.items():
+        assert torch.equal(features[name], source[name][ids])
+        assert features[name].dtype == source[name].dtype
+
+
+TABLES = ["paper.feat", "author.feat"]
+
+
+@pytest.mark.parametrize("window", [0, 1, 8, 16, 22])
+@pytest.mark.parametrize("policy", ["lookahead", "window-pin", "random", "lru", "static"])
+def test_features_equal_the_source_over_epochs(path: Path, source: Ids, window: int, policy: str) -> None:
+    with gids.FeatureLoader(
+        path,
+        TABLES,
+        window_batches=window,
+        policy=policy,
+        memory_bytes=1 << 30,
+        cache_bytes=300_000,
+        queue_depth=32,
+    ) as loader:
+        for epoch in range(3):
+            batches = minibatches(30, epoch)
+            out = list(loader.attach(batches, ids_of))  # kept whole: no buffer is used twice
+            assert [id(m) for m, _ in out] == [id(m) for m in batches]
+            for minibatch, features in out:
+                check(source, minibatch, features)
+        loader._cache.audit()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("engine", ["uring", "threads", "mmap"])
+@pytest.mark.parametrize("cache_bytes", [0, 4096, None])
+def test_every_engine_with_no_a_tiny_and_a_full_cache(
+    path: Path, source: Ids, engine: str, cache_bytes: int | None
+) -> None:
+    with gids.FeatureLoader(
+        path, TABLES, engine=engine, cache_bytes=cache_bytes, memory_bytes=1 << 30, check_crc=True
+    ) as loader:
+        for epoch in range(2):
+            for minibatch, features in loader.attach(minibatches(20, epoch), ids_of):
+                check(source, minibatch, features)
+        stats = loader.stats()
+        assert stats["engine"]["name"] == engine
+        if cache_bytes is None:
+            assert stats["bypasses"] == stats["evictions"] == 0
+            pages = {
+                name: np.unique(
+                    np.concatenate([m[name].numpy() for e in (0, 1) for m in minibatches(20, e)]) // per_page
+                )
+                for name, per_page in (("paper.feat", 4), ("author.feat", 2))
+            }
+            assert stats["misses"] == sum(map(len, pages.values()))
+        if cache_bytes == 0:
+            assert stats["loads"] == 0
+
+
+def test_the_first_minibatch_comes_after_one_is_sampled(path: Path) -> None:
+    pulled: list[int] = []
+
+    def sample() -> Iterator[Ids]:
+        for i, minibatch in enumerate(minibatches(40)):
+            pulled.append(i)
+            yield minibatch
+
+    with gids.FeatureLoader(
+        path, TABLES, window_batches=8, planned_batches=2, memory_bytes=1 << 30
+    ) as loader:
+        stream = loader.attach(sample(), ids_of)
+        next(stream)
+        assert len(pulled) == 1
+        for handed_out in range(2, 40):
+            next(stream)
+            assert len(pulled) <= handed_out + 8 + 1
+            if 10 < handed_out < 30:
+                assert len(pulled) == handed_out + 8 + 1  # the window beyond the two planned
+
+
+def test_hits_do_not_depend_on_timing(path: Path) -> None:
+    counts = set()
+    for depth in (1, 64, 256):
+        with gids.FeatureLoader(
+            path, TABLES, memory_bytes=1 << 30, cache_bytes=200_000, queue_depth=depth, planned_batches=2
+        ) as loader:
+            for epoch in range(2):
+                for _ in loader.attach(minibatches(30, epoch), ids_of):
+                    pass
+            stats = loader.stats()
+            counts.add((stats["pages"], stats["hits"], stats["bypasses"], stats["evictions"]))
+    assert len(counts) == 1
+
+
+@pytest.mark.parametrize("how", ["break", "exception", "close", "drop", "interrupt"])
+def test_a_stream_may_end_at_any_moment(path: Path, source: Ids, how: str) -> None:
+    gc.collect()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    threads = threading.active_count()
+    with gids.FeatureLoader(path, TABLES, memory_bytes=1 << 30, cache_bytes=300_000, queue_depth=8) as loader:
+        for round_ in range(6):
+            stream = loader.attach(minibatches(20, round_), ids_of)
+            try:
+                for i, (minibatch, features) in enumerate(stream):
+                    check(source, minibatch, features)
+                    if i == round_:
+                        if how == "exception":
+                            raise RuntimeError("in the training step")
+                        if how == "interrupt":
+                            raise KeyboardInterrupt
+                        break
+            except (RuntimeError, KeyboardInterrupt):
+                pass
+            if how == "close":
+                stream.close()
+                with pytest.raises(StopIteration):
+                    next(stream)
+            del stream
+            gc.collect()
+            words = loader._cache.page_words("paper.feat")  # type: ignore[union-attr]
+            assert not np.any(words & np.uint64(0xFFFFFF)), "a mark is left"
+            loader._cache.audit()  # type: ignore[union-attr]
+        for minibatch, features in loader.attach(minibatches(20, 99), ids_of):
+            check(source, minibatch, features)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert threading.active_count() == threads
+
+
+def test_a_second_stream_reads_through_while_the_first_is_open(path: Path, source: Ids) -> None:
+    with gids.FeatureLoader(path, TABLES, memory_bytes=1 << 30, cache_bytes=300_000) as loader:
+        first = loader.attach(minibatches(12, 1), ids_of)
+        seen = 0
+        for minibatch, features in first:
+            check(source, minibatch, features)
+            for other, rows in loader.attach(minibatches(3, 2), ids_of):
+                check(source, other, rows)
+                seen += 1
+        assert seen == 36
+
+
+def test_an_error_in_sampling_comes_at_its_turn(path: Path, source: Ids) -> None:
+    def sample() -> Iterator[Ids]:
+        yield from minibatches(5)
+        raise OSError("sampler")
+
+    with gids.FeatureLoader(path, TABLES, memory_bytes=1 << 30) as loader:
+        stream = loader.attach(sample(), ids_of)
+        for _ in range(5):
+            check(source, *next(stream))
+        with pytest.raises(OSError, match="sampler"):
+            next(stream)
+        with pytest.raises(StopIteration):
+            next(stream)
+
+
+@pytest.mark.parametrize("bad", [-1, ROWS])
+def test_an_id_out_of_range_is_an_index_error_and_nothing_is_read_for_it(
+    path: Path, source: Ids, bad: int
+) -> None:
+    batches = minibatches(4)
+    batches[2] = {"paper.feat": torch.tensor([5, bad])}
+    with gids.FeatureLoader(path, TABLES, memory_bytes=1 << 30) as loader:
+        stream = loader.attach(batches, ids_of)
+        for _ in range(2):
+            check(source, *next(stream))
+        read = loader.stats()["pages_read"]
+        with pytest.raises(IndexError, match=f"table 'paper.feat': id {bad} at position 1"):
+            next(stream)
+        assert loader.stats()["pages_read"] == read
+        for minibatch, features in loader.attach(minibatches(4), ids_of):
+            check(source, minibatch, features)
+
+
+def test_the_loader_goes_on_after_a_page_that_cannot_be_read(path: Path, source: Ids) -> None:
+    batches = [{"paper.feat": torch.arange(40 * i, 40 * i + 40)} for i in range(10)]
+    with gids.FeatureLoader(path, ["paper.feat"], memory_bytes=1 << 30) as loader:
+        page = 52  # rows 208 to 211: minibatch 5
+        shard, offset = loader.store.table("paper.feat").page_location(page)
+        loader._engine.inject_faults([(shard, offset, errno.EIO, 1 << 30)])
+        stream = loader.attach(batches, ids_of)
+        for i in range(10):
+            if i == 5:
+                with pytest.raises(gids.StorageError, match="shard-00") as caught:
+                    next(stream)
+                assert (caught.value.errno, caught.value.offset) == (errno.EIO, offset)
+            else:
+                minibatch, features = next(stream)
+                assert minibatch is batches[i]
+                check(source, minibatch, features)
+
+
+def test_too_little_memory_is_refused_with_the_sum(path: Path) -> None:
+    with gids.FeatureLoader(path, TABLES, memory_bytes=3 << 20) as loader:
+        with pytest.raises(
+            gids.MemoryBudgetError, match=r"page tables .* bounce pool .* outputs .* window .* = \d+ bytes"
+        ):
+            next(loader.attach([{"paper.feat": torch.arange(3000)}] * 3, ids_of))
+
+
+def test_memory_stays_within_what_was_given(path: Path) -> None:
+    given = 8 << 20
+    with gids.FeatureLoader(path, TABLES, memory_bytes=given, queue_depth=64, window_batches=4) as loader:
+        batches = [
+            {"paper.feat": torch.from_numpy(np.random.default_rng(i).permutation(ROWS)[:500])}
+            for i in range(40)
+        ]
+        for minibatch, _ in loader.attach(batches, ids_of):
+            del minibatch
+        memory = loader.stats()["memory"]
+    assert memory["lines"] > 1 << 20
+    assert sum(memory.values()) <= given
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"window_batches": 23, "planned_batches": 2},
+            "25 live minibatches, and a page's word has marks for 24",
+        ),
+        ({"window_batches": 24}, "25 live minibatches"),
+        ({"window_batches": -1}, "negative"),
+        ({"planned_batches": 0}, "outside 1 to 8"),
+        ({"planned_batches": 9}, "outside 1 to 8"),
+        ({"policy": "mru"}, "there are lookahead, window-pin, random, lru, static"),
+        ({"engine": "aio"}, "aio"),
+        ({"memory_bytes": -5}, "negative"),
+        ({"cache_bytes": -5}, "negative"),
+        ({"threads": 0}, "at least one thread"),
+        ({"device": "cuda"}, "device='cpu'"),
+    ],
+)
+def test_bad_options_are_refused_with_the_reason(
+    path: Path, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        gids.FeatureLoader(path, TABLES, **options)  # type: ignore[arg-type]
+
+
+def test_a_window_of_23_works_with_one_planned(path: Path, source: Ids) -> None:
+    with gids.FeatureLoader(path, TABLES, window_batches=23, memory_bytes=1 << 30) as loader:
+        for minibatch, features in loader.attach(minibatches(60), ids_of):
+            check(source, minibatch, features)
+
+
+def test_a_missing_table_names_what_there_is(path: Path) -> None:
+    with pytest.raises(KeyError, match=r"venue.feat.*paper.feat.*author.feat"):
+        gids.FeatureLoader(path, ["venue.feat"])
+
+
+def test_planned_minibatches_adapt_between_epochs(path: Path) -> None:
+    small = [{"paper.feat": torch.arange(4 * i, 4 * i + 4)} for i in range(40)]  # one missing page each
+    with gids.FeatureLoader(
+        path, ["paper.feat"], memory_bytes=1 << 30, cache_bytes=0, queue_depth=2
+    ) as loader:
+        list(loader.attach(small, ids_of))
+        assert loader.stats()["planned_batches"] == 2
+        list(loader.attach(small, ids_of))
+        assert loader.stats()["planned_batches"] == 4  # 2 x depth 2 over 1 page each
+
+
+def test_a_loader_is_not_pickled_and_not_used_when_closed(path: Path) -> None:
+    loader = gids.FeatureLoader(path, TABLES, memory_bytes=1 << 30)
+    with pytest.raises(TypeError, match="FeatureStore"):
+        pickle.dumps(loader)
+    loader.close()
+    loader.close()
+    with pytest.raises(ValueError, match="closed"):
+        loader.attach([], ids_of)
+
+
+def test_an_empty_stream_and_one_without_ids(path: Path) -> None:
+    with gids.FeatureLoader(path, TABLES, memory_bytes=1 << 30) as loader:
+        assert list(loader.attach([], ids_of)) == []
+        ((_, features),) = loader.attach([{"paper.feat": torch.empty(0, dtype=torch.int64)}], ids_of)
+        assert features["paper.feat"].shape == (0, DIM)
+        assert list(loader.attach([{}, {}], ids_of)) == [({}, {}), ({}, {})]
+
+
+def test_the_window_can_be_lowered_while_it_runs(
+    path: Path, source: Ids, caplog: pytest.LogCaptureFixture
+) -> None:
+    with gids.FeatureLoader(path, TABLES, window_batches=16, memory_bytes=1 << 30) as loader:
+        stream = loader.attach(minibatches(40), ids_of)
+        for i, (minibatch, features) in enumerate(stream):
+            check(source, minibatch, features)
+            if i == 10:
+                stream.limit_window(3, "few file descriptors")
+                stream.limit_window(3, "few file descriptors")
+    assert [r.message for r in caplog.records].count(
+        "window lowered from 16 to 3 minibatches: few file descriptors"
+    ) == 1
+
+
+def test_outputs_go_back_without_the_garbage_collector(path: Path) -> None:
+    with gids.FeatureLoader(path, TABLES, memory_bytes=1 << 30) as loader:
+        gc.disable()
+        try:
+            for epoch in range(3):
+                for _ in loader.attach(minibatches(10, epoch), ids_of):
+                    pass
+                del _
+                assert loader._cache._pool.taken_bytes == 0  # type: ignore[union-attr]
+        finally:
+            gc.enable()

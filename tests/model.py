@@ -1,0 +1,94 @@
+"""The obvious reference: what gids must do, written for reading and not for speed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+USE_BITS = 24
+
+
+@dataclass
+class Model:
+    """Which pages a lookahead, lru or static cache may hold after each plan.
+
+    The choice within a bucket is free, so the model says how many pages of each bucket stay, and takes the
+    implementation's own choice over (`accept`) once that agrees.
+    """
+
+    lines: int
+    policy: str
+    heat: npt.NDArray[np.uint8]
+    resident: set[int] = field(default_factory=set)
+    live: dict[int, set[int]] = field(default_factory=dict)  # entered, not retired
+    planned: set[int] = field(default_factory=set)
+    last_use: dict[int, int] = field(default_factory=dict)
+
+    def enter(self, step: int, pages: npt.NDArray[np.int64]) -> None:
+        assert len(self.live) < USE_BITS
+        self.live[step] = set(pages.tolist())
+
+    def retire(self, step: int) -> None:
+        for page in self.live[step]:
+            self.last_use[page] = step  # order within a step is free
+        del self.live[step]
+        self.planned.discard(step)
+
+    def worth(self, page: int, *, missing: bool) -> tuple[int, int]:
+        if self.policy == "lru":
+            return (1, 0) if missing else (0, self.last_use.get(page, -1))
+        if self.policy == "lookahead":
+            uses = [s for s in self.live if s not in self.planned and page in self.live[s]]
+            if uses:
+                return (1, -min(uses))
+        return (0, int(self.heat[page]))
+
+    def plan(self, step: int) -> tuple[int, dict[tuple[int, int], int], set[int]]:
+        """(hits, how many candidates of each worth stay, pages that must stay whatever happens)."""
+        wanted = self.live[step]
+        hits = len(wanted & self.resident)
+        self.planned.add(step)
+        pinned = {p for p in self.resident if any(p in self.live[s] for s in self.planned)}
+        worths = [self.worth(p, missing=False) for p in self.resident - pinned]
+        worths += [self.worth(p, missing=True) for p in wanted - self.resident]
+        worths.sort(reverse=True)
+        keep: dict[tuple[int, int], int] = {}
+        for w in worths[: self.lines - len(pinned)]:
+            keep[w] = keep.get(w, 0) + 1
+        return hits, keep, pinned
+
+    def check(
+        self, step: int, resident: set[int], keep: dict[tuple[int, int], int], pinned: set[int]
+    ) -> None:
+        """The implementation's choice keeps as many of each worth as the model, and nothing else."""
+        assert len(resident) <= self.lines
+        assert pinned <= resident
+        assert resident <= self.resident | self.live[step]
+        got: dict[tuple[int, int], int] = {}
+        for p in resident - pinned:
+            w = self.worth(p, missing=p not in self.resident)
+            got[w] = got.get(w, 0) + 1
+        assert got == keep
+        self.resident = set(resident)
+
+
+def min_hits(trace: list[npt.NDArray[np.int64]], lines: int) -> list[int]:
+    """Hits per minibatch of the optimum (Belady's MIN with bypass), at minibatch granularity."""
+    never = len(trace)
+    next_use: list[dict[int, int]] = [{} for _ in trace]
+    seen: dict[int, int] = {}
+    for t in range(len(trace) - 1, -1, -1):
+        for p in trace[t].tolist():
+            next_use[t][p] = seen.get(p, never)
+        for p in trace[t].tolist():
+            seen[p] = t
+    held: dict[int, int] = {}
+    hits = []
+    for t, pages in enumerate(trace):
+        hits.append(sum(p in held for p in pages.tolist()))
+        candidates = {**held, **next_use[t]}
+        order = sorted((n, p) for p, n in candidates.items() if n != never)
+        held = {p: n for n, p in order[:lines]}
+    return hits
