@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from operator import attrgetter
 from typing import Any, cast
 
 import dgl
 import torch
-from dgl.dataloading import dataloader as stock
-from dgl.utils import recursive_apply, recursive_apply_pair
 
-from gids.dgl.columns import SampledMinibatch
-from gids.dgl.headroom import Headroom, raise_descriptor_limit
+from gids.dgl.epoch import Epoch
+from gids.dgl.headroom import raise_descriptor_limit
 from gids.dgl.tables import ServedTables
 from gids.loader import FeatureLoader
 from gids.store import FeatureStore
@@ -131,7 +128,7 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
             return cast(Iterator[Any], stock_iter(self))
         if self.shuffle:
             self.dataset.shuffle()
-        return _Epoch(self, self.feature_loader)
+        return Epoch(self, self.feature_loader)
 
     def stats(self) -> dict[str, Any]:
         """The FeatureLoader's counts, times and memory by purpose; empty with ``gids=None``."""
@@ -141,60 +138,6 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
         """Stop reading and release engine and cache. Iterating afterwards raises. May be called again."""
         if self.feature_loader is not None:
             self.feature_loader.close()
-
-
-class _Epoch:
-    """One pass over a loader. A plain iterator: after an error in one minibatch the next can be asked for."""
-
-    def __init__(self, loader: Any, feature_loader: FeatureLoader) -> None:
-        self._loader = loader
-        self._source = _Source(loader)
-        self._stream = feature_loader.attach(self._source, attrgetter("ids"), bytes_of=attrgetter("nbytes"))
-        self._source.limit_window = self._stream.limit_window
-
-    def __iter__(self) -> _Epoch:
-        return self
-
-    def __next__(self) -> Any:
-        try:
-            minibatch, rows = next(self._stream)
-        finally:
-            self._source.held -= 1
-        batch, columns, _ = stock._prefetch(
-            minibatch.batch, self._loader, None
-        )  # labels and such; moves graphs
-        batch = recursive_apply_pair(batch, columns, stock._assign_for)
-        minibatch.fill(batch, rows, self._loader.device)
-        return batch
-
-
-class _Source:
-    """The sampled minibatches of one epoch, from PyTorch's iterator: DGL's own prefetcher is not used."""
-
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-        self._sampled: Iterator[Any] = torch.utils.data.DataLoader.__iter__(loader)
-        self._headroom = Headroom() if loader.num_workers > 0 else None
-        self.limit_window: Any = None
-        self.held = 0  # pulled and not yet handed over
-
-    def __iter__(self) -> _Source:
-        return self
-
-    def __next__(self) -> SampledMinibatch:
-        batch = next(self._sampled)
-        batch = recursive_apply(batch, stock.restore_parent_storage_columns, self._loader.graph)
-        minibatch = SampledMinibatch(batch, self._loader.served_tables)
-        self.held += 1
-        if self._headroom is not None and self.limit_window is not None:
-            limit = self._headroom.window_limit(self.held)
-            if limit is not None:
-                self.limit_window(*limit)
-        return minibatch
-
-    def close(self) -> None:
-        """Called by the stream when it ends: lets go of the workers."""
-        self._sampled = iter(())
 
 
 def _check_graph_and_device(graph: Any, device: Any, use_uva: bool) -> None:

@@ -85,7 +85,7 @@ void Engine::submit(std::shared_ptr<Batch> batch) {
   auto before = [](const Read& a, const Read& b) { return a.file != b.file ? a.file < b.file : a.offset < b.offset; };
   if (!std::is_sorted(reads.begin(), reads.end(), before)) std::sort(reads.begin(), reads.end(), before);
 
-  std::lock_guard lock(queue_mutex_);
+  std::unique_lock lock(queue_mutex_);
   if (closing_) throw std::runtime_error("the I/O engine is closed");
   if (reads.empty()) return;
   batch->runs_.clear();
@@ -99,6 +99,8 @@ void Engine::submit(std::shared_ptr<Batch> batch) {
   raw->self_ = std::move(batch);
   queue_.push_back(raw);
   queue_cv_.notify_all();
+  lock.unlock();
+  ring_doorbells();
 }
 
 void Engine::cancel(Batch& batch) {

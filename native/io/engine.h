@@ -150,6 +150,8 @@ class Engine {
   // Adds the tally, then lets the batches of the settled requests finish: so statistics include them.
   void finish(std::span<Request* const> settled, const Stats& tally);
   void add_note(const std::string& text);
+  // Called after each submission: for threads that wait elsewhere than in take().
+  virtual void ring_doorbells() {}
 
   Options options_;
   std::vector<File> files_;

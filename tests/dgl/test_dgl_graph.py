@@ -1,10 +1,25 @@
 """gids.dgl.graph: the store's topology as a DGLGraph."""
 
 import dgl_model as model
+import numpy as np
 import pytest
 import torch
 
 import gids.dgl
+from gids.store import DatasetWriter, FeatureStore
+
+import dgl  # isort: skip
+
+
+def check_edges(ours, theirs):
+    """Both graphs have the same edges, under the same ids."""
+    for relation in theirs.canonical_etypes:
+        every = torch.arange(theirs.num_nodes(relation[2]))
+        triples = [
+            sorted(zip(*(x.tolist() for x in g[relation].in_edges(every, form="all")), strict=True))
+            for g in (ours, theirs)
+        ]
+        assert triples[0] == triples[1]
 
 
 @pytest.mark.parametrize("dataset", ["homogeneous", "heterogeneous"], indirect=True)
@@ -14,13 +29,7 @@ def test_it_is_the_graph_that_was_stored(dataset):
     assert sorted(g.canonical_etypes) == sorted(dataset.graph.canonical_etypes)
     for node_type in g.ntypes:
         assert g.num_nodes(node_type) == dataset.graph.num_nodes(node_type)
-    for relation in g.canonical_etypes:
-        every = torch.arange(g.num_nodes(relation[2]))
-        ours = g[relation].in_edges(every, form="all")
-        theirs = dataset.graph[relation].in_edges(every, form="all")
-        assert sorted(zip(*(x.tolist() for x in ours), strict=True)) == sorted(
-            zip(*(x.tolist() for x in theirs), strict=True)
-        )
+    check_edges(g, dataset.graph)
     for node_type, labels in dataset.store.labels.items():
         assert torch.equal(g.nodes[node_type].data["label"], labels)
 
@@ -57,3 +66,43 @@ def test_splits_become_masks_when_asked_for(homogeneous):
     for name, ids in homogeneous.store.splits["_N"].items():
         assert g.ndata[f"{name}_mask"].dtype == torch.bool
         assert torch.equal(g.ndata[f"{name}_mask"].nonzero().squeeze(1), ids.sort().values)
+
+
+@pytest.mark.parametrize("index_dtype", ["int64", "int32"])
+def test_int64_topology_is_mapped_and_int32_is_copied(tmp_path, index_dtype):
+    nodes, degree = 1_000_000, 8
+    with DatasetWriter(tmp_path / "large.gids") as writer:
+        writer.add_nodes("_N", nodes)
+        indices = np.random.default_rng(0).integers(0, nodes, nodes * degree)
+        writer.write_graph(
+            ("_N", "_E", "_N"), np.arange(nodes + 1) * degree, indices, index_dtype=index_dtype
+        )
+    store = FeatureStore(tmp_path / "large.gids")
+    before = anonymous_bytes()
+    g = gids.dgl.graph(store)
+    grown = anonymous_bytes() - before
+    assert grown < 8 << 20 if index_dtype == "int64" else grown > 60 << 20
+    sources, destinations = g.in_edges(torch.arange(100))
+    assert torch.equal(sources, torch.from_numpy(indices[: 100 * degree]))
+    assert torch.equal(destinations, torch.arange(100).repeat_interleave(degree))
+
+
+def anonymous_bytes():
+    with open("/proc/self/status") as status:
+        [line] = [line for line in status if line.startswith("RssAnon")]
+    return int(line.split()[1]) << 10
+
+
+def test_dgl_may_sort_the_graph_and_the_files_stay_as_they_were(homogeneous):
+    g = gids.dgl.graph(homogeneous.store)
+    before = homogeneous.store.graph().indices.copy()
+    dgl.sampling.global_uniform_negative_sampling(g, 100)  # sorts its rows in place
+    assert np.array_equal(homogeneous.store.graph().indices, before)
+    check_edges(g, homogeneous.graph)
+
+
+def test_features_without_topology(tmp_path):
+    with DatasetWriter(tmp_path / "features.gids") as writer:
+        writer.write_table("node", "_N", "feat", torch.ones(4, 2))
+    with pytest.raises(ValueError, match=r"features.gids has features, but no topology"):
+        gids.dgl.graph(FeatureStore(tmp_path / "features.gids"))

@@ -18,7 +18,7 @@ def run(tmp_path):
             command, env=environment | variables, capture_output=True, text=True, check=False
         )
         assert result.returncode == 0, result.stderr
-        assert result.stderr == ""
+        assert "DGL backend" not in result.stderr
         return result.stdout
 
     return run
@@ -30,7 +30,7 @@ import gids.dgl, dgl, dgl.nn, torch
 graph = dgl.rand_graph(10, 30)
 print(dgl.nn.SAGEConv(4, 2, "mean")(dgl.add_self_loop(graph), torch.ones(10, 4)).shape)
 """)
-    assert printed == "torch.Size([10, 2])\n"
+    assert printed.endswith("torch.Size([10, 2])\n")
     assert list(tmp_path.iterdir()) == []  # DGL would have made ~/.dgl
 
 

@@ -1,6 +1,8 @@
 """gids.dgl.DataLoader: what it adds to DGL's, what it keeps of it, and what it refuses."""
 
+import errno
 import gc
+import multiprocessing
 import warnings
 
 import dgl_model as model
@@ -95,17 +97,41 @@ def test_two_iterators_at_once(homogeneous, sampler):
     loader.close()
 
 
-@pytest.mark.parametrize("window", [0, 1, 8, 22])
-def test_a_window_of_any_size_gives_the_same_epoch(heterogeneous, window):
-    def epoch(**options):
-        sampler = model.node_sampler("neighbor", heterogeneous)
-        loader = model.gids_loader(heterogeneous, heterogeneous.seeds, sampler, batch_size=8, **options)
-        [batches] = model.epochs(loader)
-        loader.close()
-        return batches
+CACHE_BYTES = {"no cache": 0, "tiny cache": 64 << 10, "large cache": 16 << 20}
 
-    for ours, reference in zip(epoch(gids_window=window), epoch(), strict=True):
-        model.assert_same(ours, reference)
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("window", "policy", "engine", "cache"),
+    [
+        (0, "lookahead", "auto", "tiny cache"),
+        (1, "window-pin", "threads", "tiny cache"),
+        (8, "random", "mmap", "tiny cache"),
+        (16, "lookahead", "threads", "no cache"),
+        (16, "lru", "auto", "large cache"),
+        (22, "static", "mmap", "large cache"),
+        (22, "lookahead", "auto", "tiny cache"),
+    ],
+)
+def test_no_setting_changes_what_comes_out(heterogeneous, num_workers, window, policy, engine, cache):
+    def epochs(make, **options):
+        sampler = model.node_sampler("neighbor", heterogeneous)
+        loader = make(heterogeneous, heterogeneous.seeds, sampler, batch_size=8, shuffle=True, **options)
+        kept = model.epochs(loader, 3)
+        return [batch for epoch in kept for batch in epoch]
+
+    ours = epochs(
+        model.gids_loader,
+        num_workers=num_workers,
+        gids_window=window,
+        gids_policy=policy,
+        gids_engine=engine,
+        gids_options={"cache_bytes": CACHE_BYTES[cache]},
+    )
+    stock = epochs(model.stock_loader, num_workers=num_workers)
+    for batch, stock_batch in zip(ours, stock, strict=True):
+        assert model.assert_rows_equal_source(batch, heterogeneous) == 5
+        model.assert_same(batch, stock_batch)
 
 
 def test_without_gids_it_is_stock(homogeneous, sampler):
@@ -146,6 +172,59 @@ def test_int32_graph(homogeneous, sampler):
         homogeneous.graph.int(), homogeneous.seeds.int(), sampler, gids=homogeneous.path, batch_size=32
     )
     check(loader, homogeneous)
+
+
+def test_a_page_that_cannot_be_read_fails_one_minibatch(homogeneous, sampler):
+    loader = model.gids_loader(
+        homogeneous, torch.arange(300), sampler, batch_size=50, gids_options={"cache_bytes": 0}
+    )
+    reference = model.epochs(loader)[0]
+    engine = loader.feature_loader._engine
+    engine.inject_faults([(0, 0, errno.EIO, 1 << 30)])
+    model.seed_everything()
+    iterator = iter(loader)
+    with pytest.raises(gids.StorageError, match="shard-00"):
+        next(iterator)
+    engine.inject_faults([])
+    for batch, expected in zip(iterator, reference[1:], strict=True):
+        model.assert_same(batch, expected)
+    loader.close()
+
+
+def test_memory_that_is_too_small_for_one_minibatch(homogeneous, sampler):
+    loader = model.gids_loader(homogeneous, homogeneous.seeds, sampler, gids_memory_bytes=1000)
+    with pytest.raises(ValueError, match="memory"):
+        next(iter(loader))
+
+
+def test_after_close_it_cannot_be_iterated(homogeneous, sampler):
+    loader = model.gids_loader(homogeneous, homogeneous.seeds, sampler)
+    loader.close()
+    loader.close()
+    with pytest.raises(ValueError, match="closed"):
+        iter(loader)
+
+
+def test_stats_count_the_rows_and_the_cache_stays_warm(homogeneous, sampler):
+    loader = model.gids_loader(homogeneous, homogeneous.seeds, sampler, batch_size=16)
+    list(loader)
+    read = loader.stats()["pages_read"]
+    assert read > 0
+    list(loader)
+    assert loader.stats()["pages_read"] == read  # everything fits
+    assert loader.stats()["hit_ratio"] > 0.5
+    loader.close()
+
+
+def test_dropping_a_loader_stops_its_workers(homogeneous, sampler):
+    loader = model.gids_loader(
+        homogeneous, homogeneous.seeds, sampler, batch_size=8, num_workers=2, persistent_workers=True
+    )
+    list(loader)
+    workers = multiprocessing.active_children()
+    assert len(workers) == 2
+    del loader
+    assert not any(worker.is_alive() for worker in workers)
 
 
 # Tables that the sampler does not ask for
