@@ -55,12 +55,7 @@ def read_manifest(root: Path) -> Manifest:
     try:
         return load_manifest(data)
     except FormatError as error:
-        raise FormatError(
-            f"{path} {error}" if str(error).split(" ", 1)[0] in _VERBS else f"{path}: {error}"
-        ) from None
-
-
-_VERBS = ("has", "is", "does", "says")
+        raise FormatError(f"{path}: {error}") from None
 
 
 class Locator:

@@ -148,27 +148,25 @@ def dump_manifest(manifest: Manifest) -> bytes:
 def load_manifest(data: bytes) -> Manifest:
     """The manifest in a file's bytes, valid. Raises FormatError with one cause."""
     if len(data) > MAX_MANIFEST_BYTES:
-        raise FormatError(
-            f"has {len(data)} bytes, more than the {MAX_MANIFEST_BYTES} that a manifest may have"
-        )
+        raise FormatError(f"{len(data)} bytes or more; a manifest may have {MAX_MANIFEST_BYTES}")
     try:
         fields = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"is not JSON ({error}); it was damaged: convert the source again") from None
+        raise FormatError(f"not JSON ({error}); it was damaged: convert the source again") from None
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-        raise FormatError('does not say "format": "gids"; is this a gids dataset?')
+        raise FormatError('does not say "format": "gids"; is it of a gids dataset?')
     if fields.get("version") != VERSION:
         raise FormatError(
-            f"has version {fields.get('version')!r}; this gids reads version {VERSION}: "
+            f"version {fields.get('version')!r}; this gids reads version {VERSION}: "
             "use the gids that wrote it, or convert the source again"
         )
     found = _CHECKSUM.search(data)
     if found is None:
-        raise FormatError("does not end with its checksum; it was damaged: convert the source again")
+        raise FormatError("no checksum at its end; it was damaged: convert the source again")
     actual = _checksum(data[: found.start(1)] + _BLANK + data[found.end(1) :])
     if actual != found[1]:
         raise FormatError(
-            f"says checksum {found[1].decode()} but its bytes give {actual.decode()}; "
+            f"its checksum is {found[1].decode()} but its bytes give {actual.decode()}; "
             "it was altered or damaged: convert the source again"
         )
     del fields["checksum"]
@@ -285,7 +283,7 @@ def _table(value: object, where: str, nodes: Mapping[str, int], edges: Mapping[R
         raise FormatError(f"{where}.kind is {kind!r}; it must be 'node' or 'edge'")
     if count is None:
         raise FormatError(f"{where} is about {describe_type(type_)}, which the manifest does not list")
-    if fields["dtype"] not in TABLE_DTYPES:
+    if fields["dtype"] not in list(TABLE_DTYPES):  # a list: the value may not be hashable
         raise FormatError(f"{where}.dtype is {fields['dtype']!r}; known are {', '.join(TABLE_DTYPES)}")
     shards = tuple(
         _path(s, f"{where}.shards[{i}]", True)
@@ -329,7 +327,7 @@ def _table(value: object, where: str, nodes: Mapping[str, int], edges: Mapping[R
 
 def _array(value: object, where: str) -> ArrayEntry:
     fields = _fields(value, where, ("path", "dtype", "shape", "crc32c"))
-    if fields["dtype"] not in ARRAY_DTYPES:
+    if fields["dtype"] not in list(ARRAY_DTYPES):
         raise FormatError(f"{where}.dtype is {fields['dtype']!r}; known are {', '.join(ARRAY_DTYPES)}")
     crc = _integer(fields["crc32c"], f"{where}.crc32c", (1 << 32) - 1)
     path = _path(fields["path"], f"{where}.path", False)

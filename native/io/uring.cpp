@@ -5,7 +5,11 @@
 #include <cstring>
 #include <memory>
 #include <system_error>
+
+#include <poll.h>
+#include <sys/eventfd.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "io/file.h"
 #include "io/request.h"
@@ -16,14 +20,30 @@ namespace {
 
 constexpr u64 kChunkBytes = 1ull << 30;    // the kernel's limit for one buffer
 constexpr u32 kChunksMax = 1024;           // entries of the buffer table
-constexpr u64 kPinnedBounceMax = 1u << 26; // a larger pool is not registered: that would make all of it resident
+constexpr u64 kPinnedBounceMax = 1u << 26;  // a larger pool is not registered: that would make all of it resident
 
 }  // namespace
+
+Doorbell::Doorbell() : fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (fd < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
+}
+
+Doorbell::~Doorbell() { ::close(fd); }
+
+void Doorbell::ring() {
+  if (hungry.exchange(false)) eventfd_write(fd, 1);
+}
+
+void Doorbell::clear() {
+  eventfd_t count;
+  eventfd_read(fd, &count);
+}
 
 // One thread's ring and requests.
 class UringEngine::Worker {
  public:
-  Worker(UringEngine& engine, u32 depth, u32 first_slot) : engine_(engine), ring_(depth), requests_(depth) {
+  Worker(UringEngine& engine, Doorbell& doorbell, u32 depth, u32 first_slot)
+      : engine_(engine), doorbell_(doorbell), ring_(depth + 1), requests_(depth) {
     for (u32 i = 0; i < depth; ++i) {
       requests_[i].slot = engine.bounce_.slot(first_slot + i);
       free_.push_back(&requests_[depth - 1 - i]);
@@ -36,6 +56,7 @@ class UringEngine::Worker {
     buffer_table_ = ring_.register_buffer_table(kChunksMax);
     engine.add_note(ring_.features() + (fixed_files_ ? "" : ", files not registered"));
     register_chunks();
+    poll_doorbell();
   }
 
   void run() {
@@ -58,9 +79,11 @@ class UringEngine::Worker {
   void fill() {
     const auto room = static_cast<u32>(free_.size());
     if (room == 0) return;
+    doorbell_.hungry = true;  // before the look at the queue: a batch that comes after it rings
     std::copy(free_.rbegin(), free_.rend(), taken_.begin());
     const u32 n = engine_.take(std::span(taken_).first(room), in_flight() == 0, chores_);
     free_.resize(room - n);
+    if (n == room) doorbell_.hungry = false;
     register_chunks();
     for (u32 i = 0; i < n; ++i) issue(*taken_[i]);
   }
@@ -86,6 +109,14 @@ class UringEngine::Worker {
     e->flags = fixed_files_ ? IOSQE_FIXED_FILE : 0;
   }
 
+  void poll_doorbell() {
+    io_uring_sqe* e = ring_.push();
+    e->opcode = IORING_OP_POLL_ADD;
+    e->fd = doorbell_.fd;
+    e->poll_events = POLLIN;
+    e->user_data = 0;  // no request
+  }
+
   void enter(u32 wait) {
     const int error = -ring_.enter(wait);
     if (error == 0 || error == EINTR) return;
@@ -97,15 +128,21 @@ class UringEngine::Worker {
     }
     refused_ = 0;
     while (ring_.queued()) {  // the kernel takes no more: these requests fail instead of waiting for ever
-      auto& q = *reinterpret_cast<Request*>(ring_.pop().user_data);
-      q.error = error;
-      finished_.push_back(&q);
+      auto* q = reinterpret_cast<Request*>(ring_.pop().user_data);
+      if (!q) continue;  // the doorbell: from now on a new batch waits for a completion
+      q->error = error;
+      finished_.push_back(q);
     }
   }
 
   void reap() {
     Stats tally;
+    bool rung = false;
     ring_.reap([&](u64 data, i64 result) {
+      if (data == 0) {
+        rung = true;
+        return;
+      }
       auto& q = *reinterpret_cast<Request*>(data);
       if (engine_.advance(q, result, tally)) {
         finished_.push_back(&q);
@@ -113,6 +150,10 @@ class UringEngine::Worker {
         again_.push_back(&q);
       }
     });
+    if (rung) {
+      doorbell_.clear();
+      poll_doorbell();
+    }
     for (Request* q : again_) issue(*q);
     again_.clear();
     for (Request* q : finished_) engine_.settle(*q, tally);
@@ -162,6 +203,7 @@ class UringEngine::Worker {
   static constexpr u32 kRefusalsMax = 1000;
 
   UringEngine& engine_;
+  Doorbell& doorbell_;
   Ring ring_;
   std::vector<Request> requests_;
   std::vector<Request*> free_, finished_, again_, taken_;
@@ -184,19 +226,27 @@ UringEngine::UringEngine(const std::vector<std::string>& paths, Options options)
   for (u32 i = 0; i < options_.threads; ++i) {
     const u32 first = static_cast<u32>(u64{options_.depth} * i / options_.threads);
     const u32 last = static_cast<u32>(u64{options_.depth} * (i + 1) / options_.threads);
-    bodies.push_back([this, first, last](const Ready& ready) {
+    Doorbell& doorbell = *doorbells_.emplace_back(std::make_unique<Doorbell>());
+    bodies.push_back([this, &doorbell, i, first, last](const Ready& ready) {
       std::unique_ptr<Worker> worker;
       try {
-        worker = std::make_unique<Worker>(*this, last - first, first);
+        worker = std::make_unique<Worker>(*this, doorbell, last - first, first);
       } catch (...) {
         ready(std::current_exception());
         return;
       }
       ready(nullptr);
       worker->run();
+      worker.reset();
+      std::lock_guard lock(queue_mutex_);  // closing: no submission rings any more
+      doorbells_[i].reset();
     });
   }
   start(std::move(bodies));
+}
+
+void UringEngine::ring_doorbells() {
+  for (const auto& doorbell : doorbells_) doorbell->ring();
 }
 
 void UringEngine::register_memory(std::byte* base, size_t bytes) {

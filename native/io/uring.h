@@ -10,6 +10,19 @@ namespace gids::io {
 
 class Ring;
 
+// Wakes a ring thread that waits for completions although it could take more reads: without it a new batch
+// would wait for the slowest read of the one before.
+struct Doorbell {
+  Doorbell();
+  ~Doorbell();
+  Doorbell(const Doorbell&) = delete;
+  void ring();   // wakes the thread if it is hungry
+  void clear();  // takes the ringing back
+
+  int fd;  // an eventfd that the thread's ring polls
+  std::atomic<bool> hungry{false};
+};
+
 class UringEngine final : public Engine {
  public:
   UringEngine(const std::vector<std::string>& paths, Options options);
@@ -22,8 +35,10 @@ class UringEngine final : public Engine {
   };
   class Worker;
   static Options settle_options(Options options);
+  void ring_doorbells() override;
 
   BouncePool bounce_;
+  std::vector<std::unique_ptr<Doorbell>> doorbells_;  // one per thread, gone when it ends; guarded by queue_mutex_
   std::vector<Chunk> chunks_;  // in the order of their indices; guarded by queue_mutex_
 };
 

@@ -15,7 +15,10 @@
 #include <vector>
 
 #include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -363,6 +366,47 @@ void test_a_failed_merge_fails_only_the_reads_that_the_fault_touches(const std::
   }
 }
 
+void test_a_new_batch_does_not_wait_for_a_slow_read_of_the_one_before(const std::string& kind) {
+  if (kind == "mmap") return;  // a page fault in a thread of its own
+  // Slow: the read's destination is a page that the kernel may not touch until we provide it.
+  const int uffd = static_cast<int>(syscall(__NR_userfaultfd, O_CLOEXEC));
+  if (uffd < 0) {
+    std::printf("slow reads not tested: userfaultfd: %s\n", std::strerror(errno));
+    return;
+  }
+  PageMemory source(kPage), slow(kPage), quick(kPage);
+  std::memset(source.base, 42, kPage);
+  uffdio_api api{UFFD_API, 0, 0};
+  CHECK(ioctl(uffd, UFFDIO_API, &api) == 0);
+  uffdio_register registration{{reinterpret_cast<u64>(slow.base), kPage}, UFFDIO_REGISTER_MODE_MISSING, 0};
+  CHECK(ioctl(uffd, UFFDIO_REGISTER, &registration) == 0);
+
+  class Errors final : public Batch {
+   public:
+    void done(const Read&, const std::byte*, int e) noexcept override { error = e; }
+    int error = -1;
+  };
+  auto engine = io::open_engine(kind, {"/proc/self/mem"}, {4, 0, kPage, 0, false});
+  auto submit = [&](std::byte* dest) {
+    auto batch = std::make_shared<Errors>();
+    batch->reads = {{reinterpret_cast<u64>(source.base), dest, kPage, 0, 0}};
+    engine->submit(batch);
+    return batch;
+  };
+  auto first = submit(slow.base);
+  CHECK(!first->wait_for(50));
+  auto second = submit(quick.base);
+  wait(*second);
+  CHECK_EQUAL(second->error, 0);
+  CHECK(!first->finished());
+  uffdio_zeropage zero{{reinterpret_cast<u64>(slow.base), kPage}, 0, 0};
+  CHECK(ioctl(uffd, UFFDIO_ZEROPAGE, &zero) == 0);
+  wait(*first);
+  CHECK_EQUAL(first->error, 0);
+  CHECK(slow.base[17] == std::byte{42});
+  ::close(uffd);
+}
+
 void test_neighbours_become_one_request(const std::string& kind) {
   auto engine = open(kind, {4, 0, kPage, 8 * kPage, true});
   PageMemory memory(64 * kPage);
@@ -416,6 +460,7 @@ int main(int argc, char** argv) {
     test_eintr_and_eagain_are_repeated_within_a_bound(kind);
     test_registered_memory_is_read_into_inside_across_and_beside(kind);
     test_a_failed_merge_fails_only_the_reads_that_the_fault_touches(kind);
+    test_a_new_batch_does_not_wait_for_a_slow_read_of_the_one_before(kind);
     test_neighbours_become_one_request(kind);
     test_bad_submissions_are_refused_and_read_nothing(kind);
     std::printf("%s: ok\n", kind.c_str());

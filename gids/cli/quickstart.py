@@ -1,0 +1,332 @@
+"""`gids quickstart`: shows on a synthetic graph what gids does for training with DGL, in about two minutes.
+
+It makes a graph, converts it as `gids convert` does, and trains the same epoch twice: with the features
+read by gids, and by stock DGL from a memory-mapped array.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import math
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gids.cli.sizes import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from gids.quickstart.sides import EpochResult
+    from gids.store.synthetic import GraphSpec
+
+HEADROOM_BYTES = 48 << 20  # of the memory limit, for what training itself allocates beside gids
+LEAST_MEMORY_BYTES = 2 * HEADROOM_BYTES
+
+_EXAMPLE = """\
+import gids, gids.dgl, dgl  # in this order
+store = gids.FeatureStore({path!r})
+graph = gids.dgl.graph(store)
+sampler = dgl.dataloading.NeighborSampler({fanouts}, prefetch_node_feats=["feat"], prefetch_labels=["label"])
+loader = gids.dgl.DataLoader(graph, store.splits["_N"]["train"], sampler, gids=store, batch_size={batch_size})
+for input_nodes, output_nodes, blocks in loader: ...  # blocks[0].srcdata["feat"], blocks[-1].dstdata["label"]
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "quickstart",
+        help="train on a synthetic graph, with gids and with stock DGL, and compare",
+        description="Make a synthetic graph, train an epoch of GraphSAGE with gids and one with stock DGL on "
+        "a memory-mapped array, each in a fresh process with a cold page cache, and print where time went.",
+    )
+    add = parser.add_argument
+    add("--nodes", type=int, default=300_000, metavar="N", help="nodes of the graph (default: 300000)")
+    add(
+        "--degree", type=float, default=16.0, metavar="D", help="in-edges of a node, on average (default: 16)"
+    )
+    add("--dim", type=int, default=1024, metavar="D", help="float32 features of a node (default: 1024)")
+    add("--classes", type=int, default=16, metavar="N", help="classes of nodes (default: 16)")
+    add("--batch-size", type=int, default=64, metavar="N", help="seeds of a minibatch (default: 64)")
+    add("--batches", type=int, default=100, metavar="N", help="minibatches of an epoch (default: 100)")
+    add(
+        "--fanouts",
+        type=_fanouts,
+        default=(4, 4, 4),
+        metavar="N,N,…",
+        help="one number for each layer (default: 4,4,4)",
+    )
+    add("--hidden", type=int, default=64, metavar="N", help="width of hidden layers (default: 64)")
+    add(
+        "--epochs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="epochs on each side; the first is cold (default: 1)",
+    )
+    add("--window", type=int, default=16, metavar="N", help="minibatches that gids looks ahead (default: 16)")
+    add(
+        "--workers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="sampling processes (num_workers), both sides (default: 0)",
+    )
+    add(
+        "--memory",
+        type=parse_bytes,
+        metavar="BYTES",
+        help="memory of both sides for features (default: a quarter of their size)",
+    )
+    add("--seed", type=int, default=0, help="of the graph and of training (default: 0)")
+    add("--dir", type=Path, metavar="DIR", help="where to put the files (default: the temporary directory)")
+    add("--keep", action="store_true", help="keep the files")
+    add("--json", action="store_true", help="print one JSON object in place of the table")
+
+
+def run(args: argparse.Namespace) -> int:
+    _check(args)
+    _require_dgl()
+    from gids.quickstart.sides import EpochConfig, run_side, why_no_limit
+    from gids.store.synthetic import GraphSpec, write_graph
+
+    val_count = max(args.classes, min(args.nodes // 10, 4 * args.batch_size))
+    spec = GraphSpec(
+        node_count=args.nodes,
+        degree=args.degree,
+        dim=args.dim,
+        classes=args.classes,
+        train_count=min(args.batches * args.batch_size, args.nodes - val_count),
+        val_count=val_count,
+        seed=args.seed,
+    )
+    memory_bytes = args.memory or _default_memory(args, spec)
+    no_limit = why_no_limit()
+    with _directory(args, spec) as directory:
+        source, dataset = directory / "graph", directory / "graph.gids"
+        with _Step(
+            1, f"making a graph of {args.nodes:,} nodes, {format_bytes(spec.feature_bytes)} of features"
+        ) as step:
+            write_graph(source, spec, progress=lambda what, share: step.show(share, what))
+        with _Step(2, "converting it, as `gids convert graph graph.gids` does"):
+            _convert(source, dataset)
+        configs = [
+            EpochConfig(
+                side=side,
+                source=str(source),
+                dataset=str(dataset),
+                fanouts=tuple(args.fanouts),
+                batch_size=args.batch_size,
+                hidden=args.hidden,
+                batches=args.batches,
+                val_batches=4,
+                epochs=args.epochs,
+                workers=args.workers,
+                seed=args.seed,
+                memory_bytes=memory_bytes,
+                gids_memory_bytes=memory_bytes - HEADROOM_BYTES,
+                window=args.window,
+                # Where the page cache has room for all features, reading ahead loads them sooner.
+                random_access=not no_limit,
+            )
+            for side in ("gids", "stock")
+        ]
+        results = []
+        for number, (config, title) in enumerate(
+            zip(configs, ("gids", "stock DGL on a memory-mapped array"), strict=True), 3
+        ):
+            with _Step(number, f"training with {title}") as step:
+                results.append(run_side(config, limited=not no_limit, progress=step.show))
+        ours, stock = results
+        if args.json:
+            print(json.dumps(_as_json(args, spec, no_limit, ours, stock), indent=2))
+        else:
+            print(_report(args, spec, memory_bytes, no_limit, ours, stock))
+        if args.keep:
+            print(f"kept: {directory}", file=sys.stderr)
+    return 0 if ours.wrong_rows == stock.wrong_rows == 0 else 1
+
+
+def _check(args: argparse.Namespace) -> None:
+    """GraphSpec checks the graph's numbers, and the loaders theirs; the rest is here."""
+    for name in ("batch_size", "batches", "hidden", "epochs"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)}: give 1 or more")
+    if not 0 <= args.window <= 22:
+        raise ValueError(f"--window {args.window}: give 0 to 22, as two more minibatches are being read")
+    if args.workers < 0:
+        raise ValueError(f"--workers {args.workers}: give 0 or more")
+    if args.memory is not None and args.memory < LEAST_MEMORY_BYTES:
+        least = format_bytes(LEAST_MEMORY_BYTES)
+        raise ValueError(f"--memory {args.memory}: training itself needs some; give {least} or more")
+
+
+def _default_memory(args: argparse.Namespace, spec: GraphSpec) -> int:
+    """A quarter of the features; more where they are so few that a handful of minibatches would not fit."""
+    most_rows = min(args.nodes, args.batch_size * math.prod(1 + fanout for fanout in args.fanouts))
+    return max(spec.feature_bytes // 4, LEAST_MEMORY_BYTES + 6 * most_rows * spec.row_bytes)
+
+
+def _require_dgl() -> None:
+    try:
+        import gids.dgl  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"gids quickstart trains with DGL ({error}): pip install 'gids[dgl]'") from None
+
+
+@contextmanager
+def _directory(args: argparse.Namespace, spec: GraphSpec) -> Iterator[Path]:
+    """A new directory with room for the graph, twice. Removed at the end, and by Ctrl-C or SIGTERM."""
+    parent = args.dir or _default_parent()
+    parent.mkdir(parents=True, exist_ok=True)
+    needed = 2 * spec.directory_bytes + (64 << 20)
+    free = shutil.disk_usage(parent).free
+    if free < needed:
+        raise OSError(
+            errno.ENOSPC,
+            f"needs {format_bytes(needed)}, and {format_bytes(free)} are free: "
+            "give another --dir, or fewer --nodes",
+            str(parent),
+        )
+    if _in_memory(parent):
+        print(
+            f"{parent} is in memory, so that nothing is read from a disk: give a --dir on one",
+            file=sys.stderr,
+        )
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    directory = Path(tempfile.mkdtemp(prefix="gids-quickstart-", dir=parent))
+    try:
+        yield directory
+    finally:
+        if not args.keep:
+            shutil.rmtree(directory, ignore_errors=True)
+        signal.signal(signal.SIGTERM, before)
+
+
+def _default_parent() -> Path:
+    temporary = Path(tempfile.gettempdir())
+    return Path.cwd() if _in_memory(temporary) else temporary
+
+
+def _in_memory(path: Path) -> bool:
+    from gids.io import probe
+
+    with tempfile.NamedTemporaryFile(dir=path) as file:
+        return str(probe(file.name)["file_system"]) in ("tmpfs", "ramfs")
+
+
+def _convert(source: Path, dataset: Path) -> None:
+    from gids.cli import convert
+
+    parser = argparse.ArgumentParser()
+    convert.add_parser(parser.add_subparsers())
+    convert.run(parser.parse_args(["convert", str(source), str(dataset), "--quiet"]))
+
+
+class _Step:
+    """A line on standard error about one of four steps: its share done (on a terminal), then its seconds."""
+
+    def __init__(self, number: int, title: str) -> None:
+        self._line = f"[{number}/4] {title}"
+        self._begun = time.perf_counter()
+        self._shown_at = 0.0
+        self._terminal = sys.stderr.isatty()
+
+    def show(self, share: float, what: str = "") -> None:
+        now = time.perf_counter()
+        if self._terminal and now - self._shown_at > 0.1:
+            self._shown_at = now
+            self._write(f"\r{self._line} ... {what} {share:4.0%}\x1b[K")
+
+    def __enter__(self) -> _Step:
+        self._write(f"{self._line} ... ")
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        start = f"\r{self._line} ... " if self._terminal else ""
+        end = "" if kind else f"{time.perf_counter() - self._begun:.1f} s"
+        self._write(f"{start}{end}\x1b[K\n" if self._terminal else f"{end}\n")
+
+    def _write(self, text: str) -> None:
+        print(text, end="", file=sys.stderr, flush=True)
+
+
+def _report(
+    args: argparse.Namespace,
+    spec: GraphSpec,
+    memory_bytes: int,
+    no_limit: str,
+    ours: EpochResult,
+    stock: EpochResult,
+) -> str:
+    from gids.quickstart.report import table
+
+    layers = len(args.fanouts)
+    epochs = "An epoch" if args.epochs == 1 else f"{args.epochs} epochs"
+    if no_limit:
+        limit = (
+            f"Memory was not limited ({no_limit}; root usually may). So stock DGL can keep all features in the "
+            "page cache, which it could not if they were larger than memory: expect less of a difference."
+        )
+    else:
+        limit = (
+            f"The features take {format_bytes(spec.feature_bytes)}; each side may use "
+            f"{format_bytes(memory_bytes)} of memory, page cache included, beyond what it had in use before it "
+            "opened them. Stock's map is advised MADV_RANDOM: reading ahead would crowd out what it keeps."
+        )
+    setting = (
+        f"{epochs} of {layers}-layer GraphSAGE, {ours.batches} minibatches of {args.batch_size} seeds, on "
+        f"{os.cpu_count()} cores. Each side ran in a process of its own and found nothing of the features in "
+        f"the page cache. {limit}"
+    )
+    code = example("mine.gids", args.fanouts, args.batch_size)
+    return f"""
+{textwrap.fill(setting, 100)}
+
+{table([("gids", ours), ("stock DGL", stock)])}
+gids is {stock.seconds / ours.seconds:.1f} x as fast.
+
+With your own data: gids convert SOURCE mine.gids, and then
+
+{textwrap.indent(code, "    ")}"""
+
+
+def example(path: str, fanouts: Sequence[int], batch_size: int) -> str:
+    """The six lines that read a homogeneous dataset's features through gids."""
+    return _EXAMPLE.format(path=path, fanouts=list(fanouts), batch_size=batch_size)
+
+
+def _as_json(
+    args: argparse.Namespace, spec: GraphSpec, no_limit: str, ours: EpochResult, stock: EpochResult
+) -> dict[str, Any]:
+    options = {
+        name: value for name, value in vars(args).items() if name not in ("command", "dir", "keep", "json")
+    }
+    return {
+        "options": options,
+        "feature_bytes": spec.feature_bytes,
+        "cores": os.cpu_count(),
+        "why_no_memory_limit": no_limit,
+        "speed_up": stock.seconds / ours.seconds,
+        "gids": asdict(ours),
+        "stock": asdict(stock),
+    }
+
+
+def _fanouts(text: str) -> tuple[int, ...]:
+    try:
+        fanouts = tuple(int(number) for number in text.split(","))
+    except ValueError:
+        fanouts = ()
+    if not fanouts or min(fanouts) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of fanouts; write 4,4,4")
+    return fanouts

@@ -1,0 +1,316 @@
+"""Train GraphSAGE for an epoch, with features read through gids or by stock DGL, and measure it.
+
+``python -m gids.quickstart.epoch`` is one side of a comparison in a process of its own (isolation.py).
+Both sides run this code: the same topology in memory, seeds, model, workers and threads. They differ in
+one place, ``_make_loader``: the ``gids=`` argument, or a memory-mapped array in ``g.ndata``.
+
+What is measured begins where memory is bounded and features are opened, and ends with the last training
+step. Importing, loading the topology and one training step on made-up features come before it. At the
+same places both sides keep a few rows of every minibatch, which are compared with the source afterwards.
+"""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import gids.dgl  # isort: skip  # before dgl: makes it importable beside a current torch
+import dgl
+from dgl.nn import SAGEConv
+from torch import Tensor, nn
+
+from gids.quickstart.isolation import (
+    cached_share,
+    limit_own_memory,
+    report_progress,
+    serve,
+)
+from gids.quickstart.sides import EpochConfig, EpochResult
+
+KEPT_ROWS = 64  # rows of each minibatch that are compared with the source
+
+
+class GraphSage(nn.Module):
+    """As many SAGEConv layers (mean) as there are fanouts."""
+
+    def __init__(self, in_dim: int, hidden: int, classes: int, layer_count: int) -> None:
+        super().__init__()
+        dims = [in_dim] + [hidden] * (layer_count - 1) + [classes]
+        self.layers = nn.ModuleList(SAGEConv(a, b, "mean") for a, b in pairwise(dims))
+
+    def forward(self, blocks: list[Any], x: Tensor) -> Tensor:
+        for depth, (layer, block) in enumerate(zip(self.layers, blocks, strict=True)):
+            x = layer(block, x if depth == 0 else torch.relu(x))
+        return x
+
+
+def run_epochs(config: EpochConfig) -> EpochResult:
+    """Train one side as config says. Blocks. Needs a process of its own for a cold start and a true peak.
+
+    Raises OSError when the memory limit cannot be set, and what the loader raises.
+    """
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    graph, splits = _load_graph(Path(config.source))
+    features = _map_features(config, random_access=True)  # to look at single rows only
+    torch.manual_seed(config.seed)
+    classes = int(graph.ndata["label"].max()) + 1
+    model = GraphSage(features.shape[1], config.hidden, classes, len(config.fanouts))
+    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
+    train = splits["train"][: config.batches * config.batch_size]
+    _warm_up(model, graph, train, config, features.shape[1])
+    cached_before = max(map(cached_share, _feature_files(config)))
+    base_rss = _resident_bytes("VmRSS")
+    limit = None
+    if config.memory_bytes:
+        # The pages of libraries count in RSS, but the group pays only for those that it read in itself.
+        limit = config.memory_bytes + _resident_bytes("RssAnon") + _resident_bytes("RssShmem")
+        limit_own_memory(limit)
+    Path("/proc/self/clear_refs").write_text("5")  # restarts the record of the peak
+
+    torch.manual_seed(config.seed)
+    dgl.seed(config.seed)
+    read_before, cpu_before, begun = _device_bytes_read(), _cpu_seconds(), time.perf_counter()
+    waits = Waits()
+    loader = _make_loader(graph, train, config, waits, shuffle=True)
+    training_s = 0.0
+    accuracies: list[float] = []
+    kept: list[tuple[Tensor, Tensor]] = []
+    rows = 0
+    total = config.epochs * -(-len(train) // config.batch_size)
+    for _ in range(config.epochs):
+        for input_nodes, x, labels, blocks in waits.of_next(loader):
+            step_begun = time.perf_counter()
+            accuracies.append(_train_step(model, optimizer, blocks, x, labels))
+            training_s += time.perf_counter() - step_begun
+            rows += len(input_nodes)
+            kept.append(_some_rows(input_nodes, x))
+            report_progress(len(accuracies) / total)
+            if config.most_seconds and time.perf_counter() - begun > config.most_seconds:
+                break
+    seconds = time.perf_counter() - begun
+    gc.collect()  # ends the last iterator's workers, so that their CPU seconds count
+    cpu_s, read_bytes = _cpu_seconds() - cpu_before, _difference(_device_bytes_read(), read_before)
+    peak_rss = _resident_bytes("VmHWM")
+    stages, stats = waits.stages(loader), _stats(loader)
+    _close(loader)
+    val_accuracy = None
+    if config.val_batches:
+        loader = _make_loader(graph, splits["val"][: config.val_batches * config.batch_size], config, waits)
+        val_accuracy = _validate(model, loader, kept)
+        _close(loader)
+    return EpochResult(
+        side=config.side,
+        seconds=seconds,
+        cpu_seconds=cpu_s,
+        stages={**stages, "training": training_s},
+        batches=len(accuracies),
+        rows=rows,
+        read_bytes=read_bytes,
+        hit_ratio=stats["hit_ratio"] if stats else _page_cache_hits(read_bytes, rows, features[0].nbytes),
+        train_accuracy=float(np.mean(accuracies[len(accuracies) // 2 :])),
+        val_accuracy=val_accuracy,
+        base_rss_bytes=base_rss,
+        peak_rss_bytes=peak_rss,
+        memory_limit_bytes=limit,
+        compared_rows=sum(len(ids) for ids, _ in kept),
+        wrong_rows=_count_wrong(features, kept),
+        cached_before=cached_before,
+        loader=stats,
+    )
+
+
+def _load_graph(source: Path) -> tuple[Any, dict[str, Tensor]]:
+    indptr, indices = (torch.from_numpy(np.load(source / f"{name}.npy")) for name in ("indptr", "indices"))
+    graph = dgl.graph(("csc", (indptr, indices, [])), num_nodes=len(indptr) - 1)
+    graph.ndata["label"] = torch.from_numpy(np.load(source / "labels.npy"))
+    splits = {name: torch.from_numpy(np.load(source / f"{name}_idx.npy")) for name in ("train", "val")}
+    return graph, splits
+
+
+def _feature_files(config: EpochConfig) -> list[Path]:
+    if config.side == "stock":
+        return [Path(config.source) / "feat.npy"]
+    return sorted(Path(config.dataset).glob("tables/*/shard-*.bin"))
+
+
+def _sampler(config: EpochConfig) -> Any:
+    return dgl.dataloading.NeighborSampler(
+        list(config.fanouts), prefetch_node_feats=["feat"], prefetch_labels=["label"]
+    )
+
+
+def _make_loader(graph: Any, ids: Tensor, config: EpochConfig, waits: Waits, shuffle: bool = False) -> Any:
+    """The two sides' only difference."""
+    options: dict[str, Any] = {
+        "batch_size": config.batch_size,
+        "shuffle": shuffle,
+        "num_workers": config.workers,
+    }
+    if config.side == "gids":
+        return gids.dgl.DataLoader(
+            graph,
+            ids,
+            _sampler(config),
+            gids=config.dataset,
+            gids_window=config.window,
+            gids_memory_bytes=config.gids_memory_bytes,
+            **options,
+        )
+    graph.ndata["feat"] = torch.from_numpy(_map_features(config, random_access=config.random_access))
+    waits.watch_stock_reads()
+    return dgl.dataloading.DataLoader(graph, ids, _sampler(config), **options)
+
+
+def _map_features(config: EpochConfig, *, random_access: bool) -> Any:
+    # "c" maps the file as "r" does, but torch warns of arrays that cannot be written.
+    features: Any = np.load(Path(config.source) / "feat.npy", mmap_mode="c")
+    if random_access:
+        features._mmap.madvise(mmap.MADV_RANDOM)
+    return features
+
+
+class Waits:
+    """What the training loop waited for between two steps, by stage."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+        self._stock_read_s = 0.0
+
+    def of_next(self, loader: Any) -> Iterator[tuple[Tensor, Tensor, Tensor, Any]]:
+        """One epoch of (input nodes, their features, labels, blocks); the time to get each is added up."""
+        begun = time.perf_counter()
+        for input_nodes, _, blocks in loader:
+            x, labels = blocks[0].srcdata["feat"], blocks[-1].dstdata["label"]
+            self._next_s += time.perf_counter() - begun
+            yield input_nodes, x, labels, blocks
+            del input_nodes, x, labels, blocks  # or a batch would live on while the next is made
+            begun = time.perf_counter()
+        self._next_s += time.perf_counter() - begun
+
+    def watch_stock_reads(self) -> None:
+        """Time DGL's own fetching of columns: page faults and copying."""
+        storage = dgl.storages.pytorch_tensor.PyTorchTensorStorage
+        if hasattr(storage, "watched"):
+            return
+        fetch, storage.watched = storage.fetch, True
+
+        def timed_fetch(*arguments: Any, **keywords: Any) -> Any:
+            begun = time.perf_counter()
+            try:
+                return fetch(*arguments, **keywords)
+            finally:
+                self._stock_read_s += time.perf_counter() - begun
+
+        storage.fetch = timed_fetch
+
+    def stages(self, loader: Any) -> dict[str, float]:
+        """Seconds of "reading", "gather", "planning", and of "sampling": the rest of what next() took."""
+        seconds = _stats(loader).get("seconds")
+        if seconds is None:
+            stages = {"reading": self._stock_read_s, "gather": 0.0, "planning": 0.0}
+        else:
+            stages = {"reading": seconds["wait"], "gather": seconds["gather"], "planning": seconds["plan"]}
+        return {"sampling": max(0.0, self._next_s - sum(stages.values())), **stages}
+
+
+def _stats(loader: Any) -> dict[str, Any]:
+    """The statistics of the loader's gids part; nothing for stock DGL."""
+    feature_loader = getattr(loader, "feature_loader", None)
+    return dict(feature_loader.stats()) if feature_loader else {}
+
+
+def _close(loader: Any) -> None:
+    if hasattr(loader, "close"):
+        loader.close()
+
+
+def _warm_up(model: nn.Module, graph: Any, seeds: Tensor, config: EpochConfig, dim: int) -> None:
+    """Touch the code and memory that a step needs, with made-up features; learns nothing."""
+    sampler = dgl.dataloading.NeighborSampler(list(config.fanouts))
+    input_nodes, output_nodes, blocks = sampler.sample(graph, seeds[: config.batch_size])
+    logits = model(blocks, torch.randn(len(input_nodes), dim))
+    nn.functional.cross_entropy(logits, graph.ndata["label"][output_nodes]).backward()  # type: ignore[no-untyped-call]
+    model.zero_grad()
+
+
+def _train_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, blocks: Any, x: Tensor, labels: Tensor
+) -> float:
+    logits = model(blocks, x)
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(logits, labels).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    return _accuracy(logits, labels)
+
+
+@torch.no_grad()
+def _validate(model: nn.Module, loader: Any, kept: list[tuple[Tensor, Tensor]]) -> float:
+    accuracies = []
+    for input_nodes, x, labels, blocks in Waits().of_next(loader):
+        accuracies.append(_accuracy(model(blocks, x), labels))
+        kept.append(_some_rows(input_nodes, x))
+    return float(np.mean(accuracies))
+
+
+def _accuracy(logits: Tensor, labels: Tensor) -> float:
+    return float((logits.detach().argmax(1) == labels).float().mean())
+
+
+def _some_rows(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    stride = max(1, len(ids) // KEPT_ROWS)
+    return ids[::stride].clone(), rows[::stride].clone()
+
+
+def _count_wrong(features: Any, kept: list[tuple[Tensor, Tensor]]) -> int:
+    """Compared bit for bit, so that a NaN equals itself and -0.0 is not 0.0."""
+    wrong = 0
+    for ids, rows in kept:
+        source = np.ascontiguousarray(features[ids.numpy()])
+        wrong += int((source.view(np.uint32) != rows.numpy().view(np.uint32)).any(axis=1).sum())
+    return wrong
+
+
+def _resident_bytes(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+
+
+def _device_bytes_read() -> int | None:
+    """Bytes that this process, its threads and the kernel's read-ahead for it fetched from devices."""
+    try:
+        fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    except OSError:  # some containers hide it
+        return None
+    return int(fields["read_bytes"])
+
+
+def _difference(after: int | None, before: int | None) -> int | None:
+    return None if after is None or before is None else after - before
+
+
+def _page_cache_hits(read_bytes: int | None, rows: int, row_bytes: int) -> float | None:
+    """The share of pages that stock found in the page cache, where rows are whole pages."""
+    if read_bytes is None or row_bytes % mmap.PAGESIZE:
+        return None
+    return max(0.0, 1 - read_bytes / (rows * row_bytes))
+
+
+def _cpu_seconds() -> float:
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+if __name__ == "__main__":
+    sys.exit(serve(lambda config: asdict(run_epochs(EpochConfig(**config)))))

@@ -1,0 +1,53 @@
+"""Sides' results as a table. Called by the quickstart and by bench/epoch.py; knows nothing but printing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from gids.quickstart.sides import EpochResult
+
+_STAGES = {
+    "sampling": "sampling",
+    "planning": "planning reads",
+    "reading": "waiting for features",
+    "gather": "copying features",
+    "training": "training",
+}
+
+
+def table(columns: Sequence[tuple[str, EpochResult]]) -> str:
+    """A column for each (title, result): seconds by stage, then the rest. Lines without a number are left out."""
+    stages = [
+        (title, [_seconds(result.stages[stage]) for _, result in columns]) for stage, title in _STAGES.items()
+    ]
+    rest: dict[str, Callable[[EpochResult], str]] = {
+        "whole epoch": lambda r: _seconds(r.seconds),
+        "CPU time": lambda r: _seconds(r.cpu_seconds),
+        "feature rows": lambda r: f"{r.rows:,}",
+        "rows/s": lambda r: f"{r.rows_per_s:,.0f}",
+        "MB read": lambda r: "-" if r.read_bytes is None else f"{r.read_bytes / 1e6:,.0f}",
+        "MB/s read": lambda r: "-" if r.read_bytes is None else f"{r.read_bytes / r.seconds / 1e6:,.0f}",
+        "hit ratio": lambda r: "-" if r.hit_ratio is None else f"{r.hit_ratio:.0%}",
+        "peak RSS": lambda r: f"{r.peak_rss_bytes / 1e6:,.0f} MB",
+        "training accuracy": lambda r: f"{r.train_accuracy:.1%}",
+        "validation accuracy": lambda r: "-" if r.val_accuracy is None else f"{r.val_accuracy:.1%}",
+        "rows like the source": lambda r: f"{r.compared_rows - r.wrong_rows:,} of {r.compared_rows:,}",
+    }
+    facts = [(title, [show(result) for _, result in columns]) for title, show in rest.items()]
+    sections = [[line for line in lines if set(line[1]) != {"-"}] for lines in (stages, facts)]
+    titles = [title for title, _ in columns]
+    first = max(len(title) for lines in sections for title, _ in lines)
+    width = max(
+        len(cell) for cells in [titles, *(c for lines in sections for _, c in lines)] for cell in cells
+    )
+
+    def line(title: str, cells: Sequence[str]) -> str:
+        return title.ljust(first) + "".join(f"   {cell:>{width}}" for cell in cells)
+
+    rule = "-" * len(line("", titles))
+    body = [[line(title, cells) for title, cells in lines] for lines in sections]
+    return "\n".join([line("", titles), rule, *body[0], rule, *body[1], rule])
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value else "-"

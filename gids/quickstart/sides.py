@@ -1,0 +1,110 @@
+"""One side of a comparison: what it is asked, what it measured, and how it is run.
+
+``run_side`` runs epoch.py in a fresh process with a cold page cache and bounded memory. Called by the
+quickstart and by benchmarks. Imports neither torch nor DGL, so that the caller stays small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from gids.io import drop_page_cache
+from gids.quickstart.isolation import MemoryGroup, run_fresh
+
+_MODULE = "gids.quickstart.epoch"
+
+
+@dataclass(frozen=True)
+class EpochConfig:
+    """What one side does. Plain values only: it travels as JSON.
+
+    side: "gids" or "stock". source: the directory of .npy files. dataset: what ``gids convert`` made of it.
+    batches, val_batches: minibatches to train on in each epoch and to validate on. memory_bytes: what both
+    may use from the moment when features are opened, in addition to what they use already; 0: any amount.
+    gids_memory_bytes, window: the gids loader's. random_access: tell the kernel not to read ahead in stock's
+    map (MADV_RANDOM). threads: OpenMP threads of the training process; 0: DGL's and torch's defaults.
+    most_seconds: stop after the minibatch in which they have passed; 0: never.
+    """
+
+    side: str
+    source: str
+    dataset: str
+    fanouts: tuple[int, ...]
+    batch_size: int
+    hidden: int
+    batches: int
+    val_batches: int = 0
+    epochs: int = 1
+    workers: int = 0
+    threads: int = 0
+    seed: int = 0
+    memory_bytes: int = 0
+    gids_memory_bytes: int | None = None
+    window: int = 16
+    random_access: bool = True
+    most_seconds: float = 0
+    learning_rate: float = 0.01
+
+
+@dataclass
+class EpochResult:
+    """What one side measured. Seconds are of the wall clock unless named otherwise.
+
+    stages: "sampling", "reading" (waiting for features; for stock, copying them too), "gather" (copying),
+    "planning", "training". rows: feature rows handed to the model. read_bytes: from the device; None where
+    the kernel does not tell. hit_ratio: of pages, in gids' cache or for stock in the page cache; None
+    where nothing tells. train_accuracy: over the second half of the
+    minibatches. base_rss_bytes: before features were opened. peak_rss_bytes: the greatest after.
+    compared_rows, wrong_rows: rows compared with the source, and those of them that differ. cached_before:
+    the share of the features in the page cache at the start. loader: the statistics of gids.
+    """
+
+    side: str
+    seconds: float
+    cpu_seconds: float
+    stages: dict[str, float]
+    batches: int
+    rows: int
+    read_bytes: int | None
+    hit_ratio: float | None
+    train_accuracy: float
+    val_accuracy: float | None
+    base_rss_bytes: int
+    peak_rss_bytes: int
+    memory_limit_bytes: int | None
+    compared_rows: int
+    wrong_rows: int
+    cached_before: float
+    loader: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def rows_per_s(self) -> float:
+        return self.rows / self.seconds
+
+
+def run_side(
+    config: EpochConfig, *, limited: bool = True, progress: Callable[[float], None] | None = None
+) -> EpochResult:
+    """Run one side in a fresh process, its files not in the page cache, its memory bounded as config says.
+
+    limited: False leaves memory unbounded, for where ``why_no_limit`` says that it cannot be bounded.
+    progress(share done) is called as training goes. Blocks. Raises FreshProcessError, OSError.
+    """
+    for path in (config.source, config.dataset):
+        drop_page_cache(path)
+    values = asdict(config)
+    if not limited:
+        return EpochResult(**run_fresh(_MODULE, {**values, "memory_bytes": 0}, progress=progress))
+    with MemoryGroup("gids-quickstart") as group:
+        return EpochResult(**run_fresh(_MODULE, values, group=group, progress=progress))
+
+
+def why_no_limit() -> str:
+    """Why ``run_side`` cannot bound memory here; empty when it can."""
+    try:
+        with MemoryGroup("gids-quickstart"):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error)

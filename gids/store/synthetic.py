@@ -1,0 +1,214 @@
+"""Synthetic graphs to try and to measure with: learnable, power-law, of any size.
+
+``write_graph`` writes the directory of ``.npy`` files that ``gids convert`` takes. Called by
+``gids quickstart``, the benchmarks and the tests. Knows nothing of datasets, loaders or DGL.
+
+The model is a degree-corrected block model. Every node has a class. Both degrees follow power laws:
+an in-degree is drawn from a capped Pareto law, and the source of an edge is drawn by popularity rank
+(Zipf-Mandelbrot) among the nodes of one class: the target's own class with probability ``homophily``,
+any class otherwise. A row of features is a class's centroid plus white noise: its own class's with
+probability ``candour``, any class's otherwise. So one row alone misleads as often as not, and a
+neighbourhood tells the class. Ids carry no order: popularity and class are scattered over them. An edge
+may occur twice, and a node may be its own neighbour.
+
+Every number comes from a counter (seed, purpose, block), so a graph depends on its parameters only.
+Memory: about 40 bytes per node and a few blocks; neither edges nor features are ever held whole.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+HEADER_BYTES = 4096  # feat.npy's header, so that rows of whole pages begin on page borders of the file
+FEATURE_BLOCK_BYTES = 4 << 20
+EDGE_BLOCK_NODES = 1 << 17
+POPULARITY_EXPONENT = 0.75  # of rank; the out-degree law's exponent is 1 + 1 / 0.75, about 2.3
+POPULARITY_SHIFT = (
+    8.0  # flattens the very top, where a pure power law would give one node percents of all edges
+)
+IN_DEGREE_TAIL = 2.0  # Pareto index of the in-degrees
+IN_DEGREE_CAP = 64.0  # greatest in-degree, in mean in-degrees
+
+
+@dataclass(frozen=True)
+class GraphSpec:
+    """What to make: ``node_count`` nodes with ``degree`` in-edges each on average, rows of ``dim`` float32.
+
+    homophily: probability that an edge stays in the target's class by choice. candour: probability that
+    a row shows its own class by choice. signal: norm of a class's centroid, where the noise has standard
+    deviation 1 in every dimension. train_count, val_count, test_count: sizes of the disjoint splits.
+    Raises ValueError for sizes that make no graph.
+    """
+
+    node_count: int
+    degree: float = 16.0
+    dim: int = 128
+    classes: int = 16
+    homophily: float = 0.7
+    candour: float = 0.5
+    signal: float = 8.0
+    train_count: int = 0
+    val_count: int = 0
+    test_count: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.node_count < 1 or self.dim < 1 or self.degree < 0 or self.seed < 0:
+            raise ValueError(
+                "a synthetic graph needs node_count >= 1, dim >= 1, degree >= 0 and seed >= 0, "
+                f"got {self.node_count}, {self.dim}, {self.degree} and {self.seed}"
+            )
+        if not 1 <= self.classes <= min(self.node_count, 32767):
+            raise ValueError(f"classes must be 1 to {min(self.node_count, 32767)}, got {self.classes}")
+        if not (0 <= self.homophily <= 1 and 0 <= self.candour <= 1):
+            raise ValueError(f"homophily and candour are probabilities, got {self.homophily}, {self.candour}")
+        splits = (self.train_count, self.val_count, self.test_count)
+        if min(splits) < 0 or sum(splits) > self.node_count:
+            raise ValueError(f"splits of {splits} nodes do not fit into {self.node_count} nodes")
+
+    @property
+    def row_bytes(self) -> int:
+        return 4 * self.dim
+
+    @property
+    def feature_bytes(self) -> int:
+        return self.node_count * self.row_bytes
+
+    @property
+    def directory_bytes(self) -> int:
+        """What ``write_graph`` puts on disk, but for a percent: the number of edges is random."""
+        return self.feature_bytes + int(8 * self.node_count * (2 + 1.02 * self.degree)) + (1 << 20)
+
+
+def write_graph(
+    directory: str | os.PathLike[str],
+    spec: GraphSpec,
+    *,
+    threads: int = 0,
+    progress: Callable[[str, float], None] | None = None,
+) -> Path:
+    """Write a graph as feat.npy, indptr.npy, indices.npy (CSC: the sources of every node's in-edges),
+    labels.npy and {train,val,test}_idx.npy into directory, which is made if missing. All integers are
+    int64; feat is float32[node_count, dim]. Blocks until all is written, though not synced.
+
+    threads: for the features; 0 takes one per core. progress(what, share done) is called as it goes.
+    Returns the directory. Raises OSError when the disk is full.
+    """
+    root = Path(directory)
+    root.mkdir(parents=True, exist_ok=True)
+    report = progress or (lambda what, share: None)
+    labels = _draw_labels(spec)
+    np.save(root / "labels.npy", labels.astype(np.int64))
+    _write_splits(root, spec)
+    indptr = _draw_indptr(spec)
+    np.save(root / "indptr.npy", indptr)
+    _write_indices(root, spec, labels, indptr, report)
+    _write_features(root, spec, labels, threads or os.cpu_count() or 1, report)
+    return root
+
+
+def _generator(spec: GraphSpec, purpose: str, block: int = 0) -> np.random.Generator:
+    key = int.from_bytes(purpose.encode(), "little")
+    return np.random.Generator(np.random.SFC64([spec.seed, key, block]))
+
+
+def _draw_labels(spec: GraphSpec) -> NDArray[np.int16]:
+    labels = _generator(spec, "labels").integers(spec.classes, size=spec.node_count, dtype=np.int16)
+    labels[: spec.classes] = np.arange(spec.classes)  # no class is empty
+    return labels
+
+
+def _write_splits(root: Path, spec: GraphSpec) -> None:
+    counts = (spec.train_count, spec.val_count, spec.test_count)
+    chosen = _generator(spec, "splits").choice(spec.node_count, sum(counts), replace=False)
+    train, val, test = np.split(chosen.astype(np.int64), np.cumsum(counts)[:2])
+    for name, ids in (("train", train), ("val", val), ("test", test)):
+        np.save(root / f"{name}_idx.npy", np.sort(ids))
+
+
+def _draw_indptr(spec: GraphSpec) -> NDArray[np.int64]:
+    rng = _generator(spec, "indptr")
+    weights = np.minimum((1 - rng.random(spec.node_count)) ** (-1 / IN_DEGREE_TAIL), IN_DEGREE_CAP)
+    expected = weights * (spec.degree / weights.mean())
+    in_degrees = np.floor(expected + rng.random(spec.node_count)).astype(np.int64)
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(in_degrees)])
+
+
+def _write_indices(
+    root: Path,
+    spec: GraphSpec,
+    labels: NDArray[np.int16],
+    indptr: NDArray[np.int64],
+    report: Callable[[str, float], None],
+) -> None:
+    # members: the nodes of class 0 by falling popularity, then those of class 1, ...
+    members = _generator(spec, "popularity").permutation(spec.node_count)
+    members = members[np.argsort(labels[members], kind="stable")]
+    sizes = np.bincount(labels, minlength=spec.classes)
+    starts = np.cumsum(sizes) - sizes
+    power = 1 - POPULARITY_EXPONENT
+    low = POPULARITY_SHIFT**power
+    spans = (sizes + POPULARITY_SHIFT) ** power - low
+    with (root / "indices.npy").open("wb") as file:
+        file.write(_npy_header("<i8", (int(indptr[-1]),)))
+        for block, first in enumerate(range(0, spec.node_count, EDGE_BLOCK_NODES)):
+            last = min(first + EDGE_BLOCK_NODES, spec.node_count)
+            rng = _generator(spec, "indices", block)
+            classes = np.repeat(labels[first:last], np.diff(indptr[first : last + 1]))
+            draw = rng.random(len(classes))
+            strays = np.flatnonzero(draw >= spec.homophily)
+            classes[strays] = rng.integers(spec.classes, size=len(strays), dtype=np.int16)
+            # The inverse of the popularity law's distribution function takes a uniform number to a rank.
+            rng.random(out=draw)
+            ranks = ((draw * spans[classes] + low) ** (1 / power) - POPULARITY_SHIFT).astype(np.int64)
+            np.minimum(ranks, sizes[classes] - 1, out=ranks)
+            file.write(members[starts[classes] + ranks].data)
+            report("edges", last / spec.node_count)
+
+
+def _write_features(
+    root: Path, spec: GraphSpec, labels: NDArray[np.int16], threads: int, report: Callable[[str, float], None]
+) -> None:
+    centroids = _generator(spec, "centroids").standard_normal((spec.classes, spec.dim), dtype=np.float32)
+    centroids *= spec.signal / np.linalg.norm(centroids, axis=1, keepdims=True)
+    block_rows = max(1, FEATURE_BLOCK_BYTES // spec.row_bytes)
+    block_count = -(-spec.node_count // block_rows)
+    with (root / "feat.npy").open("wb") as file:
+        header = _npy_header("<f4", (spec.node_count, spec.dim), HEADER_BYTES)
+        file.write(header)
+        file.flush()
+
+        def write_block(block: int) -> None:
+            first = block * block_rows
+            shown = labels[first : first + block_rows].copy()
+            rng = _generator(spec, "features", block)
+            others = np.flatnonzero(rng.random(len(shown)) >= spec.candour)
+            shown[others] = rng.integers(spec.classes, size=len(others), dtype=np.int16)
+            rows = rng.standard_normal((len(shown), spec.dim), dtype=np.float32)
+            rows += centroids[shown]
+            _write_at(file.fileno(), rows, len(header) + first * spec.row_bytes)
+
+        # numpy draws without the GIL. The blocks are many and small, so the order of completion is theirs.
+        with ThreadPoolExecutor(threads) as pool:
+            for done, _ in enumerate(pool.map(write_block, range(block_count)), start=1):
+                report("features", done / block_count)
+
+
+def _write_at(fd: int, rows: NDArray[np.float32], offset: int) -> None:
+    view = rows.data.cast("B")
+    while view:  # a write may be short, near a full disk or past 2 GiB
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def _npy_header(descr: str, shape: tuple[int, ...], header_bytes: int = 128) -> bytes:
+    text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}"
+    head = b"\x93NUMPY\x01\x00" + (header_bytes - 10).to_bytes(2, "little")
+    return head + text.ljust(header_bytes - 11).encode() + b"\n"

@@ -1,0 +1,239 @@
+"""From a file of features to a trained model: convert, load through the flag, train, compare with stock DGL.
+
+The source is a citation graph in the widespread .npz format of sparse `attr_*` and `adj_*` arrays: citeseer
+where the data is at hand, a random graph of the same format elsewhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from dgl_model import assert_same, seed_everything
+
+import gids.dgl
+from gids.cli import main
+from gids.store import FeatureStore
+
+import dgl  # isort: skip
+
+pytestmark = pytest.mark.filterwarnings("ignore:Dataloader CPU affinity opt")  # stock DGL with workers
+
+REAL = Path(__file__).parents[3] / "shared" / "data" / "citeseer.npz"
+
+
+def random_citations(path: Path, nodes: int = 1200, words: int = 300) -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 6, nodes)
+    topic = rng.random((6, words)) < 0.1
+    attr = scipy.sparse.csr_matrix(
+        (rng.random((nodes, words)) < 0.02 + 0.2 * topic[labels]).astype(np.float32)
+    )
+    src = rng.integers(0, nodes, 6 * nodes)
+    dst = rng.integers(0, nodes, 6 * nodes)
+    alike = (labels[src] == labels[dst]) | (rng.random(len(src)) < 0.1)
+    adj = scipy.sparse.csr_matrix(
+        (np.ones(alike.sum(), np.float32), (src[alike], dst[alike])), (nodes, nodes)
+    )
+    parts = {
+        f"{name}_{field}": getattr(m, field)
+        for name, m in (("attr", attr), ("adj", adj))
+        for field in ("data", "indices", "indptr", "shape")
+    }
+    np.savez(path, **parts, labels=labels)
+
+
+@dataclass
+class Citations:
+    path: Path  # the dataset
+    source: torch.Tensor  # the features, dense, straight from the source
+    graph: Any  # without features
+    full: Any  # with features, for stock DGL
+    labels: torch.Tensor
+    splits: dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def citations(tmp_path_factory: pytest.TempPathFactory) -> Citations:
+    directory = tmp_path_factory.mktemp("citations")
+    source = REAL
+    if not REAL.exists():
+        source = directory / "random.npz"
+        random_citations(source)
+    path = directory / "c.gids"
+    assert main(["convert", str(source), str(path), "--quiet"]) == 0
+    arrays = np.load(source)
+    csr = scipy.sparse.csr_matrix(
+        tuple(arrays[f"attr_{f}"] for f in ("data", "indices", "indptr")), tuple(arrays["attr_shape"])
+    )
+    features = torch.from_numpy(csr.toarray().astype(np.float32))
+    store = FeatureStore(path)
+    graph = gids.dgl.graph(store)
+    full = graph.clone()
+    full.ndata["feat"] = features
+    return Citations(path, features, graph, full, store.labels["_N"], store.splits["_N"])
+
+
+def sampler() -> Any:
+    return dgl.dataloading.NeighborSampler([4, 4], prefetch_node_feats=["feat"], prefetch_labels=["label"])
+
+
+BATCH = 256
+
+
+def minibatches(graph: Any, citations: Citations, epochs: int, **options: Any) -> Any:
+    """Batches of some epochs, all kept, from one loader: ours when `gids` is among the options."""
+    cls = gids.dgl.DataLoader if "gids" in options else dgl.dataloading.DataLoader
+    seed_everything()
+    loader = cls(
+        graph,
+        citations.splits["train"],
+        sampler(),
+        batch_size=BATCH,
+        shuffle=True,
+        drop_last=False,
+        **options,
+    )
+    out = [list(loader) for _ in range(epochs)]
+    if "gids" in options:
+        loader.close()
+    return out
+
+
+@pytest.fixture(scope="module")
+def stock(citations: Citations) -> Any:
+    dgl.utils.set_num_threads(1)
+    torch.set_num_threads(1)
+    return {workers: minibatches(citations.full, citations, 3, num_workers=workers) for workers in (0, 2)}
+
+
+def check(ours: Any, stock: Any, citations: Citations) -> None:
+    assert [len(epoch) for epoch in ours] == [len(epoch) for epoch in stock]
+    for epoch, stock_epoch in zip(ours, stock, strict=True):
+        for batch, stock_batch in zip(epoch, stock_epoch, strict=True):
+            feat = batch[2][0].srcdata["feat"]
+            assert torch.equal(feat, citations.source[batch[2][0].srcdata[dgl.NID]])
+            assert_same(batch, stock_batch)
+
+
+@pytest.mark.parametrize("window", [0, 1, 8, 16, 22])
+@pytest.mark.parametrize("engine", ["uring", "threads", "mmap"])
+@pytest.mark.parametrize("policy", ["lookahead", "window-pin", "random", "lru", "static"])
+def test_every_engine_policy_and_window_gives_stock_minibatches(
+    citations: Citations, stock: Any, engine: str, policy: str, window: int
+) -> None:
+    tiny = 40 * 16384
+    for cache_bytes in (0, tiny, 1 << 30):
+        options = {"cache_bytes": cache_bytes, "planned_batches": 2}
+        ours = minibatches(
+            citations.graph,
+            citations,
+            3,
+            gids=citations.path,
+            gids_window=window,
+            gids_engine=engine,
+            gids_policy=policy,
+            gids_memory_bytes=2 << 30,
+            gids_options=options,
+        )
+        check(ours, stock[0], citations)
+
+
+@pytest.mark.parametrize(
+    ("window", "engine", "policy", "cache_bytes"),
+    [
+        (window, *rest)
+        for window, rest in zip(
+            [0, 1, 8, 16, 22],
+            itertools.zip_longest(
+                ["uring", "threads", "mmap", "uring", "uring"],
+                ["random", "window-pin", "lru", "lookahead", "lookahead"],
+                [1 << 30, 0, 655360, 655360, 0],
+            ),
+            strict=True,
+        )
+    ],
+)
+def test_workers_give_stock_minibatches(
+    citations: Citations, stock: Any, window: int, engine: str, policy: str, cache_bytes: int
+) -> None:
+    ours = minibatches(
+        citations.graph,
+        citations,
+        3,
+        num_workers=2,
+        gids=citations.path,
+        gids_window=window,
+        gids_engine=engine,
+        gids_policy=policy,
+        gids_memory_bytes=2 << 30,
+        gids_options={"cache_bytes": cache_bytes},
+    )
+    check(ours, stock[2], citations)
+
+
+def test_a_window_of_23_with_two_planned_is_refused_with_the_reason(citations: Citations) -> None:
+    with pytest.raises(ValueError, match="25 live minibatches"):
+        minibatches(
+            citations.graph,
+            citations,
+            1,
+            gids=citations.path,
+            gids_window=23,
+            gids_options={"planned_batches": 2},
+        )
+
+
+class Sage(torch.nn.Module):
+    def __init__(self, dim: int, hidden: int, classes: int) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(
+            [dgl.nn.SAGEConv(dim, hidden, "mean"), dgl.nn.SAGEConv(hidden, classes, "mean")]
+        )
+
+    def forward(self, blocks: Any, h: torch.Tensor) -> torch.Tensor:
+        h = torch.relu(self.layers[0](blocks[0], h))
+        return self.layers[1](blocks[1], h)
+
+
+def accuracy(graph: Any, citations: Citations, **options: Any) -> float:
+    """Validation accuracy after a few epochs of training."""
+    cls = gids.dgl.DataLoader if "gids" in options else dgl.dataloading.DataLoader
+    seed_everything()
+    model = Sage(citations.source.shape[1], 16, int(citations.labels.max()) + 1)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    train = cls(graph, citations.splits["train"], sampler(), batch_size=BATCH, shuffle=True, **options)
+    valid = cls(graph, citations.splits["val"], sampler(), batch_size=BATCH, **options)
+    for _ in range(8):
+        for _, _, blocks in train:
+            loss = torch.nn.functional.cross_entropy(
+                model(blocks, blocks[0].srcdata["feat"]), blocks[-1].dstdata["label"]
+            )
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    right = 0
+    with torch.no_grad():
+        for _, _, blocks in valid:
+            right += int(
+                (model(blocks, blocks[0].srcdata["feat"]).argmax(1) == blocks[-1].dstdata["label"]).sum()
+            )
+    return right / len(citations.splits["val"])
+
+
+def test_training_reaches_the_accuracy_of_stock_dgl(citations: Citations) -> None:
+    ours = accuracy(
+        citations.graph,
+        citations,
+        gids=citations.path,
+        gids_memory_bytes=1 << 30,
+        gids_options={"cache_bytes": 1 << 22},
+    )
+    assert ours == accuracy(citations.full, citations)
+    assert ours > 0.55

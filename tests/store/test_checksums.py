@@ -1,0 +1,45 @@
+"""CRC32C: known values, and the instruction against the table."""
+
+import numpy as np
+import pytest
+
+from gids import _core
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"", 0),
+        (b"123456789", 0xE3069283),
+        (bytes(32), 0x8A9136AA),  # RFC 3720, B.4
+        (b"\xff" * 32, 0x62A8AB43),
+        (bytes(range(32)), 0x46DD794E),
+    ],
+)
+def test_known_values(data, expected):
+    values = np.frombuffer(data, np.uint8)
+    assert _core.crc32c_extend(0, values) == expected
+    assert _core.crc32c_portable(0, values) == expected
+
+
+@pytest.mark.parametrize("page_bytes", [1, 7, 8, 511, 512, 4096, 12288])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 7])
+def test_pages_have_the_checksums_of_their_bytes(page_bytes, count):
+    pages = np.random.default_rng(page_bytes).integers(0, 256, (count, page_bytes), np.uint8)
+    assert _core.crc32c(pages).tolist() == [_core.crc32c_portable(0, page) for page in pages]
+
+
+def test_a_checksum_can_be_continued():
+    data = np.random.default_rng(0).integers(0, 256, 1000, np.uint8)
+    whole = _core.crc32c_extend(0, data)
+    for at in (0, 1, 8, 500, 999, 1000):
+        assert _core.crc32c_extend(_core.crc32c_extend(0, data[:at]), data[at:]) == whole
+        assert _core.crc32c_portable(_core.crc32c_portable(0, data[:at]), data[at:]) == whole
+
+
+@pytest.mark.parametrize(
+    "pages", [np.zeros((2, 8), np.int8), np.zeros(8, np.uint8), np.zeros((2, 16), np.uint8)[:, ::2]]
+)
+def test_pages_of_another_type_or_layout_are_refused(pages):
+    with pytest.raises(TypeError):
+        _core.crc32c(pages)

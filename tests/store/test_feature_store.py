@@ -1,0 +1,231 @@
+"""Opening a dataset and asking for what is in it and what is not."""
+
+import os
+import pickle
+import re
+
+import numpy as np
+import pytest
+import torch
+from store_example import CITES, WRITES, write_dataset
+
+import gids
+from gids import FeatureStore, FormatError, StorageError
+from gids.store import DatasetWriter
+from gids.store.manifest import load_manifest
+
+
+def test_it_says_what_it_holds(dataset):
+    store = FeatureStore(dataset)
+    assert gids.FeatureStore is FeatureStore
+    assert store.name == "mag.gids"
+    assert store.path == dataset
+    assert list(store.tables) == ["paper.feat", "author.feat", "paper.year", "author.writes.paper.weight"]
+    assert store.node_types == ["paper", "author"]
+    assert store.relations == [WRITES, CITES]
+    assert (store.num_nodes("paper"), store.num_edges(WRITES)) == (20, 4)
+    table = store.table("author.feat")
+    assert (table.kind, table.type, table.key, table.shape) == ("node", "author", "feat", (300,))
+    assert (table.dtype, table.row_bytes, table.page_bytes) == (torch.bfloat16, 600, 1024)
+    assert (table.rows_per_page, table.page_count, len(table.checksums())) == (1, 3, 3)
+    assert store.table("weight").type == WRITES
+    assert repr(table) == "Table('author.feat', bfloat16[3, 300], 3 pages of 1024 B)"
+
+
+def test_tables_are_found_by_type_and_key(dataset):
+    store = FeatureStore(dataset)
+    assert store.find_table("node", "paper", "year") is store.table("year")
+    assert store.find_table("edge", WRITES, "weight") is store.table("author.writes.paper.weight")
+    assert store.find_table("edge", CITES, "weight") is None
+    assert store.find_table("node", "venue", "feat") is None
+
+
+def test_the_graph_is_mapped_read_only(dataset):
+    store = FeatureStore(dataset)
+    graph = store.graph(WRITES)
+    assert graph.indptr.tolist() == [0, 1, 2, 2, 2, 2, *[4] * 15]
+    assert graph.indices.tolist() == [1, 2, 2, 0]
+    assert graph.edge_ids.tolist() == [3, 2, 0, 1]
+    assert isinstance(graph.indices, np.memmap)
+    assert not graph.indices.flags.writeable
+    assert store.graph(CITES).indices.dtype == np.int32
+    assert store.out_degrees("author").tolist() == [1, 1, 2]
+    assert store.out_degrees("paper").sum() == 100
+
+
+def test_labels_and_splits_are_read_when_asked_for(dataset):
+    store = FeatureStore(dataset)
+    assert list(store.labels) == list(store.splits) == ["paper"]
+    assert store.labels["paper"].tolist() == [0, 1, 2, 3] * 5
+    assert store.labels["paper"].dtype == torch.int64
+    assert store.splits["paper"]["test"].tolist() == [15, 16, 17, 18, 19]
+    assert "author" not in store.labels
+    assert store.labels.get("author") is None
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (
+            lambda s: s.table("venue.feat"),
+            "no table 'venue.feat' in mag.gids (has 'paper.feat', 'author.feat', 'paper.year', ",
+        ),
+        (
+            lambda s: s.table("feat"),
+            "2 tables of mag.gids have key 'feat': say which ('paper.feat', 'author.feat')",
+        ),
+        (lambda s: s.read_rows([0]), "mag.gids has 4 tables"),
+        (lambda s: s.graph(), "mag.gids has 2 relations"),
+        (lambda s: s.graph(("a", "b", "c")), "no relation ('a', 'b', 'c') in mag.gids"),
+        (lambda s: s.num_nodes("venue"), "no node type 'venue' in mag.gids (has 'paper', 'author')"),
+        (lambda s: s.num_nodes(), "mag.gids has 2 node types ('paper', 'author'): say which"),
+        (lambda s: s.labels["author"], "'author' (has 'paper')"),
+    ],
+)
+def test_what_is_not_there_is_a_key_error_that_says_what_is(dataset, ask, message):
+    with pytest.raises(KeyError, match=re.escape(message)):
+        ask(FeatureStore(dataset))
+
+
+@pytest.mark.parametrize(
+    ("ids", "error", "message"),
+    [
+        ([20], IndexError, "row 20 is out of range for 'paper.feat' in mag.gids (20 rows)"),
+        (torch.tensor([3, -1]), IndexError, "row -1 is out of range"),
+        (torch.tensor([1], dtype=torch.int32), TypeError, "ids are int32[1]"),
+        (np.array([1.0]), TypeError, "ids are float64[1]"),
+        (torch.tensor([[1]]), TypeError, "ids are int64[1, 1]"),
+        (torch.empty(1, dtype=torch.int64, device="meta"), TypeError, "ids are on meta"),
+    ],
+)
+def test_bad_ids_are_refused(dataset, ids, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        FeatureStore(dataset).read_rows(ids, "paper.feat")
+
+
+def test_no_ids_are_no_rows(dataset):
+    assert FeatureStore(dataset).read_rows([], "paper.feat").shape == (0, 50)
+
+
+def test_stores_and_tables_are_pickled_by_name(dataset):
+    store = FeatureStore(dataset)
+    before = store.read_rows([3, 4], "paper.feat")
+    again = pickle.loads(pickle.dumps(store))
+    assert torch.equal(again.read_rows([3, 4], "paper.feat"), before)
+    data = pickle.dumps(store.table("paper.feat"))
+    assert len(data) < 4000, "the mapped shards are not in the pickle"
+    assert torch.equal(pickle.loads(data).read_rows([3, 4]), before)
+
+
+def test_two_stores_of_one_dataset_live_side_by_side(dataset):
+    first, second = FeatureStore(dataset), FeatureStore(str(dataset))
+    assert torch.equal(first.read_rows([1], "year"), second.read_rows([1], "year"))
+
+
+def test_types_with_odd_names_stay_inside_the_dataset(tmp_path):
+    names = ["../../etc", "a/b", "a.b", "ünï", " ", "*", "con.", "%2E", "\n"]
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        for number, name in enumerate(names):
+            writer.write_table("node", name, "k/../e.y", torch.tensor([number]))
+            writer.write_labels(name, torch.tensor([number]))
+    store = FeatureStore(tmp_path / "a.gids")
+    assert store.node_types == names
+    for number, name in enumerate(names):
+        assert store.table(f"{name}.k/../e.y").read_rows([0]).tolist() == [number]
+        assert store.labels[name].tolist() == [number]
+    assert [p.name for p in tmp_path.iterdir()] == ["a.gids"]
+    files = [p for p in (tmp_path / "a.gids").rglob("*") if p.is_file()]
+    assert all(re.fullmatch(r"[A-Za-z0-9_.%/-]+", str(p.relative_to(tmp_path))) for p in files)
+
+
+def test_shards_elsewhere_must_be_allowed(tmp_path):
+    for name in ("ssd0", "ssd1"):
+        (tmp_path / name).mkdir()
+    path = write_dataset(tmp_path / "mag.gids", stripe=[tmp_path / "ssd0", tmp_path / "ssd1"])
+    assert not (path / "tables/paper.feat/shard-00.bin").exists()
+    with pytest.raises(FormatError, match=r"lies outside the dataset mag\.gids; .* allow_dirs=\["):
+        FeatureStore(path)
+    with pytest.raises(FormatError, match="ssd1"):
+        FeatureStore(path, allow_dirs=[tmp_path / "ssd0"])
+    with pytest.raises(TypeError, match="allow_dirs must be a list"):
+        FeatureStore(path, allow_dirs=str(tmp_path))
+    store = pickle.loads(pickle.dumps(FeatureStore(path, allow_dirs=[tmp_path / "ssd0", tmp_path / "ssd1"])))
+    assert store.table("year").read_rows([7, 19]).tolist() == [2007, 2019]
+    assert [
+        p.is_relative_to(tmp_path / n)
+        for p, n in zip(store.table("year").shard_paths, ("ssd0", "ssd1"), strict=True)
+    ]
+
+
+def test_a_link_out_of_the_dataset_is_outside(dataset, tmp_path):
+    shard = dataset / "tables/paper.feat/shard-00.bin"
+    shard.rename(tmp_path / "elsewhere.bin")
+    shard.symlink_to(tmp_path / "elsewhere.bin")
+    with pytest.raises(FormatError, match=r"elsewhere\.bin lies outside"):
+        FeatureStore(dataset)
+    FeatureStore(dataset, allow_dirs=[tmp_path])
+    labels = dataset / "nodes/paper.label.npy"
+    labels.rename(tmp_path / "label.npy")
+    labels.symlink_to(tmp_path / "label.npy")
+    with pytest.raises(FormatError, match="leads outside the dataset"):
+        FeatureStore(dataset, allow_dirs=[tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda d: d.rename(d.with_name("gone")), FileNotFoundError, "no dataset at"),
+        (lambda d: (d / "manifest.json").unlink(), FormatError, "has no manifest.json"),
+        (lambda d: (d / "nodes/paper.label.npy").unlink(), FormatError, "paper.label.npy is missing"),
+        (
+            lambda d: os.truncate(d / "tables/paper.feat/shard-00.bin", 512),
+            FormatError,
+            "truncated: 512 bytes, expected 5120",
+        ),
+        (
+            lambda d: os.truncate(d / "tables/paper.feat/shard-00.bin", 9999),
+            FormatError,
+            "too long: 9999 bytes",
+        ),
+        (lambda d: os.truncate(d / "tables/paper.feat/checksum.bin", 0), FormatError, "truncated: 0 bytes"),
+        (lambda d: os.truncate(d / "graph/paper.cites.paper/indices.npy", 100), FormatError, "truncated"),
+    ],
+)
+def test_a_damaged_dataset_is_not_opened(dataset, change, error, message):
+    change(dataset)
+    with pytest.raises(error, match=re.escape(message)):
+        FeatureStore(dataset)
+
+
+def test_an_npy_header_that_says_something_else_is_refused(dataset):
+    path = dataset / "nodes/paper.label.npy"
+    path.write_bytes(path.read_bytes().replace(b"(20,)", b"(02,)"))
+    with pytest.raises(FormatError, match=r"header is not that of a int64\[20\]"):
+        FeatureStore(dataset)
+
+
+def test_a_shard_that_is_no_file_is_refused(dataset):
+    path = dataset / "tables/paper.feat/shard-00.bin"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(FormatError, match="not a regular file"):
+        FeatureStore(dataset)
+
+
+def test_truncation_after_opening_is_a_storage_error_not_a_crash(dataset):
+    store = FeatureStore(dataset)
+    os.truncate(dataset / "tables/paper.feat/shard-00.bin", 512)
+    with pytest.raises(StorageError, match="truncated after the dataset was opened") as caught:
+        store.read_rows([19], "paper.feat")
+    assert caught.value.filename.endswith("shard-00.bin")
+
+
+def test_an_unfinished_dataset_says_how_to_finish_it(tmp_path):
+    (tmp_path / "a.gids.partial").mkdir()
+    with pytest.raises(FormatError, match="finish it with the `gids convert` command"):
+        FeatureStore(tmp_path / "a.gids.partial")
+
+
+def test_a_manifest_is_what_was_written(dataset):
+    manifest = load_manifest((dataset / "manifest.json").read_bytes())
+    assert [t.name for t in manifest.tables] == list(FeatureStore(dataset).tables)

@@ -1,0 +1,189 @@
+"""The format: literal bytes out. A change that fails here needs a new version of the format."""
+
+import torch
+
+from gids.store import DatasetWriter, FeatureStore, edge_list
+from gids.store.files import npy_header
+
+MANIFEST = """\
+{
+ "format": "gids",
+ "version": 1,
+ "nodes": [
+  {
+   "type": "_N",
+   "count": 5,
+   "arrays": {
+    "label": {
+     "path": "nodes/_N.label.npy",
+     "dtype": "int64",
+     "shape": [
+      5
+     ],
+     "crc32c": %d
+    },
+    "train_idx": {
+     "path": "nodes/_N.train_idx.npy",
+     "dtype": "int64",
+     "shape": [
+      2
+     ],
+     "crc32c": %d
+    },
+    "out_degree": {
+     "path": "nodes/_N.out_degree.npy",
+     "dtype": "uint32",
+     "shape": [
+      5
+     ],
+     "crc32c": %d
+    }
+   }
+  }
+ ],
+ "relations": [
+  {
+   "type": [
+    "_N",
+    "_E",
+    "_N"
+   ],
+   "count": 3,
+   "arrays": {
+    "indptr": {
+     "path": "graph/_N._E._N/indptr.npy",
+     "dtype": "int64",
+     "shape": [
+      6
+     ],
+     "crc32c": %d
+    },
+    "indices": {
+     "path": "graph/_N._E._N/indices.npy",
+     "dtype": "int32",
+     "shape": [
+      3
+     ],
+     "crc32c": %d
+    },
+    "edge_ids": {
+     "path": "graph/_N._E._N/edge_ids.npy",
+     "dtype": "int32",
+     "shape": [
+      3
+     ],
+     "crc32c": %d
+    }
+   }
+  }
+ ],
+ "tables": [
+  {
+   "kind": "node",
+   "type": "_N",
+   "key": "feat",
+   "shape": [
+    200
+   ],
+   "dtype": "uint8",
+   "page_bytes": 512,
+   "row_count": 5,
+   "shards": [
+    "tables/_N.feat/shard-00.bin",
+    "tables/_N.feat/shard-01.bin"
+   ],
+   "checksums": {
+    "path": "tables/_N.feat/checksum.bin",
+    "dtype": "uint32",
+    "shape": [
+     3
+    ],
+    "crc32c": %d
+   }
+  }
+ ],
+ "checksum": "crc32c:%s"
+}
+"""
+
+
+def npy(descr: str, count: int, data: bytes) -> bytes:
+    text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': ({count},), }}"
+    return b"\x93NUMPY\x01\x00\x76\x00" + text.encode().ljust(117) + b"\n" + data
+
+
+def int64(*values: int) -> bytes:
+    return b"".join(v.to_bytes(8, "little", signed=True) for v in values)
+
+
+def int32(*values: int) -> bytes:
+    return b"".join(v.to_bytes(4, "little", signed=True) for v in values)
+
+
+def crc32c(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def write_example(path):
+    with DatasetWriter(path, page_bytes=512, stripe=2) as writer:
+        writer.write_table(
+            "node", "_N", "feat", torch.arange(1, 6, dtype=torch.uint8)[:, None].repeat(1, 200)
+        )
+        edges = edge_list(torch.tensor([4, 0, 4]), torch.tensor([2, 1, 1]), num_src=5, num_dst=5)
+        writer.write_edges(("_N", "_E", "_N"), edges, index_dtype="int32")
+        writer.write_labels("_N", torch.tensor([0, 1, 0, 1, 2], dtype=torch.int8))
+        writer.write_split("_N", "train", torch.tensor([3, 1]))
+
+
+def test_every_byte_of_a_dataset(tmp_path):
+    write_example(tmp_path / "a.gids")
+    page = [bytes([1]) * 200 + bytes([2]) * 200, bytes([3]) * 200 + bytes([4]) * 200, bytes([5]) * 200]
+    page = [p.ljust(512, b"\0") for p in page]
+    files = {
+        "nodes/_N.label.npy": npy("<i8", 5, int64(0, 1, 0, 1, 2)),
+        "nodes/_N.train_idx.npy": npy("<i8", 2, int64(3, 1)),
+        "nodes/_N.out_degree.npy": npy("<u4", 5, int32(1, 0, 0, 0, 2)),
+        "graph/_N._E._N/indptr.npy": npy("<i8", 6, int64(0, 0, 2, 3, 3, 3)),
+        "graph/_N._E._N/indices.npy": npy("<i4", 3, int32(0, 4, 4)),
+        "graph/_N._E._N/edge_ids.npy": npy("<i4", 3, int32(1, 2, 0)),
+        "tables/_N.feat/checksum.bin": b"".join(crc32c(p).to_bytes(4, "little") for p in page),
+    }
+    text = MANIFEST % (*(crc32c(data) for data in files.values()), "00000000")
+    text = text.replace("crc32c:00000000", f"crc32c:{crc32c(text.encode()):08x}")
+    files |= {
+        "manifest.json": text.encode(),
+        "tables/_N.feat/shard-00.bin": page[0] + page[2],
+        "tables/_N.feat/shard-01.bin": page[1],
+    }
+    found = {
+        str(p.relative_to(tmp_path / "a.gids")): p for p in (tmp_path / "a.gids").rglob("*") if p.is_file()
+    }
+    assert sorted(found) == sorted(files)
+    for name, data in files.items():
+        assert found[name].read_bytes() == data, name
+    assert [p.name for p in tmp_path.iterdir()] == ["a.gids"], "nothing is left beside it"
+
+
+def test_literal_bytes_are_read(tmp_path):
+    write_example(tmp_path / "a.gids")
+    store = FeatureStore(tmp_path / "a.gids")
+    assert store.read_rows([4, 0, 4]).tolist() == [[5] * 200, [1] * 200, [5] * 200]
+    graph = store.graph()
+    assert graph.indptr.tolist() == [0, 0, 2, 3, 3, 3]
+    assert graph.indices.tolist() == [0, 4, 4]
+    assert graph.edge_ids.tolist() == [1, 2, 0]
+    assert store.out_degrees().tolist() == [1, 0, 0, 0, 2]
+    assert store.labels["_N"].tolist() == [0, 1, 0, 1, 2]
+    assert {split: ids.tolist() for split, ids in store.splits["_N"].items()} == {"train": [3, 1]}
+
+
+def test_npy_headers_are_those_of_numpy():
+    assert npy_header("float32", (3, 4)).startswith(b"\x93NUMPY\x01\x00\x76\x00{'descr': '<f4', ")
+    assert len(npy_header("float32", (3, 4))) == 128
+    assert b"'shape': (), }" in npy_header("int8", ())
+    assert len(npy_header("int64", (1 << 47,) * 8)) % 64 == 0

@@ -1,0 +1,199 @@
+"""kill -9 at random moments of a conversion, then resume: the dataset is that of an undisturbed one."""
+
+import contextlib
+import random
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from gids.store import verify
+from gids.store.convert import Options, convert
+from gids.store.convert.readers import read_source
+
+# Reads slowly and syncs often, so that kills fall into the middle of things.
+CHILD = """
+import sys, time
+from pathlib import Path
+from gids.store.convert import Options, convert
+from gids.store.convert.readers import read_source
+from gids.store.rows import FileRows
+
+quick = FileRows.read_into
+def slow(self, start, out):
+    time.sleep(0.005 if self.path.suffix == ".npy" else 0)
+    quick(self, start, out)
+FileRows.read_into = slow
+source, path = map(Path, sys.argv[1:])
+files = sorted(source.iterdir())
+options = Options(workers=2, memory_bytes=1 << 20, stripe=(str(path.parent / "ssd"),) * 2)
+log = open(path.parent / "ssd/log", "a", buffering=1)
+print("ready", flush=True)
+say = lambda sentence: print(sentence, file=log)
+convert(files, lambda s: read_source(source, s), path, options, say=say, sync_bytes=100_000)
+"""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("source")
+    rng = np.random.default_rng(11)
+    np.save(folder / "feat.npy", rng.standard_normal((30_000, 100), np.float32))
+    np.save(folder / "pos.npy", rng.standard_normal((30_000, 3)))
+    np.save(folder / "edge_index.npy", rng.integers(0, 30_000, (2, 200_000)))
+    np.save(folder / "label.npy", rng.integers(0, 9, 30_000))
+    return folder
+
+
+def contents(path):
+    """The bytes of every file but the manifest (which names the shards' folder), by the end of its path."""
+    files = [
+        p for root in (path, path.parent / "ssd") for p in root.rglob("*") if p.suffix in (".npy", ".bin")
+    ]
+    return {"/".join(p.parts[-2:]): p.read_bytes() for p in files}
+
+
+@pytest.mark.slow
+def test_a_conversion_killed_again_and_again_ends_the_same(tmp_path, source):
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for name in ("killed", "whole"):
+        (tmp_path / name / "ssd").mkdir(parents=True)
+    path = tmp_path / "killed/a.gids"
+    kills = 0
+    while not path.exists():
+        assert kills < 60, "it never gets anywhere"
+        command = [sys.executable, "-c", CHILD, source, path]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        while child.stdout.readline() not in ("ready\n", ""):
+            pass
+        if kills < 8:
+            until = records(path) + rng.randrange(8)
+            while records(path) < until and child.poll() is None:
+                time.sleep(0.001)
+            time.sleep(rng.uniform(0, 0.02))
+            child.kill()
+            kills += 1
+        _, errors = child.communicate()
+        assert "Traceback" not in errors, errors
+    options = Options(stripe=(str(tmp_path / "whole/ssd"),) * 2)
+    files = sorted(source.iterdir())
+    convert(files, lambda scratch: read_source(source, scratch), tmp_path / "whole/a.gids", options)
+    assert contents(path) == contents(tmp_path / "whole/a.gids")
+    assert list(verify(path, allow_dirs=[tmp_path / "killed/ssd"])) == []
+    assert sorted(p.name for p in (tmp_path / "killed").iterdir()) == ["a.gids", "ssd"]
+    resumed = (tmp_path / "killed/ssd/log").read_text().count("resuming")
+    assert kills == 8
+    assert resumed >= 5
+    print(f"{kills} kills, {resumed} resumed")
+
+
+def records(path):
+    """How many lines the journal of an unfinished conversion has."""
+    journal = path.with_name(path.name + ".partial") / "journal"
+    with contextlib.suppress(FileNotFoundError):
+        return journal.read_bytes().count(b"\n")
+    return 0
+
+
+def interrupted(source, path, **options):
+    """A conversion that a failing read stops after the first pages are safe."""
+
+    def fail(size):
+        fail.total += size
+        if fail.total > 3_000_000:
+            raise KeyboardInterrupt
+
+    fail.total = 0
+    with pytest.raises(KeyboardInterrupt):
+        run(source, path, on_bytes=fail, **options)
+    assert not path.exists()
+    return path.with_name(path.name + ".partial")
+
+
+def run(source, path, say=lambda _: None, on_bytes=lambda _: None, **options):
+    options = Options(memory_bytes=1 << 20, workers=1, **options)
+    files = sorted(source.iterdir())
+    open_source = lambda scratch: read_source(source, scratch)  # noqa: E731
+    convert(files, open_source, path, options, say=say, on_bytes=on_bytes, sync_bytes=100_000)
+
+
+def test_an_interrupted_conversion_continues_where_it_was(tmp_path, source):
+    interrupted(source, tmp_path / "a.gids")
+    said, progress = [], []
+    run(source, tmp_path / "a.gids", say=said.append, on_bytes=progress.append)
+    assert said == ["resuming an unfinished conversion"]
+    run(source, tmp_path / "b.gids")
+    for name, data in contents(tmp_path / "a.gids").items():
+        assert contents(tmp_path / "b.gids")[name] == data, name
+
+
+def test_what_is_done_is_not_read_again(tmp_path, source, monkeypatch):
+    from gids.store.rows import FileRows
+
+    interrupted(source, tmp_path / "a.gids")
+    read, read_into = [], FileRows.read_into
+
+    def counting(self, start, out):
+        read.append(out.nbytes)
+        read_into(self, start, out)
+
+    monkeypatch.setattr(FileRows, "read_into", counting)
+    run(source, tmp_path / "a.gids")
+    resumed, read[:] = sum(read), []
+    run(source, tmp_path / "b.gids")
+    assert resumed < sum(read) - 2_000_000
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "reason"),
+    [
+        (lambda s: np.save(s / "label.npy", np.zeros(30_000, np.int64)), {}, "the source changed"),
+        (lambda s: np.save(s / "more.npy", np.zeros((30_000, 1))), {}, "the source changed"),
+        (lambda s: None, {"page_bytes": 8192}, "--page-bytes changed"),
+        (lambda s: None, {"seed": 1, "dtypes": {"feat": "float16"}}, "--dtype, --seed changed"),
+    ],
+)
+def test_a_changed_source_or_option_starts_again(tmp_path, source, change, options, reason):
+    copy = tmp_path / "source"
+    copy.mkdir()
+    for file in source.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    interrupted(copy, tmp_path / "a.gids")
+    change(copy)
+    said = []
+    run(copy, tmp_path / "a.gids", say=said.append, **options)
+    assert said == [f"an unfinished conversion was found, but {reason}: starting again"]
+    assert list(verify(tmp_path / "a.gids")) == []
+
+
+def test_other_threads_and_memory_do_resume(tmp_path, source):
+    interrupted(source, tmp_path / "a.gids")
+    said = []
+    convert(
+        sorted(source.iterdir()),
+        lambda scratch: read_source(source, scratch),
+        tmp_path / "a.gids",
+        Options(workers=3, memory_bytes=64 << 20),
+        say=said.append,
+    )
+    assert said == ["resuming an unfinished conversion"]
+    assert list(verify(tmp_path / "a.gids")) == []
+
+
+def test_a_source_that_changes_meanwhile_is_refused(tmp_path):
+    from gids import FormatError
+
+    np.save(tmp_path / "f.npy", np.zeros((100, 4), np.float32))
+
+    def open_source(scratch):
+        found = read_source(tmp_path / "f.npy", scratch)
+        np.save(tmp_path / "f.npy", np.ones((100, 4), np.float32))
+        return found
+
+    with pytest.raises(FormatError, match="the source changed while it was converted"):
+        convert([tmp_path / "f.npy"], open_source, tmp_path / "a.gids", Options())
+    assert [p.name for p in tmp_path.iterdir()] == ["f.npy"]

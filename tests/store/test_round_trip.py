@@ -1,0 +1,124 @@
+"""Rows come back bit for bit and lie where the format says: every type, row size, number of shards."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from gids.store import DatasetWriter, FeatureStore, GeneratedRows, verify
+from gids.store.dtypes import TABLE_DTYPES, byte_view
+
+ROW_COUNT = 37
+PAGE_BYTES = 512
+# Bytes of a row: several per page with and without a rest, one per page, a little less, more, much more.
+ROW_BYTES = (8, 120, 256, 504, 512, 520, 5000)
+
+
+def random_rows(row_count, shape, dtype, seed):
+    row_bytes = math.prod(shape) * dtype.itemsize
+    raw = np.random.default_rng(seed).integers(0, 256, (row_count + 1) * row_bytes, np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(row_count + 1, *shape)[:row_count]
+
+
+def model_row(table, row):
+    """A row's bytes, found by the sentence of the format that describes them."""
+    page, slot = divmod(row, table.rows_per_page)
+    shard, offset = page % len(table.shard_paths), page // len(table.shard_paths) * table.page_bytes
+    start = offset + slot * table.row_bytes
+    return table.shard_paths[shard].read_bytes()[start : start + table.row_bytes]
+
+
+@pytest.mark.parametrize("dtype", TABLE_DTYPES)
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_rows_of_every_size_come_back(tmp_path, dtype, shards):
+    type_ = TABLE_DTYPES[dtype]
+    rows = {n: random_rows(ROW_COUNT, (n // type_.itemsize,), type_, n + shards) for n in ROW_BYTES}
+    with DatasetWriter(tmp_path / "a.gids", page_bytes=PAGE_BYTES, stripe=shards) as writer:
+        for row_bytes, values in rows.items():
+            writer.write_table("node", "n", f"k{row_bytes}", values)
+    store = FeatureStore(tmp_path / "a.gids")
+    ids = torch.randint(ROW_COUNT, (100,), generator=torch.Generator().manual_seed(shards))
+    for row_bytes, values in rows.items():
+        table = store.table(f"n.k{row_bytes}")
+        assert (table.dtype, table.row_bytes, table.row_count) == (type_, row_bytes, ROW_COUNT)
+        assert table.rows_per_page == max(1, PAGE_BYTES // row_bytes)
+        assert table.page_bytes == max(PAGE_BYTES, -(-row_bytes // 512) * 512)
+        assert np.array_equal(byte_view(table.read_rows(ids)), byte_view(values[ids]))
+        assert all(model_row(table, r) == byte_view(values[r]).tobytes() for r in range(ROW_COUNT))
+    assert list(verify(tmp_path / "a.gids")) == []
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (1, 2, 2)])
+@pytest.mark.parametrize("row_count", [0, 1, 2, 1000])
+def test_rows_of_every_shape_and_number_come_back(tmp_path, shape, row_count):
+    values = random_rows(row_count, shape, torch.int32, 1)
+    with DatasetWriter(tmp_path / "a.gids", stripe=3) as writer:
+        writer.write_table("node", "n", "k", values)
+    table = FeatureStore(tmp_path / "a.gids").table("k")
+    assert table.shape == shape
+    assert torch.equal(table.read_rows(range(row_count)), values)
+
+
+def test_a_longer_row_makes_one_page_of_4096s_unless_finer_pages_were_asked_for(tmp_path):
+    for page_bytes, expected in ((4096, 8192), (8192, 8192), (512, 5120), (1536, 5120)):
+        with DatasetWriter(tmp_path / "a.gids", page_bytes=page_bytes, overwrite=True) as writer:
+            writer.write_table("node", "n", "k", torch.zeros(3, 5000, dtype=torch.uint8))
+        assert FeatureStore(tmp_path / "a.gids").table("k").page_bytes == expected
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_table_of_many_blocks_comes_back(tmp_path, workers):
+    """1 MiB of memory makes blocks of few pages, written out of order by several threads."""
+    values = random_rows(5003, (100,), torch.float32, 3)
+    writer = DatasetWriter(
+        tmp_path / "a.gids", workers=workers, memory_bytes=1 << 20, sync_bytes=100_000, stripe=2
+    )
+    with writer:
+        rows = GeneratedRows(
+            values.shape, values.dtype, lambda at, out: out.copy_(values[at : at + len(out)])
+        )
+        writer.write_table("node", "n", "k", rows)
+    store = FeatureStore(tmp_path / "a.gids")
+    assert np.array_equal(byte_view(store.read_rows(range(5003))), byte_view(values))
+    assert list(verify(tmp_path / "a.gids", workers=workers)) == []
+
+
+def test_casts_round_but_change_nothing_else(tmp_path):
+    values = torch.randn(100, 7)
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        for dtype in (torch.float16, torch.bfloat16, torch.float64):
+            writer.write_table("node", "n", str(dtype), values, dtype=dtype)
+        writer.write_table("node", "n", "whole", torch.arange(100).view(100, 1), dtype=torch.uint8)
+    store = FeatureStore(tmp_path / "a.gids")
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        assert torch.equal(store.table(str(dtype)).read_rows(range(100)), values.to(dtype))
+    assert store.table("whole").read_rows([99]).tolist() == [[99]]
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "message"),
+    [
+        (torch.tensor([[1e6]]), torch.float16, r"1000000\.0 does not fit in torch\.float16"),
+        (torch.tensor([[1e300]], dtype=torch.float64), torch.float32, "does not fit"),
+        (torch.tensor([[1.5]]), torch.int8, "cut their fractions"),
+        (torch.tensor([[300]]), torch.uint8, "300 is not exact in torch.uint8"),
+        (torch.tensor([[-1]]), torch.uint8, "-1 is not exact"),
+        (torch.tensor([[(1 << 24) + 1]]), torch.float32, "16777217 is not exact"),
+    ],
+)
+def test_casts_that_lose_values_are_refused(tmp_path, values, dtype, message):
+    from gids import FormatError
+
+    with pytest.raises(FormatError, match=message), DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_table("node", "n", "k", values, dtype=dtype)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_infinities_and_nan_survive_a_cast(tmp_path):
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_table(
+            "node", "n", "k", torch.tensor([[torch.inf, -torch.inf, torch.nan]]), dtype=torch.float16
+        )
+    found = FeatureStore(tmp_path / "a.gids").read_rows([0])
+    assert torch.equal(found.nan_to_num(7, 8, 9), torch.tensor([[8, 9, 7]], dtype=torch.float16))

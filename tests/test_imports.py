@@ -1,0 +1,40 @@
+"""Imports point one way."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import gids
+
+ROOT = Path(gids.__file__).parent
+ORDER = ["errors", "_core", "store", "io", "cache", "sampler", "loader"]
+"""A part may import those before it; what is not listed (adapters, cli) may import them all."""
+
+
+def imported_parts(source: Path) -> set[str]:
+    """Parts of gids that a file imports when it runs; imports for type checking do not count."""
+    tree = ast.parse(source.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            node.body = [ast.Pass()]
+    parts = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            parts |= {n.name.split(".")[1] for n in node.names if n.name.startswith("gids.")}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            if node.module == "gids":
+                parts |= {n.name for n in node.names}
+            elif node.module.startswith("gids."):
+                parts.add(node.module.split(".")[1])
+    return parts
+
+
+def test_each_part_imports_only_those_before_it() -> None:
+    looked_at = 0
+    for part in ORDER[2:]:
+        for source in (ROOT / part).rglob("*.py"):
+            allowed = set(ORDER[: ORDER.index(part) + 1])
+            assert imported_parts(source) <= allowed, source
+            looked_at += 1
+    assert looked_at > 10
