@@ -46,10 +46,10 @@ def add_parser(subparsers: Any) -> None:
         action="append",
         default=[],
         metavar="[TABLE=]TYPE",
-        help="cast tables: (b)float16, float32, float64, (u)int8, int32, int64; of raw binary: what it holds",
+        help="cast tables: (b)float16, float32, float64, (u)int8, int32, int64; with --shape: of raw binary",
     )
     parser.add_argument(
-        "--shape", type=_shape, metavar="N,DIM,…", help="of raw binary; -1: as many as there are"
+        "--shape", type=_shape, metavar="N,DIM,…", help="of raw binary (-1: as many as there are)"
     )
     parser.add_argument(
         "--page-bytes",
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
     kind = source_kind(args.source)
     casts = dict(_cast(text) for text in args.dtype)
-    raw_dtype = casts.pop("", None) if kind == "raw" else None
+    raw_dtype = casts.pop("", None) if args.shape else None
     options = Options(
         page_bytes=args.page_bytes,
         stripe=tuple(args.stripe),

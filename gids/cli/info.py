@@ -85,7 +85,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
     lines = [found["path"], "tables"]
     for t in found["tables"]:
         shape = " x ".join(map(str, [t["rows"], *t["shape"]]))
-        pages = f"{t['pages']} pages of {t['page_bytes']} B"
+        pages = f"{t['pages']} page{'s' * (t['pages'] != 1)} of {t['page_bytes']} B"
         rows = f"{t['rows_per_page']} row{'s' * (t['rows_per_page'] > 1)} each"
         lines.append(f"  {t['name']}  {t['dtype']} {shape}  {pages}, {rows}  {format_bytes(t['bytes'])}")
         lines += [f"    {path}" for path in t["shards"]]

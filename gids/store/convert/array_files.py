@@ -14,6 +14,7 @@ from typing import BinaryIO
 import numpy as np
 
 from gids.errors import FormatError
+from gids.store.convert.space import check_space
 from gids.store.dtypes import table_dtype, torch_dtype_of
 from gids.store.rows import ColumnRows, FileRows, Rows
 
@@ -71,11 +72,13 @@ def open_npz(path: Path, scratch: Path) -> dict[str, Found]:
     found = {}
     try:
         with zipfile.ZipFile(path) as archive:
+            packed = [m for m in archive.infolist() if m.compress_type != zipfile.ZIP_STORED]
+            check_space([(scratch, sum(m.file_size for m in packed))], [])
             for number, member in enumerate(archive.infolist()):
                 name = member.filename.removesuffix(".npy")
                 if not member.filename.endswith(".npy"):
                     found[member.filename] = Found(None, why="not an array")
-                elif member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1:
+                elif member not in packed and not member.flag_bits & 1:
                     found[name] = open_npy(path, _data_offset(path, member))
                 else:
                     unpacked = scratch / f"{path.stem}-{number}.npy"

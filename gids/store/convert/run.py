@@ -175,21 +175,29 @@ def _written(writer: DatasetWriter) -> set[Path]:
     return {partial} | {folder for folder in writer.folders if not folder.is_relative_to(partial)}
 
 
+def _place(writer: DatasetWriter, folder: Path) -> Path:
+    """The directory of the user's that a folder of shards lies in."""
+    return writer.path.parent if folder.is_relative_to(writer.scratch.parent) else folder.parent
+
+
 def _needed(source: Source, options: Options, writer: DatasetWriter) -> Iterator[tuple[Path, int]]:
     pages = 0
     for shard, size_bytes in _table_bytes(source, options, len(writer.folders)):
         pages += size_bytes // options.page_bytes
-        yield writer.folders[shard], size_bytes
-    yield writer.scratch, 4 * pages  # checksums
+        yield _place(writer, writer.folders[shard]), size_bytes
+    yield writer.path.parent, 4 * pages  # checksums
     itemsize = torch.int32.itemsize if options.index_dtype == "int32" else torch.int64.itemsize
     for topology in source.graphs.values():
         if isinstance(topology, InEdges):
-            yield writer.scratch, 2 * itemsize * topology.indices.shape[0]
+            yield writer.path.parent, 2 * itemsize * topology.indices.shape[0]
         else:
             # Sorting may copy the edges to scratch files twice at a time.
-            yield writer.scratch, (2 * itemsize + 2 * EDGE_BYTES) * topology.count
+            yield writer.path.parent, (2 * itemsize + 2 * EDGE_BYTES) * topology.count
     nodes = sum(source.nodes.values())
-    yield writer.scratch, nodes * (4 + 8 * len(source.graphs) + 16)  # out-degrees, indptr, labels and splits
+    yield (
+        writer.path.parent,
+        nodes * (4 + 8 * len(source.graphs) + 16),
+    )  # out-degrees, indptr, labels and splits
 
 
 def _fingerprint(files: Sequence[Path]) -> dict[str, list[int]]:

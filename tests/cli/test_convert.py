@@ -1,0 +1,486 @@
+"""`gids convert`: every source comes out bit for bit, and what cannot be converted says why on one line."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from gids import FeatureStore
+from gids.cli import main
+from gids.store import verify
+
+RNG = np.random.default_rng(42)
+FEAT = RNG.standard_normal((50, 7), np.float32)
+EDGES = RNG.integers(0, 50, (2, 300))
+
+
+def convert(*arguments):
+    """Run the command; the dataset, checked."""
+    arguments = [str(a) for a in arguments]
+    assert main(["convert", *arguments]) == 0
+    assert list(verify(arguments[1], allow_dirs=[os.path.dirname(arguments[1])])) == []
+    return FeatureStore(arguments[1], allow_dirs=[os.path.dirname(arguments[1])])
+
+
+def rows(store, table="feat"):
+    found = store.table(table)
+    return found.read_rows(range(found.row_count)).numpy()
+
+
+def in_edges(edges, num_nodes):
+    """(indptr, indices, edge ids), the obvious way."""
+    order = np.argsort(edges[1], kind="stable")
+    return (
+        np.concatenate([[0], np.cumsum(np.bincount(edges[1], minlength=num_nodes))]),
+        edges[0][order],
+        order,
+    )
+
+
+def assert_graph(graph, indptr, indices, edge_ids=None):
+    assert np.array_equal(graph.indptr, indptr)
+    assert np.array_equal(graph.indices, indices)
+    if edge_ids is None:
+        assert graph.edge_ids is None
+    else:
+        assert np.array_equal(graph.edge_ids, edge_ids)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i1", "u1", "i4", "i8", "?", ">f4", ">i8"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_an_npy_of_any_type_and_order(tmp_path, dtype, order):
+    values = np.asarray(RNG.integers(0, 2, (40, 3, 5)).astype(dtype), order=order)
+    np.save(tmp_path / "x.npy", values)
+    store = convert(tmp_path / "x.npy", tmp_path / "x.gids", "--page-bytes", "512")
+    assert list(store.tables) == ["_N.feat"]
+    assert np.array_equal(rows(store), values)
+    assert store.relations == []
+
+
+def test_an_npy_of_one_dimension_or_version_two(tmp_path):
+    with open(tmp_path / "x.npy", "wb") as file:
+        np.lib.format.write_array(file, FEAT[:, 0], version=(2, 0))
+    assert np.array_equal(rows(convert(tmp_path / "x.npy", tmp_path / "x.gids")), FEAT[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("name", "table"), [("paper.emb", "paper.emb"), ("emb", "_N.emb"), ("a.b.emb", "a.b.emb")]
+)
+def test_a_table_can_be_named(tmp_path, name, table):
+    np.save(tmp_path / "x.npy", FEAT)
+    assert list(convert(tmp_path / "x.npy", tmp_path / "x.gids", "--table", name).tables) == [table]
+
+
+@pytest.mark.parametrize("shape", ["50,7", "-1,7"])
+def test_raw_binary(tmp_path, shape):
+    FEAT.tofile(tmp_path / "x.bin")
+    store = convert(tmp_path / "x.bin", tmp_path / "x.gids", "--dtype", "float32", f"--shape={shape}")
+    assert np.array_equal(rows(store), FEAT)
+
+
+def test_raw_bfloat16(tmp_path):
+    values = torch.from_numpy(FEAT).to(torch.bfloat16)
+    (tmp_path / "x.bin").write_bytes(values.view(torch.int16).numpy().tobytes())
+    store = convert(tmp_path / "x.bin", tmp_path / "x.gids", "--dtype", "bfloat16", "--shape", "50,7")
+    assert torch.equal(store.read_rows(range(50)), values)
+
+
+def test_features_can_be_cast(tmp_path):
+    (tmp_path / "s").mkdir()
+    np.save(tmp_path / "s/a.npy", FEAT)
+    np.save(tmp_path / "s/b.npy", FEAT)
+    np.save(tmp_path / "s/year.npy", np.arange(50, dtype=np.uint16))
+    arguments = ("--dtype", "float16", "--dtype", "b=float64", "--dtype", "_N.year=int32")
+    store = convert(tmp_path / "s", tmp_path / "s.gids", *arguments)
+    assert {t.key: t.dtype for t in store.tables.values()} == {
+        "a": torch.float16,
+        "b": torch.float64,
+        "year": torch.int32,
+    }
+    assert np.array_equal(rows(store, "a"), FEAT.astype(np.float16))
+    assert np.array_equal(rows(store, "year"), np.arange(50))
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_a_sparse_npz(tmp_path, save):
+    """The format of the citation datasets: CSR features and adjacency, labels, texts."""
+    scipy = pytest.importorskip("scipy.sparse")
+    attr = scipy.random_array((50, 30), density=0.1, format="csr", dtype=np.float32, rng=RNG)
+    adj = scipy.csr_array((np.ones(300, np.float32), (EDGES[0], EDGES[1])), (50, 50))
+    adj.sum_duplicates()
+    adj.data[:] = 1
+    parts = {
+        f"{n}_{p}": getattr(m, p)
+        for n, m in (("attr", attr), ("adj", adj))
+        for p in ("data", "indices", "indptr")
+    }
+    shapes = {"attr_shape": np.array(attr.shape), "adj_shape": np.array(adj.shape)}
+    labels = RNG.integers(-1, 4, 50).astype(np.int8)
+    save(tmp_path / "x.npz", **parts, **shapes, labels=labels, names=np.array(["a", "b"]))
+    store = convert(tmp_path / "x.npz", tmp_path / "x.gids")
+    assert np.array_equal(rows(store), attr.toarray())
+    coo = adj.tocoo()
+    indptr, indices, order = in_edges(np.stack([coo.row, coo.col]), 50)
+    assert_graph(store.graph(), indptr, indices, order)
+    assert np.array_equal(store.labels["_N"], labels)
+    assert list(store.tables) == ["_N.feat"], "weights that are all 1 are left out"
+    split = np.concatenate([ids.numpy() for ids in store.splits["_N"].values()])
+    assert np.array_equal(np.sort(split), np.flatnonzero(labels >= 0))
+
+
+def test_sparse_duplicates_add_up_and_weights_are_kept(tmp_path):
+    np.savez(
+        tmp_path / "x.npz",
+        attr_data=np.array([1.0, 2.0, 4.0]),
+        attr_indices=np.array([1, 1, 0]),
+        attr_indptr=np.array([0, 2, 3]),
+        attr_shape=np.array([2, 2]),
+        adj_data=np.array([0.5, 2.0]),
+        adj_indices=np.array([1, 0]),
+        adj_indptr=np.array([0, 1, 2]),
+        adj_shape=np.array([2, 2]),
+    )
+    store = convert(tmp_path / "x.npz", tmp_path / "x.gids")
+    assert rows(store).tolist() == [[0, 3], [4, 0]]
+    assert store.table("_N._E._N.weight").read_rows([0, 1]).tolist() == [0.5, 2.0]
+    assert_graph(store.graph(), [0, 1, 2], [1, 0], [1, 0])
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint32])
+def test_a_dense_npz_with_edges(tmp_path, order, dtype):
+    edges = np.asarray(EDGES.astype(dtype), order=order)
+    mask = np.arange(50) % 3 == 0
+    weight = RNG.standard_normal(300)
+    np.savez(tmp_path / "x.npz", x=FEAT, edge_index=edges, edge_weight=weight, y=np.arange(50), val_mask=mask)
+    store = convert(tmp_path / "x.npz", tmp_path / "x.gids", "--index-dtype", "int32")
+    assert np.array_equal(rows(store, "x"), FEAT)
+    assert np.array_equal(rows(store, "weight"), weight)
+    assert_graph(store.graph(), *in_edges(EDGES, 50))
+    assert store.graph().indices.dtype == np.int32
+    assert {split: ids.tolist() for split, ids in store.splits["_N"].items()} == {
+        "val": list(range(0, 50, 3))
+    }
+    assert np.array_equal(store.out_degrees(), np.bincount(EDGES[0], minlength=50))
+
+
+def test_a_directory(tmp_path):
+    source = tmp_path / "s"
+    source.mkdir()
+    indptr, indices, _ = in_edges(EDGES, 50)
+    FEAT.tofile(source / "raw.bin")
+    for name, values in {
+        "feat": FEAT,
+        "pos": FEAT.astype(np.float64)[:, :2],
+        "indptr": indptr,
+        "indices": indices.astype(np.int32),
+        "labels": np.arange(50) % 3,
+        "train_idx": np.arange(9, dtype=np.int32),
+        "test_idx": np.array([40]),
+    }.items():
+        np.save(source / f"{name}.npy", values)
+    (source / "README.txt").write_text("hello")
+    store = convert(source, tmp_path / "s.gids", "--dtype", "float32", "--shape=-1,7")
+    assert list(store.tables) == ["_N.feat", "_N.pos", "_N.raw"]
+    assert np.array_equal(rows(store, "raw"), FEAT)
+    assert_graph(store.graph(), indptr, indices)
+    assert {split: ids.tolist() for split, ids in store.splits["_N"].items()} == {
+        "train": list(range(9)),
+        "test": [40],
+    }
+
+
+def write_heterogeneous(source):
+    """Authors without features write papers; papers cite papers; an odd type name."""
+    arrays = {
+        "nodes/paper/feat": FEAT,
+        "nodes/paper/label": np.arange(50, dtype=np.float32),
+        "nodes/author/num_nodes": np.array(80),
+        "nodes/a%2Fb/feat": FEAT[:5],
+        "edges/author.writes.paper/edge_index": np.stack([RNG.integers(0, 80, 99), RNG.integers(0, 50, 99)]),
+        "edges/author.writes.paper/weight": RNG.standard_normal((99, 2)),
+        "edges/paper.cites.paper/indptr": in_edges(EDGES, 50)[0],
+        "edges/paper.cites.paper/indices": in_edges(EDGES, 50)[1],
+        "edges/paper.cites.paper/edge_ids": in_edges(EDGES, 50)[2],
+    }
+    for name, values in arrays.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        np.save(source / f"{name}.npy", values)
+    return arrays
+
+
+def test_a_heterogeneous_directory(tmp_path):
+    arrays = write_heterogeneous(tmp_path / "s")
+    store = convert(tmp_path / "s", tmp_path / "s.gids", "--page-bytes", "512", "--split", "none")
+    assert store.num_nodes("author") == 80
+    assert np.array_equal(rows(store, "paper.feat"), FEAT)
+    assert np.array_equal(rows(store, "a/b.feat"), FEAT[:5])
+    assert store.labels["paper"].dtype == torch.float32
+    assert dict(store.splits) == {}
+    edges = arrays["edges/author.writes.paper/edge_index"]
+    assert_graph(store.graph(("author", "writes", "paper")), *in_edges(edges, 50))
+    assert np.array_equal(rows(store, "weight"), arrays["edges/author.writes.paper/weight"])
+    assert_graph(store.graph(("paper", "cites", "paper")), *in_edges(EDGES, 50))
+    assert np.array_equal(store.out_degrees("author"), np.bincount(edges[0], minlength=80))
+
+
+def test_edge_ids_can_be_left_out(tmp_path):
+    np.savez(tmp_path / "x.npz", x=FEAT, edge_index=EDGES)
+    store = convert(tmp_path / "x.npz", tmp_path / "x.gids", "--no-edge-ids")
+    assert_graph(store.graph(), *in_edges(EDGES, 50)[:2])
+
+
+def load_dgl():
+    pytest.importorskip("gids.dgl", exc_type=ImportError)
+    import dgl
+
+    return dgl
+
+
+def test_a_homogeneous_dgl_graph(tmp_path):
+    dgl = load_dgl()
+    graph = dgl.graph((EDGES[0], EDGES[1]), num_nodes=50)
+    graph.ndata["feat"] = torch.from_numpy(FEAT)
+    graph.ndata["half"] = torch.from_numpy(FEAT).to(torch.bfloat16)
+    graph.ndata["year"] = torch.arange(50)
+    graph.ndata["label"] = torch.arange(50) % 4
+    graph.ndata["train_mask"] = torch.arange(50) < 20
+    graph.edata["w"] = torch.arange(300.0)
+    dgl.save_graphs(str(tmp_path / "g.dgl"), [graph])
+    store = convert(tmp_path / "g.dgl", tmp_path / "g.gids")
+    assert sorted(store.tables) == ["_N._E._N.w", "_N.feat", "_N.half", "_N.year"]
+    assert np.array_equal(rows(store), FEAT)
+    assert torch.equal(store.table("half").read_rows(range(50)), graph.ndata["half"])
+    indptr, indices, edge_ids = (t.numpy() for t in graph.adj_tensors("csc"))
+    assert_graph(store.graph(), indptr, indices, edge_ids)
+    assert np.array_equal(rows(store, "w"), np.arange(300.0))
+    assert store.splits["_N"]["train"].tolist() == list(range(20))
+    # The edge that an edge id means is DGL's.
+    sources, destinations = graph.find_edges(torch.arange(300))
+    position = np.argsort(store.graph().edge_ids)
+    assert np.array_equal(store.graph().indices[position], sources)
+    assert np.array_equal(np.searchsorted(store.graph().indptr, position, side="right") - 1, destinations)
+
+
+def test_a_heterogeneous_dgl_graph(tmp_path):
+    dgl = load_dgl()
+    writes = torch.from_numpy(RNG.integers(0, 20, (2, 60)))
+    graph = dgl.heterograph(
+        {
+            ("author", "writes", "paper"): (writes[0], writes[1]),
+            ("paper", "cites", "paper"): (EDGES[0], EDGES[1]),
+        },
+        num_nodes_dict={"author": 25, "paper": 50},
+    )
+    graph.nodes["paper"].data["feat"] = torch.from_numpy(FEAT)
+    graph.nodes["author"].data["feat"] = torch.from_numpy(FEAT[:25]).half()
+    graph.edges["writes"].data["w"] = torch.randn(60, 3)
+    dgl.save_graphs(str(tmp_path / "g.dgl"), [graph])
+    store = convert(tmp_path / "g.dgl", tmp_path / "g.gids")
+    assert store.node_types == graph.ntypes
+    assert store.relations == graph.canonical_etypes
+    assert np.array_equal(rows(store, "paper.feat"), FEAT)
+    assert np.array_equal(rows(store, "author.feat"), FEAT[:25].astype(np.float16))
+    assert np.array_equal(rows(store, "w"), graph.edges["writes"].data["w"])
+    for relation in graph.canonical_etypes:
+        indptr, indices, edge_ids = (t.numpy() for t in graph.adj_tensors("csc", etype=relation))
+        identity = np.array_equal(edge_ids, np.arange(len(edge_ids)))
+        assert_graph(store.graph(relation), indptr, indices, None if identity else edge_ids)
+
+
+def test_several_dgl_graphs_are_refused(tmp_path, capsys):
+    dgl = load_dgl()
+    dgl.save_graphs(str(tmp_path / "g.dgl"), [dgl.graph(([0], [1]))] * 2)
+    assert main(["convert", str(tmp_path / "g.dgl"), str(tmp_path / "g.gids")]) == 2
+    assert "holds 2 graphs; save the one to convert" in capsys.readouterr().err
+
+
+def test_pages_are_striped_over_directories(tmp_path):
+    np.save(tmp_path / "x.npy", FEAT)
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    arguments = ("--stripe", tmp_path / "a", tmp_path / "b", "--page-bytes", "512")
+    store = convert(tmp_path / "x.npy", tmp_path / "x.gids", *arguments)
+    assert [p.parents[2].name for p in store.table("feat").shard_paths] == ["a", "b"]
+    assert np.array_equal(rows(store), FEAT)
+
+
+def save(path, **arrays):
+    for name, values in arrays.items():
+        (path / f"{name}.npy").parent.mkdir(parents=True, exist_ok=True)
+        np.save(path / f"{name}.npy", values)
+
+
+def source_of(kind, path):
+    """One bad source of each kind."""
+    if kind == "nothing":
+        return path / "nothing.npy"
+    path = path / "bad"
+    if kind == "text":
+        np.save(path.with_suffix(".npy"), np.array(["a"]))
+    elif kind == "objects":
+        np.save(path.with_suffix(".npy"), np.array([{}], dtype=object))
+    elif kind == "scalar":
+        np.save(path.with_suffix(".npy"), np.array(1.0))
+    elif kind == "truncated":
+        np.save(path.with_suffix(".npy"), FEAT)
+        os.truncate(path.with_suffix(".npy"), 500)
+    elif kind == "no header":
+        path.with_suffix(".npy").write_bytes(b"\x93NUMPY\x01\x00\x10\x00not a dictionary")
+    elif kind == "version 9":
+        path.with_suffix(".npy").write_bytes(b"\x93NUMPY\x09\x00")
+    elif kind == "raw":
+        path.with_suffix(".npy").write_bytes(b"12345678")
+    elif kind == "broken zip":
+        path.with_suffix(".npy").write_bytes(b"PK\x03\x04 and no more")
+    elif kind == "empty directory":
+        path.mkdir()
+        return path
+    else:
+        save(path, **BAD_DIRECTORIES[kind][0])
+        return path
+    return path.with_suffix(".npy")
+
+
+BAD_DIRECTORIES = {
+    "lengths differ": ({"feat": FEAT, "pos": FEAT[:9]}, "'pos' of"),
+    "indptr of others": (
+        {"feat": FEAT, "indptr": np.zeros(9, int), "indices": np.zeros(0, int)},
+        "but there are 8",
+    ),
+    "indices alone": ({"feat": FEAT, "indices": np.zeros(0, int)}, "has indices but lacks indptr"),
+    "two topologies": (
+        {"feat": FEAT, "indptr": np.zeros(51, int), "indices": np.zeros(0, int), "edge_index": EDGES},
+        "both edge_index and indptr",
+    ),
+    "edges of nodes that are not": ({"feat": FEAT, "edge_index": EDGES + 20}, "it must be from 0 to 49"),
+    "edge_index the wrong way": ({"feat": FEAT, "edge_index": EDGES.T}, "it must be (2, number of edges)"),
+    "edge features of others": ({"feat": FEAT, "edge_index": EDGES, "edge_w": np.ones(3)}, "300 edges, but"),
+    "edges and no nodes": ({"edge_index": EDGES}, "the number of '_N' nodes is not known"),
+    "two labels": ({"feat": FEAT, "label": np.ones(50), "y": np.ones(50)}, "both 'label' and 'y'"),
+    "a split of others": ({"feat": FEAT, "train_idx": np.array([50])}, "train_idx[0] is 50"),
+    "mask and idx": (
+        {"feat": FEAT, "val_mask": np.ones(50, bool), "val_idx": np.ones(2, int)},
+        "both val_idx and val_mask",
+    ),
+    "only labels": ({"label": np.ones(50)}, "holds no features"),
+    "a strange relation": (
+        {"nodes/a/feat": FEAT, "edges/ab/edge_index": EDGES},
+        "must be called SOURCE.RELATION",
+    ),
+    "an unknown end": (
+        {"nodes/a/feat": FEAT, "edges/a.b.c/edge_index": EDGES},
+        "number of 'c' nodes is not known",
+    ),
+    "int16": ({"feat": FEAT.astype(np.int16)}, "cannot hold int16: cast it (--dtype)"),
+}
+BAD = {kind: message for kind, (_, message) in BAD_DIRECTORIES.items()} | {
+    "nothing": "no source at",
+    "text": "is of type <U1, not numbers",
+    "objects": "only unpickling could read",
+    "scalar": "is a single number",
+    "truncated": "is truncated: 500 bytes",
+    "no header": "not a valid .npy file",
+    "version 9": "version (9, 0)",
+    "raw": "say what it holds: --dtype float32 --shape ROWS,DIM",
+    "broken zip": "not a valid .npz file",
+    "empty directory": "holds no features",
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_source_is_one_line_and_leaves_nothing(tmp_path, capsys, kind):
+    source = source_of(kind, tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["convert", str(source), str(tmp_path / "x.gids")]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].startswith("gids convert: ")
+    assert BAD[kind] in lines[-1]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--page-bytes", "1000"], "page_bytes is 1000; it must be a multiple of 512"),
+        (["--dtype", "float17"], "unknown dtype 'float17'"),
+        (["--dtype", "color=float16"], "--dtype names table 'color'; the source has _N.feat, feat"),
+        (["--dtype", "int8"], "would cut their fractions"),
+        (["--stripe", "/nonexistent"], "stripe directory /nonexistent does not exist"),
+        (["--memory", "1k"], "1 MiB"),
+    ],
+)
+def test_bad_options_are_one_line(tmp_path, capsys, arguments, message):
+    np.save(tmp_path / "x.npy", FEAT)
+    assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids"), *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["x.npy"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--shape", "a,b"], ["--split", "half"], ["--memory", "lots"], ["--index-dtype", "int8"]]
+)
+def test_options_that_cannot_be_read_show_the_usage(arguments, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["convert", "x.npy", "x.gids", *arguments])
+    assert "usage: gids convert" in capsys.readouterr().err
+
+
+def test_a_dataset_is_only_replaced_when_asked(tmp_path, capsys):
+    np.save(tmp_path / "x.npy", FEAT)
+    convert(tmp_path / "x.npy", tmp_path / "x.gids")
+    np.save(tmp_path / "x.npy", -FEAT)
+    assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids")]) == 2
+    assert "x.gids exists; choose another name, or --overwrite it" in capsys.readouterr().err
+    assert np.array_equal(rows(convert(tmp_path / "x.npy", tmp_path / "x.gids", "--overwrite")), -FEAT)
+
+
+def test_room_is_checked_before_anything_is_written(tmp_path, capsys):
+    header = np.lib.format.header_data_from_array_1_0(FEAT) | {"shape": (1 << 30, 1024)}
+    with open(tmp_path / "x.npy", "wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        file.truncate(file.tell() + (1 << 42))
+    assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids")]) == 2
+    error = capsys.readouterr().err
+    found = re.search(r"not enough room: (\d+) bytes needed, (\d+) free; nothing was written: (.*)", error)
+    assert int(found[1]) > (1 << 42) > int(found[2])
+    assert found[3] == str(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["x.npy"]
+
+
+@pytest.mark.slow
+def test_a_large_array_is_never_in_memory(tmp_path):
+    """1 GiB (sparse) with less than 500 MB resident, torch included."""
+    header = np.lib.format.header_data_from_array_1_0(FEAT) | {"shape": (1 << 18, 1024)}
+    with open(tmp_path / "x.npy", "wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        file.truncate(file.tell() + (1 << 30))
+    code = (
+        "import resource, sys; from gids.cli import main; status = main(sys.argv[1:]);"
+        "print('peak', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss); sys.exit(status)"
+    )
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code, "convert", tmp_path / "x.npy", tmp_path / "x.gids"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    peak_bytes = int(done.stdout.split("peak")[1]) * 1024
+    print(f"peak {peak_bytes / 1e6:.0f} MB, {time.monotonic() - start:.1f} s")
+    assert peak_bytes < 500e6
+
+
+def test_a_quiet_conversion_prints_nothing(tmp_path, capfd):
+    np.savez(tmp_path / "x.npz", x=FEAT, names=np.array(["a"]))
+    convert(tmp_path / "x.npz", tmp_path / "x.gids", "--quiet")
+    assert capfd.readouterr() == ("", "")
+    convert(tmp_path / "x.npz", tmp_path / "y.gids")
+    out, err = capfd.readouterr()
+    assert out == f"{tmp_path}/y.gids: 1 table, 4.1 kB\n"
+    assert err == "left out 'names' of x.npz: of type <U1, not numbers\n"

@@ -1,0 +1,137 @@
+"""`gids info`, `gids --help` and how the command ends."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from gids.cli import main
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("info")
+    rng = np.random.default_rng(1)
+    arrays = {
+        "nodes/paper/feat": rng.standard_normal((40, 100), np.float32),
+        "nodes/paper/label": rng.integers(0, 4, 40),
+        "nodes/author/feat": rng.standard_normal((7, 2000), np.float32),
+        "edges/author.writes.paper/edge_index": np.stack([rng.integers(0, 7, 60), rng.integers(0, 40, 60)]),
+        "edges/paper.cites.paper/weight": np.ones((9, 1), np.float16),
+    }
+    for name, values in arrays.items():
+        path = folder / f"source/{name}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, values)
+    assert main(["convert", str(folder / "source"), str(folder / "mag.gids"), "--quiet"]) == 0
+    return folder / "mag.gids"
+
+
+def test_it_says_what_a_dataset_holds(dataset, capsys):
+    assert main(["info", str(dataset)]) == 0
+    assert (
+        capsys.readouterr().out
+        == f"""\
+{dataset}
+tables
+  author.feat  float32 7 x 2000  7 pages of 8192 B, 1 row each  57.3 kB
+    {dataset}/tables/author.feat/shard-00.bin
+  paper.feat  float32 40 x 100  4 pages of 4096 B, 10 rows each  16.4 kB
+    {dataset}/tables/paper.feat/shard-00.bin
+  paper.cites.paper.weight  float16 9 x 1  1 page of 4096 B, 2048 rows each  4.1 kB
+    {dataset}/tables/paper.cites.paper.weight/shard-00.bin
+nodes
+  author  7
+  paper  40  labels int64[40]  train 24, val 8, test 8
+relations
+  author.writes.paper  60 edges  int64 in-edges, edge ids
+  paper.cites.paper  9 edges  no topology
+"""
+    )
+
+
+def test_json_has_the_same_facts(dataset, capsys):
+    assert main(["info", str(dataset), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["tables"][0] == {
+        "name": "author.feat",
+        "kind": "node",
+        "rows": 7,
+        "shape": [2000],
+        "dtype": "float32",
+        "row_bytes": 8000,
+        "page_bytes": 8192,
+        "rows_per_page": 1,
+        "pages": 7,
+        "bytes": 57344,
+        "shards": [f"{dataset}/tables/author.feat/shard-00.bin"],
+    }
+    assert found["nodes"][1]["splits"] == {"train": 24, "val": 8, "test": 8}
+    assert found["relations"][1] == {"type": ["paper", "cites", "paper"], "edges": 9, "topology": None}
+
+
+def test_what_is_no_dataset_is_one_line(tmp_path, capsys):
+    assert main(["info", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"gids info: {tmp_path} has no manifest.json; is it a gids dataset?\n"
+
+
+def test_help_and_version_need_no_torch():
+    code = (
+        "import sys\nfrom gids.cli import main\ntry: main(sys.argv[1:])\nexcept SystemExit: pass\n"
+        "assert 'torch' not in sys.modules"
+    )
+    for argument, expected in (("--help", "convert"), ("--version", "gids 0.")):
+        done = subprocess.run(
+            [sys.executable, "-c", code, argument], capture_output=True, text=True, check=True
+        )
+        assert expected in done.stdout
+
+
+def test_an_unexpected_error_is_one_line_unless_asked_for_more(dataset, capsys, monkeypatch):
+    monkeypatch.setattr("gids.cli.info.describe", lambda _: 1 / 0)
+    assert main(["info", str(dataset)]) == 2
+    assert (
+        capsys.readouterr().err
+        == "gids info: ZeroDivisionError: division by zero (GIDS_TRACEBACK=1 shows where)\n"
+    )
+    monkeypatch.setenv("GIDS_TRACEBACK", "1")
+    with pytest.raises(ZeroDivisionError):
+        main(["info", str(dataset)])
+
+
+def test_ctrl_c_ends_without_a_traceback(dataset, capsys, monkeypatch):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gids.cli.info.describe", interrupt)
+    assert main(["info", str(dataset)]) == 130
+    assert capsys.readouterr().err == "\ngids info: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("0", 0), ("4096", 4096), ("256MB", 256_000_000), ("1.5 GiB", 3 << 29), ("2k", 2000), ("1TiB", 1 << 40)],
+)
+def test_sizes(text, expected):
+    from gids.cli.sizes import parse_bytes
+
+    assert parse_bytes(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (54_321_000, "54.3 MB"),
+        (999_900_000, "1.0 GB"),
+        (10**16, "10000 TB"),
+    ],
+)
+def test_sizes_are_printed_with_three_digits(size, expected):
+    from gids.cli.sizes import format_bytes
+
+    assert format_bytes(size) == expected
