@@ -29,7 +29,7 @@ class PageCache::Fill final : public io::Batch {
 
   void add_load(u64 page, u32 line) {
     loads_.push_back({page, line});
-    add_read(page, cache_.lines_.data() + size_t{line} * cache_.geometry_.page_bytes, loads_.size() - 1);
+    add_read(page, cache_.lines_->data() + size_t{line} * cache_.geometry_.page_bytes, loads_.size() - 1);
   }
 
   // Groups the positions by page, so that each page is read once.
@@ -128,18 +128,15 @@ PageCache::PageCache(std::shared_ptr<io::Engine> engine, std::shared_ptr<Workers
       workers_(std::move(workers)),
       geometry_((geometry.validate(), geometry)),
       planner_(geometry.page_count(), options.lines, options.policy, options.seed, options.heat),
-      lines_(size_t{options.lines} * geometry.page_bytes),
+      lines_(std::make_shared<HugeArray<std::byte>>(size_t{options.lines} * geometry.page_bytes)),
       checksums_(options.checksums),
       left_by_worker_(workers_->threads()) {
   if (!checksums_.empty() && checksums_.size() != geometry_.page_count())
     throw std::invalid_argument("checksums: one per page");
-  if (lines_.size()) engine_->register_memory(lines_.data(), lines_.bytes());
+  if (lines_->size()) engine_->register_memory(lines_->data(), lines_->bytes(), lines_);
 }
 
-PageCache::~PageCache() {
-  for (Flight& f : flights_)
-    while (!f.fill->wait_for(1000)) {}
-}
+PageCache::~PageCache() { cancel(); }
 
 PageCache::Flight& PageCache::flight(u64 step) {
   for (Flight& f : flights_)
@@ -249,6 +246,7 @@ void PageCache::retire(u64 step) {
 }
 
 u64 PageCache::cancel() {
+  for (Flight& f : flights_) engine_->cancel(*f.fill);  // what is not issued yet need not be read
   while (planner_.first_live() < planner_.entered()) retire(planner_.first_live());
   return planner_.entered();
 }

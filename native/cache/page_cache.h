@@ -64,7 +64,7 @@ class PageCache {
 
   const Geometry& geometry() const { return geometry_; }
   Planner& planner() { return planner_; }
-  size_t lines_bytes() const { return lines_.bytes(); }
+  size_t lines_bytes() const { return lines_->bytes(); }
 
  private:
   class Fill;
@@ -72,7 +72,7 @@ class PageCache {
 
   Flight& flight(u64 step);
   const std::byte* row_in_line(u64 word, i64 id) const {
-    return lines_.data() + size_t{word::line_of(word)} * geometry_.page_bytes + geometry_.offset_in_page(id);
+    return lines_->data() + size_t{word::line_of(word)} * geometry_.page_bytes + geometry_.offset_in_page(id);
   }
   void copy_resident(std::span<const i64> ids, std::byte* out, const Fill* fill, std::span<const u32> positions,
                      std::vector<u32>& left);
@@ -82,7 +82,7 @@ class PageCache {
   std::shared_ptr<Workers> workers_;
   Geometry geometry_;
   Planner planner_;
-  HugeArray<std::byte> lines_;
+  std::shared_ptr<HugeArray<std::byte>> lines_;
   std::span<const u32> checksums_;
   std::mutex plan_mutex_;       // lines change hands only under it
   std::mutex workers_mutex_;    // the workers serve one caller at a time

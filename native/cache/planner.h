@@ -65,7 +65,7 @@ class Planner {
   // Planned or not (a stream that is closed early takes back marks of steps it never planned).
   void retire(u64 step);
 
-  // A completion reports that the load of `line` failed. Any thread.
+  // A completion reports that the load of `line` failed or was cancelled. Any thread.
   void reclaim(u64 page, u32 line);
 
   u64& word(u64 page) { return words_[page]; }

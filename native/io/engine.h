@@ -116,9 +116,11 @@ class Engine {
   void cancel(Batch& batch);
 
   // A hint: reads will land in this memory (the cache's lines). Registered with the kernel while the
-  // engine lives, where that pays and is allowed (note() tells): all of it is then resident, and it must
-  // stay mapped until close().
-  virtual void register_memory(std::byte* base, size_t bytes) { (void)base, (void)bytes; }
+  // engine lives, where that pays and is allowed (note() tells): all of it is then resident. The engine
+  // keeps `owner` for as long: at a stale address the kernel would still write into the old memory.
+  virtual void register_memory(std::byte* base, size_t bytes, std::shared_ptr<void> owner) {
+    (void)base, (void)bytes, (void)owner;
+  }
 
   // Completes what was submitted, then stops the threads and closes the files. Idempotent. Does nothing
   // in a forked child. Not for use inside Batch::done.

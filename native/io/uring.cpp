@@ -221,7 +221,7 @@ Options UringEngine::settle_options(Options o) {
 UringEngine::UringEngine(const std::vector<std::string>& paths, Options options)
     : Engine("uring", paths, settle_options(options)), bounce_(options_.depth, slot_bytes_) {
   bounce_bytes_ = bounce_.bytes();
-  if (bounce_bytes_ <= kPinnedBounceMax) register_memory(bounce_.base(), bounce_bytes_);
+  if (bounce_bytes_ <= kPinnedBounceMax) register_memory(bounce_.base(), bounce_bytes_, nullptr);
   std::vector<std::function<void(const Ready&)>> bodies;
   for (u32 i = 0; i < options_.threads; ++i) {
     const u32 first = static_cast<u32>(u64{options_.depth} * i / options_.threads);
@@ -249,8 +249,9 @@ void UringEngine::ring_doorbells() {
   for (const auto& doorbell : doorbells_) doorbell->ring();
 }
 
-void UringEngine::register_memory(std::byte* base, size_t bytes) {
+void UringEngine::register_memory(std::byte* base, size_t bytes, std::shared_ptr<void> owner) {
   std::lock_guard lock(queue_mutex_);
+  owners_.push_back(std::move(owner));
   for (u64 at = 0; at < bytes && chunks_.size() < kChunksMax; at += kChunkBytes) {
     chunks_.push_back({base + at, std::min<u64>(kChunkBytes, bytes - at)});
     ++chores_;

@@ -26,7 +26,7 @@ struct Doorbell {
 class UringEngine final : public Engine {
  public:
   UringEngine(const std::vector<std::string>& paths, Options options);
-  void register_memory(std::byte* base, size_t bytes) override;
+  void register_memory(std::byte* base, size_t bytes, std::shared_ptr<void> owner) override;
 
  private:
   struct Chunk {  // memory registered with the kernel under one index
@@ -39,6 +39,7 @@ class UringEngine final : public Engine {
 
   BouncePool bounce_;
   std::vector<std::unique_ptr<Doorbell>> doorbells_;  // one per thread, gone when it ends; guarded by queue_mutex_
+  std::vector<std::shared_ptr<void>> owners_;  // of the chunks' memory; guarded by queue_mutex_
   std::vector<Chunk> chunks_;  // in the order of their indices; guarded by queue_mutex_
 };
 

@@ -319,7 +319,7 @@ void test_eintr_and_eagain_are_repeated_within_a_bound(const std::string& kind) 
 void test_registered_memory_is_read_into_inside_across_and_beside(const std::string& kind) {
   auto engine = open(kind, {4, 0, 2 * kPage, 1u << 17, true});
   PageMemory memory(16 * kPage);
-  engine->register_memory(memory.base + 4 * kPage, 8 * kPage);
+  engine->register_memory(memory.base + 4 * kPage, 8 * kPage, nullptr);
   for (int round = 0; round < 3; ++round) {
     std::vector<Read> reads;
     for (const u64 page : {0, 3, 4, 7, 10, 11, 14})  // two pages each: 3 and 11 straddle an edge
