@@ -1,5 +1,7 @@
 // gids._core: Planner, PageCache, Workers, BufferPool. Checks types and shapes by signature, holds the
 // arrays that native code reads and writes, releases the GIL around work and lets Ctrl-C through waits.
+#include <unistd.h>
+
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -93,6 +95,10 @@ class OwningCache {
     cache_ = std::make_unique<PageCache>(std::move(engine), std::move(workers), g, o);
   }
   ~OwningCache() {
+    if (getpid() != pid_) {  // a forked child has neither its threads nor its memory, whose addresses may be others'
+      (void)cache_.release();
+      return;
+    }
     nb::gil_scoped_release release;
     cache_.reset();  // waits for reads; only then may the arrays go
   }
@@ -182,6 +188,7 @@ class OwningCache {
   Planner& planner() { return cache_->planner(); }
 
  private:
+  pid_t pid_ = getpid();
   struct Held {
     Ids ids;
     Rows out;

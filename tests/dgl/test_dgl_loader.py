@@ -227,6 +227,24 @@ def test_dropping_a_loader_stops_its_workers(homogeneous, sampler):
     assert not any(worker.is_alive() for worker in workers)
 
 
+def collect_garbage(worker_id):
+    gc.collect()
+
+
+def test_a_worker_may_collect_a_loader_that_was_garbage_when_it_forked(homogeneous, sampler):
+    gc.disable()
+    try:
+        holder = [model.gids_loader(homogeneous, homogeneous.seeds, sampler, gids_options={"threads": 2})]
+        list(holder[0])
+        holder.append(holder)
+        del holder
+        options = {"num_workers": 2, "worker_init_fn": collect_garbage, "timeout": 60}
+        stock = model.stock_loader(homogeneous, homogeneous.seeds, sampler, batch_size=8, **options)
+        assert len(list(stock)) == len(stock)
+    finally:
+        gc.enable()
+
+
 # Tables that the sampler does not ask for
 
 
