@@ -27,8 +27,8 @@ def graph(store: FeatureStore, *, formats: str | Sequence[str] = "csc", masks: b
     Ids are int64. Arrays stored as int64 are mapped, not copied: resident memory grows as sampling touches
     them, and the kernel may drop them again; int32 ``indices`` are copied to int64.
 
-    formats: what DGL may make of it. "csc" serves neighbor sampling. Edge prediction and SAINT samplers need
-    "coo" or "csr" too, which DGL makes in memory, 16 to 24 B per edge each, when it first needs them.
+    formats: what DGL may make of it. "csc" serves most samplers; edge prediction and SAINT by edges need
+    "coo" too, SAINT by nodes or walks "csr". DGL makes those in memory, 16 to 24 B per edge each, if needed.
     masks: add the splits as bool ``train_mask``, ``val_mask``, ``test_mask``. Labels are always "label".
 
     Raises ValueError if formats leave out "csc", or if the store has features only.

@@ -1,5 +1,6 @@
 #include "io/ring.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -93,7 +94,12 @@ Ring::Ring(u32 entries) {
   }
 }
 
-Ring::~Ring() { unmap(); }
+Ring::~Ring() {
+  // The kernel tears a closed ring down later: until then it would hold the files and pin the memory.
+  if (files_) syscall(__NR_io_uring_register, fd_, IORING_UNREGISTER_FILES, nullptr, 0);
+  if (buffers_) syscall(__NR_io_uring_register, fd_, IORING_UNREGISTER_BUFFERS, nullptr, 0);
+  unmap();
+}
 
 void Ring::map() {
   auto map_at = [this](u64 bytes, u64 offset) {
@@ -147,12 +153,14 @@ int Ring::enter(u32 wait) {
 }
 
 bool Ring::register_files(const int* fds, u32 count) {
-  return count && syscall(__NR_io_uring_register, fd_, IORING_REGISTER_FILES, fds, count) == 0;
+  files_ = count && syscall(__NR_io_uring_register, fd_, IORING_REGISTER_FILES, fds, count) == 0;
+  return files_;
 }
 
 bool Ring::register_buffer_table(u32 count) {
   RegisterTable table{count, kRegisterSparse, 0, 0, 0};
-  return syscall(__NR_io_uring_register, fd_, kRegisterBuffers2, &table, sizeof table) == 0;
+  buffers_ = syscall(__NR_io_uring_register, fd_, kRegisterBuffers2, &table, sizeof table) == 0;
+  return buffers_;
 }
 
 int Ring::register_buffer(u32 index, std::byte* base, u64 bytes) {

@@ -61,6 +61,7 @@ class Ring {
   u32 *sq_tail_ = nullptr, *cq_head_ = nullptr, *cq_tail_ = nullptr;
   u32 sq_mask_ = 0, cq_mask_ = 0;
   u32 tail_ = 0, submitted_ = 0;
+  bool files_ = false, buffers_ = false;  // registered
   std::string features_;
 };
 

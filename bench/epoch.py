@@ -1,0 +1,194 @@
+"""How much faster is an epoch through DGL with gids than with stock DGL on memory-mapped features?
+
+    python bench/epoch.py             # 8.6 GB of features twice on disk, 3 pairs, a quarter of an hour
+    python bench/epoch.py --small     # a minute; only shows that it works
+
+Baseline: stock DGL on ``np.load(mmap_mode)`` in ``g.ndata``, rows aligned to pages in the file, advised
+MADV_RANDOM; what it does without that advice is shown once, stopped after a minute. Both sides: the same graph,
+seeds, sampler, model, workers and threads; a fresh process, whose memory (page cache included) is limited to
+what it had before it opened the features plus a share of their size; a page cache with none of them; rounds
+in alternating order, medians. The epoch counts from opening the features to the last training step. Rows of
+every minibatch are compared with the source. Beside the ratio stands what no loader can pass: the greater
+of the time that the device needs for gids' reads, alone, and the CPU time over the number of cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).parent))
+from harness import alternate, median_ratio, random_pages_per_s, write_json
+
+from gids.cli import main as gids_command
+from gids.quickstart.report import table
+from gids.quickstart.sides import EpochConfig, EpochResult, run_side, why_no_limit
+from gids.store import FeatureStore
+from gids.store.synthetic import GraphSpec, write_graph
+
+HEADROOM_BYTES = 96 << 20  # of the memory limit, for what training itself allocates beside gids
+ALLOWANCE_BYTES = 300 * 10**6  # what a process may take beyond what stats()["memory"] lists
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--size-gb", type=float, default=8.6, help="of features, in 1e9 bytes (default: 8.6)")
+    add("--dim", type=int, default=1024, help="float32 features of a row (default: 1024)")
+    add("--degree", type=float, default=16.0)
+    add("--batches", type=int, default=40)
+    add("--batch-size", type=int, default=256)
+    add("--fanouts", type=lambda text: tuple(map(int, text.split(","))), default=(4, 4, 4))
+    add("--hidden", type=int, default=64)
+    add("--workers", type=int, default=0, help="num_workers of both sides")
+    add("--threads", type=int, default=0, help="OpenMP threads of both sides (default: torch's)")
+    add("--window", type=int, default=16)
+    add("--memory-share", type=float, default=0.25, help="of the features, for both sides (default: 0.25)")
+    add("--rounds", type=int, default=3)
+    add("--seed", type=int, default=0)
+    add("--dir", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to measure")
+    add("--keep", action="store_true", help="keep the files in DIR/gids-epoch-SIZE, and use them if there")
+    add("--skip-default-advice", action="store_true", help="leave out stock without MADV_RANDOM")
+    add("--json", type=Path, metavar="FILE", help="write all results")
+    add("--small", action="store_true")
+    args = parser.parse_args(argv)
+    if args.small:
+        args.size_gb, args.batches, args.batch_size, args.rounds = 0.2, 8, 16, 1
+        args.skip_default_advice = True
+    return args
+
+
+def make_files(args: argparse.Namespace, directory: Path) -> GraphSpec:
+    spec = GraphSpec(
+        node_count=int(args.size_gb * 1e9) // (4 * args.dim),
+        degree=args.degree,
+        dim=args.dim,
+        train_count=args.batches * args.batch_size,
+        val_count=4 * args.batch_size,
+        seed=args.seed,
+    )
+    if not (directory / "graph.gids").exists():
+        write_graph(directory / "graph", spec)
+        if gids_command(["convert", str(directory / "graph"), str(directory / "graph.gids"), "--quiet"]) != 0:
+            raise SystemExit("the conversion failed")
+    return spec
+
+
+def compare(args: argparse.Namespace, directory: Path) -> bool:
+    spec = make_files(args, directory)
+    memory_bytes = int(spec.feature_bytes * args.memory_share)
+    if args.small:
+        memory_bytes = max(memory_bytes, 256 << 20)
+    ours = EpochConfig(
+        side="gids",
+        source=str(directory / "graph"),
+        dataset=str(directory / "graph.gids"),
+        fanouts=args.fanouts,
+        batch_size=args.batch_size,
+        hidden=args.hidden,
+        batches=args.batches,
+        val_batches=2,
+        workers=args.workers,
+        threads=args.threads,
+        seed=args.seed,
+        memory_bytes=memory_bytes,
+        gids_memory_bytes=memory_bytes - HEADROOM_BYTES,
+        window=args.window,
+    )
+    stock = replace(ours, side="stock")
+    no_limit = why_no_limit()
+    print(
+        f"{spec.node_count:,} rows of {spec.row_bytes} B ({spec.feature_bytes / 1e9:.1f} GB), "
+        f"{args.batches} minibatches of {args.batch_size} seeds, fanouts {args.fanouts}, {os.cpu_count()} cores; "
+        + (f"MEMORY NOT LIMITED: {no_limit}" if no_limit else f"memory limit {memory_bytes / 1e6:,.0f} MB"),
+        flush=True,
+    )
+
+    def run(config: EpochConfig) -> EpochResult:
+        result = run_side(config, limited=not no_limit)
+        print(f"  {config.side}: {result.seconds:.2f} s, {result.rows_per_s:,.0f} rows/s", flush=True)
+        return result
+
+    results = alternate({"gids": lambda: run(ours), "stock": lambda: run(stock)}, args.rounds)
+    columns = [(f"{name} (median)", _median_run(runs)) for name, runs in results.items()]
+    if not args.skip_default_advice:
+        print("  stock without MADV_RANDOM, for a minute:", flush=True)
+        plain = run(replace(stock, random_access=False, most_seconds=60, val_batches=0))
+        columns.append((f"no advice, {plain.batches} batches", plain))
+        results["stock without advice"] = [plain]
+    print("\n" + table(columns))
+    rate = _device_rate(args, directory)
+    correct = _print_verdict(results, rate, "" if no_limit else "cold, limited memory")
+    write_json(
+        args.json,
+        {
+            "arguments": {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()},
+            "feature_bytes": spec.feature_bytes,
+            "memory_bytes": 0 if no_limit else memory_bytes,
+            "device_pages_per_s": rate,
+            "runs": {name: [asdict(run) for run in runs] for name, runs in results.items()},
+        },
+    )
+    return correct
+
+
+def _median_run(runs: list[EpochResult]) -> EpochResult:
+    return sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]
+
+
+def _device_rate(args: argparse.Namespace, directory: Path) -> float:
+    table_ = FeatureStore(directory / "graph.gids").table("feat")
+    pages = min(table_.page_count, 20_000 if args.small else 400_000)
+    return random_pages_per_s(table_.shard_paths[0], page_bytes=table_.page_bytes, pages=pages)
+
+
+def _print_verdict(results: dict[str, list[EpochResult]], pages_per_s: float, how: str) -> bool:
+    gids, stock = results["gids"], results["stock"]
+    speed_up = median_ratio([run.seconds for run in stock], [run.seconds for run in gids])
+    by_row = median_ratio([run.rows_per_s for run in gids], [run.rows_per_s for run in stock])
+    print(f"\nspeed-up, {how}: {speed_up:.1f} x by epoch, {by_row:.1f} x by row (bar 5, aim 8)")
+    cores = os.cpu_count() or 1
+    read_s = median(run.loader["pages_read"] for run in gids) / pages_per_s
+    cpu_s = median(run.cpu_seconds for run in gids) / cores
+    floor = max(read_s, cpu_s)
+    epoch_s = median(run.seconds for run in gids)
+    print(
+        f"epoch over max(read time, CPU time / cores): {epoch_s / floor:.2f} (aim 1.15): epoch {epoch_s:.2f} s, "
+        f"reading alone {read_s:.2f} s at the device's {pages_per_s:,.0f} pages/s, CPU {cpu_s:.2f} s"
+    )
+    grown = max(run.peak_rss_bytes - run.base_rss_bytes for run in gids)
+    listed = max(sum(run.loader["memory"].values()) for run in gids)
+    print(
+        f"memory: RSS grew by {grown / 1e6:,.0f} MB at most; stats()['memory'] lists {listed / 1e6:,.0f} MB, "
+        f"+ {ALLOWANCE_BYTES / 1e6:.0f} MB allowed: {'within' if grown <= listed + ALLOWANCE_BYTES else 'BEYOND'}"
+    )
+    wrong = sum(run.wrong_rows for runs in results.values() for run in runs)
+    compared = sum(run.compared_rows for runs in results.values() for run in runs)
+    print(f"rows that differ from the source: {wrong} of {compared:,} compared")
+    warmest = max(run.cached_before for runs in results.values() for run in runs)
+    print(f"features in the page cache at a start: {warmest:.2%} at most")
+    return wrong == 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    args.dir.mkdir(parents=True, exist_ok=True)
+    directory = args.dir / f"gids-epoch-{args.size_gb}"
+    directory.mkdir(exist_ok=args.keep)
+    try:
+        return 0 if compare(args, directory) else 1
+    finally:
+        if not args.keep:
+            shutil.rmtree(directory)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

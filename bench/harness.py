@@ -1,0 +1,75 @@
+"""What benchmarks share: alternating repeats, the device's own speed, and a record of the machine.
+
+Fresh processes, cold page cache and memory limits are gids.quickstart.isolation.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
+
+import numpy as np
+
+import gids.io
+
+T = TypeVar("T")
+
+
+def alternate(sides: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
+    """Run every side once in each round, in the other order every other round, so that drift falls on all alike."""
+    results: dict[str, list[T]] = {name: [] for name in sides}
+    for number in range(rounds):
+        names = list(sides)
+        for name in names if number % 2 == 0 else reversed(names):
+            results[name].append(sides[name]())
+    return results
+
+
+def median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
+    """The median of the rounds' ratios."""
+    return median(a / b for a, b in zip(above, below, strict=True))
+
+
+def random_pages_per_s(shard: Path, *, page_bytes: int, pages: int, depth: int = 256, seed: int = 0) -> float:
+    """How many distinct random pages the device delivers in a second, cold, to the default engine alone.
+
+    Pages are asked for in sorted batches, as minibatches do.
+    """
+    rng = np.random.default_rng(seed)
+    total = shard.stat().st_size // page_bytes
+    chosen = rng.permutation(total)[:pages]
+    batch = 8192
+    gids.io.drop_page_cache(shard)
+    with gids.io.open_engine([shard], depth=depth, max_read_bytes=page_bytes) as engine:
+        out = np.empty((batch, page_bytes), np.uint8)
+        out[:] = 0
+        begun = time.perf_counter()
+        for first in range(0, len(chosen), batch):
+            offsets = np.sort(chosen[first : first + batch]) * page_bytes
+            errors = engine.read(np.zeros(len(offsets), np.uint32), offsets, page_bytes, out[: len(offsets)])
+            assert not errors.any()
+        return len(chosen) / (time.perf_counter() - begun)
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    memory = next(line for line in Path("/proc/meminfo").read_text().splitlines() if "MemTotal" in line)
+    return {
+        "cores": os.cpu_count(),
+        "memory_bytes": int(memory.split()[1]) * 1024,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def write_json(path: Path | None, result: Mapping[str, Any]) -> None:
+    """Write result, with the machine, to path if one is given."""
+    if path:
+        path.write_text(json.dumps({"machine": machine(), **result}, indent=2) + "\n")
