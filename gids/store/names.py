@@ -42,7 +42,7 @@ def encode_path(*names: str) -> str:
     if len(encoded) > MAX_ENCODED_BYTES:
         name = ".".join(names)
         raise FormatError(
-            f"the file name of {name!r} would have {len(encoded)} bytes, at most {MAX_ENCODED_BYTES}: shorten it"
+            f"the file name of {name!r} would have {len(encoded)} bytes, at most {MAX_ENCODED_BYTES}"
         )
     return encoded
 
