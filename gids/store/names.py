@@ -15,9 +15,8 @@ Relation = tuple[str, str, str]
 NODE = "_N"
 RELATION: Relation = ("_N", "_E", "_N")
 SPLITS = ("train", "val", "test")
-MAX_NAME_BYTES = (
-    120  # encoded: the four of an edge table and a suffix stay within a file name's 255 bytes or fail clearly
-)
+MAX_NAME_BYTES = 120
+MAX_ENCODED_BYTES = 200  # a file name may have 255, and suffixes follow
 
 _SAFE = frozenset((string.ascii_letters + string.digits + "_-").encode())
 
@@ -40,9 +39,10 @@ def encode_path(*names: str) -> str:
     encoded = ".".join(
         "".join(chr(b) if b in _SAFE else f"%{b:02X}" for b in name.encode()) for name in names
     )
-    if len(encoded) > 200:
+    if len(encoded) > MAX_ENCODED_BYTES:
+        name = ".".join(names)
         raise FormatError(
-            f"the file name of {'.'.join(names)!r} would have {len(encoded)} bytes; shorten the names (200)"
+            f"the file name of {name!r} would have {len(encoded)} bytes, at most {MAX_ENCODED_BYTES}"
         )
     return encoded
 

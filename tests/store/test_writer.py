@@ -122,6 +122,8 @@ def test_two_writers_of_one_dataset_are_refused(tmp_path):
             lambda w: w.write_table("node", "n", "k", torch.zeros(3, dtype=torch.int16)),
             "cannot hold int16: cast",
         ),
+        (lambda w: w.write_table("node", "n" * 121, "k", torch.zeros(3)), "too long"),
+        (lambda w: w.write_table("node", "é" * 40, "k", torch.zeros(3)), "would have 242 bytes, at most 200"),
         (lambda w: w.write_table("node", "", "k", torch.zeros(3)), "must be a non-empty text"),
         (
             lambda w: [w.write_table("node", "n", "k", torch.zeros(3)) for _ in "ab"],
