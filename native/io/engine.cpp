@@ -56,7 +56,8 @@ Engine::Engine(std::string name, const std::vector<std::string>& paths, const Op
   files_.reserve(paths.size());
   for (const std::string& path : paths) {
     files_.emplace_back(path, options_.direct);
-    alignment_ = std::max(alignment_, files_.back().alignment());
+    memory_alignment_ = std::max(memory_alignment_, files_.back().memory_alignment());
+    alignment_ = std::max({alignment_, files_.back().alignment(), memory_alignment_});
   }
   // An extent that starts and ends amid two blocks is longer than its bytes by almost two blocks.
   slot_bytes_ = static_cast<u32>(align_up(options_.max_read_bytes, alignment_));
@@ -85,7 +86,7 @@ void Engine::submit(std::shared_ptr<Batch> batch) {
   auto before = [](const Read& a, const Read& b) { return a.file != b.file ? a.file < b.file : a.offset < b.offset; };
   if (!std::is_sorted(reads.begin(), reads.end(), before)) std::sort(reads.begin(), reads.end(), before);
 
-  std::unique_lock lock(queue_mutex_);
+  std::lock_guard lock(queue_mutex_);
   if (closing_) throw std::runtime_error("the I/O engine is closed");
   if (reads.empty()) return;
   batch->runs_.clear();
@@ -99,7 +100,6 @@ void Engine::submit(std::shared_ptr<Batch> batch) {
   raw->self_ = std::move(batch);
   queue_.push_back(raw);
   queue_cv_.notify_all();
-  lock.unlock();
   ring_doorbells();
 }
 
@@ -129,8 +129,8 @@ void Engine::cancel(Batch& batch) {
 // --- the queue's other end ---
 
 bool Engine::aligned(const Read& r) const {
-  const u64 mask = alignment_ - 1;
-  return ((r.offset | r.bytes | reinterpret_cast<uintptr_t>(r.dest)) & mask) == 0;
+  return ((r.offset | r.bytes) & (alignment_ - 1)) == 0 &&
+         (reinterpret_cast<uintptr_t>(r.dest) & (memory_alignment_ - 1)) == 0;
 }
 
 // Fills one request from the head of the queue. The queue mutex is held.

@@ -24,7 +24,9 @@ namespace gids::io {
 class File;
 struct Request;
 
-// One contiguous piece of one file. `dest == nullptr` asks for a bounce buffer of the engine's: the
+// One contiguous piece of one file. Offset, length and destination that are multiples of Engine::alignment()
+// are read without a copy (a destination may do with less); others through a bounce buffer, from the
+// enclosing aligned extent. `dest == nullptr` asks for a bounce buffer of the engine's: the
 // bytes are then only valid inside Batch::done.
 struct Read {
   u64 offset;
@@ -124,7 +126,7 @@ class Engine {
 
   const std::string& name() const { return name_; }
   std::string note() const;                            // what the probe found, for a log line
-  u32 alignment() const { return alignment_; }         // of offsets, lengths and buffers, in bytes
+  u32 alignment() const { return alignment_; }         // of offsets, lengths and buffers, in bytes; see Read
   u32 depth() const { return options_.depth; }         // requests that can be in flight
   u64 bounce_bytes() const { return bounce_bytes_; }   // memory of the bounce pool
   Stats stats() const;
@@ -150,12 +152,13 @@ class Engine {
   // Adds the tally, then lets the batches of the settled requests finish: so statistics include them.
   void finish(std::span<Request* const> settled, const Stats& tally);
   void add_note(const std::string& text);
-  // Called after each submission: for threads that wait elsewhere than in take().
+  // Called with each submission, under the queue mutex: for threads that wait elsewhere than in take().
   virtual void ring_doorbells() {}
 
   Options options_;
   std::vector<File> files_;
-  u32 alignment_ = 1;
+  u32 alignment_ = 1;         // of offsets and lengths, at least that of buffers
+  u32 memory_alignment_ = 1;  // of buffers
   u32 slot_bytes_ = 0;  // one bounce slot holds the enclosing aligned extent of the largest read
   u64 bounce_bytes_ = 0;
   mutable std::mutex queue_mutex_;

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include <fcntl.h>
@@ -45,24 +46,27 @@ struct Statx {
 static_assert(sizeof(Statx) == 256, "the kernel writes 256 bytes");
 constexpr u32 kStatxDioAlign = 0x2000;
 
-// What statx says: > 0 the alignment, 0 no direct I/O on this file, -1 the kernel does not tell.
-i64 stated_alignment(int fd) {
+struct Alignment {
+  u32 offset, memory;  // 0: no direct I/O on this file
+};
+
+// What the kernel says of the file; nothing before Linux 6.1 and on some file systems.
+std::optional<Alignment> stated_alignment(int fd) {
   Statx s{};
-  if (syscall(__NR_statx, fd, "", AT_EMPTY_PATH, kStatxDioAlign, &s) != 0 || !(s.mask & kStatxDioAlign)) return -1;
-  if (s.dio_offset_align == 0) return 0;
-  return std::max(s.dio_mem_align, s.dio_offset_align);
+  if (syscall(__NR_statx, fd, "", AT_EMPTY_PATH, kStatxDioAlign, &s) != 0 || !(s.mask & kStatxDioAlign)) return {};
+  return Alignment{s.dio_offset_align, s.dio_mem_align};
 }
 
-// The least power of two from 512 with which a direct read is not refused. 0: all are refused.
-u32 probed_alignment(int fd) {
+// The least power of two from 512 with which a direct read is not refused.
+Alignment probed_alignment(int fd) {
   std::unique_ptr<void, decltype(&std::free)> buffer(std::aligned_alloc(kAlignmentMax, 2 * kAlignmentMax), &std::free);
   for (u32 a = 512; a <= kAlignmentMax; a *= 2) {
     // Memory that is aligned to `a` and to nothing more, so that a success speaks for it.
     char* odd = static_cast<char*>(buffer.get()) + a;
-    if (pread(fd, odd, a, 0) >= 0) return a;
+    if (pread(fd, odd, a, 0) >= 0) return {a, a};
     if (errno != EINVAL) break;
   }
-  return 0;
+  return {0, 0};
 }
 
 }  // namespace
@@ -98,10 +102,11 @@ File::File(const std::string& path, bool direct) : path_(path) {
       throw error(EINVAL, path + " is neither a regular file nor a block device");
     if (!direct) return;
     if (fcntl(fd_, F_SETFL, O_RDONLY | O_DIRECT) != 0) refuse_direct(fd_, path);
-    i64 alignment = stated_alignment(fd_);
-    if (alignment < 0) alignment = probed_alignment(fd_);
-    if (alignment == 0) refuse_direct(fd_, path);
-    alignment_ = static_cast<u32>(alignment);
+    const std::optional<Alignment> stated = stated_alignment(fd_);
+    const Alignment alignment = stated ? *stated : probed_alignment(fd_);
+    if (alignment.offset == 0) refuse_direct(fd_, path);
+    alignment_ = alignment.offset;
+    memory_alignment_ = std::max(1u, alignment.memory);
   } catch (...) {
     ::close(fd_);
     throw;
@@ -117,6 +122,7 @@ File::File(File&& other) noexcept
     : path_(std::move(other.path_)),
       fd_(std::exchange(other.fd_, -1)),
       alignment_(other.alignment_),
+      memory_alignment_(other.memory_alignment_),
       map_(std::exchange(other.map_, nullptr)),
       map_bytes_(other.map_bytes_) {}
 

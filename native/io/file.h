@@ -23,7 +23,9 @@ class File {
 
   int fd() const { return fd_; }
   const std::string& path() const { return path_; }
-  u32 alignment() const { return alignment_; }  // of direct I/O; 1 when buffered
+  // Of direct I/O; 1 when buffered.
+  u32 alignment() const { return alignment_; }                // of offsets and lengths
+  u32 memory_alignment() const { return memory_alignment_; }  // of buffers; NVMe asks for no more than 4
 
   // preadv; bytes or -errno.
   i64 read(const iovec* iov, int count, u64 offset) const;
@@ -35,6 +37,7 @@ class File {
   std::string path_;
   int fd_ = -1;
   u32 alignment_ = 1;
+  u32 memory_alignment_ = 1;
   std::byte* map_ = nullptr;
   u64 map_bytes_ = 0;
 };

@@ -227,7 +227,7 @@ UringEngine::UringEngine(const std::vector<std::string>& paths, Options options)
     const u32 first = static_cast<u32>(u64{options_.depth} * i / options_.threads);
     const u32 last = static_cast<u32>(u64{options_.depth} * (i + 1) / options_.threads);
     Doorbell& doorbell = *doorbells_.emplace_back(std::make_unique<Doorbell>());
-    bodies.push_back([this, &doorbell, first, last](const Ready& ready) {
+    bodies.push_back([this, &doorbell, i, first, last](const Ready& ready) {
       std::unique_ptr<Worker> worker;
       try {
         worker = std::make_unique<Worker>(*this, doorbell, last - first, first);
@@ -237,6 +237,9 @@ UringEngine::UringEngine(const std::vector<std::string>& paths, Options options)
       }
       ready(nullptr);
       worker->run();
+      worker.reset();
+      std::lock_guard lock(queue_mutex_);  // closing: no submission rings any more
+      doorbells_[i].reset();
     });
   }
   start(std::move(bodies));

@@ -38,7 +38,7 @@ class UringEngine final : public Engine {
   void ring_doorbells() override;
 
   BouncePool bounce_;
-  std::vector<std::unique_ptr<Doorbell>> doorbells_;  // one per thread
+  std::vector<std::unique_ptr<Doorbell>> doorbells_;  // one per thread, gone when it ends; guarded by queue_mutex_
   std::vector<Chunk> chunks_;  // in the order of their indices; guarded by queue_mutex_
 };
 
