@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gids.quickstart.sides import EpochResult
     from gids.store.synthetic import GraphSpec
 
-HEADROOM_BYTES = 48 << 20  # of the memory limit, for what training itself allocates beside gids
+HEADROOM_BYTES = 96 << 20  # of the memory limit, for what training itself allocates beside gids
 LEAST_MEMORY_BYTES = 2 * HEADROOM_BYTES
 
 _EXAMPLE = """\
@@ -57,13 +57,13 @@ def add_parser(subparsers: Any) -> None:
     add("--dim", type=int, default=1024, metavar="D", help="float32 features of a node (default: 1024)")
     add("--classes", type=int, default=16, metavar="N", help="classes of nodes (default: 16)")
     add("--batch-size", type=int, default=64, metavar="N", help="seeds of a minibatch (default: 64)")
-    add("--batches", type=int, default=100, metavar="N", help="minibatches of an epoch (default: 100)")
+    add("--batches", type=int, default=120, metavar="N", help="minibatches of an epoch (default: 120)")
     add(
         "--fanouts",
         type=_fanouts,
-        default=(4, 4, 4),
+        default=(3, 3, 3),
         metavar="N,N,…",
-        help="one number for each layer (default: 4,4,4)",
+        help="one number for each layer (default: 3,3,3)",
     )
     add("--hidden", type=int, default=64, metavar="N", help="width of hidden layers (default: 64)")
     add(
@@ -325,5 +325,5 @@ def _fanouts(text: str) -> tuple[int, ...]:
     except ValueError:
         fanouts = ()
     if not fanouts or min(fanouts) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of fanouts; write 4,4,4")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of fanouts; write 3,3,3")
     return fanouts
