@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def alternate(sides: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """Run every side once in each round, in the other order every other round, so that drift falls on all alike."""
+    """Run every side once a round, in the other order every other round, so that drift falls on all alike."""
     results: dict[str, list[T]] = {name: [] for name in sides}
     for number in range(rounds):
         names = list(sides)

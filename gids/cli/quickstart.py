@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gids.quickstart.sides import EpochResult
     from gids.store.synthetic import GraphSpec
 
-HEADROOM_BYTES = 48 << 20  # of the memory limit, for what training itself allocates beside gids
+HEADROOM_BYTES = 96 << 20  # of the memory limit, for what training itself allocates beside gids
 LEAST_MEMORY_BYTES = 2 * HEADROOM_BYTES
 
 _EXAMPLE = """\
@@ -57,13 +57,13 @@ def add_parser(subparsers: Any) -> None:
     add("--dim", type=int, default=1024, metavar="D", help="float32 features of a node (default: 1024)")
     add("--classes", type=int, default=16, metavar="N", help="classes of nodes (default: 16)")
     add("--batch-size", type=int, default=64, metavar="N", help="seeds of a minibatch (default: 64)")
-    add("--batches", type=int, default=100, metavar="N", help="minibatches of an epoch (default: 100)")
+    add("--batches", type=int, default=120, metavar="N", help="minibatches of an epoch (default: 120)")
     add(
         "--fanouts",
         type=_fanouts,
-        default=(4, 4, 4),
+        default=(3, 3, 3),
         metavar="N,N,…",
-        help="one number for each layer (default: 4,4,4)",
+        help="one number for each layer (default: 3,3,3)",
     )
     add("--hidden", type=int, default=64, metavar="N", help="width of hidden layers (default: 64)")
     add(
@@ -95,7 +95,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     _check(args)
-    _require_dgl()
+    import gids.dgl  # noqa: F401  (says how to install DGL, now and not in a minute)
     from gids.quickstart.sides import EpochConfig, run_side, why_no_limit
     from gids.store.synthetic import GraphSpec, write_graph
 
@@ -172,15 +172,8 @@ def _check(args: argparse.Namespace) -> None:
 
 def _default_memory(args: argparse.Namespace, spec: GraphSpec) -> int:
     """A quarter of the features; more where they are so few that a handful of minibatches would not fit."""
-    most_rows = min(args.nodes, args.batch_size * math.prod(1 + fanout for fanout in args.fanouts))
+    most_rows: int = min(args.nodes, args.batch_size * math.prod(1 + fanout for fanout in args.fanouts))
     return max(spec.feature_bytes // 4, LEAST_MEMORY_BYTES + 6 * most_rows * spec.row_bytes)
-
-
-def _require_dgl() -> None:
-    try:
-        import gids.dgl  # noqa: F401
-    except ImportError as error:
-        raise ImportError(f"gids quickstart trains with DGL ({error}): pip install 'gids[dgl]'") from None
 
 
 @contextmanager
@@ -274,30 +267,34 @@ def _report(
     epochs = "An epoch" if args.epochs == 1 else f"{args.epochs} epochs"
     if no_limit:
         limit = (
-            f"Memory was not limited ({no_limit}; root usually may). So stock DGL can keep all features in the "
-            "page cache, which it could not if they were larger than memory: expect less of a difference."
+            f"Memory was not limited ({no_limit}; root usually may). So stock DGL can keep all features in "
+            "the page cache, which it could not if they were larger than memory: expect less of a difference."
         )
     else:
         limit = (
             f"The features take {format_bytes(spec.feature_bytes)}; each side may use "
-            f"{format_bytes(memory_bytes)} of memory, page cache included, beyond what it had in use before it "
-            "opened them. Stock's map is advised MADV_RANDOM: reading ahead would crowd out what it keeps."
+            f"{format_bytes(memory_bytes)} of memory, page cache included, beyond what it had in use before "
+            "it opened them. Stock's map is advised MADV_RANDOM: reading ahead would crowd out what it keeps."
         )
     setting = (
         f"{epochs} of {layers}-layer GraphSAGE, {ours.batches} minibatches of {args.batch_size} seeds, on "
         f"{os.cpu_count()} cores. Each side ran in a process of its own and found nothing of the features in "
         f"the page cache. {limit}"
     )
-    code = example("mine.gids", args.fanouts, args.batch_size)
-    return f"""
-{textwrap.fill(setting, 100)}
-
-{table([("gids", ours), ("stock DGL", stock)])}
-gids is {stock.seconds / ours.seconds:.1f} x as fast.
-
-With your own data: gids convert SOURCE mine.gids, and then
-
-{textwrap.indent(code, "    ")}"""
+    speed_up = f"gids is {stock.seconds / ours.seconds:.1f} x as fast."
+    return "\n".join(
+        [
+            "",
+            textwrap.fill(setting, 100),
+            "",
+            table([("gids", ours), ("stock DGL", stock)]),
+            speed_up,
+            "",
+            "With your own data: gids convert SOURCE mine.gids, and then",
+            "",
+            textwrap.indent(example("mine.gids", args.fanouts, args.batch_size), "    "),
+        ]
+    )
 
 
 def example(path: str, fanouts: Sequence[int], batch_size: int) -> str:
@@ -328,5 +325,5 @@ def _fanouts(text: str) -> tuple[int, ...]:
     except ValueError:
         fanouts = ()
     if not fanouts or min(fanouts) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of fanouts; write 4,4,4")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of fanouts; write 3,3,3")
     return fanouts

@@ -11,12 +11,14 @@ same places both sides keep a few rows of every minibatch, which are compared wi
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import mmap
 import resource
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +29,6 @@ import torch
 
 import gids.dgl  # isort: skip  # before dgl: makes it importable beside a current torch
 import dgl
-from dgl.nn import SAGEConv
 from torch import Tensor, nn
 
 from gids.quickstart.isolation import (
@@ -38,16 +39,33 @@ from gids.quickstart.isolation import (
 )
 from gids.quickstart.sides import EpochConfig, EpochResult
 
-KEPT_ROWS = 64  # rows of each minibatch that are compared with the source
+KEPT_ROWS = 32  # rows of each minibatch that are compared with the source
+Rows = tuple[Tensor, Tensor]  # their ids and what was handed over
+
+
+class SageLayer(nn.Module):
+    """GraphSAGE with the mean: W x + V mean(neighbors' x). SAGEConv copies its input, for a dropout of 0."""
+
+    def __init__(self, in_dim: int, out_dim: int) -> None:
+        super().__init__()
+        self.own = nn.Linear(in_dim, out_dim)
+        self.neighbors = nn.Linear(in_dim, out_dim, bias=False)
+
+    def forward(self, block: Any, x: Tensor) -> Tensor:
+        with block.local_scope():
+            block.srcdata["h"] = self.neighbors(x)
+            block.update_all(dgl.function.copy_u("h", "m"), dgl.function.mean("m", "h"))
+            result: Tensor = self.own(x[: block.num_dst_nodes()]) + block.dstdata["h"]
+            return result
 
 
 class GraphSage(nn.Module):
-    """As many SAGEConv layers (mean) as there are fanouts."""
+    """As many layers as there are fanouts."""
 
     def __init__(self, in_dim: int, hidden: int, classes: int, layer_count: int) -> None:
         super().__init__()
         dims = [in_dim] + [hidden] * (layer_count - 1) + [classes]
-        self.layers = nn.ModuleList(SAGEConv(a, b, "mean") for a, b in pairwise(dims))
+        self.layers = nn.ModuleList(SageLayer(a, b) for a, b in pairwise(dims))
 
     def forward(self, blocks: list[Any], x: Tensor) -> Tensor:
         for depth, (layer, block) in enumerate(zip(self.layers, blocks, strict=True)):
@@ -67,9 +85,9 @@ def run_epochs(config: EpochConfig) -> EpochResult:
     torch.manual_seed(config.seed)
     classes = int(graph.ndata["label"].max()) + 1
     model = GraphSage(features.shape[1], config.hidden, classes, len(config.fanouts))
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
-    train = splits["train"][: config.batches * config.batch_size]
-    _warm_up(model, graph, train, config, features.shape[1])
+    train_ids = splits["train"][: config.batches * config.batch_size]
+    _warm_up(model, graph, train_ids, config, features.shape[1])
+    ctypes.CDLL(None).malloc_trim(0)  # what the warm-up left free would be a gift of unknown size
     cached_before = max(map(cached_share, _feature_files(config)))
     base_rss = _resident_bytes("VmRSS")
     limit = None
@@ -77,58 +95,77 @@ def run_epochs(config: EpochConfig) -> EpochResult:
         # The pages of libraries count in RSS, but the group pays only for those that it read in itself.
         limit = config.memory_bytes + _resident_bytes("RssAnon") + _resident_bytes("RssShmem")
         limit_own_memory(limit)
-    Path("/proc/self/clear_refs").write_text("5")  # restarts the record of the peak
-
     torch.manual_seed(config.seed)
     dgl.seed(config.seed)
-    read_before, cpu_before, begun = _device_bytes_read(), _cpu_seconds(), time.perf_counter()
-    waits = Waits()
-    loader = _make_loader(graph, train, config, waits, shuffle=True)
-    training_s = 0.0
-    accuracies: list[float] = []
-    kept: list[tuple[Tensor, Tensor]] = []
-    rows = 0
-    total = config.epochs * -(-len(train) // config.batch_size)
-    for _ in range(config.epochs):
-        for input_nodes, x, labels, blocks in waits.of_next(loader):
-            step_begun = time.perf_counter()
-            accuracies.append(_train_step(model, optimizer, blocks, x, labels))
-            training_s += time.perf_counter() - step_begun
-            rows += len(input_nodes)
-            kept.append(_some_rows(input_nodes, x))
-            report_progress(len(accuracies) / total)
-            if config.most_seconds and time.perf_counter() - begun > config.most_seconds:
-                break
-    seconds = time.perf_counter() - begun
-    gc.collect()  # ends the last iterator's workers, so that their CPU seconds count
-    cpu_s, read_bytes = _cpu_seconds() - cpu_before, _difference(_device_bytes_read(), read_before)
-    peak_rss = _resident_bytes("VmHWM")
-    stages, stats = waits.stages(loader), _stats(loader)
-    _close(loader)
+    kept: list[Rows] = []
+    measured = _train(model, graph, train_ids, config, kept)
+    if not measured["loader"]:
+        measured["hit_ratio"] = _page_cache_hits(measured["read_bytes"], measured["rows"], features[0].nbytes)
     val_accuracy = None
     if config.val_batches:
-        loader = _make_loader(graph, splits["val"][: config.val_batches * config.batch_size], config, waits)
-        val_accuracy = _validate(model, loader, kept)
-        _close(loader)
+        val_ids = splits["val"][: config.val_batches * config.batch_size]
+        val_accuracy = _validate(model, graph, val_ids, config, kept)
     return EpochResult(
         side=config.side,
-        seconds=seconds,
-        cpu_seconds=cpu_s,
-        stages={**stages, "training": training_s},
-        batches=len(accuracies),
-        rows=rows,
-        read_bytes=read_bytes,
-        hit_ratio=stats["hit_ratio"] if stats else _page_cache_hits(read_bytes, rows, features[0].nbytes),
-        train_accuracy=float(np.mean(accuracies[len(accuracies) // 2 :])),
         val_accuracy=val_accuracy,
         base_rss_bytes=base_rss,
-        peak_rss_bytes=peak_rss,
         memory_limit_bytes=limit,
         compared_rows=sum(len(ids) for ids, _ in kept),
         wrong_rows=_count_wrong(features, kept),
         cached_before=cached_before,
-        loader=stats,
+        **measured,
     )
+
+
+def _train(
+    model: nn.Module, graph: Any, ids: Tensor, config: EpochConfig, kept: list[Rows]
+) -> dict[str, Any]:
+    """What is measured: everything from opening the features to the last step. Returns fields of EpochResult."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
+    waits = Waits()
+    training_s = 0.0
+    accuracies: list[float] = []
+    rows = 0
+    total = config.epochs * -(-len(ids) // config.batch_size)
+    Path("/proc/self/clear_refs").write_text("5")  # restarts the record of the peak
+    read_before, cpu_before, begun = _device_bytes_read(), _cpu_seconds(), time.perf_counter()
+    with _open_loader(graph, ids, config, waits, shuffle=True) as loader:
+        for _ in range(config.epochs):
+            for input_nodes, x, labels, blocks in waits.of_next(loader):
+                step_begun = time.perf_counter()
+                accuracies.append(_train_step(model, optimizer, blocks, x, labels))
+                training_s += time.perf_counter() - step_begun
+                rows += len(input_nodes)
+                kept.append(_some_rows(input_nodes, x))
+                report_progress(len(accuracies) / total)
+                if config.most_seconds and time.perf_counter() - begun > config.most_seconds:
+                    break
+        seconds = time.perf_counter() - begun
+        gc.collect()  # ends the last iterator's workers, so that their CPU seconds count
+        stats = _stats(loader)
+        return {
+            "seconds": seconds,
+            "cpu_seconds": _cpu_seconds() - cpu_before,
+            "stages": {**waits.stages(stats), "training": training_s},
+            "batches": len(accuracies),
+            "rows": rows,
+            "read_bytes": _difference(_device_bytes_read(), read_before),
+            "hit_ratio": stats.get("hit_ratio"),
+            "train_accuracy": float(np.mean(accuracies[len(accuracies) // 2 :])),
+            "peak_rss_bytes": _resident_bytes("VmHWM"),
+            "loader": stats,
+        }
+
+
+@torch.no_grad()
+def _validate(model: nn.Module, graph: Any, ids: Tensor, config: EpochConfig, kept: list[Rows]) -> float:
+    accuracies = []
+    waits = Waits()
+    with _open_loader(graph, ids, config, waits) as loader:
+        for input_nodes, x, labels, blocks in waits.of_next(loader):
+            accuracies.append(_accuracy(model(blocks, x), labels))
+            kept.append(_some_rows(input_nodes, x))
+    return float(np.mean(accuracies))
 
 
 def _load_graph(source: Path) -> tuple[Any, dict[str, Tensor]]:
@@ -151,7 +188,19 @@ def _sampler(config: EpochConfig) -> Any:
     )
 
 
-def _make_loader(graph: Any, ids: Tensor, config: EpochConfig, waits: Waits, shuffle: bool = False) -> Any:
+@contextmanager
+def _open_loader(
+    graph: Any, ids: Tensor, config: EpochConfig, waits: Waits, shuffle: bool = False
+) -> Iterator[Any]:
+    loader = _make_loader(graph, ids, config, waits, shuffle)
+    try:
+        yield loader
+    finally:
+        if config.side == "gids":
+            loader.close()
+
+
+def _make_loader(graph: Any, ids: Tensor, config: EpochConfig, waits: Waits, shuffle: bool) -> Any:
     """The two sides' only difference."""
     options: dict[str, Any] = {
         "batch_size": config.batch_size,
@@ -215,9 +264,9 @@ class Waits:
 
         storage.fetch = timed_fetch
 
-    def stages(self, loader: Any) -> dict[str, float]:
+    def stages(self, stats: dict[str, Any]) -> dict[str, float]:
         """Seconds of "reading", "gather", "planning", and of "sampling": the rest of what next() took."""
-        seconds = _stats(loader).get("seconds")
+        seconds = stats.get("seconds")
         if seconds is None:
             stages = {"reading": self._stock_read_s, "gather": 0.0, "planning": 0.0}
         else:
@@ -229,11 +278,6 @@ def _stats(loader: Any) -> dict[str, Any]:
     """The statistics of the loader's gids part; nothing for stock DGL."""
     feature_loader = getattr(loader, "feature_loader", None)
     return dict(feature_loader.stats()) if feature_loader else {}
-
-
-def _close(loader: Any) -> None:
-    if hasattr(loader, "close"):
-        loader.close()
 
 
 def _warm_up(model: nn.Module, graph: Any, seeds: Tensor, config: EpochConfig, dim: int) -> None:
@@ -255,25 +299,16 @@ def _train_step(
     return _accuracy(logits, labels)
 
 
-@torch.no_grad()
-def _validate(model: nn.Module, loader: Any, kept: list[tuple[Tensor, Tensor]]) -> float:
-    accuracies = []
-    for input_nodes, x, labels, blocks in Waits().of_next(loader):
-        accuracies.append(_accuracy(model(blocks, x), labels))
-        kept.append(_some_rows(input_nodes, x))
-    return float(np.mean(accuracies))
-
-
 def _accuracy(logits: Tensor, labels: Tensor) -> float:
     return float((logits.detach().argmax(1) == labels).float().mean())
 
 
-def _some_rows(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    stride = max(1, len(ids) // KEPT_ROWS)
-    return ids[::stride].clone(), rows[::stride].clone()
+def _some_rows(ids: Tensor, rows: Tensor) -> Rows:
+    chosen = torch.linspace(0, len(ids) - 1, KEPT_ROWS).long()
+    return ids[chosen], rows[chosen]
 
 
-def _count_wrong(features: Any, kept: list[tuple[Tensor, Tensor]]) -> int:
+def _count_wrong(features: Any, kept: list[Rows]) -> int:
     """Compared bit for bit, so that a NaN equals itself and -0.0 is not 0.0."""
     wrong = 0
     for ids, rows in kept:

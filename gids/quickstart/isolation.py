@@ -21,11 +21,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-_PROGRESS = "progress: "
+_PROGRESS, _ANSWER = "progress: ", "answer: "  # begin a fresh process's lines for run_fresh
 _GROUP_VARIABLE = "GIDS_MEMORY_GROUP"  # tells a process where its limit is to be written
 
 
@@ -106,54 +106,57 @@ def run_fresh(
 ) -> dict[str, Any]:
     """Run ``python -m module`` in a new process; give it config as JSON and return the JSON that it answers.
 
-    The process calls ``serve``. progress(share) is called from a thread when it calls ``report_progress``.
-    Blocks. On any exception here, Ctrl-C included, the process and its children are killed. Raises
-    FreshProcessError when it fails, takes too long, or answers nothing.
+    The process calls ``serve``. progress(share) is called when it calls ``report_progress``. Blocks. On any
+    exception here, Ctrl-C included, the process and its children are killed. Raises FreshProcessError when it
+    fails, takes too long, or answers nothing.
     """
     command = [sys.executable, "-m", module]
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(
+    with subprocess.Popen(
         group.command(command) if group else command,
-        stdin=pipe,
-        stdout=pipe,
-        stderr=pipe,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
         env=os.environ | ({_GROUP_VARIABLE: str(group.path)} if group else {}),
-    )
+    ) as process:
+        alarm = threading.Timer(timeout_s, _kill, [process])
+        alarm.start()
+        try:
+            result, words = _converse(process, config, progress)
+            if result is not None:
+                process.wait()
+            timed_out = not alarm.is_alive()
+        finally:
+            alarm.cancel()
+            _kill(process)  # whatever it started as well
+    if result is not None and process.returncode == 0:
+        return result
+    cause = f"exit status {process.returncode}"
+    if process.returncode == -signal.SIGKILL:
+        cause = f"took more than {timeout_s:.0f} s" if timed_out else "killed, most likely for want of memory"
+    raise FreshProcessError("\n".join([f"{module} failed ({cause})", *words]))
+
+
+def _converse(
+    process: subprocess.Popen[str], config: Mapping[str, Any], progress: Callable[[float], None] | None
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """The process's answer, if it gave one, and the last of what else it wrote."""
     assert process.stdin
     assert process.stdout
-    assert process.stderr
-    errors: deque[str] = deque(maxlen=20)
-    listener = threading.Thread(target=_listen, args=(process.stderr, errors, progress), daemon=True)
-    alarm = threading.Timer(timeout_s, _kill, [process])
-    alarm.daemon = True
-    try:
-        listener.start()
-        alarm.start()
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(dict(config)))
-            process.stdin.close()
-        output = process.stdout.read()
-        process.wait()
-        listener.join(timeout=5)
-        timed_out = not alarm.is_alive()
-    finally:
-        alarm.cancel()
-        _kill(process)
-        process.wait()
-    if process.returncode != 0:
-        cause = f"exit status {process.returncode}"
-        if process.returncode == -signal.SIGKILL:
-            cause = (
-                f"took more than {timeout_s:.0f} s" if timed_out else "killed, most likely for want of memory"
-            )
-        raise FreshProcessError("\n".join([f"{module} failed ({cause})", *errors]))
-    try:
-        result: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
-    except (IndexError, json.JSONDecodeError) as error:
-        raise FreshProcessError("\n".join([f"{module} gave no answer", *errors])) from error
-    return result
+    words: deque[str] = deque(maxlen=20)
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(json.dumps(dict(config)))
+        process.stdin.close()
+    for line in process.stdout:
+        if line.startswith(_ANSWER):
+            return json.loads(line[len(_ANSWER) :]), list(words)
+        if not line.startswith(_PROGRESS):
+            words.append(line.rstrip())
+        elif progress:
+            progress(float(line[len(_PROGRESS) :]))
+    process.wait()
+    return None, list(words)
 
 
 def serve(work: Callable[[dict[str, Any]], Mapping[str, Any]]) -> int:
@@ -162,26 +165,18 @@ def serve(work: Callable[[dict[str, Any]], Mapping[str, Any]]) -> int:
     An exception becomes one line. Returns the exit status.
     """
     try:
-        print(json.dumps(dict(work(json.load(sys.stdin)))), flush=True)
+        print(_ANSWER + json.dumps(dict(work(json.load(sys.stdin)))), flush=True)
         return 0
     except Exception as error:
         if os.environ.get("GIDS_TRACEBACK"):
             raise
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        print(f"{type(error).__name__}: {error}", flush=True)
         return 1
 
 
 def report_progress(share: float) -> None:
     """Tell run_fresh how far the work is, 0 to 1."""
-    print(f"{_PROGRESS}{share:.4f}", file=sys.stderr, flush=True)
-
-
-def _listen(stream: IO[str], errors: deque[str], progress: Callable[[float], None] | None) -> None:
-    for line in stream:
-        if not line.startswith(_PROGRESS):
-            errors.append(line.rstrip())
-        elif progress:
-            progress(float(line[len(_PROGRESS) :]))
+    print(f"{_PROGRESS}{share:.4f}", flush=True)
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

@@ -16,7 +16,7 @@ _STAGES = {
 
 
 def table(columns: Sequence[tuple[str, EpochResult]]) -> str:
-    """A column for each (title, result): seconds by stage, then the rest. Lines without a number are left out."""
+    """A column for each (title, result): seconds by stage, then the rest. Empty lines are left out."""
     stages = [
         (title, [_seconds(result.stages[stage]) for _, result in columns]) for stage, title in _STAGES.items()
     ]

@@ -1,0 +1,112 @@
+"""Fresh processes: what goes in and comes out, how they fail, and that cold and limited mean it."""
+
+import os
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gids.io import drop_page_cache
+from gids.quickstart.isolation import FreshProcessError, MemoryGroup, cached_share, run_fresh
+
+HEAD = """
+import sys, os, time
+from gids.quickstart.isolation import limit_own_memory, report_progress, serve
+def work(config):
+"""
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """Make the body of work(config) a module, and return its name."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def write(body: str) -> str:
+        text = HEAD + textwrap.indent(textwrap.dedent(body), "    ") + "\nsys.exit(serve(work))\n"
+        (tmp_path / "fresh_program.py").write_text(text)
+        return "fresh_program"
+
+    return write
+
+
+@pytest.fixture
+def group():
+    try:
+        made = MemoryGroup("gids-test")
+    except OSError as error:
+        pytest.skip(f"no memory cgroup here: {error}")
+    with made:
+        yield made
+    assert not made.path.exists()
+
+
+def test_a_fresh_process_gets_its_config_reports_progress_and_answers(program):
+    name = program("report_progress(0.5); report_progress(1); return {'pid': os.getpid(), **config}")
+    seen = []
+    result = run_fresh(name, {"a": [1, 2]}, progress=seen.append)
+    assert result.pop("pid") != os.getpid()
+    assert result == {"a": [1, 2]}
+    assert seen == [0.5, 1.0]
+
+
+def test_an_exception_in_a_fresh_process_becomes_one_line(program):
+    name = program("raise KeyError('no table here')")
+    with pytest.raises(FreshProcessError, match=r"exit status 1\)(.|\n)*KeyError: 'no table here'"):
+        run_fresh(name, {})
+
+
+def test_a_fresh_process_that_takes_too_long_is_killed(program):
+    begun = time.monotonic()
+    with pytest.raises(FreshProcessError, match="took more than 3 s"):
+        run_fresh(program("time.sleep(60)"), {}, timeout_s=3)
+    assert time.monotonic() - begun < 30
+
+
+def test_children_of_a_fresh_process_die_with_it(program, tmp_path):
+    name = program("""
+        import subprocess
+        child = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        return {"child": child.pid}
+    """)
+    child = run_fresh(name, {})["child"]
+    for _ in range(100):
+        status = Path(f"/proc/{child}/status")
+        if not status.exists() or "State:\tZ" in status.read_text():
+            return
+        time.sleep(0.05)
+    pytest.fail(f"process {child} is still there")
+
+
+def test_a_limited_process_that_takes_more_memory_is_killed(program, group):
+    name = program("""
+        limit_own_memory(200 << 20)
+        return {"bytes": len(bytearray(b"1") * (400 << 20))}
+    """)
+    with pytest.raises(FreshProcessError, match="want of memory"):
+        run_fresh(name, {}, group=group)
+
+
+def test_a_limit_counts_the_page_cache(program, group, tmp_path):
+    np.ones(25_000_000).tofile(tmp_path / "data")  # 200 MB
+    drop_page_cache(tmp_path / "data")
+    name = program("""
+        limit_own_memory(120 << 20)
+        with open(config["path"], "rb") as file:
+            while file.read(1 << 20):
+                pass
+        return {}
+    """)
+    run_fresh(name, {"path": str(tmp_path / "data")}, group=group)
+    assert cached_share(tmp_path / "data") < 0.7
+
+
+def test_cached_share_follows_the_page_cache(tmp_path):
+    path = tmp_path / "data"
+    path.write_bytes(bytes(1_000_000))
+    assert cached_share(path) == 1
+    drop_page_cache(path)
+    assert cached_share(path) == 0
+    path.write_bytes(b"")
+    assert cached_share(path) == 0
