@@ -1,0 +1,29 @@
+"""Every benchmark runs, at its small size, and verifies what it measures. Nothing is asserted about time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parents[1] / "bench"
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "said"),
+    [
+        ("cache.py", ["hits"], "of MIN (bar"),
+        ("cache.py", ["planning", "--repeat", "1"], "ns per page (bar"),
+        ("cache.py", ["gather", "--repeat", "1"], "over index_select (bar"),
+        ("convert.py", [], "peak memory of converting"),
+    ],
+)
+def test_benchmark_runs(name: str, args: list[str], said: str, tmp_path: Path) -> None:
+    where = ["--dir", str(tmp_path)] if name != "cache.py" or args[0] == "gather" else []
+    done = subprocess.run(
+        [sys.executable, BENCH / name, *args, "--small", *where], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout
