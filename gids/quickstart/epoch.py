@@ -99,8 +99,9 @@ def run_epochs(config: EpochConfig) -> EpochResult:
     dgl.seed(config.seed)
     kept: list[Rows] = []
     measured = _train(model, graph, train_ids, config, kept)
-    if not measured["loader"]:
-        measured["hit_ratio"] = _page_cache_hits(measured["read_bytes"], measured["rows"], features[0].nbytes)
+    if config.side == "stock":
+        row_bytes = features[0].nbytes
+        measured["hit_ratio"] = _page_cache_hits(measured["read_bytes"], measured["rows"], row_bytes)
     val_accuracy = None
     if config.val_batches:
         val_ids = splits["val"][: config.val_batches * config.batch_size]
