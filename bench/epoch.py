@@ -32,7 +32,7 @@ from gids.quickstart.sides import EpochConfig, EpochResult, run_side, why_no_lim
 from gids.store import FeatureStore
 from gids.store.synthetic import GraphSpec, write_graph
 
-HEADROOM_BYTES = 96 << 20  # of the memory limit, for what training itself allocates beside gids
+HEADROOM_BYTES = 160 << 20  # of the memory limit, for what training itself allocates beside gids
 ALLOWANCE_BYTES = 300 * 10**6  # what a process may take beyond what stats()["memory"] lists
 
 
@@ -86,7 +86,7 @@ def compare(args: argparse.Namespace, directory: Path) -> bool:
     spec = make_files(args, directory)
     memory_bytes = int(spec.feature_bytes * args.memory_share)
     if args.small:
-        memory_bytes = max(memory_bytes, 256 << 20)
+        memory_bytes = max(memory_bytes, 384 << 20)
     ours = EpochConfig(
         side="gids",
         source=str(directory / "graph"),

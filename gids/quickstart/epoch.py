@@ -99,8 +99,9 @@ def run_epochs(config: EpochConfig) -> EpochResult:
     dgl.seed(config.seed)
     kept: list[Rows] = []
     measured = _train(model, graph, train_ids, config, kept)
-    if not measured["loader"]:
-        measured["hit_ratio"] = _page_cache_hits(measured["read_bytes"], measured["rows"], features[0].nbytes)
+    if config.side == "stock":
+        row_bytes = features[0].nbytes
+        measured["hit_ratio"] = _page_cache_hits(measured["read_bytes"], measured["rows"], row_bytes)
     val_accuracy = None
     if config.val_batches:
         val_ids = splits["val"][: config.val_batches * config.batch_size]
@@ -120,7 +121,7 @@ def run_epochs(config: EpochConfig) -> EpochResult:
 def _train(
     model: nn.Module, graph: Any, ids: Tensor, config: EpochConfig, kept: list[Rows]
 ) -> dict[str, Any]:
-    """What is measured: everything from opening the features to the last step. Returns fields of EpochResult."""
+    """What is measured: all from opening the features to the last step. Returns fields of EpochResult."""
     optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
     waits = Waits()
     training_s = 0.0
@@ -198,6 +199,8 @@ def _open_loader(
     finally:
         if config.side == "gids":
             loader.close()
+        del loader
+        gc.collect()  # so that the next one does not find its memory taken
 
 
 def _make_loader(graph: Any, ids: Tensor, config: EpochConfig, waits: Waits, shuffle: bool) -> Any:

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 _PROGRESS, _ANSWER = "progress: ", "answer: "  # begin a fresh process's lines for run_fresh
+_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}  # threads that wait leave their core to those that work
 _GROUP_VARIABLE = "GIDS_MEMORY_GROUP"  # tells a process where its limit is to be written
 
 
@@ -118,7 +119,7 @@ def run_fresh(
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env=os.environ | ({_GROUP_VARIABLE: str(group.path)} if group else {}),
+        env={**_ENVIRONMENT, **os.environ, **({_GROUP_VARIABLE: str(group.path)} if group else {})},
     ) as process:
         alarm = threading.Timer(timeout_s, _kill, [process])
         alarm.start()

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 HEADER_BYTES = 4096  # feat.npy's header, so that rows of whole pages begin on page borders of the file
 FEATURE_BLOCK_BYTES = 4 << 20
 EDGE_BLOCK_NODES = 1 << 17
-POPULARITY_EXPONENT = 0.75  # of rank; the out-degree law's exponent is 1 + 1 / 0.75, about 2.3
+POPULARITY_EXPONENT = 0.8  # of rank: the top 1 % of sources have a third of the edges, as in R-MAT graphs
 POPULARITY_SHIFT = (
     8.0  # flattens the very top, where a pure power law would give one node percents of all edges
 )
