@@ -171,7 +171,8 @@ def _validate(model: nn.Module, graph: Any, ids: Tensor, config: EpochConfig, ke
 
 def _load_graph(source: Path) -> tuple[Any, dict[str, Tensor]]:
     indptr, indices = (torch.from_numpy(np.load(source / f"{name}.npy")) for name in ("indptr", "indices"))
-    graph = dgl.graph(("csc", (indptr, indices, [])), num_nodes=len(indptr) - 1)
+    # Only the format that sampling needs: with workers, DGL would make all that are allowed.
+    graph = dgl.graph(("csc", (indptr, indices, [])), num_nodes=len(indptr) - 1).formats("csc")
     graph.ndata["label"] = torch.from_numpy(np.load(source / "labels.npy"))
     splits = {name: torch.from_numpy(np.load(source / f"{name}_idx.npy")) for name in ("train", "val")}
     return graph, splits
