@@ -17,7 +17,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -31,15 +31,6 @@ if TYPE_CHECKING:
 
 HEADROOM_BYTES = 96 << 20  # of the memory limit, for what training itself allocates beside gids
 LEAST_MEMORY_BYTES = 2 * HEADROOM_BYTES
-
-_EXAMPLE = """\
-import gids, gids.dgl, dgl  # in this order
-store = gids.FeatureStore({path!r})
-graph = gids.dgl.graph(store)
-sampler = dgl.dataloading.NeighborSampler({fanouts}, prefetch_node_feats=["feat"], prefetch_labels=["label"])
-loader = gids.dgl.DataLoader(graph, store.splits["_N"]["train"], sampler, gids=store, batch_size={batch_size})
-for input_nodes, output_nodes, blocks in loader: ...  # blocks[0].srcdata["feat"], blocks[-1].dstdata["label"]
-"""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -96,6 +87,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     _check(args)
     import gids.dgl  # noqa: F401  (says how to install DGL, now and not in a minute)
+    from gids.quickstart.report import example, table
     from gids.quickstart.sides import EpochConfig, run_side, why_no_limit
     from gids.store.synthetic import GraphSpec, write_graph
 
@@ -150,7 +142,11 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps(_as_json(args, spec, no_limit, ours, stock), indent=2))
         else:
-            print(_report(args, spec, memory_bytes, no_limit, ours, stock))
+            print("\n" + textwrap.fill(_setting(args, spec, memory_bytes, no_limit, directory, ours), 100))
+            print("\n" + table([("gids", ours), ("stock DGL", stock)]))
+            print(f"gids is {stock.seconds / ours.seconds:.1f} x as fast.")
+            print("\nWith your own data: gids convert SOURCE mine.gids, and then\n")
+            print(textwrap.indent(example("mine.gids", args.fanouts, args.batch_size), "    "))
         if args.keep:
             print(f"kept: {directory}", file=sys.stderr)
     return 0 if ours.wrong_rows == stock.wrong_rows == 0 else 1
@@ -253,53 +249,35 @@ class _Step:
         print(text, end="", file=sys.stderr, flush=True)
 
 
-def _report(
+def _setting(
     args: argparse.Namespace,
     spec: GraphSpec,
     memory_bytes: int,
     no_limit: str,
+    directory: Path,
     ours: EpochResult,
-    stock: EpochResult,
 ) -> str:
-    from gids.quickstart.report import table
+    """What was compared, and under which conditions."""
+    from gids.quickstart.isolation import read_ahead_bytes
 
-    layers = len(args.fanouts)
     epochs = "An epoch" if args.epochs == 1 else f"{args.epochs} epochs"
+    text = (
+        f"{epochs} of {len(args.fanouts)}-layer GraphSAGE, {ours.batches} minibatches of {args.batch_size} "
+        f"seeds, on {os.cpu_count()} cores. Each side ran in a process of its own and found nothing of the "
+        "features in the page cache. "
+    )
     if no_limit:
-        limit = (
+        return text + (
             f"Memory was not limited ({no_limit}; root usually may). So stock DGL can keep all features in "
             "the page cache, which it could not if they were larger than memory: expect less of a difference."
         )
-    else:
-        limit = (
-            f"The features take {format_bytes(spec.feature_bytes)}; each side may use "
-            f"{format_bytes(memory_bytes)} of memory, page cache included, beyond what it had in use before "
-            "it opened them. Stock's map is advised MADV_RANDOM: reading ahead would crowd out what it keeps."
-        )
-    setting = (
-        f"{epochs} of {layers}-layer GraphSAGE, {ours.batches} minibatches of {args.batch_size} seeds, on "
-        f"{os.cpu_count()} cores. Each side ran in a process of its own and found nothing of the features in "
-        f"the page cache. {limit}"
+    read_ahead = read_ahead_bytes(directory)
+    around = "more" if read_ahead is None else format_bytes(read_ahead)
+    return text + (
+        f"The features take {format_bytes(spec.feature_bytes)}. Each side may use {format_bytes(memory_bytes)} "
+        "of memory, page cache included, beyond what it had in use before it opened them. Stock's map is "
+        f"advised MADV_RANDOM, without which the kernel would read {around} around each missing row."
     )
-    speed_up = f"gids is {stock.seconds / ours.seconds:.1f} x as fast."
-    return "\n".join(
-        [
-            "",
-            textwrap.fill(setting, 100),
-            "",
-            table([("gids", ours), ("stock DGL", stock)]),
-            speed_up,
-            "",
-            "With your own data: gids convert SOURCE mine.gids, and then",
-            "",
-            textwrap.indent(example("mine.gids", args.fanouts, args.batch_size), "    "),
-        ]
-    )
-
-
-def example(path: str, fanouts: Sequence[int], batch_size: int) -> str:
-    """The six lines that read a homogeneous dataset's features through gids."""
-    return _EXAMPLE.format(path=path, fanouts=list(fanouts), batch_size=batch_size)
 
 
 def _as_json(

@@ -199,3 +199,13 @@ def cached_share(path: str | os.PathLike[str]) -> float:
     if code != 0:
         raise OSError(ctypes.get_errno(), "mincore failed", os.fspath(path))
     return float((pages & 1).mean())
+
+
+def read_ahead_bytes(path: str | os.PathLike[str]) -> int | None:
+    """What the kernel reads around a missing page of a mapped file, unless advised. None: unknown."""
+    device = os.stat(path).st_dev
+    try:
+        text = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb").read_text()
+    except OSError:
+        return None
+    return int(text) * 1024

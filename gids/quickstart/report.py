@@ -1,4 +1,4 @@
-"""Sides' results as a table. Called by the quickstart and by bench/epoch.py; knows nothing but printing."""
+"""What people read: the table of results, the code to write. Called by the quickstart and bench/epoch.py."""
 
 from __future__ import annotations
 
@@ -13,6 +13,15 @@ _STAGES = {
     "gather": "copying features",
     "training": "training",
 }
+
+_EXAMPLE = """\
+import gids, gids.dgl, dgl  # in this order
+store = gids.FeatureStore({path!r})
+graph = gids.dgl.graph(store)
+sampler = dgl.dataloading.NeighborSampler({fanouts}, prefetch_node_feats=["feat"], prefetch_labels=["label"])
+loader = gids.dgl.DataLoader(graph, store.splits["_N"]["train"], sampler, gids=store, batch_size={batch_size})
+for input_nodes, output_nodes, blocks in loader: ...  # blocks[0].srcdata["feat"], blocks[-1].dstdata["label"]
+"""
 
 
 def table(columns: Sequence[tuple[str, EpochResult]]) -> str:
@@ -51,3 +60,8 @@ def table(columns: Sequence[tuple[str, EpochResult]]) -> str:
 
 def _seconds(value: float) -> str:
     return f"{value:.2f} s" if value else "-"
+
+
+def example(path: str, fanouts: Sequence[int], batch_size: int) -> str:
+    """The six lines that read a homogeneous dataset's features through gids."""
+    return _EXAMPLE.format(path=path, fanouts=list(fanouts), batch_size=batch_size)

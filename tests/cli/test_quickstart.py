@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from gids.cli import main, quickstart
+from gids.quickstart import report
 
 TINY = ["--nodes", "3000", "--dim", "1024", "--batches", "6", "--batch-size", "16", "--fanouts", "3,3"]
 
@@ -57,7 +58,7 @@ def test_progress_names_the_four_steps_and_keep_says_where(run):
 
 
 def test_the_six_printed_lines_load_the_dataset(run):
-    lines = quickstart.example(str(run.directory / "graph.gids"), (3, 3), 16)
+    lines = report.example(str(run.directory / "graph.gids"), (3, 3), 16)
     assert len(lines.strip().splitlines()) == 6
     names = {}
     exec(lines, names)
