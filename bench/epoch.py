@@ -166,9 +166,9 @@ def _print_verdict(
     print(f"\nspeed-up{how}: {speed_up:.1f} x by epoch, {by_row:.1f} x by row (bar 5, aim 8)")
     for plain in results.get("stock without advice", []):
         by_row = median(run.rows_per_s for run in gids) / plain.rows_per_s
-        around = (read_ahead or 0) >> 10
+        around = f"{(read_ahead or 0) >> 10:,} KiB"
         print(
-            f"without MADV_RANDOM (the kernel reads {around:,} KiB around a missing row): {by_row:.0f} x by row"
+            f"without MADV_RANDOM, when the kernel reads {around} around a missing row: {by_row:,.0f} x by row"
         )
     cores = os.cpu_count() or 1
     read_s = median(run.loader["pages_read"] for run in gids) / pages_per_s

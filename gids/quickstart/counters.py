@@ -7,13 +7,13 @@ from pathlib import Path
 
 
 def resident_bytes(field: str) -> int:
-    """A field of /proc/self/status: "VmRSS" now, "VmHWM" the peak, "RssAnon" and "RssShmem" parts of it now."""
+    """A field of /proc/self/status: "VmRSS" now, "VmHWM" the peak, "RssAnon" and "RssShmem" parts."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
 def device_bytes_read() -> int | None:
-    """Bytes that this process, its threads and the kernel's read-ahead for it fetched from devices. None: hidden."""
+    """Bytes fetched from devices for this process, the kernel's reading ahead included. None: hidden."""
     try:
         fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     except OSError:  # some containers hide it

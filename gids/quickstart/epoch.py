@@ -122,7 +122,7 @@ def _train(
             "rows": rows,
             "read_bytes": _difference(device_bytes_read(), read_before),
             "hit_ratio": stats.get("hit_ratio"),
-            "train_accuracy": float(np.mean(accuracies[len(accuracies) // 2 :])),
+            "train_accuracy": float(np.mean(accuracies[total // 2 :])) if len(accuracies) == total else None,
             "peak_rss_bytes": resident_bytes("VmHWM"),
             "loader": stats,
         }

@@ -34,6 +34,10 @@ class FreshProcessError(ChildProcessError):
     """A measured process failed. The message holds its last words."""
 
 
+class FreshProcessTimeout(FreshProcessError):
+    """A measured process took too long, and was killed."""
+
+
 class MemoryGroup:
     """A memory cgroup below this process's own, for the processes that are started by ``command``.
 
@@ -109,7 +113,7 @@ def run_fresh(
 
     The process calls ``serve``. progress(share) is called when it calls ``report_progress``. Blocks. On any
     exception here, Ctrl-C included, the process and its children are killed. Raises FreshProcessError when it
-    fails, takes too long, or answers nothing.
+    fails or answers nothing, FreshProcessTimeout when it takes too long.
     """
     command = [sys.executable, "-m", module]
     with subprocess.Popen(
@@ -133,9 +137,11 @@ def run_fresh(
             _kill(process)  # whatever it started as well
     if result is not None and process.returncode == 0:
         return result
+    if timed_out:
+        raise FreshProcessTimeout(f"{module} took more than {timeout_s:.0f} s")
     cause = f"exit status {process.returncode}"
     if process.returncode == -signal.SIGKILL:
-        cause = f"took more than {timeout_s:.0f} s" if timed_out else "killed, most likely for want of memory"
+        cause = "killed, most likely for want of memory"
     raise FreshProcessError("\n".join([f"{module} failed ({cause})", *words]))
 
 
