@@ -167,9 +167,7 @@ def _print_verdict(
     for plain in results.get("stock without advice", []):
         by_row = median(run.rows_per_s for run in gids) / plain.rows_per_s
         around = f"{(read_ahead or 0) >> 10:,} KiB"
-        print(
-            f"without MADV_RANDOM, when the kernel reads {around} around a missing row: {by_row:,.0f} x by row"
-        )
+        print(f"without MADV_RANDOM, with {around} read around a missing row: {by_row:,.0f} x by row")
     cores = os.cpu_count() or 1
     read_s = median(run.loader["pages_read"] for run in gids) / pages_per_s
     cpu_s = median(run.cpu_seconds for run in gids) / cores

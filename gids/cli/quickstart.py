@@ -305,8 +305,8 @@ def _setting(
     around = "more" if read_ahead is None else format_bytes(read_ahead)
     return text + (
         f"The features take {format_bytes(spec.feature_bytes)}; each side may use "
-        f"{format_bytes(_memory_bytes(args, spec))} of memory, page cache included, beyond what it had in use "
-        "before it opened them. Stock's map is advised MADV_RANDOM, as few do: else, as the last column "
+        f"{format_bytes(_memory_bytes(args, spec))} of memory, page cache included, beyond what it had in "
+        "use before it opened them. Stock's map is advised MADV_RANDOM, as few do: else, as the last column "
         f"shows, the kernel reads {around} around a missing row, which crowds out others."
     )
 

@@ -55,11 +55,11 @@ class EpochResult:
 
     stages: "sampling", "reading" (waiting for features; for stock, copying them too), "gather" (copying),
     "planning", "training". rows: feature rows handed to the model. read_bytes: from the device; None where
-    the kernel does not tell. hit_ratio: of pages, in gids' cache or for stock in the page cache; None
-    where nothing tells. train_accuracy: over the second half of the
-    minibatches; None if it was stopped early. base_rss_bytes: before features were opened. peak_rss_bytes: the greatest after.
-    compared_rows, wrong_rows: rows compared with the source, and those of them that differ. cached_before:
-    the share of the features in the page cache at the start. loader: the statistics of gids.
+    the kernel does not tell. hit_ratio: of pages, in gids' cache or for stock in the page cache; None where
+    nothing tells. train_accuracy: over the second half of the minibatches; None if it was stopped early.
+    base_rss_bytes: before features were opened. peak_rss_bytes: the greatest after. compared_rows,
+    wrong_rows: rows compared with the source, and those of them that differ. cached_before: the share of
+    the features in the page cache at the start. loader: the statistics of gids.
     """
 
     side: str
