@@ -18,6 +18,7 @@ BENCH = Path(__file__).parents[1] / "bench"
         ("cache.py", ["planning", "--repeat", "1"], "ns per page (bar"),
         ("cache.py", ["gather", "--repeat", "1"], "over index_select (bar"),
         ("convert.py", [], "peak memory of converting"),
+        ("epoch.py", [], "speed-up over stock as it is"),
     ],
 )
 def test_benchmark_runs(name: str, args: list[str], said: str, tmp_path: Path) -> None:
