@@ -65,7 +65,9 @@ sys.exit(status)
 
 def gids(*args: str | Path) -> int:
     """Run a gids command in a fresh process; its peak memory in bytes."""
-    done = subprocess.run([sys.executable, "-c", COMMAND, *map(str, args)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", COMMAND, *map(str, args)], capture_output=True, text=True
+    )
     if done.returncode:
         raise SystemExit(f"gids {args[0]} failed: {done.stderr}")
     return int(done.stdout.rpartition("peak")[2])

@@ -115,7 +115,7 @@ def run_fresh(
     exception here, Ctrl-C included, the process and its children are killed. Raises FreshProcessError when it
     fails or answers nothing, FreshProcessTimeout when it takes too long.
     """
-    command = [sys.executable, "-m", module]
+    command = [sys.executable, "-P", "-m", module]  # -P: not the gids of the current directory
     with subprocess.Popen(
         group.command(command) if group else command,
         stdin=subprocess.PIPE,

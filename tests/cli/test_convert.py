@@ -466,7 +466,7 @@ def test_a_large_array_is_never_in_memory(tmp_path):
     )
     start = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", code, "convert", tmp_path / "x.npy", tmp_path / "x.gids"],
+        [sys.executable, "-P", "-c", code, "convert", tmp_path / "x.npy", tmp_path / "x.gids"],
         capture_output=True,
         text=True,
         check=True,

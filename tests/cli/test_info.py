@@ -84,7 +84,7 @@ def test_help_and_version_need_no_torch():
     )
     for argument, expected in (("--help", "convert"), ("--version", "gids 0.")):
         done = subprocess.run(
-            [sys.executable, "-c", code, argument], capture_output=True, text=True, check=True
+            [sys.executable, "-P", "-c", code, argument], capture_output=True, text=True, check=True
         )
         assert expected in done.stdout
 

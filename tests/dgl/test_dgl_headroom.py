@@ -52,7 +52,7 @@ with tempfile.TemporaryDirectory() as directory:
 assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 400
 """
     result = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-P", "-c", code],
         env=os.environ | {"PYTHONPATH": os.path.dirname(__file__)},
         capture_output=True,
         text=True,

@@ -17,7 +17,7 @@ def run(tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("DGL")} | {"HOME": str(tmp_path)}
 
     def run(code, **variables):
-        command = [sys.executable, "-W", "error", "-c", code]
+        command = [sys.executable, "-P", "-W", "error", "-c", code]
         result = subprocess.run(
             command, env=environment | variables, capture_output=True, text=True, check=False
         )

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def python(script: str, *arguments: object, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    command = [*before, sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)]
+    command = [*before, sys.executable, "-P", "-c", textwrap.dedent(script), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
@@ -255,7 +255,7 @@ def test_ctrl_c_ends_a_long_read(shards: list[Path], kind: str) -> None:
             print("interrupted", engine.stats()["reads"] == count, engine.stats()["errors"] > 0)
         assert engine.read(files[:1], offsets[:1], 16, out[:1]).tolist() == [0]
     """
-    command = [sys.executable, "-c", textwrap.dedent(script), kind, *map(str, shards)]
+    command = [sys.executable, "-P", "-c", textwrap.dedent(script), kind, *map(str, shards)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         while (line := process.stdout.readline()) and line != "go\n":

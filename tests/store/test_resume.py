@@ -66,7 +66,7 @@ def test_a_conversion_killed_again_and_again_ends_the_same(tmp_path, source):
     kills = 0
     while not path.exists():
         assert kills < 60, "it never gets anywhere"
-        command = [sys.executable, "-c", CHILD, source, path]
+        command = [sys.executable, "-P", "-c", CHILD, source, path]
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         while child.stdout.readline() not in ("ready\n", ""):
             pass

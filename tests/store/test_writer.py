@@ -213,7 +213,9 @@ with DatasetWriter({str(tmp_path / "a.gids")!r}) as writer:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 
-    done = subprocess.run([sys.executable, "-c", code], preexec_fn=limit, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], preexec_fn=limit, capture_output=True, text=True
+    )
     assert "StorageError: [Errno 27] File too large while writing table n.k" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
