@@ -5,9 +5,9 @@ Called by the loader once the first minibatch has shown how large minibatches ar
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from gids import _core
@@ -101,16 +101,30 @@ def available_bytes() -> int:
     with open("/proc/meminfo") as f:
         meminfo = dict(line.split(":") for line in f)
     available = int(meminfo["MemAvailable"].split()[0]) * 1024
-    for limit_path, usage_path in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        if os.path.exists(limit_path) and os.path.exists(usage_path):
-            with open(limit_path) as limit, open(usage_path) as usage:
-                text = limit.read().strip()
-                if text != "max":
-                    available = min(available, max(0, int(text) - int(usage.read())))
+    for group, limit_name, usage_name in _memory_groups():
+        try:
+            limit, usage = (group / limit_name).read_text().strip(), int((group / usage_name).read_text())
+        except OSError:
+            continue  # the root has no limit file, and a container sees only its own part of the tree
+        if limit != "max":
+            available = min(available, max(0, int(limit) - usage))
     return available
+
+
+def _memory_groups() -> Iterator[tuple[Path, str, str]]:
+    """This process's control groups for memory and all above them: (directory, limit file, usage file)."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, names = Path("/sys/fs/cgroup"), ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            root, names = Path("/sys/fs/cgroup/memory"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        own = root / path.lstrip("/")
+        for group in (own, *own.parents):
+            if group.is_relative_to(root):
+                yield group, *names
 
 
 def format_bytes(n: int) -> str:

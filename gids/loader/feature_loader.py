@@ -117,6 +117,7 @@ class FeatureLoader:
         self._windowed: weakref.ref[WindowedStream[Any]] | None = None
         self._seconds = {"sample": 0.0}
         self._misses_at_epoch = (0, 0)
+        self._last_stats: dict[str, Any] | None = None  # once closed
         self._finalizer = weakref.finalize(self, self._engine.close)
 
     def attach(
@@ -173,6 +174,8 @@ class FeatureLoader:
         ``window_batches``, ``planned_batches``, ``policy``; ``engine``: its own counters; ``tables``: the
         counters of each table.
         """
+        if self._last_stats is not None:
+            return self._last_stats
         tables = self._cache.stats() if self._cache else {}
         io = self._engine.stats()
 
@@ -201,11 +204,17 @@ class FeatureLoader:
         return result
 
     def close(self) -> None:
-        """End the open stream, let reads finish, close the files. Idempotent."""
+        """End the open stream, let reads finish, close the files, free the cache. Idempotent.
+
+        ``stats()`` goes on telling what they were.
+        """
         stream = self._windowed() if self._windowed is not None else None
         if stream is not None:
             stream.close()
-        self._finalizer()
+        if self._finalizer.alive:
+            self._last_stats = self.stats()
+            self._finalizer()
+            self._cache = None
 
     def __enter__(self) -> FeatureLoader:
         return self

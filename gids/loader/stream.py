@@ -93,6 +93,8 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
         self._closed = True
         self._held.clear()
         self._finalizer()
+        self._opened.clear()
+        self._cache = None
         close = getattr(self._source, "close", None)
         if close is not None:
             close()

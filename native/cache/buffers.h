@@ -14,7 +14,7 @@ namespace gids::cache {
 
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
-  // Keeps at most `keep_bytes` of idle buffers.
+  // Keeps idle buffers as long as they and those in use take at most `keep_bytes`.
   explicit BufferPool(size_t keep_bytes) : keep_bytes_(keep_bytes) {}
 
   struct Buffer {
@@ -35,7 +35,10 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
       idle_.erase(it);
     }
     lock.unlock();
-    if (memory.size() == 0) memory = HugeArray<std::byte>(size, true);
+    if (memory.size() == 0) {
+      make_room(size);
+      memory = HugeArray<std::byte>(size, true);
+    }
     auto buffer = std::shared_ptr<Buffer>(new Buffer{std::move(memory), shared_from_this()});
     lock.lock();
     taken_bytes_ += buffer->memory.bytes();
@@ -49,7 +52,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   void set_keep_bytes(size_t bytes) {
     std::lock_guard lock(mutex_);
     keep_bytes_ = bytes;
-    trim();
+    trim(0);
   }
 
  private:
@@ -69,10 +72,15 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
     idle_bytes_ += memory.bytes();
     const size_t bytes = memory.bytes();
     idle_.emplace(bytes, std::move(memory));
-    trim();
+    trim(0);
   }
-  void trim() {
-    while (idle_bytes_ > keep_bytes_ && !idle_.empty()) {
+  // Idle buffers too small to serve must not stand beside the one that is about to be made.
+  void make_room(size_t bytes) {
+    std::lock_guard lock(mutex_);
+    trim(bytes);
+  }
+  void trim(size_t wanted) {
+    while (taken_bytes_ + idle_bytes_ + wanted > keep_bytes_ && !idle_.empty()) {
       idle_bytes_ -= idle_.begin()->second.bytes();
       idle_.erase(idle_.begin());
     }

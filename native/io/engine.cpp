@@ -344,6 +344,7 @@ void Engine::close() {
   for (std::thread& thread : threads_) thread.join();
   threads_.clear();
   files_.clear();
+  owners_.clear();
 }
 
 // --- statistics, notes, faults ---

@@ -164,6 +164,7 @@ class Engine {
   u32 slot_bytes_ = 0;  // one bounce slot holds the enclosing aligned extent of the largest read
   u64 bounce_bytes_ = 0;
   mutable std::mutex queue_mutex_;
+  std::vector<std::shared_ptr<void>> owners_;  // of registered memory, until close(); guarded by queue_mutex_
   u64 chores_ = 0;  // counts what an idle thread must wake for besides reads; guarded by queue_mutex_
 
  private:

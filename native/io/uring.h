@@ -39,7 +39,6 @@ class UringEngine final : public Engine {
 
   BouncePool bounce_;
   std::vector<std::unique_ptr<Doorbell>> doorbells_;  // one per thread, gone when it ends; guarded by queue_mutex_
-  std::vector<std::shared_ptr<void>> owners_;  // of the chunks' memory; guarded by queue_mutex_
   std::vector<Chunk> chunks_;  // in the order of their indices; guarded by queue_mutex_
 };
 

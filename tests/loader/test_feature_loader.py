@@ -369,3 +369,26 @@ def test_outputs_go_back_without_the_garbage_collector(path: Path) -> None:
                 assert loader._cache._pool.taken_bytes == 0  # type: ignore[union-attr]
         finally:
             gc.enable()
+
+
+def test_closing_frees_the_cache_and_keeps_the_counters(path: Path) -> None:
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    loader = gids.FeatureLoader(path, ["paper.feat"], memory_bytes=1 << 30)
+    everything = [{"paper.feat": torch.arange(ROWS)}]
+    stream = loader.attach(everything, ids_of)
+    list(stream)
+    stats = loader.stats()
+    held = resident_bytes()
+    loader.close()
+    assert loader.stats()["hits"] == stats["hits"]
+    assert resident_bytes() < held - stats["memory"]["lines"] // 2
+
+
+def test_outputs_of_growing_minibatches_do_not_pile_up(path: Path) -> None:
+    with gids.FeatureLoader(path, ["paper.feat"], memory_bytes=32 << 20, queue_depth=16) as loader:
+        growing = [{"paper.feat": torch.arange(1000 + 12 * i)} for i in range(20)]
+        for _minibatch, _features in loader.attach(growing, ids_of):
+            pass
+        assert loader.stats()["memory"]["outputs"] <= loader._plan.purposes["outputs"]  # type: ignore[union-attr]
