@@ -272,7 +272,8 @@ bool QueueService::Pair::settle(u64 timeout_ns) {
   return oldest_ == cursor_;
 }
 
-// What was posted and not taken has no status: `closed` tells its waiters. Lets go of the batches, which hold the pair: the engine keeps those that it still reads.
+// What was posted and not taken has no status: `closed` tells its waiters. Lets go of the batches, which hold
+// the pair: the engine keeps those that it still reads.
 void QueueService::Pair::close() {
   queue::write_completed(q_, queue::closed);
   batches_.clear();
@@ -316,7 +317,8 @@ QueueService::~QueueService() {
 }
 
 u64 QueueService::arm(u32 pair) {
-  if (getpid() != pid_) throw std::runtime_error("the request queue was opened before a fork: open one in this process");
+  if (getpid() != pid_)
+    throw std::runtime_error("the request queue was opened before a fork: open one in this process");
   if (stop_.load(std::memory_order_acquire)) throw std::runtime_error("the request queue is closed");
   const u64 round = pairs_.at(pair)->arm();
   wake_->ring();
@@ -366,8 +368,8 @@ void QueueService::run() {
 }
 
 void QueueService::finish() {
+  for (const auto& pair : pairs_) pair->cancel_reads(*engine_);
   for (const auto& pair : pairs_) {
-    pair->cancel_reads(*engine_);
     while (!pair->settle(timeout_ns_)) wake_->sleep(kPauseMaxNs);
     pair->close();
   }

@@ -22,6 +22,9 @@ extern "C" __global__ void gids_post_round(queue::Pair q, gids::u64 round, const
   if (threadIdx.x == 0) queue::end_round(q, round, size, gridDim.x);
 }
 
+// Wait `stream`, where cuStreamWaitValue64 is not to be had: one thread waits in the stream's place.
+extern "C" __global__ void gids_await_round(queue::Pair q, gids::u64 round) { queue::await_round(q, round); }
+
 // Wait `stream`: after the stream has waited for completed >= round + 1, copies the round's pages to
 // to + i * bytes and writes errors[i], for i in [first, min(*count, first + round_max)).
 extern "C" __global__ void gids_collect_round(queue::Pair q, gids::u64 round, const gids::u64* count,

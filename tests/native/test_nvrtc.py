@@ -1,4 +1,4 @@
-"""The headers that host and GPU share, and the kernels, compile for every GPU generation. Needs CuPy, but no GPU."""
+"""The headers that host and GPU share, and the kernels, compile for every GPU generation, without a GPU."""
 
 from __future__ import annotations
 

@@ -69,9 +69,6 @@ struct Rig {
     queue::end_round(q, round, requests.size(), 1);
     return round;
   }
-  void wait(u64 round) {
-    while (queue::read_completed(q) < round + 1) queue::relax();
-  }
   std::vector<int> collect(u64 round, const std::vector<queue::Request>& requests) {
     std::vector<int> errors;
     std::vector<u8> page(kPageBytes);
@@ -83,7 +80,7 @@ struct Rig {
   }
   std::vector<int> run(const std::vector<queue::Request>& requests) {
     const u64 round = post(requests);
-    wait(round);
+    CHECK(queue::await_round(q, round));
     return collect(round, requests);
   }
 
@@ -151,8 +148,9 @@ void pages_read_by_a_real_engine_equal_the_file(const std::string& kind) {
     Rig rig(open_real(kind), 64, rounds_max);
     for (u64 first = 0; first < requests.size();) {
       const u64 size = queue::round_size(rig.q, requests.size(), first);
-      const u64 round = rig.post({requests.begin() + static_cast<i64>(first), requests.begin() + static_cast<i64>(first + size)});
-      rig.wait(round);
+      const auto begin = requests.begin() + static_cast<i64>(first);
+      const u64 round = rig.post({begin, begin + static_cast<i64>(size)});
+      CHECK(queue::await_round(rig.q, round));
       for (u64 i = first; i < first + size; ++i)
         errors[i] = queue::collect_page(rig.q, round, i - first, queue::Warp{}, got[i].data(), bytes_of(i));
       first += size;
@@ -169,7 +167,7 @@ void pages_read_by_a_real_engine_equal_the_file(const std::string& kind) {
       queue::end_round(rig.q, round, 0, 6);
     });
   for (std::thread& t : warps) t.join();
-  rig.wait(round);
+  CHECK(queue::await_round(rig.q, round));
   check();
 }
 
@@ -206,7 +204,16 @@ void a_lane_whose_completion_is_lost_gets_the_error_and_frees_its_slot() {
     CHECK_EQUAL(error, p % 2 ? 0 : ETIMEDOUT);  // the lost read still has slot 0
   }
   queue::end_round(rig.q, round, 0, 1);
-  rig.wait(round);
+  CHECK(queue::await_round(rig.q, round));
+}
+
+void a_wait_that_nobody_ends_gives_up() {
+  const auto engine = Controller::open(g_paths, {.hold = true});
+  Rig rig(engine, 8, 1, kSlow, 100);
+  const u64 round = rig.post(pages(0, 4));
+  CHECK(!queue::await_round(rig.q, round));
+  for (const int error : rig.collect(round, pages(0, 4))) CHECK_EQUAL(error, ETIMEDOUT);
+  engine->find();
 }
 
 void closing_releases_the_waiters_of_requests_in_flight() {
@@ -219,7 +226,7 @@ void closing_releases_the_waiters_of_requests_in_flight() {
     const u64 round = rig.post(requests);
     eventually([&] { return rig.service->stats().taken == 20 && engine->lost() == 4; });
     const u64 never_rung = rig.service->arm(0);
-    std::thread stream([&] { rig.wait(never_rung); });
+    std::thread stream([&] { CHECK(queue::await_round(rig.q, never_rung)); });
     rig.service->close();
     stream.join();
     CHECK(queue::read_completed(rig.q) == queue::closed);
@@ -299,7 +306,7 @@ void a_doorbell_without_its_entries_is_an_error() {
   const auto requests = pages(0, 4);
   queue::post_round(rig.q, requests.data(), 3, 0, 1);
   queue::end_round(rig.q, round, 4, 1);
-  rig.wait(round);
+  CHECK(queue::await_round(rig.q, round));
   const std::vector<int> errors = rig.collect(round, requests);
   for (u64 i = 0; i < 4; ++i) CHECK_EQUAL(errors[i], i == 3 ? EPROTO : 0);
   for (const int error : rig.run(pages(0, 8))) CHECK_EQUAL(error, 0);
@@ -309,7 +316,9 @@ void a_lane_gives_up_when_nobody_serves() {
   Rig rig(Controller::open(g_paths, {}), 2, 1, kSlow, 100);
   eventually([&] { return rig.service->stats().sleeps > 0; });  // and sleeps on, for nothing is armed
   std::vector<u8> page(kPageBytes);
-  const auto read = [&] { return queue::read_page(rig.q, queue::request(0, 0), queue::Warp{}, page.data(), kPageBytes); };
+  const auto read = [&] {
+    return queue::read_page(rig.q, queue::request(0, 0), queue::Warp{}, page.data(), kPageBytes);
+  };
   CHECK_EQUAL(read(), ETIMEDOUT);
   CHECK_EQUAL(read(), ETIMEDOUT);
   CHECK_EQUAL(read(), EAGAIN);  // both slots still belong to requests that may be answered
@@ -335,7 +344,8 @@ void what_does_not_fit_is_refused() {
   const auto serve = [&](std::vector<io::QueueTable> tables, const std::vector<queue::Pair>& p) {
     io::QueueService(engine, std::move(tables), p, memory.shared());
   };
-  throws<std::invalid_argument>("table 0 has pages of 4096 B; the staging slots hold 512 B", [&] { serve(kTables, pairs); });
+  throws<std::invalid_argument>("table 0 has pages of 4096 B; the staging slots hold 512 B",
+                                [&] { serve(kTables, pairs); });
   throws<std::invalid_argument>("at least one queue pair", [&] { serve({}, {}); });
   throws<std::invalid_argument>("table 0 has no files", [&] { serve({{1, 0, 0, 512}}, pairs); });
   throws<std::invalid_argument>("more than 2^48 pages", [&] { serve({{~u64{0}, 0, 1, 512}}, pairs); });
@@ -373,6 +383,7 @@ int main(int, char** argv) {
   }
   a_lost_completion_ends_in_an_error_after_the_time_out();
   a_lane_whose_completion_is_lost_gets_the_error_and_frees_its_slot();
+  a_wait_that_nobody_ends_gives_up();
   closing_releases_the_waiters_of_requests_in_flight();
   closing_lets_issued_reads_end_and_cancels_what_nobody_took();
   closing_releases_lanes_that_go_on_posting();

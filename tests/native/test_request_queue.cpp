@@ -20,7 +20,7 @@ using namespace gids;
 namespace {
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr u64 kScale = 20;  // the sanitizers are that much slower
+constexpr u64 kScale = 5;  // the sanitizers are that much slower
 #else
 constexpr u64 kScale = 1;
 #endif
@@ -80,7 +80,10 @@ struct Job {
 
 struct Rig {
   Rig(u64 depth, u32 pairs, u32 rounds_max, const Mischief& mischief)
-      : memory({.staging_bytes = depth * pairs * kPageBytes, .slot_bytes = kPageBytes, .pairs = pairs, .rounds_max = rounds_max}),
+      : memory({.staging_bytes = depth * pairs * kPageBytes,
+                .slot_bytes = kPageBytes,
+                .pairs = pairs,
+                .rounds_max = rounds_max}),
         local(memory.local_bytes()),
         engine(Controller::open(g_paths, mischief)) {
     CHECK_EQUAL(memory.depth(), depth);
@@ -123,8 +126,7 @@ void rounds(u64 depth, u32 threads, u32 rounds_max, u64 count, const Mischief& m
         }
         if (r + 1 < rounds_max) continue;
         const u64 c = r + 1 - rounds_max;  // the round to collect
-        if (k == 0)
-          while (queue::read_completed(q) < c + 1) queue::relax();
+        if (k == 0) CHECK(queue::await_round(q, c));
         kernel_ends.arrive_and_wait();
         for (u64 i = k; i < plan[c].size; i += threads) {
           const u64 at = plan[c].first + i;
@@ -160,8 +162,7 @@ void warps(u64 depth, u32 threads, u32 pairs, u64 count, const Mischief& mischie
       });
     for (std::thread& t : lanes) t.join();
     next = end;
-    for (u32 p = 0; p < pairs; ++p)
-      while (queue::read_completed(rig.pairs[p]) < armed[p] + 1) queue::relax();
+    for (u32 p = 0; p < pairs; ++p) CHECK(queue::await_round(rig.pairs[p], armed[p]));
   }
   job.check(rig.service->stats(), mischief);
   CHECK_EQUAL(rig.service->stats().rounds, pairs * kKernels);

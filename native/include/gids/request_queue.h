@@ -10,13 +10,13 @@
 //          poster            service          service             poster
 //
 // Requests are posted in rounds: one kernel's requests, ended by the doorbell. Two ways to wait:
-// * stream: post_round() writes a whole round and the kernel ends; the stream waits for completed >= round + 1;
-//   another kernel collects. A round has at most round_max requests, and at most rounds_max are posted and not
-//   collected, so there is always room: nothing spins.
+// * stream: post_round() writes a whole round and the kernel ends; the stream waits for completed >= round + 1
+//   (where streams cannot wait for a word, await_round() does); another kernel collects. A round has at most
+//   round_max requests, and at most rounds_max are posted and not collected: nothing spins for room.
 // * warp (BaM's): read_page() takes a slot, waits for its own status and copies; it spins, within spin_limit.
 // A pair is used in one of the ways only, by one kernel at a time.
 //
-// Every word that crosses the bus is 8 bytes, has one writer and knows loads and stores only. A reader tells a
+// Every word that crosses the bus is 8 bytes, has one writing side and knows loads and stores only. A reader tells a
 // new word from the one that was there before by its lap, how often the slot was used, plus one (so that zeroed
 // memory is "the lap before the first"). No more bits of the lap are needed than tell two neighbours apart:
 // a slot is posted again only after it was freed, so the reader of lap L can meet nothing but lap L - 1 and
@@ -102,7 +102,8 @@ GIDS_HD bool read_entry(const Pair& q, u64 ticket, Request& r) {
 
 // release: the page is in staging before its status is seen.
 GIDS_HD void write_status(const Pair& q, u64 ticket, int error) {
-  system_ref<u64>(q.statuses[q.slot(ticket)]).store(q.lap(ticket) << error_bits | static_cast<u32>(error), memory_order_release);
+  const u64 word = q.lap(ticket) << error_bits | static_cast<u32>(error);
+  system_ref<u64>(q.statuses[q.slot(ticket)]).store(word, memory_order_release);
 }
 GIDS_HD bool read_status(const Pair& q, u64 ticket, int& error) {
   const u64 word = system_ref<u64>(q.statuses[q.slot(ticket)]).load(memory_order_acquire);
@@ -122,7 +123,9 @@ GIDS_HD bool read_doorbell(const Pair& q, u64 round, u32& count) {
 }
 
 // release: every status and page of the rounds below is visible before the number.
-GIDS_HD void write_completed(const Pair& q, u64 rounds) { system_ref<u64>(*q.completed).store(rounds, memory_order_release); }
+GIDS_HD void write_completed(const Pair& q, u64 rounds) {
+  system_ref<u64>(*q.completed).store(rounds, memory_order_release);
+}
 GIDS_HD u64 read_completed(const Pair& q) { return system_ref<u64>(*q.completed).load(memory_order_acquire); }
 
 // --- the posting side ---
@@ -197,12 +200,21 @@ GIDS_HD void post_round(const Pair& q, const Request* requests, u64 size, u64 th
   for (u64 i = thread; i < size; i += threads) write_entry(q, base + i, requests[i]);
 }
 
-// Wait `stream`, second kernel, after the stream saw completed >= round + 1: copies the page of the round's
-// i-th request, by one warp. Returns its error; `to` is untouched then.
+// Wait `stream` where the stream itself cannot wait for a word: one thread polls. False when spin_limit passed.
+GIDS_HD bool await_round(const Pair& q, u64 round) {
+  for (u64 spins = 0; read_completed(q) <= round; ++spins) {
+    if (spins >= q.spin_limit) return false;
+    relax();
+  }
+  return true;
+}
+
+// Wait `stream`, second kernel, after the wait for completed >= round + 1: copies the page of the round's i-th
+// request, by one warp. Returns its error; `to` is untouched then.
 GIDS_HD int collect_page(const Pair& q, u64 round, u64 i, const Warp& warp, u8* to, u32 bytes) {
   const u64 ticket = local_ref<u64>(q.starts[round % doorbells]).load(memory_order_relaxed) + i;
   int error;  // each lane acquires for itself
-  if (!read_status(q, ticket, error)) return canceled;  // only a service that ended leaves one out
+  if (!read_status(q, ticket, error)) return read_completed(q) >= closed ? canceled : timed_out;
   if (error == 0) copy_page(warp, to, q.page(ticket), bytes);
   return error;
 }
