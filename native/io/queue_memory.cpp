@@ -76,6 +76,7 @@ QueueMemory::QueueMemory(const QueueOptions& options) : options_(options) {
 
   void* m = mmap(nullptr, shared_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (m == MAP_FAILED) throw std::bad_alloc();
+  madvise(m, shared_bytes_, MADV_HUGEPAGE);  // hints: a kernel without them still works
   madvise(m, shared_bytes_, MADV_DONTFORK);
   shared_ = {static_cast<std::byte*>(m), [bytes = shared_bytes_, pid = getpid()](std::byte* p) {
                if (getpid() == pid) munmap(p, bytes);  // a forked child has other things at this address

@@ -23,7 +23,7 @@ static_assert(queue::try_again == EAGAIN && queue::broken == EPROTO && queue::ti
                   queue::canceled == ECANCELED && queue::invalid == EINVAL,
               "the device code spells the errors as numbers");
 
-constexpr u32 kTakeMax = 256;          // submissions of one batch of reads
+constexpr u32 kTakeMax = 8192;         // submissions of one batch of reads: the engine sorts and merges them
 constexpr u32 kYields = 32;            // idle polls before the thread sleeps between them
 constexpr u64 kPauseMaxNs = 50'000;    // the longest such sleep
 constexpr u64 kForever = ~u64{0};
@@ -119,7 +119,7 @@ class QueueService::Pair : public std::enable_shared_from_this<Pair> {
 // Reads of one pair. Read::cookie is the ticket.
 class QueueService::Reads final : public Batch {
  public:
-  explicit Reads(std::shared_ptr<Pair> pair) : pair_(std::move(pair)) { reads.reserve(kTakeMax); }
+  explicit Reads(std::shared_ptr<Pair> pair) : pair_(std::move(pair)) {}
   void done(const Read& read, const std::byte*, int error) noexcept override {
     pair_->ended(*this, read.cookie, error);
   }
