@@ -1,4 +1,4 @@
-"""The headers that host and GPU share compile for every GPU generation. Needs CuPy, but no GPU."""
+"""The headers that host and GPU share, and the kernels, compile for every GPU generation, without a GPU."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from types import ModuleType
 
 import pytest
 
-INCLUDE = Path(__file__).parents[2] / "native" / "include"
+NATIVE = Path(__file__).parents[2] / "native"
+INCLUDE = NATIVE / "include"
+ARCHS = [75, 80, 86, 89, 90, 100, 120]
 HEADERS = sorted(path.relative_to(INCLUDE).as_posix() for path in INCLUDE.rglob("*.h"))
+KERNELS = sorted(path.relative_to(NATIVE).as_posix() for path in NATIVE.rglob("*.cu"))
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +50,7 @@ def compile_for(nvrtc: ModuleType, source: str, arch: int, options: tuple[str, .
         nvrtc.destroyProgram(program)
 
 
-@pytest.mark.parametrize("arch", [75, 80, 86, 89, 90, 100, 120])
+@pytest.mark.parametrize("arch", ARCHS)
 def test_shared_headers_compile_for_the_gpu(nvrtc: ModuleType, options: tuple[str, ...], arch: int) -> None:
     assert HEADERS
     source = "".join(f'#include "{header}"\n' for header in HEADERS)
@@ -59,3 +62,12 @@ def test_shared_headers_compile_for_the_gpu(nvrtc: ModuleType, options: tuple[st
 @pytest.mark.parametrize("header", HEADERS)
 def test_each_shared_header_stands_alone(nvrtc: ModuleType, options: tuple[str, ...], header: str) -> None:
     assert compile_for(nvrtc, f'#include "{header}"\n', 90, options)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernels_compile_for_the_gpu(
+    nvrtc: ModuleType, options: tuple[str, ...], kernel: str, arch: int
+) -> None:
+    source = (NATIVE / kernel).read_text()
+    assert compile_for(nvrtc, source, arch, options)[:4] == b"\x7fELF"

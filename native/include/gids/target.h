@@ -27,12 +27,15 @@ using cuda::std::memory_order_release;
 using cuda::std::memory_order_acq_rel;
 // Words that only one device touches (a page table lives on one device).
 template <class T> using local_ref = cuda::atomic_ref<T, cuda::thread_scope_device>;
+// Words that cross the bus: loads and stores only, one writer each.
+template <class T> using system_ref = cuda::atomic_ref<T, cuda::thread_scope_system>;
 #else
 using std::memory_order_acquire;
 using std::memory_order_relaxed;
 using std::memory_order_release;
 using std::memory_order_acq_rel;
 template <class T> using local_ref = std::atomic_ref<T>;
+template <class T> using system_ref = std::atomic_ref<T>;
 static_assert(std::atomic_ref<u64>::is_always_lock_free, "a page word is changed by one instruction");
 #endif
 

@@ -1,0 +1,287 @@
+// The request queue: GPU threads ask the host for pages, as if the host were an NVMe controller. This header
+// is everything that both sides of a queue pair do with its memory, and all of the posting side, so that host
+// threads can play the warps. Shared by the CUDA kernels (io/request_queue.cu), the service thread
+// (io/queue_service.h) and the tests. Knows nothing of files, engines, lines or steps.
+//
+// A queue pair has `depth` slots. Slot i is entry i, status i and staging page i; the request with ticket t
+// (0, 1, 2, ...) has slot t mod depth from being posted until its poster has copied the page:
+//
+//     free --post--> posted --take--> taken --answer--> answered --collect or release--> free
+//          poster            service          service             poster
+//
+// Requests are posted in rounds: one kernel's requests, ended by the doorbell. Two ways to wait:
+// * stream: post_round() writes a whole round and the kernel ends; the stream waits for completed >= round + 1
+//   (where streams cannot wait for a word, await_round() does); another kernel collects. A round has at most
+//   round_max requests, and at most rounds_max are posted and not collected: nothing spins for room.
+// * warp (BaM's): read_page() takes a slot, waits for its own status and copies; it spins, within spin_limit.
+// A pair is used in one of the ways only, by one kernel at a time.
+//
+// Every word that crosses the bus is 8 bytes, has one writing side and knows loads and stores only. A reader tells a
+// new word from the one that was there before by its lap, how often the slot was used, plus one (so that zeroed
+// memory is "the lap before the first"). No more bits of the lap are needed than tell two neighbours apart:
+// a slot is posted again only after it was freed, so the reader of lap L can meet nothing but lap L - 1 and
+// lap L. Tickets and rounds have 64 bits and do not wrap.
+#pragma once
+
+#include "gids/target.h"
+
+#if !defined(__CUDACC__) && !defined(__CUDACC_RTC__)
+#include <sched.h>
+#endif
+
+namespace gids::queue {
+
+using Request = u64;     // what to read: page | table << 48
+using Submission = u64;  // a request with the lowest bit of its lap on top
+static_assert(sizeof(Submission) == 8, "one entry, one store: a 16-byte store is not atomic across the bus");
+
+constexpr u32 page_bits = 48, table_bits = 15;
+constexpr u32 lap_shift = page_bits + table_bits;
+static_assert(lap_shift == 63, "the fields fill the entry");
+constexpr u32 error_bits = 16;   // a status: error | lap << 16
+constexpr u32 count_bits = 32;   // a doorbell: count | round's lap << 32
+constexpr u32 doorbells = 64;    // rounds posted and not collected, at most
+
+// What a status holds besides the errors of the I/O engine; the values of Linux.
+constexpr int try_again = 11;    // EAGAIN: no slot came free within spin_limit; nothing was posted
+constexpr int broken = 71;       // EPROTO: a doorbell counts an entry that is not there
+constexpr int timed_out = 110;   // ETIMEDOUT: no completion, or no status within spin_limit
+constexpr int canceled = 125;    // ECANCELED: the service ended
+constexpr int invalid = 22;      // EINVAL: no such table or page
+
+// completed >= this: the service has ended and answers no more. cuStreamWaitValue64's GEQ compares cyclically,
+// as signed differences; this is above all rounds that a waiter can name.
+constexpr u64 closed = u64{1} << 62;
+constexpr u64 no_ticket = ~u64{0};
+
+GIDS_HD constexpr Request request(u32 table, u64 page) { return u64{table} << page_bits | page; }
+GIDS_HD constexpr u64 page_of(u64 request) { return request & ((u64{1} << page_bits) - 1); }
+GIDS_HD constexpr u32 table_of(u64 request) {
+  return static_cast<u32>(request >> page_bits) & ((1u << table_bits) - 1);
+}
+
+// One queue pair: pointers and numbers, passed to kernels by value. All memory starts zeroed.
+struct Pair {
+  // Pinned host memory. Written by the posting side:
+  Submission* entries;  // [depth]
+  u64* rung;            // [doorbells]
+  // Pinned host memory. Written by the service:
+  u64* statuses;        // [depth]
+  u64* completed;       // [1] rounds complete, or `closed`
+  u8* staging;          // [depth][slot_bytes]
+  // The posting side's own: device memory, or host memory when host threads play the warps.
+  u64* head;            // [1] the next ticket
+  u64* covered;         // [1] tickets below this belong to rounds that were rung
+  u64* arrived;         // [1] blocks that are through with the round
+  u64* starts;          // [doorbells] a round's first ticket
+  u64* turns;           // [depth] laps of the slot that were released (wait `warp`)
+
+  u64 spin_limit;       // polls until a lane gives up
+  u32 depth_log2;
+  u32 slot_bytes;       // a multiple of 16
+  u32 round_max;        // requests in a round (wait `stream`)
+  u32 rounds_max;       // rounds posted and not collected (wait `stream`)
+
+  GIDS_HD u64 depth() const { return u64{1} << depth_log2; }
+  GIDS_HD u64 slot(u64 ticket) const { return ticket & (depth() - 1); }
+  GIDS_HD u64 lap(u64 ticket) const { return (ticket >> depth_log2) + 1; }
+  GIDS_HD u8* page(u64 ticket) const { return staging + slot(ticket) * slot_bytes; }
+};
+
+// --- the words, from both sides ---
+
+// release: what the slot's last user read of the staging page was read before the service may overwrite it.
+GIDS_HD void write_entry(const Pair& q, u64 ticket, Request r) {
+  system_ref<u64>(q.entries[q.slot(ticket)]).store(r | q.lap(ticket) << lap_shift, memory_order_release);
+}
+GIDS_HD bool read_entry(const Pair& q, u64 ticket, Request& r) {
+  const u64 word = system_ref<u64>(q.entries[q.slot(ticket)]).load(memory_order_acquire);
+  r = word & ~(u64{1} << lap_shift);
+  return word >> lap_shift == (q.lap(ticket) & 1);
+}
+
+// release: the page is in staging before its status is seen.
+GIDS_HD void write_status(const Pair& q, u64 ticket, int error) {
+  const u64 word = q.lap(ticket) << error_bits | static_cast<u32>(error);
+  system_ref<u64>(q.statuses[q.slot(ticket)]).store(word, memory_order_release);
+}
+GIDS_HD bool read_status(const Pair& q, u64 ticket, int& error) {
+  const u64 word = system_ref<u64>(q.statuses[q.slot(ticket)]).load(memory_order_acquire);
+  error = static_cast<int>(word & ((1u << error_bits) - 1));
+  return word >> error_bits == (q.lap(ticket) << error_bits) >> error_bits;
+}
+
+GIDS_HD constexpr u64 doorbell(u64 round, u32 count) { return (round / doorbells + 1) << count_bits | count; }
+// release: every entry of the round is visible before its doorbell.
+GIDS_HD void write_doorbell(const Pair& q, u64 round, u32 count) {
+  system_ref<u64>(q.rung[round % doorbells]).store(doorbell(round, count), memory_order_release);
+}
+GIDS_HD bool read_doorbell(const Pair& q, u64 round, u32& count) {
+  const u64 word = system_ref<u64>(q.rung[round % doorbells]).load(memory_order_acquire);
+  count = static_cast<u32>(word);
+  return word >> count_bits == doorbell(round, 0) >> count_bits;
+}
+
+// release: every status and page of the rounds below is visible before the number.
+GIDS_HD void write_completed(const Pair& q, u64 rounds) {
+  system_ref<u64>(*q.completed).store(rounds, memory_order_release);
+}
+GIDS_HD u64 read_completed(const Pair& q) { return system_ref<u64>(*q.completed).load(memory_order_acquire); }
+
+// --- the posting side ---
+
+// The threads that copy one page together. On the host a warp is one thread.
+struct Warp {
+  u32 lane = 0, lanes = 1;
+
+  GIDS_HD u64 from_first(u64 value) const {
+#if defined(__CUDA_ARCH__)
+    return __shfl_sync(~0u, value, 0);
+#else
+    return value;
+#endif
+  }
+  // Orders memory too: what lane 0 acquired, all may read.
+  GIDS_HD void sync() const {
+#if defined(__CUDA_ARCH__)
+    __syncwarp();
+#endif
+  }
+};
+
+GIDS_HD void relax() {
+#if defined(__CUDA_ARCH__)
+  __nanosleep(200);
+#elif !defined(__CUDACC__) && !defined(__CUDACC_RTC__)
+  sched_yield();  // a pause would starve the service where threads outnumber cores
+#endif
+}
+
+// Plain loads: staging is neither constant nor read-only for the GPU's caches (no __ldg).
+GIDS_HD void copy_page(const Warp& warp, u8* to, const u8* from, u32 bytes) {
+#if defined(__CUDA_ARCH__)
+  if (((reinterpret_cast<u64>(to) | bytes) & 15) == 0) {
+    for (u32 i = warp.lane; i < bytes / 16; i += warp.lanes)
+      reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
+    return;
+  }
+  for (u32 i = warp.lane; i < bytes; i += warp.lanes) to[i] = from[i];
+#else
+  if (warp.lane == 0) __builtin_memcpy(to, from, bytes);
+#endif
+}
+
+// The last of `blocks` callers gives the round its `posted` more tickets and rings. On the GPU: one thread of
+// each block, after __syncthreads().
+GIDS_HD void end_round(const Pair& q, u64 round, u64 posted, u64 blocks) {
+  // acq_rel: the blocks' entries come before the doorbell of the last of them.
+  if (local_ref<u64>(*q.arrived).fetch_add(1, memory_order_acq_rel) + 1 != blocks) return;
+  local_ref<u64>(*q.arrived).store(0, memory_order_relaxed);
+  local_ref<u64> head(*q.head), covered(*q.covered);
+  const u64 start = covered.load(memory_order_relaxed);
+  const u64 end = head.load(memory_order_relaxed) + posted;
+  head.store(end, memory_order_relaxed);
+  covered.store(end, memory_order_relaxed);
+  local_ref<u64>(q.starts[round % doorbells]).store(start, memory_order_relaxed);
+  write_doorbell(q, round, static_cast<u32>(end - start));
+}
+
+// Requests of a round that starts at requests[first], of `count` in all.
+GIDS_HD u64 round_size(const Pair& q, u64 count, u64 first) {
+  const u64 left = count > first ? count - first : 0;
+  return left < q.round_max ? left : q.round_max;
+}
+
+// Wait `stream`, first kernel: thread `thread` of `threads` posts its share of requests[0, size). The request's
+// place in the array is its place in the round: the prefix sum that compacted the array reserved the tickets.
+// The head stays until end_round(): all threads read the same.
+GIDS_HD void post_round(const Pair& q, const Request* requests, u64 size, u64 thread, u64 threads) {
+  const u64 base = local_ref<u64>(*q.head).load(memory_order_relaxed);
+  for (u64 i = thread; i < size; i += threads) write_entry(q, base + i, requests[i]);
+}
+
+// Wait `stream` where the stream itself cannot wait for a word: one thread polls. False when spin_limit passed.
+GIDS_HD bool await_round(const Pair& q, u64 round) {
+  for (u64 spins = 0; read_completed(q) <= round; ++spins) {
+    if (spins >= q.spin_limit) return false;
+    relax();
+  }
+  return true;
+}
+
+// Wait `stream`, second kernel, after the wait for completed >= round + 1: copies the page of the round's i-th
+// request, by one warp. Returns its error; `to` is untouched then.
+GIDS_HD int collect_page(const Pair& q, u64 round, u64 i, const Warp& warp, u8* to, u32 bytes) {
+  const u64 ticket = local_ref<u64>(q.starts[round % doorbells]).load(memory_order_relaxed) + i;
+  int error;  // each lane acquires for itself
+  if (!read_status(q, ticket, error)) return read_completed(q) >= closed ? canceled : timed_out;
+  if (error == 0) copy_page(warp, to, q.page(ticket), bytes);
+  return error;
+}
+
+// Wait `warp`: takes a slot, or returns no_ticket when none came free in time. Reserves nothing then: a
+// ticket that nobody posts would stop the queue for ever.
+GIDS_HD u64 reserve(const Pair& q) {
+  local_ref<u64> head(*q.head);
+  u64 ticket = head.load(memory_order_relaxed);
+  for (u64 spins = 0;;) {
+    // acquire: the slot's last user has read what it wanted of the page.
+    if (local_ref<u64>(q.turns[q.slot(ticket)]).load(memory_order_acquire) + 1 == q.lap(ticket)) {
+      if (head.compare_exchange_weak(ticket, ticket + 1, memory_order_relaxed, memory_order_relaxed)) return ticket;
+      continue;  // another took it: not a wait
+    }
+    const u64 now = head.load(memory_order_relaxed);
+    if (now == ticket) {  // full
+      if (spins++ == q.spin_limit || read_completed(q) >= closed) return no_ticket;
+      relax();
+    }
+    ticket = now;
+  }
+}
+
+// Gives the slot back; the page in staging is lost.
+GIDS_HD void release(const Pair& q, u64 ticket) {
+  local_ref<u64>(q.turns[q.slot(ticket)]).store(q.lap(ticket), memory_order_release);
+}
+
+// Waits for the status of a ticket. False when spin_limit passed first: the slot must not be released, for the
+// service may still write to it.
+GIDS_HD bool await_status(const Pair& q, u64 ticket, int& error) {
+  for (u64 spins = 0;; ++spins) {
+    if (read_status(q, ticket, error)) return true;
+    if (spins % 16 == 15 && read_completed(q) >= closed) {
+      if (!read_status(q, ticket, error)) error = canceled;  // all statuses come before `closed`
+      return true;
+    }
+    if (spins >= q.spin_limit) break;
+    relax();
+  }
+  error = timed_out;
+  return false;
+}
+
+// Wait `warp`: one warp reads one page. Returns the error; `to` is untouched then. One request at a time per
+// warp: whoever holds a slot waits for the service only, so that a ring of any depth goes on.
+GIDS_HD int read_page(const Pair& q, Request r, const Warp& warp, u8* to, u32 bytes) {
+  u64 ticket = no_ticket;
+  int error = try_again;
+  bool answered = false;
+  if (warp.lane == 0) {
+    ticket = reserve(q);
+    if (ticket != no_ticket) {
+      write_entry(q, ticket, r);
+      answered = await_status(q, ticket, error);
+    } else if (read_completed(q) >= closed) {
+      error = canceled;
+    }
+  }
+  ticket = warp.from_first(ticket);
+  error = static_cast<int>(warp.from_first(static_cast<u64>(error)));
+  warp.sync();
+  if (error == 0) copy_page(warp, to, q.page(ticket), bytes);
+  warp.sync();
+  if (answered) release(q, ticket);
+  return error;
+}
+
+}  // namespace gids::queue

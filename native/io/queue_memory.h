@@ -1,0 +1,43 @@
+// The memory of queue pairs: what host and GPU share, in one piece that can be registered with CUDA as a whole,
+// and what the posting side keeps for itself. Made by the owner of a queue (the GPU cache, or a test); knows
+// the layout of gids/request_queue.h and nothing of who reads or writes it.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "gids/request_queue.h"
+
+namespace gids::io {
+
+struct QueueOptions {
+  u64 staging_bytes = 256u << 20;  // over all pairs; the depth is what fits, a power of two
+  u32 slot_bytes = 4096;           // the largest page; a multiple of the engine's alignment and of 16
+  u32 pairs = 1;
+  u32 rounds_max = 2;              // rounds posted and not collected: round_max is depth / rounds_max
+  u64 spin_limit = u64{1} << 28;   // polls of a lane; longer than the service's time-out
+};
+
+class QueueMemory {
+ public:
+  // Zeroed, committed as it is used, not inherited by forked children. std::invalid_argument for options that
+  // leave no slot, or name what is out of range.
+  explicit QueueMemory(const QueueOptions& options);
+
+  u64 depth() const { return depth_; }  // slots of a pair
+  const std::shared_ptr<std::byte>& shared() const { return shared_; }  // entries, doorbells, statuses, staging
+  u64 shared_bytes() const { return shared_bytes_; }
+  u64 local_bytes() const { return local_bytes_; }     // what the posting side keeps, of all pairs
+
+  // Pair i. `local` is zeroed memory of local_bytes() that the posting side can reach: on a GPU, device memory.
+  queue::Pair pair(u32 i, std::byte* local) const;
+
+ private:
+  QueueOptions options_;
+  u64 depth_ = 0, pair_bytes_ = 0, pair_local_bytes_ = 0;
+  u64 shared_bytes_ = 0, local_bytes_ = 0;
+  std::shared_ptr<std::byte> shared_;
+};
+
+}  // namespace gids::io

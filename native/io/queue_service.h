@@ -1,0 +1,87 @@
+// The service thread of the request queue: the host's end of the queue pairs of gids/request_queue.h. It plays
+// the NVMe controller: takes submissions, has an Engine read their pages into the staging slots, and answers.
+// Called by the owner of the queue (the GPU cache, or a test), which lends it the pairs' memory. Makes no CUDA
+// call and takes no GIL; knows files and pages, and nothing of lines, steps or kernels.
+//
+// Life:  construct -> arm() before each kernel that posts -> ... -> close()
+// * asleep (on an eventfd) while every armed round is complete; from arm() until then it polls, backing off to
+//   50 us when there is nothing to do.
+// * every request that it takes is answered once: by its read, by the time-out, or by close().
+// * after close() `completed` is queue::closed: every waiter is released and every request that was not answered
+//   counts as canceled.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include <sys/types.h>
+
+#include "gids/request_queue.h"
+#include "io/engine.h"
+
+namespace gids::io {
+
+// How the pages of one table lie in the engine's files: page p is in file first_file + p % file_count, at
+// p / file_count * page_bytes.
+struct QueueTable {
+  u64 page_count;
+  u32 first_file;
+  u32 file_count;
+  u32 page_bytes;
+};
+
+struct QueueStats {
+  u64 taken = 0;      // submissions
+  u64 failed = 0;     // answered with an error, whatever it was
+  u64 timed_out = 0;  // of these: no completion in time
+  u64 late = 0;       // completions that came after the answer
+  u64 rounds = 0;     // complete
+  u64 sleeps = 0;     // times that the thread went to sleep with nothing armed
+};
+
+class QueueService {
+ public:
+  // Requests name tables by their index. The memory of the pairs must be zeroed and stay valid until close()
+  // returns; of the staging, `owner` is kept until the engine has ended every read, also those that were
+  // answered without it. Throws std::invalid_argument for pairs and tables that do not fit each other.
+  QueueService(std::shared_ptr<Engine> engine, std::vector<QueueTable> tables, std::vector<queue::Pair> pairs,
+               std::shared_ptr<void> owner, u32 timeout_ms = 30'000);
+  ~QueueService();  // close()
+  QueueService(const QueueService&) = delete;
+  QueueService& operator=(const QueueService&) = delete;
+
+  // Tells that a kernel is about to post a round to this pair. Returns the round's number (0, 1, 2, ...), for
+  // the kernel and for the wait. A kernel that was armed must be launched. Any thread. Throws
+  // std::runtime_error after close() or in a forked child.
+  u64 arm(u32 pair);
+
+  // Takes no more, cancels the reads that were not issued (ECANCELED), waits for those that were (each for the
+  // rest of its time-out, at most), and releases every waiter. Idempotent; does nothing in a forked child.
+  void close();
+
+  QueueStats stats() const;
+
+ private:
+  class Pair;
+  class Reads;
+  struct Wake;
+
+  void run();
+  void finish();
+
+  const pid_t pid_;
+  const u64 timeout_ns_;
+  std::shared_ptr<Wake> wake_;
+  std::shared_ptr<Engine> engine_;
+  std::vector<std::shared_ptr<Pair>> pairs_;
+  std::atomic<u64> sleeps_{0};
+  std::atomic<bool> stop_{false};
+  std::mutex close_mutex_;
+  std::thread thread_;
+};
+
+}  // namespace gids::io

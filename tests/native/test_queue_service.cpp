@@ -1,0 +1,397 @@
+// sources: io/*.cpp
+// The service thread on real engines and real files, and when things go wrong: completions lost, late or held,
+// closing with requests in flight, broken and abandoned queues. Argument: a directory to work in.
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <random>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "controller.h"
+#include "io/clock.h"
+#include "io/queue_memory.h"
+#include "io/queue_service.h"
+
+using namespace gids;
+
+namespace {
+
+constexpr u32 kPageBytes = 4096;
+constexpr u32 kSlow = 60'000;  // a time-out that no test meets
+std::vector<std::string> g_paths;
+std::vector<std::vector<u8>> g_contents;
+
+void make_files(const std::string& dir) {
+  std::mt19937_64 random(11);
+  for (const u64 bytes : {100u, 99u, 40u}) {
+    std::vector<u8> content(bytes * kPageBytes);
+    for (u8& b : content) b = static_cast<u8>(random());
+    g_paths.push_back(dir + "/shard-" + std::to_string(g_paths.size()) + ".bin");
+    std::ofstream(g_paths.back(), std::ios::binary)
+        .write(reinterpret_cast<const char*>(content.data()), static_cast<std::streamsize>(content.size()));
+    g_contents.push_back(std::move(content));
+  }
+}
+
+// Table 0: pages of 4096 B over files 0 and 1. Table 1: pages of 512 B in file 2, and some beyond its end.
+const std::vector<io::QueueTable> kTables = {{199, 0, 2, 4096}, {40 * 8 + 5, 2, 1, 512}};
+
+const u8* content(queue::Request r) {
+  const io::QueueTable& t = kTables[queue::table_of(r)];
+  const u64 page = queue::page_of(r);
+  const auto& file = g_contents[t.first_file + page % t.file_count];
+  const u64 offset = page / t.file_count * t.page_bytes;
+  return offset < file.size() ? &file[offset] : nullptr;
+}
+
+struct Rig {
+  Rig(std::shared_ptr<io::Engine> e, u64 depth, u32 rounds_max = 1, u32 timeout_ms = kSlow, u64 spin_limit = 1u << 30)
+      : memory({.staging_bytes = depth * kPageBytes, .rounds_max = rounds_max, .spin_limit = spin_limit}),
+        local(memory.local_bytes()),
+        engine(std::move(e)),
+        q(memory.pair(0, local.data())) {
+    service = std::make_unique<io::QueueService>(engine, kTables, std::vector{q}, memory.shared(), timeout_ms);
+  }
+  // The two kernels of wait `stream`, by one thread.
+  u64 post(const std::vector<queue::Request>& requests) {
+    const u64 round = service->arm(0);
+    queue::post_round(q, requests.data(), requests.size(), 0, 1);
+    queue::end_round(q, round, requests.size(), 1);
+    return round;
+  }
+  std::vector<int> collect(u64 round, const std::vector<queue::Request>& requests) {
+    std::vector<int> errors;
+    std::vector<u8> page(kPageBytes);
+    for (u64 i = 0; i < requests.size(); ++i) {
+      const u32 bytes = kTables[queue::table_of(requests[i])].page_bytes;
+      errors.push_back(queue::collect_page(q, round, i, queue::Warp{}, page.data(), bytes));
+    }
+    return errors;
+  }
+  std::vector<int> run(const std::vector<queue::Request>& requests) {
+    const u64 round = post(requests);
+    CHECK(queue::await_round(q, round));
+    return collect(round, requests);
+  }
+
+  io::QueueMemory memory;
+  std::vector<std::byte> local;
+  std::shared_ptr<io::Engine> engine;
+  queue::Pair q;
+  std::unique_ptr<io::QueueService> service;
+};
+
+std::vector<queue::Request> pages(u64 begin, u64 end) {
+  std::vector<queue::Request> r;
+  for (u64 p = begin; p < end; ++p) r.push_back(queue::request(0, p));
+  return r;
+}
+
+template <class Condition> void eventually(const Condition& condition) {
+  for (int i = 0; i < 20'000 && !condition(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  CHECK(condition());
+}
+
+template <class Error> void throws(const std::string& text, const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    if (std::string(e.what()).find(text) == std::string::npos) std::fprintf(stderr, "%s\n", e.what());
+    CHECK(std::string(e.what()).find(text) != std::string::npos);
+    return;
+  }
+  CHECK(!"nothing was thrown");
+}
+
+std::shared_ptr<io::Engine> open_real(const std::string& kind) {
+  io::Options options;
+  options.depth = 32;
+  options.threads = kind == "threads" ? 4 : 0;
+  try {
+    return io::open_engine(kind, g_paths, options);
+  } catch (const std::system_error&) {  // no O_DIRECT on this file system
+    options.direct = false;
+    return io::open_engine(kind, g_paths, options);
+  }
+}
+
+void pages_read_by_a_real_engine_equal_the_file(const std::string& kind) {
+  std::vector<queue::Request> requests;
+  for (u32 table = 0; table < 2; ++table)
+    for (u64 p = 0; p < kTables[table].page_count; ++p) requests.push_back(queue::request(table, p));
+  std::mt19937_64 random(5);
+  std::shuffle(requests.begin(), requests.end(), random);
+  std::vector<std::vector<u8>> got(requests.size());
+  std::vector<int> errors(requests.size(), -1);
+  auto bytes_of = [&](u64 i) { return kTables[queue::table_of(requests[i])].page_bytes; };
+  auto check = [&] {
+    for (u64 i = 0; i < requests.size(); ++i) {
+      const u8* wanted = content(requests[i]);
+      CHECK_EQUAL(errors[i], wanted ? 0 : ENODATA);
+      if (wanted) CHECK(std::memcmp(got[i].data(), wanted, bytes_of(i)) == 0);
+      got[i].assign(bytes_of(i), 0);
+    }
+  };
+  for (u64 i = 0; i < requests.size(); ++i) got[i].resize(bytes_of(i));
+
+  for (const u32 rounds_max : {1u, 2u}) {
+    Rig rig(open_real(kind), 64, rounds_max);
+    for (u64 first = 0; first < requests.size();) {
+      const u64 size = queue::round_size(rig.q, requests.size(), first);
+      const auto begin = requests.begin() + static_cast<i64>(first);
+      const u64 round = rig.post({begin, begin + static_cast<i64>(size)});
+      CHECK(queue::await_round(rig.q, round));
+      for (u64 i = first; i < first + size; ++i)
+        errors[i] = queue::collect_page(rig.q, round, i - first, queue::Warp{}, got[i].data(), bytes_of(i));
+      first += size;
+    }
+    check();
+  }
+  Rig rig(open_real(kind), 8);
+  const u64 round = rig.service->arm(0);
+  std::vector<std::thread> warps;
+  for (u64 k = 0; k < 6; ++k)
+    warps.emplace_back([&, k] {
+      for (u64 i = k; i < requests.size(); i += 6)
+        errors[i] = queue::read_page(rig.q, requests[i], queue::Warp{}, got[i].data(), bytes_of(i));
+      queue::end_round(rig.q, round, 0, 6);
+    });
+  for (std::thread& t : warps) t.join();
+  CHECK(queue::await_round(rig.q, round));
+  check();
+}
+
+void a_lost_completion_ends_in_an_error_after_the_time_out() {
+  const auto engine = Controller::open(g_paths, {.lose_page = 3});
+  Rig rig(engine, 8, 1, 100);
+  const u64 begin = io::now_ns();
+  const std::vector<int> errors = rig.run(pages(0, 8));  // page 6 is the page 3 of file 0
+  CHECK(io::now_ns() - begin >= 100'000'000);
+  for (u64 i = 0; i < 8; ++i) CHECK_EQUAL(errors[i], i == 6 ? ETIMEDOUT : 0);
+
+  // While the engine may still write to the slot's staging page, the slot serves nobody else; the others do.
+  const std::vector<int> again = rig.run(pages(10, 18));
+  for (u64 i = 0; i < 8; ++i) CHECK_EQUAL(again[i], i == 6 ? ETIMEDOUT : 0);
+  CHECK_EQUAL(rig.service->stats().late, 0u);
+
+  engine->find();
+  eventually([&] { return rig.service->stats().late == 1; });
+  for (const int error : rig.run(pages(20, 28))) CHECK_EQUAL(error, 0);
+  const io::QueueStats stats = rig.service->stats();
+  CHECK_EQUAL(stats.taken, 24u);
+  CHECK_EQUAL(stats.failed, 2u);
+  CHECK_EQUAL(stats.timed_out, 1u);
+}
+
+void a_lane_whose_completion_is_lost_gets_the_error_and_frees_its_slot() {
+  const auto engine = Controller::open(g_paths, {.lose_page = 0});
+  Rig rig(engine, 2, 1, 50);
+  const u64 round = rig.service->arm(0);
+  std::vector<u8> page(kPageBytes);
+  CHECK_EQUAL(queue::read_page(rig.q, queue::request(0, 0), queue::Warp{}, page.data(), kPageBytes), ETIMEDOUT);
+  for (u64 p = 1; p < 9; ++p) {
+    const int error = queue::read_page(rig.q, queue::request(0, p), queue::Warp{}, page.data(), kPageBytes);
+    CHECK_EQUAL(error, p % 2 ? 0 : ETIMEDOUT);  // the lost read still has slot 0
+  }
+  queue::end_round(rig.q, round, 0, 1);
+  CHECK(queue::await_round(rig.q, round));
+}
+
+void a_wait_that_nobody_ends_gives_up() {
+  const auto engine = Controller::open(g_paths, {.hold = true});
+  Rig rig(engine, 8, 1, kSlow, 100);
+  const u64 round = rig.post(pages(0, 4));
+  CHECK(!queue::await_round(rig.q, round));
+  for (const int error : rig.collect(round, pages(0, 4))) CHECK_EQUAL(error, ETIMEDOUT);
+  engine->find();
+}
+
+void closing_releases_the_waiters_of_requests_in_flight() {
+  std::weak_ptr<std::byte> staging;
+  const auto engine = Controller::open(g_paths, {.hold = true}, 4);
+  {
+    Rig rig(engine, 64, 2, 200);
+    staging = rig.memory.shared();
+    const auto requests = pages(0, 20);
+    const u64 round = rig.post(requests);
+    eventually([&] { return rig.service->stats().taken == 20 && engine->lost() == 4; });
+    const u64 never_rung = rig.service->arm(0);
+    std::thread stream([&] { CHECK(queue::await_round(rig.q, never_rung)); });
+    rig.service->close();
+    stream.join();
+    CHECK(queue::read_completed(rig.q) == queue::closed);
+    int in_flight = 0;
+    for (const int error : rig.collect(round, requests)) {
+      CHECK(error == ECANCELED || error == ETIMEDOUT);  // not issued; issued, and held for longer than the time-out
+      in_flight += error == ETIMEDOUT;
+    }
+    CHECK_EQUAL(in_flight, 4);
+    CHECK_EQUAL(rig.service->stats().failed, 20u);
+    rig.service->close();
+    throws<std::runtime_error>("the request queue is closed", [&] { rig.service->arm(0); });
+  }
+  // The service and its owner are gone, but not the memory that the engine still may write to.
+  CHECK(!staging.expired());
+  engine->find();
+  eventually([&] { return staging.expired(); });
+}
+
+void closing_lets_issued_reads_end_and_cancels_what_nobody_took() {
+  const auto engine = Controller::open(g_paths, {.hold = true});
+  Rig rig(engine, 8);
+  const auto requests = pages(0, 8);
+  const u64 round = rig.post(requests);
+  eventually([&] { return engine->lost() == 8; });
+  std::thread closing([&] { rig.service->close(); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  CHECK(queue::read_completed(rig.q) < queue::closed);
+  engine->find();
+  closing.join();
+  for (const int error : rig.collect(round, requests)) CHECK_EQUAL(error, 0);
+
+  std::vector<u8> page(kPageBytes);
+  CHECK_EQUAL(queue::read_page(rig.q, queue::request(0, 1), queue::Warp{}, page.data(), kPageBytes), ECANCELED);
+}
+
+void closing_releases_lanes_that_go_on_posting() {
+  const auto engine = Controller::open(g_paths, {.stall_one_in = 3, .shuffle = true}, 4);
+  Rig rig(engine, 4);
+  rig.service->arm(0);
+  std::atomic<int> fine{0}, canceled{0};
+  std::vector<std::thread> lanes;
+  for (int k = 0; k < 8; ++k)
+    lanes.emplace_back([&] {
+      std::vector<u8> page(kPageBytes);
+      for (u64 p = 0;; ++p) {
+        const int error = queue::read_page(rig.q, queue::request(0, p % 100), queue::Warp{}, page.data(), kPageBytes);
+        ++(error ? canceled : fine);
+        if (error) CHECK_EQUAL(error, ECANCELED);
+        if (error) return;
+      }
+    });
+  eventually([&] { return fine > 100; });
+  rig.service->close();
+  for (std::thread& t : lanes) t.join();
+  CHECK_EQUAL(canceled.load(), 8);
+}
+
+void a_closed_engine_cancels_the_requests() {
+  Rig rig(open_real("threads"), 8);
+  rig.engine->close();
+  for (const int error : rig.run(pages(0, 8))) CHECK_EQUAL(error, ECANCELED);
+}
+
+void a_page_longer_than_the_engine_reads_is_invalid() {
+  io::Options options;
+  options.max_read_bytes = 512;
+  options.direct = false;
+  Rig rig(io::open_engine("threads", g_paths, options), 8);
+  for (const int error : rig.run(pages(0, 4))) CHECK_EQUAL(error, EINVAL);
+  for (const int error : rig.run({queue::request(1, 7)})) CHECK_EQUAL(error, 0);
+}
+
+void a_doorbell_without_its_entries_is_an_error() {
+  Rig rig(Controller::open(g_paths, {}), 8);
+  const u64 round = rig.service->arm(0);
+  const auto requests = pages(0, 4);
+  queue::post_round(rig.q, requests.data(), 3, 0, 1);
+  queue::end_round(rig.q, round, 4, 1);
+  CHECK(queue::await_round(rig.q, round));
+  const std::vector<int> errors = rig.collect(round, requests);
+  for (u64 i = 0; i < 4; ++i) CHECK_EQUAL(errors[i], i == 3 ? EPROTO : 0);
+  for (const int error : rig.run(pages(0, 8))) CHECK_EQUAL(error, 0);
+}
+
+void a_lane_gives_up_when_nobody_serves() {
+  Rig rig(Controller::open(g_paths, {}), 2, 1, kSlow, 100);
+  eventually([&] { return rig.service->stats().sleeps > 0; });  // and sleeps on, for nothing is armed
+  std::vector<u8> page(kPageBytes);
+  const auto read = [&] {
+    return queue::read_page(rig.q, queue::request(0, 0), queue::Warp{}, page.data(), kPageBytes);
+  };
+  CHECK_EQUAL(read(), ETIMEDOUT);
+  CHECK_EQUAL(read(), ETIMEDOUT);
+  CHECK_EQUAL(read(), EAGAIN);  // both slots still belong to requests that may be answered
+}
+
+void the_thread_sleeps_while_nothing_is_armed() {
+  Rig rig(Controller::open(g_paths, {}), 8);
+  eventually([&] { return rig.service->stats().sleeps > 0; });
+  const u64 before = rig.service->stats().sleeps;
+  for (const int error : rig.run(pages(0, 8))) CHECK_EQUAL(error, 0);
+  eventually([&] { return rig.service->stats().sleeps > before; });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  const u64 after = rig.service->stats().sleeps;
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  CHECK_EQUAL(rig.service->stats().sleeps, after);
+}
+
+void what_does_not_fit_is_refused() {
+  const auto engine = Controller::open(g_paths, {});
+  const io::QueueMemory memory({.staging_bytes = 1 << 20, .slot_bytes = 512});
+  std::vector<std::byte> local(memory.local_bytes());
+  const std::vector<queue::Pair> pairs = {memory.pair(0, local.data())};
+  const auto serve = [&](std::vector<io::QueueTable> tables, const std::vector<queue::Pair>& p) {
+    io::QueueService(engine, std::move(tables), p, memory.shared());
+  };
+  throws<std::invalid_argument>("table 0 has pages of 4096 B; the staging slots hold 512 B",
+                                [&] { serve(kTables, pairs); });
+  throws<std::invalid_argument>("at least one queue pair", [&] { serve({}, {}); });
+  throws<std::invalid_argument>("table 0 has no files", [&] { serve({{1, 0, 0, 512}}, pairs); });
+  throws<std::invalid_argument>("more than 2^48 pages", [&] { serve({{~u64{0}, 0, 1, 512}}, pairs); });
+  const auto make = [](io::QueueOptions options) { io::QueueMemory{options}; };
+  throws<std::invalid_argument>("slot_bytes is 24", [&] { make({.slot_bytes = 24}); });
+  throws<std::invalid_argument>("need more", [&] { make({.staging_bytes = 4096}); });
+  throws<std::invalid_argument>("rounds_max is 65", [&] { make({.rounds_max = 65}); });
+  throws<std::invalid_argument>("at least one queue pair", [&] { make({.pairs = 0}); });
+  throws<std::invalid_argument>("2^24 slots", [&] { make({.staging_bytes = u64{1} << 40}); });
+  CHECK_EQUAL(io::QueueMemory({}).depth(), 65536u);
+}
+
+void a_forked_child_is_refused_and_ends() {
+  auto rig = std::make_unique<Rig>(open_real("threads"), 8);
+  const pid_t child = fork();
+  if (child == 0) {
+    throws<std::runtime_error>("before a fork", [&] { rig->service->arm(0); });
+    rig.reset();
+    _exit(0);
+  }
+  int status = -1;
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
+  for (const int error : rig->run(pages(0, 8))) CHECK_EQUAL(error, 0);
+}
+
+}  // namespace
+
+int main(int, char** argv) {
+  make_files(argv[1]);
+  pages_read_by_a_real_engine_equal_the_file("threads");
+  if (const std::string why = io::why_no_uring(); why.empty()) {
+    pages_read_by_a_real_engine_equal_the_file("uring");
+  } else {
+    std::printf("uring not tested: %s\n", why.c_str());
+  }
+  a_lost_completion_ends_in_an_error_after_the_time_out();
+  a_lane_whose_completion_is_lost_gets_the_error_and_frees_its_slot();
+  a_wait_that_nobody_ends_gives_up();
+  closing_releases_the_waiters_of_requests_in_flight();
+  closing_lets_issued_reads_end_and_cancels_what_nobody_took();
+  closing_releases_lanes_that_go_on_posting();
+  a_closed_engine_cancels_the_requests();
+  a_page_longer_than_the_engine_reads_is_invalid();
+  a_doorbell_without_its_entries_is_an_error();
+  a_lane_gives_up_when_nobody_serves();
+  the_thread_sleeps_while_nothing_is_armed();
+  what_does_not_fit_is_refused();
+  a_forked_child_is_refused_and_ends();
+}
