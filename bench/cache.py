@@ -1,8 +1,9 @@
-"""What does lookahead hit, what does planning cost, and how fast is a gather when all is in memory?
+"""What does lookahead hit, and what do planning, gathering in memory and computing heat cost?
 
-    python bench/cache.py hits       hit ratio by policy and window, beside Belady's MIN
+    python bench/cache.py hits       hit ratio by policy, window and heat, beside Belady's MIN
     python bench/cache.py planning   enter + plan + retire, per page of the minibatch, by number of lines
     python bench/cache.py gather     plan + gather of cached rows against torch.index_select
+    python bench/cache.py carry      edges per second of a pass of reverse PageRank
 
 Baselines: MIN over the same trace; torch.index_select(out=) on the same rows in memory. Seeds are fixed.
 `--small` is what the tests run; the default sizes are those of docs/performance.md.
@@ -14,6 +15,8 @@ import argparse
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -23,6 +26,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from traces import Trace, min_hits, popular_pages, rmat, sample_trace, skewed_trace
 
 from gids import _core
+from gids.cache import page_heat
+from gids.heat import expected_visits, out_degrees, reverse_pagerank, sampled_counts
+from gids.store import DatasetWriter, FeatureStore
+from gids.store.names import NODE, RELATION
 
 
 def replay(planner: _core.Planner, trace: Trace, window: int, planned: int) -> np.ndarray:
@@ -42,16 +49,64 @@ def replay(planner: _core.Planner, trace: Trace, window: int, planned: int) -> n
     return result
 
 
+def compute_heats(
+    indptr: np.ndarray, indices: np.ndarray, seeds: int, args: argparse.Namespace
+) -> dict[str, np.ndarray]:
+    """A page's heat, by each method, for the sampling of `sample_trace` with other random draws."""
+    nodes = len(indptr) - 1
+    train = np.flatnonzero(np.diff(indptr))
+    fanouts = (5, 5, 10)  # the last is that of the seeds
+    with tempfile.TemporaryDirectory(dir=args.dir) as directory:
+        path = Path(directory) / "heat.gids"
+        with DatasetWriter(path) as writer:
+            writer.write_graph(RELATION, indptr, indices, num_src=nodes, index_dtype="int32")
+        store = FeatureStore(path)
+
+        def trial(minibatches: int) -> Mapping[str, np.ndarray]:
+            return sampled_counts(
+                store, {NODE: train}, fanouts, batch_size=seeds, batches=minibatches, seed=7
+            )
+
+        methods: dict[str, Callable[[], Mapping[str, np.ndarray]]] = {
+            "out-degree": lambda: out_degrees(store),
+            "reverse-pagerank": lambda: reverse_pagerank(store, {NODE: train}),
+            "reverse-pagerank, fanouts": lambda: expected_visits(store, {NODE: train}, fanouts),
+            **{f"sampled, {n} minibatches": partial(trial, n) for n in (50, 100 if args.small else 1000)},
+        }
+        heats = {}
+        for name, compute in methods.items():
+            begun = time.perf_counter()
+            values = compute()[NODE]
+            print(f"heat by {name}: {time.perf_counter() - begun:.2f} s", flush=True)
+            heats[name] = page_heat(values, 1)
+        return heats
+
+
+def carry(args: argparse.Namespace) -> dict[str, float]:
+    rng = np.random.default_rng(3)
+    log2_nodes = 14 if args.small else 20
+    indptr, indices = rmat(log2_nodes, 16, rng)
+    nodes = len(indptr) - 1
+    shares = rng.random(nodes)
+    expected = np.bincount(indices, np.repeat(shares, np.diff(indptr)), nodes)
+    times = []
+    for _ in range(args.repeat):
+        visits = np.zeros(nodes)
+        begun = time.perf_counter()
+        assert _core.carry_to_sources(indptr, indices, shares, visits) is None
+        times.append(time.perf_counter() - begun)
+        assert np.allclose(visits, expected)
+    return {f"{nodes} nodes, million edges carried per second (bar 20)": len(indices) / median(times) / 1e6}
+
+
 def hits(args: argparse.Namespace) -> dict[str, float]:
     rng = np.random.default_rng(1)
     log2_nodes, seeds, minibatches = (15, 4, 200) if args.small else (20, 14, 1200)
     nodes = 1 << log2_nodes
     indptr, indices = rmat(log2_nodes, 16, rng)
     trace = sample_trace(indptr, indices, rng, seeds=seeds, minibatches=minibatches)
-    degrees = np.bincount(indices, minlength=nodes)
-    from gids.cache import page_heat
-
-    heat = page_heat(degrees, 1)
+    heats = compute_heats(indptr, indices, seeds, args)
+    heat = heats["out-degree"]
     average = np.mean([len(b) for b in trace])
     lines = int(5 * average) if args.small else nodes // 100
     warm = minibatches // 4
@@ -61,13 +116,14 @@ def hits(args: argparse.Namespace) -> dict[str, float]:
         f"{nodes} pages, {minibatches} minibatches of {average:.0f} pages, "
         f"{lines} lines = {lines / average:.1f} minibatches"
     )
-    print(f"{'MIN':<24} {100 * best:6.2f} %")
+    print(f"{'MIN':<42} {100 * best:6.2f} %")
 
-    def ratio(policy: str, window: int, planned: int = 2) -> float:
+    def ratio(policy: str, window: int, heat: np.ndarray = heat, note: str = "", planned: int = 2) -> float:
         planner = _core.Planner(nodes, lines, policy, 1, heat)
         counted = replay(planner, trace, window, planned)[warm:]
         value = float(counted[:, 0].sum() / counted[:, 1].sum())
-        print(f"{policy + f' W={window}':<24} {100 * value:6.2f} %   {value / best:.3f} of MIN", flush=True)
+        name = f"{policy} W={window}{note}"
+        print(f"{name:<42} {100 * value:6.2f} %   {value / best:.3f} of MIN", flush=True)
         return value
 
     for policy in ("random", "lru", "static"):
@@ -76,6 +132,10 @@ def hits(args: argparse.Namespace) -> dict[str, float]:
     for window in (16, 22):
         ratio("window-pin", window)
     by_window = [ratio("lookahead", w) for w in range(23)]
+    for name, other in heats.items():
+        for policy, window in (("static", 0), ("lookahead", 0), ("lookahead", 16)):
+            by_heat = ratio(policy, window, other, f", {name}")
+            assert by_heat <= best, "no policy can beat MIN"
     figures = {
         "W=16 of MIN (bar 0.87)": by_window[16] / best,
         "W=20 of MIN (bar 0.90)": by_window[20] / best,
@@ -133,7 +193,6 @@ def gather(args: argparse.Namespace) -> dict[str, float]:
     import torch
 
     from gids import FeatureLoader
-    from gids.store import DatasetWriter
 
     def ids_of(ids: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"_N.feat": ids}
@@ -189,12 +248,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("question", choices=["hits", "planning", "gather"])
+    parser.add_argument("question", choices=["hits", "planning", "gather", "carry"])
     parser.add_argument("--small", action="store_true", help="a size for tests")
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--dir", help="where to put the gather's dataset (default: a temporary directory)")
     args = parser.parse_args()
-    questions = {"hits": hits, "planning": planning, "gather": gather}
+    questions = {"hits": hits, "planning": planning, "gather": gather, "carry": carry}
     for name, value in questions[args.question](args).items():
         print(f"{name}: {value:.3f}")
 
