@@ -12,6 +12,8 @@ from gids.heat import sample_in_edges
 
 Trace = list[npt.NDArray[np.int64]]
 
+FANOUTS = (5, 5, 10)  # the last is that of the seeds
+
 
 def rmat(
     log2_nodes: int, degree: int, rng: np.random.Generator, a: float = 0.57
@@ -36,19 +38,16 @@ def sample_trace(
     indices: npt.NDArray[np.int32],
     rng: np.random.Generator,
     *,
+    train: npt.NDArray[np.int64],
     seeds: int,
     minibatches: int,
-    fanouts: tuple[int, ...] = (10, 5, 5),
 ) -> Trace:
-    """Uniform neighbour sampling, seeds in random order over the nodes that have in-edges.
-
-    fanouts: the first is that of the seeds.
-    """
-    train = rng.permutation(np.flatnonzero(np.diff(indptr)))
+    """Uniform neighbour sampling by FANOUTS, seeds drawn from train in random order, again and again."""
+    train = rng.permutation(train)
     trace = []
     for t in range(minibatches):
         nodes = np.take(train, range(t * seeds, (t + 1) * seeds), mode="wrap")
-        for fanout in fanouts:
+        for fanout in reversed(FANOUTS):
             nodes = np.unique(np.concatenate([nodes, sample_in_edges(indptr, indices, nodes, fanout, rng)]))
         trace.append(rng.permutation(nodes).astype(np.int64))
     return trace

@@ -19,6 +19,7 @@ _OPTIONS = {
     "reverse-pagerank": {"seeds", "fanouts", "damping"},
     "sampled": {"seeds", "fanouts", "batch_size", "batches", "seed"},
 }
+_FANOUTS = (10, 10, 10)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -34,7 +35,7 @@ def add_parser(subparsers: Any) -> None:
         required=True,
         choices=list(_OPTIONS),
         help="out-degree: of the graph (conversion stores it already). reverse-pagerank: visits expected "
-        "from the seeds. sampled: minibatches of a trial epoch that read the node",
+        "of sampling from the seeds. sampled: minibatches of a trial epoch that read the node",
     )
     parser.add_argument(
         "--seeds",
@@ -45,10 +46,15 @@ def add_parser(subparsers: Any) -> None:
         "--fanouts",
         type=_fanouts,
         metavar="N,N,...",
-        help="as DGL's NeighborSampler takes them: the last is that of the seeds; -1: all neighbours. "
-        "Needed for sampled; with reverse-pagerank, visits of just that sampling instead of endless walks",
+        help="those that you train with, as DGL's NeighborSampler takes them: the last is that of the "
+        "seeds; -1: all neighbours (default: 10,10,10)",
     )
-    parser.add_argument("--damping", type=float, metavar="P", help="that a walk goes on (default: 0.85)")
+    parser.add_argument(
+        "--damping",
+        type=float,
+        metavar="P",
+        help="instead of fanouts: visits of random walks that go on with this probability",
+    )
     parser.add_argument("--batch-size", type=int, metavar="N", help="seeds of a minibatch (default: 1024)")
     parser.add_argument("--batches", type=int, metavar="N", help="minibatches to sample (default: an epoch)")
     parser.add_argument("--seed", type=int, metavar="N", help="of the random draws (default: 0)")
@@ -78,8 +84,6 @@ def run(args: argparse.Namespace) -> int:
 def _check_options(method: str, options: Mapping[str, Any]) -> None:
     for name in sorted(options.keys() - _OPTIONS[method]):
         raise ValueError(f"--{name.replace('_', '-')} means nothing to --method {method}; leave it out")
-    if method == "sampled" and "fanouts" not in options:
-        raise ValueError("--method sampled needs --fanouts, those that you train with, such as 10,5,5")
     if "damping" in options and "fanouts" in options:
         raise ValueError("--damping is of endless walks, --fanouts of sampling in layers: leave one out")
 
@@ -94,10 +98,14 @@ def _compute(
         if method == "out-degree":
             return out_degrees(store, on_bytes=progress.add)
         seeds = choose_seeds(store, options.pop("seeds", "train"))
+        if "damping" in options:
+            return reverse_pagerank(store, seeds, **options, on_bytes=progress.add)
+        fanouts = options.pop("fanouts", _FANOUTS)
         if method == "sampled":
-            return sampled_counts(store, seeds, **options, on_total=progress.total, on_batch=progress.add)
-        spread = expected_visits if "fanouts" in options else reverse_pagerank
-        return spread(store, seeds, **options, on_bytes=progress.add)
+            return sampled_counts(
+                store, seeds, fanouts, **options, on_total=progress.total, on_batch=progress.add
+            )
+        return expected_visits(store, seeds, fanouts, on_bytes=progress.add)
 
 
 def _fanouts(text: str) -> list[int]:

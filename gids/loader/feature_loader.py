@@ -48,7 +48,7 @@ class FeatureLoader:
         policy: ``"lookahead"``, ``"window-pin"``, ``"random"``, ``"lru"`` or ``"static"``.
         heat: which stored heat of nodes the policy falls back on: ``"out-degree"`` (conversion stores it),
             ``"reverse-pagerank"`` or ``"sampled"`` (``gids heat`` does), or ``"none"``. ``"auto"`` takes, for
-            each table, the first that is there of sampled, reverse-pagerank, out-degree. Rows of edges have
+            each table, the first that is there of reverse-pagerank, sampled, out-degree. Rows of edges have
             none.
         engine: ``"auto"``, ``"uring"``, ``"threads"`` or ``"mmap"``.
         queue_depth: requests in flight at the device.

@@ -16,11 +16,11 @@ NODE = "_N"
 RELATION: Relation = ("_N", "_E", "_N")
 SPLITS = ("train", "val", "test")
 HEAT_ROLES = {
-    "sampled": "heat_sampled",
     "reverse-pagerank": "heat_reverse_pagerank",
+    "sampled": "heat_sampled",
     "out-degree": "out_degree",
 }
-"""How the heat of nodes can be computed, the most telling first; what each is called in a manifest."""
+"""How the heat of nodes can be computed, the best first; what each is called in a manifest."""
 MAX_NAME_BYTES = 120
 MAX_ENCODED_BYTES = 200  # a file name may have 255, and suffixes follow
 

@@ -30,7 +30,7 @@ def dataset(tmp_path):
     return tmp_path / "mag.gids"
 
 
-def test_reverse_pagerank_is_stored(dataset, capsys):
+def test_damped_walks_are_stored(dataset, capsys):
     assert main(["heat", str(dataset), "--method", "reverse-pagerank", "--damping", "0.5"]) == 0
     store = FeatureStore(dataset)
     expected = reverse_pagerank(store, choose_seeds(store, "train"), damping=0.5)
@@ -41,12 +41,13 @@ def test_reverse_pagerank_is_stored(dataset, capsys):
     assert list(verify(dataset)) == []
 
 
-def test_with_fanouts_it_is_the_visits_of_that_sampling(dataset):
-    arguments = ["--method", "reverse-pagerank", "--fanouts", "5,-1,2", "--seeds", "all", "--quiet"]
-    assert main(["heat", str(dataset), *arguments]) == 0
-    store = FeatureStore(dataset)
-    expected = expected_visits(store, choose_seeds(store, "all"), [5, -1, 2])
-    assert np.array_equal(store.heat("reverse-pagerank", "author"), expected["author"].astype(np.float32))
+def test_without_damping_it_is_the_visits_of_sampling(dataset):
+    for options, fanouts in ((["--fanouts", "5,-1,2"], [5, -1, 2]), ([], [10, 10, 10])):
+        arguments = ["--method", "reverse-pagerank", *options, "--seeds", "all", "--quiet"]
+        assert main(["heat", str(dataset), *arguments]) == 0
+        store = FeatureStore(dataset)
+        expected = expected_visits(store, choose_seeds(store, "all"), fanouts)["author"]
+        assert np.array_equal(store.heat("reverse-pagerank", "author"), expected.astype(np.float32))
 
 
 def test_sampled_counts_are_stored_and_quiet_is_quiet(dataset, capfd):
@@ -88,7 +89,6 @@ def test_info_lists_the_methods(dataset, capsys):
     [
         (["--method", "out-degree", "--seed", "1"], "--seed means nothing to --method out-degree"),
         (["--method", "reverse-pagerank", "--batch-size", "1"], "--batch-size means nothing to --method rev"),
-        (["--method", "sampled"], "--method sampled needs --fanouts"),
         (["--method", "reverse-pagerank", "--fanouts", "3", "--damping", "0.9"], "leave one out"),
         (["--method", "reverse-pagerank", "--damping", "1.5"], "damping=1.5"),
         (["--method", "sampled", "--fanouts", "0"], "fanouts=[0]"),

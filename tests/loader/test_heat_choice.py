@@ -47,14 +47,14 @@ def test_the_heat_asked_for_is_in_the_page_words(path: Path) -> None:
     stored["out-degree"] = np.asarray(FeatureStore(path).out_degrees("paper"))
     expected = {m: page_heat(values, 2) for m, values in stored.items()}
     expected["none"] = np.zeros(ROWS // 2, np.uint8)
-    expected["auto"] = expected["sampled"]
+    expected["auto"] = expected["reverse-pagerank"]
     assert len({tuple(e) for e in expected.values()}) == 4
     for heat, pages in expected.items():
         with FeatureLoader(path, ["paper.feat"], heat=heat, memory_bytes=1 << 28) as loader:
             assert np.array_equal(heat_in_words(loader, "paper.feat"), pages)
 
 
-def test_auto_takes_the_most_telling_that_each_table_has(path: Path) -> None:
+def test_auto_takes_the_best_that_each_table_has(path: Path) -> None:
     tables = ["paper.feat", "venue.feat", "paper.cites.paper.w"]
 
     def chosen(heat: str = "auto") -> list[str | None]:
@@ -62,11 +62,11 @@ def test_auto_takes_the_most_telling_that_each_table_has(path: Path) -> None:
             return list(loader.stats()["heat"].values())
 
     assert chosen() == ["out-degree", None, None]
-    write_heat(path, "reverse-pagerank", {"paper": np.ones(ROWS), "venue": np.zeros(4)})
-    assert chosen() == ["reverse-pagerank", "reverse-pagerank", None]
-    write_heat(path, "sampled", {"paper": np.ones(ROWS)})
-    assert chosen() == ["sampled", "reverse-pagerank", None]
-    assert chosen("reverse-pagerank") == ["reverse-pagerank", "reverse-pagerank", None]
+    write_heat(path, "sampled", {"paper": np.ones(ROWS), "venue": np.zeros(4)})
+    assert chosen() == ["sampled", "sampled", None]
+    write_heat(path, "reverse-pagerank", {"paper": np.ones(ROWS)})
+    assert chosen() == ["reverse-pagerank", "sampled", None]
+    assert chosen("sampled") == ["sampled", "sampled", None]
     assert chosen("none") == [None, None, None]
 
 
@@ -74,5 +74,5 @@ def test_heat_that_is_not_stored_names_the_command(path: Path) -> None:
     with pytest.raises(KeyError) as caught:
         FeatureLoader(path, ["paper.feat"], heat="sampled", memory_bytes=1 << 28)
     assert f"`gids heat {path} --method sampled` computes it" in str(caught.value)
-    with pytest.raises(ValueError, match=r"no heat 'pagerank' \(there are 'auto', 'sampled', "):
+    with pytest.raises(ValueError, match=r"no heat 'pagerank' \(there are 'auto', 'reverse-pagerank', "):
         FeatureLoader(path, ["paper.feat"], heat="pagerank", memory_bytes=1 << 28)

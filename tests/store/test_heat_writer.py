@@ -41,11 +41,11 @@ def test_heat_is_stored_beside_what_is_there(dataset):
     assert np.array_equal(store.heat("out-degree", "paper"), store.out_degrees("paper"))
 
 
-def test_methods_are_listed_with_the_most_telling_first(dataset):
+def test_methods_are_listed_with_the_best_first(dataset):
     write_heat(dataset, "reverse-pagerank", heat_of(1, 2))
     write_heat(dataset, "sampled", {"paper": np.ones(20)})
     store = FeatureStore(dataset)
-    assert store.heat_methods("paper") == ["sampled", "reverse-pagerank", "out-degree"]
+    assert store.heat_methods("paper") == ["reverse-pagerank", "sampled", "out-degree"]
     assert store.heat_methods("author") == ["reverse-pagerank", "out-degree"]
     write_heat(dataset, "out-degree", {"author": np.array([1, 1, 1 << 31])})
     assert FeatureStore(dataset).out_degrees("author").tolist() == [1, 1, 1 << 31]
@@ -186,7 +186,7 @@ def test_writers_at_once_do_not_lose_each_others_heat(dataset):
         thread.start()
     for thread in threads:
         thread.join()
-    assert FeatureStore(dataset).heat_methods("author") == ["sampled", "reverse-pagerank", "out-degree"]
+    assert FeatureStore(dataset).heat_methods("author") == ["reverse-pagerank", "sampled", "out-degree"]
     assert list(verify(dataset)) == []
 
 
