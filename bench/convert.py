@@ -52,14 +52,23 @@ def copy(source: Path, target: Path) -> float:
     return seconds
 
 
+# VmHWM, not getrusage: that would count the parent's memory too, from before the exec.
+COMMAND = """
+import sys
+from gids.cli import main
+status = main(sys.argv[1:])
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print("peak", int(peak.split()[1]) * 1024)
+sys.exit(status)
+"""
+
+
 def gids(*args: str | Path) -> int:
     """Run a gids command in a fresh process; its peak memory in bytes."""
-    process = subprocess.Popen([sys.executable, "-m", "gids", *map(str, args)])
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"gids {args[0]} failed")
-    return usage.ru_maxrss * 1024
+    done = subprocess.run([sys.executable, "-c", COMMAND, *map(str, args)], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"gids {args[0]} failed: {done.stderr}")
+    return int(done.stdout.rpartition("peak")[2])
 
 
 def main() -> None:

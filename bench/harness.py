@@ -9,7 +9,8 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -55,6 +56,26 @@ def random_pages_per_s(shard: Path, *, page_bytes: int, pages: int, depth: int =
             errors = engine.read(np.zeros(len(offsets), np.uint32), offsets, page_bytes, out[: len(offsets)])
             assert not errors.any()
         return len(chosen) / (time.perf_counter() - begun)
+
+
+@contextmanager
+def read_ahead(path: Path, size_bytes: int) -> Iterator[None]:
+    """Let the kernel read so much around a missing page of mapped files on path's disk; for root only.
+
+    Without permission everything stays as it is: gids.quickstart.isolation.read_ahead_bytes tells.
+    """
+    device = path.stat().st_dev
+    setting = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
+    try:
+        before = setting.read_text()
+        setting.write_text(str(size_bytes >> 10))
+    except OSError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        setting.write_text(before)
 
 
 def machine() -> dict[str, Any]:

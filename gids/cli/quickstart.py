@@ -17,9 +17,9 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,16 +30,8 @@ if TYPE_CHECKING:
     from gids.store.synthetic import GraphSpec
 
 HEADROOM_BYTES = 96 << 20  # of the memory limit, for what training itself allocates beside gids
+PLAIN_SECONDS, PLAIN_TIMEOUT_S = 15, 60  # for stock without advice: to stop after, to give up after
 LEAST_MEMORY_BYTES = 2 * HEADROOM_BYTES
-
-_EXAMPLE = """\
-import gids, gids.dgl, dgl  # in this order
-store = gids.FeatureStore({path!r})
-graph = gids.dgl.graph(store)
-sampler = dgl.dataloading.NeighborSampler({fanouts}, prefetch_node_feats=["feat"], prefetch_labels=["label"])
-loader = gids.dgl.DataLoader(graph, store.splits["_N"]["train"], sampler, gids=store, batch_size={batch_size})
-for input_nodes, output_nodes, blocks in loader: ...  # blocks[0].srcdata["feat"], blocks[-1].dstdata["label"]
-"""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -96,7 +88,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     _check(args)
     import gids.dgl  # noqa: F401  (says how to install DGL, now and not in a minute)
-    from gids.quickstart.sides import EpochConfig, run_side, why_no_limit
+    from gids.quickstart.sides import why_no_limit
     from gids.store.synthetic import GraphSpec, write_graph
 
     val_count = max(args.classes, min(args.nodes // 10, 4 * args.batch_size))
@@ -109,51 +101,59 @@ def run(args: argparse.Namespace) -> int:
         val_count=val_count,
         seed=args.seed,
     )
-    memory_bytes = args.memory or _default_memory(args, spec)
     no_limit = why_no_limit()
     with _directory(args, spec) as directory:
-        source, dataset = directory / "graph", directory / "graph.gids"
-        with _Step(
-            1, f"making a graph of {args.nodes:,} nodes, {format_bytes(spec.feature_bytes)} of features"
-        ) as step:
-            write_graph(source, spec, progress=lambda what, share: step.show(share, what))
-        with _Step(2, "converting it, as `gids convert graph graph.gids` does"):
-            _convert(source, dataset)
-        configs = [
-            EpochConfig(
-                side=side,
-                source=str(source),
-                dataset=str(dataset),
-                fanouts=tuple(args.fanouts),
-                batch_size=args.batch_size,
-                hidden=args.hidden,
-                batches=args.batches,
-                val_batches=4,
-                epochs=args.epochs,
-                workers=args.workers,
-                seed=args.seed,
-                memory_bytes=memory_bytes,
-                gids_memory_bytes=memory_bytes - HEADROOM_BYTES,
-                window=args.window,
-                # Where the page cache has room for all features, reading ahead loads them sooner.
-                random_access=not no_limit,
-            )
-            for side in ("gids", "stock")
-        ]
-        results = []
-        for number, (config, title) in enumerate(
-            zip(configs, ("gids", "stock DGL on a memory-mapped array"), strict=True), 3
-        ):
-            with _Step(number, f"training with {title}") as step:
-                results.append(run_side(config, limited=not no_limit, progress=step.show))
-        ours, stock = results
+        size = f"{args.nodes:,} nodes, {format_bytes(spec.feature_bytes)} of features"
+        with _Step(f"making a graph: {size}") as step:
+            write_graph(directory / "graph", spec, progress=lambda what, share: step.show(share, what))
+        with _Step("converting it, as `gids convert graph graph.gids` does"):
+            _convert(directory / "graph", directory / "graph.gids")
+        results = _compare(args, spec, directory, limited=not no_limit)
         if args.json:
-            print(json.dumps(_as_json(args, spec, no_limit, ours, stock), indent=2))
+            print(json.dumps(_as_json(args, spec, no_limit, results), indent=2))
         else:
-            print(_report(args, spec, memory_bytes, no_limit, ours, stock))
+            print(_as_text(args, spec, no_limit, directory, results))
         if args.keep:
             print(f"kept: {directory}", file=sys.stderr)
-    return 0 if ours.wrong_rows == stock.wrong_rows == 0 else 1
+    return 0 if all(result.wrong_rows == 0 for result in results.values()) else 1
+
+
+def _compare(
+    args: argparse.Namespace, spec: GraphSpec, directory: Path, *, limited: bool
+) -> dict[str, EpochResult]:
+    """Train on each side. Stock DGL without advice is stopped early, and left out if it gets nowhere."""
+    from gids.quickstart.isolation import FreshProcessTimeout
+    from gids.quickstart.sides import EpochConfig, run_side
+
+    memory_bytes = _memory_bytes(args, spec)
+    ours = EpochConfig(
+        side="gids",
+        source=str(directory / "graph"),
+        dataset=str(directory / "graph.gids"),
+        fanouts=tuple(args.fanouts),
+        batch_size=args.batch_size,
+        hidden=args.hidden,
+        batches=args.batches,
+        val_batches=4,
+        epochs=args.epochs,
+        workers=args.workers,
+        seed=args.seed,
+        memory_bytes=memory_bytes,
+        gids_memory_bytes=memory_bytes - HEADROOM_BYTES,
+        window=args.window,
+    )
+    # Where the page cache has room for all features, reading ahead loads them sooner.
+    stock = replace(ours, side="stock", random_access=limited)
+    results = {}
+    with _Step("training with gids") as step:
+        results["gids"] = run_side(ours, limited=limited, progress=step.show)
+    with _Step("training with stock DGL on a memory-mapped array") as step:
+        results["stock"] = run_side(stock, limited=limited, progress=step.show)
+    if limited:
+        plain = replace(stock, random_access=False, val_batches=0, most_seconds=PLAIN_SECONDS)
+        with _Step("the same without MADV_RANDOM, for some seconds") as step, suppress(FreshProcessTimeout):
+            results["stock_without_advice"] = run_side(plain, timeout_s=PLAIN_TIMEOUT_S)
+    return results
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -170,8 +170,10 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(f"--memory {args.memory}: training itself needs some; give {least} or more")
 
 
-def _default_memory(args: argparse.Namespace, spec: GraphSpec) -> int:
+def _memory_bytes(args: argparse.Namespace, spec: GraphSpec) -> int:
     """A quarter of the features; more where they are so few that a handful of minibatches would not fit."""
+    if args.memory is not None:
+        return int(args.memory)
     most_rows: int = min(args.nodes, args.batch_size * math.prod(1 + fanout for fanout in args.fanouts))
     return max(spec.feature_bytes // 4, LEAST_MEMORY_BYTES + 6 * most_rows * spec.row_bytes)
 
@@ -226,10 +228,10 @@ def _convert(source: Path, dataset: Path) -> None:
 
 
 class _Step:
-    """A line on standard error about one of four steps: its share done (on a terminal), then its seconds."""
+    """A line on standard error about a step: its share done (on a terminal), then its seconds."""
 
-    def __init__(self, number: int, title: str) -> None:
-        self._line = f"[{number}/4] {title}"
+    def __init__(self, title: str) -> None:
+        self._line = title
         self._begun = time.perf_counter()
         self._shown_at = 0.0
         self._terminal = sys.stderr.isatty()
@@ -253,42 +255,25 @@ class _Step:
         print(text, end="", file=sys.stderr, flush=True)
 
 
-def _report(
-    args: argparse.Namespace,
-    spec: GraphSpec,
-    memory_bytes: int,
-    no_limit: str,
-    ours: EpochResult,
-    stock: EpochResult,
+def _as_text(
+    args: argparse.Namespace, spec: GraphSpec, no_limit: str, directory: Path, results: dict[str, EpochResult]
 ) -> str:
-    from gids.quickstart.report import table
+    from gids.quickstart.report import example, table
 
-    layers = len(args.fanouts)
-    epochs = "An epoch" if args.epochs == 1 else f"{args.epochs} epochs"
-    if no_limit:
-        limit = (
-            f"Memory was not limited ({no_limit}; root usually may). So stock DGL can keep all features in "
-            "the page cache, which it could not if they were larger than memory: expect less of a difference."
-        )
-    else:
-        limit = (
-            f"The features take {format_bytes(spec.feature_bytes)}; each side may use "
-            f"{format_bytes(memory_bytes)} of memory, page cache included, beyond what it had in use before "
-            "it opened them. Stock's map is advised MADV_RANDOM: reading ahead would crowd out what it keeps."
-        )
-    setting = (
-        f"{epochs} of {layers}-layer GraphSAGE, {ours.batches} minibatches of {args.batch_size} seeds, on "
-        f"{os.cpu_count()} cores. Each side ran in a process of its own and found nothing of the features in "
-        f"the page cache. {limit}"
-    )
-    speed_up = f"gids is {stock.seconds / ours.seconds:.1f} x as fast."
+    ours, stock = results["gids"], results["stock"]
+    plain = results.get("stock_without_advice")
+    columns = [("gids", ours), ("stock DGL", stock)]
+    verdict = f"gids is {stock.seconds / ours.seconds:.1f} x as fast as stock DGL"
+    if plain is not None:
+        columns.append((f"no advice, {plain.batches} of {ours.batches}", plain))
+        verdict += f", and {ours.rows_per_s / plain.rows_per_s:,.0f} x without MADV_RANDOM, by rows/s"
     return "\n".join(
         [
             "",
-            textwrap.fill(setting, 100),
+            textwrap.fill(_setting(args, spec, ours, directory, no_limit), 100),
             "",
-            table([("gids", ours), ("stock DGL", stock)]),
-            speed_up,
+            table(columns),
+            verdict + ".",
             "",
             "With your own data: gids convert SOURCE mine.gids, and then",
             "",
@@ -297,13 +282,35 @@ def _report(
     )
 
 
-def example(path: str, fanouts: Sequence[int], batch_size: int) -> str:
-    """The six lines that read a homogeneous dataset's features through gids."""
-    return _EXAMPLE.format(path=path, fanouts=list(fanouts), batch_size=batch_size)
+def _setting(
+    args: argparse.Namespace, spec: GraphSpec, ours: EpochResult, directory: Path, no_limit: str
+) -> str:
+    """What was compared, and under which conditions."""
+    from gids.quickstart.isolation import read_ahead_bytes
+
+    epochs = "An epoch" if args.epochs == 1 else f"{args.epochs} epochs"
+    text = (
+        f"{epochs} of {len(args.fanouts)}-layer GraphSAGE, {ours.batches} minibatches of {args.batch_size} "
+        f"seeds, on {os.cpu_count()} cores. Each side ran in a process of its own and found nothing of the "
+        "features in the page cache. "
+    )
+    if no_limit:
+        return text + (
+            f"Memory was not limited ({no_limit}; root usually may). So stock DGL can keep all features in "
+            "the page cache, which it could not if they were larger than memory: expect less of a difference."
+        )
+    read_ahead = read_ahead_bytes(directory)
+    around = "more" if read_ahead is None else format_bytes(read_ahead)
+    return text + (
+        f"The features take {format_bytes(spec.feature_bytes)}; each side may use "
+        f"{format_bytes(_memory_bytes(args, spec))} of memory, page cache included, beyond what it had in "
+        "use before it opened them. Stock's map is advised MADV_RANDOM, as few do: else, as the last column "
+        f"shows, the kernel reads {around} around a missing row, which crowds out others."
+    )
 
 
 def _as_json(
-    args: argparse.Namespace, spec: GraphSpec, no_limit: str, ours: EpochResult, stock: EpochResult
+    args: argparse.Namespace, spec: GraphSpec, no_limit: str, results: dict[str, EpochResult]
 ) -> dict[str, Any]:
     options = {
         name: value for name, value in vars(args).items() if name not in ("command", "dir", "keep", "json")
@@ -313,9 +320,8 @@ def _as_json(
         "feature_bytes": spec.feature_bytes,
         "cores": os.cpu_count(),
         "why_no_memory_limit": no_limit,
-        "speed_up": stock.seconds / ours.seconds,
-        "gids": asdict(ours),
-        "stock": asdict(stock),
+        "speed_up": results["stock"].seconds / results["gids"].seconds,
+        **{side: asdict(result) for side, result in results.items()},
     }
 
 

@@ -14,13 +14,11 @@ from __future__ import annotations
 import ctypes
 import gc
 import mmap
-import resource
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,46 +29,18 @@ import gids.dgl  # isort: skip  # before dgl: makes it importable beside a curre
 import dgl
 from torch import Tensor, nn
 
+from gids.quickstart.counters import cpu_seconds, device_bytes_read, resident_bytes
 from gids.quickstart.isolation import (
     cached_share,
     limit_own_memory,
     report_progress,
     serve,
 )
+from gids.quickstart.model import GraphSage
 from gids.quickstart.sides import EpochConfig, EpochResult
 
 KEPT_ROWS = 32  # rows of each minibatch that are compared with the source
 Rows = tuple[Tensor, Tensor]  # their ids and what was handed over
-
-
-class SageLayer(nn.Module):
-    """GraphSAGE with the mean: W x + V mean(neighbors' x). SAGEConv copies its input, for a dropout of 0."""
-
-    def __init__(self, in_dim: int, out_dim: int) -> None:
-        super().__init__()
-        self.own = nn.Linear(in_dim, out_dim)
-        self.neighbors = nn.Linear(in_dim, out_dim, bias=False)
-
-    def forward(self, block: Any, x: Tensor) -> Tensor:
-        with block.local_scope():
-            block.srcdata["h"] = self.neighbors(x)
-            block.update_all(dgl.function.copy_u("h", "m"), dgl.function.mean("m", "h"))
-            result: Tensor = self.own(x[: block.num_dst_nodes()]) + block.dstdata["h"]
-            return result
-
-
-class GraphSage(nn.Module):
-    """As many layers as there are fanouts."""
-
-    def __init__(self, in_dim: int, hidden: int, classes: int, layer_count: int) -> None:
-        super().__init__()
-        dims = [in_dim] + [hidden] * (layer_count - 1) + [classes]
-        self.layers = nn.ModuleList(SageLayer(a, b) for a, b in pairwise(dims))
-
-    def forward(self, blocks: list[Any], x: Tensor) -> Tensor:
-        for depth, (layer, block) in enumerate(zip(self.layers, blocks, strict=True)):
-            x = layer(block, x if depth == 0 else torch.relu(x))
-        return x
 
 
 def run_epochs(config: EpochConfig) -> EpochResult:
@@ -89,11 +59,11 @@ def run_epochs(config: EpochConfig) -> EpochResult:
     _warm_up(model, graph, train_ids, config, features.shape[1])
     ctypes.CDLL(None).malloc_trim(0)  # what the warm-up left free would be a gift of unknown size
     cached_before = max(map(cached_share, _feature_files(config)))
-    base_rss = _resident_bytes("VmRSS")
+    base_rss = resident_bytes("VmRSS")
     limit = None
     if config.memory_bytes:
         # The pages of libraries count in RSS, but the group pays only for those that it read in itself.
-        limit = config.memory_bytes + _resident_bytes("RssAnon") + _resident_bytes("RssShmem")
+        limit = config.memory_bytes + resident_bytes("RssAnon") + resident_bytes("RssShmem")
         limit_own_memory(limit)
     torch.manual_seed(config.seed)
     dgl.seed(config.seed)
@@ -129,7 +99,7 @@ def _train(
     rows = 0
     total = config.epochs * -(-len(ids) // config.batch_size)
     Path("/proc/self/clear_refs").write_text("5")  # restarts the record of the peak
-    read_before, cpu_before, begun = _device_bytes_read(), _cpu_seconds(), time.perf_counter()
+    read_before, cpu_before, begun = device_bytes_read(), cpu_seconds(), time.perf_counter()
     with _open_loader(graph, ids, config, waits, shuffle=True) as loader:
         for _ in range(config.epochs):
             for input_nodes, x, labels, blocks in waits.of_next(loader):
@@ -146,14 +116,14 @@ def _train(
         stats = _stats(loader)
         return {
             "seconds": seconds,
-            "cpu_seconds": _cpu_seconds() - cpu_before,
+            "cpu_seconds": cpu_seconds() - cpu_before,
             "stages": {**waits.stages(stats), "training": training_s},
             "batches": len(accuracies),
             "rows": rows,
-            "read_bytes": _difference(_device_bytes_read(), read_before),
+            "read_bytes": _difference(device_bytes_read(), read_before),
             "hit_ratio": stats.get("hit_ratio"),
-            "train_accuracy": float(np.mean(accuracies[len(accuracies) // 2 :])),
-            "peak_rss_bytes": _resident_bytes("VmHWM"),
+            "train_accuracy": float(np.mean(accuracies[total // 2 :])) if len(accuracies) == total else None,
+            "peak_rss_bytes": resident_bytes("VmHWM"),
             "loader": stats,
         }
 
@@ -321,20 +291,6 @@ def _count_wrong(features: Any, kept: list[Rows]) -> int:
     return wrong
 
 
-def _resident_bytes(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
-
-
-def _device_bytes_read() -> int | None:
-    """Bytes that this process, its threads and the kernel's read-ahead for it fetched from devices."""
-    try:
-        fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-    except OSError:  # some containers hide it
-        return None
-    return int(fields["read_bytes"])
-
-
 def _difference(after: int | None, before: int | None) -> int | None:
     return None if after is None or before is None else after - before
 
@@ -344,11 +300,6 @@ def _page_cache_hits(read_bytes: int | None, rows: int, row_bytes: int) -> float
     if read_bytes is None or row_bytes % mmap.PAGESIZE:
         return None
     return max(0.0, 1 - read_bytes / (rows * row_bytes))
-
-
-def _cpu_seconds() -> float:
-    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 if __name__ == "__main__":

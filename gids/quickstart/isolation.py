@@ -34,6 +34,10 @@ class FreshProcessError(ChildProcessError):
     """A measured process failed. The message holds its last words."""
 
 
+class FreshProcessTimeout(FreshProcessError):
+    """A measured process took too long, and was killed."""
+
+
 class MemoryGroup:
     """A memory cgroup below this process's own, for the processes that are started by ``command``.
 
@@ -109,7 +113,7 @@ def run_fresh(
 
     The process calls ``serve``. progress(share) is called when it calls ``report_progress``. Blocks. On any
     exception here, Ctrl-C included, the process and its children are killed. Raises FreshProcessError when it
-    fails, takes too long, or answers nothing.
+    fails or answers nothing, FreshProcessTimeout when it takes too long.
     """
     command = [sys.executable, "-m", module]
     with subprocess.Popen(
@@ -133,9 +137,11 @@ def run_fresh(
             _kill(process)  # whatever it started as well
     if result is not None and process.returncode == 0:
         return result
+    if timed_out:
+        raise FreshProcessTimeout(f"{module} took more than {timeout_s:.0f} s")
     cause = f"exit status {process.returncode}"
     if process.returncode == -signal.SIGKILL:
-        cause = f"took more than {timeout_s:.0f} s" if timed_out else "killed, most likely for want of memory"
+        cause = "killed, most likely for want of memory"
     raise FreshProcessError("\n".join([f"{module} failed ({cause})", *words]))
 
 
@@ -199,3 +205,13 @@ def cached_share(path: str | os.PathLike[str]) -> float:
     if code != 0:
         raise OSError(ctypes.get_errno(), "mincore failed", os.fspath(path))
     return float((pages & 1).mean())
+
+
+def read_ahead_bytes(path: str | os.PathLike[str]) -> int | None:
+    """What the kernel reads around a missing page of a mapped file, unless advised. None: unknown."""
+    device = os.stat(path).st_dev
+    try:
+        text = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb").read_text()
+    except OSError:
+        return None
+    return int(text) * 1024

@@ -1,4 +1,4 @@
-"""Sides' results as a table. Called by the quickstart and by bench/epoch.py; knows nothing but printing."""
+"""What people read: the table of results, the code to write. Called by the quickstart and bench/epoch.py."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ _STAGES = {
     "training": "training",
 }
 
+_EXAMPLE = """\
+import gids, gids.dgl, dgl  # in this order
+store = gids.FeatureStore({path!r})
+graph = gids.dgl.graph(store)
+sampler = dgl.dataloading.NeighborSampler({fanouts}, prefetch_node_feats=["feat"], prefetch_labels=["label"])
+loader = gids.dgl.DataLoader(graph, store.splits["_N"]["train"], sampler, gids=store, batch_size={batch_size})
+for input_nodes, output_nodes, blocks in loader: ...  # blocks[0].srcdata["feat"], blocks[-1].dstdata["label"]
+"""
+
 
 def table(columns: Sequence[tuple[str, EpochResult]]) -> str:
     """A column for each (title, result): seconds by stage, then the rest. Empty lines are left out."""
@@ -27,10 +36,10 @@ def table(columns: Sequence[tuple[str, EpochResult]]) -> str:
         "rows/s": lambda r: f"{r.rows_per_s:,.0f}",
         "MB read": lambda r: "-" if r.read_bytes is None else f"{r.read_bytes / 1e6:,.0f}",
         "MB/s read": lambda r: "-" if r.read_bytes is None else f"{r.read_bytes / r.seconds / 1e6:,.0f}",
-        "hit ratio": lambda r: "-" if r.hit_ratio is None else f"{r.hit_ratio:.0%}",
+        "hit ratio": lambda r: _share(r.hit_ratio),
         "peak RSS": lambda r: f"{r.peak_rss_bytes / 1e6:,.0f} MB",
-        "training accuracy": lambda r: f"{r.train_accuracy:.1%}",
-        "validation accuracy": lambda r: "-" if r.val_accuracy is None else f"{r.val_accuracy:.1%}",
+        "training accuracy": lambda r: _share(r.train_accuracy),
+        "validation accuracy": lambda r: _share(r.val_accuracy),
         "rows like the source": lambda r: f"{r.compared_rows - r.wrong_rows:,} of {r.compared_rows:,}",
     }
     facts = [(title, [show(result) for _, result in columns]) for title, show in rest.items()]
@@ -51,3 +60,12 @@ def table(columns: Sequence[tuple[str, EpochResult]]) -> str:
 
 def _seconds(value: float) -> str:
     return f"{value:.2f} s" if value else "-"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def example(path: str, fanouts: Sequence[int], batch_size: int) -> str:
+    """The six lines that read a homogeneous dataset's features through gids."""
+    return _EXAMPLE.format(path=path, fanouts=list(fanouts), batch_size=batch_size)

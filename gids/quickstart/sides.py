@@ -6,6 +6,7 @@ quickstart and by benchmarks. Imports neither torch nor DGL, so that the caller 
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -54,11 +55,11 @@ class EpochResult:
 
     stages: "sampling", "reading" (waiting for features; for stock, copying them too), "gather" (copying),
     "planning", "training". rows: feature rows handed to the model. read_bytes: from the device; None where
-    the kernel does not tell. hit_ratio: of pages, in gids' cache or for stock in the page cache; None
-    where nothing tells. train_accuracy: over the second half of the
-    minibatches. base_rss_bytes: before features were opened. peak_rss_bytes: the greatest after.
-    compared_rows, wrong_rows: rows compared with the source, and those of them that differ. cached_before:
-    the share of the features in the page cache at the start. loader: the statistics of gids.
+    the kernel does not tell. hit_ratio: of pages, in gids' cache or for stock in the page cache; None where
+    nothing tells. train_accuracy: over the second half of the minibatches; None if it was stopped early.
+    base_rss_bytes: before features were opened. peak_rss_bytes: the greatest after. compared_rows,
+    wrong_rows: rows compared with the source, and those of them that differ. cached_before: the share of
+    the features in the page cache at the start. loader: the statistics of gids.
     """
 
     side: str
@@ -69,7 +70,7 @@ class EpochResult:
     rows: int
     read_bytes: int | None
     hit_ratio: float | None
-    train_accuracy: float
+    train_accuracy: float | None
     val_accuracy: float | None
     base_rss_bytes: int
     peak_rss_bytes: int
@@ -85,26 +86,33 @@ class EpochResult:
 
 
 def run_side(
-    config: EpochConfig, *, limited: bool = True, progress: Callable[[float], None] | None = None
+    config: EpochConfig,
+    *,
+    limited: bool = True,
+    timeout_s: float = 3600,
+    progress: Callable[[float], None] | None = None,
 ) -> EpochResult:
     """Run one side in a fresh process, its files not in the page cache, its memory bounded as config says.
 
     limited: False leaves memory unbounded, for where ``why_no_limit`` says that it cannot be bounded.
-    progress(share done) is called as training goes. Blocks. Raises FreshProcessError, OSError.
+    progress(share done) is called as training goes. Blocks. Raises FreshProcessError, FreshProcessTimeout
+    (after timeout_s), OSError.
     """
     for path in (config.source, config.dataset):
         drop_page_cache(path)
     values = asdict(config)
     if not limited:
-        return EpochResult(**run_fresh(_MODULE, {**values, "memory_bytes": 0}, progress=progress))
+        values["memory_bytes"] = 0
+        return EpochResult(**run_fresh(_MODULE, values, timeout_s=timeout_s, progress=progress))
     with MemoryGroup("gids-quickstart") as group:
-        return EpochResult(**run_fresh(_MODULE, values, group=group, progress=progress))
+        return EpochResult(**run_fresh(_MODULE, values, group=group, timeout_s=timeout_s, progress=progress))
 
 
 def why_no_limit() -> str:
     """Why ``run_side`` cannot bound memory here; empty when it can."""
     try:
-        with MemoryGroup("gids-quickstart"):
-            return ""
+        with MemoryGroup("gids-quickstart") as group:
+            joined = subprocess.run(group.command(["true"]), capture_output=True).returncode == 0
+            return "" if joined else "no right to join a memory control group"
     except OSError as error:
-        return error.strerror or str(error)
+        return f"no memory control group: {error.strerror or error}"
