@@ -23,7 +23,7 @@ from gids.cli.cuda_driver import Driver, ask_driver
 from gids.cli.sizes import format_bytes
 
 _MEMLOCK_BYTES = 1 << 30  # what one registered buffer may have
-_OPEN_FILES = 65536
+_OPEN_FILES = 16384
 _PACKAGES = {
     "numpy": ["numpy"],
     "torch": ["torch"],

@@ -198,7 +198,7 @@ def test_limits_are_judged(tmp_path: Path, packages: dict[str, str], monkeypatch
     assert found["RLIMIT_MEMLOCK"].found == "8.4 MB"
     assert "limits.conf" in found["RLIMIT_MEMLOCK"].advice
     assert found["RLIMIT_NOFILE"].found == "1024, at most 4096"
-    assert "raise nofile to 65536" in found["RLIMIT_NOFILE"].advice
+    assert "raise nofile to 16384" in found["RLIMIT_NOFILE"].advice
     assert found["kernel"].found == "Linux 5.15.0-generic"
     assert "6.1" in found["kernel"].advice
     assert "TLB" in found["huge pages"].advice
