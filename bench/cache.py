@@ -1,8 +1,10 @@
-"""What does lookahead hit, what does planning cost, and how fast is a gather when all is in memory?
+"""What does lookahead hit, and what do planning, gathering in memory and computing heat cost?
 
     python bench/cache.py hits       hit ratio by policy and window, beside Belady's MIN
+    python bench/cache.py heat       hit ratio by method of heat, seeds from all nodes and from 1 % of them
     python bench/cache.py planning   enter + plan + retire, per page of the minibatch, by number of lines
     python bench/cache.py gather     plan + gather of cached rows against torch.index_select
+    python bench/cache.py carry      edges per second of a pass of reverse PageRank
 
 Baselines: MIN over the same trace; torch.index_select(out=) on the same rows in memory. Seeds are fixed.
 `--small` is what the tests run; the default sizes are those of docs/performance.md.
@@ -14,15 +16,23 @@ import argparse
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from traces import Trace, min_hits, popular_pages, rmat, sample_trace, skewed_trace
+from traces import FANOUTS, Trace, min_hits, popular_pages, rmat, sample_trace, skewed_trace
 
 from gids import _core
+from gids.cache import page_heat
+from gids.heat import expected_visits, out_degrees, reverse_pagerank, sampled_counts
+from gids.store import DatasetWriter, FeatureStore
+from gids.store.names import NODE, RELATION
+
+SEEDS = 12  # of a minibatch, so that 1 % of the pages are about five minibatches
 
 
 def replay(planner: _core.Planner, trace: Trace, window: int, planned: int) -> np.ndarray:
@@ -42,16 +52,89 @@ def replay(planner: _core.Planner, trace: Trace, window: int, planned: int) -> n
     return result
 
 
-def hits(args: argparse.Namespace) -> dict[str, float]:
+def compute_heats(
+    indptr: np.ndarray, indices: np.ndarray, train: np.ndarray, args: argparse.Namespace
+) -> dict[str, np.ndarray]:
+    """A page's heat, by each method, for the sampling of `sample_trace` with other random draws."""
+    with tempfile.TemporaryDirectory(dir=args.dir) as directory:
+        path = Path(directory) / "heat.gids"
+        with DatasetWriter(path) as writer:
+            writer.write_graph(RELATION, indptr, indices, num_src=len(indptr) - 1, index_dtype="int32")
+        store = FeatureStore(path)
+
+        def trial(minibatches: int) -> Mapping[str, np.ndarray]:
+            options = {"batch_size": SEEDS, "batches": minibatches, "seed": 7}
+            return sampled_counts(store, {NODE: train}, FANOUTS, **options)
+
+        lengths = (50, 500) if args.small else (50, 500, 5000)
+        methods: dict[str, Callable[[], Mapping[str, np.ndarray]]] = {
+            "out-degree": lambda: out_degrees(store),
+            "reverse-pagerank --damping 0.85": lambda: reverse_pagerank(store, {NODE: train}),
+            "reverse-pagerank --fanouts 5,5,10": lambda: expected_visits(store, {NODE: train}, FANOUTS),
+            "reverse-pagerank --fanouts 10,10,10": lambda: expected_visits(store, {NODE: train}, [10] * 3),
+            **{f"sampled --batches {n}": partial(trial, n) for n in lengths},
+        }
+        heats = {"none": np.zeros(len(indptr) - 1, np.uint8)}
+        for name, compute in methods.items():
+            begun = time.perf_counter()
+            values = compute()[NODE]
+            print(f"{name} took {time.perf_counter() - begun:.2f} s", flush=True)
+            heats[name] = page_heat(values, 1)
+        return heats
+
+
+def heat(args: argparse.Namespace) -> dict[str, float]:
     rng = np.random.default_rng(1)
-    log2_nodes, seeds, minibatches = (15, 4, 200) if args.small else (20, 14, 1200)
+    log2_nodes, minibatches = (14, 200) if args.small else (20, 1200)
     nodes = 1 << log2_nodes
     indptr, indices = rmat(log2_nodes, 16, rng)
-    trace = sample_trace(indptr, indices, rng, seeds=seeds, minibatches=minibatches)
-    degrees = np.bincount(indices, minlength=nodes)
-    from gids.cache import page_heat
+    has_in_edges = np.flatnonzero(np.diff(indptr))
+    figures = {}
+    for share in (1.0, 0.01):
+        train = rng.permutation(has_in_edges)[: int(share * nodes)]
+        trace = sample_trace(indptr, indices, rng, train=train, seeds=SEEDS, minibatches=minibatches)
+        lines = int(5 * np.mean([len(b) for b in trace]))
+        warm = minibatches // 4
+        best = min_hits(trace, nodes, lines)[warm:].sum() / sum(len(b) for b in trace[warm:])
+        print(f"seeds from {len(train)} nodes, {lines} lines = 5 minibatches: MIN {100 * best:.2f} %")
+        for name, values in compute_heats(indptr, indices, train, args).items():
+            found = []
+            for policy, window in (("static", 0), ("lookahead", 16)):
+                planner = _core.Planner(nodes, lines, policy, 1, values)
+                counted = replay(planner, trace, window, 2)[warm:]
+                found.append(float(counted[:, 0].sum() / counted[:, 1].sum()))
+                assert found[-1] <= best, "no policy can beat MIN"
+            shares = f"static {100 * found[0]:6.2f} %   lookahead W=16 {100 * found[1]:6.2f} %"
+            print(f"{name:<36} {shares}", flush=True)
+            figures[f"{100 * share:g} % of the nodes are seeds, {name}: static of MIN"] = found[0] / best
+    return figures
 
-    heat = page_heat(degrees, 1)
+
+def carry(args: argparse.Namespace) -> dict[str, float]:
+    rng = np.random.default_rng(3)
+    log2_nodes = 14 if args.small else 20
+    indptr, indices = rmat(log2_nodes, 16, rng)
+    nodes = len(indptr) - 1
+    shares = rng.random(nodes)
+    expected = np.bincount(indices, np.repeat(shares, np.diff(indptr)), nodes)
+    times = []
+    for _ in range(args.repeat):
+        visits = np.zeros(nodes)
+        begun = time.perf_counter()
+        assert _core.carry_to_sources(indptr, indices, shares, visits) is None
+        times.append(time.perf_counter() - begun)
+        assert np.allclose(visits, expected)
+    return {f"{nodes} nodes, million edges carried per second (bar 20)": len(indices) / median(times) / 1e6}
+
+
+def hits(args: argparse.Namespace) -> dict[str, float]:
+    rng = np.random.default_rng(1)
+    log2_nodes, seeds, minibatches = (15, 4, 200) if args.small else (20, SEEDS, 1200)
+    nodes = 1 << log2_nodes
+    indptr, indices = rmat(log2_nodes, 16, rng)
+    train = np.flatnonzero(np.diff(indptr))
+    trace = sample_trace(indptr, indices, rng, train=train, seeds=seeds, minibatches=minibatches)
+    heat = page_heat(np.bincount(indices, minlength=nodes), 1)
     average = np.mean([len(b) for b in trace])
     lines = int(5 * average) if args.small else nodes // 100
     warm = minibatches // 4
@@ -133,7 +216,6 @@ def gather(args: argparse.Namespace) -> dict[str, float]:
     import torch
 
     from gids import FeatureLoader
-    from gids.store import DatasetWriter
 
     def ids_of(ids: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"_N.feat": ids}
@@ -189,12 +271,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("question", choices=["hits", "planning", "gather"])
+    parser.add_argument("question", choices=["hits", "heat", "planning", "gather", "carry"])
     parser.add_argument("--small", action="store_true", help="a size for tests")
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--dir", help="where to put the gather's dataset (default: a temporary directory)")
     args = parser.parse_args()
-    questions = {"hits": hits, "planning": planning, "gather": gather}
+    questions = {"hits": hits, "heat": heat, "planning": planning, "gather": gather, "carry": carry}
     for name, value in questions[args.question](args).items():
         print(f"{name}: {value:.3f}")
 

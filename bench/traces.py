@@ -8,7 +8,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from gids.heat import sample_in_edges
+
 Trace = list[npt.NDArray[np.int64]]
+
+FANOUTS = (5, 5, 10)  # the last is that of the seeds
 
 
 def rmat(
@@ -34,33 +38,19 @@ def sample_trace(
     indices: npt.NDArray[np.int32],
     rng: np.random.Generator,
     *,
+    train: npt.NDArray[np.int64],
     seeds: int,
     minibatches: int,
-    fanouts: tuple[int, ...] = (10, 5, 5),
 ) -> Trace:
-    """Uniform neighbour sampling, seeds in random order over the nodes that have in-edges."""
-    train = rng.permutation(np.flatnonzero(np.diff(indptr)))
+    """Uniform neighbour sampling by FANOUTS, seeds drawn from train in random order, again and again."""
+    train = rng.permutation(train)
     trace = []
     for t in range(minibatches):
         nodes = np.take(train, range(t * seeds, (t + 1) * seeds), mode="wrap")
-        for fanout in fanouts:
-            begin, degree = indptr[nodes], np.diff(indptr)[nodes]
-            few = degree <= fanout
-            every = np.repeat(begin[few], degree[few]) + _ranges(degree[few])
-            # The `fanout` smallest of fresh random keys would be exact without replacement; for degrees above
-            # the fanout drawing with replacement and dropping repeats touches almost the same nodes.
-            some = begin[~few, None] + (rng.random((int((~few).sum()), fanout)) * degree[~few, None]).astype(
-                np.int64
-            )
-            nodes = np.unique(np.concatenate([nodes, indices[every], indices[some].ravel()]))
+        for fanout in reversed(FANOUTS):
+            nodes = np.unique(np.concatenate([nodes, sample_in_edges(indptr, indices, nodes, fanout, rng)]))
         trace.append(rng.permutation(nodes).astype(np.int64))
     return trace
-
-
-def _ranges(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """[2, 3] -> [0, 1, 0, 1, 2]."""
-    ends = np.cumsum(lengths)
-    return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
 
 
 def popular_pages(pages: int, rank: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -37,6 +37,17 @@ def sort_edges(
     Fills offsets and the sorted arrays. Returns None, or the position of the first
     destination out of range."""
 
+def carry_to_sources(
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.int32] | NDArray[np.int64],
+    shares: NDArray[np.float64],
+    visits: NDArray[np.float64],
+) -> int | None:
+    """Add shares[v] to visits[s] for each in-edge of destination v from source s.
+
+    Destination v has the edges indptr[v] to indptr[v + 1] of indices. Returns None, or the position
+    of the first source that visits has no place for. ValueError for a bad indptr."""
+
 # native/bind/io.cpp
 class Engine:
     @property

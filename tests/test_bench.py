@@ -17,6 +17,8 @@ BENCH = Path(__file__).parents[1] / "bench"
         ("cache.py", ["hits"], "of MIN (bar"),
         ("cache.py", ["planning", "--repeat", "1"], "ns per page (bar"),
         ("cache.py", ["gather", "--repeat", "1"], "over index_select (bar"),
+        ("cache.py", ["heat"], "static of MIN"),
+        ("cache.py", ["carry", "--repeat", "1"], "edges carried per second (bar"),
         ("convert.py", [], "peak memory of converting"),
         ("epoch.py", [], "speed-up over stock as it is"),
     ],

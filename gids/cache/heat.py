@@ -6,25 +6,32 @@ import numpy as np
 import numpy.typing as npt
 
 _BLOCK_PAGES = 1 << 20
+_OCTAVES = 24  # what 255 steps resolve well: about ten to a factor of 2
 
 
 def page_heat(weights: npt.NDArray[np.generic], rows_per_page: int) -> npt.NDArray[np.uint8]:
     """Quantise the weights of rows (out-degrees, expected visits) to one byte per page.
 
-    weights: non-negative number[row_count], memory-mapped or in memory; read in blocks.
-    Returns uint8[page_count]: the sum over a page's rows on a logarithmic scale whose top, 255, is the
-    heaviest page, so that a factor in weight is the same step everywhere on the scale.
+    weights: non-negative number[row_count], in any unit, memory-mapped or in memory; read in blocks.
+    Returns uint8[page_count]: the sum over a page's rows on a logarithmic scale from nothing, 0, through the
+    lightest page to the heaviest, 255, so that a factor in weight is the same step everywhere on the scale.
+    Pages more than 24 octaves below the heaviest are not told apart.
     """
     row_count = len(weights)
     page_count = -(-row_count // rows_per_page)
-    logs = np.empty(page_count, np.float32)
+    sums = np.empty(page_count, np.float32)
     for first in range(0, page_count, _BLOCK_PAGES):
         last = min(page_count, first + _BLOCK_PAGES)
         rows = np.asarray(weights[first * rows_per_page : last * rows_per_page], np.float64)
         if rows_per_page > 1:
             rows = np.add.reduceat(rows, np.arange(0, len(rows), rows_per_page))
-        logs[first:last] = np.log2(1.0 + rows)
-    top = float(logs.max(initial=0.0))
-    if top > 0:
-        logs *= 255.0 / top
+        sums[first:last] = rows
+    top = float(sums.max(initial=0.0))
+    if top == 0:
+        return np.zeros(page_count, np.uint8)
+    lightest = float(np.min(sums, where=sums > 0, initial=top))
+    sums /= max(lightest, top / 2**_OCTAVES)
+    sums += 1
+    logs = np.log2(sums, out=sums)
+    logs *= 255.0 / float(logs.max())
     return np.rint(logs, out=logs).astype(np.uint8)

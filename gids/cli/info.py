@@ -1,4 +1,4 @@
-"""`gids info PATH`: what a dataset holds, without reading its data."""
+"""`gids info PATH`: what a dataset holds, without reading its data; `--system`: what the machine can do."""
 
 from __future__ import annotations
 
@@ -15,9 +15,17 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
-        "info", help="say what a dataset holds", description="Say what a dataset holds."
+        "info",
+        help="say what a dataset holds, or what this machine can do",
+        description="Say what a dataset holds; with --system, what this machine can do and what to "
+        "change to go faster.",
     )
-    parser.add_argument("path", metavar="PATH", type=Path)
+    parser.add_argument(
+        "path", metavar="PATH", type=Path, nargs="?", help="a dataset; with --system, any path (default: .)"
+    )
+    parser.add_argument(
+        "--system", action="store_true", help="describe the machine, and the file system of PATH"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
         "--allow-dir", action="append", default=[], metavar="DIR", help="where shards may lie outside PATH"
@@ -25,10 +33,22 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.system:
+        return _run_system(args.path or Path(), args.json)
+    if args.path is None:
+        raise ValueError("name a dataset, or ask for --system")
     from gids.store import FeatureStore
 
     found = describe(FeatureStore(args.path, allow_dirs=args.allow_dir))
     print(json.dumps(found, indent=2) if args.json else "\n".join(_lines(found)))
+    return 0
+
+
+def _run_system(path: Path, json_wanted: bool) -> int:
+    from gids.cli.system import as_json, as_table, describe_system
+
+    items = describe_system(path)
+    print(json.dumps(as_json(items), indent=2) if json_wanted else "\n".join(as_table(items)))
     return 0
 
 
@@ -70,6 +90,7 @@ def _nodes(store: FeatureStore, ntype: str) -> dict[str, Any]:
         if labels is None
         else f"{str(labels.dtype).removeprefix('torch.')}{list(labels.shape)}",
         "splits": {split: len(ids) for split, ids in splits.items()},
+        "heat": store.heat_methods(ntype),
     }
 
 
@@ -92,7 +113,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
     lines.append("nodes")
     for n in found["nodes"]:
         splits = ", ".join(f"{split} {count}" for split, count in n["splits"].items())
-        parts = [f"{n['count']}", f"labels {n['labels']}" if n["labels"] else "", splits]
+        heat = f"heat {', '.join(n['heat'])}" if n["heat"] else ""
+        parts = [f"{n['count']}", f"labels {n['labels']}" if n["labels"] else "", splits, heat]
         lines.append(f"  {n['type']}  " + "  ".join(p for p in parts if p))
     lines.append("relations" if found["relations"] else "relations: none")
     for r in found["relations"]:

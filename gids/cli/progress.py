@@ -1,4 +1,4 @@
-"""A progress bar in bytes on standard error. Called by the subcommands; shown on a terminal only."""
+"""A progress bar on standard error, in bytes or otherwise. Called by the subcommands; on a terminal only."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from tqdm import tqdm
 class Progress:
     """Use as a context manager; `total` may be set late; `add` may be called from any thread."""
 
-    def __init__(self, title: str, *, quiet: bool) -> None:
+    def __init__(self, title: str, *, quiet: bool, unit: str = "B") -> None:
         shown = not quiet and sys.stderr.isatty()
         self._lock = threading.Lock()
         self._bar = tqdm(
-            desc=title, unit="B", unit_scale=True, disable=not shown, leave=False, file=sys.stderr
+            desc=title, unit=unit, unit_scale=True, disable=not shown, leave=False, file=sys.stderr
         )
 
-    def total(self, size_bytes: int) -> None:
-        self._bar.total = size_bytes
+    def total(self, count: int) -> None:
+        self._bar.total = count
         self._bar.refresh()
 
-    def add(self, size_bytes: int) -> None:
+    def add(self, count: int) -> None:
         with self._lock:
-            self._bar.update(size_bytes)
+            self._bar.update(count)
 
     def say(self, sentence: str) -> None:
         """Print a line without disturbing the bar."""

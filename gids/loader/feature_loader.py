@@ -24,6 +24,7 @@ from gids.cache.budget import available_bytes, format_bytes
 from gids.io import Engine, open_engine
 from gids.loader.stream import IdsOf, ReadThroughStream, WindowedStream
 from gids.store import FeatureStore, Table
+from gids.store.names import HEAT_ROLES
 
 T = TypeVar("T")
 log = logging.getLogger("gids")
@@ -45,6 +46,10 @@ class FeatureLoader:
             of the memory available.
         cache_bytes: at most so much of it for cache lines; 0 works, without a cache.
         policy: ``"lookahead"``, ``"window-pin"``, ``"random"``, ``"lru"`` or ``"static"``.
+        heat: which stored heat of nodes the policy falls back on: ``"out-degree"`` (conversion stores it),
+            ``"reverse-pagerank"`` or ``"sampled"`` (``gids heat`` does), or ``"none"``. ``"auto"`` takes, for
+            each table, the first that is there of reverse-pagerank, sampled, out-degree. Rows of edges have
+            none.
         engine: ``"auto"``, ``"uring"``, ``"threads"`` or ``"mmap"``.
         queue_depth: requests in flight at the device.
         threads: that copy rows. None takes torch's number.
@@ -52,9 +57,9 @@ class FeatureLoader:
         direct: read past the page cache (O_DIRECT).
         device: ``"cpu"``.
 
-    Raises KeyError for a table that the store does not have, ValueError for a number out of its range,
-    StorageError for shards that cannot be opened. MemoryBudgetError (a ValueError) comes with the first
-    minibatch, which shows how much memory one needs.
+    Raises KeyError for a table, or a heat, that the store does not have, ValueError for a number out of its
+    range, StorageError for shards that cannot be opened. MemoryBudgetError (a ValueError) comes with the
+    first minibatch, which shows how much memory one needs.
     """
 
     def __init__(
@@ -67,6 +72,7 @@ class FeatureLoader:
         memory_bytes: int | None = None,
         cache_bytes: int | None = None,
         policy: str = "lookahead",
+        heat: str = "auto",
         engine: str = "auto",
         queue_depth: int = 256,
         threads: int | None = None,
@@ -98,6 +104,7 @@ class FeatureLoader:
         self._memory_bytes = memory_bytes
         self._cache_bytes = cache_bytes
         self._policy = policy
+        self._heat_methods = {t.name: _choose_heat(self.store, t, heat) for t in self.tables}
         self._check_crc = check_crc
         self._threads = threads if threads is not None else torch.get_num_threads()
         if self._threads < 1:
@@ -171,8 +178,8 @@ class FeatureLoader:
         ``bypasses`` (misses that won no line), ``evictions``, ``failures``; ``hit_ratio``. Of the device:
         ``pages_read``, ``bytes_read``, ``requests``. ``seconds`` by stage: ``sample``, ``plan``, ``wait``,
         ``gather``, and ``read`` (with requests in flight, beside the others). ``memory``: bytes by purpose.
-        ``window_batches``, ``planned_batches``, ``policy``; ``engine``: its own counters; ``tables``: the
-        counters of each table.
+        ``window_batches``, ``planned_batches``, ``policy``; ``heat``: the method of each table, or None;
+        ``engine``: its own counters; ``tables``: the counters of each table.
         """
         if self._last_stats is not None:
             return self._last_stats
@@ -199,6 +206,7 @@ class FeatureLoader:
         result["window_batches"] = self._window
         result["planned_batches"] = self._planned
         result["policy"] = self._policy
+        result["heat"] = dict(self._heat_methods)
         result["engine"] = {"name": self._engine.name, "note": self._engine.note, **io}
         result["tables"] = tables
         return result
@@ -258,10 +266,11 @@ class FeatureLoader:
             return self._cache
 
     def _heat(self, table: Table) -> npt.NDArray[np.uint8] | None:
-        if not isinstance(table.type, str):
-            return None  # edge rows: nothing is known beforehand
-        degrees = self.store.out_degrees(table.type)
-        return None if degrees is None else page_heat(degrees, table.rows_per_page)
+        method = self._heat_methods[table.name]
+        if method is None:
+            return None
+        assert isinstance(table.type, str)
+        return page_heat(self.store.heat(method, table.type), table.rows_per_page)
 
     def _memory(self, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
         if self._cache is None:
@@ -290,6 +299,18 @@ class FeatureLoader:
             return
         wanted = math.ceil(2 * self._engine.depth * epoch_steps / max(1, epoch_misses))
         self._planned = min(max(2, wanted), self._plan.most_planned_batches)
+
+
+def _choose_heat(store: FeatureStore, table: Table, heat: str) -> str | None:
+    """The method of heat for a table, or None: nothing is known of its rows beforehand."""
+    if heat not in ("auto", "none", *HEAT_ROLES):
+        raise ValueError(f"no heat {heat!r} (there are 'auto', {', '.join(map(repr, HEAT_ROLES))}, 'none')")
+    if not isinstance(table.type, str) or heat == "none":
+        return None
+    if heat == "auto":
+        return next(iter(store.heat_methods(table.type)), None)
+    store.heat(heat, table.type)  # KeyError: not stored, and how to compute it
+    return heat
 
 
 def _check_window(window_batches: int, planned_batches: int | None) -> int:

@@ -15,7 +15,7 @@ from gids.errors import FormatError
 from gids.store.files import Locator, faults, load_array, map_array, read_manifest
 from gids.store.graph import Graph
 from gids.store.manifest import NodesEntry, RelationEntry
-from gids.store.names import SPLITS, Relation, describe_type
+from gids.store.names import HEAT_ROLES, SPLITS, Relation, describe_type
 from gids.store.table import Table
 
 K = TypeVar("K")
@@ -125,8 +125,35 @@ class FeatureStore:
 
         uint32[num_nodes], a read-only memory map; None when the dataset has no graph from that type.
         """
-        entry = self._nodes_entry(ntype).arrays.get("out_degree")
-        return None if entry is None else map_array(self._locate.array(entry), entry)
+        return self.heat("out-degree", ntype) if "out-degree" in self.heat_methods(ntype) else None
+
+    def heat_methods(self, ntype: str | None = None) -> list[str]:
+        """By which methods the heat of a node type is stored, the best first (measured: docs/cache.md).
+
+        "out-degree" comes with conversion; "reverse-pagerank" and "sampled" with `gids heat`.
+        """
+        arrays = self._nodes_entry(ntype).arrays
+        return [method for method, role in HEAT_ROLES.items() if role in arrays]
+
+    def heat(self, method: str, ntype: str | None = None) -> np.ndarray:
+        """How hot each node is expected to be, in a unit of the method's own.
+
+        Returns float32[num_nodes] (uint32 for "out-degree"), a read-only memory map. Raises KeyError when
+        there is none of that method, and says how to compute it.
+        """
+        nodes = self._nodes_entry(ntype)
+        entry = nodes.arrays.get(HEAT_ROLES.get(method, ""))
+        if entry is None:
+            stored = ", ".join(map(repr, self.heat_methods(nodes.type))) or "none"
+            cure = f"; `gids heat {self.path} --method {method}` computes it" if method in HEAT_ROLES else ""
+            raise _Missing(f"no heat {method!r} of {nodes.type!r} nodes in {self.name} (has {stored}){cure}")
+        path = self._locate.array(entry)
+        try:
+            return map_array(path, entry)
+        except FileNotFoundError:
+            raise FormatError(
+                f"{path} is gone: this heat was computed anew since the dataset was opened; open it again"
+            ) from None
 
     def _nodes_entry(self, ntype: str | None) -> NodesEntry:
         if ntype is None:

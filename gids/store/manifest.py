@@ -19,7 +19,7 @@ from gids import _core
 from gids.errors import FormatError
 from gids.store.dtypes import ARRAY_DTYPES, TABLE_DTYPES
 from gids.store.geometry import MAX_ROWS, MAX_SHARDS, Geometry, table_page_bytes
-from gids.store.names import SPLITS, Relation, check_name, describe_type, table_name
+from gids.store.names import HEAT_ROLES, SPLITS, Relation, check_name, describe_type, table_name
 
 FORMAT = "gids"
 VERSION = 1
@@ -44,7 +44,7 @@ class ArrayEntry:
 
 @dataclass(frozen=True)
 class NodesEntry:
-    """One node type: how many, and its arrays by role (label, train_idx, val_idx, test_idx, out_degree)."""
+    """One node type: how many, and its arrays by role (label, train_idx, val_idx, test_idx, and heat)."""
 
     type: str
     count: int
@@ -205,7 +205,7 @@ def _nodes(value: object, where: str) -> NodesEntry:
     fields = _fields(value, where, ("type", "count", "arrays"))
     count = _integer(fields["count"], f"{where}.count", MAX_ROWS)
     arrays: dict[str, ArrayEntry] = {}
-    for role, array in _roles(fields, where, ("label", *(f"{s}_idx" for s in SPLITS), "out_degree")):
+    for role, array in _roles(fields, where, ("label", *(f"{s}_idx" for s in SPLITS), *HEAT_ROLES.values())):
         entry = _array(array, f"{where}.arrays.{role}")
         arrays[role] = entry
         if role == "label":
@@ -215,16 +215,19 @@ def _nodes(value: object, where: str) -> NodesEntry:
                 f"one label for each of {count} nodes",
                 entry,
             )
-        elif role == "out_degree":
+        elif role in HEAT_ROLES.values():
+            dtype = heat_dtype(role)
             _expect(
-                entry.shape == (count,) and entry.dtype == "uint32",
-                where,
-                f"uint32[{count}] out-degrees",
-                entry,
+                entry.shape == (count,) and entry.dtype == dtype, where, f"{dtype}[{count}] in {role}", entry
             )
         else:
             _expect(len(entry.shape) == 1 and entry.dtype == "int64", where, f"int64 ids in {role}", entry)
     return NodesEntry(check_name(fields["type"], f"{where}.type"), count, arrays)
+
+
+def heat_dtype(role: str) -> str:
+    """The type of an array of heat."""
+    return "uint32" if role == "out_degree" else "float32"
 
 
 def _relation(value: object, where: str, counts: Mapping[str, int]) -> RelationEntry:

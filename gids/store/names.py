@@ -15,6 +15,12 @@ Relation = tuple[str, str, str]
 NODE = "_N"
 RELATION: Relation = ("_N", "_E", "_N")
 SPLITS = ("train", "val", "test")
+HEAT_ROLES = {
+    "reverse-pagerank": "heat_reverse_pagerank",
+    "sampled": "heat_sampled",
+    "out-degree": "out_degree",
+}
+"""How the heat of nodes can be computed, the best first; what each is called in a manifest."""
 MAX_NAME_BYTES = 120
 MAX_ENCODED_BYTES = 200  # a file name may have 255, and suffixes follow
 

@@ -15,8 +15,8 @@ from gids.errors import FormatError, StorageError
 from gids.store.array_file import file_crc32c
 from gids.store.files import Locator, array_bytes, array_header, faults, read_manifest
 from gids.store.manifest import ArrayEntry, Manifest, NodesEntry, RelationEntry, TableEntry
-from gids.store.names import SPLITS
-from gids.store.rows import FileRows, read_exactly
+from gids.store.names import HEAT_ROLES, SPLITS
+from gids.store.rows import FileRows, Rows, blocks, read_exactly
 from gids.store.topology import checked_ids, checked_indptr
 
 _BLOCK_BYTES = 8 << 20
@@ -37,9 +37,9 @@ def verify(
     """Yield one line per fault of the dataset at path; none means that it is exactly as written.
 
     Checks the manifest's checksum, every file's size, header and checksum, every page (padding included),
-    that indptr rises from 0 to the number of edges and that ids are in range. Reads everything once (the
-    graph twice), in bounded memory, and leaves nothing in the page cache. on_total(bytes) and
-    on_bytes(n): progress.
+    that indptr rises from 0 to the number of edges, that ids are in range and heat is finite. Reads
+    everything once (the graph twice), in bounded memory, and leaves nothing in the page cache.
+    on_total(bytes) and on_bytes(n): progress.
     """
     root = Path(os.path.abspath(path))
     try:
@@ -84,6 +84,18 @@ def _node_faults(nodes: NodesEntry, locate: Locator) -> Iterator[str]:
             yield from _raised(
                 checked_ids, *_rows(nodes.arrays[f"{split}_idx"], locate), nodes.count, f"{split}_idx"
             )
+    for role in HEAT_ROLES.values():
+        if role in nodes.arrays and nodes.arrays[role].dtype == "float32":
+            yield from _raised(_checked_heat, *_rows(nodes.arrays[role], locate))
+
+
+def _checked_heat(rows: Rows, block_bytes: int) -> Iterator[object]:
+    for start, block in blocks(rows, block_bytes):
+        values = block.numpy()
+        wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
+        if len(wrong):
+            raise FormatError(f"[{start + wrong[0]}] is {values[wrong[0]]}; heat must be finite, 0 or more")
+        yield block
 
 
 def _graph_faults(relation: RelationEntry, counts: Mapping[str, int], locate: Locator) -> Iterator[str]:

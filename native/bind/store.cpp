@@ -1,4 +1,4 @@
-// gids._core: checksums and edge sorting. Every call here releases the GIL and keeps nothing.
+// gids._core: checksums, and passes over edges. Every call here releases the GIL and keeps nothing.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
@@ -18,6 +18,8 @@ using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::
 using Pages = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Words = nb::ndarray<uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Ids = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Shares = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Visits = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using OutIds = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <class Index> using Indices = nb::ndarray<const Index, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
@@ -74,6 +76,20 @@ nb::object sort_edges(Ids sources, Ids destinations, Ids ids, int64_t first, Out
   return position_or_none(bad);
 }
 
+template <class Index>
+nb::object carry_to_sources(Ids indptr, Indices<Index> indices, Shares shares, Visits visits) {
+  if (indptr.size() != shares.size() + 1)
+    throw nb::value_error("carry_to_sources: indptr must have one entry more than shares");
+  size_t bad;
+  {
+    nb::gil_scoped_release unlocked;
+    bad = store::carry_to_sources(ids_of(indptr), shares.size(), indices.data(), indices.size(), shares.data(),
+                                  visits.data(), visits.size());
+  }
+  if (bad == store::kBadIndptr) throw nb::value_error("indptr falls, or leaves the indices");
+  return position_or_none(bad);
+}
+
 }  // namespace
 
 void bind_store(nb::module_& m) {
@@ -92,6 +108,13 @@ void bind_store(nb::module_& m) {
         "first"_a, "offsets"_a.noconvert(), "sorted_sources"_a.noconvert(), "sorted_ids"_a.noconvert(),
         "Stable sort of edges by destination, all in [first, first + len(offsets) - 1). Fills offsets and the "
         "sorted arrays. Returns None, or the position of the first destination out of range.");
+  m.def("carry_to_sources", &carry_to_sources<int32_t>, "indptr"_a.noconvert(), "indices"_a.noconvert(),
+        "shares"_a.noconvert(), "visits"_a.noconvert(),
+        "Add shares[v] (float64) to visits[s] for each in-edge of destination v from source s; v has the edges "
+        "indptr[v] to indptr[v + 1] of indices (int32 or int64). Returns None, or the position of the first "
+        "source that visits has no place for; ValueError for a bad indptr.");
+  m.def("carry_to_sources", &carry_to_sources<int64_t>, "indptr"_a.noconvert(), "indices"_a.noconvert(),
+        "shares"_a.noconvert(), "visits"_a.noconvert());
 }
 
 }  // namespace gids

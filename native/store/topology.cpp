@@ -1,4 +1,4 @@
-// Counting sources and sorting edges: one pass each, in the order of the input.
+// Counting sources, sorting edges, carrying visits: one pass each, in the order of the input.
 #include "store/topology.h"
 
 #include <algorithm>
@@ -37,5 +37,25 @@ size_t sort_edges(const i64* sources, const i64* destinations, const i64* ids, s
   offsets[0] = 0;
   return kAllInRange;
 }
+
+template <class Index>
+size_t carry_to_sources(const i64* indptr, size_t count, const Index* indices, size_t edge_count,
+                        const double* shares, double* visits, size_t source_count) noexcept {
+  for (size_t v = 0; v < count; ++v) {
+    const i64 begin = indptr[v], end = indptr[v + 1];
+    if (begin < 0 || end < begin || static_cast<u64>(end) > edge_count) return kBadIndptr;
+    const double share = shares[v];
+    if (share == 0) continue;  // most nodes, in the first hops from few seeds
+    for (i64 at = begin; at < end; ++at) {
+      const u64 source = static_cast<u64>(static_cast<i64>(indices[at]));  // negative: too large
+      if (source >= source_count) return static_cast<size_t>(at);
+      visits[source] += share;
+    }
+  }
+  return kAllInRange;
+}
+template size_t carry_to_sources<int>(const i64*, size_t, const int*, size_t, const double*, double*, size_t) noexcept;
+template size_t carry_to_sources<long>(const i64*, size_t, const long*, size_t, const double*, double*,
+                                       size_t) noexcept;
 
 }  // namespace gids::store

@@ -1,5 +1,6 @@
-// What conversion does to a graph's edges in memory: count sources, sort by destination. Called by the
-// converters, a bounded piece at a time. Knows arrays only; ids are checked, never trusted.
+// One pass over a graph's edges in memory: count sources, sort by destination, carry visits to the sources.
+// Called by the converters and by gids.heat, a bounded piece at a time. Knows arrays only; ids are checked,
+// never trusted.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +10,7 @@
 namespace gids::store {
 
 constexpr size_t kAllInRange = ~size_t{0};
+constexpr size_t kBadIndptr = kAllInRange - 1;
 
 // counts[i - first] += 1, never past the largest u32, for each i of indices in [first, first + count).
 // Returns the position of the first index outside [0, limit), or kAllInRange.
@@ -20,5 +22,12 @@ size_t count_sources(const Index* indices, size_t n, i64 limit, i64 first, size_
 // (then the outputs are undefined).
 size_t sort_edges(const i64* sources, const i64* destinations, const i64* ids, size_t n, i64 first, size_t count,
                   i64* offsets, i64* sorted_sources, i64* sorted_ids) noexcept;
+
+// visits[s] += shares[v] for each in-edge of destination v from source s. Destination v of `count` has the edges
+// indptr[v] to indptr[v + 1] of indices (edge_count of them). Returns the position in indices of the first source
+// outside [0, source_count), kBadIndptr, or kAllInRange; nothing is written out of range.
+template <class Index>
+size_t carry_to_sources(const i64* indptr, size_t count, const Index* indices, size_t edge_count,
+                        const double* shares, double* visits, size_t source_count) noexcept;
 
 }  // namespace gids::store

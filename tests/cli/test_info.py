@@ -43,7 +43,7 @@ tables
   paper.cites.paper.weight  float16 9 x 1  1 page of 4096 B, 2048 rows each  4.1 kB
     {dataset}/tables/paper.cites.paper.weight/shard-00.bin
 nodes
-  author  7
+  author  7  heat out-degree
   paper  40  labels int64[40]  train 24, val 8, test 8
 relations
   author.writes.paper  60 edges  int64 in-edges, edge ids

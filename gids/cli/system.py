@@ -1,0 +1,291 @@
+"""`gids info --system [PATH]`: what this machine can do for gids, and what to change to go faster.
+
+Each item is a small function that looks and never fails because something is absent. Files of /proc and /sys
+are read below a root, so that tests can bring their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import re
+import resource
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
+from typing import Any
+
+from gids.cli.cuda_driver import Driver, ask_driver
+from gids.cli.sizes import format_bytes
+
+_MEMLOCK_BYTES = 1 << 30  # what one registered buffer may have
+_OPEN_FILES = 16384
+_PACKAGES = {
+    "numpy": ["numpy"],
+    "torch": ["torch"],
+    "dgl": ["dgl"],
+    "cupy": ["cupy-cuda13x", "cupy-cuda12x", "cupy"],
+    "kvikio": ["kvikio-cu13", "kvikio-cu12", "kvikio"],
+}
+_CUFILE = "libcufile.so.0"
+_LIBRARY_FOLDERS = (
+    "usr/local/cuda/lib64",
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "usr/lib64",
+)
+
+
+@dataclass(frozen=True)
+class Item:
+    """One line of the table. advice: what to change, or "" when it is fine as it is."""
+
+    item: str
+    found: str
+    advice: str = ""
+
+
+def describe_system(
+    path: Path, *, root: Path = Path("/"), load: Callable[[str], Any] = ctypes.CDLL
+) -> list[Item]:
+    """Look at this machine, and at the file system of path (a file, dataset or directory).
+
+    root: where proc and sys are. load: opens shared libraries (ctypes.CDLL). Reads only, but for a
+    temporary file of 8 KiB where path is a directory without a dataset.
+    """
+    driver = ask_driver(load)
+    gpus = _pci_gpus(root, driver)
+    has_gpu = bool(driver.devices or gpus)
+    return [
+        _kernel(),
+        _cores(),
+        _memory(root),
+        *_file_system(path),
+        _memlock(),
+        _open_files(),
+        _huge_pages(root),
+        *_cuda(driver, bool(gpus)),
+        *(_pcie(root, address) for address in gpus),
+        *_gpu_direct(root, has_gpu),
+        *(_package(name, has_gpu) for name in _PACKAGES),
+    ]
+
+
+def as_json(items: list[Item]) -> list[dict[str, str]]:
+    return [asdict(i) for i in items]
+
+
+def as_table(items: list[Item]) -> Iterator[str]:
+    """Lines in two columns, each advice below what it is about."""
+    width = max(len(i.item) for i in items)
+    for i in items:
+        yield f"{i.item:<{width}}  {i.found}"
+        if i.advice:
+            yield f"{'':<{width}}  -> {i.advice}"
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def _kernel() -> Item:
+    release = platform.release()
+    numbers = re.match(r"(\d+)\.(\d+)", release)
+    old = numbers is not None and (int(numbers[1]), int(numbers[2])) < (6, 1)
+    advice = "Linux 6.1 and later spend less CPU time on each read, and state the alignment of direct I/O"
+    return Item("kernel", f"{platform.system()} {release}", advice if old else "")
+
+
+def _cores() -> Item:
+    usable, all_ = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    advice = "" if usable == all_ else "this process may not use all cores: see taskset, cpusets"
+    return Item("cores", f"{usable} of {all_}", advice)
+
+
+def _memory(root: Path) -> Item:
+    text = _read(root / "proc/meminfo") or ""
+    sizes = {m[1]: int(m[2]) * 1024 for m in re.finditer(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE)}
+    total, available = sizes.get("MemTotal"), sizes.get("MemAvailable")
+    if total is None or available is None:
+        return Item("memory", "unknown: /proc/meminfo does not say")
+    found = f"{format_bytes(total)}, {format_bytes(available)} available"
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        limit = _read(root / "sys/fs/cgroup" / name) or "max"
+        if limit.isdigit() and int(limit) < total:
+            advice = "the control group's limit is what counts: raise it, or keep memory_bytes below it"
+            return Item("memory", f"{found}, limited to {format_bytes(int(limit))}", advice)
+    return Item("memory", found)
+
+
+def _file_system(path: Path) -> Iterator[Item]:
+    from gids.io import probe
+
+    name = f"direct I/O at {path}"
+    try:
+        with _some_file(path) as file:
+            found = probe(file)
+    except OSError as error:
+        yield Item(
+            name, f"not tried: {error.strerror or error}", "name a file, or a directory that can be written"
+        )
+        from gids import _core
+
+        yield _io_uring(_core.why_no_uring())
+        return
+    if found["direct"]:
+        yield Item(name, f"{found['file_system']}, O_DIRECT in multiples of {found['alignment']} B")
+    else:
+        advice = "keep datasets on a local file system that has direct I/O, such as ext4 or XFS on NVMe"
+        yield Item(name, f"{found['file_system']}, no O_DIRECT ({found['direct_note']})", advice)
+    yield _io_uring(found["io_uring_note"])
+
+
+def _io_uring(obstacle: str) -> Item:
+    if not obstacle:
+        return Item("io_uring", "yes")
+    advice = (
+        "gids reads with threads instead, which takes more CPU time; allow io_uring (container: the seccomp "
+    )
+    advice += "profile; host: sysctl kernel.io_uring_disabled=0; kernel 5.6 or later)"
+    return Item("io_uring", f"no: {obstacle}", advice)
+
+
+@contextlib.contextmanager
+def _some_file(path: Path) -> Iterator[Path]:
+    """A file in the file system of path."""
+    manifest = path / "manifest.json"
+    if not path.is_dir() or manifest.is_file():
+        yield manifest if path.is_dir() else path
+        return
+    with tempfile.NamedTemporaryFile(dir=path, prefix=".gids-") as file:
+        file.write(bytes(8192))
+        file.flush()
+        os.fsync(file.fileno())
+        yield Path(file.name)
+
+
+def _limit(value: int) -> str:
+    return "unlimited" if value == resource.RLIM_INFINITY else str(value)
+
+
+def _memlock() -> Item:
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    found = "unlimited" if soft == resource.RLIM_INFINITY else format_bytes(soft)
+    fine = soft == resource.RLIM_INFINITY or soft >= _MEMLOCK_BYTES or os.geteuid() == 0
+    cure = (
+        "`ulimit -l unlimited`" if hard == resource.RLIM_INFINITY else "memlock in /etc/security/limits.conf"
+    )
+    advice = f"buffers cannot be registered with the kernel beyond this, so reads cost more CPU time: {cure}"
+    return Item("RLIMIT_MEMLOCK", found, "" if fine else advice)
+
+
+def _open_files() -> Item:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    low = hard != resource.RLIM_INFINITY and hard < _OPEN_FILES
+    advice = f"DataLoader workers hold several files per minibatch: raise nofile to {_OPEN_FILES}"
+    return Item("RLIMIT_NOFILE", f"{_limit(soft)}, at most {_limit(hard)}", advice if low else "")
+
+
+def _huge_pages(root: Path) -> Item:
+    text = _read(root / "sys/kernel/mm/transparent_hugepage/enabled")
+    if text is None:
+        return Item("huge pages", "unknown: this kernel has no transparent huge pages, or hides them")
+    chosen = re.search(r"\[(\w+)\]", text)
+    found = chosen[1] if chosen else text
+    advice = (
+        "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled: gathering rows then misses the TLB less"
+    )
+    return Item("huge pages", found, advice if found == "never" else "")
+
+
+def _cuda(driver: Driver, gpu_on_bus: bool) -> Iterator[Item]:
+    supported = "" if driver.version is None else "CUDA {}.{}".format(*driver.version)
+    if driver.fault:
+        advice = (
+            "there is an NVIDIA device on the PCI bus: install its driver (container: pass the device in)"
+        )
+        found = "; ".join(part for part in (supported, driver.fault) if part)
+        yield Item("CUDA driver", found, advice if gpu_on_bus else "")
+        return
+    yield Item("CUDA driver", supported)
+    for number, device in enumerate(driver.devices):
+        capability = "{}.{}".format(*device.capability)
+        memory = format_bytes(device.memory_bytes)
+        yield Item(f"CUDA device {number}", f"{device.name}, {memory}, compute capability {capability}")
+        atomics = (
+            "yes" if device.host_native_atomics else "no: host and device share words by loads and stores"
+        )
+        yield Item(f"host-native atomics {number}", atomics)
+
+
+def _pci_gpus(root: Path, driver: Driver) -> list[str]:
+    """PCI addresses of the driver's devices; without a driver, of NVIDIA's display and 3D controllers."""
+    if driver.devices:
+        return [d.pci for d in driver.devices if d.pci]
+    found = []
+    for folder in sorted((root / "sys/bus/pci/devices").glob("*")):
+        if _read(folder / "vendor") == "0x10de" and (_read(folder / "class") or "").startswith("0x03"):
+            found.append(folder.name)
+    return found
+
+
+def _pcie(root: Path, address: str) -> Item:
+    folder = root / "sys/bus/pci/devices" / address
+    speed, width = _read(folder / "max_link_speed"), _read(folder / "max_link_width")
+    now_width = _read(folder / "current_link_width")
+    name = f"PCIe of {address}"
+    gigatransfers = re.match(r"[\d.]+", speed or "")
+    if gigatransfers is None or not width:
+        return Item(name, "unknown: the system does not show the link")
+    generations = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
+    generation = generations.get(gigatransfers[0], "?")
+    narrow = bool(now_width) and now_width != width
+    advice = f"the link has {now_width} of {width} lanes: use a slot with all of them"
+    return Item(name, f"generation {generation}, {now_width or width} lanes", advice if narrow else "")
+
+
+def _gpu_direct(root: Path, has_gpu: bool) -> Iterator[Item]:
+    module = _read(root / "proc/driver/nvidia-fs/version")
+    advice = "`modprobe nvidia-fs` (package nvidia-fs, or nvidia-gds) lets SSDs read straight into GPU memory"
+    yield Item(
+        "nvidia-fs",
+        module.splitlines()[0] if module else "not loaded",
+        advice if has_gpu and module is None else "",
+    )
+    library = _find_cufile(root)
+    advice = "pip install 'gids[cuda12]' or 'gids[cuda13]' brings kvikio and cuFile"
+    yield Item(
+        "cuFile (GPUDirect Storage)", library or "not there", advice if has_gpu and library is None else ""
+    )
+
+
+def _find_cufile(root: Path) -> str | None:
+    """Where libcufile lies: in a Python package, or in the system's usual places."""
+    for name in ("nvidia-cufile", "nvidia-cufile-cu12", "libkvikio-cu12", "libkvikio-cu13"):
+        with contextlib.suppress(PackageNotFoundError):
+            package = distribution(name)
+            for file in package.files or []:
+                if file.name == _CUFILE:
+                    return str(package.locate_file(file))
+    for folder in _LIBRARY_FOLDERS:
+        if (root / folder / _CUFILE).exists():
+            return str(root / folder / _CUFILE)
+    return None
+
+
+def _package(name: str, has_gpu: bool) -> Item:
+    for candidate in _PACKAGES[name]:
+        with contextlib.suppress(PackageNotFoundError):
+            advice = ""
+            if name == "torch" and has_gpu and version(candidate).endswith("+cpu"):
+                advice = "this torch cannot use the GPU: install its CUDA build"
+            return Item(name, version(candidate), advice)
+    wanted = has_gpu and name in ("cupy", "kvikio")
+    return Item(name, "not installed", "pip install 'gids[cuda12]' or 'gids[cuda13]'" if wanted else "")

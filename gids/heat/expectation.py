@@ -1,0 +1,168 @@
+"""Heat without sampling: visits carried along the in-edges, from the seeds to the nodes that they would read.
+
+Called by `gids heat`. Each pass streams over the mapped in-edges; memory is four numbers per node and a block
+of destinations. Knows nothing of pages and caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from gids import _core
+from gids.errors import FormatError
+from gids.heat.graphs import check_fanouts, graphs_of
+from gids.heat.seeds import Seeds, check_seeds
+from gids.store import FeatureStore, Graph
+from gids.store.names import describe_type
+
+Visits = npt.NDArray[np.float64]
+
+_BLOCK_NODES = 1 << 18
+_BLOCK_EDGES = 1 << 22
+
+
+def _ignore(_: int) -> None:
+    pass
+
+
+def reverse_pagerank(
+    store: FeatureStore,
+    seeds: Seeds,
+    *,
+    damping: float = 0.85,
+    tolerance: float = 0.01,
+    on_bytes: Callable[[int], None] = _ignore,
+) -> dict[str, Visits]:
+    """Expected visits of random walks against the edges, one from each seed (Data Tiering, Min et al., 2022).
+
+    seeds: node type -> int64[n]. With probability `damping` a walk goes on: to one of the relations by which
+    its node has in-edges, then to the source of one of those, each as likely as the others. A node without
+    in-edges ends it. Stops when at most the fraction `tolerance` of all visits can be missing.
+
+    Returns node type -> float64[num_nodes], for every type. on_bytes(n): progress, in bytes of in-edges.
+    Raises FormatError for a dataset without topology, IndexError and ValueError for arguments.
+    """
+    if not 0 < damping < 1 or not 0 < tolerance < 1:
+        raise ValueError(f"damping={damping}, tolerance={tolerance}; both must lie between 0 and 1")
+    graphs = graphs_of(store)
+    going_on = _going_on(store, graphs, damping)
+    moving = _seeded(store, seeds)
+    visits = {ntype: values.copy() for ntype, values in moving.items()}
+    while True:
+        for ntype, values in moving.items():
+            values *= going_on[ntype]
+        moving = _carry_all(store, graphs, moving, 1, on_bytes)
+        for ntype, values in moving.items():
+            visits[ntype] += values
+        missing = _total(moving) * damping / (1 - damping)  # walks only get fewer
+        if missing <= tolerance * _total(visits):
+            return visits
+
+
+def expected_visits(
+    store: FeatureStore,
+    seeds: Seeds,
+    fanouts: Sequence[int],
+    *,
+    on_bytes: Callable[[int], None] = _ignore,
+) -> dict[str, Visits]:
+    """How often neighbour sampling is expected to read each node, over one epoch of the seeds.
+
+    fanouts: as dgl.dataloading.NeighborSampler takes them, the last is that of the seeds; -1: all neighbours.
+    In each layer every node found so far draws, by each relation, min(fanout, in-degree) of its in-edges, and
+    stays. A node that several nodes of a minibatch draw counts for each: that is what makes it linear.
+
+    Returns and raises as `reverse_pagerank`.
+    """
+    check_fanouts(fanouts)
+    graphs = graphs_of(store)
+    visits = _seeded(store, seeds)
+    for fanout in reversed(fanouts):
+        for ntype, values in _carry_all(store, graphs, visits, fanout, on_bytes).items():
+            visits[ntype] += values
+    return visits
+
+
+def out_degrees(
+    store: FeatureStore, *, on_bytes: Callable[[int], None] = _ignore
+) -> dict[str, npt.NDArray[np.uint32]]:
+    """How often each node is the source of an edge, at most 2^32 - 1: uint32[num_nodes] for every type."""
+    counts = {ntype: np.zeros(store.num_nodes(ntype), np.uint32) for ntype in store.node_types}
+    for graph in graphs_of(store):
+        for first in range(0, graph.num_edges, _BLOCK_EDGES):
+            indices = graph.indices[first : first + _BLOCK_EDGES]
+            bad = _core.count_sources(indices, graph.num_src, 0, counts[graph.relation[0]])
+            if bad is not None:
+                raise _bad_source(graph, first + bad)
+            on_bytes(indices.nbytes)
+    return counts
+
+
+def _seeded(store: FeatureStore, seeds: Seeds) -> dict[str, Visits]:
+    check_seeds(store, seeds)
+    visits = {ntype: np.zeros(store.num_nodes(ntype)) for ntype in store.node_types}
+    for ntype, ids in seeds.items():
+        np.add.at(visits[ntype], ids, 1.0)
+    return visits
+
+
+def _going_on(store: FeatureStore, graphs: Sequence[Graph], damping: float) -> dict[str, Visits]:
+    """By each relation, the probability that a walk leaves a node that has in-edges there."""
+    relations = {ntype: np.zeros(store.num_nodes(ntype)) for ntype in store.node_types}
+    for graph in graphs:
+        count = relations[graph.relation[2]]
+        for first in range(0, graph.num_dst, _BLOCK_NODES):
+            indptr = graph.indptr[first : first + _BLOCK_NODES + 1]
+            count[first : first + _BLOCK_NODES] += indptr[1:] > indptr[:-1]
+    return {ntype: damping / np.maximum(count, 1) for ntype, count in relations.items()}
+
+
+def _carry_all(
+    store: FeatureStore,
+    graphs: Sequence[Graph],
+    visits: dict[str, Visits],
+    fanout: int,
+    on_bytes: Callable[[int], None],
+) -> dict[str, Visits]:
+    """What one layer of sampling from nodes with these visits adds to their sources."""
+    reached = {ntype: np.zeros(store.num_nodes(ntype)) for ntype in store.node_types}
+    for graph in graphs:
+        _carry(graph, visits[graph.relation[2]], fanout, reached[graph.relation[0]], on_bytes)
+    return reached
+
+
+def _carry(
+    graph: Graph, visits: Visits, fanout: int, reached: Visits, on_bytes: Callable[[int], None]
+) -> None:
+    for first in range(0, graph.num_dst, _BLOCK_NODES):
+        indptr = np.asarray(graph.indptr[first : first + _BLOCK_NODES + 1])
+        degrees = np.diff(indptr)
+        # Each in-edge is drawn with probability min(fanout, degree) / degree.
+        shares = visits[first : first + _BLOCK_NODES].copy()
+        if fanout != -1:
+            shares *= np.minimum(fanout / np.maximum(degrees, 1), 1.0)
+        try:
+            bad = _core.carry_to_sources(indptr, graph.indices, shares, reached)
+        except ValueError as error:
+            raise FormatError(f"{_topology(graph)}: {error}; `gids verify` says more") from None
+        if bad is not None:
+            raise _bad_source(graph, bad)
+        on_bytes(int(indptr[-1] - indptr[0]) * graph.indices.itemsize)
+
+
+def _bad_source(graph: Graph, position: int) -> FormatError:
+    return FormatError(
+        f"{_topology(graph)}: indices[{position}] is {graph.indices[position]}; "
+        f"it must be from 0 to {graph.num_src - 1}"
+    )
+
+
+def _topology(graph: Graph) -> str:
+    return f"topology of {describe_type(graph.relation)}"
+
+
+def _total(visits: dict[str, Visits]) -> float:
+    return float(sum(values.sum() for values in visits.values()))

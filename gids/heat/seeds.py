@@ -1,0 +1,41 @@
+"""The nodes that training starts from, as the dataset's splits have them. Called by `gids heat`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from gids.store import FeatureStore
+from gids.store.names import SPLITS
+
+Ids = npt.NDArray[np.int64]
+Seeds = Mapping[str, Ids]
+
+
+def choose_seeds(store: FeatureStore, which: str) -> dict[str, Ids]:
+    """Node ids, int64[n], by node type: of the split "train", "val" or "test", or "all" nodes.
+
+    Raises ValueError when no node type has that split.
+    """
+    if which == "all":
+        return {ntype: np.arange(store.num_nodes(ntype)) for ntype in store.node_types}
+    if which not in SPLITS:
+        raise ValueError(f"seeds={which!r}; it must be one of {', '.join(SPLITS)}, all")
+    seeds = {ntype: split[which].numpy() for ntype, split in store.splits.items() if which in split}
+    if not any(map(len, seeds.values())):
+        raise ValueError(f"{store.name} has no {which} split; take seeds='all' (gids heat --seeds all)")
+    return seeds
+
+
+def check_seeds(store: FeatureStore, seeds: Seeds) -> None:
+    """Raise IndexError for a seed that is no node, ValueError when there is none at all."""
+    for ntype, ids in seeds.items():
+        count = store.num_nodes(ntype)
+        if len(ids) and not (ids.min() >= 0 and ids.max() < count):
+            raise IndexError(
+                f"seeds of {ntype!r} run from {ids.min()} to {ids.max()}; there are {count} nodes"
+            )
+    if not any(map(len, seeds.values())):
+        raise ValueError("there are no seeds; heat spreads from the nodes that training starts from")

@@ -1,0 +1,117 @@
+"""`gids heat`: each method, its options, and what ends it."""
+
+import json
+
+import numpy as np
+import pytest
+
+from gids import FeatureStore
+from gids.cli import main
+from gids.heat import choose_seeds, expected_visits, reverse_pagerank, sampled_counts
+from gids.store import verify
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    rng = np.random.default_rng(1)
+    source = tmp_path / "source"
+    arrays = {
+        "nodes/paper/feat": rng.standard_normal((40, 4), np.float32),
+        "nodes/paper/label": rng.integers(0, 4, 40),
+        "nodes/author/feat": rng.standard_normal((7, 4), np.float32),
+        "edges/author.writes.paper/edge_index": np.stack([rng.integers(0, 7, 60), rng.integers(0, 40, 60)]),
+        "edges/paper.cites.paper/edge_index": rng.integers(0, 40, (2, 99)),
+    }
+    for name, values in arrays.items():
+        path = source / f"{name}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, values)
+    assert main(["convert", str(source), str(tmp_path / "mag.gids"), "--quiet"]) == 0
+    return tmp_path / "mag.gids"
+
+
+def test_damped_walks_are_stored(dataset, capsys):
+    assert main(["heat", str(dataset), "--method", "reverse-pagerank", "--damping", "0.5"]) == 0
+    store = FeatureStore(dataset)
+    expected = reverse_pagerank(store, choose_seeds(store, "train"), damping=0.5)
+    for ntype in ("paper", "author"):
+        assert np.array_equal(store.heat("reverse-pagerank", ntype), expected[ntype].astype(np.float32))
+    above, most = int((expected["author"] > 0).sum()), expected["author"].max()
+    assert f"author: {above} of 7 nodes have heat, at most {most:.6g}\n" in capsys.readouterr().out
+    assert list(verify(dataset)) == []
+
+
+def test_without_damping_it_is_the_visits_of_sampling(dataset):
+    for options, fanouts in ((["--fanouts", "5,-1,2"], [5, -1, 2]), ([], [10, 10, 10])):
+        arguments = ["--method", "reverse-pagerank", *options, "--seeds", "all", "--quiet"]
+        assert main(["heat", str(dataset), *arguments]) == 0
+        store = FeatureStore(dataset)
+        expected = expected_visits(store, choose_seeds(store, "all"), fanouts)["author"]
+        assert np.array_equal(store.heat("reverse-pagerank", "author"), expected.astype(np.float32))
+
+
+def test_sampled_counts_are_stored_and_quiet_is_quiet(dataset, capfd):
+    arguments = ["--fanouts", "3,2", "--batch-size", "4", "--batches", "5", "--seed", "3", "--seeds", "val"]
+    assert main(["heat", str(dataset), "--method", "sampled", *arguments, "--quiet"]) == 0
+    assert capfd.readouterr() == ("", "")
+    store = FeatureStore(dataset)
+    expected = sampled_counts(store, choose_seeds(store, "val"), [3, 2], batch_size=4, batches=5, seed=3)
+    assert np.array_equal(store.heat("sampled", "paper"), expected["paper"])
+
+
+def test_out_degrees_are_stored_for_every_type(dataset):
+    before = FeatureStore(dataset)
+    assert before.heat_methods("paper") == before.heat_methods("author") == ["out-degree"]
+    assert main(["heat", str(dataset), "--method", "out-degree", "--quiet"]) == 0
+    after = FeatureStore(dataset)
+    for ntype in ("paper", "author"):
+        assert after.out_degrees(ntype).dtype == np.uint32
+        assert np.array_equal(
+            after.out_degrees(ntype),
+            sum(
+                np.bincount(after.graph(r).indices, minlength=after.num_nodes(ntype))
+                for r in after.relations
+                if r[0] == ntype
+            ),
+        )
+
+
+def test_info_lists_the_methods(dataset, capsys):
+    assert main(["heat", str(dataset), "--method", "reverse-pagerank", "--quiet"]) == 0
+    assert main(["info", str(dataset)]) == 0
+    assert "  author  7  heat reverse-pagerank, out-degree\n" in capsys.readouterr().out
+    assert main(["info", str(dataset), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["nodes"][0]["heat"] == ["reverse-pagerank", "out-degree"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--method", "out-degree", "--seed", "1"], "--seed means nothing to --method out-degree"),
+        (["--method", "reverse-pagerank", "--batch-size", "1"], "--batch-size means nothing to --method rev"),
+        (["--method", "reverse-pagerank", "--fanouts", "3", "--damping", "0.9"], "leave one out"),
+        (["--method", "reverse-pagerank", "--damping", "1.5"], "damping=1.5"),
+        (["--method", "sampled", "--fanouts", "0"], "fanouts=[0]"),
+        (["--method", "sampled", "--fanouts", "3", "--batches", "0"], "batches=0"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line_and_changes_nothing(dataset, capsys, arguments, message):
+    before = (dataset / "manifest.json").read_bytes()
+    assert main(["heat", str(dataset), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("gids heat: ")
+    assert message in error
+    assert error.count("\n") == 1
+    assert (dataset / "manifest.json").read_bytes() == before
+
+
+def test_what_argparse_refuses(dataset, capsys):
+    for arguments in (["--method", "luck"], ["--method", "sampled", "--fanouts", "3,x"], []):
+        with pytest.raises(SystemExit):
+            main(["heat", str(dataset), *arguments])
+    assert "'3,x' is not a list of numbers such as 10,5,5" in capsys.readouterr().err
+
+
+def test_what_is_not_there_is_an_error(tmp_path, capsys):
+    assert main(["heat", str(tmp_path / "none.gids"), "--method", "out-degree"]) == 2
+    assert capsys.readouterr().err.startswith(f"gids heat: no dataset at {tmp_path}/none.gids")

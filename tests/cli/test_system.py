@@ -1,0 +1,276 @@
+"""`gids info --system`: with and without everything that it looks for."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gids.cli.system as module
+from gids.cli import main
+from gids.cli.cuda_driver import Device, ask_driver
+from gids.cli.system import Item, as_table, describe_system
+
+
+def no_library(name: str) -> object:
+    raise OSError(f"{name}: cannot open shared object file")
+
+
+class FakeCuda:
+    """libcuda with H-class devices; init: what cuInit returns."""
+
+    def __init__(self, devices: int = 1, init: int = 0) -> None:
+        self.devices, self.init = devices, init
+
+    def __call__(self, name: str) -> FakeCuda:
+        assert name == "libcuda.so.1"
+        return self
+
+    def cuDriverGetVersion(self, out: object) -> int:
+        return self.put(out, 13010)
+
+    def cuInit(self, flags: int) -> int:
+        return self.init
+
+    def cuGetErrorString(self, status: int, out: object) -> int:
+        return self.put(out, f"failure {status}".encode())
+
+    def cuDeviceGetCount(self, out: object) -> int:
+        return self.put(out, self.devices)
+
+    def cuDeviceGet(self, out: object, index: int) -> int:
+        return self.put(out, index)
+
+    def cuDeviceGetName(self, name: ctypes.Array[ctypes.c_char], size: int, device: ctypes.c_int) -> int:
+        name.value = b"NVIDIA H%d" % (100 + device.value)
+        return 0
+
+    def cuDeviceGetPCIBusId(self, pci: ctypes.Array[ctypes.c_char], size: int, device: ctypes.c_int) -> int:
+        pci.value = b"0000:0A:00.%d" % device.value
+        return 0
+
+    def cuDeviceTotalMem_v2(self, out: object, device: ctypes.c_int) -> int:
+        return self.put(out, 80_000_000_000)
+
+    def cuDeviceGetAttribute(self, out: object, number: int, device: ctypes.c_int) -> int:
+        return self.put(out, {75: 9, 76: 0, 86: device.value}[number])
+
+    @staticmethod
+    def put(out: object, value: object) -> int:
+        out._obj.value = value  # type: ignore[attr-defined]
+        return 0
+
+
+def machine(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def gpu_on_bus(address: str, **link: str) -> dict[str, str]:
+    folder = f"sys/bus/pci/devices/{address}"
+    return {f"{folder}/{name}": text + "\n" for name, text in link.items()}
+
+
+BARE = {"proc/meminfo": "MemTotal:       8000000 kB\nMemAvailable:   6000000 kB\n"}
+H100 = gpu_on_bus(
+    "0000:0a:00.0",
+    vendor="0x10de",
+    **{"class": "0x030200"},
+    max_link_speed="32.0 GT/s PCIe",
+    max_link_width="16",
+    current_link_width="16",
+)
+
+
+def look(root: Path, load: object, path: Path | None = None) -> dict[str, Item]:
+    items = describe_system(path or root, root=root, load=load)  # type: ignore[arg-type]
+    return {i.item: i for i in items}
+
+
+@pytest.fixture
+def packages(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What is installed; empty."""
+    installed: dict[str, str] = {}
+
+    def version(name: str) -> str:
+        if name not in installed:
+            raise module.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(module, "version", version)
+    monkeypatch.setattr(module, "distribution", version)
+    return installed
+
+
+def test_a_machine_without_anything_is_described(tmp_path: Path, packages: dict[str, str]) -> None:
+    found = look(tmp_path, no_library)
+    assert found["memory"].found == "unknown: /proc/meminfo does not say"
+    assert found["huge pages"].found.startswith("unknown")
+    assert found["CUDA driver"] == Item("CUDA driver", "no NVIDIA driver (libcuda.so.1 is not there)")
+    assert found["nvidia-fs"] == Item("nvidia-fs", "not loaded")
+    assert found["cuFile (GPUDirect Storage)"].found == "not there"
+    for name in ("torch", "dgl", "cupy", "kvikio"):
+        assert found[name] == Item(name, "not installed"), "nothing to advise without a GPU"
+    assert not [name for name in found if name.startswith(("PCIe", "CUDA device"))]
+    assert list(tmp_path.iterdir()) == [], "the file that was tried is gone"
+
+
+def test_a_machine_with_everything_needs_no_advice(tmp_path: Path, packages: dict[str, str]) -> None:
+    packages |= {"torch": "2.13.0+cu130", "cupy-cuda13x": "13.6.0", "kvikio-cu13": "26.10.0"}
+    root = machine(
+        tmp_path,
+        BARE
+        | H100
+        | {
+            "proc/driver/nvidia-fs/version": "version: 2.25.7\nmore\n",
+            "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
+            "usr/local/cuda/lib64/libcufile.so.0": "",
+        },
+    )
+    found = look(root, FakeCuda())
+    assert found["memory"].found == "8.2 GB, 6.1 GB available"
+    assert found["huge pages"].found == "madvise"
+    assert found["CUDA driver"].found == "CUDA 13.1"
+    assert found["CUDA device 0"].found == "NVIDIA H100, 80.0 GB, compute capability 9.0"
+    assert found["host-native atomics 0"].found.startswith("no")
+    assert found["PCIe of 0000:0a:00.0"].found == "generation 5, 16 lanes"
+    assert found["nvidia-fs"].found == "version: 2.25.7"
+    assert found["cuFile (GPUDirect Storage)"].found == f"{root}/usr/local/cuda/lib64/libcufile.so.0"
+    assert found["cupy"].found == "13.6.0"
+    names = ["memory", "huge pages", "CUDA driver", "nvidia-fs", "cuFile (GPUDirect Storage)", "torch"]
+    names += ["cupy", "kvikio", "CUDA device 0", "PCIe of 0000:0a:00.0"]
+    assert [found[n].advice for n in names] == [""] * len(names)
+
+
+def test_what_a_gpu_lacks_is_advised(tmp_path: Path, packages: dict[str, str]) -> None:
+    packages |= {"torch": "2.13.0+cpu"}
+    link = gpu_on_bus("0000:0a:00.0", max_link_speed="16.0 GT/s", max_link_width="16", current_link_width="8")
+    found = look(machine(tmp_path, BARE | link), FakeCuda(devices=2))
+    assert found["PCIe of 0000:0a:00.0"].found == "generation 4, 8 lanes"
+    assert found["PCIe of 0000:0a:00.0"].advice == "the link has 8 of 16 lanes: use a slot with all of them"
+    assert found["PCIe of 0000:0a:00.1"].found.startswith("unknown")
+    assert found["host-native atomics 1"].found == "yes"
+    assert "modprobe nvidia-fs" in found["nvidia-fs"].advice
+    assert "CUDA build" in found["torch"].advice
+    for name in ("cupy", "kvikio", "cuFile (GPUDirect Storage)"):
+        assert "gids[cuda12]" in found[name].advice
+
+
+def test_a_gpu_without_its_driver_is_seen_on_the_bus(tmp_path: Path, packages: dict[str, str]) -> None:
+    other = gpu_on_bus("0000:00:01.0", vendor="0x1af4", **{"class": "0x030000"})
+    found = look(machine(tmp_path, H100 | other), no_library)
+    assert "install its driver" in found["CUDA driver"].advice
+    assert [name for name in found if name.startswith("PCIe")] == ["PCIe of 0000:0a:00.0"]
+
+
+def test_a_driver_that_does_not_start_says_why() -> None:
+    assert ask_driver(FakeCuda(init=802)).fault == "the driver does not start: failure 802"
+    none = ask_driver(FakeCuda(devices=0))
+    assert (none.version, none.devices, none.fault) == ((13, 1), [], "the driver has no device")
+    device = Device("NVIDIA H100", 80_000_000_000, (9, 0), False, "0000:0a:00.0")
+    assert ask_driver(FakeCuda()).devices == [device]
+
+
+@pytest.mark.parametrize("name", ["sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"])
+def test_a_control_groups_limit_is_what_counts(tmp_path: Path, packages: dict[str, str], name: str) -> None:
+    found = look(machine(tmp_path, BARE | {name: "1000000000\n"}), no_library)["memory"]
+    assert found.found == "8.2 GB, 6.1 GB available, limited to 1.0 GB"
+    assert "control group" in found.advice
+    for fine in ("max\n", "9223372036854771712\n"):
+        assert look(machine(tmp_path, {name: fine}), no_library)["memory"].advice == ""
+
+
+def test_limits_are_judged(tmp_path: Path, packages: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {resource.RLIMIT_MEMLOCK: (8 << 20, 8 << 20), resource.RLIMIT_NOFILE: (1024, 4096)}
+    monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(module.platform, "release", lambda: "5.15.0-generic")
+    root = machine(tmp_path, {"sys/kernel/mm/transparent_hugepage/enabled": "always madvise [never]"})
+    found = look(root, no_library)
+    assert found["RLIMIT_MEMLOCK"].found == "8.4 MB"
+    assert "limits.conf" in found["RLIMIT_MEMLOCK"].advice
+    assert found["RLIMIT_NOFILE"].found == "1024, at most 4096"
+    assert "raise nofile to 16384" in found["RLIMIT_NOFILE"].advice
+    assert found["kernel"].found == "Linux 5.15.0-generic"
+    assert "6.1" in found["kernel"].advice
+    assert "TLB" in found["huge pages"].advice
+    limits[resource.RLIMIT_MEMLOCK] = (8 << 20, resource.RLIM_INFINITY)
+    limits[resource.RLIMIT_NOFILE] = (1024, resource.RLIM_INFINITY)
+    found = look(root, no_library)
+    assert "`ulimit -l unlimited`" in found["RLIMIT_MEMLOCK"].advice
+    assert found["RLIMIT_NOFILE"] == Item("RLIMIT_NOFILE", "1024, at most unlimited")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert look(root, no_library)["RLIMIT_MEMLOCK"].advice == ""
+
+
+def test_direct_io_and_io_uring_are_told_with_why_not(
+    tmp_path: Path, packages: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = {
+        "io_uring": False,
+        "io_uring_note": "refused by a seccomp filter",
+        "direct": False,
+        "direct_note": "Invalid argument",
+        "alignment": 1,
+        "file_system": "tmpfs",
+        "memlock_bytes": -1,
+    }
+    tried: list[Path] = []
+
+    def probe(path: Path) -> dict[str, object]:
+        tried.append(path)
+        return answer
+
+    monkeypatch.setattr("gids.io.probe", probe)
+    name = f"direct I/O at {tmp_path}"
+    found = look(tmp_path, no_library)
+    assert found[name].found == "tmpfs, no O_DIRECT (Invalid argument)"
+    assert "local file system" in found[name].advice
+    assert found["io_uring"].found == "no: refused by a seccomp filter"
+    assert "io_uring_disabled" in found["io_uring"].advice
+    (tmp_path / "manifest.json").touch()
+    look(tmp_path, no_library)
+    assert tried[0].parent == tmp_path
+    assert tried[1] == tmp_path / "manifest.json"
+    answer |= {"direct": True, "alignment": 512, "file_system": "ext4", "io_uring_note": ""}
+    found = look(tmp_path, no_library)
+    assert found[name] == Item(name, "ext4, O_DIRECT in multiples of 512 B")
+    assert found["io_uring"] == Item("io_uring", "yes")
+
+
+def test_a_path_that_is_not_there_does_not_end_it(tmp_path: Path, packages: dict[str, str]) -> None:
+    found = look(tmp_path, no_library, tmp_path / "none")
+    why = found[f"direct I/O at {tmp_path}/none"].found
+    assert why.startswith("not tried: ")
+    assert why.endswith("No such file or directory")
+    assert "io_uring" in found
+
+
+def test_the_table_has_advice_below_its_item() -> None:
+    items = [Item("kernel", "Linux 5.4", "upgrade"), Item("huge pages", "madvise")]
+    assert list(as_table(items)) == ["kernel      Linux 5.4", "            -> upgrade", "huge pages  madvise"]
+
+
+def test_the_command_runs_on_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "--system", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"kernel", "cores", "memory", "io_uring", "torch"} <= {i["item"] for i in found}
+    assert all(i.keys() == {"item", "found", "advice"} for i in found)
+    code = "import sys\nfrom gids.cli import main\nmain(['info', '--system'])\n"
+    code += "assert 'torch' not in sys.modules\n"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "direct I/O at ." in done.stdout
+
+
+def test_without_path_or_system_it_says_what_to_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info"]) == 2
+    assert capsys.readouterr().err == "gids info: name a dataset, or ask for --system\n"

@@ -1,0 +1,167 @@
+"""Reverse PageRank and expected visits against dense linear algebra."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from heat_model import Dense, random_graph, write
+
+from gids import FeatureStore, FormatError, _core
+from gids.heat import choose_seeds, expected_visits, out_degrees, reverse_pagerank
+from gids.heat import expectation as module
+from gids.store import DatasetWriter
+
+GRAPHS = [(seed, kind) for seed in (1, 2, 3) for kind in (False, True)]
+
+
+def some_seeds(counts: dict[str, int], seed: int) -> dict[str, np.ndarray]:
+    """Of the first type, and of the second where there is one."""
+    rng = np.random.default_rng(seed)
+    return {ntype: rng.permutation(counts[ntype])[:7] for ntype in list(counts)[:2]}
+
+
+@pytest.mark.parametrize(("seed", "heterogeneous"), GRAPHS)
+@pytest.mark.parametrize("damping", [0.3, 0.85])
+@pytest.mark.parametrize("block_nodes", [1 << 18, 3])
+def test_reverse_pagerank_solves_its_equation(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+    heterogeneous: bool,
+    damping: float,
+    block_nodes: int,
+) -> None:
+    monkeypatch.setattr(module, "_BLOCK_NODES", block_nodes)
+    counts, edges = random_graph(seed, heterogeneous=heterogeneous)
+    store, dense = write(tmp_path / "g.gids", counts, edges), Dense(counts, edges)
+    seeds = some_seeds(counts, 9)
+    found = reverse_pagerank(store, seeds, damping=damping, tolerance=1e-12)
+    assert {ntype: len(values) for ntype, values in found.items()} == counts
+    walks = damping * dense.matrix(1, one_way=True)
+    expected = np.linalg.solve(np.eye(dense.nodes) - walks, dense.seeded(seeds))
+    np.testing.assert_allclose(dense.vector(found), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("seed", "heterogeneous"), GRAPHS)
+@pytest.mark.parametrize("fanouts", [[3], [5, 2], [1, -1, 4]])
+def test_expected_visits_are_products_of_matrices(
+    tmp_path: Path, seed: int, heterogeneous: bool, fanouts: list[int]
+) -> None:
+    counts, edges = random_graph(seed, heterogeneous=heterogeneous)
+    store, dense = write(tmp_path / "g.gids", counts, edges), Dense(counts, edges)
+    seeds = some_seeds(counts, 4)
+    found = expected_visits(store, seeds, fanouts)
+    expected = dense.seeded(seeds)
+    for fanout in reversed(fanouts):
+        expected = expected + dense.matrix(fanout) @ expected
+    np.testing.assert_allclose(dense.vector(found), expected, rtol=1e-12)
+
+
+def test_a_walk_goes_against_the_edges_and_ends_without_in_edges(tmp_path: Path) -> None:
+    # 0 -> 1 -> 2, and 3 -> 2; node 4 is alone.
+    store = write(
+        tmp_path / "g.gids", {"_N": 5}, {("_N", "_E", "_N"): (np.array([0, 1, 3]), np.array([1, 2, 2]))}
+    )
+    visits = reverse_pagerank(store, {"_N": np.array([2, 4])}, damping=0.5)["_N"]
+    assert visits.tolist() == [0.125, 0.25, 1, 0.25, 1]
+
+
+def test_the_visits_that_may_be_missing_are_bounded_by_the_tolerance(tmp_path: Path) -> None:
+    ring = np.arange(10)
+    store = write(tmp_path / "g.gids", {"_N": 10}, {("_N", "_E", "_N"): (ring, (ring + 1) % 10)})
+    seeds = {"_N": np.array([0])}
+    whole = 1 / (1 - 0.9)  # a walk on a ring never ends by itself
+    for tolerance in (0.5, 0.1, 0.001):
+        found = reverse_pagerank(store, seeds, damping=0.9, tolerance=tolerance)["_N"].sum()
+        assert whole * (1 - tolerance) <= found <= whole
+
+
+def test_out_degrees_equal_those_of_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BLOCK_EDGES", 7)
+    counts, edges = random_graph(5, heterogeneous=True)
+    store = write(tmp_path / "g.gids", counts, edges)
+    done: list[int] = []
+    for ntype, values in out_degrees(store, on_bytes=done.append).items():
+        assert np.array_equal(values, store.out_degrees(ntype))
+    assert sum(done) == sum(store.graph(r).indices.nbytes for r in store.relations)
+
+
+def test_progress_counts_every_pass(tmp_path: Path) -> None:
+    counts, edges = random_graph(5, heterogeneous=True)
+    store = write(tmp_path / "g.gids", counts, edges)
+    done: list[int] = []
+    expected_visits(store, some_seeds(counts, 0), [3, 3], on_bytes=done.append)
+    assert sum(done) == 2 * sum(store.graph(r).indices.nbytes for r in store.relations)
+
+
+def test_bad_arguments_say_what_is_wrong(tmp_path: Path) -> None:
+    counts, edges = random_graph(1, heterogeneous=False)
+    store = write(tmp_path / "g.gids", counts, edges)
+    good = {"_N": np.arange(3)}
+    with pytest.raises(ValueError, match=r"damping=1.0, tolerance=0.01; both must lie between 0 and 1"):
+        reverse_pagerank(store, good, damping=1.0)
+    with pytest.raises(ValueError, match=r"fanouts=\[3, 0\]; give one per layer"):
+        expected_visits(store, good, [3, 0])
+    with pytest.raises(ValueError, match="fanouts"):
+        expected_visits(store, good, [])
+    with pytest.raises(IndexError, match="seeds of '_N' run from 0 to 40; there are 40 nodes"):
+        reverse_pagerank(store, {"_N": np.array([0, 40])})
+    with pytest.raises(ValueError, match="there are no seeds"):
+        reverse_pagerank(store, {"_N": np.array([], np.int64)})
+    with pytest.raises(ValueError, match=r"g.gids has no train split; take seeds='all'"):
+        choose_seeds(store, "train")
+    with pytest.raises(ValueError, match="seeds='some'"):
+        choose_seeds(store, "some")
+    assert choose_seeds(store, "all")["_N"].tolist() == list(range(40))
+
+
+def test_a_dataset_without_topology_is_refused(tmp_path: Path) -> None:
+    with DatasetWriter(tmp_path / "t.gids") as writer:
+        writer.write_table("node", "_N", "feat", np.zeros((4, 2), np.float32))
+    with pytest.raises(FormatError, match=r"t.gids has no topology, and heat is computed from the graph"):
+        reverse_pagerank(FeatureStore(tmp_path / "t.gids"), {"_N": np.arange(2)})
+
+
+def damage(path: Path, position: int, value: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(position, os.SEEK_END)
+        file.write(np.int64(value).tobytes())
+
+
+@pytest.mark.parametrize("value", [40, -1, 1 << 62])
+def test_sources_out_of_range_are_named_and_nothing_is_written_there(tmp_path: Path, value: int) -> None:
+    counts, edges = random_graph(1, heterogeneous=False)
+    store = write(tmp_path / "g.gids", counts, edges)
+    damage(store.path / "graph/_N._E._N/indices.npy", -8, value)
+    message = rf"topology of '_N._E._N': indices\[119\] is {value}; it must be from 0 to 39"
+    for method in (lambda s: expected_visits(store, s, [-1]), lambda s: out_degrees(store)):
+        with pytest.raises(FormatError, match=message):
+            method({"_N": np.arange(40)})
+
+
+@pytest.mark.parametrize("value", [1 << 40, -5])
+def test_a_damaged_indptr_is_refused(tmp_path: Path, value: int) -> None:
+    counts, edges = random_graph(1, heterogeneous=False)
+    store = write(tmp_path / "g.gids", counts, edges)
+    damage(store.path / "graph/_N._E._N/indptr.npy", -80, value)
+    with pytest.raises(FormatError, match="indptr falls, or leaves the indices"):
+        expected_visits(store, {"_N": np.arange(40)}, [-1])
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_carrying_equals_a_weighted_bincount(dtype: type) -> None:
+    rng = np.random.default_rng(0)
+    degrees = np.where(rng.random(500) < 0.3, 0, rng.integers(0, 20, 500))
+    indptr = np.concatenate([[0], np.cumsum(degrees)])
+    indices = rng.integers(0, 90, indptr[-1]).astype(dtype)
+    shares = np.where(rng.random(500) < 0.3, 0, rng.random(500))
+    visits = np.ones(90)
+    for first in range(0, 500, 128):  # blocks of destinations, all of the indices
+        last = min(first + 128, 500)
+        assert _core.carry_to_sources(indptr[first : last + 1], indices, shares[first:last], visits) is None
+    np.testing.assert_allclose(visits, 1 + np.bincount(indices, np.repeat(shares, degrees), 90))
+    with pytest.raises(ValueError, match="one entry more than shares"):
+        _core.carry_to_sources(indptr, indices, shares[1:], visits)

@@ -1,0 +1,123 @@
+"""Sampled counts: seeded, without replacement, and as often as probability says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from heat_model import Dense, random_graph, write
+
+from gids import FormatError
+from gids.heat import sample_in_edges, sampled_counts
+
+
+def in_edges(rng: np.random.Generator, degrees: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A CSC whose every edge has a source of its own."""
+    indptr = np.concatenate([[0], np.cumsum(degrees)])
+    return indptr, rng.permutation(indptr[-1])
+
+
+@pytest.mark.parametrize("fanout", [1, 2, 5, 30, -1])
+def test_each_node_draws_distinct_in_edges_of_its_own(fanout: int) -> None:
+    rng = np.random.default_rng(3)
+    degrees = rng.integers(0, 20, 200)
+    indptr, indices = in_edges(rng, degrees)
+    nodes = rng.permutation(200)[:77]
+    drawn = sample_in_edges(indptr, indices, nodes, fanout, rng)
+    assert len(np.unique(drawn)) == len(drawn), "no edge is drawn twice"
+    owner = np.empty(len(indices), np.int64)
+    owner[indices] = np.repeat(np.arange(200), degrees)
+    expected = degrees if fanout == -1 else np.minimum(degrees, fanout)
+    counts = np.bincount(owner[drawn], minlength=200)
+    assert np.array_equal(counts, np.where(np.isin(np.arange(200), nodes), expected, 0))
+
+
+def test_every_in_edge_and_every_pair_is_equally_likely() -> None:
+    rng = np.random.default_rng(4)
+    trials, degree, fanout = 20_000, 6, 3
+    indptr, indices = np.arange(trials + 1) * degree, np.tile(np.arange(degree), trials)
+    drawn = sample_in_edges(indptr, indices, np.arange(trials), fanout, rng).reshape(trials, fanout)
+    held = np.zeros((trials, degree))
+    np.put_along_axis(held, drawn, 1, axis=1)
+    pairs = held.T @ held / trials
+    expected = np.full((degree, degree), fanout * (fanout - 1) / (degree * (degree - 1)))
+    np.fill_diagonal(expected, fanout / degree)
+    assert np.abs(pairs - expected).max() < 5 * np.sqrt(0.25 / trials)  # five standard deviations
+
+
+def test_no_nodes_draw_nothing() -> None:
+    rng = np.random.default_rng(0)
+    indptr, indices = in_edges(rng, np.array([3, 0, 2]))
+    for nodes in (np.array([], np.int64), np.array([1])):
+        for fanout in (2, -1):
+            assert len(sample_in_edges(indptr, indices, nodes, fanout, rng)) == 0
+
+
+@pytest.mark.parametrize("heterogeneous", [False, True])
+@pytest.mark.parametrize("hops", [1, 2])
+def test_with_all_neighbours_the_counts_are_those_of_reachability(
+    tmp_path: Path, heterogeneous: bool, hops: int
+) -> None:
+    counts, edges = random_graph(6, heterogeneous=heterogeneous)
+    store, dense = write(tmp_path / "g.gids", counts, edges), Dense(counts, edges)
+    seeds = {ntype: np.arange(1, count, 3) for ntype, count in counts.items()}
+    found = sampled_counts(store, seeds, [-1] * hops, batch_size=1)  # an epoch: each seed once
+    starts = [dense.first[ntype] + i for ntype, ids in seeds.items() for i in ids]
+    assert np.array_equal(dense.vector(found), sum(dense.reachable(s, hops).astype(int) for s in starts))
+
+
+def test_counts_are_as_probability_says(tmp_path: Path) -> None:
+    star = np.arange(1, 21), np.zeros(20, np.int64)  # node 0 has 20 in-edges
+    store = write(tmp_path / "g.gids", {"_N": 21}, {("_N", "_E", "_N"): star})
+    found = sampled_counts(store, {"_N": np.array([0])}, [5], batches=4000)["_N"]
+    assert found[0] == 4000
+    assert found[1:].sum() == 4000 * 5
+    assert np.abs(found[1:] - 1000).max() < 5 * np.sqrt(4000 * 0.25 * 0.75)
+
+
+def test_the_same_seed_gives_the_same_counts(tmp_path: Path) -> None:
+    counts, edges = random_graph(7, heterogeneous=True)
+    store = write(tmp_path / "g.gids", counts, edges)
+    seeds = {"paper": np.arange(30)}
+    one, two, other = (
+        Dense(counts, edges).vector(sampled_counts(store, seeds, [2, 2], batch_size=4, batches=9, seed=s))
+        for s in (1, 1, 2)
+    )
+    assert np.array_equal(one, two)
+    assert not np.array_equal(one, other)
+
+
+def test_an_epoch_takes_every_seed_once_and_more_batches_begin_another(tmp_path: Path) -> None:
+    lonely = (np.array([9]), np.array([9]))
+    store = write(tmp_path / "g.gids", {"_N": 10}, {("_N", "_E", "_N"): lonely})
+    totals: list[int] = []
+    seeds = {"_N": np.arange(8)}
+    found = sampled_counts(store, seeds, [3], batch_size=3, on_total=totals.append)["_N"]
+    assert found.tolist() == [1] * 8 + [0, 0]
+    assert totals == [3]
+    found = sampled_counts(store, seeds, [3], batch_size=3, batches=6)["_N"]
+    assert found.tolist() == [2] * 8 + [0, 0]
+
+
+def test_bad_arguments_say_what_is_wrong(tmp_path: Path) -> None:
+    counts, edges = random_graph(1, heterogeneous=False)
+    store = write(tmp_path / "g.gids", counts, edges)
+    good = {"_N": np.arange(3)}
+    with pytest.raises(ValueError, match="batch_size=0, batches=None; both must be 1 or more"):
+        sampled_counts(store, good, [3], batch_size=0)
+    with pytest.raises(ValueError, match="batches=0"):
+        sampled_counts(store, good, [3], batches=0)
+    with pytest.raises(ValueError, match="give one per layer"):
+        sampled_counts(store, good, [-2])
+    with pytest.raises(IndexError, match="there are 40 nodes"):
+        sampled_counts(store, {"_N": np.array([-1])}, [3])
+
+
+def test_sources_out_of_range_are_refused(tmp_path: Path) -> None:
+    counts, edges = random_graph(1, heterogeneous=False)
+    store = write(tmp_path / "g.gids", counts, edges)
+    path = store.path / "graph/_N._E._N/indices.npy"
+    path.write_bytes(path.read_bytes()[:-8] + np.int64(-3).tobytes())
+    with pytest.raises(FormatError, match=r"has sources from -3 to .* for 40 nodes; `gids verify` says more"):
+        sampled_counts(store, {"_N": np.arange(40)}, [-1])
