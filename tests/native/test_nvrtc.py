@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -14,60 +15,64 @@ HEADERS = sorted(path.relative_to(INCLUDE).as_posix() for path in INCLUDE.rglob(
 KERNELS = sorted(path.relative_to(NATIVE).as_posix() for path in NATIVE.rglob("*.cu"))
 
 
+class Nvrtc:
+    """The CUDA run-time compiler, which needs neither GPU nor driver: its library from PyPI, by ctypes."""
+
+    def __init__(self, package: Path) -> None:
+        self._lib = ctypes.CDLL(str(next((package / "lib").glob("libnvrtc.so.*"))))
+        include = package / "include"
+        self._include = (INCLUDE, include, include / "cccl")
+
+    def compile(self, source: str, arch: int) -> bytes:
+        """A cubin for sm_`arch`; fails the test with the compiler's log."""
+        program = ctypes.c_void_p()
+        self._check(
+            self._lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"test.cu", 0, None, None)
+        )
+        options = [f"-arch=sm_{arch}", "-std=c++20", "-default-device", *(f"-I{d}" for d in self._include)]
+        encoded = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
+        try:
+            if self._lib.nvrtcCompileProgram(program, len(options), encoded):
+                pytest.fail(f"sm_{arch}:\n{self._text(program, 'ProgramLog').decode()}", pytrace=False)
+            return self._text(program, "CUBIN")
+        finally:
+            self._lib.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def _text(self, program: ctypes.c_void_p, what: str) -> bytes:
+        size = ctypes.c_size_t()
+        self._check(getattr(self._lib, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+        buffer = ctypes.create_string_buffer(size.value)
+        self._check(getattr(self._lib, f"nvrtcGet{what}")(program, buffer))
+        return buffer.raw
+
+    def _check(self, error: int) -> None:
+        assert error == 0, f"NVRTC error {error}"
+
+
 @pytest.fixture(scope="module")
-def nvrtc() -> ModuleType:
-    pytest.importorskip("cupy")
-    from cupy.cuda import nvrtc as module
-
-    try:
-        module.getVersion()
-    except Exception as error:
-        pytest.skip(f"CuPy finds no NVRTC: {error}")
-    return module
-
-
-@pytest.fixture(scope="module")
-def options() -> tuple[str, ...]:
-    import cupy
-
-    bundled = Path(cupy.__file__).parent / "_core/include/cupy/_cccl"
-    found = [bundled / name for name in ("libcudacxx", "cub", "thrust")]
-    pathfinder = pytest.importorskip("cuda.pathfinder")
-    cudart = pathfinder.find_nvidia_header_directory("cudart")
-    if cudart is None:
-        pytest.skip("the CUDA run-time headers are not installed")
-    return ("-std=c++20", "-default-device", f"-I{INCLUDE}", *(f"-I{d}" for d in (*found, cudart)))
-
-
-def compile_for(nvrtc: ModuleType, source: str, arch: int, options: tuple[str, ...]) -> bytes:
-    program = nvrtc.createProgram(source, "test.cu", (), ())
-    try:
-        nvrtc.compileProgram(program, (f"-arch=sm_{arch}", *options))
-        return bytes(nvrtc.getCUBIN(program))
-    except nvrtc.NVRTCError as error:
-        pytest.fail(f"sm_{arch}: {error}\n{nvrtc.getProgramLog(program)}", pytrace=False)
-    finally:
-        nvrtc.destroyProgram(program)
+def nvrtc() -> Nvrtc:
+    spec = importlib.util.find_spec("nvidia")
+    packages = [Path(d) / "cu13" for d in spec.submodule_search_locations] if spec else []  # type: ignore[union-attr]
+    for package in packages:
+        if any((package / "lib").glob("libnvrtc.so.*")) and (package / "include" / "cccl").is_dir():
+            return Nvrtc(package)
+    pytest.skip("no NVRTC: pip install 'gids[test]'")
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_shared_headers_compile_for_the_gpu(nvrtc: ModuleType, options: tuple[str, ...], arch: int) -> None:
+def test_shared_headers_compile_for_the_gpu(nvrtc: Nvrtc, arch: int) -> None:
     assert HEADERS
     source = "".join(f'#include "{header}"\n' for header in HEADERS)
     source += "__global__ void size(unsigned long long* out) { *out = gids::align_up(*out, 512); }\n"
-    cubin = compile_for(nvrtc, source, arch, options)
-    assert cubin[:4] == b"\x7fELF"
+    assert nvrtc.compile(source, arch)[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize("header", HEADERS)
-def test_each_shared_header_stands_alone(nvrtc: ModuleType, options: tuple[str, ...], header: str) -> None:
-    assert compile_for(nvrtc, f'#include "{header}"\n', 90, options)
+def test_each_shared_header_stands_alone(nvrtc: Nvrtc, header: str) -> None:
+    assert nvrtc.compile(f'#include "{header}"\n', 90)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_kernels_compile_for_the_gpu(
-    nvrtc: ModuleType, options: tuple[str, ...], kernel: str, arch: int
-) -> None:
-    source = (NATIVE / kernel).read_text()
-    assert compile_for(nvrtc, source, arch, options)[:4] == b"\x7fELF"
+def test_kernels_compile_for_the_gpu(nvrtc: Nvrtc, kernel: str, arch: int) -> None:
+    assert nvrtc.compile((NATIVE / kernel).read_text(), arch)[:4] == b"\x7fELF"
