@@ -266,7 +266,7 @@ def test_the_command_runs_on_this_machine(tmp_path: Path, capsys: pytest.Capture
     assert all(i.keys() == {"item", "found", "advice"} for i in found)
     code = "import sys\nfrom gids.cli import main\nmain(['info', '--system'])\n"
     code += "assert 'torch' not in sys.modules\n"
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-P", "-c", code]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "direct I/O at ." in done.stdout
 

@@ -85,7 +85,7 @@ def test_a_writer_that_is_killed_leaves_the_dataset_as_it_was(dataset, moment, h
     if had_heat:
         write_heat(dataset, "sampled", {"paper": np.full(20, 3.0)})
     before = files(dataset)
-    done = subprocess.run([sys.executable, "-c", KILLED, str(dataset), moment], check=False)
+    done = subprocess.run([sys.executable, "-P", "-c", KILLED, str(dataset), moment], check=False)
     assert done.returncode == -9
     left = files(dataset)
     assert {name: left[name] for name in before} == before
