@@ -235,14 +235,12 @@ void bind_cache(nb::module_& m) {
   m.attr("MAX_LINES") = word::line_mask;
 
   nb::class_<Workers>(m, "Workers", "Threads that copy rows.")
-      .def(nb::init<u32>(), "threads"_a)
-      .def_prop_ro("threads", &Workers::threads);
+      .def(nb::init<u32>(), "threads"_a);
 
   nb::class_<BufferPool>(m, "BufferPool", "Recycled, page-aligned output buffers.")
       .def("__init__", [](BufferPool*, u64) { throw nb::type_error("use BufferPool.create"); })
       .def_static("create", [](u64 keep) { return std::make_shared<BufferPool>(keep); }, "keep_bytes"_a)
       .def("take", &take, "bytes"_a, "uint8[bytes]; goes back to the pool when the last view of it is gone.")
-      .def("set_keep_bytes", &BufferPool::set_keep_bytes, "bytes"_a)
       .def_prop_ro("taken_bytes", &BufferPool::taken_bytes)
       .def_prop_ro("idle_bytes", &BufferPool::idle_bytes)
       .def_prop_ro("peak_bytes", &BufferPool::peak_bytes);
@@ -278,8 +276,7 @@ void bind_cache(nb::module_& m) {
            [](Planner& p) { return nb::ndarray<nb::numpy, const u64, nb::ndim<1>>(p.words().data(), {p.words().size()}, nb::handle()); },
            nb::rv_policy::copy, "uint64[pages]: a copy of the page table.")
       .def("audit", &Planner::audit)
-      .def("stats", &stats_of)
-      .def_prop_ro("bytes", [](const Planner& p) { return p.table_bytes() + p.line_bytes(); });
+      .def("stats", &stats_of);
 
   nb::class_<OwningCache>(m, "PageCache", "One table's cache in host memory. See gids.cache.")
       .def(nb::init<std::shared_ptr<io::Engine>, std::shared_ptr<Workers>, u64, u32, u32, u32, u32, u32, u32,

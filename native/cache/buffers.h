@@ -49,11 +49,6 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   size_t taken_bytes() const { return locked(taken_bytes_); }
   size_t idle_bytes() const { return locked(idle_bytes_); }
   size_t peak_bytes() const { return locked(peak_bytes_); }
-  void set_keep_bytes(size_t bytes) {
-    std::lock_guard lock(mutex_);
-    keep_bytes_ = bytes;
-    trim(0);
-  }
 
  private:
   size_t locked(const size_t& v) const {
@@ -87,7 +82,8 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   }
 
   mutable std::mutex mutex_;
-  size_t keep_bytes_, taken_bytes_ = 0, idle_bytes_ = 0, peak_bytes_ = 0;
+  const size_t keep_bytes_;
+  size_t taken_bytes_ = 0, idle_bytes_ = 0, peak_bytes_ = 0;
   std::multimap<size_t, HugeArray<std::byte>> idle_;
 };
 
