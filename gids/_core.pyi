@@ -156,3 +156,19 @@ class PageCache:
     def audit(self) -> None: ...
     def words(self) -> NDArray[np.uint64]: ...
     def stats(self) -> dict[str, int | float]: ...
+
+# native/bind/bench.cpp
+def unique_pages(
+    ids: NDArray[np.int64], rows_per_page: int, marks: NDArray[np.uint32], mark: int, out: NDArray[np.int64]
+) -> int:
+    """Write the pages of ids, each once, in order of first appearance, into out; returns how many.
+
+    marks: uint32[page_count], none equal to mark before. IndexError for an id beyond the last page."""
+
+def min_hits(
+    next: NDArray[np.uint32], ends: NDArray[np.int64], lines: int, warm: int, hits: NDArray[np.int64]
+) -> None:
+    """Hits of each minibatch under Belady's MIN with bypass, int64[batches].
+
+    next: for each page of each minibatch, the minibatch that uses it next (batches: none does). ends:
+    int64[batches + 1], where each begins in next. Until minibatch `warm` nothing is dropped."""

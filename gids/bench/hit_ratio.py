@@ -1,0 +1,416 @@
+"""`gids bench hit-ratio`: what share of pages a cache would find, by policy, window and size, beside the optimum.
+
+Metadata only: neither features nor a disk is needed. With --advise it turns the question round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gids.bench import arguments, text
+from gids.bench.report import Report
+from gids.bench.session import Session
+from gids.cli.sizes import format_bytes
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from gids.bench.optimum import Optimum
+    from gids.bench.replay import Counts
+    from gids.bench.trace import Trace, TracedTable
+
+HELP = "what share of pages a cache would find, by policy, window and size, beside Belady's MIN"
+EPILOG = """\
+PLACES are cache sizes: a share of the table's pages (2%), bytes of lines (4GB), or so many average
+minibatches (5x). WANTED is a hit ratio (60%) or the seconds of an epoch (30s): the time that its missing pages
+take to read, at the speed that the dataset's disk shows in a short probe, or that --pages-per-s gives.
+
+To record a run of your own training:
+
+    with gids.bench.record(loader.feature_loader, "run.trace"):  # or a FeatureLoader itself
+        train(loader)
+    gids bench hit-ratio --replay run.trace
+"""
+SETTINGS = {"cache": "cache", "policy": "policy", "window": "window"}
+COLUMNS = [
+    text.Column("hits", "hit_ratio", text.percent, spread=True),
+    text.Column("of MIN", "of_min", text.ratio),
+    text.Column("regret", "regret", text.percent),
+    text.Column("pages read", "pages_read", text.count),
+    text.Column("bypassed", "bypasses", text.count),
+    text.Column("evicted", "evictions", text.count),
+]
+WINDOWED = ("window-pin", "lookahead")
+MINIMUM, PINNED = "MIN", "pinned"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("path", metavar="DATASET", type=Path, nargs="?", help="not needed with --replay")
+    arguments.add_dataset(parser)
+    arguments.add_sampling(parser)
+    add(
+        "--batches",
+        type=arguments.positive,
+        default=200,
+        metavar="N",
+        help="minibatches to sample (default: 200)",
+    )
+    add(
+        "--policies",
+        type=arguments.words,
+        metavar="NAME,…",
+        help="default: random,lru,static,window-pin,lookahead",
+    )
+    add(
+        "--windows",
+        type=arguments.numbers(0),
+        default=[0, 4, 8, 16, 24],
+        metavar="N,…",
+        help="minibatches looked ahead (default: 0,4,8,16,24)",
+    )
+    add(
+        "--cache",
+        type=arguments.words,
+        default=["1%", "2%", "5%", "10%"],
+        metavar="PLACES,…",
+        help="default: 1%%,2%%,5%%,10%%",
+    )
+    add(
+        "--planned",
+        type=arguments.positive,
+        default=2,
+        metavar="N",
+        help="minibatches being read (default: 2)",
+    )
+    add(
+        "--pin",
+        type=arguments.share,
+        default=0.4,
+        metavar="SHARE",
+        help="of the cache, pinned to the hottest pages, in the row `pinned` (default: 40%%)",
+    )
+    add(
+        "--warm-up",
+        type=arguments.share,
+        default=0.25,
+        metavar="SHARE",
+        help="of the minibatches, not counted (default: 25%%)",
+    )
+    add(
+        "--heat",
+        default="auto",
+        metavar="METHOD",
+        help="auto (the best that is stored), none, or a method's name",
+    )
+    add("--record", type=Path, metavar="FILE", help="keep the sampled trace")
+    add("--replay", type=Path, metavar="FILE", help="a recorded trace in place of sampling")
+    add("--advise", metavar="WANTED", help="the smallest cache and window that reach this")
+    add(
+        "--pages-per-s",
+        type=float,
+        metavar="N",
+        help="for --advise in seconds: the disk's speed, not measured",
+    )
+    add("--epoch-batches", type=arguments.positive, metavar="N", help="for --advise in seconds: of an epoch")
+
+
+def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
+    """Fill the report; the figures' settings are cache, lines, policy and window."""
+    from gids.bench.advise import advise, parse_wanted
+    from gids.bench.replay import replay_as_recorded
+
+    policies = _policies(args.policies)
+    wanted = parse_wanted(args.advise) if args.advise else None
+    windows = [] if wanted else _windows(args.windows, args.planned, report)
+    sizes = [parse_places(place) for place in args.cache]
+    if args.replay is not None and session.repeat > 1:
+        report.note("the trace is the same in each repeat; only random choices differ")
+    if not wanted:
+        report.note(
+            f"`{PINNED}`: {args.pin:.0%} of the lines hold the hottest pages for good, preloaded; the rest choose a "
+            "random victim. of MIN, regret: beside Belady's MIN with as many lines, over the same minibatches"
+        )
+    rounds = 1 if wanted else session.repeat
+    caches: list[tuple[str, int]] = []
+    for turn in range(rounds):
+        with open_trace(args, session, report, args.seed + turn) as (trace, table):
+            traced = trace.tables[table]
+            case = Case.prepare(trace, table, args, session, report, seed=args.seed + turn)
+            if wanted:
+                advise(case, wanted, args, session, report)
+                return
+            if trace.policy is not None and turn == 0:
+                _check_recorded(trace, table, replay_as_recorded(trace, table, check=session.check), report)
+            caches = caches or _caches(sizes, case, report)  # the same in every repeat
+            plans = [
+                (places, lines, policy, window)
+                for places, lines in caches
+                for policy in [MINIMUM, PINNED, *policies]
+                for window in (windows if policy in WINDOWED else [None])
+                if policy != PINNED or traced.heat is not None
+            ]
+            session.total(rounds * len(plans))
+            for places, lines, policy, window in plans:
+                figure = report.figure(cache=places, lines=lines, policy=policy, window=window)
+                if policy == MINIMUM:
+                    figure.add(**case.minimum(lines))
+                else:
+                    figure.add(**case.run(policy, lines, window or 0, pin=args.pin))
+                session.done()
+
+
+def columns(_: Report) -> tuple[dict[str, str], list[text.Column]]:
+    return SETTINGS, COLUMNS
+
+
+def plot(report: Report, path: Path) -> None:
+    from gids.bench.hit_ratio_plot import draw, size
+    from gids.bench.plot import save_plot
+
+    width, height = size(report)
+    save_plot(path, lambda figure: draw(report, figure), width=width, height=height)
+
+
+@dataclass
+class Case:
+    """A trace of one table, and what its caches are measured against."""
+
+    trace: Trace
+    table: int
+    traced: TracedTable
+    optimum: Optimum
+    warm: int
+    planned: int
+    seed: int
+    session: Session
+
+    @classmethod
+    def prepare(
+        cls,
+        trace: Trace,
+        table: int,
+        args: argparse.Namespace,
+        session: Session,
+        report: Report,
+        *,
+        seed: int,
+    ) -> Case:
+        from gids.bench.optimum import Optimum
+
+        traced = trace.tables[table]
+        warm = min(int(trace.batch_count * args.warm_up), max(0, trace.batch_count - 1))
+        counts = trace.page_counts(table)
+        report.subject.update(
+            table=traced.name,
+            pages=traced.page_count,
+            page_bytes=traced.page_bytes,
+            rows_per_page=traced.rows_per_page,
+            batches=trace.batch_count,
+            warm_up_batches=warm,
+            pinned_share=args.pin,
+            pages_per_batch=float(counts.mean()) if len(counts) else 0.0,
+        )
+        if not int(counts[warm:].sum()):
+            raise ValueError(f"the trace reads nothing of table {traced.name!r}: there is nothing to hit")
+        if traced.heat is None:
+            report.note("no heat is known of the pages: static and lookahead have only the window to go by")
+        optimum = Optimum(trace, traced.page_count, table=table, check=session.check)
+        return cls(trace, table, traced, optimum, warm, args.planned, seed, session)
+
+    @property
+    def pages(self) -> int:
+        """Asked for by the minibatches that are counted."""
+        return int(self.trace.page_counts(self.table)[self.warm :].sum())
+
+    def minimum(self, lines: int) -> dict[str, float]:
+        hits = int(self.optimum.hits(lines, warm=self.warm)[self.warm :].sum())
+        return {"hit_ratio": hits / self.pages, "of_min": 1.0, "regret": 0.0, "pages_read": self.pages - hits}
+
+    def run(self, policy: str, lines: int, window: int, *, pin: float = 0.0) -> dict[str, float]:
+        pinned, rest = None, lines
+        if policy == PINNED:
+            assert self.traced.heat is not None
+            pinned = hottest(self.traced.heat, int(lines * pin))
+            policy, rest = "random", lines - int(lines * pin)
+        found = self.replay(policy, rest, window, pinned)
+        best = int(self.optimum.hits(lines, warm=self.warm)[self.warm :].sum())
+        hits = int(found.hits.sum())
+        if hits > best and pinned is None:
+            raise RuntimeError(f"{policy} hits {hits} pages and MIN {best}: one of them counts wrongly")
+        return {
+            "hit_ratio": found.hit_ratio,
+            "of_min": hits / best if best else 1.0,
+            "regret": (best - hits) / self.pages,
+            "pages_read": self.pages - hits,
+            "loads": int(found.loads.sum()),
+            "bypasses": int(found.bypasses.sum()),
+            "evictions": found.evictions,
+        }
+
+    def replay(
+        self, policy: str, lines: int, window: int, pinned: npt.NDArray[np.bool_] | None = None
+    ) -> Counts:
+        from gids.bench.replay import replay
+
+        return replay(
+            self.trace,
+            self.traced.page_count,
+            table=self.table,
+            lines=lines,
+            policy=policy,
+            window=window,
+            planned=self.planned,
+            heat=self.traced.heat,
+            pinned=pinned,
+            seed=self.seed,
+            warm=self.warm,
+            check=self.session.check,
+        )
+
+
+def hottest(heat: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.bool_]:
+    """bool[page_count]: the `count` pages of most heat."""
+    import numpy as np
+
+    chosen = np.zeros(len(heat), bool)
+    count = min(count, len(heat))
+    if count:
+        chosen[np.argpartition(heat, len(heat) - count)[len(heat) - count :]] = True
+    return chosen
+
+
+@contextlib.contextmanager
+def open_trace(
+    args: argparse.Namespace, session: Session, report: Report, seed: int
+) -> Iterator[tuple[Trace, int]]:
+    """The trace to look at, and the number of its table: recorded, or sampled into a file."""
+    from gids.bench.trace import Trace
+
+    if args.replay is not None:
+        if args.record is not None:
+            raise ValueError("--record keeps a sampled trace, and --replay samples none: leave one out")
+        with Trace(args.replay) as trace:
+            report.subject.update(trace=str(args.replay))
+            yield trace, trace.table_number(args.table)
+        return
+    if args.path is None:
+        raise ValueError("name a dataset to sample, or a trace with --replay")
+    from gids.bench.sampled import sample_trace
+
+    store, table = arguments.open_table(args)
+    report.subject.update(
+        dataset=str(store.path), fanouts=list(args.fanouts), batch_size=args.batch_size, seeds=args.seeds
+    )
+    with tempfile.TemporaryDirectory(prefix="gids-bench-") as directory:
+        path = args.record or Path(directory) / "sampled.trace"
+        written = sample_trace(
+            store,
+            table,
+            path,
+            fanouts=args.fanouts,
+            batch_size=args.batch_size,
+            batches=args.batches,
+            seeds=args.seeds,
+            heat=args.heat,
+            seed=seed,
+            most_seconds=session.left_s() / 4,
+            session=session,
+        )
+        if written < args.batches:
+            report.note(f"sampled {written} of {args.batches} minibatches in a quarter of the time given")
+        with Trace(path) as trace:
+            yield trace, 0
+
+
+def parse_places(place: str) -> tuple[str, str, float]:
+    """(as given, unit, number) of a cache size: unit "%", "x" or "B"."""
+    try:
+        if place.endswith("%"):
+            found = (place, "%", float(place[:-1]) / 100)
+        elif place.endswith("x"):
+            found = (place, "x", float(place[:-1]))
+        else:
+            from gids.cli.sizes import parse_bytes
+
+            found = (place, "B", float(parse_bytes(place)))
+    except (ValueError, argparse.ArgumentTypeError):
+        found = (place, "", -1.0)
+    if not 0 <= found[2] < float("inf"):
+        raise ValueError(f"--cache {place}: write 2% of the pages, 4GB of lines, or 5x an average minibatch")
+    return found
+
+
+def _caches(sizes: list[tuple[str, str, float]], case: Case, report: Report) -> list[tuple[str, int]]:
+    """(what to call it, lines) of each cache size, each once."""
+    traced = case.traced
+    each = float(report.subject["pages_per_batch"])
+    found: dict[int, str] = {}
+    for place, unit, number in sizes:
+        lines = int(
+            {"%": number * traced.page_count, "x": number * each, "B": number // traced.page_bytes}[unit]
+        )
+        if lines >= traced.page_count:
+            lines = traced.page_count
+            report.note(f"a cache of {place} holds the whole table: all are hits once every page was read")
+        size = format_bytes(lines * traced.page_bytes)
+        found.setdefault(lines, f"{place} ({size})" if unit != "B" else size)
+    return [(name, lines) for lines, name in sorted(found.items())]
+
+
+def _policies(names: list[str] | None) -> list[str]:
+    from gids.cache import POLICIES
+
+    if names is None:
+        return ["random", "lru", "static", "window-pin", "lookahead"]
+    for name in names:
+        if name not in POLICIES:
+            known = ", ".join(POLICIES)
+            raise ValueError(f"no policy {name!r} (there are {known}; MIN stands beside them always)")
+    return list(dict.fromkeys(names))
+
+
+def _windows(windows: list[int], planned: int, report: Report) -> list[int]:
+    """Those that a page's word has marks for; the others are clipped, and the report says so."""
+    from gids.bench.replay import LIVE_BATCHES
+
+    most = LIVE_BATCHES - planned
+    if most < 0:
+        raise ValueError(f"--planned {planned}: at most {LIVE_BATCHES} minibatches may be live")
+    for window in windows:
+        if window > most:
+            report.note(
+                f"window {window} is measured as {most}: with {planned} planned, that makes {LIVE_BATCHES} live "
+                "minibatches, the most that a page's word has marks for"
+            )
+    return sorted({min(window, most) for window in windows})
+
+
+def _check_recorded(trace: Trace, table: int, found: Counts, report: Report) -> None:
+    """A trace of a run, repeated as it was, gives what the run counted."""
+    traced = trace.tables[table]
+    was: dict[str, Any] = dict(trace.counters.get(traced.name, {}))
+    mine = {
+        "hits": int(found.hits.sum()),
+        "loads": int(found.loads.sum()),
+        "bypasses": int(found.bypasses.sum()),
+    }
+    mine["evictions"] = found.evictions
+    report.answers.append(
+        f"the run that was recorded ({trace.policy}, window {trace.window_batches}, {traced.lines:,} lines, "
+        f"{format_bytes((traced.lines or 0) * traced.page_bytes)}) hit {mine['hits']:,} of "
+        f"{int(found.pages.sum()):,} pages, {found.hit_ratio:.2%}, warm-up included"
+    )
+    if was.get("failures"):
+        report.note(
+            f"{was['failures']} reads failed in the run that was recorded, so its counts differ a little"
+        )
+    elif any(was.get(key, value) != value for key, value in mine.items()):
+        raise RuntimeError(f"{trace.path} replays to {mine}, but the run that was recorded counted {was}")

@@ -1,0 +1,169 @@
+"""Records what a FeatureLoader's cache is asked for: ``with record(loader, "run.trace"): train(loader)``.
+
+It stands between the stream and the cache and writes down every step as it passes. Rows and timing are as
+without it, but for the writing: 4 B per page of each minibatch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from gids import _core
+from gids.bench.trace import Pages, TracedTable
+from gids.bench.trace_writer import TraceWriter
+
+if TYPE_CHECKING:
+    from gids.loader import FeatureLoader
+    from gids.loader.placement import Heats, Placement, Sizes
+    from gids.loader.stream import Cache, Features, Ids
+    from gids.store import Table
+
+_COUNTERS = ("steps", "pages", "hits", "misses", "loads", "bypasses", "evictions", "failures")
+_NO_IDS = torch.empty(0, dtype=torch.int64)
+
+
+@contextmanager
+def record(loader: FeatureLoader, path: str | os.PathLike[str]) -> Iterator[None]:
+    """Write to path, until the block ends, what the cache of a loader is asked for (gids.bench.trace reads it).
+
+    For a loader that has not handed out anything yet, so that the trace begins with an empty cache; for one of
+    gids.dgl.DataLoader give its ``feature_loader``. Any number of epochs; streams that read through (a
+    validation in mid-epoch) leave no mark and are not recorded. When the block ends by an exception, the trace
+    holds what happened before. Raises ValueError for a loader that has a cache already, OSError.
+    """
+    if loader._cache is not None:
+        raise ValueError("this loader has a cache already: begin to record before its first minibatch")
+    tap = _Tap(loader, path)
+    placement = loader._placement
+    loader._placement = tap
+    try:
+        yield
+    finally:
+        loader._placement = placement
+        tap.finish()
+
+
+class _Tap:
+    """A loader's placement, which taps the cache that it builds. A Placement."""
+
+    def __init__(self, loader: FeatureLoader, path: str | os.PathLike[str]) -> None:
+        self._placement: Placement = loader._placement
+        self._tables: list[Table] = loader.tables
+        self._policy: str = loader._policy
+        self._path = path
+        self._writer: TraceWriter | None = None
+        self._cache: TappedCache | None = None
+        self.least_planned = self._placement.least_planned
+
+    def build(self, sizes: Sizes, heats: Heats) -> tuple[Cache, int]:
+        cache, most_planned = self._placement.build(sizes, heats)
+        stats = cache.stats()
+        tables = [
+            TracedTable(
+                t.name,
+                t.page_count,
+                t.page_bytes,
+                t.rows_per_page,
+                stats[t.name].get("lines"),
+                heats.get(t.name),
+            )
+            for t in self._tables
+        ]
+        self._writer = TraceWriter(
+            self._path,
+            tables,
+            policy=self._policy,
+            window_batches=sizes.window_batches,
+            planned_batches=sizes.planned_batches,
+        )
+        self._cache = TappedCache(cache, tables, self._writer)
+        return self._cache, most_planned
+
+    def memory(self, cache: Cache | None, live_batches: int) -> dict[str, int]:
+        return self._placement.memory(cache, live_batches)
+
+    def finish(self) -> None:
+        if self._cache is not None:
+            self._cache.end()
+
+
+class TappedCache:
+    """A cache that writes down what it is asked for, until end(). Passes everything on. A Cache."""
+
+    def __init__(self, cache: Cache, tables: Sequence[TracedTable], writer: TraceWriter) -> None:
+        self._cache = cache
+        self._tables = tables
+        self._writer: TraceWriter | None = writer
+        self._marks = [np.full(t.page_count, 0, np.uint32) for t in tables]
+        self._mark = 0
+
+    @property
+    def next_step(self) -> int:
+        return self._cache.next_step
+
+    def enter(self, step: int, ids: Ids) -> None:
+        self._cache.enter(step, ids)  # checks the ids
+        if self._writer is not None:
+            self._writer.enter(self._pages(ids))
+
+    def plan(self, step: int) -> None:
+        self._cache.plan(step)
+        if self._writer is not None:
+            self._writer.plan()
+
+    def retire(self, step: int) -> None:
+        self._cache.retire(step)
+        if self._writer is not None:
+            self._writer.retire()
+
+    def cancel(self) -> None:
+        self._cache.cancel()
+        if self._writer is not None:
+            self._writer.retire_all()
+
+    def gather(self, step: int) -> tuple[Features, Exception | None]:
+        return self._cache.gather(step)
+
+    def read_through(self, ids: Ids) -> tuple[Features, Exception | None]:
+        return self._cache.read_through(ids)
+
+    def stats(self) -> dict[str, dict[str, Any]]:
+        return self._cache.stats()
+
+    def memory(self) -> dict[str, int]:
+        return self._cache.memory()
+
+    def close(self) -> None:
+        self.end()
+        self._cache.close()
+
+    def end(self) -> None:
+        """Write the end of the trace; from here on nothing is written down. Idempotent."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.finish(_counters(self._cache.stats()))
+            self._marks = []
+
+    def _pages(self, ids: Ids) -> list[Pages]:
+        self._mark += 1
+        if self._mark == 1 << 32:
+            self._mark = 1
+            for marks in self._marks:
+                marks[:] = 0
+        result = []
+        for table, marks in zip(self._tables, self._marks, strict=True):
+            rows = np.ascontiguousarray(ids.get(table.name, _NO_IDS).cpu().numpy())
+            pages = np.empty(len(rows), np.int64)
+            count = _core.unique_pages(rows, table.rows_per_page, marks, self._mark, pages)
+            result.append(pages[:count])
+        return result
+
+
+def _counters(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    return {name: {key: int(s[key]) for key in _COUNTERS if key in s} for name, s in stats.items()}
