@@ -1,7 +1,7 @@
 """The smallest cache and window that reach what is wanted of a trace. Called by hit_ratio.py for --advise.
 
-A hit ratio grows with the cache and, under lookahead, with the window: so the smallest cache is sought with the
-longest window, by halving, and then the shortest window that does as well with it.
+A hit ratio grows with the cache and, under lookahead, with the window: so the smallest cache is sought with
+the longest window, by halving, and then the shortest window that does as well with it.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def _search(
     best = measured(case.traced.page_count, longest)
     if best < ratio:
         report.answers.append(
-            f"no cache hits the {ratio:.1%} that are needed: with every page in it, {best:.1%} are hits, as the rest "
-            "is read for the first time. A longer trace repeats more (--batches)"
+            f"no cache hits the {ratio:.1%} that are needed: with every page in it, {best:.1%} are hits, as "
+            "the rest is read for the first time. A longer trace repeats more (--batches)"
         )
         return
     low, high = 0, case.traced.page_count  # reached with high; not with low, which is looked at first
@@ -113,10 +113,11 @@ def _answer(
     report: Report,
 ) -> None:
     cache = lines * case.traced.page_bytes
+    share = lines / case.traced.page_count
     metadata = lines * LINE_BYTES + case.traced.page_count * PAGE_BYTES
     report.answers.append(
-        f"{ratio:.1%} are hits with {lines:,} lines ({format_bytes(cache)}, {lines / case.traced.page_count:.1%} of "
-        f"the table; metadata {format_bytes(metadata)}) and a window of {window}: "
+        f"{ratio:.1%} are hits with {lines:,} lines ({format_bytes(cache)}, {share:.1%} of the "
+        f"table; metadata {format_bytes(metadata)}) and a window of {window}: "
         f"FeatureLoader(..., window_batches={window}, cache_bytes={cache + lines * LINE_BYTES})"
     )
     minimum = case.minimum(lines)["hit_ratio"]
@@ -124,9 +125,10 @@ def _answer(
     speed = report.subject.get("pages_per_s")
     if speed:
         epoch = _epoch_batches(case, args)
+        pages = epoch * per_batch * (1 - ratio)
         report.answers.append(
-            f"an epoch of {epoch:,} minibatches then reads {epoch * per_batch * (1 - ratio):,.0f} pages, which takes "
-            f"{epoch * per_batch * (1 - ratio) / speed:.1f} s at {speed:,.0f} pages/s"
+            f"an epoch of {epoch:,} minibatches then reads {pages:,.0f} pages: {pages / speed:.1f} s at "
+            f"{speed:,.0f} pages/s"
         )
 
 
@@ -134,7 +136,7 @@ def _ratio_for(
     seconds: float, per_batch: float, case: Case, args: argparse.Namespace, report: Report
 ) -> float:
     """The hit ratio with which an epoch's missing pages are read in so many seconds."""
-    speed = args.pages_per_s
+    speed: float | None = args.pages_per_s
     if speed is None:
         speed = _measured_speed(case, args, report)
     elif speed <= 0:
@@ -156,7 +158,7 @@ def _measured_speed(case: Case, args: argparse.Namespace, report: Report) -> flo
     found = random_reads(table.shard_paths, page_bytes=case.traced.page_bytes, seconds=3.0)
     if found.note:
         report.note(found.note)
-    return found.reads_per_s
+    return float(found.reads_per_s)
 
 
 def _epoch_batches(case: Case, args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`gids bench hit-ratio`: what share of pages a cache would find, by policy, window and size, beside the optimum.
+"""`gids bench hit-ratio`: what share of pages a cache would find, beside what the best possible one would.
 
 Metadata only: neither features nor a disk is needed. With --advise it turns the question round.
 """
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 HELP = "what share of pages a cache would find, by policy, window and size, beside Belady's MIN"
 EPILOG = """\
 PLACES are cache sizes: a share of the table's pages (2%), bytes of lines (4GB), or so many average
-minibatches (5x). WANTED is a hit ratio (60%) or the seconds of an epoch (30s): the time that its missing pages
-take to read, at the speed that the dataset's disk shows in a short probe, or that --pages-per-s gives.
+minibatches (5x). WANTED is a hit ratio (60%) or the seconds of an epoch (30s): the time that its missing
+pages take to read, at the speed that the dataset's disk shows in a short probe, or that --pages-per-s gives.
 
 To record a run of your own training:
 
@@ -135,8 +135,9 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
         report.note("the trace is the same in each repeat; only random choices differ")
     if not wanted:
         report.note(
-            f"`{PINNED}`: {args.pin:.0%} of the lines hold the hottest pages for good, preloaded; the rest choose a "
-            "random victim. of MIN, regret: beside Belady's MIN with as many lines, over the same minibatches"
+            f"`{PINNED}`: {args.pin:.0%} of the lines hold the hottest pages for good, preloaded; the rest "
+            "choose a random victim. of MIN, regret: beside Belady's MIN with as many lines, over the same "
+            "minibatches"
         )
     rounds = 1 if wanted else session.repeat
     caches: list[tuple[str, int]] = []
@@ -387,8 +388,8 @@ def _windows(windows: list[int], planned: int, report: Report) -> list[int]:
     for window in windows:
         if window > most:
             report.note(
-                f"window {window} is measured as {most}: with {planned} planned, that makes {LIVE_BATCHES} live "
-                "minibatches, the most that a page's word has marks for"
+                f"window {window} is measured as {most}: with {planned} planned, that makes {LIVE_BATCHES} "
+                "live minibatches, the most that a page's word has marks for"
             )
     return sorted({min(window, most) for window in windows})
 

@@ -1,4 +1,4 @@
-"""The figures of `gids bench hit-ratio`: hit ratio by window depth, and window buffering beside static pinning."""
+"""The figures of `gids bench hit-ratio`: by window depth, by cache size, and beside static pinning."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The most that any cache could hit: Belady's MIN, at the granularity of minibatches, with bypass.
 
-A minibatch's pages are wanted together; those that are held when it comes are hits. What is held afterwards is
-the best choice among what was held and the minibatch's own pages, for whoever knows the future. The planner's
-policies choose under the same rule, so none can hit more. Called by hit_ratio.py and advise.py.
+A minibatch's pages are wanted together; those that are held when it comes are hits. What is held afterwards
+is the best choice among what was held and the minibatch's own pages, for whoever knows the future. The
+planner's policies choose under the same rule, so none can hit more. Called by hit_ratio.py and advise.py.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def _ignore() -> None:
 class Optimum:
     """MIN over one table of a trace, for caches of any size.
 
-    Built in one pass over the trace from its end: 4 B per page of the table, and 4 B per page of each minibatch
-    (in a temporary file where these are many). check: called for each minibatch; may raise.
+    Built in one pass over the trace from its end: 4 B per page of the table, and 4 B per page of each
+    minibatch (in a temporary file where these are many). check: called for each minibatch; may raise.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class Optimum:
     def hits(self, lines: int, *, warm: int = 0) -> Pages:
         """How many pages of each minibatch MIN hits: int64[batch_count].
 
-        warm: where counting begins. Until that minibatch nothing is dropped, so that from there on no cache that
-        began empty can hit more, whatever it gave up before.
+        warm: where counting begins. Until that minibatch nothing is dropped, so that from there on no cache
+        that began empty can hit more, whatever it gave up before.
         """
         hits = np.empty(len(self._ends) - 1, np.int64)
         _core.min_hits(self._next, self._ends, lines, warm, hits)

@@ -31,7 +31,7 @@ def save_plot(path: Path, draw: Callable[[Any], None], *, width: float, height: 
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    style = {
+    style: dict[Any, Any] = {
         "font.size": 9,
         "axes.grid": True,
         "axes.axisbelow": True,

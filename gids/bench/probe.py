@@ -1,4 +1,4 @@
-"""What the disk gives by itself: random aligned reads of pages at a fixed depth, cold. The ceiling for others.
+"""What the disk gives by itself: random aligned reads of pages at a fixed depth, cold: others' ceiling.
 
 Called by bandwidth.py and advise.py. Our engine without tables, cache or rows: fio.py is the second opinion.
 """
@@ -97,5 +97,5 @@ def why_warm(paths: Sequence[str | os.PathLike[str]]) -> str:
         return f"figures are WARM: the page cache could not be emptied of {error.filename}: {error.strerror}"
     left = max(cached_share(path) for path in paths)
     if left > 0.01:
-        return f"figures are WARM: {left:.0%} of a shard stays in the page cache (mapped elsewhere, or in memory)"
+        return f"figures are WARM: {left:.0%} of a shard stays in the page cache (mapped, or in memory)"
     return ""

@@ -30,12 +30,12 @@ _NO_IDS = torch.empty(0, dtype=torch.int64)
 
 @contextmanager
 def record(loader: FeatureLoader, path: str | os.PathLike[str]) -> Iterator[None]:
-    """Write to path, until the block ends, what the cache of a loader is asked for (gids.bench.trace reads it).
+    """Write to path, while the block runs, what a loader's cache is asked for (gids.bench.Trace reads it).
 
-    For a loader that has not handed out anything yet, so that the trace begins with an empty cache; for one of
-    gids.dgl.DataLoader give its ``feature_loader``. Any number of epochs; streams that read through (a
-    validation in mid-epoch) leave no mark and are not recorded. When the block ends by an exception, the trace
-    holds what happened before. Raises ValueError for a loader that has a cache already, OSError.
+    For a loader that has not handed out anything yet, so that the trace begins with an empty cache; for one
+    of gids.dgl.DataLoader give its ``feature_loader``. Any number of epochs; streams that read through (a
+    validation in mid-epoch) leave no mark and are not recorded. When the block ends by an exception, the
+    trace holds what happened before. Raises ValueError for a loader that has a cache already, OSError.
     """
     if loader._cache is not None:
         raise ValueError("this loader has a cache already: begin to record before its first minibatch")
@@ -106,6 +106,10 @@ class TappedCache:
     @property
     def next_step(self) -> int:
         return self._cache.next_step
+
+    @next_step.setter
+    def next_step(self, step: int) -> None:
+        self._cache.next_step = step
 
     def enter(self, step: int, ids: Ids) -> None:
         self._cache.enter(step, ids)  # checks the ids

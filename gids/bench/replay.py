@@ -33,6 +33,12 @@ class Counts:
     bypasses: npt.NDArray[np.int64]
     evictions: int
 
+    @classmethod
+    def of(cls, rows: npt.NDArray[np.int64], evictions: int) -> Counts:
+        """rows: int64[n, 4] of pages, hits, loads and bypasses."""
+        pages, hits, loads, bypasses = rows.T.copy()
+        return cls(pages, hits, loads, bypasses, evictions)
+
     @property
     def hit_ratio(self) -> float:
         """Of all pages together; 0 for none."""
@@ -63,8 +69,8 @@ def replay(
     """
     if planned < 1 or window < 0 or window + planned > LIVE_BATCHES:
         raise ValueError(
-            f"a window of {window} with {planned} planned minibatches: planned is at least 1, and both together "
-            f"at most {LIVE_BATCHES}"
+            f"a window of {window} with {planned} planned minibatches: planned is at least 1, and both "
+            f"together at most {LIVE_BATCHES}"
         )
     planner = _core.Planner(page_count, lines, policy, seed, heat)
     batches = trace.batch_count
@@ -88,13 +94,14 @@ def replay(
         hits, loads, bypasses = planner.plan(t)
         counts[t] += hits + loads + bypasses, hits, loads, bypasses
     evictions = planner.stats()["evictions"] - evicted_before
-    return Counts(*counts[warm:].T.copy(), evictions=evictions)
+    return Counts.of(counts[warm:], evictions)
 
 
 def replay_as_recorded(trace: Trace, table: int, *, check: Callable[[], None] = _ignore) -> Counts:
-    """Repeat a recorded run of one table, step by step: the same policy, lines, window and order of events.
+    """Repeat a recorded run of one table, step by step: the same policy, lines and order of events.
 
-    Its counts are those of the run, unless reads failed in it. Raises ValueError for a trace of sampling alone.
+    Its counts are those of the run; after reads that failed, or were cancelled as a stream was closed early,
+    they may differ. Raises ValueError for a trace of sampling alone.
     """
     traced = trace.tables[table]
     if trace.policy is None or traced.lines is None:
@@ -118,7 +125,7 @@ def replay_as_recorded(trace: Trace, table: int, *, check: Callable[[], None] = 
             retired += 1
             planned = max(planned, retired)
     counts = np.array(rows, np.int64).reshape(-1, 4)
-    return Counts(*counts.T.copy(), evictions=planner.stats()["evictions"])
+    return Counts.of(counts, planner.stats()["evictions"])
 
 
 def _repeated(trace: Batches, batch: int) -> FormatError:

@@ -23,7 +23,10 @@ Setting = Mapping[str, str | int | float | bool | None]
 
 @dataclass
 class Figure:
-    """What one setting gave: each metric's values, one per repeat. A metric that was not measured is absent."""
+    """What one setting gave: each metric's values, one per repeat.
+
+    A metric that was not measured is absent.
+    """
 
     setting: Setting
     values: dict[str, list[float]] = field(default_factory=dict)

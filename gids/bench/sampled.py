@@ -1,4 +1,7 @@
-"""Traces of sampling alone: what training would read of a table, without reading it. Called by hit_ratio.py."""
+"""Traces of sampling alone: what training would read of a table, without reading it.
+
+Called by hit_ratio.py.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,11 @@ def sample_trace(
     most_seconds: float = float("inf"),
     session: Session,
 ) -> int:
-    """Write a trace of `batches` minibatches of uniform neighbour sampling, as dgl's NeighborSampler draws them.
+    """Write a trace of `batches` minibatches of uniform neighbour sampling, as DGL's draws them.
 
     table: of nodes. heat: a method that is stored, "auto" for the best of those, or "none". Stops early when
-    most_seconds have passed. Returns how many minibatches it wrote. Raises ValueError, KeyError for arguments and
-    FormatError for a dataset without topology.
+    most_seconds have passed. Returns how many minibatches it wrote. Raises ValueError, KeyError for arguments
+    and FormatError for a dataset without topology.
     """
     if not isinstance(table.type, str):
         raise ValueError(

@@ -1,11 +1,13 @@
 """A session: how long a bench command may still take, its progress, and the end of its patience.
 
-Called by the questions between, and now and then within, their measurements. Knows nothing of what they measure.
+Called by the questions between, and now and then within, their measurements. Knows nothing of what they
+measure.
 """
 
 from __future__ import annotations
 
 import time
+
 from gids.cli.progress import Progress
 
 

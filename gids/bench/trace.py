@@ -6,15 +6,16 @@ takes memory for its minibatches (some 50 B each), not for their pages. Little-e
     0   8 B   magic "GIDSTRCE"
     8   u32   version, 1
     12  u32   bytes of JSON that follow at 16; padded with spaces to a multiple of 8
-    16  ...   JSON {"tables": [{"name", "page_count", "page_bytes", "rows_per_page", "lines", "heat"}], "policy",
-              "window_batches", "planned_batches"}; the last three, and lines, are null unless a run was recorded
+    16  ...   JSON {"tables": [{"name", "page_count", "page_bytes", "rows_per_page", "lines", "heat"}],
+              "policy", "window_batches", "planned_batches"}; lines and the last three are null unless a run
+              was recorded
         ...   for each table whose "heat" is true: u8[page_count], padded to a multiple of 8
-        ...   records, to the end of the file: a header of 16 B and what belongs to it, padded to a multiple of 8
+        ...   records, to the end of the file: a header of 16 B, then what it announces, padded likewise
 
     record  u8 kind, u8 bytes of a page number (4 or 8), u16 table, u32 count, u64 minibatch
-    ENTER   count page numbers follow: the minibatch's pages of a table, each once, in order of first appearance
+    ENTER   count page numbers follow: the minibatch's pages of a table, each once, in order of first use
     PLAN, RETIRE   nothing follows
-    END     count bytes of JSON follow: {"batches", "pages", "counters": {table: {"hits", ...}}}; the last record
+    END     count bytes of JSON follow: {"batches", "pages", "counters": {table: {"hits", ...}}}; the last
 
 Minibatches are numbered from 0 and enter, are planned and retire in that order. A file without END is
 incomplete.
@@ -69,10 +70,11 @@ class Trace:
     """An open trace file.
 
     Attributes: path; tables; batch_count; events (uint8[n], ENTER, PLAN and RETIRE as they happened, one for
-    each minibatch's; all are ENTER unless a run was recorded); policy, window_batches, planned_batches (of the
-    recorded run, or None); counters (table -> what its cache counted in that run; empty otherwise).
+    each minibatch's; all are ENTER unless a run was recorded); policy, window_batches, planned_batches (of
+    the recorded run, or None); counters (table -> what its cache counted in that run; empty otherwise).
 
-    Raises FormatError, with one cause, for a file that is no trace, of another version, or incomplete; OSError.
+    Raises FormatError, with one cause, for a file that is no trace, of another version, or incomplete;
+    OSError.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -97,8 +99,8 @@ class Trace:
         pages = raw.astype(np.int64)
         if count and not 0 <= int(pages.min()) <= int(pages.max()) < self.tables[table].page_count:
             raise self._fault(
-                f"names page {int(pages.max())} of table {self.tables[table].name!r} in minibatch {batch}; it "
-                f"has {self.tables[table].page_count}: the file is damaged"
+                f"names page {int(pages.max())} of table {self.tables[table].name!r} in minibatch {batch}; "
+                f"it has {self.tables[table].page_count}: the file is damaged"
             )
         return pages
 
@@ -170,8 +172,8 @@ class Trace:
         while True:
             if place + RECORD.size > self._size:
                 raise self._fault(
-                    f"ends after {seen[ENTER]} minibatches, without the end mark: the run that recorded it was "
-                    "killed, or it was not copied to its end"
+                    f"ends after {seen[ENTER]} minibatches, without the end mark: the run that recorded it "
+                    "was killed, or it was not copied to its end"
                 )
             kind, width, table, count, batch = RECORD.unpack_from(self._map, place)
             begin, place = place, place + RECORD.size

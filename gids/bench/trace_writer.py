@@ -73,7 +73,10 @@ class TraceWriter:
                 self._write_padded(table.heat)
 
     def enter(self, pages: Sequence[Pages]) -> None:
-        """The next minibatch. pages: for each table int64[n], each page once, in order of first appearance."""
+        """The next minibatch.
+
+        pages: for each table int64[n], each page once, in order of first appearance.
+        """
         for number, (table, wanted) in enumerate(zip(self._tables, pages, strict=True)):
             width = 8 if table.page_count > _WIDE else 4
             self._file.write(RECORD.pack(ENTER, width, number, len(wanted), self._entered))
@@ -112,5 +115,5 @@ class TraceWriter:
         self._file.close()
 
     def _write_padded(self, values: np.ndarray[Any, Any]) -> None:
-        self._file.write(memoryview(np.ascontiguousarray(values)).cast("B") if len(values) else b"")
+        self._file.write(np.ascontiguousarray(values).tobytes())
         self._file.write(bytes(padded(values.nbytes) - values.nbytes))

@@ -1,4 +1,4 @@
-"""Heat by trial: how many minibatches of a sampled epoch read each node. Called by `gids heat` and gids.bench.
+"""Heat by trial: how many minibatches of a sampled epoch read each node. Called by `gids heat`, gids.bench.
 
 NumPy over whole minibatches; no loop over nodes.
 """
