@@ -12,13 +12,6 @@ import sys
 from collections.abc import Sequence
 
 COMMANDS = ("bench", "convert", "heat", "info", "quickstart", "verify")  # a new one adds its module
-    "bench",
-    "convert",
-    "heat",
-    "info",
-    "quickstart",
-    "verify",
-)  # a new subcommand adds its module's name
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -47,7 +47,7 @@ def random_trace(rng: np.random.Generator, pages: int, batches: int, most: int) 
 
 
 def brute_force(trace: ListTrace, lines: int) -> int:
-    """The most hits of any sequence of choices: after each minibatch, any of what was held or just read stays."""
+    """The most hits of any sequence of choices: after each minibatch, any of the pages at hand stay."""
     batches = [frozenset(b.tolist()) for b in trace.batches]
 
     @cache
