@@ -18,7 +18,7 @@ from gids.bench.session import Session
 from gids.cli.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from gids.bench.hit_ratio import Case
+    from gids.bench.case import Case
 
 POLICY = "lookahead"
 PRECISION = 0.01  # of the cache: the search ends when it is known so well

@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +18,8 @@ from gids.bench.session import Session
 from gids.cli.sizes import format_bytes
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    from gids.bench.optimum import Optimum
     from gids.bench.replay import Counts
-    from gids.bench.trace import Trace, TracedTable
+    from gids.bench.trace import Trace
 
 HELP = "what share of pages a cache would find, by policy, window and size, beside Belady's MIN"
 EPILOG = """\
@@ -48,7 +43,7 @@ COLUMNS = [
     text.Column("evicted", "evictions", text.count),
 ]
 WINDOWED = ("window-pin", "lookahead")
-MINIMUM, PINNED = "MIN", "pinned"
+MINIMUM = "MIN"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -125,6 +120,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     """Fill the report; the figures' settings are cache, lines, policy and window."""
     from gids.bench.advise import advise, parse_wanted
+    from gids.bench.case import PINNED, Case
+    from gids.bench.places import cache_sizes, parse_places
     from gids.bench.replay import replay_as_recorded
 
     policies = _policies(args.policies)
@@ -150,7 +147,7 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
                 return
             if trace.policy is not None and turn == 0:
                 _check_recorded(trace, table, replay_as_recorded(trace, table, check=session.check), report)
-            caches = caches or _caches(sizes, case, report)  # the same in every repeat
+            caches = caches or cache_sizes(sizes, case, report)  # the same in every repeat
             plans = [
                 (places, lines, policy, window)
                 for places, lines in caches
@@ -178,114 +175,6 @@ def plot(report: Report, path: Path) -> None:
 
     width, height = size(report)
     save_plot(path, lambda figure: draw(report, figure), width=width, height=height)
-
-
-@dataclass
-class Case:
-    """A trace of one table, and what its caches are measured against."""
-
-    trace: Trace
-    table: int
-    traced: TracedTable
-    optimum: Optimum
-    warm: int
-    planned: int
-    seed: int
-    session: Session
-
-    @classmethod
-    def prepare(
-        cls,
-        trace: Trace,
-        table: int,
-        args: argparse.Namespace,
-        session: Session,
-        report: Report,
-        *,
-        seed: int,
-    ) -> Case:
-        from gids.bench.optimum import Optimum
-
-        traced = trace.tables[table]
-        warm = min(int(trace.batch_count * args.warm_up), max(0, trace.batch_count - 1))
-        counts = trace.page_counts(table)
-        report.subject.update(
-            table=traced.name,
-            pages=traced.page_count,
-            page_bytes=traced.page_bytes,
-            rows_per_page=traced.rows_per_page,
-            batches=trace.batch_count,
-            warm_up_batches=warm,
-            pinned_share=args.pin,
-            pages_per_batch=float(counts.mean()) if len(counts) else 0.0,
-        )
-        if not int(counts[warm:].sum()):
-            raise ValueError(f"the trace reads nothing of table {traced.name!r}: there is nothing to hit")
-        if traced.heat is None:
-            report.note("no heat is known of the pages: static and lookahead have only the window to go by")
-        optimum = Optimum(trace, traced.page_count, table=table, check=session.check)
-        return cls(trace, table, traced, optimum, warm, args.planned, seed, session)
-
-    @property
-    def pages(self) -> int:
-        """Asked for by the minibatches that are counted."""
-        return int(self.trace.page_counts(self.table)[self.warm :].sum())
-
-    def minimum(self, lines: int) -> dict[str, float]:
-        hits = int(self.optimum.hits(lines, warm=self.warm)[self.warm :].sum())
-        return {"hit_ratio": hits / self.pages, "of_min": 1.0, "regret": 0.0, "pages_read": self.pages - hits}
-
-    def run(self, policy: str, lines: int, window: int, *, pin: float = 0.0) -> dict[str, float]:
-        pinned, rest = None, lines
-        if policy == PINNED:
-            assert self.traced.heat is not None
-            pinned = hottest(self.traced.heat, int(lines * pin))
-            policy, rest = "random", lines - int(lines * pin)
-        found = self.replay(policy, rest, window, pinned)
-        best = int(self.optimum.hits(lines, warm=self.warm)[self.warm :].sum())
-        hits = int(found.hits.sum())
-        if hits > best and pinned is None:
-            raise RuntimeError(f"{policy} hits {hits} pages and MIN {best}: one of them counts wrongly")
-        return {
-            "hit_ratio": found.hit_ratio,
-            "of_min": hits / best if best else 1.0,
-            "regret": (best - hits) / self.pages,
-            "pages_read": self.pages - hits,
-            "loads": int(found.loads.sum()),
-            "bypasses": int(found.bypasses.sum()),
-            "evictions": found.evictions,
-        }
-
-    def replay(
-        self, policy: str, lines: int, window: int, pinned: npt.NDArray[np.bool_] | None = None
-    ) -> Counts:
-        from gids.bench.replay import replay
-
-        return replay(
-            self.trace,
-            self.traced.page_count,
-            table=self.table,
-            lines=lines,
-            policy=policy,
-            window=window,
-            planned=self.planned,
-            heat=self.traced.heat,
-            pinned=pinned,
-            seed=self.seed,
-            warm=self.warm,
-            check=self.session.check,
-        )
-
-
-def hottest(heat: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.bool_]:
-    """bool[page_count]: the `count` pages of most heat."""
-    import numpy as np
-
-    chosen = np.zeros(len(heat), bool)
-    count = min(count, len(heat))
-    if count:
-        chosen[np.argpartition(heat, len(heat) - count)[len(heat) - count :]] = True
-    return chosen
 
 
 @contextlib.contextmanager
@@ -329,41 +218,6 @@ def open_trace(
             report.note(f"sampled {written} of {args.batches} minibatches in a quarter of the time given")
         with Trace(path) as trace:
             yield trace, 0
-
-
-def parse_places(place: str) -> tuple[str, str, float]:
-    """(as given, unit, number) of a cache size: unit "%", "x" or "B"."""
-    try:
-        if place.endswith("%"):
-            found = (place, "%", float(place[:-1]) / 100)
-        elif place.endswith("x"):
-            found = (place, "x", float(place[:-1]))
-        else:
-            from gids.cli.sizes import parse_bytes
-
-            found = (place, "B", float(parse_bytes(place)))
-    except (ValueError, argparse.ArgumentTypeError):
-        found = (place, "", -1.0)
-    if not 0 <= found[2] < float("inf"):
-        raise ValueError(f"--cache {place}: write 2% of the pages, 4GB of lines, or 5x an average minibatch")
-    return found
-
-
-def _caches(sizes: list[tuple[str, str, float]], case: Case, report: Report) -> list[tuple[str, int]]:
-    """(what to call it, lines) of each cache size, each once."""
-    traced = case.traced
-    each = float(report.subject["pages_per_batch"])
-    found: dict[int, str] = {}
-    for place, unit, number in sizes:
-        lines = int(
-            {"%": number * traced.page_count, "x": number * each, "B": number // traced.page_bytes}[unit]
-        )
-        if lines >= traced.page_count:
-            lines = traced.page_count
-            report.note(f"a cache of {place} holds the whole table: all are hits once every page was read")
-        size = format_bytes(lines * traced.page_bytes)
-        found.setdefault(lines, f"{place} ({size})" if unit != "B" else size)
-    return [(name, lines) for lines, name in sorted(found.items())]
 
 
 def _policies(names: list[str] | None) -> list[str]:
@@ -411,8 +265,8 @@ def _check_recorded(trace: Trace, table: int, found: Counts, report: Report) -> 
     )
     if was.get("failures"):
         report.note(
-            f"{was['failures']} reads failed, or were cancelled as a stream was closed early, in the run that was "
-            "recorded: from there on its counts may differ from the replay's"
+            f"{was['failures']} reads failed, or were cancelled as a stream was closed early, in the run that "
+            "was recorded: from there on its counts may differ from the replay's"
         )
     elif any(was.get(key, value) != value for key, value in mine.items()):
         raise RuntimeError(f"{trace.path} replays to {mine}, but the run that was recorded counted {was}")

@@ -100,9 +100,7 @@ def test_a_recorded_run_replays_to_the_counts_of_the_run(
     path = tmp_path / "run.trace"
     batches = minibatches(40, seed=window)
     with (
-        gids.FeatureLoader(
-            dataset, ["paper.feat", "author.feat"], memory_bytes=32 << 20, cache_bytes=1 << 20, **options
-        ) as loader,
+        gids.FeatureLoader(dataset, ["paper.feat", "author.feat"], **options) as loader,
         record(loader, path),
     ):
         for ids, features in loader.attach(batches, lambda ids: ids):  # an epoch
