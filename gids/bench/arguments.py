@@ -72,7 +72,8 @@ def add_dataset(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_sampling(parser: argparse.ArgumentParser) -> None:
+def add_sampling(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """several: --batch-size is a list."""
     add = parser.add_argument
     add(
         "--fanouts",
@@ -81,7 +82,13 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         metavar="N,…",
         help="as DGL's NeighborSampler takes them: the last is that of the seeds (default: 10,10,10)",
     )
-    add("--batch-size", type=positive, default=1024, metavar="N", help="seeds of a minibatch (default: 1024)")
+    add(
+        "--batch-size",
+        type=numbers(1) if several else positive,
+        default=[1024] if several else 1024,
+        metavar="N,…" if several else "N",
+        help="seeds of a minibatch (default: 1024)",
+    )
     add(
         "--seeds",
         choices=["train", "val", "test", "all"],

@@ -265,8 +265,8 @@ def _check_recorded(trace: Trace, table: int, found: Counts, report: Report) -> 
     )
     if was.get("failures"):
         report.note(
-            f"{was['failures']} reads failed, or were cancelled as a stream was closed early, in the run that "
-            "was recorded: from there on its counts may differ from the replay's"
+            f"{was['failures']} reads failed, or were cancelled as a stream was closed early, in the recorded "
+            "run: from there on its counts may differ from the replay's"
         )
     elif any(was.get(key, value) != value for key, value in mine.items()):
         raise RuntimeError(f"{trace.path} replays to {mine}, but the run that was recorded counted {was}")

@@ -1,28 +1,35 @@
-"""Cache sizes as people give them, in lines. Called by hit_ratio.py."""
+"""Cache sizes as people give them, in lines. Called by hit_ratio.py, bandwidth.py."""
 
 from __future__ import annotations
 
 import argparse
 
+from gids import _core
 from gids.bench.case import Case
 from gids.bench.report import Report
 from gids.cli.sizes import format_bytes, parse_bytes
 
 
 def parse_places(place: str) -> tuple[str, str, float]:
-    """(as given, unit, number) of a cache size: unit "%", "x" or "B"."""
+    """(as given, unit, number) of a cache size: unit "%", "x" or "B". Raises ValueError."""
+    unit = place[-1:] if place[-1:] in ("%", "x") else "B"
     try:
-        if place.endswith("%"):
-            found = (place, "%", float(place[:-1]) / 100)
-        elif place.endswith("x"):
-            found = (place, "x", float(place[:-1]))
-        else:
-            found = (place, "B", float(parse_bytes(place)))
+        number = float(parse_bytes(place)) if unit == "B" else float(place[:-1])
     except (ValueError, argparse.ArgumentTypeError):
-        found = (place, "", -1.0)
-    if not 0 <= found[2] < float("inf"):
+        number = -1.0
+    if not 0 <= number < float("inf"):
         raise ValueError(f"--cache {place}: write 2% of the pages, 4GB of lines, or 5x an average minibatch")
-    return found
+    return place, unit, number / 100 if unit == "%" else number
+
+
+def parse_size(place: str, page_count: int, page_bytes: int) -> int:
+    """Bytes of a cache size, "2%" of a table or "4GB", for FeatureLoader. Raises ValueError."""
+    _, unit, number = parse_places(place)
+    if unit == "x":
+        raise ValueError(f"--cache {place}: write 2% of the pages, or 4GB of lines")
+    if unit == "B":
+        return int(number)
+    return int(number * page_count) * (page_bytes + _core.LINE_METADATA_BYTES)
 
 
 def cache_sizes(sizes: list[tuple[str, str, float]], case: Case, report: Report) -> list[tuple[str, int]]:

@@ -15,7 +15,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-QUESTIONS = {"hit-ratio": "hit_ratio"}
+QUESTIONS = {"bandwidth": "bandwidth", "hit-ratio": "hit_ratio"}
 _INTERRUPTED = 130
 
 

@@ -89,6 +89,15 @@ class Engine:
         """
         return self.native.stats()
 
+    def latencies(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+        """How long requests took since it opened: (seconds, counts), float64[n] and int64[n].
+
+        counts[i] requests took less than seconds[i], and at least seconds[i - 1]; buckets are a sixteenth of
+        a doubling wide. The difference of two answers is of the requests between them.
+        """
+        ends, counts = self.native.latencies()
+        return np.array(ends), np.array(counts, np.int64)
+
     def inject_faults(self, faults: Iterable[tuple[int, int, int, int]]) -> None:
         """For tests: (file, offset, errno, times) makes reads that touch the byte fail that many times.
 

@@ -98,6 +98,14 @@ nb::dict stats(const io::Engine& engine) {
   return d;
 }
 
+// (seconds below which each bucket's requests took, how many of them there were)
+std::tuple<std::vector<double>, std::vector<u64>> latencies(const io::Engine& engine) {
+  const auto counts = engine.latencies();
+  std::vector<double> ends(counts.size());
+  for (u32 i = 0; i < ends.size(); ++i) ends[i] = static_cast<double>(io::LatencyHistogram::end_of(i)) * 1e-9;
+  return {std::move(ends), {counts.begin(), counts.end()}};
+}
+
 void inject_faults(io::Engine& engine, const std::vector<std::tuple<u32, u64, int, u32>>& faults) {
   std::vector<io::Fault> list;
   for (const auto& [file, offset, error, times] : faults) list.push_back({file, offset, error, times});
@@ -135,6 +143,7 @@ void bind_io(nb::module_& m) {
       .def("read", &read, nb::arg("files").noconvert(), nb::arg("offsets").noconvert(), nb::arg("out").noconvert(),
            nb::arg("errors").noconvert())
       .def("stats", &stats)
+      .def("latencies", &latencies)
       .def("inject_faults", &inject_faults, nb::arg("faults"))
       .def("close", &io::Engine::close, nb::call_guard<nb::gil_scoped_release>());
 
