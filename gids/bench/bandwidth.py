@@ -40,11 +40,11 @@ SETTINGS = {
     "state": "page cache",
 }
 COLUMNS = [
-    text.Column("effective", "effective_bytes_per_s", text.per_million("MB/s"), spread=True),
-    text.Column("device", "device_bytes_per_s", text.per_million("MB/s"), spread=True),
+    text.Column("effective MB/s", "effective_bytes_per_s", text.millions, spread=True),
+    text.Column("device MB/s", "device_bytes_per_s", text.millions),
     text.Column("pages/s read", "reads_per_s", text.count),
     text.Column("of ceiling", "of_ceiling", text.ratio),
-    text.Column("hits", "hit_ratio", text.percent),
+    text.Column("hits %", "hit_ratio", text.percent),
     text.Column("p50", "latency_p50_s", text.seconds),
     text.Column("p99", "latency_p99_s", text.seconds),
     text.Column("p99.9", "latency_p999_s", text.seconds),
@@ -100,9 +100,8 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
             raise ValueError(f"no state {state!r} of the page cache (there are {', '.join(STATES)})")
     store, table = arguments.open_table(args)
     cache_bytes = _cache_bytes(args.cache, table, report)
-    _describe(store, table, report)
+    _describe(store, table, engines, report)
     makers = _batch_makers(store, table, args, report)
-    ceilings = _measure_ceilings(table, args, session, report)
     runs = [
         Run(engine, depth, cache_bytes, args.window, args.policy, state, args.threads)
         for engine, depth, state in itertools.product(engines, args.depth, args.states)
@@ -113,7 +112,10 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     left = session.repeat * len(makers) * len(runs)
     session.total(left)
     batches = {name: make(args.iterations) for name, make in makers.items()}
-    for _ in range(session.repeat):
+    probe_s = min(_PROBE_S, session.left_s() / 4 / (session.repeat * len(PROBES) * len(args.depth)))
+    for turn in range(session.repeat):
+        # The disk's speed drifts where others share it: each round has a ceiling of its own.
+        ceilings = _measure_ceilings(table, args, session, report, probe_s, args.seed + turn)
         for name, run in itertools.product(batches, runs):
             _measure_run(store, table, run, name, batches[name], session.left_s() / left, ceilings, report)
             left -= 1
@@ -168,7 +170,8 @@ def _cache_bytes(size: str, table: Table, report: Report) -> int:
     return cache_bytes
 
 
-def _describe(store: FeatureStore, table: Table, report: Report) -> None:
+def _describe(store: FeatureStore, table: Table, engines: list[str], report: Report) -> None:
+    from gids.cache.budget import available_bytes
     from gids.io.engine import probe
 
     found = probe(table.shard_paths[0])
@@ -182,6 +185,11 @@ def _describe(store: FeatureStore, table: Table, report: Report) -> None:
         shards=len(table.shard_paths),
         file_system=str(found["file_system"]),
     )
+    if "mmap" in engines and table.page_count * table.page_bytes < available_bytes():
+        report.note(
+            "the page cache has room for the whole table, so that mmap reads less and less of it from the "
+            "disk; it would not where features are larger than memory"
+        )
     if not found["direct"]:
         report.note(f"the file system refuses direct I/O ({found['direct_note']}): reads pass the page cache")
 
@@ -192,9 +200,11 @@ def _batch_makers(
     """By name, what makes minibatches' ids: sampled where there is a graph, else uniform."""
     from gids.bench.aggregation import sampled_ids, uniform_ids
     from gids.errors import FormatError
+    from gids.heat.graphs import graphs_of
 
     if args.rows is None and table.kind == "node":
         try:
+            graphs_of(store)
             makers = {
                 f"{seeds} seeds": sampled_ids(
                     store,
@@ -214,24 +224,23 @@ def _batch_makers(
 
 
 def _measure_ceilings(
-    table: Table, args: argparse.Namespace, session: Session, report: Report
+    table: Table, args: argparse.Namespace, session: Session, report: Report, seconds: float, seed: int
 ) -> dict[int, float]:
     """Depth -> pages per second, the most that any probe found; each is a figure too."""
     from gids.bench.fio import fio_reads_per_s
     from gids.bench.probe import random_reads
 
-    seconds = min(_PROBE_S, session.left_s() / 4 / (2 * len(args.depth)))
     ceilings: dict[int, float] = {}
     for depth in args.depth:
         raw = random_reads(
-            table.shard_paths, page_bytes=table.page_bytes, seconds=seconds, depth=depth, seed=args.seed
+            table.shard_paths, page_bytes=table.page_bytes, seconds=seconds, depth=depth, seed=seed
         )
         if raw.note:
             report.note(raw.note)
         found = {PROBES[0]: raw.reads_per_s}
         session.check()
         other = fio_reads_per_s(
-            table.shard_paths, page_bytes=table.page_bytes, depth=depth, seconds=seconds, seed=args.seed
+            table.shard_paths, page_bytes=table.page_bytes, depth=depth, seconds=seconds, seed=seed
         )
         if other is None:
             report.note("fio is not installed, or cannot read here: the ceiling is the raw probe's alone")

@@ -35,9 +35,9 @@ To record a run of your own training:
 """
 SETTINGS = {"cache": "cache", "policy": "policy", "window": "window"}
 COLUMNS = [
-    text.Column("hits", "hit_ratio", text.percent, spread=True),
+    text.Column("hits %", "hit_ratio", text.percent, spread=True),
     text.Column("of MIN", "of_min", text.ratio),
-    text.Column("regret", "regret", text.percent),
+    text.Column("regret %", "regret", text.percent),
     text.Column("pages read", "pages_read", text.count),
     text.Column("bypassed", "bypasses", text.count),
     text.Column("evicted", "evictions", text.count),
@@ -265,8 +265,8 @@ def _check_recorded(trace: Trace, table: int, found: Counts, report: Report) -> 
     )
     if was.get("failures"):
         report.note(
-            f"{was['failures']} reads failed, or were cancelled as a stream was closed early, in the recorded "
-            "run: from there on its counts may differ from the replay's"
+            f"{was['failures']} reads failed, or were cancelled as a stream was closed early, in the "
+            "recorded run: from there on its counts may differ from the replay's"
         )
     elif any(was.get(key, value) != value for key, value in mine.items()):
         raise RuntimeError(f"{trace.path} replays to {mine}, but the run that was recorded counted {was}")

@@ -19,7 +19,7 @@ class Column:
 
 
 def percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
+    return f"{100 * value:.1f}"
 
 
 def count(value: float) -> str:
@@ -30,14 +30,10 @@ def ratio(value: float) -> str:
     return f"{value:.2f}"
 
 
-def per_million(unit: str) -> Callable[[float], str]:
-    """Millions of a unit, three digits or so."""
-
-    def show(value: float) -> str:
-        millions = value / 1e6
-        return f"{millions:,.{0 if millions >= 100 else 1 if millions >= 10 else 2}f} {unit}"
-
-    return show
+def millions(value: float) -> str:
+    """Three digits or so."""
+    scaled = value / 1e6
+    return f"{scaled:,.{0 if scaled >= 100 else 1 if scaled >= 10 else 2}f}"
 
 
 def seconds(value: float) -> str:
