@@ -124,4 +124,48 @@ class HostPlacement:
 class DevicePlacement:
     """Lines in device memory, and a tier of pinned lines in host memory; features are handed out there."""
 
-    least_planned = 3  # one read, one gathered, one with the consumer
+    least_planned = 3  # one is being read, one gathered, and one is with the consumer
+
+    def __init__(
+        self,
+        engine: Engine,
+        tables: Sequence[Table],
+        *,
+        device: torch.device,
+        memory_bytes: int | None,
+        cache_bytes: int | None,
+        host_cache_bytes: int,
+        host_policy: str,
+        policy: str,
+        check_crc: bool,
+        dtypes: Mapping[str, torch.dtype],
+        wait: str,
+        staging_bytes: int,
+    ) -> None:
+        if policy not in DEVICE_POLICIES:
+            raise ValueError(
+                f"policy={policy!r} works on device='cpu' only; on CUDA there are {', '.join(DEVICE_POLICIES)}"
+            )
+        self._device = cuda.open_device(device)
+        free_bytes, _ = self._device.memory_info()
+        asked = {"memory_bytes": memory_bytes, "cache_bytes": cache_bytes}
+        check_device_memory(asked, free_bytes=free_bytes, device=self._device.name)
+        if memory_bytes is None:
+            memory_bytes = free_bytes // 2
+            log.info(
+                "memory_bytes not given: taking half of what is free on %s, %s",
+                self._device.name,
+                format_bytes(memory_bytes),
+            )
+        self._engine, self._tables = engine, tables
+        self._memory_bytes, self._cache_bytes = memory_bytes, cache_bytes
+        self._host_cache_bytes, self._host_policy = host_cache_bytes, host_policy
+        self._policy, self._check_crc, self._dtypes = policy, check_crc, dtypes
+        self._wait, self._staging_bytes = wait, staging_bytes
+        self._minibatch_bytes = 0
+
+    def build(self, sizes: Sizes, heats: Heats) -> tuple[Cache, int]:
+        row_bytes = {
+            t.name: t.row_bytes // t.dtype.itemsize * self._dtypes.get(t.name, t.dtype).itemsize
+            for t in self._tables
+        }
