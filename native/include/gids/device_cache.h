@@ -91,11 +91,7 @@ struct Round {
   u64 page_bytes;
 
   GIDS_HD int error(u64 i) const {
-    if (pair) {
-      int error;  // each thread acquires for itself
-      if (queue::read_status(*pair, queue::ticket_of(*pair, number, i), error)) return error;
-      return queue::timed_out;
-    }
+    if (pair) return queue::outcome(*pair, queue::ticket_of(*pair, number, i));  // each thread acquires for itself
     return buffer ? errors[i] : queue::canceled;
   }
   GIDS_HD const u8* page(u64 i) const {
