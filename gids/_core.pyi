@@ -108,6 +108,8 @@ class QueueMemory:
     @property
     def depth(self) -> int:
         """Slots of a pair."""
+    @property
+    def slot_bytes(self) -> int: ...
     def pair(self, pair: int, shared: int, local: int) -> bytes:
         """The bytes of a gids::queue::Pair, for the device's addresses of shared and local memory."""
     def completed_offset(self, pair: int) -> int:

@@ -105,6 +105,7 @@ void bind_queue(nb::module_& m) {
       .def_prop_ro("shared_bytes", &io::QueueMemory::shared_bytes)
       .def_prop_ro("local_bytes", &io::QueueMemory::local_bytes)
       .def_prop_ro("depth", &io::QueueMemory::depth)
+      .def_prop_ro("slot_bytes", &io::QueueMemory::slot_bytes)
       .def("pair", &pair_bytes, "pair"_a, "shared"_a, "local"_a)
       .def("completed_offset", &completed_offset, "pair"_a);
 

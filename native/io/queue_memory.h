@@ -27,6 +27,7 @@ class QueueMemory {
   explicit QueueMemory(const QueueOptions& options);
 
   u32 pairs() const { return options_.pairs; }
+  u32 slot_bytes() const { return options_.slot_bytes; }
   u64 depth() const { return depth_; }  // slots of a pair
   const std::shared_ptr<std::byte>& shared() const { return shared_; }  // entries, doorbells, statuses, staging
   u64 shared_bytes() const { return shared_bytes_; }

@@ -346,8 +346,8 @@ u64 QueueService::arm(u32 pair) {
     throw std::runtime_error("the request queue was opened before a fork: open one in this process");
   if (broken())
     throw std::runtime_error(
-        "the request queue is broken: a kernel gave up waiting for it, and its slots may yet be written to; close it "
-        "and open another");
+        "the request queue is broken: a kernel gave up waiting for an answer, and the memory of that request may yet "
+        "be written to. Close the loader and make a new one");
   if (stop_.load(std::memory_order_acquire)) throw std::runtime_error("the request queue is closed");
   const u64 round = pairs_.at(pair)->arm();
   wake_->ring();
