@@ -78,7 +78,7 @@ extern "C" __global__ void gids_fill_lines(const device::Table* table, device::C
 }
 
 // Rows of the round's pages that won no line, from where the round read them to.
-extern "C" __global__ void __launch_bounds__(256, 4)
+extern "C" __global__ __launch_bounds__(256, 4) void
     gids_gather_round(const device::Table* table, const device::Counters* counters, const device::Misses* misses,
                       u64 first, u64 round_max, const queue::Pair* pair, u64 number, const u8* buffer,
                       const int* errors, const i64* ids, u64 n, u8* out, u64 as, u64 row_items, u64 out_row_bytes) {
@@ -103,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
 // All rows that are in lines. The word is trusted, not the plan: a row is taken from the line that it names if
 // it says RESIDENT. misses: those of the step, whose bypassed pages were gathered from their rounds; or null.
 // Rows that are in neither are counted, and left[] holds their positions where it is not null.
-extern "C" __global__ void __launch_bounds__(256, 4)
+extern "C" __global__ __launch_bounds__(256, 4) void
     gids_gather_lines(const device::Table* table, device::Counters* counters, const device::Misses* misses,
                       const i64* ids, u64 n, u8* out, u64 as, u64 row_items, u64 out_row_bytes, i64* left) {
   const device::Table t = *table;

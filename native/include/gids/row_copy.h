@@ -8,6 +8,12 @@
 #include "gids/convert.h"
 #include "gids/target.h"
 
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#define GIDS_UNROLL _Pragma("unroll")
+#else
+#define GIDS_UNROLL
+#endif
+
 namespace gids {
 
 struct alignas(16) Bytes16 {
@@ -87,9 +93,9 @@ __device__ void copy_rows(u64 from, u8* to, u32 rows, u32 row_items, u32 lane) {
   auto* out = reinterpret_cast<typename Item::Store*>(to);
   u32 row = lane / row_items, item = lane % row_items;
   for (u32 first = lane; first - lane < items; first += 32 * in_flight) {
-    typename Item::Load values[in_flight];
+    typename Item::Load values[in_flight] = {};
     bool wanted[in_flight];
-#pragma unroll
+    GIDS_UNROLL
     for (u32 k = 0; k < in_flight; ++k) {
       const u64 address = __shfl_sync(~0u, from, static_cast<int>(row & 31));
       wanted[k] = row < rows && address != 0;
@@ -101,7 +107,7 @@ __device__ void copy_rows(u64 from, u8* to, u32 rows, u32 row_items, u32 lane) {
         ++row;
       }
     }
-#pragma unroll
+    GIDS_UNROLL
     for (u32 k = 0; k < in_flight; ++k)
       if (wanted[k]) out[first + 32 * k] = Item::of(values[k]);
   }
