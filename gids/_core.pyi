@@ -59,12 +59,23 @@ class Engine:
     @property
     def depth(self) -> int: ...
     @property
+    def max_read_bytes(self) -> int: ...
+    @property
     def bounce_bytes(self) -> int: ...
     def read(
         self,
         files: NDArray[np.uint32],
         offsets: NDArray[np.int64],
         out: NDArray[np.uint8],
+        errors: NDArray[np.int32],
+    ) -> None: ...
+    def read_extents(
+        self,
+        files: NDArray[np.uint32],
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        out: NDArray[np.uint8],
+        places: NDArray[np.int64],
         errors: NDArray[np.int32],
     ) -> None: ...
     def stats(self) -> dict[str, int | float]: ...
