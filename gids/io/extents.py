@@ -111,15 +111,16 @@ def merged(extents: Extents) -> Extents:
     """Extents that follow one another in a file and in out, joined; in the order of files and offsets."""
     if len(extents.files) < 2:
         return extents
-    ordered = extents.take(np.lexsort((extents.offsets, extents.files)))
+    shift = extents.offsets - extents.places  # the same for all that can be joined
+    ordered = extents.take(np.lexsort((extents.offsets, shift, extents.files)))
     joins = (
         (ordered.files[1:] == ordered.files[:-1])
         & (ordered.offsets[1:] == ordered.offsets[:-1] + ordered.lengths[:-1])
         & (ordered.places[1:] == ordered.places[:-1] + ordered.lengths[:-1])
     )
     first = np.flatnonzero(np.concatenate(([True], ~joins)))
-    lengths = np.add.reduceat(ordered.lengths, first)
-    return Extents(ordered.files[first], ordered.offsets[first], lengths, ordered.places[first])
+    runs = ordered.take(first)._replace(lengths=np.add.reduceat(ordered.lengths, first))
+    return runs.take(np.lexsort((runs.places, runs.offsets, runs.files)))
 
 
 def split(extents: Extents, piece_bytes: int) -> Extents:
@@ -146,7 +147,10 @@ def failure(code: int, path: str, offset: int, length: int, detail: str = "") ->
 
 
 class FasterReader:
-    """Reads the first extents with each of two readers in turn, and the rest with the faster one."""
+    """Reads the first extents with each of two readers in turn, and the rest with the faster one.
+
+    Where the second one fails, the first reads the same again, and all that follows.
+    """
 
     def __init__(self, first: ExtentReader, second: ExtentReader) -> None:
         self._readers = [first, second]
@@ -185,22 +189,32 @@ class FasterReader:
             which = (0, 1, 1, 0)[trial % 4]
             part = extents.take(slice(begin, end))
             started = time.perf_counter()
-            self._readers[which].read(part.files, part.offsets, part.lengths, out, part.places)
+            try:
+                self._readers[which].read(part.files, part.offsets, part.lengths, out, part.places)
+            except StorageError as error:
+                if which == 0:
+                    raise
+                _log.info("extents are read by %s: %s", self._readers[0].name, error)
+                self._keep(0)
+                return extents.take(slice(begin, None))
             speed = int(part.lengths.sum()) / (time.perf_counter() - started)
             speeds[which] = max(speeds[which], speed)
             begin = int(end)
         best = speeds.index(max(speeds))
-        self._chosen = self._readers[best]
         _log.info(
             "extents are read by %s: %.2f GB/s against %.2f GB/s by %s",
-            self._chosen.name,
+            self._readers[best].name,
             speeds[best] / 1e9,
             speeds[1 - best] / 1e9,
             self._readers[1 - best].name,
         )
-        self._readers[1 - best].close()
-        self._readers = [self._chosen]
+        self._keep(best)
         return extents.take(slice(begin, None))
+
+    def _keep(self, best: int) -> None:
+        self._readers[1 - best].close()
+        self._chosen = self._readers[best]
+        self._readers = [self._chosen]
 
     def close(self) -> None:
         for reader in reversed(self._readers):
@@ -246,7 +260,13 @@ def open_extent_reader(
     from gids.io.kvikio_reader import KvikioReader
 
     small = PinnedExtentReader(device, engine, paths, staging_bytes=_SMALL_STAGING_BYTES)
-    kvikio = KvikioReader(device, paths, gds=found.gds, small=small)
+    try:
+        kvikio = KvikioReader(device, paths, gds=found.gds, small=small)
+    except StorageError as error:  # another file system than the first file's
+        if kind == "kvikio":
+            raise
+        _log.info("extents are read by %s+pinned: %s", engine.name, error)
+        return PinnedExtentReader(device, engine, paths)
     if kind == "kvikio":
         return kvikio
     return FasterReader(PinnedExtentReader(device, engine, paths), kvikio)

@@ -112,9 +112,10 @@ class KvikioReader:
             done = future.get()
         except (RuntimeError, OSError) as error:
             text = str(error).strip().splitlines()[-1]
-            if _ends_before(path, offset + length):
-                return failure(errno.ENODATA, path, offset, length)
-            return failure(_code_of(error), path, offset, length, text)
+            code = _named_errno(error) or (
+                errno.ENODATA if _ends_before(path, offset + length) else errno.EIO
+            )
+            return failure(code, path, offset, length, text)
         if done != length:
             return failure(errno.ENODATA, path, offset, length, f"{done} bytes came")
         return None
@@ -135,7 +136,9 @@ class KvikioReader:
         except (RuntimeError, OSError) as error:
             self.close()
             detail = str(error).strip().splitlines()[-1]
-            raise StorageError(_code_of(error), f"kvikio cannot open it ({detail})", path) from error
+            raise StorageError(
+                _named_errno(error) or errno.EIO, f"kvikio cannot open it ({detail})", path
+            ) from error
 
     @contextlib.contextmanager
     def _mode(self) -> Iterator[None]:
@@ -188,9 +191,9 @@ def _ends_before(path: str, end: int) -> bool:
         return False
 
 
-def _code_of(error: Exception) -> int:
-    """The errno that an error of kvikio's names in words; EIO when it names none."""
+def _named_errno(error: Exception) -> int:
+    """The errno that an error of kvikio's names in words, or 0."""
     if isinstance(error, OSError) and error.errno:
         return error.errno
     text = str(error)
-    return next((code for code in errno.errorcode if os.strerror(code) in text), errno.EIO)
+    return next((code for code in errno.errorcode if os.strerror(code) in text), 0)
