@@ -1,7 +1,7 @@
-"""A device on the host: the kernels of native/**/*.cu, compiled by g++ and run as fibers, for tests without a GPU.
+"""A device on the host, for tests: the kernels of native/**/*.cu, compiled by g++ and run as fibers.
 
-tests/emulator.h says how. What goes wrong in a kernel (a barrier that not all reach, an argument of the wrong size,
-a wait without end) raises RuntimeError here; on a GPU it would hang, or silently read something else.
+tests/emulator.h says how. What goes wrong in a kernel (a barrier that not all reach, an argument of the wrong
+size, a wait without end) raises RuntimeError here; on a GPU it would hang, or silently read something else.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import ctypes
 import functools
 import hashlib
 import os
-import re
 import shutil
 import subprocess
 import tempfile
@@ -23,7 +22,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gids.cuda.device import Argument, Device, Event, Mapping, Stream, as_scalar, check_grid
+from gids.cuda.device import Argument, Device, Event, Mapping, Stream, as_scalar, check_grid, check_host_range
+from gids.cuda.sources import Sources
 
 HERE = Path(__file__).parent
 NATIVE = HERE.parent / "native"
@@ -37,7 +37,7 @@ FLAGS += [
     "-include",
     str(HERE / "emulator.h"),
 ]
-KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?void\s+(\w+)\s*\(')
+SOURCES = Sources(NATIVE)
 
 
 class _Parameter(ctypes.Structure):
@@ -96,9 +96,8 @@ def _mismatch(parameter: _Parameter, value: Argument, scalar: np.generic) -> str
     if isinstance(value, np.floating) != (kind == "f"):
         return f"is of kind {kind!r}; {type(value).__name__} was given"
     sizes = {2, 4, 8}
-    if isinstance(value, torch.Tensor) and {parameter.pointee, value.element_size()} <= sizes:
-        if parameter.pointee != value.element_size():
-            return f"points to {parameter.pointee} bytes each; the tensor is {value.dtype}"
+    if isinstance(value, torch.Tensor) and len({parameter.pointee, value.element_size()} & sizes) == 2:
+        return f"points to {parameter.pointee} bytes each; the tensor is {value.dtype}"
     return ""
 
 
@@ -124,21 +123,16 @@ class Builder:
     def unit(self, name: str) -> Unit:
         """A source below native/, or at an absolute path."""
         if name not in self._units:
-            launch, source = self._launch, NATIVE / name
-            text = source.read_text()
-            kernels = KERNEL.findall(text)
-            assert len(kernels) == text.count("__global__"), (
-                f'{source}: write extern "C" __global__ void NAME('
-            )
-            table = "".join(f'emulated::describe<{k}>("{k}", {k}),\n' for k in kernels)
-            wrapper = self._folder / f"{source.stem}-{_digest(text, str(source))}.cpp"
+            launch, unit = self._launch, SOURCES.unit(name)
+            table = "".join(f'emulated::describe<{k}>("{k}", {k}),\n' for k in unit.kernels)
+            wrapper = self._folder / f"{unit.path.stem}-{_digest(unit.text, str(unit.path))}.cpp"
             wrapper.write_text(
-                f'#include "{source}"\n'
+                f'#include "{unit.path}"\n'
                 f'extern "C" const emulated::Kernel emulated_kernels[] = {{\n{table}}};\n'
-                f'extern "C" const unsigned emulated_kernel_count = {len(kernels)};\n'
+                f'extern "C" const unsigned emulated_kernel_count = {len(unit.kernels)};\n'
             )
             options = [f"-I{NATIVE / 'include'}", f"-I{NATIVE}", str(wrapper)]
-            library = self._compile(source.stem, text, options, [self._runtime])
+            library = self._compile(unit.path.stem, unit.text, options, [self._runtime])
             self._units[name] = Unit(ctypes.CDLL(str(library)), launch)
         return self._units[name]
 
@@ -216,7 +210,7 @@ class EmulatedMapping(Mapping):
 class EmulatedDevice(Device):
     """torch's CPU as a device. seed: of the order in which threads and blocks run; each launch has another.
 
-    can_wait_value: what wait_value answers is settable. limit_s: for one launch, and one wait_value. mapped: the
+    can_wait_value: settable; whether wait_value waits. limit_s: for one launch or wait_value. mapped: the
     host memory that is mapped now, bytes by address. launches: names of the kernels launched so far.
     """
 
@@ -262,8 +256,7 @@ class EmulatedDevice(Device):
             self._stream = before
 
     def map_host(self, address: int, nbytes: int, *, read_only: bool = False) -> Mapping:
-        if address % 4096 or nbytes <= 0:
-            raise ValueError(f"cannot map {nbytes} bytes of host memory at {address:#x}: no page of memory")
+        check_host_range(address, nbytes)
         return EmulatedMapping(address, nbytes, self.mapped)
 
     def wait_value(self, stream: Stream, address: int, value: int) -> bool:
