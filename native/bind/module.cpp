@@ -9,4 +9,5 @@ NB_MODULE(_core, m) {
   gids::bind_store(m);
   gids::bind_io(m);
   gids::bind_cache(m);
+  gids::bind_sampler(m);
 }
