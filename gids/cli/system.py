@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any
 
-from gids.cli.cuda_driver import Driver, ask_driver
+from gids.cuda.driver import Driver, ask_driver
 from gids.cli.sizes import format_bytes
 
 _MEMLOCK_BYTES = 1 << 30  # what one registered buffer may have

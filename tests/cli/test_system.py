@@ -14,7 +14,7 @@ import pytest
 
 import gids.cli.system as module
 from gids.cli import main
-from gids.cli.cuda_driver import Device, ask_driver
+from gids.cuda.driver import Device, ask_driver
 from gids.cli.system import Item, as_table, describe_system
 
 
