@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -29,20 +30,21 @@ using OutIds = nb::ndarray<nb::numpy, i64, nb::ndim<1>>;
 // Owns a reference to every array that the sampler reads.
 class OwningTopology {
  public:
-  explicit OwningTopology(std::vector<u64> node_counts) {
-    for (const u64 count : node_counts)
+  explicit OwningTopology(const std::vector<std::pair<u64, std::string>>& node_types) {
+    for (const auto& [count, name] : node_types) {
       if (count > id_map::max_ids) throw nb::value_error("a node type has 2^32 nodes or more");
-    topology_.node_counts = std::move(node_counts);
+      topology_.node_types.push_back({count, name});
+    }
   }
 
-  void add(Ids indptr, AnyIds indices, u32 src, u32 dst) {
-    const auto& counts = topology_.node_counts;
-    if (src >= counts.size() || dst >= counts.size()) throw nb::index_error("no such node type");
-    if (indptr.size() != counts[dst] + 1)
+  void add(Ids indptr, AnyIds indices, u32 src, u32 dst, std::string name) {
+    const auto& types = topology_.node_types;
+    if (src >= types.size() || dst >= types.size()) throw nb::index_error("no such node type");
+    if (indptr.size() != types[dst].count + 1)
       throw nb::value_error("indptr must have one entry more than there are destinations");
     const bool wide = indices.dtype() == nb::dtype<int64_t>();
     if (!wide && indices.dtype() != nb::dtype<int32_t>()) throw nb::type_error("indices must be int32 or int64");
-    topology_.relations.push_back({indptr.data(), indices.data(), wide, indices.size(), src, dst});
+    topology_.relations.push_back({indptr.data(), indices.data(), wide, indices.size(), src, dst, std::move(name)});
     indptrs_.push_back(std::move(indptr));
     indices_.push_back(std::move(indices));
   }
@@ -69,7 +71,7 @@ nb::tuple arrays_of(const sampler::Block& block) {
 nb::tuple sample(NeighborSampler& self, const OwningTopology& graph, const std::vector<Ids>& seeds,
                  const std::vector<std::vector<int>>& fanouts, u64 seed, u64 epoch, u64 step) {
   const Topology& topology = graph.topology();
-  if (seeds.size() != topology.node_counts.size()) throw nb::value_error("seeds: one array per node type");
+  if (seeds.size() != topology.node_types.size()) throw nb::value_error("seeds: one array per node type");
   for (const auto& layer : fanouts)
     if (layer.size() != topology.relations.size()) throw nb::value_error("fanouts: one per relation in each layer");
   std::vector<std::span<const i64>> spans;
@@ -109,9 +111,9 @@ void bind_sampler(nb::module_& m) {
       "The Philox key of what one relation draws in one layer of one minibatch; layer 0 is next to the seeds.");
 
   nb::class_<OwningTopology>(m, "NeighborTopology", "In-edges by relation, between numbered node types.")
-      .def(nb::init<std::vector<u64>>(), "node_counts"_a)
+      .def(nb::init<std::vector<std::pair<u64, std::string>>>(), "node_types"_a)
       .def("add", &OwningTopology::add, "indptr"_a.noconvert(), "indices"_a.noconvert(), "src"_a, "dst"_a,
-           "The next relation: int64[num_dst + 1] and int32 or int64[num_edges], kept and not copied.");
+           "name"_a, "The next relation: int64[num_dst + 1] and int32 or int64[num_edges], kept and not copied.");
 
   nb::exception<sampler::BadTopology>(m, "BadTopology", PyExc_ValueError);
   nb::class_<NeighborSampler>(m, "NeighborSampler", "Threads, hash maps and buffers, used again for each minibatch.")

@@ -78,12 +78,13 @@ void read_sources(const Index* indices, const i64* positions, size_t n, u64 num_
 
 Minibatch NeighborSampler::sample(const Topology& graph, std::span<const std::span<const i64>> seeds,
                                   std::span<const std::vector<int>> fanouts, u64 key) {
-  sets_.resize(graph.node_counts.size());
+  sets_.resize(graph.node_types.size());
   for (u32 type = 0; type < sets_.size(); ++type) {
+    const auto& [count, name] = graph.node_types[type];
     for (const i64 seed : seeds[type])
-      if (static_cast<u64>(seed) >= graph.node_counts[type])
-        throw std::out_of_range("seed " + std::to_string(seed) + " is no node: ids run from 0 to " +
-                                std::to_string(static_cast<i64>(graph.node_counts[type]) - 1));
+      if (static_cast<u64>(seed) >= count)
+        throw std::out_of_range("seed " + std::to_string(seed) + " is no " + name + " node: ids run from 0 to " +
+                                std::to_string(static_cast<i64>(count) - 1));
     sets_[type].start(seeds[type]);
   }
   Minibatch minibatch;
@@ -126,7 +127,7 @@ Block NeighborSampler::sample_relation(const Topology& graph, u32 r, std::span<c
     }
   });
   if (bad_node.at() != none)
-    throw BadTopology(r, "indptr falls, or leaves the indices, at node " + std::to_string(bad_node.at()));
+    throw BadTopology(relation, "indptr falls, or leaves the indices, at node " + std::to_string(bad_node.at()));
   u64 edges = 0;
   for (size_t v = 0; v < n; ++v) edges += neighbor::sampled_count(degrees[v], fanout);
 
@@ -143,7 +144,7 @@ Block NeighborSampler::sample_relation(const Topology& graph, u32 r, std::span<c
   for (size_t v = 0; v < n; ++v)
     block.indptr[v + 1] = block.indptr[v] + static_cast<i64>(neighbor::sampled_count(degrees[v], fanout));
 
-  const u64 num_src = graph.node_counts[relation.src];
+  const u64 num_src = graph.node_types[relation.src].count;
   workers_.parallel_for(n, node_piece, [&](size_t first, size_t last, u32) {
     for (size_t v = first; v < last; v += pick_lanes) {
       const size_t end = std::min(last, v + pick_lanes);
@@ -159,8 +160,8 @@ Block NeighborSampler::sample_relation(const Topology& graph, u32 r, std::span<c
     }
   });
   if (bad_edge.at() != none)
-    throw BadTopology(r, "indices[" + std::to_string(bad_edge.at()) + "] must be from 0 to " +
-                             std::to_string(static_cast<i64>(num_src) - 1));
+    throw BadTopology(relation, "indices[" + std::to_string(bad_edge.at()) + "] is outside 0 to " +
+                                    std::to_string(static_cast<i64>(num_src) - 1));
   return block;
 }
 

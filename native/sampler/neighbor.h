@@ -41,8 +41,8 @@ struct Minibatch {
 
 // A topology that contradicts itself.
 struct BadTopology : std::runtime_error {
-  BadTopology(u32 relation, const std::string& what) : std::runtime_error(what), relation(relation) {}
-  u32 relation;
+  BadTopology(const Relation& relation, const std::string& what)
+      : std::runtime_error("topology of " + relation.name + ": " + what + "; `gids verify` says more") {}
 };
 
 class NeighborSampler {

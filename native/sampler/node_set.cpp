@@ -19,7 +19,7 @@ void prefetch(const void* p) { __builtin_prefetch(p, 1, 1); }
 void NodeSet::start(std::span<const i64> seeds) {
   count_ = 0;
   nodes_.ensure(seeds.size());
-  std::memset(slots_.data(), 0xFF, slots_.bytes());
+  if (slots_.size()) std::memset(slots_.data(), 0xFF, slots_.bytes());
   reserve(seeds.size());
   for (const i64 seed : seeds) {
     id_map::note(slots_.data(), log2_slots_, static_cast<u64>(seed), count_);

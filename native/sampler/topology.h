@@ -2,6 +2,7 @@
 // values are checked where they are used, never trusted.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "gids/target.h"
@@ -15,10 +16,16 @@ struct Relation {
   bool wide;
   u64 num_edges;
   u32 src, dst;  // node types
+  std::string name;
+};
+
+struct NodeType {
+  u64 count;
+  std::string name;
 };
 
 struct Topology {
-  std::vector<u64> node_counts;  // by node type
+  std::vector<NodeType> node_types;
   std::vector<Relation> relations;
 };
 

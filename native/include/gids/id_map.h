@@ -25,14 +25,18 @@ GIDS_HD constexpr u32 next(u32 slot, u32 log2_slots) {
   return (slot + 1) & static_cast<u32>((u64{1} << log2_slots) - 1);
 }
 
+GIDS_HD bool exchange(local_ref<u64>& ref, u64& held, u64 to) {
+  return ref.compare_exchange_strong(held, to, memory_order_relaxed, memory_order_relaxed);
+}
+
 // Notes that id appears at a position; returns its slot. The table must have an empty slot left.
 GIDS_HD u32 note(u64* slots, u32 log2_slots, u64 id, u64 at) {
   for (u32 slot = home(id, log2_slots);; slot = next(slot, log2_slots)) {
     local_ref<u64> ref(slots[slot]);
     u64 held = ref.load(memory_order_relaxed);
-    if (held == empty && ref.compare_exchange_strong(held, word(id, at), memory_order_relaxed)) return slot;
+    if (held == empty && exchange(ref, held, word(id, at))) return slot;
     if (id_of(held) != id) continue;  // a slot never changes its id
-    while (at < at_of(held) && !ref.compare_exchange_weak(held, word(id, at), memory_order_relaxed)) {
+    while (at < at_of(held) && !exchange(ref, held, word(id, at))) {
     }
     return slot;
   }
