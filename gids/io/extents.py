@@ -155,6 +155,8 @@ class FasterReader:
     def __init__(self, first: ExtentReader, second: ExtentReader) -> None:
         self._readers = [first, second]
         self._chosen: ExtentReader | None = None
+        self._trials = 0
+        self._speeds = [0.0, 0.0]
 
     @property
     def name(self) -> str:
@@ -170,46 +172,45 @@ class FasterReader:
         out: torch.Tensor,
         places: npt.NDArray[np.int64],
     ) -> None:
+        """See :meth:`ExtentReader.read`."""
         extents = Extents(files, offsets, lengths, places)
-        if self._chosen is None:
-            extents = self._measure(extents, out)
-        reader = self._chosen or self._readers[0]
-        reader.read(extents.files, extents.offsets, extents.lengths, out, extents.places)
-
-    def _measure(self, extents: Extents, out: torch.Tensor) -> Extents:
-        """Read as much as it takes to choose; returns what is left. Too little to tell: all of it."""
-        ends = np.cumsum(extents.lengths)
-        trials = _TRIALS * len(self._readers)
-        cuts = np.searchsorted(ends, _TRIAL_BYTES * np.arange(1, trials + 1))
-        if not len(ends) or cuts[-1] >= len(ends) or np.any(np.diff(cuts, prepend=-1) < 1):
-            return extents
-        speeds = [0.0, 0.0]
+        ends = np.cumsum(lengths)
         begin = 0
-        for trial, end in enumerate(cuts + 1):
-            which = (0, 1, 1, 0)[trial % 4]
-            part = extents.take(slice(begin, end))
-            started = time.perf_counter()
-            try:
-                self._readers[which].read(part.files, part.offsets, part.lengths, out, part.places)
-            except StorageError as error:
-                if which == 0:
-                    raise
-                _log.info("extents are read by %s: %s", self._readers[0].name, error)
-                self._keep(0)
-                return extents.take(slice(begin, None))
-            speed = int(part.lengths.sum()) / (time.perf_counter() - started)
-            speeds[which] = max(speeds[which], speed)
-            begin = int(end)
-        best = speeds.index(max(speeds))
-        _log.info(
-            "extents are read by %s: %.2f GB/s against %.2f GB/s by %s",
-            self._readers[best].name,
-            speeds[best] / 1e9,
-            speeds[1 - best] / 1e9,
-            self._readers[1 - best].name,
-        )
-        self._keep(best)
-        return extents.take(slice(begin, None))
+        while self._chosen is None and len(ends):
+            before = int(ends[begin - 1]) if begin else 0
+            end = int(np.searchsorted(ends, before + _TRIAL_BYTES)) + 1
+            if end > len(ends):  # what is left is too little to tell anything
+                break
+            self._try(extents.take(slice(begin, end)), out)
+            begin = end
+        rest = extents.take(slice(begin, None))
+        (self._chosen or self._readers[0]).read(rest.files, rest.offsets, rest.lengths, out, rest.places)
+
+    def _try(self, part: Extents, out: torch.Tensor) -> None:
+        which = (0, 1, 1, 0)[self._trials % 4]
+        self._trials += 1
+        started = time.perf_counter()
+        try:
+            self._readers[which].read(part.files, part.offsets, part.lengths, out, part.places)
+        except StorageError as error:
+            if which == 0:
+                raise
+            _log.info("extents are read by %s: %s", self._readers[0].name, error)
+            self._keep(0)
+            self._readers[0].read(part.files, part.offsets, part.lengths, out, part.places)
+            return
+        speed = int(part.lengths.sum()) / (time.perf_counter() - started)
+        self._speeds[which] = max(self._speeds[which], speed)
+        if self._trials == _TRIALS * len(self._readers):
+            best = self._speeds.index(max(self._speeds))
+            _log.info(
+                "extents are read by %s: %.2f GB/s against %.2f GB/s by %s",
+                self._readers[best].name,
+                self._speeds[best] / 1e9,
+                self._speeds[1 - best] / 1e9,
+                self._readers[1 - best].name,
+            )
+            self._keep(best)
 
     def _keep(self, best: int) -> None:
         self._readers[1 - best].close()
@@ -217,6 +218,7 @@ class FasterReader:
         self._readers = [self._chosen]
 
     def close(self) -> None:
+        """Close the readers that are still open. May be called twice."""
         for reader in reversed(self._readers):
             reader.close()
 
