@@ -549,7 +549,7 @@ def _check_memory(device: Device, purposes: Mapping[str, int]) -> None:
     if needed > free:
         listing = " + ".join(f"{purpose} {format_bytes(n)}" for purpose, n in purposes.items())
         raise MemoryBudgetError(
-            f"the cache takes {listing} = {needed} bytes ({format_bytes(needed)}) of memory on {device.name}, "
+            f"the cache takes {listing} = {needed} bytes ({format_bytes(needed)}) of {device.name}'s memory, "
             f"of which {format_bytes(free)} of {format_bytes(total)} are free: give it fewer bytes, or end "
             f"what else takes memory there"
         )

@@ -1,4 +1,4 @@
-"""The cache in device memory against the source rows, bit for bit: emulated, and on a GPU where there is one."""
+"""The cache in device memory against the source rows, bit for bit: emulated, and on a GPU if there is one."""
 
 from __future__ import annotations
 
