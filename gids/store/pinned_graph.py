@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from gids.store.graph import Graph
 
 _COPIED_AT_ONCE = 64 << 20
+_PLACES: dict[str, tuple[str, ...]] = {"host": (), "indptr": ("indptr",), "device": ("indptr", "indices")}
+"""What lies in device memory."""
 _SHARE_OF_DEVICE = 8
-"""By default indptr is placed on the device where that takes at most an eighth of its free memory."""
+"""By default the device gets indptr, then indices, up to an eighth of its free memory."""
 
 
 class PinnedGraph:
@@ -42,12 +44,7 @@ class PinnedGraph:
         self.graph = graph
         self.device = device
         self.host_bytes = self.device_bytes = 0
-        on_device = {
-            "host": (),
-            "indptr": ("indptr",),
-            "device": ("indptr", "indices"),
-            "auto": ("indptr",) if _is_small(graph.indptr, device) else (),
-        }[place]
+        on_device = _PLACES[place if place != "auto" else _choose_place(graph, device)]
         arrays = {"indptr": graph.indptr, "indices": graph.indices}
         on_host = {name: array for name, array in arrays.items() if name not in on_device}
         _check_memory(graph, device, {name: arrays[name] for name in on_device}, on_host)
@@ -157,9 +154,11 @@ def _release(held: list[_Held]) -> None:
         held.pop().release()
 
 
-def _is_small(array: np.ndarray, device: Device) -> bool:
-    free, _ = device.memory_info()
-    return array.nbytes <= free // _SHARE_OF_DEVICE
+def _choose_place(graph: Graph, device: Device) -> str:
+    room = device.memory_info()[0] // _SHARE_OF_DEVICE
+    if graph.indptr.nbytes + graph.indices.nbytes <= room:
+        return "device"
+    return "indptr" if graph.indptr.nbytes <= room else "host"
 
 
 def _check_memory(

@@ -275,7 +275,7 @@ def test_minibatches_are_made_on_the_device(
     cuda_is(device)
     with open_loader(one_type, tables=[]) as loader:
         expected = [fingerprint(m) for _ in range(2) for m in loader]
-    with open_loader(one_type, tables=[], device="cuda") as loader:
+    with open_loader(one_type, tables=[], device="cuda", place="indptr") as loader:
         for m, same in zip((m for _ in range(2) for m in loader), expected, strict=True):
             assert fingerprint(m) == same
             assert m.input_nodes.device == device.torch_device  # type: ignore[union-attr]

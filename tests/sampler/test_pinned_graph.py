@@ -27,12 +27,9 @@ def test_a_pinned_graph_samples_as_the_graph_does(device: Device, place: str) ->
     with graph.pin(device, place=place) as pinned:
         got = sample(pinned)
         assert torch.equal(got.input_nodes.cpu(), expected.input_nodes)  # type: ignore[union-attr, arg-type]
-        on_device = {"auto": 301 * 8, "indptr": 301 * 8, "host": 0, "device": 301 * 8 + graph.indices.nbytes}
-        assert pinned.device_bytes == on_device[place]
-        pages = {
-            "host": [graph.indptr, graph.indices],
-            "device": [],
-        }.get(place, [graph.indices])
+        on_device = {"indptr": 301 * 8, "host": 0}.get(place, 301 * 8 + graph.indices.nbytes)
+        assert pinned.device_bytes == on_device
+        pages = {"host": [graph.indptr, graph.indices], "indptr": [graph.indices]}.get(place, [])
         assert pinned.host_bytes == sum(-(-a.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE for a in pages)
 
 
@@ -58,11 +55,17 @@ def test_closing_is_idempotent_and_dropping_closes(device: Device) -> None:
     assert not released.alive
 
 
-def test_indptr_stays_on_the_host_when_the_device_has_little_memory(
+def test_by_default_the_device_holds_what_takes_an_eighth_of_its_free_memory(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = make_graph([2] * 1000)
-    for free, expected in ((8 * 1001 * 8, 1001 * 8), (8 * 1001 * 8 - 1, 0)):
+    indptr, both = 8 * 1001, 8 * 3001
+    for free, expected in (
+        (8 * both, both),
+        (8 * both - 1, indptr),
+        (8 * indptr, indptr),
+        (8 * indptr - 1, 0),
+    ):
         monkeypatch.setattr(device, "memory_info", lambda free=free: (free, 1 << 40))
         with graph.pin(device) as pinned:
             assert pinned.device_bytes == expected
