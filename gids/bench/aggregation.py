@@ -17,12 +17,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gids.bench.minibatches import endless, input_nodes
 from gids.bench.probe import direct_works, why_warm
 from gids.errors import FormatError
 from gids.loader import FeatureLoader
 from gids.quickstart.counters import cpu_seconds, device_bytes_read
 
 if TYPE_CHECKING:
+    from gids.sampler import Sampler
     from gids.store import FeatureStore, Table
 
 _VERIFIED_ROWS = 512
@@ -75,17 +77,13 @@ class Measured:
 
 
 def sampled_ids(
-    store: FeatureStore, table: Table, *, fanouts: Sequence[int], seeds: str, batch_size: int, seed: int
+    store: FeatureStore, table: Table, sampler: Sampler, *, seeds: str, batch_size: int, seed: int
 ) -> Callable[[int], list[torch.Tensor]]:
-    """Makes so many minibatches' node ids, int64[n] each, by neighbour sampling."""
-    from gids.heat import choose_seeds, sampled_minibatches
-
-    nodes = sampled_minibatches(store, choose_seeds(store, seeds), fanouts, batch_size=batch_size, seed=seed)
-    rng = np.random.default_rng(seed)
+    """Makes so many minibatches' node ids, int64[n] each, by sampling."""
+    minibatches = endless(store, sampler, seeds=seeds, batch_size=batch_size, seed=seed)
 
     def make(count: int) -> list[torch.Tensor]:
-        chosen = (found.get(str(table.type), np.empty(0)) for found in itertools.islice(nodes, count))
-        return [torch.from_numpy(rng.permutation(ids.astype(np.int64))) for ids in chosen]
+        return [input_nodes(m, str(table.type)) for m in itertools.islice(minibatches, count)]
 
     return make
 

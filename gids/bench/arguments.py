@@ -75,6 +75,7 @@ def add_dataset(parser: argparse.ArgumentParser) -> None:
 def add_sampling(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     """several: --batch-size is a list."""
     add = parser.add_argument
+    add("--sampler", default="neighbor", metavar="NAME", help="default: neighbor")
     add(
         "--fanouts",
         type=fanouts,

@@ -199,6 +199,7 @@ def _batch_makers(
 ) -> dict[str, Callable[[int], list[torch.Tensor]]]:
     """By name, what makes minibatches' ids: sampled where there is a graph, else uniform."""
     from gids.bench.aggregation import sampled_ids, uniform_ids
+    from gids.bench.minibatches import make_sampler
     from gids.errors import FormatError
     from gids.heat.graphs import graphs_of
 
@@ -209,14 +210,14 @@ def _batch_makers(
                 f"{seeds} seeds": sampled_ids(
                     store,
                     table,
-                    fanouts=args.fanouts,
+                    make_sampler(args.sampler, args.fanouts),
                     seeds=args.seeds,
                     batch_size=seeds,
                     seed=args.seed,
                 )
                 for seeds in args.batch_size
             }
-            report.subject.update(fanouts=list(args.fanouts), seeds=args.seeds)
+            report.subject.update(sampler=args.sampler, fanouts=list(args.fanouts), seeds=args.seeds)
             return makers
         except FormatError as error:
             report.note(f"minibatches are of uniform rows: {error}")

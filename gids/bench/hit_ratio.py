@@ -197,7 +197,11 @@ def open_trace(
 
     store, table = arguments.open_table(args)
     report.subject.update(
-        dataset=str(store.path), fanouts=list(args.fanouts), batch_size=args.batch_size, seeds=args.seeds
+        dataset=str(store.path),
+        sampler=args.sampler,
+        fanouts=list(args.fanouts),
+        batch_size=args.batch_size,
+        seeds=args.seeds,
     )
     with tempfile.TemporaryDirectory(prefix="gids-bench-") as directory:
         path = args.record or Path(directory) / "sampled.trace"
@@ -205,6 +209,7 @@ def open_trace(
             store,
             table,
             path,
+            sampler=args.sampler,
             fanouts=args.fanouts,
             batch_size=args.batch_size,
             batches=args.batches,

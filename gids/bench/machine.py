@@ -17,7 +17,7 @@ _PACKAGES = ("gids", "numpy", "torch", "dgl", "cupy-cuda13x", "cupy-cuda12x", "m
 
 def machine() -> dict[str, Any]:
     """Processor, cores, memory, kernel, load and CUDA devices. Sizes in bytes."""
-    from gids.cli.cuda_driver import ask_driver
+    from gids.cuda.driver import ask_driver
 
     return {
         "processor": _field("/proc/cpuinfo", "model name") or platform.machine(),

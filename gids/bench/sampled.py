@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gids import _core
+from gids.bench.minibatches import endless, input_nodes, make_sampler
 from gids.bench.session import Session
 from gids.bench.trace import TracedTable
 from gids.bench.trace_writer import TraceWriter
 from gids.cache import page_heat
-from gids.heat import choose_seeds, sampled_minibatches
 
 if TYPE_CHECKING:
     from gids.store import FeatureStore, Table
@@ -27,6 +27,7 @@ def sample_trace(
     table: Table,
     path: str | os.PathLike[str],
     *,
+    sampler: str,
     fanouts: Sequence[int],
     batch_size: int,
     batches: int,
@@ -36,11 +37,11 @@ def sample_trace(
     most_seconds: float = float("inf"),
     session: Session,
 ) -> int:
-    """Write a trace of `batches` minibatches of uniform neighbour sampling, as DGL's draws them.
+    """Write a trace of `batches` minibatches, as gids.NodeLoader samples them.
 
-    table: of nodes. heat: a method that is stored, "auto" for the best of those, or "none". Stops early when
-    most_seconds have passed. Returns how many minibatches it wrote. Raises ValueError, KeyError for arguments
-    and FormatError for a dataset without topology.
+    table: of nodes. sampler: its name. heat: a method that is stored, "auto" for the best of those, or
+    "none". Stops early when most_seconds have passed. Returns how many minibatches it wrote. Raises
+    ValueError, KeyError for arguments and FormatError for a dataset without topology.
     """
     if not isinstance(table.type, str):
         raise ValueError(
@@ -55,22 +56,19 @@ def sample_trace(
         lines=None,
         heat=page_heat(store.heat(methods[0], table.type), table.rows_per_page) if methods else None,
     )
-    minibatches = sampled_minibatches(
-        store, choose_seeds(store, seeds), fanouts, batch_size=batch_size, seed=seed
+    minibatches = endless(
+        store, make_sampler(sampler, fanouts), seeds=seeds, batch_size=batch_size, seed=seed
     )
     marks = np.zeros(table.page_count, np.uint32)
     stop_at = session.left_s() - most_seconds
     writer = TraceWriter(path, [traced])
     count = 0
     try:
-        for nodes in minibatches:
+        for minibatch in minibatches:
             if count == batches or (count and session.left_s() < stop_at):
                 break
             count += 1
-            # In a random order, as samplers leave them: ties between pages must not favour low ids.
-            ids = np.random.default_rng((seed, count)).permutation(
-                nodes.get(table.type, marks[:0]).astype(np.int64)
-            )
+            ids = input_nodes(minibatch, table.type).numpy()
             pages = np.empty(len(ids), np.int64)
             found = _core.unique_pages(ids, table.rows_per_page, marks, count, pages)
             writer.enter([pages[:found]])

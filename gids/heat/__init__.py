@@ -1,7 +1,7 @@
 """How hot each node is expected to be, from the graph and the seeds. See docs/cache.md."""
 
 from gids.heat.expectation import expected_visits, out_degrees, reverse_pagerank
-from gids.heat.sampled import sample_in_edges, sampled_counts, sampled_minibatches
+from gids.heat.sampled import sample_in_edges, sampled_counts
 from gids.heat.seeds import choose_seeds
 
 __all__ = [
@@ -11,5 +11,4 @@ __all__ = [
     "reverse_pagerank",
     "sample_in_edges",
     "sampled_counts",
-    "sampled_minibatches",
 ]

@@ -1,4 +1,4 @@
-"""Heat by trial: how many minibatches of a sampled epoch read each node. Called by `gids heat`, gids.bench.
+"""Heat by trial: how many minibatches of a sampled epoch read each node. Called by `gids heat` and bench/.
 
 NumPy over whole minibatches; no loop over nodes.
 """
@@ -42,34 +42,21 @@ def sampled_counts(
     Returns node type -> float32[num_nodes], for every type. Raises FormatError for a dataset without topology
     or with ids out of range, IndexError and ValueError for arguments.
     """
+    check_fanouts(fanouts)
+    check_seeds(store, seeds)
     if batch_size < 1 or (batches is not None and batches < 1):
         raise ValueError(f"batch_size={batch_size}, batches={batches}; both must be 1 or more")
-    sampled = sampled_minibatches(store, seeds, fanouts, batch_size=batch_size, seed=seed)
+    graphs = graphs_of(store)
+    rng = np.random.default_rng(seed)
     if batches is None:
         batches = -(-sum(map(len, seeds.values())) // batch_size)
     on_total(batches)
     counts = {ntype: np.zeros(store.num_nodes(ntype), np.float32) for ntype in store.node_types}
-    for nodes in itertools.islice(sampled, batches):
-        for ntype, ids in nodes.items():
+    for minibatch in itertools.islice(_minibatches(seeds, batch_size, rng), batches):
+        for ntype, ids in _expand(graphs, minibatch, fanouts, rng).items():
             counts[ntype][ids] += 1  # ids are unique
         on_batch(1)
     return counts
-
-
-def sampled_minibatches(
-    store: FeatureStore, seeds: Seeds, fanouts: Sequence[int], *, batch_size: int, seed: int = 0
-) -> Iterator[dict[str, Ids]]:
-    """Neighbour sampling without end: the nodes of each minibatch, node type -> int64[n], unique and sorted.
-
-    Arguments and errors as those of sampled_counts.
-    """
-    check_fanouts(fanouts)
-    check_seeds(store, seeds)
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size}; it must be 1 or more")
-    graphs = graphs_of(store)
-    rng = np.random.default_rng(seed)
-    return (_expand(graphs, minibatch, fanouts, rng) for minibatch in _minibatches(seeds, batch_size, rng))
 
 
 def sample_in_edges(
