@@ -8,7 +8,8 @@ planner's policies choose under the same rule, so none can hit more. Called by h
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -21,12 +22,29 @@ _IN_MEMORY = 1 << 24  # pages of a trace whose next uses are kept in memory; of 
 
 
 class Batches(Protocol):
-    """What MIN needs of a trace: gids.bench.Trace has it."""
+    """What MIN needs of a trace: gids.bench.Trace has it, and BatchList."""
 
     @property
     def batch_count(self) -> int: ...
     def pages(self, batch: int, table: int = 0) -> Pages: ...
     def page_counts(self, table: int = 0) -> Pages: ...
+
+
+@dataclass
+class BatchList:
+    """A trace of one table in memory. batches: int64[n] each, a page at most once in each."""
+
+    batches: Sequence[Pages]
+
+    @property
+    def batch_count(self) -> int:
+        return len(self.batches)
+
+    def pages(self, batch: int, table: int = 0) -> Pages:
+        return self.batches[batch]
+
+    def page_counts(self, table: int = 0) -> Pages:
+        return np.array([len(pages) for pages in self.batches], np.int64)
 
 
 def _ignore() -> None:

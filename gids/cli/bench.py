@@ -15,7 +15,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-QUESTIONS = {"bandwidth": "bandwidth", "hit-ratio": "hit_ratio", "sampling": "sampling"}
+QUESTIONS = {"bandwidth": "bandwidth", "epoch": "epoch", "hit-ratio": "hit_ratio", "sampling": "sampling"}
 _INTERRUPTED = 130
 
 

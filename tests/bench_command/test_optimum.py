@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
 
@@ -12,7 +11,7 @@ import pytest
 from model import min_hits
 
 from gids import _core
-from gids.bench.optimum import Optimum
+from gids.bench.optimum import BatchList, Optimum
 from gids.bench.replay import replay
 from gids.cache import POLICIES
 from gids.errors import FormatError
@@ -20,33 +19,16 @@ from gids.errors import FormatError
 Pages = npt.NDArray[np.int64]
 
 
-@dataclass
-class ListTrace:
-    """A trace in memory."""
-
-    batches: list[Pages]
-
-    @property
-    def batch_count(self) -> int:
-        return len(self.batches)
-
-    def pages(self, batch: int, table: int = 0) -> Pages:
-        return self.batches[batch]
-
-    def page_counts(self, table: int = 0) -> Pages:
-        return np.array([len(b) for b in self.batches], np.int64)
-
-
-def random_trace(rng: np.random.Generator, pages: int, batches: int, most: int) -> ListTrace:
+def random_trace(rng: np.random.Generator, pages: int, batches: int, most: int) -> BatchList:
     """Skewed minibatches, each page once in each, some of them empty."""
     found = []
     for _ in range(batches):
         drawn = np.unique((pages * rng.random(rng.integers(0, most + 1)) ** 2.5).astype(np.int64))
         found.append(rng.permutation(drawn))
-    return ListTrace(found)
+    return BatchList(found)
 
 
-def brute_force(trace: ListTrace, lines: int) -> int:
+def brute_force(trace: BatchList, lines: int) -> int:
     """The most hits of any sequence of choices: after each minibatch, any of the pages at hand stay."""
     batches = [frozenset(b.tolist()) for b in trace.batches]
 
@@ -111,14 +93,14 @@ def test_pinned_pages_are_hits_beside_the_lines() -> None:
 
 
 def test_a_page_twice_in_a_minibatch_is_a_damaged_trace() -> None:
-    trace = ListTrace([np.array([1, 2, 1])])
+    trace = BatchList([np.array([1, 2, 1])])
     with pytest.raises(FormatError, match="names a page twice in minibatch 0"):
         replay(trace, 5, lines=2, policy="lru", window=0, planned=1)
 
 
 def test_more_live_minibatches_than_marks_are_refused() -> None:
     with pytest.raises(ValueError, match="both together at most 24"):
-        replay(ListTrace([]), 5, lines=2, policy="lru", window=23, planned=2)
+        replay(BatchList([]), 5, lines=2, policy="lru", window=23, planned=2)
 
 
 def test_unique_pages_keep_their_order_of_first_appearance() -> None:

@@ -90,8 +90,10 @@ def test_what_is_written_is_read(tmp_path: Path, wide: bool) -> None:
             trace.table_number("c")
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize(("window", "planned"), [(0, 1), (6, 3), (22, 2)])
+@pytest.mark.parametrize(
+    ("policy", "window", "planned"),
+    [*((policy, 6, 3) for policy in POLICIES), ("lookahead", 0, 1), ("lookahead", 22, 2)],
+)
 def test_a_recorded_run_replays_to_the_counts_of_the_run(
     dataset: Path, tmp_path: Path, policy: str, window: int, planned: int
 ) -> None:
