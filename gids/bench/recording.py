@@ -56,6 +56,7 @@ class _Tap:
         self._placement: Placement = loader._placement
         self._tables: list[Table] = loader.tables
         self._policy: str = loader._policy
+        self._device: str = loader.device.type
         self._path = path
         self._writer: TraceWriter | None = None
         self._cache: TappedCache | None = None
@@ -81,6 +82,7 @@ class _Tap:
             policy=self._policy,
             window_batches=sizes.window_batches,
             planned_batches=sizes.planned_batches,
+            device=self._device,
         )
         self._cache = TappedCache(cache, tables, self._writer)
         return self._cache, most_planned

@@ -7,8 +7,8 @@ takes memory for its minibatches (some 50 B each), not for their pages. Little-e
     8   u32   version, 1
     12  u32   bytes of JSON that follow at 16; padded with spaces to a multiple of 8
     16  ...   JSON {"tables": [{"name", "page_count", "page_bytes", "rows_per_page", "lines", "heat"}],
-              "policy", "window_batches", "planned_batches"}; lines and the last three are null unless a run
-              was recorded
+              "policy", "window_batches", "planned_batches", "device"}; lines and the last four are null
+              unless a run was recorded
         ...   for each table whose "heat" is true: u8[page_count], padded to a multiple of 8
         ...   records, to the end of the file: a header of 16 B, then what it announces, padded likewise
 
@@ -70,8 +70,9 @@ class Trace:
     """An open trace file.
 
     Attributes: path; tables; batch_count; events (uint8[n], ENTER, PLAN and RETIRE as they happened, one for
-    each minibatch's; all are ENTER unless a run was recorded); policy, window_batches, planned_batches (of
-    the recorded run, or None); counters (table -> what its cache counted in that run; empty otherwise).
+    each minibatch's; all are ENTER unless a run was recorded); policy, window_batches, planned_batches,
+    device ("cpu" or "cuda": of the recorded run, or None); counters (table -> what its cache counted in that
+    run; empty otherwise).
 
     Raises FormatError, with one cause, for a file that is no trace, of another version, or incomplete;
     OSError.
@@ -156,6 +157,7 @@ class Trace:
             self.policy: str | None = header["policy"]
             self.window_batches: int | None = header["window_batches"]
             self.planned_batches: int | None = header["planned_batches"]
+            self.device: str | None = header["device"]
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, FormatError):
                 raise

@@ -33,7 +33,7 @@ _BUFFER_BYTES = 1 << 20
 class TraceWriter:
     """A trace file being written; a context manager. It is complete once closed without an exception.
 
-    policy, window_batches, planned_batches: of the run that is recorded; None for sampling alone.
+    policy, window_batches, planned_batches, device: of the recorded run; None for sampling alone.
     Raises OSError.
     """
 
@@ -45,6 +45,7 @@ class TraceWriter:
         policy: str | None = None,
         window_batches: int | None = None,
         planned_batches: int | None = None,
+        device: str | None = None,
     ) -> None:
         self._tables = list(tables)
         self._file: BinaryIO = open(path, "wb", buffering=_BUFFER_BYTES)  # noqa: SIM115  (closed by close)
@@ -64,6 +65,7 @@ class TraceWriter:
             "policy": policy,
             "window_batches": window_batches,
             "planned_batches": planned_batches,
+            "device": device,
         }
         text = json.dumps(header).encode()
         text = text.ljust(padded(len(text)))
