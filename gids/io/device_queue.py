@@ -416,7 +416,7 @@ class DeviceQueue:
 
     @contextlib.contextmanager
     def _posting(self, stream: Stream, freed: list[Event]) -> Iterator[None]:
-        """Around the launch of a kernel that was armed for. One at a time posts, into places that are free."""
+        """Around the launch of a kernel that was armed for: one at a time posts, into free places."""
         self._remember(stream)
         self._posted += 1
         try:
