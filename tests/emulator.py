@@ -1,7 +1,7 @@
-"""A device on the host: the kernels of native/**/*.cu, compiled by g++ and run as fibers, for tests without a GPU.
+"""A device on the host, for tests: the kernels of native/**/*.cu, compiled by g++ and run as fibers.
 
-tests/emulator.h says how. What goes wrong in a kernel (a barrier that not all reach, an argument of the wrong size,
-a wait without end) raises RuntimeError here; on a GPU it would hang, or silently read something else.
+tests/emulator.h says how. What goes wrong in a kernel (a barrier that not all reach, an argument of the wrong
+size, a wait without end) raises RuntimeError here; on a GPU it would hang, or silently read something else.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ import ctypes
 import functools
 import hashlib
 import os
-import re
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from gids.cuda.device import Argument, Device, Event, Mapping, Stream, as_scalar, check_grid
+from gids.cuda.device import Argument, Device, Event, Mapping, Stream, as_scalar, check_grid, check_host_range
+from gids.cuda.sources import Sources
 
 HERE = Path(__file__).parent
 NATIVE = HERE.parent / "native"
 COMPILER = os.environ.get("CXX", "g++")
-FLAGS = ["-std=c++20", "-O1", "-g", "-fPIC", "-shared", "-ffp-contract=off", "-DGIDS_EMULATED"]
+FLAGS = ["-std=c++20", "-O1", "-g", "-fPIC", "-ffp-contract=off", "-DGIDS_EMULATED"]
 FLAGS += [
     "-Wall",
     "-Wextra",
@@ -37,7 +38,9 @@ FLAGS += [
     "-include",
     str(HERE / "emulator.h"),
 ]
-KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?void\s+(\w+)\s*\(')
+# The handlers are in emulator.cpp; what the host's libubsan would add is not linked.
+CHECKS = ["-fsanitize=undefined", "-fno-sanitize=vptr", "-fsanitize-recover=all"]
+SOURCES = Sources(NATIVE)
 
 
 class _Parameter(ctypes.Structure):
@@ -96,9 +99,8 @@ def _mismatch(parameter: _Parameter, value: Argument, scalar: np.generic) -> str
     if isinstance(value, np.floating) != (kind == "f"):
         return f"is of kind {kind!r}; {type(value).__name__} was given"
     sizes = {2, 4, 8}
-    if isinstance(value, torch.Tensor) and {parameter.pointee, value.element_size()} <= sizes:
-        if parameter.pointee != value.element_size():
-            return f"points to {parameter.pointee} bytes each; the tensor is {value.dtype}"
+    if isinstance(value, torch.Tensor) and len({parameter.pointee, value.element_size()} & sizes) == 2:
+        return f"points to {parameter.pointee} bytes each; the tensor is {value.dtype}"
     return ""
 
 
@@ -108,52 +110,61 @@ class Builder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._units: dict[str, Unit] = {}
-
-    @functools.cached_property
-    def _runtime(self) -> Path:
         source = HERE / "emulator.cpp"
-        return self._compile("emulator", source.read_text(), [str(source)], [])
-
-    @functools.cached_property
-    def _launch(self) -> ctypes._NamedFuncPointer:
-        launch = ctypes.CDLL(str(self._runtime), mode=ctypes.RTLD_GLOBAL).emulated_launch
-        launch.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p]
-        launch.argtypes += [ctypes.c_ulonglong, ctypes.c_double, ctypes.c_char_p, ctypes.c_size_t]
-        return launch
+        self._runtime = self._compile("emulator", source.read_text(), [str(source)], [])
+        self.library = ctypes.CDLL(str(self._runtime))
+        self.library.emulated_launch.argtypes = [
+            *(ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p),
+            *(ctypes.c_ulonglong, ctypes.c_double, ctypes.c_char_p, ctypes.c_size_t),
+        ]
+        self.library.emulated_allocate.argtypes = [ctypes.c_size_t, ctypes.c_int]
+        self.library.emulated_allocate.restype = ctypes.c_void_p
+        self.library.emulated_free.argtypes = [ctypes.c_void_p]
+        self.library.emulated_free.restype = None
 
     def unit(self, name: str) -> Unit:
         """A source below native/, or at an absolute path."""
         if name not in self._units:
-            launch, source = self._launch, NATIVE / name
-            text = source.read_text()
-            kernels = KERNEL.findall(text)
-            assert len(kernels) == text.count("__global__"), (
-                f'{source}: write extern "C" __global__ void NAME('
-            )
-            table = "".join(f'emulated::describe<{k}>("{k}", {k}),\n' for k in kernels)
-            wrapper = self._folder / f"{source.stem}-{_digest(text, str(source))}.cpp"
+            unit = SOURCES.unit(name)
+            table = "".join(f'emulated::describe<{k}>("{k}", {k}),\n' for k in unit.kernels)
+            wrapper = self._folder / f"{unit.path.stem}-{_digest(unit.text, str(unit.path))}.cpp"
             wrapper.write_text(
-                f'#include "{source}"\n'
+                f'#include "{unit.path}"\n'
                 f'extern "C" const emulated::Kernel emulated_kernels[] = {{\n{table}}};\n'
-                f'extern "C" const unsigned emulated_kernel_count = {len(kernels)};\n'
+                f'extern "C" const unsigned emulated_kernel_count = {len(unit.kernels)};\n'
             )
-            options = [f"-I{NATIVE / 'include'}", f"-I{NATIVE}", str(wrapper)]
-            library = self._compile(source.stem, text, options, [self._runtime])
-            self._units[name] = Unit(ctypes.CDLL(str(library)), launch)
+            options = [*CHECKS, f"-I{SOURCES.include}", f"-I{NATIVE}", str(wrapper)]
+            built = self._compile(unit.path.stem, unit.text, options, [str(self._runtime)])
+            self._units[name] = Unit(ctypes.CDLL(str(built)), self.library.emulated_launch)
         return self._units[name]
 
-    def _compile(self, stem: str, text: str, options: list[str], libraries: list[Path]) -> Path:
-        made_of = [(HERE / "emulator.h").read_text(), text, *FLAGS, *options]
-        made_of += [path.read_text() for path in sorted((NATIVE / "include").rglob("*.h"))]
+    def allocate(self, nbytes: int, zeroed: bool) -> ctypes.Array[ctypes.c_char]:
+        """Memory of its own, between pages that may not be touched; freed with the buffer."""
+        address = self.library.emulated_allocate(nbytes, zeroed)
+        if not address:
+            raise MemoryError(f"{nbytes} bytes for the emulator")
+        buffer = (ctypes.c_char * nbytes).from_address(address)
+        weakref.finalize(buffer, self.library.emulated_free, address).atexit = False
+        return buffer
+
+    def _compile(self, stem: str, text: str, options: list[str], libraries: list[str]) -> Path:
+        made_of = [(HERE / "emulator.h").read_text(), text, *FLAGS, *options, *libraries]
+        made_of += [path.read_text() for path in SOURCES.headers()]
         target = self._folder / f"{stem}-{_digest(*made_of)}.so"
         if not target.exists():
-            unfinished = target.with_suffix(f".{os.getpid()}")
-            command = [COMPILER, *FLAGS, *options, *map(str, libraries), "-o", str(unfinished)]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
-            unfinished.replace(target)
+            built = target.with_suffix(f".{os.getpid()}")
+            compiled = built.with_suffix(built.suffix + ".o")
+            _run([COMPILER, *FLAGS, *options, "-c", "-o", str(compiled)])
+            _run([COMPILER, "-shared", "-pthread", str(compiled), *libraries, "-o", str(built)])
+            compiled.unlink()
+            built.replace(target)
         return target
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
 
 
 def _digest(*texts: str) -> str:
@@ -216,7 +227,9 @@ class EmulatedMapping(Mapping):
 class EmulatedDevice(Device):
     """torch's CPU as a device. seed: of the order in which threads and blocks run; each launch has another.
 
-    can_wait_value: what wait_value answers is settable. limit_s: for one launch, and one wait_value. mapped: the
+    Tensors of empty() and zeros() end where a page of memory ends: a kernel that goes beyond fails.
+
+    can_wait_value: settable; whether wait_value waits. limit_s: for one launch or wait_value. mapped: the
     host memory that is mapped now, bytes by address. launches: names of the kernels launched so far.
     """
 
@@ -262,8 +275,7 @@ class EmulatedDevice(Device):
             self._stream = before
 
     def map_host(self, address: int, nbytes: int, *, read_only: bool = False) -> Mapping:
-        if address % 4096 or nbytes <= 0:
-            raise ValueError(f"cannot map {nbytes} bytes of host memory at {address:#x}: no page of memory")
+        check_host_range(address, nbytes)
         return EmulatedMapping(address, nbytes, self.mapped)
 
     def wait_value(self, stream: Stream, address: int, value: int) -> bool:
@@ -284,6 +296,19 @@ class EmulatedDevice(Device):
     def hand_over(self, tensor: torch.Tensor, from_stream: Stream, to_stream: Stream) -> None:
         assert isinstance(from_stream, EmulatedStream)
         assert isinstance(to_stream, EmulatedStream)
+
+    def empty(self, shape: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return self._tensor(shape, dtype, zeroed=False)
+
+    def zeros(self, shape: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return self._tensor(shape, dtype, zeroed=True)
+
+    def _tensor(self, shape: int | Sequence[int], dtype: torch.dtype, *, zeroed: bool) -> torch.Tensor:
+        layout = torch.empty(shape, dtype=dtype, device="meta")
+        if layout.numel() == 0:
+            return torch.empty(shape, dtype=dtype)
+        buffer = _builder().allocate(layout.numel() * layout.element_size(), zeroed)
+        return torch.frombuffer(buffer, dtype=dtype).view(layout.shape)
 
     def memory_info(self) -> tuple[int, int]:
         return self.free_bytes, self.total_bytes

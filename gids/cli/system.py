@@ -19,8 +19,8 @@ from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any
 
-from gids.cuda.driver import Driver, ask_driver
 from gids.cli.sizes import format_bytes
+from gids.cuda.driver import Driver, ask_driver
 
 _MEMLOCK_BYTES = 1 << 30  # what one registered buffer may have
 _OPEN_FILES = 16384

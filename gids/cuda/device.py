@@ -1,4 +1,4 @@
-"""What the GPU parts of gids need of a device: memory, streams, launches, waits. Known to io, cache and sampler.
+"""What the GPU parts of gids need of a device: memory, streams, launches, waits. Known to io, cache, sampler.
 
 One implementation drives CUDA (gids.cuda.cuda_device); the tests bring another that runs the same kernels on
 the host. Nothing outside gids.cuda imports cupy or asks torch whether there is a GPU.
@@ -6,6 +6,7 @@ the host. Nothing outside gids.cuda imports cupy or asks torch whether there is 
 
 from __future__ import annotations
 
+import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -67,7 +68,7 @@ class Mapping(ABC):
 
 
 class Device(ABC):
-    """One device. torch_device: where its tensors live. name: what the vendor calls it. sm_count: processors."""
+    """One device. torch_device: where its tensors live. name: the vendor's. sm_count: its multiprocessors."""
 
     torch_device: torch.device
     name: str
@@ -112,8 +113,8 @@ class Device(ABC):
     @abstractmethod
     def wait_value(self, stream: Stream, address: int, value: int) -> bool:
         """The stream's later work waits until the 8-byte word at a device address, of mapped host memory,
-        reaches value (cyclically greater or equal). No processor spins. False, and nothing enqueued, where the
-        device cannot: launch a kernel that polls.
+        reaches value (cyclically greater or equal). No processor spins. False, and nothing enqueued, where
+        the device cannot: launch a kernel that polls.
         """
 
     @abstractmethod
@@ -143,8 +144,17 @@ def check_grid(kernel: str, blocks: int, threads: int) -> None:
         raise ValueError(f"{kernel}: {blocks} blocks; take from 0 to 2**31 - 1")
 
 
+def check_host_range(address: int, nbytes: int) -> None:
+    """ValueError for host memory that does not begin with a page of memory, or is none."""
+    if address % mmap.PAGESIZE or nbytes <= 0:
+        raise ValueError(
+            f"{nbytes} bytes of host memory at {address:#x} cannot be mapped: take some, from the start of a "
+            f"page of memory ({mmap.PAGESIZE} bytes)"
+        )
+
+
 def as_scalar(kernel: str, position: int, value: Argument, torch_device: torch.device) -> np.generic:
-    """The NumPy scalar whose bytes the kernel gets for an argument. ValueError, TypeError for what none may be."""
+    """The NumPy scalar whose bytes a kernel gets for an argument. ValueError, TypeError for what none is."""
     what = f"{kernel}: argument {position}"
     if isinstance(value, torch.Tensor):
         if value.device != torch_device:
@@ -159,5 +169,6 @@ def as_scalar(kernel: str, position: int, value: Argument, torch_device: torch.d
             raise ValueError(f"{what} is {value}, which 64 bits do not hold")
         return np.uint64(value & (1 << 64) - 1)
     raise TypeError(
-        f"{what} is {type(value).__name__}; kernels take tensors, int (8 bytes), numpy uint32, int32, uint64, float32"
+        f"{what} is {type(value).__name__}; kernels take tensors, int (8 bytes), and numpy's uint32, int32, "
+        "uint64, float32"
     )

@@ -14,8 +14,8 @@ import pytest
 
 import gids.cli.system as module
 from gids.cli import main
-from gids.cuda.driver import Device, ask_driver
 from gids.cli.system import Item, as_table, describe_system
+from gids.cuda.driver import Device, ask_driver
 
 
 def no_library(name: str) -> object:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +17,11 @@ UNIT = str(Path(__file__).parent / "kernels.cu")
 
 
 @pytest.fixture
-def host_words() -> Iterator[tuple[int, torch.Tensor]]:
+def host_words() -> tuple[int, torch.Tensor]:
     """Page-aligned host memory: its address, and int64[512] on it."""
     memory = mmap.mmap(-1, 4096)
     buffer = (ctypes.c_char * 4096).from_buffer(memory)
-    yield ctypes.addressof(buffer), torch.frombuffer(memory, dtype=torch.int64)
+    return ctypes.addressof(buffer), torch.frombuffer(memory, dtype=torch.int64)
 
 
 def launch(device: Device, kernel: str, blocks: int, threads: int, *args: object) -> None:
