@@ -368,6 +368,7 @@ class DeviceQueue:
         twice, from any thread; happens too when the queue is garbage, and at the end of the interpreter.
         """
         if os.getpid() == self._pid:
+            self._service.close()  # without the lock: lets go of a thread that waits within a call
             with self._lock:
                 self._end()
 
