@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import gc
 import os
 import subprocess
@@ -25,8 +26,7 @@ from raw_table import RawTable, write_raw_table
 
 from gids import _core
 from gids.cuda.device import Device
-from gids.io import Engine, open_engine
-from gids.io.device_queue import DeviceQueue, QueueTable, Round, requests_of
+from gids.io import DeviceQueue, Engine, QueueTable, Round, open_engine, requests_of
 
 URING = pytest.param(
     "uring",
@@ -104,6 +104,7 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
+@functools.cache  # kernels may read it at any time: it is never freed
 def count_of(device: Device, count: int) -> torch.Tensor:
     return torch.tensor([count], dtype=torch.int64, device=device.torch_device)
 
@@ -119,12 +120,11 @@ def read(
     rows = len(requests) if rows is None else rows
     to = torch.full((rows, SLOT), 170, dtype=torch.uint8, device=device.torch_device)
     errors = torch.full((rows,), -1, dtype=torch.int32, device=device.torch_device)
+    on_device = requests.to(device.torch_device)
+    on_count = count_of(device, len(requests) if count is None else count)
     stream = device.new_stream()
     stream.wait_stream(device.current_stream())
-    on_device = requests.to(device.torch_device)
-    queue.read_pages(
-        stream, on_device, count_of(device, len(requests) if count is None else count), 0, to, errors
-    )
+    queue.read_pages(stream, on_device, on_count, 0, to, errors)
     stream.synchronize()
     return to.cpu().numpy(), errors.cpu().numpy()
 
@@ -490,8 +490,7 @@ import os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import torch, emulator
-from gids.io import open_engine
-from gids.io.device_queue import DeviceQueue, QueueTable, requests_of
+from gids.io import DeviceQueue, QueueTable, open_engine, requests_of
 
 emulator.folder = Path(sys.argv[2])
 device = emulator.EmulatedDevice()
@@ -602,13 +601,13 @@ def test_a_hundred_thousand_requests(
             device, engine, tables.queue_tables(), staging_bytes=4096 * SLOT, pairs=2, wait=wait
         ) as queue,
     ):
+        on_device, on_count = requests.to(device.torch_device), count_of(device, count)
         stream = device.new_stream()
         stream.wait_stream(device.current_stream())
-        on_device = requests.to(device.torch_device)
         step = count if wait == "stream" else 20_000  # the emulator limits the time of a launch
         for first in range(0, count, step):
             part = slice(first, first + step)
-            queue.read_pages(stream, on_device, count_of(device, count), first, to[part], errors[part])
+            queue.read_pages(stream, on_device, on_count, first, to[part], errors[part])
         stream.synchronize()
         assert queue.stats()["taken"] == count
     assert not errors.any()
