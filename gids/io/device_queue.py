@@ -165,8 +165,7 @@ class DeviceQueue:
         requests: int64[n] on the device, the bits of requests. count: int64[1] on the device, at most n,
         read by the kernel; with count <= first the round is empty. Neither may change or be freed before the
         kernel has run. Does not block. Each round must be waited for and collected, also an empty one and
-        one whose pages nobody wants any more. Round r goes to pair r % pairs; rounds are to be collected in
-        the order of posting.
+        one whose pages nobody wants any more. Round r goes to pair r % pairs.
 
         Raises RuntimeError while rounds_max rounds are not collected, and when the queue is closed or broken.
         """
@@ -177,7 +176,7 @@ class DeviceQueue:
     def _post(
         self, stream: Stream, requests: torch.Tensor, count: torch.Tensor, first: int, limit: int
     ) -> Round:
-        if len(self._uncollected) >= self.rounds_max:
+        if self.room == 0:
             raise RuntimeError(
                 f"the request queue holds {self.rounds_max} rounds that are not collected (rounds_max): wait "
                 "for the oldest, collect it, then post"
@@ -201,6 +200,11 @@ class DeviceQueue:
         round._posted = self._last_post
         self._uncollected.append(round)
         return round
+
+    @property
+    def room(self) -> int:
+        """Rounds that may be posted before one is collected."""
+        return self.rounds_max - len(self._uncollected)
 
     def wait(self, stream: Stream, round: Round) -> None:
         """Let the stream wait until every request of the round is answered. Does not block.
@@ -339,7 +343,7 @@ class DeviceQueue:
             self.collected(round)
 
         for begin in range(0, len(to), self.round_max):
-            if len(self._uncollected) == self.rounds_max and ahead:
+            if self.room == 0 and ahead:
                 finish()
             ahead.append((self._post(stream, requests, count, first + begin, len(to) - begin), begin))
         while ahead:

@@ -1,4 +1,4 @@
-"""What a request names: tables, as files of pages, and their pages. Called by the queue and those who post."""
+"""What a request names: tables, as files of pages, and their pages. Called by the queue and who posts."""
 
 from __future__ import annotations
 

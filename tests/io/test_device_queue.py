@@ -242,7 +242,8 @@ def test_a_post_beyond_rounds_max_is_refused_until_the_oldest_is_collected(
         open_files(tables.paths) as engine,
         DeviceQueue(device, engine, tables.queue_tables(), staging_bytes=1 << 20, rounds_max=3) as queue,
     ):
-        rounds = [queue.post(stream, requests, count, 0) for _ in range(3)]
+        rounds = [queue.post(stream, requests, count, 0) for _ in range(queue.room)]
+        assert (len(rounds), queue.room) == (3, 0)
         with pytest.raises(RuntimeError, match="holds 3 rounds that are not collected"):
             queue.post(stream, requests, count, 0)
         with pytest.raises(RuntimeError, match="collected before any stream waited"):
@@ -303,6 +304,36 @@ def test_fewer_requests_than_rows_leave_the_rest_untouched(
             assert (errors[got:] == -1).all()
             check_pages(tables, requests[:got], to[:got], errors[:got])
         assert queue.stats()["taken"] == 17 + 33
+
+
+@pytest.mark.parametrize("wait", WAITS)
+@pytest.mark.parametrize("page_bytes", [16, 520, 4096, 12288])
+def test_pages_of_any_length_land_at_any_address(
+    device: Device, tmp_path: Path, rng: np.random.Generator, wait: str, page_bytes: int
+) -> None:
+    content = rng.integers(0, 256, (2, 30, page_bytes), dtype=np.uint8)
+    paths = [tmp_path / f"{i}.bin" for i in range(2)]
+    for path, pages in zip(paths, content, strict=True):
+        path.write_bytes(pages.tobytes())
+    pages = torch.from_numpy(rng.permutation(60))
+    with (
+        open_files(paths) as engine,
+        DeviceQueue(
+            device, engine, [QueueTable(60, 0, 2, page_bytes)], staging_bytes=1 << 18, wait=wait
+        ) as queue,
+    ):
+        for shift, nbytes in [(0, page_bytes), (1, page_bytes), (3, 13), (16, 16), (0, 0)]:
+            flat = torch.full((shift + 60 * nbytes,), 170, dtype=torch.uint8, device=device.torch_device)
+            to, errors = flat[shift:].view(60, nbytes), torch.full_like(pages, -1, dtype=torch.int32)
+            errors, requests = errors.to(device.torch_device), requests_of(0, pages).to(device.torch_device)
+            stream = device.new_stream()
+            stream.wait_stream(device.current_stream())
+            queue.read_pages(stream, requests, count_of(device, 60), 0, to, errors)
+            stream.synchronize()
+            assert not errors.any()
+            wanted = content[pages % 2, pages // 2, :nbytes]
+            assert np.array_equal(to.cpu().numpy(), wanted)
+            assert (flat[:shift] == 170).all()
 
 
 @pytest.mark.parametrize("wait", WAITS)
