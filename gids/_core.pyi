@@ -59,12 +59,23 @@ class Engine:
     @property
     def depth(self) -> int: ...
     @property
+    def max_read_bytes(self) -> int: ...
+    @property
     def bounce_bytes(self) -> int: ...
     def read(
         self,
         files: NDArray[np.uint32],
         offsets: NDArray[np.int64],
         out: NDArray[np.uint8],
+        errors: NDArray[np.int32],
+    ) -> None: ...
+    def read_extents(
+        self,
+        files: NDArray[np.uint32],
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        out: NDArray[np.uint8],
+        places: NDArray[np.int64],
         errors: NDArray[np.int32],
     ) -> None: ...
     def stats(self) -> dict[str, int | float]: ...
@@ -83,6 +94,55 @@ def open_engine(
 ) -> Engine: ...
 def probe_file(path: str, *, direct: bool) -> tuple[str, int]: ...
 def why_no_uring() -> str: ...
+
+# native/bind/queue.cpp
+QUEUE_TABLE_SHIFT: int
+"""A request is page | table << this."""
+QUEUE_DOORBELLS: int
+"""Rounds of a pair that are posted and not collected, at most."""
+QUEUE_PAIRS_MAX: int
+
+class QueueMemory:
+    """Queue pairs in memory that host and device share; kept until engine and service let go of it too."""
+
+    def __init__(
+        self, *, staging_bytes: int, slot_bytes: int, pairs: int, rounds_max: int, spin_limit: int
+    ) -> None: ...
+    @property
+    def address(self) -> int:
+        """Of the shared memory, on the host."""
+    @property
+    def shared_bytes(self) -> int: ...
+    @property
+    def local_bytes(self) -> int:
+        """What the posting side keeps, zeroed, in memory of its own."""
+    @property
+    def depth(self) -> int:
+        """Slots of a pair."""
+    @property
+    def slot_bytes(self) -> int: ...
+    def pair(self, pair: int, shared: int, local: int) -> bytes:
+        """The bytes of a gids::queue::Pair, for the device's addresses of shared and local memory."""
+    def completed_offset(self, pair: int) -> int:
+        """Of the word that counts complete rounds, in the shared memory."""
+
+class QueueService:
+    """The thread that answers requests. tables: (page_count, first_file, file_count, page_bytes, checksums)."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tables: list[tuple[int, int, int, int, NDArray[np.uint32] | None]],
+        memory: QueueMemory,
+        *,
+        timeout_ms: int,
+    ) -> None: ...
+    def arm(self, pair: int) -> int:
+        """The number of the round that a kernel, which must be launched, is about to post."""
+    @property
+    def broken(self) -> bool: ...
+    def stats(self) -> dict[str, int]: ...
+    def close(self) -> None: ...
 
 # native/bind/cache.cpp
 USE_BITS: int

@@ -130,6 +130,8 @@ class Engine {
   std::string note() const;                            // what the probe found, for a log line
   u32 alignment() const { return alignment_; }         // of offsets, lengths and buffers, in bytes; see Read
   u32 depth() const { return options_.depth; }         // requests that can be in flight
+  u32 file_count() const { return file_count_; }
+  u32 max_read_bytes() const { return options_.max_read_bytes; }
   u64 bounce_bytes() const { return bounce_bytes_; }   // memory of the bounce pool
   Stats stats() const;
   void inject_faults(std::vector<Fault> faults);       // replaces those injected before
