@@ -84,6 +84,7 @@ class DeviceSampler:
         stream = self._device.current_stream()
         if self._stream is not None and self._stream != stream:
             stream.wait_stream(self._stream)
+            self._scratch.clear()  # it belongs to the stream on which it was allocated
         self._stream = stream
         nodes = [ids.to(self._device.torch_device) for ids in seeds]
         types, relations = len(nodes), len(topology.relations)
