@@ -11,8 +11,8 @@ from gids.sampler import Minibatch
 
 
 class SampleStream:
-    """On the CPU minibatches are made in place. On a device they are made on this stream, so that sampling waits
-    for none of the training's kernels, and then handed to the stream that uses them.
+    """On the CPU minibatches are made in place. On a device they are made on this stream, so that sampling
+    waits for none of the training's kernels, and then handed to the stream that uses them.
     """
 
     def __init__(self, device: Device | None) -> None:

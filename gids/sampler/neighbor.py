@@ -67,7 +67,7 @@ class Neighbor:
         epoch, step: 0 or more, below 2^64; together they choose the random numbers.
 
         On the CPU this blocks, without the GIL. On a device it works on torch's current stream and waits for
-        it once per layer, twice with a fanout of -1. The tensors are the caller's to keep.
+        it once per layer, twice with a fanout of -1 or above 32. The tensors are the caller's to keep.
 
         Raises IndexError for a seed that is no node, FormatError for a topology that contradicts itself,
         TypeError and ValueError for arguments.

@@ -23,11 +23,13 @@ _UNIT = "sampler/neighbor.cu"
 _THREADS = 256
 _BLOCKS_PER_SM = 8
 _ALL = -1
+_LARGEST_ASSUMED = 32
+"""Up to this fanout a layer has room for as many edges as it could have; beyond, their count is waited for."""
 _NO_FAULT = -1
 _MOST_EDGES = 1 << 31
 
 
-@dataclass
+@dataclass(eq=False)
 class _Draw:
     """One relation in one layer. capacity: the most edges that it can have; base: its first place among the
     edges from its source type. begins, degrees: of each destination; indptr: of its sampled edges.
@@ -161,14 +163,14 @@ class DeviceSampler:
 
     def _capacities(self, draws: list[_Draw], types: int) -> list[int]:
         """Gives every relation its places; returns how many each source type has."""
-        every = [draw for draw in draws if draw.fanout == _ALL]
-        if every:  # only the degrees tell: waits for them
-            counts = torch.cat([draw.indptr[draw.n :] for draw in every]).tolist()
-            for draw, count in zip(every, counts, strict=True):
+        counted = [draw for draw in draws if not 0 <= draw.fanout <= _LARGEST_ASSUMED]
+        if counted:  # only the degrees tell: waits for them
+            counts = torch.cat([draw.indptr[draw.n :] for draw in counted]).tolist()
+            for draw, count in zip(counted, counts, strict=True):
                 draw.capacity = count
         capacities = [0] * types
         for draw in draws:
-            if draw.fanout != _ALL:
+            if draw not in counted:
                 draw.capacity = draw.n * draw.fanout
             draw.base = capacities[draw.src]
             capacities[draw.src] += draw.capacity
