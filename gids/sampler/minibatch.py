@@ -1,5 +1,4 @@
-"""What samplers return: a Minibatch of Blocks. Called by loaders and users; knows nothing of how it was
-drawn."""
+"""What samplers return: a Minibatch of Blocks. Knows nothing of how it was drawn."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Neighbour sampling by GPU kernels (native/sampler/neighbor.cu): launches them, and owns the memory between
-them.
+"""Neighbour sampling by GPU kernels, native/sampler/neighbor.cu: launches them, owns the memory between them.
 
 Called by Neighbor. Chooses and numbers exactly as the CPU's sampler does.
 """
@@ -24,7 +23,7 @@ _THREADS = 256
 _BLOCKS_PER_SM = 8
 _ALL = -1
 _LARGEST_ASSUMED = 32
-"""Up to this fanout a layer has room for as many edges as it could have; beyond, their count is waited for."""
+"""Up to this fanout a layer has room for all edges that it could have; beyond, their count is waited for."""
 _NO_FAULT = -1
 _MOST_EDGES = 1 << 31
 
