@@ -59,12 +59,23 @@ class Engine:
     @property
     def depth(self) -> int: ...
     @property
+    def max_read_bytes(self) -> int: ...
+    @property
     def bounce_bytes(self) -> int: ...
     def read(
         self,
         files: NDArray[np.uint32],
         offsets: NDArray[np.int64],
         out: NDArray[np.uint8],
+        errors: NDArray[np.int32],
+    ) -> None: ...
+    def read_extents(
+        self,
+        files: NDArray[np.uint32],
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        out: NDArray[np.uint8],
+        places: NDArray[np.int64],
         errors: NDArray[np.int32],
     ) -> None: ...
     def stats(self) -> dict[str, int | float]: ...
@@ -205,3 +216,51 @@ class PageCache:
     def audit(self) -> None: ...
     def words(self) -> NDArray[np.uint64]: ...
     def stats(self) -> dict[str, int | float]: ...
+
+# native/bind/sampler.cpp
+MAX_NODES: int
+"""Nodes of a type that samplers can tell apart."""
+
+def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Philox4x32-10: four words from a counter of four and a key of two."""
+
+def layer_key(seed: int, epoch: int, step: int, layer: int, relation: int) -> int:
+    """The Philox key of what a relation draws in a layer of a minibatch; layer 0 is next to the seeds."""
+
+class BadTopology(ValueError): ...
+
+class NeighborTopology:
+    """In-edges by relation, between numbered node types."""
+
+    def __init__(self, node_types: list[tuple[int, str]]) -> None: ...
+    def add(
+        self,
+        indptr: NDArray[np.int64],
+        indices: NDArray[np.int32] | NDArray[np.int64],
+        src: int,
+        dst: int,
+        name: str,
+    ) -> None:
+        """The next relation; the arrays are kept and not copied."""
+
+class NeighborSampler:
+    """Threads, hash maps and buffers, used again for each minibatch."""
+
+    def __init__(self, threads: int, keep_bytes: int) -> None: ...
+    def sample(
+        self,
+        topology: NeighborTopology,
+        seeds: list[NDArray[np.int64]],
+        fanouts: list[list[int]],
+        seed: int,
+        epoch: int,
+        step: int,
+    ) -> tuple[
+        list[NDArray[np.int64]],
+        list[list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int]]],
+    ]:
+        """One minibatch. seeds: by node type; fanouts: by layer, the seeds' first, by relation.
+
+        Returns (nodes by type, by layer and relation (indptr, indices, positions, number of sources))."""
+    @property
+    def bytes(self) -> int: ...

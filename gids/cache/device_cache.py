@@ -35,11 +35,10 @@ from gids.cache.device_state import (
     HostArray,
     MissPool,
     TableState,
-    check_out_dtype,
     line_bytes,
-    out_dtype_of,
 )
 from gids.cache.feature_cache import FeatureCache
+from gids.cache.output_dtype import check_out_dtype, out_dtype_of
 from gids.errors import MemoryBudgetError
 from gids.io.device_queue import DeviceQueue, QueueTable
 
@@ -236,6 +235,8 @@ class DeviceFeatureCache:
                 most = self._reads.rounds_for(plan.most_misses)
                 for _ in range(min(self._usual_rounds[plan.state.table.name], most)):
                     self._post(plan)
+            while self._flights[0] is not s:
+                self._collect()  # their rows come over the bus while this step's are being read
 
     def gather(self, step: int) -> tuple[dict[str, torch.Tensor], Exception | None]:
         """Wait for the step's reads and its rows.

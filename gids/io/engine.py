@@ -51,6 +51,11 @@ class Engine:
         return self.native.depth
 
     @property
+    def max_read_bytes(self) -> int:
+        """The longest read that it takes."""
+        return self.native.max_read_bytes
+
+    @property
     def bounce_bytes(self) -> int:
         """Memory set aside for reads that cannot land where they should (committed when first used)."""
         return self.native.bounce_bytes
@@ -79,6 +84,23 @@ class Engine:
             )
         errors = np.empty(len(files), dtype=np.int32)
         self.native.read(files, offsets, out, errors)
+        return errors
+
+    def read_extents(
+        self,
+        files: npt.NDArray[np.uint32],
+        offsets: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.int64],
+        out: npt.NDArray[np.uint8],
+        places: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.int32]:
+        """Read ``lengths[i]`` bytes at ``offsets[i]`` of file ``files[i]`` to ``out[places[i]:]``.
+
+        files: uint32[n]. offsets, lengths (1 to :attr:`max_read_bytes`), places: int64[n]; places must not
+        overlap. out: uint8[m], contiguous. Otherwise as :meth:`read`, the errors included.
+        """
+        errors = np.empty(len(files), dtype=np.int32)
+        self.native.read_extents(files, offsets, lengths, out, places, errors)
         return errors
 
     def stats(self) -> dict[str, int | float]:

@@ -7,4 +7,5 @@ void bind_store(nanobind::module_& m);
 void bind_io(nanobind::module_& m);
 void bind_queue(nanobind::module_& m);
 void bind_cache(nanobind::module_& m);
+void bind_sampler(nanobind::module_& m);
 }  // namespace gids

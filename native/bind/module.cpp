@@ -10,4 +10,5 @@ NB_MODULE(_core, m) {
   gids::bind_io(m);
   gids::bind_queue(m);
   gids::bind_cache(m);
+  gids::bind_sampler(m);
 }

@@ -206,7 +206,7 @@ def test_a_cache_larger_than_free_device_memory_is_refused_with_the_sum(
         ({"policy": "lru"}, "device='cpu' only"),
         ({"policy": "mru"}, "lookahead, window-pin, random, static"),
         ({"host_policy": "random"}, "lookahead, static"),
-        ({"output_dtype": torch.float64}, "float64; it must be one of float32, float16, bfloat16"),
+        ({"output_dtype": torch.float64}, "dtype=torch.float64: rows can be converted to float32, float16, bfloat16"),
         ({"lines": {"_N.feat": -1}}, "-1 lines"),
         ({"lines": {"_N.feat": 1}, "host_lines": {"_N.feat": (1 << 30) - 1}}, "a table has 0 to 1073741823"),
         ({"wait": "poll"}, "'stream' or 'warp'"),
