@@ -235,8 +235,11 @@ class DeviceFeatureCache:
                 most = self._reads.rounds_for(plan.most_misses)
                 for _ in range(min(self._usual_rounds[plan.state.table.name], most)):
                     self._post(plan)
-            while self._flights[0] is not s:
-                self._collect()  # their rows come over the bus while this step's are being read
+            # The minibatch that is handed out next and the one after it: their rows come over the bus while
+            # the consumer computes, and while those planned further ahead are being read.
+            soon = min(self._retired + 1, step - 1)
+            while self._flights[0].number <= soon:
+                self._collect()
 
     def gather(self, step: int) -> tuple[dict[str, torch.Tensor], Exception | None]:
         """Wait for the step's reads and its rows.
