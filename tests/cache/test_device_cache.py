@@ -255,14 +255,15 @@ def test_ids_in_host_memory_and_on_the_device_are_the_same(
         assert a[table.name].device == device.torch_device
 
 
+@pytest.mark.parametrize("wait", ["stream", "warp"])
 def test_a_page_that_cannot_be_read_is_an_error_of_the_minibatches_that_need_it(
-    tmp_path: Path, make: Make
+    tmp_path: Path, make: Make, wait: str
 ) -> None:
     table = write_raw_table(tmp_path, make_rows(64, 1024), shards=2)
     batches = [torch.tensor([1, 2]), torch.tensor([6, 7]), torch.tensor([8, 9]), torch.tensor([7])]
     path, offset = table.shard_of(7)
     for lines in (0, 16):
-        cache = make(table, lines)
+        cache = make(table, lines, wait=wait)
         cache._host._engine.inject_faults([(table.shard_paths.index(path), offset, errno.EIO, 1 << 30)])
         for step, ids in enumerate(batches):
             cache.enter(step, {table.name: ids})
