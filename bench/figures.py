@@ -1,0 +1,32 @@
+"""What a benchmark found: printed at once, and written to a file after each, so that a killed run keeps them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+class Figures:
+    """Named numbers with their units, and with the bar that they are held to, if there is one."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.found: list[dict[str, Any]] = []
+        self._path = path
+
+    def add(self, name: str, value: float, unit: str, *, bar: float | None = None, note: str = "") -> None:
+        """unit: "x" for a ratio. bar: the least that passes."""
+        passed = None if bar is None else bool(value >= bar)
+        figure = {
+            "name": name,
+            "value": float(value),
+            "unit": unit,
+            "bar": bar,
+            "passed": passed,
+            "note": note,
+        }
+        self.found.append(figure)
+        held = "" if bar is None else f"  (bar {bar:,.4g}: {'passed' if passed else 'FAILED'})"
+        print(f"{name}: {value:,.4g} {unit}{held}{f'  {note}' if note else ''}", flush=True)
+        if self._path is not None:
+            self._path.write_text(json.dumps({"figures": self.found}, indent=2) + "\n")
