@@ -3,10 +3,12 @@
 #include <dlfcn.h>
 #include <link.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -114,6 +116,51 @@ void give_stacks(const Stacks& stacks) {
   g_stacks.push_back(stacks);
 }
 
+// --- memory that ends where it ends ---
+
+constexpr std::size_t kMemoryPage = 4096;
+constexpr std::size_t kAlignment = 16;  // of the end's slack
+
+struct Allocation {
+  std::byte* mapping;
+  std::size_t mapping_bytes, bytes;
+};
+
+std::mutex g_memory_mutex;
+std::map<std::byte*, Allocation> g_memory;  // by the first byte
+
+std::size_t slack(const Allocation& a) { return (kAlignment - a.bytes % kAlignment) % kAlignment; }
+
+// What lies at an address that must not be touched.
+std::string describe_address(const void* address) {
+  char text[120];
+  std::snprintf(text, sizeof text, "%p", address);
+  std::lock_guard lock(g_memory_mutex);
+  for (const auto& [start, a] : g_memory) {
+    const auto at = static_cast<const std::byte*>(address);
+    if (at < a.mapping || at >= a.mapping + a.mapping_bytes) continue;
+    if (at < start)
+      std::snprintf(text, sizeof text, "%td bytes before a tensor of %zu bytes", start - at, a.bytes);
+    else
+      std::snprintf(text, sizeof text, "byte %td of a tensor of %zu bytes", at - start, a.bytes);
+  }
+  return text;
+}
+
+// The slack behind tensors is as it was? Then "".
+std::string find_damage() {
+  std::lock_guard lock(g_memory_mutex);
+  for (const auto& [start, a] : g_memory) {
+    std::byte* const end = start + a.bytes;
+    for (std::size_t i = 0; i < slack(a); ++i) {
+      if (end[i] == std::byte{kPoison}) continue;
+      std::memset(end, kPoison, slack(a));
+      return "wrote byte " + std::to_string(a.bytes + i) + " of a tensor of " + std::to_string(a.bytes) + " bytes";
+    }
+  }
+  return "";
+}
+
 // --- random numbers: splitmix64 ---
 
 struct Random {
@@ -175,10 +222,10 @@ const char* name_of(Meeting meeting) {
   }
 }
 
-std::string text_of(const Place& place) {
-  std::string file = place.file_name();
-  return file.substr(file.rfind('/') + 1) + ":" + std::to_string(place.line());
+std::string text_of(const std::string& file, u32 line) {
+  return file.substr(file.rfind('/') + 1) + ":" + std::to_string(line);
 }
+std::string text_of(const Place& place) { return text_of(place.file_name(), place.line()); }
 
 bool same_place(const Place& a, const Place& b) {
   return a.line() == b.line() && a.column() == b.column() && std::strcmp(a.file_name(), b.file_name()) == 0;
@@ -206,6 +253,8 @@ class Worker {
     }
   }
 
+  bool in_fiber() const { return in_fiber_; }
+
   void call_kernel() {
     launch_.kernel.call(launch_.arguments);
     Fiber& me = fibers_[threadIdx.x];
@@ -222,7 +271,7 @@ class Worker {
     Fiber& me = fibers_[threadIdx.x];
     if (!(mask >> (threadIdx.x % 32) & 1))
       fail(std::string("calls ") + name_of(meeting) + " with the mask " + hex(mask) + ", which lacks its own lane",
-           place);
+           text_of(place));
     me.state = State::in_warp;
     me.meeting = meeting, me.mask = mask, me.value = value, me.source = source, me.place = place;
     try_warp(threadIdx.x);
@@ -237,7 +286,8 @@ class Worker {
     if (in_block_ == 0) {
       block_place_ = place;
     } else if (!same_place(place, block_place_)) {
-      fail("is at a barrier, but other threads of the block are at the barrier of " + text_of(block_place_), place);
+      fail("is at a barrier, but other threads of the block are at the barrier of " + text_of(block_place_),
+           text_of(place));
     }
     ++in_block_;
     block_count_ += value;
@@ -249,7 +299,7 @@ class Worker {
   void yield(bool asleep) {
     if (asleep) sched_yield();
     if (++yields_ % 256 == 0 && std::chrono::steady_clock::now() > launch_.end)
-      fail("runs for longer than the emulator's time limit", Place());
+      fail("runs for longer than the emulator's time limit", "");
     make_ready(threadIdx.x);
     leave();
   }
@@ -258,10 +308,8 @@ class Worker {
     if (random_.below(kUnluckyAtomic) == 0) yield(false);
   }
 
-  [[noreturn]] void fail(const std::string& what, const Place& place) {
-    std::string text = who(threadIdx.x) + " " + what;
-    if (place.line()) text += " (" + text_of(place) + ")";
-    launch_.fail(text);
+  [[noreturn]] void fail(const std::string& what, const std::string& where) {
+    launch_.fail(who(threadIdx.x) + " " + what + (where.empty() ? "" : " (" + where + ")"));
     leave();
     __builtin_unreachable();  // a failed block is not taken up again
   }
@@ -289,7 +337,9 @@ class Worker {
       const u32 i = ready_.back();
       ready_.pop_back();
       threadIdx = {i, 0, 0};
+      in_fiber_ = true;
       Context::change(main_, fibers_[i].context);
+      in_fiber_ = false;
     }
   }
 
@@ -393,6 +443,7 @@ class Worker {
   Random random_{0};
   u32 alive_ = 0, in_block_ = 0, block_count_ = 0;
   u64 yields_ = 0;
+  bool in_fiber_ = false;
   Place block_place_;
 };
 
@@ -417,11 +468,54 @@ int find_module(dl_phdr_info* info, std::size_t, void* to) {
   return 1;
 }
 
+// --- faults ---
+
+constexpr int kSignals[] = {SIGSEGV, SIGBUS};
+std::mutex g_signal_mutex;
+u32 g_launches = 0;  // that run now
+struct sigaction g_before[2];
+
+// Where a thread touches what it must not, its launch fails and the process goes on.
+void on_fault(int signal, siginfo_t* info, void*) {
+  if (t_worker && t_worker->in_fiber()) {
+    // Nothing of this handler is left when the fiber is: it is never taken up again.
+    const std::string at = signal == SIGSEGV && info->si_code == SI_KERNEL ? "an address that is not aligned to its type"
+                                                                         : describe_address(info->si_addr);
+    t_worker->fail("accesses " + at, "");
+  }
+  sigaction(signal, &g_before[signal == SIGBUS], nullptr);  // not ours: it comes again
+}
+
+class FaultsCaught {
+ public:
+  FaultsCaught() {
+    std::lock_guard lock(g_signal_mutex);
+    if (g_launches++) return;
+    struct sigaction action = {};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+    for (int i = 0; i < 2; ++i) sigaction(kSignals[i], &action, &g_before[i]);
+  }
+  ~FaultsCaught() {
+    std::lock_guard lock(g_signal_mutex);
+    if (--g_launches) return;
+    for (int i = 0; i < 2; ++i) sigaction(kSignals[i], &g_before[i], nullptr);
+  }
+};
+
 void work(Launch& launch) {
-  Worker worker(launch);
-  t_worker = &worker;
-  worker.run();
-  t_worker = nullptr;
+  std::vector<std::byte> handler_stack(64 << 10);  // for the fiber whose stack is full
+  stack_t now = {}, before = {};
+  now.ss_sp = handler_stack.data();
+  now.ss_size = handler_stack.size();
+  sigaltstack(&now, &before);
+  {
+    Worker worker(launch);
+    t_worker = &worker;
+    worker.run();
+    t_worker = nullptr;
+  }
+  sigaltstack(&before, nullptr);
 }
 
 }  // namespace
@@ -434,9 +528,67 @@ int meet_in_block(Meeting meeting, bool value, const Place& place) {
 }
 void yield(bool asleep) { t_worker->yield(asleep); }
 void before_atomic() { t_worker->before_atomic(); }
-void fail(const char* what, const Place& place) { t_worker->fail(what, place); }
+void fail(const char* what, const Place& place) { t_worker->fail(what, text_of(place)); }
 
 }  // namespace emulated
+
+// --- undefined behaviour: what -fsanitize=undefined calls ---
+
+struct UndefinedBehaviour {  // each kind's data begins so
+  const char* file;
+  unsigned line, column;
+};
+
+#define GIDS_UNDEFINED(name, text)                                                                 \
+  extern "C" void __ubsan_handle_##name(const UndefinedBehaviour* found) {                         \
+    if (emulated::t_worker) emulated::t_worker->fail(text, emulated::text_of(found->file, found->line)); \
+    std::abort();                                                                                  \
+  }
+GIDS_UNDEFINED(type_mismatch_v1, "accesses an address that is null or not aligned to its type")
+GIDS_UNDEFINED(shift_out_of_bounds, "shifts by more than the type has bits")
+GIDS_UNDEFINED(out_of_bounds, "indexes an array beyond its end")
+GIDS_UNDEFINED(divrem_overflow, "divides by zero")
+GIDS_UNDEFINED(add_overflow, "adds signed integers beyond their range")
+GIDS_UNDEFINED(sub_overflow, "subtracts signed integers beyond their range")
+GIDS_UNDEFINED(mul_overflow, "multiplies signed integers beyond their range")
+GIDS_UNDEFINED(negate_overflow, "negates the least signed integer")
+GIDS_UNDEFINED(load_invalid_value, "reads a bool or enum that has no such value")
+GIDS_UNDEFINED(invalid_builtin, "asks for the first or last bit of 0")
+GIDS_UNDEFINED(pointer_overflow, "moves a pointer beyond the address space")
+GIDS_UNDEFINED(builtin_unreachable, "reaches what is marked as unreachable")
+GIDS_UNDEFINED(missing_return, "returns without a value")
+GIDS_UNDEFINED(nonnull_arg, "passes null where none may be")
+GIDS_UNDEFINED(nonnull_return_v1, "returns null where none may be")
+GIDS_UNDEFINED(vla_bound_not_positive, "has an array without elements")
+
+// Memory whose first byte after the end may not be touched; 16-byte aligned. Zeroed, or poisoned.
+extern "C" void* emulated_allocate(std::size_t bytes, int zeroed) {
+  using namespace emulated;
+  const std::size_t used = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  const std::size_t inner = (used + kMemoryPage - 1) / kMemoryPage * kMemoryPage;
+  const std::size_t outer = inner + 2 * kMemoryPage;
+  void* m = mmap(nullptr, outer, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (m == MAP_FAILED) return nullptr;
+  std::byte* const mapping = static_cast<std::byte*>(m);
+  if (mprotect(mapping + kMemoryPage, inner, PROT_READ | PROT_WRITE)) {
+    munmap(mapping, outer);
+    return nullptr;
+  }
+  std::byte* const start = mapping + kMemoryPage + inner - used;
+  if (!zeroed) std::memset(start, kPoison, bytes);
+  std::memset(start + bytes, kPoison, used - bytes);
+  std::lock_guard lock(g_memory_mutex);
+  g_memory[start] = {mapping, outer, bytes};
+  return start;
+}
+
+extern "C" void emulated_free(void* start) {
+  using namespace emulated;
+  std::lock_guard lock(g_memory_mutex);
+  const auto found = g_memory.find(static_cast<std::byte*>(start));
+  munmap(found->second.mapping, found->second.mapping_bytes);
+  g_memory.erase(found);
+}
 
 // Runs a kernel to its end. Returns 0, or 1 with the first error's text.
 extern "C" int emulated_launch(const emulated::Kernel* kernel, unsigned blocks, unsigned threads, void** arguments,
@@ -452,10 +604,16 @@ extern "C" int emulated_launch(const emulated::Kernel* kernel, unsigned blocks, 
     std::swap(launch.order[i], launch.order[random.below(i + 1)]);
   }
   dl_iterate_phdr(find_module, &launch);
-  std::vector<std::thread> others;
-  for (u32 i = 1; i < std::min(blocks, kBlocksAtOnce); ++i) others.emplace_back([&] { work(launch); });
-  work(launch);
-  for (std::thread& other : others) other.join();
+  {
+    FaultsCaught caught;
+    std::vector<std::thread> others;
+    for (u32 i = 1; i < std::min(blocks, kBlocksAtOnce); ++i) others.emplace_back([&] { work(launch); });
+    work(launch);
+    for (std::thread& other : others) other.join();
+  }
+  if (!launch.failed)
+    if (const std::string damage = find_damage(); !damage.empty())
+      launch.fail(std::string("kernel ") + kernel->name + " " + damage);
   if (!launch.failed) return 0;
   std::snprintf(error, error_bytes, "%s", launch.error.c_str());
   return 1;

@@ -16,7 +16,8 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from gids.cuda.sources import Sources
 HERE = Path(__file__).parent
 NATIVE = HERE.parent / "native"
 COMPILER = os.environ.get("CXX", "g++")
-FLAGS = ["-std=c++20", "-O1", "-g", "-fPIC", "-shared", "-ffp-contract=off", "-DGIDS_EMULATED"]
+FLAGS = ["-std=c++20", "-O1", "-g", "-fPIC", "-ffp-contract=off", "-DGIDS_EMULATED"]
 FLAGS += [
     "-Wall",
     "-Wextra",
@@ -37,6 +38,8 @@ FLAGS += [
     "-include",
     str(HERE / "emulator.h"),
 ]
+# The handlers are in emulator.cpp; what the host's libubsan would add is not linked.
+CHECKS = ["-fsanitize=undefined", "-fno-sanitize=vptr", "-fsanitize-recover=all"]
 SOURCES = Sources(NATIVE)
 
 
@@ -107,23 +110,22 @@ class Builder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._units: dict[str, Unit] = {}
-
-    @functools.cached_property
-    def _runtime(self) -> Path:
         source = HERE / "emulator.cpp"
-        return self._compile("emulator", source.read_text(), [str(source)], [])
-
-    @functools.cached_property
-    def _launch(self) -> ctypes._NamedFuncPointer:
-        launch = ctypes.CDLL(str(self._runtime), mode=ctypes.RTLD_GLOBAL).emulated_launch
-        launch.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p]
-        launch.argtypes += [ctypes.c_ulonglong, ctypes.c_double, ctypes.c_char_p, ctypes.c_size_t]
-        return launch
+        self._runtime = self._compile("emulator", source.read_text(), [str(source)], [])
+        self.library = ctypes.CDLL(str(self._runtime))
+        self.library.emulated_launch.argtypes = [
+            *(ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p),
+            *(ctypes.c_ulonglong, ctypes.c_double, ctypes.c_char_p, ctypes.c_size_t),
+        ]
+        self.library.emulated_allocate.argtypes = [ctypes.c_size_t, ctypes.c_int]
+        self.library.emulated_allocate.restype = ctypes.c_void_p
+        self.library.emulated_free.argtypes = [ctypes.c_void_p]
+        self.library.emulated_free.restype = None
 
     def unit(self, name: str) -> Unit:
         """A source below native/, or at an absolute path."""
         if name not in self._units:
-            launch, unit = self._launch, SOURCES.unit(name)
+            unit = SOURCES.unit(name)
             table = "".join(f'emulated::describe<{k}>("{k}", {k}),\n' for k in unit.kernels)
             wrapper = self._folder / f"{unit.path.stem}-{_digest(unit.text, str(unit.path))}.cpp"
             wrapper.write_text(
@@ -131,23 +133,38 @@ class Builder:
                 f'extern "C" const emulated::Kernel emulated_kernels[] = {{\n{table}}};\n'
                 f'extern "C" const unsigned emulated_kernel_count = {len(unit.kernels)};\n'
             )
-            options = [f"-I{NATIVE / 'include'}", f"-I{NATIVE}", str(wrapper)]
-            library = self._compile(unit.path.stem, unit.text, options, [self._runtime])
-            self._units[name] = Unit(ctypes.CDLL(str(library)), launch)
+            options = [*CHECKS, f"-I{SOURCES.include}", f"-I{NATIVE}", str(wrapper)]
+            built = self._compile(unit.path.stem, unit.text, options, [str(self._runtime)])
+            self._units[name] = Unit(ctypes.CDLL(str(built)), self.library.emulated_launch)
         return self._units[name]
 
-    def _compile(self, stem: str, text: str, options: list[str], libraries: list[Path]) -> Path:
-        made_of = [(HERE / "emulator.h").read_text(), text, *FLAGS, *options]
-        made_of += [path.read_text() for path in sorted((NATIVE / "include").rglob("*.h"))]
+    def allocate(self, nbytes: int, zeroed: bool) -> ctypes.Array[ctypes.c_char]:
+        """Memory of its own, between pages that may not be touched; freed with the buffer."""
+        address = self.library.emulated_allocate(nbytes, zeroed)
+        if not address:
+            raise MemoryError(f"{nbytes} bytes for the emulator")
+        buffer = (ctypes.c_char * nbytes).from_address(address)
+        weakref.finalize(buffer, self.library.emulated_free, address).atexit = False
+        return buffer
+
+    def _compile(self, stem: str, text: str, options: list[str], libraries: list[str]) -> Path:
+        made_of = [(HERE / "emulator.h").read_text(), text, *FLAGS, *options, *libraries]
+        made_of += [path.read_text() for path in SOURCES.headers()]
         target = self._folder / f"{stem}-{_digest(*made_of)}.so"
         if not target.exists():
-            unfinished = target.with_suffix(f".{os.getpid()}")
-            command = [COMPILER, *FLAGS, *options, *map(str, libraries), "-o", str(unfinished)]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
-            unfinished.replace(target)
+            built = target.with_suffix(f".{os.getpid()}")
+            compiled = built.with_suffix(built.suffix + ".o")
+            _run([COMPILER, *FLAGS, *options, "-c", "-o", str(compiled)])
+            _run([COMPILER, "-shared", "-pthread", str(compiled), *libraries, "-o", str(built)])
+            compiled.unlink()
+            built.replace(target)
         return target
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
 
 
 def _digest(*texts: str) -> str:
@@ -209,6 +226,8 @@ class EmulatedMapping(Mapping):
 
 class EmulatedDevice(Device):
     """torch's CPU as a device. seed: of the order in which threads and blocks run; each launch has another.
+
+    Tensors of empty() and zeros() end where a page of memory ends: a kernel that goes beyond fails.
 
     can_wait_value: settable; whether wait_value waits. limit_s: for one launch or wait_value. mapped: the
     host memory that is mapped now, bytes by address. launches: names of the kernels launched so far.
@@ -277,6 +296,19 @@ class EmulatedDevice(Device):
     def hand_over(self, tensor: torch.Tensor, from_stream: Stream, to_stream: Stream) -> None:
         assert isinstance(from_stream, EmulatedStream)
         assert isinstance(to_stream, EmulatedStream)
+
+    def empty(self, shape: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return self._tensor(shape, dtype, zeroed=False)
+
+    def zeros(self, shape: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return self._tensor(shape, dtype, zeroed=True)
+
+    def _tensor(self, shape: int | Sequence[int], dtype: torch.dtype, *, zeroed: bool) -> torch.Tensor:
+        layout = torch.empty(shape, dtype=dtype, device="meta")
+        if layout.numel() == 0:
+            return torch.empty(shape, dtype=dtype)
+        buffer = _builder().allocate(layout.numel() * layout.element_size(), zeroed)
+        return torch.frombuffer(buffer, dtype=dtype).view(layout.shape)
 
     def memory_info(self) -> tuple[int, int]:
         return self.free_bytes, self.total_bytes

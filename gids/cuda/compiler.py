@@ -1,7 +1,8 @@
 """Device sources to machine code: by NVRTC through CuPy's binding, or from a cache on disk.
 
 Called by the CUDA device when it loads a unit. Needs no driver and no GPU, so that the tests compile every
-unit with these very options. cupy.RawModule is not used: it needs a driver to compile, adds -ftz=true, and its cache does not see a changed header.
+unit with these very options. cupy.RawModule is not used: it needs a driver to compile, adds -ftz=true, and
+its cache does not see a changed header.
 """
 
 from __future__ import annotations
