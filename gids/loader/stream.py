@@ -16,17 +16,32 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from gids.cache import FeatureCache
-
 T = TypeVar("T")
+Ids = Mapping[str, torch.Tensor]
 Features = dict[str, torch.Tensor]
-IdsOf = Callable[[T], Mapping[str, torch.Tensor]]
+IdsOf = Callable[[T], Ids]
 
 log = logging.getLogger("gids")
+
+
+class Cache(Protocol):
+    """What a stream needs of a cache: gids.cache.FeatureCache, or its twin on a CUDA device."""
+
+    next_step: int
+
+    def enter(self, step: int, ids: Ids) -> None: ...
+    def plan(self, step: int) -> None: ...
+    def gather(self, step: int) -> tuple[Features, Exception | None]: ...
+    def retire(self, step: int) -> None: ...
+    def cancel(self) -> None: ...
+    def read_through(self, ids: Ids) -> tuple[Features, Exception | None]: ...
+    def stats(self) -> dict[str, dict[str, Any]]: ...
+    def memory(self) -> dict[str, int]: ...
+    def close(self) -> None: ...
 
 
 class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
@@ -40,7 +55,7 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
         self,
         minibatches: Iterable[T],
         ids_of: IdsOf[T],
-        cache_for: Callable[[T, Mapping[str, torch.Tensor]], FeatureCache],
+        cache_for: Callable[[T, Ids], Cache],
         *,
         window_batches: int,
         planned_batches: Callable[[], int],
@@ -50,7 +65,7 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
         self._source = iter(minibatches)
         self._ids_of = ids_of
         self._cache_for = cache_for
-        self._cache: FeatureCache | None = None
+        self._cache: Cache | None = None
         self._window = window_batches
         self._planned_batches = planned_batches
         self._seconds = seconds
@@ -59,7 +74,7 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
         self._end: BaseException | None = None  # why no more minibatches come
         self._closed = False
         # What closing needs must not hold the stream itself alive.
-        self._opened: list[FeatureCache] = []
+        self._opened: list[Cache] = []
         self._finalizer = weakref.finalize(self, _close, self._opened, on_close)
 
     def __iter__(self) -> WindowedStream[T]:
@@ -153,7 +168,7 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
         return features, error
 
 
-def _close(opened: list[FeatureCache], on_close: Callable[[], None]) -> None:
+def _close(opened: list[Cache], on_close: Callable[[], None]) -> None:
     for cache in opened:
         cache.cancel()
     on_close()
@@ -166,7 +181,7 @@ class ReadThroughStream(Generic[T], Iterator[tuple[T, Features]]):
         self,
         minibatches: Iterable[T],
         ids_of: IdsOf[T],
-        cache_for: Callable[[T, Mapping[str, torch.Tensor]], FeatureCache],
+        cache_for: Callable[[T, Ids], Cache],
     ) -> None:
         self._source: Iterator[T] | None = iter(minibatches)
         self._ids_of = ids_of

@@ -391,4 +391,4 @@ def test_outputs_of_growing_minibatches_do_not_pile_up(path: Path) -> None:
         growing = [{"paper.feat": torch.arange(1000 + 12 * i)} for i in range(20)]
         for _minibatch, _features in loader.attach(growing, ids_of):
             pass
-        assert loader.stats()["memory"]["outputs"] <= loader._plan.purposes["outputs"]  # type: ignore[union-attr]
+        assert loader.stats()["memory"]["outputs"] <= loader._placement.plan.purposes["outputs"]  # type: ignore[attr-defined]
