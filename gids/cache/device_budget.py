@@ -13,7 +13,11 @@ from gids.cache.budget import (
     share_lines,
     what_is_left,
 )
+from gids.cache.device_state import miss_bytes
 from gids.errors import MemoryBudgetError
+
+SMALL_BYTES = 1 << 20
+"""Counters, histograms and the rings of the request queue: less than this."""
 
 OWNER_BYTES = 8
 """Device memory per line, besides its page: which page it holds."""
@@ -51,23 +55,24 @@ def share_device_memory(
     window_batches: int,
     planned_batches: int,
     most_planned_batches: int,
-    fixed_bytes: Mapping[str, int],
+    bounce_bytes: int = 0,
 ) -> DeviceMemoryPlan:
     """Give every purpose its bytes of device memory; what is left becomes cache lines.
 
     rows: rows of each table that the first minibatch reads. output_row_bytes: of a row as it is handed out.
-    fixed_bytes: by purpose, what the cache takes besides (its scratch memory, the request queue). Tables
-    share the lines, and those in host memory, in proportion to their bytes on disk. cache_bytes caps the
-    lines on the device (0: none). Raises MemoryBudgetError, with the sum, when not even the rest fits.
+    bounce_bytes: what pages are read to where warps wait for them. Tables share the lines, and those in host
+    memory, in proportion to their bytes on disk. cache_bytes caps the lines on the device (0: none). Raises
+    MemoryBudgetError, with the sum, when not even the rest fits.
     """
     output = int(GROWTH * sum(rows[t.name] * output_row_bytes[t.name] for t in tables))
     planned = affordable_planned(memory_bytes, output, planned_batches, most_planned_batches)
     ids = int(GROWTH * sum(rows.values()))
+    misses = sum(miss_bytes(min(t.page_count, int(GROWTH * rows[t.name]))) for t in tables)
     purposes = {
         "page tables": sum(8 * t.page_count for t in tables),
         "outputs": output * (planned + 2),
         "window": ids * 8 * (window_batches + planned),
-        **fixed_bytes,
+        "scratch": misses * planned + bounce_bytes + SMALL_BYTES,
     }
     left = what_is_left(memory_bytes, purposes)
     if cache_bytes is not None:

@@ -34,11 +34,10 @@ from gids.cache.device_state import (
     MissBuffers,
     MissPool,
     TableState,
-    check_out_dtype,
     line_bytes,
-    out_dtype_of,
 )
 from gids.cache.feature_cache import FeatureCache
+from gids.cache.output_dtype import check_out_dtype, out_dtype_of
 from gids.errors import MemoryBudgetError
 from gids.io.device_queue import DeviceQueue, QueueTable, Round
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from gids import _core
+from gids.cache.output_dtype import FLOATS
 
 if TYPE_CHECKING:
     from gids.cuda.device import Device
@@ -32,7 +33,9 @@ COUNTER_WORDS = 16
 
 _BUCKETS = 256 + 24
 _CHOICE_BYTES = (2 * _BUCKETS + 8) * 4 + 3 * 8
-_FLOATS = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
+_TYPES = {dtype: number for number, dtype in enumerate(FLOATS, 1)}
+"""Their copy_as::Type."""
+
 _CHUNK = 1 << 22
 
 
@@ -143,7 +146,7 @@ class MissBuffers:
 
     def __init__(self, device: Device, capacity: int) -> None:
         self.capacity = capacity
-        places = 1 << max(1, math.ceil(math.log2(2 * capacity)))
+        places = 1 << max(1, math.ceil(math.log2(2 * max(1, capacity))))
         self.keys = device.empty((places,), torch.int64)
         self.values = device.empty((places,), torch.int32)
         self.requests = device.empty((capacity,), torch.int64)
@@ -156,6 +159,12 @@ class MissBuffers:
     def nbytes(self) -> int:
         tensors = (self.keys, self.values, self.requests, *self._arrays, self.record)
         return sum(t.nbytes for t in tensors)
+
+
+def miss_bytes(capacity: int) -> int:
+    """Device memory of a MissBuffers of this capacity."""
+    places = 1 << max(1, math.ceil(math.log2(2 * max(1, capacity))))
+    return 12 * places + 20 * capacity + 7 * 8
 
 
 class MissPool:
@@ -184,20 +193,6 @@ class MissPool:
         self._idle.append(buffers)
 
 
-def out_dtype_of(table: Table, wanted: torch.dtype | None) -> torch.dtype:
-    """The dtype of a table's rows in the output: floating ones become the wanted one."""
-    return wanted if wanted is not None and table.dtype in _FLOATS else table.dtype
-
-
-def check_out_dtype(wanted: torch.dtype | None) -> None:
-    """ValueError for an output dtype that rows cannot be converted to."""
-    if wanted is not None and wanted not in _FLOATS:
-        names = ", ".join(str(d).removeprefix("torch.") for d in _FLOATS)
-        raise ValueError(
-            f"output_dtype is {str(wanted).removeprefix('torch.')}; it must be one of {names}, or None"
-        )
-
-
 def line_bytes(
     tables: Sequence[Table], lines: Sequence[int], host_lines: Sequence[int]
 ) -> Iterator[tuple[str, int]]:
@@ -214,4 +209,4 @@ def _copy_as(dtype: torch.dtype, out_dtype: torch.dtype, row_bytes: int) -> tupl
         return width, row_bytes // width
     values = row_bytes // dtype.itemsize
     count = 4 if values % 4 == 0 else 1
-    return count | _FLOATS[dtype] << 8 | _FLOATS[out_dtype] << 16, values // count
+    return count | _TYPES[dtype] << 8 | _TYPES[out_dtype] << 16, values // count

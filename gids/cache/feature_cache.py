@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from gids import _core
+from gids.cache.output_dtype import out_dtype_of
 from gids.errors import StorageError
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ class FeatureCache:
     """Lines in host memory for several tables, filled from disk by one I/O engine.
 
     engine: opened on the shards of all tables, in order. lines: cache lines of each table. heats: uint8 per
-    page for each table that has them. check_crc: compare every page read with its checksum. dtypes: of a
-    table's features, where it is not the stored one (the rows are then copied once more).
+    page for each table that has them. check_crc: compare every page read with its checksum. output_dtype:
+    float32, float16 or bfloat16, for the rows of tables of these three, which are then copied once more.
     """
 
     def __init__(
@@ -62,11 +63,11 @@ class FeatureCache:
         threads: int = 1,
         check_crc: bool = False,
         keep_output_bytes: int = 0,
-        dtypes: Mapping[str, torch.dtype] | None = None,
+        output_dtype: torch.dtype | None = None,
     ) -> None:
         self.tables = {t.name: t for t in tables}
         self._engine = engine
-        self._dtypes = dict(dtypes or {})
+        self._dtypes = {t.name: out_dtype_of(t, output_dtype) for t in tables}
         self._pool = _core.BufferPool.create(keep_output_bytes)
         self._shards = [path for t in tables for path in t.shard_paths]
         workers = _core.Workers(threads)
@@ -197,7 +198,7 @@ class FeatureCache:
         return checked
 
     def _converted(self, rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: tensor.to(self._dtypes.get(name, tensor.dtype)) for name, tensor in rows.items()}
+        return {name: tensor.to(self._dtypes[name]) for name, tensor in rows.items()}
 
     def _new_output(self, table: Table, n: int) -> tuple[torch.Tensor, npt.NDArray[np.uint8]]:
         flat: npt.NDArray[np.uint8] = self._pool.take(n * table.row_bytes)

@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ import torch
 
 from gids import _core
 from gids.cache import POLICIES, page_heat
+from gids.cache.output_dtype import check_out_dtype
 from gids.io import Engine, open_engine
 from gids.loader.placement import DevicePlacement, HostPlacement, Placement, Sizes
 from gids.loader.stream import Cache, Ids, IdsOf, ReadThroughStream, WindowedStream
@@ -31,8 +32,6 @@ T = TypeVar("T")
 log = logging.getLogger("gids")
 
 MAX_PLANNED = 8
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-"""Dtypes that rows are converted between."""
 
 
 class FeatureLoader:
@@ -96,8 +95,8 @@ class FeatureLoader:
         dtype: torch.dtype | None = None,
         device: str | torch.device = "cpu",
         host_cache_bytes: int = 0,
-        host_policy: str = "lookahead",
-        wait: str = "stream",
+        host_policy: Literal["lookahead", "static"] = "lookahead",
+        wait: Literal["stream", "warp"] = "stream",
         staging_bytes: int = 256 << 20,
     ) -> None:
         self.store = store if isinstance(store, FeatureStore) else FeatureStore(store)
@@ -123,7 +122,7 @@ class FeatureLoader:
                 f"host_cache_bytes={host_cache_bytes} is for the tier under a cache on CUDA; on device='cpu' "
                 "the cache is in host memory: give cache_bytes"
             )
-        dtypes = _output_dtypes(self.tables, dtype)
+        check_out_dtype(dtype)
         self._policy = policy
         self._heat_methods = {t.name: _choose_heat(self.store, t, heat) for t in self.tables}
         threads = threads if threads is not None else torch.get_num_threads()
@@ -150,7 +149,7 @@ class FeatureLoader:
                 policy=policy,
                 threads=threads,
                 check_crc=check_crc,
-                dtypes=dtypes,
+                dtype=dtype,
             )
         else:
             self._placement = DevicePlacement(
@@ -163,7 +162,7 @@ class FeatureLoader:
                 host_policy=host_policy,
                 policy=policy,
                 check_crc=check_crc,
-                dtypes=dtypes,
+                dtype=dtype,
                 wait=wait,
                 staging_bytes=staging_bytes,
             )
@@ -322,16 +321,6 @@ class FeatureLoader:
             return
         wanted = math.ceil(2 * self._engine.depth * epoch_steps / max(1, epoch_misses))
         self._planned = min(max(self._placement.least_planned, wanted), self._most_planned)
-
-
-def _output_dtypes(tables: Sequence[Table], dtype: torch.dtype | None) -> dict[str, torch.dtype]:
-    """The dtype of each table's features where it is not the stored one."""
-    if dtype is None:
-        return {}
-    if dtype not in FLOATS:
-        names = ", ".join(str(f).removeprefix("torch.") for f in FLOATS)
-        raise ValueError(f"dtype={dtype}: features can be converted to {names}")
-    return {t.name: dtype for t in tables if t.dtype in FLOATS and t.dtype != dtype}
 
 
 def _choose_heat(store: FeatureStore, table: Table, heat: str) -> str | None:

@@ -8,15 +8,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from gids.cache import FeatureCache, MemoryPlan, share_memory
+from gids import cuda
+from gids.cache import (
+    DEVICE_POLICIES,
+    DeviceFeatureCache,
+    FeatureCache,
+    MemoryPlan,
+    check_device_memory,
+    share_device_memory,
+    share_memory,
+)
 from gids.cache.budget import available_bytes, format_bytes
+from gids.cache.output_dtype import out_dtype_of
+from gids.io.extents import open_extent_reader
 from gids.loader.stream import Cache
 
 if TYPE_CHECKING:
@@ -25,6 +37,9 @@ if TYPE_CHECKING:
 
 Heats = Mapping[str, npt.NDArray[np.uint8]]
 log = logging.getLogger("gids")
+
+ROUNDS_MAX = 4
+"""Rounds of requests in flight on a device: each takes a quarter of the staging memory."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +88,7 @@ class HostPlacement:
         policy: str,
         threads: int,
         check_crc: bool,
-        dtypes: Mapping[str, torch.dtype],
+        dtype: torch.dtype | None,
     ) -> None:
         if memory_bytes is None:
             memory_bytes = available_bytes() // 2
@@ -82,7 +97,7 @@ class HostPlacement:
             )
         self._engine, self._tables = engine, tables
         self._memory_bytes, self._cache_bytes = memory_bytes, cache_bytes
-        self._policy, self._threads, self._check_crc, self._dtypes = policy, threads, check_crc, dtypes
+        self._policy, self._threads, self._check_crc, self._dtype = policy, threads, check_crc, dtype
         self._minibatch_bytes = 0
         self.plan: MemoryPlan | None = None
 
@@ -108,7 +123,7 @@ class HostPlacement:
             threads=self._threads,
             check_crc=self._check_crc,
             keep_output_bytes=plan.purposes["outputs"],
-            dtypes=self._dtypes,
+            output_dtype=self._dtype,
         )
         return cache, plan.most_planned_batches
 
@@ -138,13 +153,14 @@ class DevicePlacement:
         host_policy: str,
         policy: str,
         check_crc: bool,
-        dtypes: Mapping[str, torch.dtype],
-        wait: str,
+        dtype: torch.dtype | None,
+        wait: Literal["stream", "warp"],
         staging_bytes: int,
     ) -> None:
         if policy not in DEVICE_POLICIES:
             raise ValueError(
-                f"policy={policy!r} works on device='cpu' only; on CUDA there are {', '.join(DEVICE_POLICIES)}"
+                f"policy={policy!r} works on device='cpu' only; "
+                f"on CUDA there are {', '.join(DEVICE_POLICIES)}"
             )
         self._device = cuda.open_device(device)
         free_bytes, _ = self._device.memory_info()
@@ -160,12 +176,52 @@ class DevicePlacement:
         self._engine, self._tables = engine, tables
         self._memory_bytes, self._cache_bytes = memory_bytes, cache_bytes
         self._host_cache_bytes, self._host_policy = host_cache_bytes, host_policy
-        self._policy, self._check_crc, self._dtypes = policy, check_crc, dtypes
+        self._policy, self._check_crc, self._dtype = policy, check_crc, dtype
         self._wait, self._staging_bytes = wait, staging_bytes
         self._minibatch_bytes = 0
 
     def build(self, sizes: Sizes, heats: Heats) -> tuple[Cache, int]:
-        row_bytes = {
-            t.name: t.row_bytes // t.dtype.itemsize * self._dtypes.get(t.name, t.dtype).itemsize
-            for t in self._tables
-        }
+        plan = share_device_memory(
+            self._tables,
+            memory_bytes=self._memory_bytes,
+            cache_bytes=self._cache_bytes,
+            host_cache_bytes=self._host_cache_bytes,
+            rows=sizes.rows,
+            output_row_bytes={
+                t.name: t.row_bytes // t.dtype.itemsize * out_dtype_of(t, self._dtype).itemsize
+                for t in self._tables
+            },
+            window_batches=sizes.window_batches,
+            planned_batches=sizes.planned_batches,
+            most_planned_batches=sizes.most_planned_batches,
+            bounce_bytes=self._staging_bytes // ROUNDS_MAX if self._wait == "warp" else 0,
+        )
+        self._minibatch_bytes = sizes.minibatch_bytes
+        with ExitStack() as stack:
+            reader = None
+            if any(plan.lines.values()) and heats and not self._check_crc:
+                paths = [path for t in self._tables for path in t.shard_paths]
+                reader = open_extent_reader(self._device, self._engine, paths)
+                stack.callback(reader.close)
+            cache = DeviceFeatureCache(
+                self._device,
+                self._engine,
+                self._tables,
+                lines=plan.lines,
+                host_lines=plan.host_lines,
+                heats=heats,
+                policy=self._policy,
+                host_policy=self._host_policy,
+                output_dtype=self._dtype,
+                check_crc=self._check_crc,
+                wait=self._wait,
+                staging_bytes=self._staging_bytes,
+                rounds_max=ROUNDS_MAX,
+                reader=reader,
+            )
+        return cache, plan.most_planned_batches
+
+    def memory(self, cache: Cache | None, live_batches: int) -> dict[str, int]:
+        if cache is None:
+            return {}
+        return cache.memory() | {"minibatches": live_batches * self._minibatch_bytes}

@@ -28,7 +28,6 @@ def share(**changed: object) -> device_budget.DeviceMemoryPlan:
         "window_batches": 4,
         "planned_batches": 3,
         "most_planned_batches": 3,
-        "fixed_bytes": {"scratch": 10_000},
         **changed,
     }
     return device_budget.share_device_memory([Shape()], **arguments)  # type: ignore[arg-type]

@@ -293,7 +293,9 @@ def test_memory_stays_within_what_was_given(path: Path) -> None:
         ({"memory_bytes": -5}, "negative"),
         ({"cache_bytes": -5}, "negative"),
         ({"threads": 0}, "at least one thread"),
-        ({"device": "cuda"}, "device='cpu'"),
+        ({"device": "mps"}, "'cpu' or 'cuda'"),
+        ({"host_cache_bytes": 1 << 20}, "give cache_bytes"),
+        ({"dtype": torch.int8}, "float32, float16, bfloat16"),
     ],
 )
 def test_bad_options_are_refused_with_the_reason(
@@ -301,6 +303,15 @@ def test_bad_options_are_refused_with_the_reason(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         gids.FeatureLoader(path, TABLES, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_features_come_in_the_dtype_asked_for(path: Path, source: Ids, dtype: torch.dtype) -> None:
+    with gids.FeatureLoader(path, list(source), memory_bytes=1 << 26, dtype=dtype) as loader:
+        for minibatch, features in loader.attach(minibatches(5), ids_of):
+            for name, rows in features.items():
+                assert rows.dtype == dtype
+                assert torch.equal(rows, source[name][minibatch[name]].to(dtype))
 
 
 def test_a_window_of_23_works_with_one_planned(path: Path, source: Ids) -> None:
