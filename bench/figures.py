@@ -1,4 +1,4 @@
-"""What a benchmark found: printed at once, and written to a file after each, so that a killed run keeps them."""
+"""What a benchmark found: printed at once and written after each, so that a killed run leaves its figures."""
 
 from __future__ import annotations
 

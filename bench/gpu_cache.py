@@ -1,11 +1,11 @@
-"""Questions to the cache in device memory: does it gather as fast as the device copies, and what does planning
-cost? Called by gpu.py.
+"""Does the cache in device memory gather as fast as the device copies, and what does planning cost? Called by
+gpu.py.
 
 gather: rows that are all in lines, in random order, against a copy of as many bytes within device memory and
 against torch.index_select on the device. Kernels only, by the device's clock.
 
-planning: enter + plan + retire of minibatches of skewed ids that hit about half, with the reads that they post
-going on beside, by the device's clock and by the host's; against the planner on the CPU with the same ids.
+planning: enter + plan + retire of minibatches of skewed ids that hit about half, with the reads that they
+post going on beside, by the device's clock and the host's; against the planner on the CPU with the same ids.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TABLE = f"{NODE}.feat"
 
 @dataclass(frozen=True)
 class CacheSizes:
-    """table_bytes: of features; copied once over for every thing that is compared. ids: of a minibatch that is planned."""
+    """table_bytes: of features, and of each copy that is compared. ids: drawn for a minibatch to plan."""
 
     table_bytes: int = 1 << 30
     repeats: int = 9

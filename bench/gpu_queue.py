@@ -1,8 +1,8 @@
 """Does the request queue read random pages as fast as its engine does from the host? Called by gpu.py.
 
-The same distinct random pages of 4 KiB, new in every round, past the page cache, in alternation: by the engine in
-sorted batches, three in flight, into host memory; and by kernels that post requests, wait for the service and
-copy the pages into device memory, with both waits. Every byte of the first round is compared.
+Distinct random pages of 4 KiB, new in each round, past the page cache, in turn: by the engine in sorted
+batches, three in flight, into host memory; and by kernels that post requests, wait for the service and copy
+the pages into device memory, with both waits. Every byte of the first round is compared.
 """
 
 from __future__ import annotations
