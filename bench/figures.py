@@ -8,15 +8,18 @@ from typing import Any
 
 
 class Figures:
-    """Named numbers with their units, and with the bar that they are held to, if there is one."""
+    """Named numbers with their units, and with the bar that they are held to, if there is one.
 
-    def __init__(self, path: Path | None = None) -> None:
+    judged: hold them to it. Small sizes show nothing of speed, and are not.
+    """
+
+    def __init__(self, path: Path | None = None, *, judged: bool = True) -> None:
         self.found: list[dict[str, Any]] = []
-        self._path = path
+        self._path, self._judged = path, judged
 
     def add(self, name: str, value: float, unit: str, *, bar: float | None = None, note: str = "") -> None:
         """unit: "x" for a ratio. bar: the least that passes."""
-        passed = None if bar is None else bool(value >= bar)
+        passed = bool(value >= bar) if bar is not None and self._judged else None
         figure = {
             "name": name,
             "value": float(value),
@@ -26,7 +29,8 @@ class Figures:
             "note": note,
         }
         self.found.append(figure)
-        held = "" if bar is None else f"  (bar {bar:,.4g}: {'passed' if passed else 'FAILED'})"
+        verdict = {True: "passed", False: "FAILED", None: "not judged"}[passed]
+        held = "" if bar is None else f"  (bar {bar:,.4g}: {verdict})"
         print(f"{name}: {value:,.4g} {unit}{held}{f'  {note}' if note else ''}", flush=True)
         if self._path is not None:
             self._path.write_text(json.dumps({"figures": self.found}, indent=2) + "\n")

@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
     asked = questions(small=args.small, **sizes)
     device = cuda.open_device(args.device)
     print(f"{device.name}, {pcie_link() or 'PCIe unknown'}", flush=True)
-    figures = Figures(args.json)
+    figures = Figures(args.json, judged=not args.small)
     with tempfile.TemporaryDirectory(prefix="gids-bench-", dir=args.dir) as directory:
         for name, question in asked.items():
             if args.question in (name, "all"):

@@ -17,6 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from statistics import median_low
 from typing import Any, cast
 
 import numpy as np
@@ -257,12 +258,12 @@ def _report(figures: Figures, runs: dict[str, list[Run]], sizes: TrainingSizes) 
     for name in ("cpu, moved", "mapped, moved"):
         figures.add(f"training rows/s, cuda over {name}", median_ratio(rates["cuda"], rates[name]), "x")
     for name, side in runs.items():
-        best = max(range(len(side)), key=lambda i: rates[name][i])
-        run = side[best]
+        middle = rates[name].index(median_low(rates[name]))
+        run = side[middle]
         milliseconds = {what: 1e3 * s / run.minibatches for what, s in run.seconds.items()}
         note = ", ".join(f"{what} {ms:.1f} ms" for what, ms in milliseconds.items())
         note += f" a minibatch of {run.rows // run.minibatches:,} rows; {run.minibatches} minibatches"
-        figures.add(f"training, {name}", rates[name][best], "rows/s", note=note)
+        figures.add(f"training, {name}", rates[name][middle], "rows/s", note=note)
     stats = runs["cuda"][-1].stats
     for stage, seconds in stats.get("seconds", {}).items():
         figures.add(f"cuda, whole run: {stage}", seconds, "s")

@@ -110,11 +110,17 @@ def test_tests_are_counted(check: Check, as_pytest: Callable[[str], None]) -> No
     gpu_check.run_tests(check)
     as_pytest("print('INTERNALERROR'); raise SystemExit(3)")
     gpu_check.run_tests(check)
+    check.plan = Plan({**check.plan.shares_s, "tests": check.spent["tests"] + 2.5}, small=True)
+    begun = r"print('a.py::t[x y] PASSED [ 1%]\na.py::u FAILED [ 2%]\na.py::v[w] ', end='', flush=True)"
+    as_pytest(f"import time; {begun}; time.sleep(600)")
+    gpu_check.run_tests(check)
     assert [(s.result, s.note) for s in check.steps] == [
         ("passed", "41 passed, 2 skipped"),
         ("failed", "1 failed, 40 passed"),
         ("failed", "INTERNALERROR"),
+        ("overran", check.steps[-1].note),
     ]
+    assert check.steps[-1].note.endswith("; 1 passed, 1 failed, in a.py::v[w]")
     assert gpu_check.status(check) == 1
 
 
@@ -154,6 +160,12 @@ def test_what_compute_sanitizer_says_is_told(
         ("memcheck", result, note),
         ("racecheck", "skipped", "--quick"),
     ]
+
+
+def test_the_tests_under_compute_sanitizer_exist() -> None:
+    for test in gpu_check.SANITIZED:
+        path, _, name = test.partition("::")
+        assert (f"def {name}(" if name else "def test_") in (gpu_check.ROOT / path).read_text(), test
 
 
 def test_without_compute_sanitizer_its_steps_are_skipped(

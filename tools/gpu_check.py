@@ -109,6 +109,18 @@ FULL = Plan(
     small=False,
 )
 QUICK = Plan({**FULL.shares_s, "tests": 90, "memcheck": 30, "racecheck": 0}, small=True)
+SANITIZED = (  # small, and between them every kernel
+    "tests/cuda/test_device.py",
+    "tests/io/test_extents.py::test_bytes_are_those_of_the_files",
+    "tests/io/test_device_queue.py::test_every_page_comes_back",
+    "tests/io/test_device_queue.py::test_tiny_rings_go_round_many_times",
+    "tests/cache/test_device_cache.py::test_rows_equal_the_source_when_a_minibatch_takes_many_rounds",
+    "tests/cache/test_device_cache.py::test_every_geometry",
+    "tests/cache/test_device_cache.py::test_converted_rows_equal_torch_bit_for_bit",
+    "tests/cache/test_device_cache.py::test_several_tables_share_one_queue",
+    "tests/sampler/test_neighbor.py::test_a_device_samples_what_the_model_does",
+    "tests/sampler/test_neighbor.py::test_relations_are_sampled_as_the_model_does",
+)
 BENCHMARKS = ("gather", "planning", "queue", "sampling", "training")
 
 
@@ -121,7 +133,6 @@ class Check:
     scratch: Path
     wheels: Path | None = None
     build: bool = True
-    tests: Sequence[str] = ("tests",)
     steps: list[Step] = field(default_factory=list)
     figures: list[dict[str, Any]] = field(default_factory=list)
     machine: dict[str, Any] = field(default_factory=dict)
@@ -278,27 +289,35 @@ def build(check: Check) -> bool:
     return built
 
 
-def pytest_command(check: Check, marks: str, report: str) -> list[str]:
-    command = [*PYTHON, "-m", "pytest", "-q", "-m", marks, "-p", "no:cacheprovider"]
-    command += ["--continue-on-collection-errors", f"--junitxml={check.out / report}", *check.tests]
+def pytest_command(check: Check, tests: Sequence[str], report: str) -> list[str]:
+    """Verbose, so that the log of a killed run names the test that it was in."""
+    command = [*PYTHON, "-m", "pytest", "-v", "-m", "gpu", "-p", "no:cacheprovider"]
+    command += ["--continue-on-collection-errors", f"--junitxml={check.out / report}", *tests]
     if not output_of([*PYTHON, "-c", "import importlib.util as u; print(u.find_spec('dgl') or '')"]):
         command.append("--ignore=tests/dgl")  # its tests need DGL to be collected
     return command
 
 
 def run_tests(check: Check) -> None:
-    ended = check.run("tests", pytest_command(check, "gpu", "tests.xml"))
-    counted = summary(ended.output)
+    ended = check.run("tests", pytest_command(check, ["tests"], "tests.xml"))
     if check.no_gpu and ended.status in (0, 5):
-        check.skip("tests", f"no GPU: {counted or 'none collected'}")
+        check.skip("tests", f"no GPU: {summary(ended.output)}")
         return
-    check.add("tests", ended, counted or ended.last_line)
+    check.add("tests", ended, summary(ended.output))
 
 
 def summary(output: str) -> str:
-    """pytest's last line of counts, without its decoration."""
+    """pytest's counts; of a run that was killed, those so far, and where it was."""
     counts = re.findall(r"^=*\s*((?:\d+ \w+(?:, )?)+) in [\d.]+s", output, re.MULTILINE)
-    return counts[-1] if counts else ""
+    if counts:
+        return str(counts[-1])
+    line = r"^(\S+::.*?) ?(?:(PASSED|FAILED|ERROR|SKIPPED)\b.*)?$"
+    ends = re.findall(line, output, re.MULTILINE)
+    if not ends:
+        return Ended(None, 0.0, output).last_line
+    passed, failed = (sum(word == end for _, end in ends) for word in ("PASSED", "FAILED"))
+    where = "" if ends[-1][1] else f", in {ends[-1][0]}"
+    return f"{passed} passed, {failed} failed{where}"
 
 
 def sanitize(check: Check, tool: str) -> None:
@@ -311,15 +330,14 @@ def sanitize(check: Check, tool: str) -> None:
         check.skip(tool, "compute-sanitizer is not on the PATH nor below CUDA_HOME")
         return
     command = [sanitizer, "--tool", tool, "--kernel-name", "kns=gids_", "--report-api-errors", "no"]
-    command += ["--error-exitcode", "86", *pytest_command(check, "gpu and sanitize", f"{tool}.xml")]
+    command += ["--error-exitcode", "86", *pytest_command(check, SANITIZED, f"{tool}.xml")]
     ended = check.run(tool, command, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
-    counted = summary(ended.output)
     refused = NO_SANITIZER.search(ended.output)
     if ended.status not in (0, None) and refused:
         check.skip(tool, f"this machine does not allow it: {refused[0]}")
         return
     found = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", ended.output)
-    check.add(tool, ended, "; ".join(filter(None, [counted, found[-1] if found else ""])) or ended.last_line)
+    check.add(tool, ended, "; ".join([summary(ended.output), *found[-1:]]))
 
 
 def find_sanitizer() -> str | None:
@@ -432,8 +450,8 @@ def dry_run(plan: Plan) -> None:
             "machine": "versions of driver, CUDA, torch, CuPy; is there a GPU?",
             "build": "pip install --no-build-isolation --no-deps --target (scratch) .",
             "tests": "pytest -m gpu",
-            "memcheck": "compute-sanitizer --tool memcheck pytest -m 'gpu and sanitize'",
-            "racecheck": "compute-sanitizer --tool racecheck pytest -m 'gpu and sanitize'",
+            "memcheck": "compute-sanitizer --tool memcheck, on some tests",
+            "racecheck": "compute-sanitizer --tool racecheck, on the same",
         }.get(name, f"bench/gpu.py {name}{' --small' if plan.small else ''}")
         print(f"{name:<10} {f'at most {share:.0f} s' if share else 'skipped':<14} {what}")
     print(f"{'':<10} at most {sum(plan.shares_s.values()):.0f} s in all")
