@@ -111,7 +111,8 @@ def _gather(
         "index_select": lambda: torch.index_select(source, 0, ids, out=out),
     }
     for work in sides.values():
-        out.view(torch.int32).zero_()
+        with device.use(stream):
+            out.view(torch.int32).zero_()
         device_seconds(device, stream, work)
         expected = rows if work is sides["copy"] else rows[order]
         assert torch.equal(out.view(torch.int32).cpu(), expected), "other rows than the source's"

@@ -106,14 +106,15 @@ def _sample(
         def sample() -> None:
             nonlocal step, found
             for _ in range(minibatches):
-                chosen = seeds.roll(-step * sizes.seeds)[: sizes.seeds]
+                first = step * sizes.seeds % max(1, len(seeds) - sizes.seeds)
+                chosen = seeds[first : first + sizes.seeds]
                 found += len(sampler.sample(topology, chosen, seed=6, step=step).input_nodes)
                 step += 1
 
         return 1.0 / (host_seconds(stream, sample) / found)
 
-    first = [sampler.sample(t, seeds[: sizes.seeds], seed=6, step=99) for t in (on_cpu, on_device)]
-    assert same_minibatch(*first), "CPU and GPU sample different minibatches"
+    on_both = [sampler.sample(t, seeds[: sizes.seeds], seed=6, step=99) for t in (on_cpu, on_device)]
+    assert same_minibatch(*on_both), "CPU and GPU sample different minibatches"
     nodes_per_s(on_device, sizes.minibatches)
     sides = {
         "gpu": lambda: nodes_per_s(on_device, sizes.minibatches),
@@ -124,7 +125,7 @@ def _sample(
     where = {"host": "topology in pinned host memory", "auto": "indptr in device memory if it is small"}[
         place
     ]
-    note = f"{len(first[0].input_nodes):,} input nodes from {sizes.seeds:,} seeds; {pcie or 'PCIe unknown'}"
+    note = f"{len(on_both[0].input_nodes):,} input nodes from {sizes.seeds:,} seeds; {pcie or 'PCIe unknown'}"
     bar = BAR_NODES_PER_S if place == "host" else None
     name = f"neighbour sampling {text}, {where}"
     figures.add(name, median(speeds["gpu"]), "nodes/s", bar=bar, note=note)

@@ -82,7 +82,9 @@ class Ended:
 
     @property
     def last_line(self) -> str:
-        return (self.output.strip().splitlines() or [""])[-1]
+        """Where pip quotes a command, that command's."""
+        quoted = self.output.partition("[end of output]")[0]
+        return (quoted.strip().splitlines() or [""])[-1].strip()
 
 
 @dataclass(frozen=True)
