@@ -228,7 +228,8 @@ std::string text_of(const std::string& file, u32 line) {
 std::string text_of(const Place& place) { return text_of(place.file_name(), place.line()); }
 
 bool same_place(const Place& a, const Place& b) {
-  return a.line() == b.line() && a.column() == b.column() && std::strcmp(a.file_name(), b.file_name()) == 0;
+  return a.line() == b.line() && a.column() == b.column() &&
+         (a.file_name() == b.file_name() || std::strcmp(a.file_name(), b.file_name()) == 0);
 }
 
 std::string hex(u32 mask) {

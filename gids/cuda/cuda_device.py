@@ -67,7 +67,7 @@ class CudaDevice(Device):
             raise RuntimeError(f"{kernel} takes arguments of {loaded.sizes} bytes; {given} were given")
         if blocks == 0:
             return
-        values = ctypes.create_string_buffer(b"".join(scalar.tobytes().ljust(8) for scalar in scalars))
+        values = ctypes.create_string_buffer(b"".join(scalar.tobytes().ljust(8, b"\0") for scalar in scalars))
         first = ctypes.addressof(values)
         pointers = (ctypes.c_void_p * (len(scalars) + 1))(*(first + 8 * i for i in range(len(scalars))))
         grid, shared_bytes = (blocks, 1, 1, threads, 1, 1), 0

@@ -28,7 +28,7 @@ extern "C" __global__ void ask_warp(u64* to, const u32* values, u32 count) {
     mine[2] = __shfl_up_sync(~0u, value, 2, 8);
     mine[3] = __shfl_xor_sync(~0u, value, 5);
     mine[4] = __ballot_sync(~0u, value % 3 == 0);
-    mine[5] = static_cast<u64>(__any_sync(~0u, value == 7)) | static_cast<u64>(__all_sync(~0u, value < 90)) << 1;
+    mine[5] = (__any_sync(~0u, value == 7) ? 1 : 0) | (__all_sync(~0u, value < 90) ? 2 : 0);
     mine[6] = __match_any_sync(~0u, value % 4);
     __syncwarp();
   }
@@ -56,9 +56,9 @@ extern "C" __global__ void sum_blocks(u64* to, const u32* values, u64 count) {
 }
 
 extern "C" __global__ void count_threads(u32* votes, u32* out) {
-  const int some = __syncthreads_or(threadIdx.x == 5), all = __syncthreads_and(threadIdx.x < 1000);
-  const int third = __syncthreads_count(threadIdx.x % 3 == 0);
-  if (threadIdx.x == 0) out[blockIdx.x] = static_cast<u32>(some | all << 1 | third << 2);
+  const bool some = __syncthreads_or(threadIdx.x == 5), all = __syncthreads_and(threadIdx.x < 1000);
+  const u32 third = static_cast<u32>(__syncthreads_count(threadIdx.x % 3 == 0));
+  if (threadIdx.x == 0) out[blockIdx.x] = some | all << 1 | third << 2;
   gids::local_ref<u32>(*votes).fetch_add(1, gids::memory_order_relaxed);
 }
 

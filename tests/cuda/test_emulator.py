@@ -59,11 +59,11 @@ def test_shared_memory_is_not_zero_in_any_block() -> None:
     assert [v & 0xFFFFFFFF for v in to.tolist()] == [0xA5A5A5A5] * 8
 
 
-def test_blocks_run_at_the_same_time() -> None:
-    device = EmulatedDevice(1)
-    to, times = words(device, 1), 200_000
-    launch(device, "count_badly", 2, 32, to, np.uint32(times))
-    assert times <= to.item() < 2 * times
+def test_two_blocks_run_at_the_same_time_and_no_more() -> None:
+    device = EmulatedDevice(limit_s=1)
+    launch(device, "meet_across_blocks", 2, 32, words(device, 1))
+    with pytest.raises(RuntimeError, match="time limit"):
+        launch(device, "meet_across_blocks", 3, 32, words(device, 1))
 
 
 @pytest.mark.parametrize(
