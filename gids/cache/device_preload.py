@@ -19,6 +19,7 @@ from gids.errors import StorageError
 
 if TYPE_CHECKING:
     from gids.io import Engine
+    from gids.io.device_queue import QueueTable
 
 _log = logging.getLogger("gids")
 _CHUNK_BYTES = 64 << 20
@@ -44,17 +45,17 @@ class Reader(Protocol):
 def preload(
     state: TableState,
     engine: Engine,
+    place: QueueTable,
     *,
-    first_file: int,
     heat: npt.NDArray[np.uint8] | None,
     reader: Reader | None,
-    checksums: npt.NDArray[np.uint32] | None,
 ) -> int:
     """Fill lines in device memory with the hottest pages, and lines in host memory with the next.
 
     Pages without heat go into no line that can be replaced; lines that are never replaced are filled anyhow.
-    reader: reads straight into device memory; without one, and with checksums to compare, the engine reads
-    into host memory. torch's current stream must be the cache's. Blocks. Returns the pages loaded.
+    place: where the pages lie in the engine's files, and checksums to compare. reader: reads straight into
+    device memory; without one, or with checksums, the engine reads into host memory. torch's current stream
+    must be the cache's. Blocks. Returns the pages loaded.
     """
     page_count = state.table.page_count
     near = _hottest(heat, page_count, state.device_lines)
@@ -63,8 +64,8 @@ def preload(
     if state.replaced > state.device_lines:
         far = _warm(far, heat)
     near, far = (_in_files(pages, len(state.table.shard_paths)) for pages in (near, far))
-    loader = _Loader(state, engine, first_file, checksums)
-    if reader is not None and checksums is None:
+    loader = _Loader(state, engine, place)
+    if reader is not None and place.checksums is None:
         loaded = loader.near_by_extents(near, reader)
     else:
         loaded = loader.near_by_engine(near)
@@ -73,13 +74,11 @@ def preload(
 
 
 class _Loader:
-    def __init__(
-        self, state: TableState, engine: Engine, first_file: int, checksums: npt.NDArray[np.uint32] | None
-    ) -> None:
+    def __init__(self, state: TableState, engine: Engine, place: QueueTable) -> None:
         self._state = state
         self._engine = engine
-        self._first_file = first_file
-        self._checksums = checksums
+        self._first_file = place.first_file
+        self._checksums = place.checksums
         self._chunk = max(1, _CHUNK_BYTES // state.table.page_bytes)
 
     def near_by_extents(self, pages: Pages, reader: Reader) -> int:

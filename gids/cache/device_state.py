@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,10 +27,6 @@ RESIDENT = -(1 << 63)
 DEVICE_POLICIES = ("lookahead", "window-pin", "random", "static")
 """In the order of score::Policy."""
 
-COUNTERS = ("pages", "bad", "misses", "coalesced", "loads", "bypasses", "evictions", "failures", "unresolved")
-COUNTER_WORDS = 16
-"""Words of a device::Counters, which begins with COUNTERS."""
-
 _BUCKETS = 256 + 24
 _CHOICE_BYTES = (2 * _BUCKETS + 8) * 4 + 3 * 8
 _TYPES = {dtype: number for number, dtype in enumerate(FLOATS, 1)}
@@ -40,7 +36,7 @@ _CHUNK = 1 << 22
 
 
 class HostArray:
-    """Zeroed memory of the host that a device reads and writes in place. A forked child does not inherit it."""
+    """Zeroed host memory that a device reads and writes in place. A forked child does not inherit it."""
 
     def __init__(self, device: Device, nbytes: int) -> None:
         self._memory = mmap.mmap(-1, max(1, nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -105,8 +101,7 @@ class TableState:
             DEVICE_POLICIES.index(policy),
         ]
         self.record = torch.tensor(fields, dtype=torch.int64).to(device.torch_device)
-        self.copy_as, self.row_items = _copy_as(table.dtype, out_dtype, table.row_bytes)
-        self.out_row_bytes = table.row_bytes // table.dtype.itemsize * out_dtype.itemsize
+        self.row_copy = _row_copy(table.dtype, out_dtype, table.row_bytes)
 
     @property
     def line_count(self) -> int:
@@ -142,7 +137,7 @@ class TableState:
 
 
 class MissBuffers:
-    """What one planned minibatch keeps of a table: its missing pages, their lines, and a set to find them by."""
+    """What a planned minibatch keeps of a table: its missing pages, their lines, and a set to find them."""
 
     def __init__(self, device: Device, capacity: int) -> None:
         self.capacity = capacity
@@ -194,19 +189,20 @@ class MissPool:
 
 
 def line_bytes(
-    tables: Sequence[Table], lines: Sequence[int], host_lines: Sequence[int]
+    tables: Sequence[Table], lines: Mapping[str, int], host_lines: Mapping[str, int]
 ) -> Iterator[tuple[str, int]]:
-    """What the cache takes of the device's memory for good: (purpose, bytes)."""
-    yield "lines", sum(n * t.page_bytes for t, n in zip(tables, lines, strict=True))
+    """What a cache takes of the device's memory for good: (purpose, bytes)."""
+    yield "lines", sum(lines[t.name] * t.page_bytes for t in tables)
     yield "page tables", sum(8 * t.page_count for t in tables)
-    yield "line owners", 8 * (sum(lines) + sum(host_lines))
+    yield "line owners", sum(8 * (lines[t.name] + host_lines[t.name]) for t in tables)
 
 
-def _copy_as(dtype: torch.dtype, out_dtype: torch.dtype, row_bytes: int) -> tuple[int, int]:
-    """(how kernels copy rows, items of a row); see copy_as in native/include/gids/row_copy.h."""
+def _row_copy(dtype: torch.dtype, out_dtype: torch.dtype, row_bytes: int) -> tuple[int, int, int]:
+    """(how kernels copy rows, items of a row, bytes of an output row); see native/include/gids/row_copy.h."""
+    values = row_bytes // dtype.itemsize
     if dtype == out_dtype:
         width = math.gcd(row_bytes, 16)
-        return width, row_bytes // width
-    values = row_bytes // dtype.itemsize
+        return width, row_bytes // width, row_bytes
     count = 4 if values % 4 == 0 else 1
-    return count | _TYPES[dtype] << 8 | _TYPES[out_dtype] << 16, values // count
+    copy_as = count | _TYPES[dtype] << 8 | _TYPES[out_dtype] << 16
+    return copy_as, values // count, values * out_dtype.itemsize

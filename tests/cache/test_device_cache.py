@@ -1,4 +1,4 @@
-"""The cache in device memory against the source rows, bit for bit; on the emulator and, where there is one, a GPU."""
+"""The cache in device memory against the source rows, bit for bit: emulated, and on a GPU if there is one."""
 
 from __future__ import annotations
 
@@ -32,10 +32,14 @@ def make(device: Device) -> Iterator[Make]:
     """make(tables, lines, **options): a cache, closed at the end."""
     opened: list[tuple[DeviceFeatureCache, Engine]] = []
 
-    def build(tables: RawTable | list[RawTable], lines: int, host_lines: int = 0, **options: object) -> DeviceFeatureCache:
+    def build(
+        tables: RawTable | list[RawTable], lines: int, host_lines: int = 0, **options: object
+    ) -> DeviceFeatureCache:
         tables = [tables] if isinstance(tables, RawTable) else tables
         engine = open_engine(
-            [p for t in tables for p in t.shard_paths], depth=64, max_read_bytes=max(t.page_bytes for t in tables)
+            [p for t in tables for p in t.shard_paths],
+            depth=64,
+            max_read_bytes=max(t.page_bytes for t in tables),
         )
         options = {"staging_bytes": 1 << 20, "heats": {}} | options
         cache = DeviceFeatureCache(
@@ -82,7 +86,9 @@ def run(
         yield features
 
 
-def random_batches(rng: np.random.Generator, table: RawTable, count: int, size: int) -> list[dict[str, torch.Tensor]]:
+def random_batches(
+    rng: np.random.Generator, table: RawTable, count: int, size: int
+) -> list[dict[str, torch.Tensor]]:
     """Skewed, with repeats; some are empty."""
     out = []
     for _ in range(count):
@@ -91,7 +97,9 @@ def random_batches(rng: np.random.Generator, table: RawTable, count: int, size: 
     return out
 
 
-def check(cache: DeviceFeatureCache, tables: list[RawTable], batches: list[dict[str, torch.Tensor]], w: int, d: int) -> None:
+def check(
+    cache: DeviceFeatureCache, tables: list[RawTable], batches: list[dict[str, torch.Tensor]], w: int, d: int
+) -> None:
     by_name = {t.name: t for t in tables}
     for ids, got in zip(batches, run(cache, batches, w, d), strict=True):
         assert set(got) == set(ids)
@@ -158,10 +166,12 @@ def test_converted_rows_equal_torch_bit_for_bit(
     tmp_path: Path, make: Make, dtype: torch.dtype, to: torch.dtype, dim: int
 ) -> None:
     if dtype == torch.float32:
-        edges = torch.tensor([0x0, 0x1, 0x33000000, 0x33000001, 0x33800000, 0x387FFFFF, 0x38800000, 0x477FEFFF,
-                              0x477FF000, 0x477FFFFF, 0x7F7FFFFF, 0x7F800000, 0x7F7F8000, 0x3F808000, 0x3F818000,
-                              0x7F800001, 0x7FC00000], dtype=torch.int32)  # fmt: skip
-        some = torch.randint(0, 256, (1 << 18,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+        edges = torch.tensor([0x0, 0x1, 0x33000000, 0x33000001, 0x33800000, 0x387FFFFF, 0x38800000,
+                              0x477FEFFF, 0x477FF000, 0x477FFFFF, 0x7F7FFFFF, 0x7F800000, 0x7F7F8000,
+                              0x3F808000, 0x3F818000, 0x7F800001, 0x7FC00000], dtype=torch.int32)  # fmt: skip
+        some = torch.randint(
+            0, 256, (1 << 18,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
+        )
         magnitudes = torch.randint(0x32000000, 0x48000000, (1 << 15,), dtype=torch.int32)
         bits = torch.cat([edges, edges | -(1 << 31), some.view(torch.int32), magnitudes])
         values = bits.view(torch.float32)
@@ -200,7 +210,9 @@ def test_several_tables_share_one_queue(tmp_path: Path, make: Make, wait: str) -
     batches = []
     for _ in range(12):
         chosen = [t for t in tables if rng.random() < 0.7]
-        batches.append({t.name: torch.from_numpy(rng.integers(0, t.row_count, rng.integers(0, 120))) for t in chosen})
+        batches.append(
+            {t.name: torch.from_numpy(rng.integers(0, t.row_count, rng.integers(0, 120))) for t in chosen}
+        )
     check(cache, tables, batches, 4, 3)
 
 
@@ -213,13 +225,17 @@ def test_both_waits_give_the_same_rows_and_counters(tmp_path: Path, make: Make) 
             cache = make(table, lines, wait=wait, staging_bytes=64 * 512)
             rows.append([f[table.name].cpu() for f in run(cache, batches, 4, 2)])
             stats = cache.stats()[table.name]
-            counters.append([stats[k] for k in ("steps", "pages", "hits", "misses", "loads", "bypasses", "failures")])
+            counters.append(
+                [stats[k] for k in ("steps", "pages", "hits", "misses", "loads", "bypasses", "failures")]
+            )
         assert all(same_bits(a, b) for a, b in zip(*rows, strict=True))
         # Of equal pages the fastest warps' stay, so counters agree where nothing has to go.
         assert lines < 400 or counters[0] == counters[1]
 
 
-def test_ids_in_host_memory_and_on_the_device_are_the_same(tmp_path: Path, device: Device, make: Make) -> None:
+def test_ids_in_host_memory_and_on_the_device_are_the_same(
+    tmp_path: Path, device: Device, make: Make
+) -> None:
     table = write_raw_table(tmp_path, make_rows(400, 50), page_bytes=512)
     cache = make(table, 15)
     for batch in random_batches(np.random.default_rng(2), table, 6, 300):
@@ -229,7 +245,9 @@ def test_ids_in_host_memory_and_on_the_device_are_the_same(tmp_path: Path, devic
         assert a[table.name].device == device.torch_device
 
 
-def test_a_page_that_cannot_be_read_is_an_error_of_the_minibatches_that_need_it(tmp_path: Path, make: Make) -> None:
+def test_a_page_that_cannot_be_read_is_an_error_of_the_minibatches_that_need_it(
+    tmp_path: Path, make: Make
+) -> None:
     table = write_raw_table(tmp_path, make_rows(64, 1024), shards=2)
     batches = [torch.tensor([1, 2]), torch.tensor([6, 7]), torch.tensor([8, 9]), torch.tensor([7])]
     path, offset = table.shard_of(7)
@@ -375,7 +393,9 @@ def test_a_cancelled_stream_leaves_no_mark_and_loses_no_line(tmp_path: Path, mak
     check(cache, [table], random_batches(rng, table, 5, 300), 3, 2)
 
 
-def test_reading_through_takes_rows_from_lines_and_from_disk_and_leaves_no_mark(tmp_path: Path, make: Make) -> None:
+def test_reading_through_takes_rows_from_lines_and_from_disk_and_leaves_no_mark(
+    tmp_path: Path, make: Make
+) -> None:
     rng = np.random.default_rng(11)
     table = write_raw_table(tmp_path, make_rows(300, 100), page_bytes=4096)
     cache = make(table, 12)
@@ -399,7 +419,9 @@ def test_reading_through_takes_rows_from_lines_and_from_disk_and_leaves_no_mark(
 
 @pytest.mark.parametrize("host_policy", ["lookahead", "static"])
 @pytest.mark.parametrize("crc", [False, True])
-def test_the_hottest_pages_are_there_from_the_start(tmp_path: Path, make: Make, host_policy: str, crc: bool) -> None:
+def test_the_hottest_pages_are_there_from_the_start(
+    tmp_path: Path, make: Make, host_policy: str, crc: bool
+) -> None:
     from gids import _core
 
     rng = np.random.default_rng(3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -135,7 +134,9 @@ def test_victims_by_chance_are_never_pages_that_are_needed(
         cache.audit()
 
 
-def replay(cache: DeviceFeatureCache, table: RawTable, trace: Trace, window: int, planned: int) -> Mapping[str, int]:
+def replay(
+    cache: DeviceFeatureCache, table: RawTable, trace: Trace, window: int, planned: int
+) -> Mapping[str, int]:
     entered = planned_to = 0
     for t in range(len(trace)):
         while planned_to < min(len(trace), t + planned):
@@ -150,7 +151,9 @@ def replay(cache: DeviceFeatureCache, table: RawTable, trace: Trace, window: int
     return cache.stats()[table.name]
 
 
-def host_hits(pages: int, lines: int, heat: npt.NDArray[np.uint8], trace: Trace, window: int, planned: int) -> int:
+def host_hits(
+    pages: int, lines: int, heat: npt.NDArray[np.uint8], trace: Trace, window: int, planned: int
+) -> int:
     planner = _core.Planner(pages, lines, "lookahead", 0, heat)
     entered = hits = 0
     for t in range(len(trace)):
