@@ -44,6 +44,7 @@ class NodeLoader:
         device: ``"cpu"``, or a CUDA device: then the topology is pinned, kernels sample it on torch's current
             stream, and minibatches are made on the device.
         labels: give the seeds' labels, where the store has them.
+        place: of the pinned topology, as ``Graph.pin`` takes it.
         options: of gids.FeatureLoader: ``window_batches``, ``memory_bytes``, ``policy``, …
 
     Every ``for`` is one epoch; ``epoch`` is the number of the next one, counts up, and may be set. What a
@@ -69,6 +70,7 @@ class NodeLoader:
         seed: int = 0,
         device: str | torch.device = "cpu",
         labels: bool = True,
+        place: str = "auto",
         **options: Any,
     ) -> None:
         self.store = store if isinstance(store, FeatureStore) else FeatureStore(store)
@@ -99,7 +101,7 @@ class NodeLoader:
         self._device: cuda.Device | None = None
         if torch.device(device).type != "cpu":
             self._device = cuda.open_device(device)
-            pinned = [graph.pin(self._device) for graph in graphs]
+            pinned = [graph.pin(self._device, place=place) for graph in graphs]
             topology = Topology(pinned[0] if of_tensors else pinned)
         self._topology = topology
         self._features: FeatureLoader | None = None

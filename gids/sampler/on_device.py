@@ -206,7 +206,7 @@ class DeviceSampler:
     ) -> None:
         graph = topology.graphs[draw.number]
         edges: tuple[Argument, ...] = (
-            *(draw.pinned.indices_address, np.uint32(graph.indices.dtype == np.int64), graph.num_src),
+            *(draw.pinned.indices_address, np.uint32(draw.pinned.wide), graph.num_src),
             *(known, draw.base, table.slots, np.uint32(table.log2_slots)),
             *(table.sources, table.positions, table.slot_of),
             faults[len(topology.node_types) + 2 * draw.number + 1 :],
