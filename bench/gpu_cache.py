@@ -23,8 +23,8 @@ from device_timer import device_seconds
 from figures import Figures
 from harness import alternate, median_ratio
 
-from gids import _core
 from gids.cache import DeviceFeatureCache, FeatureCache
+from gids.cache.device_counters import THROUGH
 from gids.cuda import Device
 from gids.io import Engine, open_engine
 from gids.io.extents import open_extent_reader
@@ -94,6 +94,7 @@ def _gather(
     figures: Figures,
 ) -> None:
     stream, state = cache.stream, cache._states[_TABLE]
+    counters = cache._counters.of(THROUGH, _TABLE)
     generator = torch.Generator().manual_seed(1)
     order = torch.randperm(len(rows), generator=generator)
     with device.use(stream):
@@ -103,7 +104,7 @@ def _gather(
         left = device.empty((len(ids),), torch.int64)
 
     def ours() -> None:  # the kernel alone, as a step launches it once its pages are there
-        cache._gather_lines(state, _core.USE_BITS, ids, out, None, left)
+        cache._kernels.gather_lines(state, counters, None, ids, out, left)
 
     sides = {
         "gather": ours,
