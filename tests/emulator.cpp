@@ -28,6 +28,7 @@ constexpr std::size_t kStackBytes = 64 << 10;
 constexpr std::size_t kGuardBytes = 4096;      // below each stack, without access
 constexpr u32 kBlocksAtOnce = 2;               // threads of the operating system
 constexpr u32 kUnluckyAtomic = 8;              // one atomic in so many yields
+constexpr u32 kCandidates = 4;                 // of which the favoured one goes on
 constexpr int kPoison = 0xa5;                  // in shared memory, and from lanes that say nothing
 
 // --- switching stacks ---
@@ -298,7 +299,10 @@ class Worker {
   }
 
   void yield(bool asleep) {
-    if (asleep) sched_yield();
+    if (asleep) {
+      favour_[threadIdx.x / 32] = random_.below(1u << 16);
+      sched_yield();
+    }
     if (++yields_ % 256 == 0 && std::chrono::steady_clock::now() > launch_.end)
       fail("runs for longer than the emulator's time limit", "");
     make_ready(threadIdx.x);
@@ -327,6 +331,8 @@ class Worker {
     if (launch_.shared_bytes) poison_shared();
     blockIdx = {block, 0, 0}, blockDim = {launch_.threads, 1, 1}, gridDim = {launch_.blocks, 1, 1};
     alive_ = launch_.threads, in_block_ = 0, block_count_ = 0;
+    favours_ = random_.below(2);
+    for (u32& favour : favour_) favour = random_.below(1u << 16);
     ready_.clear();
     for (u32 i = 0; i < launch_.threads; ++i) {
       fibers_[i].context.prepare(stacks_.stack(i), enter_fiber);
@@ -334,14 +340,26 @@ class Worker {
     }
     while (alive_ && !launch_.failed) {
       if (ready_.empty()) return launch_.fail(stuck());
-      std::swap(ready_[random_.below(static_cast<u32>(ready_.size()))], ready_.back());
-      const u32 i = ready_.back();
-      ready_.pop_back();
+      const u32 i = take_ready();
       threadIdx = {i, 0, 0};
       in_fiber_ = true;
       Context::change(main_, fibers_[i].context);
       in_fiber_ = false;
     }
+  }
+
+  // In every other block any thread as likely as another; else rather those of favoured warps, so that some run far
+  // ahead of the rest. One that sleeps draws its favour anew.
+  u32 take_ready() {
+    u32 best = random_.below(static_cast<u32>(ready_.size()));
+    for (u32 k = 1; favours_ && k < kCandidates; ++k) {
+      const u32 other = random_.below(static_cast<u32>(ready_.size()));
+      if (favour_[ready_[other] / 32] > favour_[ready_[best] / 32]) best = other;
+    }
+    std::swap(ready_[best], ready_.back());
+    const u32 i = ready_.back();
+    ready_.pop_back();
+    return i;
   }
 
   void leave() { Context::change(fibers_[threadIdx.x].context, main_); }
@@ -442,6 +460,8 @@ class Worker {
   std::vector<u32> ready_;
   Context main_;
   Random random_{0};
+  bool favours_ = false;
+  u32 favour_[kThreadsMax / 32] = {};
   u32 alive_ = 0, in_block_ = 0, block_count_ = 0;
   u64 yields_ = 0;
   bool in_fiber_ = false;
