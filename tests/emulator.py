@@ -148,8 +148,8 @@ class Builder:
         return buffer
 
     def _compile(self, stem: str, text: str, options: list[str], libraries: list[str]) -> Path:
-        made_of = [(HERE / "emulator.h").read_text(), text, *FLAGS, *options, *libraries]
-        made_of += [path.read_text() for path in SOURCES.headers()]
+        made_of = [text, *FLAGS, *options, *libraries]
+        made_of += [path.read_text() for path in [*sorted(HERE.glob("emulator*.h")), *SOURCES.headers()]]
         target = self._folder / f"{stem}-{_digest(*made_of)}.so"
         if not target.exists():
             built = target.with_suffix(f".{os.getpid()}")
