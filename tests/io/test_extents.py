@@ -274,7 +274,7 @@ def test_a_second_reader_that_fails_is_dropped(
     assert "cuFile fails" in caplog.text
 
 
-@pytest.mark.parametrize("kind", ["auto", "pinned"])
+@pytest.mark.parametrize(("kind", "tried"), [("auto", False), ("auto", True), ("pinned", False)])
 def test_without_gds_extents_go_through_pinned_memory(
     device: Device,
     engine: Engine,
@@ -282,10 +282,13 @@ def test_without_gds_extents_go_through_pinned_memory(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     kind: str,
+    tried: bool,
 ) -> None:
     monkeypatch.setattr(module, "_logged", set())
+    probes = []
     probe = KvikioProbe("26.10.0", False, True, "nvidia-fs is not loaded")
-    monkeypatch.setattr("gids.io.kvikio_probe.probe_kvikio", lambda path, index: probe)
+    monkeypatch.setattr("gids.io.kvikio_probe.why_no_gds", lambda: "" if tried else probe.reason)
+    monkeypatch.setattr("gids.io.kvikio_probe.probe_kvikio", lambda path, index: probes.append(path) or probe)
     with caplog.at_level(logging.INFO, "gids"):
         for _ in range(2):
             opened = open_extent_reader(device, engine, shards, kind=kind)  # type: ignore[arg-type]
@@ -293,6 +296,7 @@ def test_without_gds_extents_go_through_pinned_memory(
             opened.close()
     said = [f"extents are read by {engine.name}+pinned: nvidia-fs is not loaded"]
     assert [r.getMessage() for r in caplog.records] == (said if kind == "auto" else [])
+    assert len(probes) == (2 if tried else 0)
 
 
 @pytest.mark.parametrize(
