@@ -6,9 +6,9 @@
 
 Beside DGL: an R-MAT graph (a = 0.57, shuffled ids, int64), the same in memory for all sides, and the same
 seeds and fanouts. DGL in both forms that it has: as it is by default (fused where there is more than one
-thread), and not fused; the faster of the two is the baseline. The same number of threads; sides take turns, in
-alternating order; medians over the rounds. On a GPU: 537 M edges, power-law degrees, sources with a preference
-for small ids; the time includes everything, from Python to the last kernel. Every edge of some minibatches is
+thread), and not fused; the faster of the two is the baseline. The same number of threads; sides take turns,
+in alternating order; medians over the rounds. On a GPU: 537 M edges, power-law degrees, mostly sources of
+small ids; the time includes everything, from Python to the last kernel. Every edge of some minibatches is
 compared with the graph first. Input nodes are unique.
 """
 

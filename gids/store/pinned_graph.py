@@ -1,5 +1,4 @@
-"""PinnedGraph: one relation's topology where a GPU reads it in place (UVA). Made by Graph.pin, used by
-gids.sampler.
+"""PinnedGraph: one relation's topology where a GPU reads it in place (UVA). Made by Graph.pin.
 
 Knows what it needs of a device from its methods alone; gids.cuda comes after this part.
 """
