@@ -3,7 +3,7 @@
     python bench/gpu.py gather      rows of the cache in device memory against copying and index_select there
     python bench/gpu.py planning    what planning a minibatch costs, on the device and on the host
     python bench/gpu.py queue       pages by the request queue against the engine that serves it
-    python bench/gpu.py extents     runs of pages into device memory: pinned staging, kvikio, the disk's own pace
+    python bench/gpu.py extents     runs of pages into device memory: pinned staging, kvikio
     python bench/gpu.py sampling    input nodes/s from a topology in pinned host memory
     python bench/gpu.py training    GraphSAGE from features on disk, against two other ways, with a breakdown
 
