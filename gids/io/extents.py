@@ -6,6 +6,7 @@ offsets and bytes; nothing of tables or pages.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -265,14 +266,18 @@ def open_extent_reader(
         raise OSError(f"kvikio {found.version} does not work here: {found.reason}; use kind='pinned'")
     from gids.io.kvikio_reader import KvikioReader
 
-    small = PinnedExtentReader(device, engine, paths, staging_bytes=_SMALL_STAGING_BYTES)
-    try:
-        kvikio = KvikioReader(device, paths, gds=found.gds, small=small)
-    except StorageError as error:  # another file system than the first file's
+    with contextlib.ExitStack() as undo:
+        small = PinnedExtentReader(device, engine, paths, staging_bytes=_SMALL_STAGING_BYTES)
+        undo.callback(small.close)
         if kind == "kvikio":
-            raise
-        _log.info("extents are read by %s+pinned: %s", engine.name, error)
-        return PinnedExtentReader(device, engine, paths)
-    if kind == "kvikio":
-        return kvikio
-    return FasterReader(PinnedExtentReader(device, engine, paths), kvikio)
+            reader: ExtentReader = KvikioReader(device, paths, gds=found.gds, small=small)
+        else:
+            pinned = PinnedExtentReader(device, engine, paths)
+            undo.callback(pinned.close)
+            try:
+                reader = FasterReader(pinned, KvikioReader(device, paths, gds=True, small=small))
+            except StorageError as error:  # a file on another file system than the first
+                _log.info("extents are read by %s: %s", pinned.name, error)
+                reader = pinned
+        undo.pop_all()
+    return reader

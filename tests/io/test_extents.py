@@ -340,3 +340,46 @@ def test_staging_that_fails_to_be_mapped_leaves_nothing(
         PinnedExtentReader(device, engine, shards)
     with pytest.raises(ValueError, match="at least 8192"):
         PinnedExtentReader(device, engine, shards, staging_bytes=4096)
+
+
+class NoKvikio:
+    """A KvikioReader that opens, or does not."""
+
+    name = "kvikio (GDS)"
+
+    def __init__(self, device: Device, paths: list[Path], *, gds: bool, small: PinnedExtentReader) -> None:
+        assert gds
+        self.small, self.closed = small, False
+        if len(paths) > 1:
+            small.close()
+            raise StorageError(errno.EIO, "kvikio cannot open it", paths[1])
+
+    def close(self) -> None:
+        self.closed = True
+        self.small.close()
+
+
+def test_with_gds_both_readers_are_opened_and_a_file_that_kvikio_refuses_is_told(
+    device: Device,
+    engine: Engine,
+    shards: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("gids.io.kvikio_probe.why_no_gds", lambda: "")
+    probe = KvikioProbe("26.10.0", True, True, "")
+    monkeypatch.setattr("gids.io.kvikio_probe.probe_kvikio", lambda path, index: probe)
+    monkeypatch.setattr("gids.io.kvikio_reader.KvikioReader", NoKvikio)
+    both = open_extent_reader(device, engine, shards[:1])
+    assert both.name == f"{engine.name}+pinned or kvikio (GDS), not yet measured"
+    both.close()
+    only = open_extent_reader(device, engine, shards[:1], kind="kvikio")
+    assert only.name == "kvikio (GDS)"
+    only.close()
+    with caplog.at_level(logging.INFO, "gids"):
+        pinned = open_extent_reader(device, engine, shards)
+    assert pinned.name == f"{engine.name}+pinned"
+    assert "kvikio cannot open it" in caplog.text
+    pinned.close()
+    with pytest.raises(StorageError, match="kvikio cannot open it"):
+        open_extent_reader(device, engine, shards, kind="kvikio")
