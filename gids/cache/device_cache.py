@@ -302,8 +302,8 @@ class DeviceFeatureCache:
         with self._reading:
             tensors, outputs, left = self._on_device(ids), {}, {}
             with self._device.use(self.stream):
-                self._counters.clear(THROUGH)
                 for name, tensor in tensors.items():
+                    self._kernels.retire(self._states[name], self._counters.of(THROUGH, name), None, 0)
                     outputs[name] = self._new_output(self._states[name], len(tensor))
                     left[name] = self._device.empty((len(tensor),), torch.int64)
                     counters = self._counters.of(THROUGH, name)

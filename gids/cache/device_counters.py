@@ -57,10 +57,6 @@ class Counters:
         """int64[1] on the device."""
         return self._views[place][self._number[table]][_MISSES : _MISSES + 1]
 
-    def clear(self, place: int) -> None:
-        """Zero, on torch's current stream."""
-        self._there[place].zero_()
-
     def show(self, place: int) -> None:
         """Enqueue the copy to the host of a place, all tables."""
         self._kernels.show(self._there[place], self.shown.address + place * self._there[place].nbytes)
