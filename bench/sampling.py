@@ -4,12 +4,12 @@
     python bench/sampling.py --device cuda    # a GPU that samples the topology where it lies in host memory
     python bench/sampling.py --small          # seconds; only shows that it works
 
-Beside DGL: an R-MAT graph (a = 0.57, shuffled ids, int64), the same in memory for all sides, and the same seeds
-and fanouts. DGL in both forms that it has: as it is by default (fused where there is more than one thread), and
-not fused; the faster of the two is the baseline. The same number of threads; sides take turns, in alternating
-order; medians over the rounds. On a GPU: 537 M edges, power-law degrees, sources with a preference for small
-ids; the time includes everything, from Python to the last kernel. Every edge of some minibatches is compared
-with the graph first. Input nodes are unique.
+Beside DGL: an R-MAT graph (a = 0.57, shuffled ids, int64), the same in memory for all sides, and the same
+seeds and fanouts. DGL in both forms that it has: as it is by default (fused where there is more than one
+thread), and not fused; the faster of the two is the baseline. The same number of threads; sides take turns,
+in alternating order; medians over the rounds. On a GPU: 537 M edges, power-law degrees, mostly sources of
+small ids; the time includes everything, from Python to the last kernel. Every edge of some minibatches is
+compared with the graph first. Input nodes are unique.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def measure_gpu(args: argparse.Namespace) -> dict[str, Any]:
     device = cuda.open_device("cuda")
     graph = make_large_graph(args)
     seeds = [ids.to(device.torch_device) for ids in make_seeds(args, graph)]
-    results: dict[str, Any] = {"device": device.name}
+    results: dict[str, Any] = {"gpu": device.name, "places": {}}
     print(f"{device.name}: {graph.num_edges:,} edges, fanouts {args.fanouts}, {args.batch_size} seeds")
     for place in args.place:
         with graph.pin(device, place=place) as pinned:
@@ -194,7 +194,7 @@ def measure_gpu(args: argparse.Namespace) -> dict[str, Any]:
             side()
             rates = [side() for _ in range(args.rounds)]
         nodes, edges = (median(r[i] for r in rates) / 1e6 for i in (0, 1))
-        results[place] = {"rates": rates}
+        results["places"][place] = rates
         print(f"  topology on {place:7} {nodes:8.1f} M input nodes/s  {edges:8.1f} M edges/s", end="")
         print(f"  (bar, host or indptr: {GPU_BAR / 1e6:.0f} M nodes/s)")
     return results

@@ -25,13 +25,12 @@ import numpy.typing as npt
 import torch
 
 from gids import _core
-from gids.cache.budget import format_bytes
+from gids.cache.device_checks import check_ids, check_lines, check_memory, check_policies
 from gids.cache.device_counters import THROUGH, Counters
 from gids.cache.device_kernels import CacheKernels
 from gids.cache.device_preload import Reader, preload
 from gids.cache.device_reads import Plan, Reads
 from gids.cache.device_state import (
-    DEVICE_POLICIES,
     HostArray,
     MissPool,
     TableState,
@@ -39,15 +38,12 @@ from gids.cache.device_state import (
 )
 from gids.cache.feature_cache import FeatureCache
 from gids.cache.output_dtype import check_out_dtype, out_dtype_of
-from gids.errors import MemoryBudgetError
 from gids.io.device_queue import DeviceQueue, QueueTable
 
 if TYPE_CHECKING:
     from gids.cuda.device import Device, Event, Stream
     from gids.io import Engine
     from gids.store import Table
-
-HOST_POLICIES = ("lookahead", "static")
 
 
 @dataclass
@@ -119,18 +115,13 @@ class DeviceFeatureCache:
         reader: Reader | None = None,
         preload_hottest: bool = True,
     ) -> None:
-        _check_policies(policy, host_policy)
+        check_policies(policy, host_policy)
         check_out_dtype(output_dtype)
         near = {t.name: lines[t.name] for t in tables}
         far = {t.name: (host_lines or {}).get(t.name, 0) for t in tables}
-        for name, count in near.items():
-            if count < 0 or far[name] < 0 or count + far[name] > _core.MAX_LINES:
-                raise ValueError(
-                    f"table '{name}': {count} lines and {far[name]} host lines; a table has 0 to "
-                    f"{_core.MAX_LINES}"
-                )
+        check_lines(near, far)
         self._fixed_bytes = dict(line_bytes(tables, near, far))
-        _check_memory(device, self._fixed_bytes)
+        check_memory(device, self._fixed_bytes)
 
         self.tables = {t.name: t for t in tables}
         self.stream: Stream = device.new_stream()
@@ -235,8 +226,11 @@ class DeviceFeatureCache:
                 most = self._reads.rounds_for(plan.most_misses)
                 for _ in range(min(self._usual_rounds[plan.state.table.name], most)):
                     self._post(plan)
-            while self._flights[0] is not s:
-                self._collect()  # their rows come over the bus while this step's are being read
+            # The minibatch that is handed out next and the one after it: their rows come over the bus while
+            # the consumer computes, and while those planned further ahead are being read.
+            soon = min(self._retired + 1, step - 1)
+            while self._flights[0].number <= soon:
+                self._collect()
 
     def gather(self, step: int) -> tuple[dict[str, torch.Tensor], Exception | None]:
         """Wait for the step's reads and its rows.
@@ -308,8 +302,8 @@ class DeviceFeatureCache:
         with self._reading:
             tensors, outputs, left = self._on_device(ids), {}, {}
             with self._device.use(self.stream):
-                self._counters.clear(THROUGH)
                 for name, tensor in tensors.items():
+                    self._kernels.retire(self._states[name], self._counters.of(THROUGH, name), None, 0)
                     outputs[name] = self._new_output(self._states[name], len(tensor))
                     left[name] = self._device.empty((len(tensor),), torch.int64)
                     counters = self._counters.of(THROUGH, name)
@@ -488,7 +482,7 @@ class DeviceFeatureCache:
                 raise KeyError(
                     f"no table '{name}' in this loader (it loads {', '.join(map(repr, self._states))})"
                 )
-            _check_ids(tensor, name, self._device.torch_device)
+            check_ids(tensor, name, self._device.torch_device)
 
     def _on_device(self, ids: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Ids where kernels of the cache's stream may read them from now on."""
@@ -531,44 +525,6 @@ def _queue_tables(tables: Sequence[Table], check_crc: bool) -> list[QueueTable]:
         checksums = np.asarray(t.checksums()) if check_crc else None
         found.append(QueueTable(t.page_count, first_file, len(t.shard_paths), t.page_bytes, checksums))
     return found
-
-
-def _check_policies(policy: str, host_policy: str) -> None:
-    if policy == "lru":
-        raise ValueError(
-            f"policy 'lru' exists with device='cpu' only; on a GPU there are {', '.join(DEVICE_POLICIES)}"
-        )
-    if policy not in DEVICE_POLICIES:
-        raise ValueError(f"no policy '{policy}' (there are {', '.join(DEVICE_POLICIES)})")
-    if host_policy not in HOST_POLICIES:
-        raise ValueError(f"no policy '{host_policy}' for host lines (there are {', '.join(HOST_POLICIES)})")
-
-
-def _check_memory(device: Device, purposes: Mapping[str, int]) -> None:
-    free, total = device.memory_info()
-    needed = sum(purposes.values())
-    if needed > free:
-        listing = " + ".join(f"{purpose} {format_bytes(n)}" for purpose, n in purposes.items())
-        raise MemoryBudgetError(
-            f"the cache takes {listing} = {needed} bytes ({format_bytes(needed)}) of {device.name}'s memory, "
-            f"of which {format_bytes(free)} of {format_bytes(total)} are free: give it fewer bytes, or end "
-            f"what else takes memory there"
-        )
-
-
-def _check_ids(ids: torch.Tensor, table: str, device: torch.device) -> None:
-    if not isinstance(ids, torch.Tensor):
-        raise TypeError(f"ids for table '{table}' are {type(ids).__name__}; expected a torch.Tensor of int64")
-    if ids.dtype != torch.int64:
-        raise TypeError(
-            f"ids for table '{table}' are {ids.dtype}; expected torch.int64: convert them with .long()"
-        )
-    if ids.device != device and ids.device.type != "cpu":
-        raise ValueError(
-            f"ids for table '{table}' are on {ids.device}; expected {device} or cpu: move them with .to()"
-        )
-    if ids.dim() != 1:
-        raise ValueError(f"ids for table '{table}' have shape {tuple(ids.shape)}; expected one dimension")
 
 
 def _release(pid: int, queue: DeviceQueue, stream: Stream, mapped: list[HostArray]) -> None:

@@ -40,6 +40,8 @@ class Counters:
         self._number = {name: i for i, name in enumerate(tables)}
         self._there = device.zeros((THROUGH + 1, len(tables), WORDS), torch.int64)
         self.shown = HostArray(device, self._there.nbytes)
+        # Made once: a view costs as much as a launch.
+        self._views: list[list[torch.Tensor]] = [list(place) for place in self._there]
         self._sums = {name: dict.fromkeys(("steps", *COUNTERS), 0) for name in tables}
 
     @property
@@ -49,15 +51,11 @@ class Counters:
 
     def of(self, place: int, table: str) -> torch.Tensor:
         """int64[WORDS] on the device: what kernels take as Counters."""
-        return self._there[place, self._number[table]]
+        return self._views[place][self._number[table]]
 
     def misses(self, place: int, table: str) -> torch.Tensor:
         """int64[1] on the device."""
-        return self._there[place, self._number[table], _MISSES : _MISSES + 1]
-
-    def clear(self, place: int) -> None:
-        """Zero, on torch's current stream."""
-        self._there[place].zero_()
+        return self._views[place][self._number[table]][_MISSES : _MISSES + 1]
 
     def show(self, place: int) -> None:
         """Enqueue the copy to the host of a place, all tables."""

@@ -69,8 +69,7 @@ class CacheKernels:
             return
         scanned = min(state.replaced, 4 * unique + 1024)
         table, choice, pages, at = state.record, state.choice, misses.record, (planned_mask, next_step)
-        with self._device.use(self._stream):
-            misses.keys.zero_()
+        self._by_item(_PLAN, "gids_clear_set", len(misses.keys), pages)
         self._by_item(_PLAN, "gids_look_up", n, table, counters, pages, choice, ids, n, *at)
         self._by_item(_PLAN, "gids_scan_lines", scanned, table, counters, choice, *at)
         self._by_item(_PLAN, "gids_cut", 1, table, counters, choice, next_step)

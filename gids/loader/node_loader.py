@@ -17,6 +17,7 @@ import torch
 from gids import cuda
 from gids.heat.graphs import graphs_of
 from gids.loader.feature_loader import FeatureLoader
+from gids.loader.sample_stream import SampleStream
 from gids.sampler import Minibatch, Neighbor, Sampler, Topology
 from gids.sampler.minibatch import PerType
 from gids.sampler.neighbor import Fanout
@@ -41,8 +42,8 @@ class NodeLoader:
         shuffle: in a new order every epoch, over all types; otherwise the given order, type after type.
         drop_last: leave out the last minibatch of an epoch when it is smaller.
         seed: of the order and of what is sampled.
-        device: ``"cpu"``, or a CUDA device: then the topology is pinned, kernels sample it on torch's current
-            stream, and minibatches are made on the device.
+        device: ``"cpu"``, or a CUDA device: then the topology is pinned, kernels sample it on a stream of
+            the loader's own, beside the training, and minibatches are ready for torch's current stream.
         labels: give the seeds' labels, where the store has them.
         place: of the pinned topology, as ``Graph.pin`` takes it.
         options: of gids.FeatureLoader: ``window_batches``, ``memory_bytes``, ``policy``, …
@@ -104,6 +105,7 @@ class NodeLoader:
             pinned = [graph.pin(self._device, place=place) for graph in graphs]
             topology = Topology(pinned[0] if of_tensors else pinned)
         self._topology = topology
+        self._stream = SampleStream(self._device)
         self._features: FeatureLoader | None = None
         if self._tables:
             self._features = FeatureLoader(self.store, list(self._tables), device=device, **options)
@@ -122,7 +124,7 @@ class NodeLoader:
         epoch, self.epoch = self.epoch, self.epoch + 1
         source = _sampled(self, epoch)
         if self._features is None:
-            return NodeEpoch((minibatch, {}) for minibatch in source)
+            return NodeEpoch(((minibatch, {}) for minibatch in source), self._stream)
         tables = self._tables
 
         def rows_of(minibatch: Minibatch) -> Mapping[str, torch.Tensor]:
@@ -131,7 +133,7 @@ class NodeLoader:
                 name: nodes[ntype] if isinstance(nodes, dict) else nodes for name, ntype in tables.items()
             }
 
-        return NodeEpoch(self._features.attach(source, rows_of, bytes_of=lambda m: m.nbytes))
+        return NodeEpoch(self._features.attach(source, rows_of, bytes_of=lambda m: m.nbytes), self._stream)
 
     def stats(self) -> dict[str, Any]:
         """The FeatureLoader's counters, and ``memory`` with the sampler's and the topology's bytes as well.
@@ -154,8 +156,7 @@ class NodeLoader:
             self._last_stats = self.stats()
             if self._features is not None:
                 self._features.close()
-            if self._device is not None:
-                self._device.current_stream().synchronize()
+            self._stream.synchronize()
             for pinned in self._topology.pinned:
                 pinned.close()
 
@@ -191,11 +192,15 @@ class NodeLoader:
 class NodeEpoch(Iterator[Minibatch]):
     """One epoch of a NodeLoader. After a StorageError the next minibatch can be asked for."""
 
-    def __init__(self, stream: Iterator[tuple[Minibatch, dict[str, torch.Tensor]]]) -> None:
+    def __init__(
+        self, stream: Iterator[tuple[Minibatch, dict[str, torch.Tensor]]], sampled_on: SampleStream
+    ) -> None:
         self._stream = stream
+        self._sampled_on = sampled_on
 
     def __next__(self) -> Minibatch:
         minibatch, features = next(self._stream)
+        self._sampled_on.hand_over(minibatch)
         minibatch.features = dict(features)
         return minibatch
 
@@ -239,23 +244,19 @@ class _Seeds:
 def _sampled(loader: NodeLoader, epoch: int) -> Iterator[Minibatch]:
     """The minibatches of an epoch, with labels and without features."""
     topology, sampler, all_seeds = loader._topology, loader.sampler, loader._seeds
-    seed, batch_size, labels, device = loader.seed, loader.batch_size, loader._labels, loader._device
+    seed, batch_size, labels, stream = loader.seed, loader.batch_size, loader._labels, loader._stream
     order = all_seeds.order(seed, epoch, loader.shuffle)
     steps = len(loader)
     del loader  # an open epoch does not hold it
 
-    def labels_of(ntype: str, ids: torch.Tensor) -> torch.Tensor:
-        found = labels[ntype][ids]
-        return found.to(device.torch_device, non_blocking=True) if device is not None else found
+    def minibatch(step: int) -> Minibatch:
+        seeds = all_seeds.at(order[step * batch_size : (step + 1) * batch_size])
+        sampled = sampler.sample(topology, seeds, seed=seed, epoch=epoch, step=step)
+        if isinstance(seeds, dict):
+            found = {t: labels[t][ids] for t, ids in seeds.items() if t in labels}
+            sampled.labels = {t: stream.to_device(values) for t, values in found.items()} or None
+        elif labels:
+            sampled.labels = stream.to_device(labels[topology.node_types[0]][seeds])
+        return sampled
 
-    def minibatches() -> Iterator[Minibatch]:
-        for step in range(steps):
-            seeds = all_seeds.at(order[step * batch_size : (step + 1) * batch_size])
-            minibatch = sampler.sample(topology, seeds, seed=seed, epoch=epoch, step=step)
-            if isinstance(seeds, dict):
-                minibatch.labels = {t: labels_of(t, ids) for t, ids in seeds.items() if t in labels} or None
-            elif labels:
-                minibatch.labels = labels_of(topology.node_types[0], seeds)
-            yield minibatch
-
-    return minibatches()
+    return (stream.make(minibatch, step) for step in range(steps))

@@ -3,7 +3,7 @@
 // all on one stream, so that kernels see what the ones before them left. Grids may have any size; blocks are
 // multiples of 32 threads.
 //
-// A plan: look_up -> scan_lines -> cut -> take_lines -> admit_pages. Its cost follows the minibatch.
+// A plan: clear_set -> look_up -> scan_lines -> cut -> take_lines -> admit_pages. Its cost follows the minibatch.
 #include "gids/device_cache.h"
 
 namespace device = gids::device;
@@ -86,7 +86,13 @@ extern "C" __global__ void gids_retire_window(const device::Table* table, device
   if (thread_index() == 0) *counters = device::Counters{};
 }
 
-// Finds the missing pages: each becomes a request, with its score; no line yet. The set was zeroed.
+// Empties the set of a plan's missing pages.
+extern "C" __global__ void gids_clear_set(const device::Misses* misses) {
+  const gids::PageSet set = misses->set;
+  for (u64 i = thread_index(); i <= set.mask; i += thread_count()) set.keys[i] = 0;
+}
+
+// Finds the missing pages: each becomes a request, with its score; no line yet. The set is empty.
 extern "C" __global__ void gids_look_up(const device::Table* table, device::Counters* counters,
                                         const device::Misses* misses, device::Choice* choice, const i64* ids, u64 n,
                                         u64 planned, u64 next_step) {

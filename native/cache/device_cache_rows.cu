@@ -55,7 +55,7 @@ extern "C" __global__ void gids_fill_lines(const device::Table* table, device::C
   for (u64 i = warp_index(); i < size; i += warp_count()) {
     const u32 line = m.lines[first + i];
     const bool bypassed = line == device::bypassed;
-    const bool failed = round.error(i) != 0;
+    const bool failed = __any_sync(~0u, round.error(i) != 0);  // all lanes asked, and all go the same way
     if (!failed && bypassed) continue;
     if (!failed) {
       const u64 from = lane() == 0 ? address(round.page(i)) : 0;

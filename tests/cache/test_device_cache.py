@@ -123,12 +123,14 @@ def test_rows_equal_the_source_for_every_policy_and_size(
 
 @pytest.mark.parametrize("wait", ["stream", "warp"])
 @pytest.mark.parametrize("planned", [1, 2, 3, 4])
+@pytest.mark.parametrize("pairs", [1, 2])
 def test_rows_equal_the_source_when_a_minibatch_takes_many_rounds(
-    tmp_path: Path, make: Make, wait: str, planned: int
+    tmp_path: Path, make: Make, wait: str, planned: int, pairs: int
 ) -> None:
     rng = np.random.default_rng(planned)
     table = write_raw_table(tmp_path, make_rows(500, 128), page_bytes=512, shards=3)
-    cache = make(table, 60, staging_bytes=64 * 512, rounds_max=int(rng.integers(1, 5)), wait=wait)
+    rounds_max = int(rng.integers(1, 5))
+    cache = make(table, 60, staging_bytes=64 * 512, rounds_max=rounds_max, wait=wait, pairs=pairs)
     assert cache._queue.round_max <= 64
     check(cache, [table], random_batches(rng, table, 8, 300), 5, planned)
 
@@ -169,11 +171,10 @@ def test_converted_rows_equal_torch_bit_for_bit(
         edges = torch.tensor([0x0, 0x1, 0x33000000, 0x33000001, 0x33800000, 0x387FFFFF, 0x38800000,
                               0x477FEFFF, 0x477FF000, 0x477FFFFF, 0x7F7FFFFF, 0x7F800000, 0x7F7F8000,
                               0x3F808000, 0x3F818000, 0x7F800001, 0x7FC00000], dtype=torch.int32)  # fmt: skip
-        some = torch.randint(
-            0, 256, (1 << 18,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
-        )
-        magnitudes = torch.randint(0x32000000, 0x48000000, (1 << 15,), dtype=torch.int32)
-        bits = torch.cat([edges, edges | -(1 << 31), some.view(torch.int32), magnitudes])
+        draw = torch.Generator().manual_seed(1)
+        any_bits = torch.randint(-(1 << 31), 1 << 31, (1 << 16,), generator=draw).to(torch.int32)
+        magnitudes = torch.randint(0x32000000, 0x48000000, (1 << 15,), generator=draw).to(torch.int32)
+        bits = torch.cat([edges, edges | -(1 << 31), any_bits, magnitudes])
         values = bits.view(torch.float32)
     else:
         values = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(dtype)  # all of them
@@ -189,6 +190,15 @@ def test_converted_rows_equal_torch_bit_for_bit(
     assert torch.equal(got.isnan(), nan)
     zeros = torch.zeros((), dtype=to)
     assert same_bits(torch.where(nan, zeros, got), torch.where(nan, zeros, expected))
+
+
+def test_streams_that_cannot_wait_for_a_word_poll(
+    tmp_path: Path, device: Device, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "wait_value", lambda *args: False)
+    table = write_raw_table(tmp_path, make_rows(500, 128), page_bytes=512, shards=3)
+    batches = random_batches(np.random.default_rng(1), table, 6, 300)
+    check(make(table, 60, staging_bytes=64 * 512), [table], batches, 5, 3)
 
 
 def test_integers_are_never_converted(tmp_path: Path, make: Make) -> None:
@@ -245,14 +255,15 @@ def test_ids_in_host_memory_and_on_the_device_are_the_same(
         assert a[table.name].device == device.torch_device
 
 
+@pytest.mark.parametrize("wait", ["stream", "warp"])
 def test_a_page_that_cannot_be_read_is_an_error_of_the_minibatches_that_need_it(
-    tmp_path: Path, make: Make
+    tmp_path: Path, make: Make, wait: str
 ) -> None:
     table = write_raw_table(tmp_path, make_rows(64, 1024), shards=2)
     batches = [torch.tensor([1, 2]), torch.tensor([6, 7]), torch.tensor([8, 9]), torch.tensor([7])]
     path, offset = table.shard_of(7)
     for lines in (0, 16):
-        cache = make(table, lines)
+        cache = make(table, lines, wait=wait)
         cache._host._engine.inject_faults([(table.shard_paths.index(path), offset, errno.EIO, 1 << 30)])
         for step, ids in enumerate(batches):
             cache.enter(step, {table.name: ids})

@@ -87,6 +87,18 @@ def test_the_stream_drives_it_as_the_cache_in_host_memory(
     cache.audit()
 
 
+def test_only_the_two_minibatches_next_in_turn_are_waited_for(
+    cache: DeviceFeatureCache, table: RawTable
+) -> None:
+    in_flight = []
+    for step in range(5):
+        cache.enter(step, {table.name: torch.arange(50 * step, 50 * step + 50)})
+        cache.plan(step)
+        in_flight.append(cache._queue.stats()["uncollected"])
+    assert in_flight == [1, 1, 1, 2, 3]
+    cache.cancel()
+
+
 def test_closing_in_mid_stream_and_reading_through_beside_it(
     cache: DeviceFeatureCache, table: RawTable
 ) -> None:
@@ -206,7 +218,10 @@ def test_a_cache_larger_than_free_device_memory_is_refused_with_the_sum(
         ({"policy": "lru"}, "device='cpu' only"),
         ({"policy": "mru"}, "lookahead, window-pin, random, static"),
         ({"host_policy": "random"}, "lookahead, static"),
-        ({"output_dtype": torch.float64}, "dtype=torch.float64: rows can be converted to float32, float16, bfloat16"),
+        (
+            {"output_dtype": torch.float64},
+            "dtype=torch.float64: rows can be converted to float32, float16, bfloat16",
+        ),
         ({"lines": {"_N.feat": -1}}, "-1 lines"),
         ({"lines": {"_N.feat": 1}, "host_lines": {"_N.feat": (1 << 30) - 1}}, "a table has 0 to 1073741823"),
         ({"wait": "poll"}, "'stream' or 'warp'"),

@@ -285,3 +285,24 @@ def test_minibatches_are_made_on_the_device(
         assert memory["topology on the device"] == (PAPERS + 1) * 8
         assert memory["sampler"] > 0
     assert loader._topology.pinned[0].closed
+
+
+@pytest.mark.parametrize("window", [0, 6])
+def test_features_come_on_the_device(
+    two_types: Path, device: Device, cuda_is: Callable[[Device], None], source: Rows, window: int
+) -> None:
+    cuda_is(device)
+    seeds = {"paper": torch.arange(0, PAPERS, 20), "author": torch.arange(0, AUTHORS, 20)}
+    options: dict[str, Any] = {"seeds": seeds, "batch_size": 20, "sampler": [2, 3], "window_batches": window}
+    with open_loader(two_types, **options) as loader:
+        expected = [m for _ in range(2) for m in loader]
+    with open_loader(two_types, device="cuda", place="host", memory_bytes=64 << 20, **options) as loader:
+        for m, same in zip((m for _ in range(2) for m in loader), expected, strict=True):
+            assert isinstance(m.input_nodes, dict)
+            for ntype, nodes in m.input_nodes.items():
+                assert torch.equal(nodes.cpu(), same.input_nodes[ntype])  # type: ignore[index]
+            assert m.features.keys() == same.features.keys()
+            for name, rows in m.features.items():
+                assert rows.device == device.torch_device
+                assert torch.equal(rows.cpu(), source[name][same.input_nodes[name.split(".")[0]]])  # type: ignore[index]
+            assert torch.equal(m.labels["paper"].cpu(), same.labels["paper"])  # type: ignore[index]

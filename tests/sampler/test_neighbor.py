@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import pickle
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -206,6 +209,25 @@ def test_a_sampler_travels_as_its_arguments() -> None:
         assert_same(before, other.sample(graph, seeds))
 
 
+def sample_and_say(sampler: Neighbor, graph: Graph, pipe: Any) -> None:
+    pipe.send(sampler.sample(graph, torch.arange(3000)).input_nodes.tolist())  # type: ignore[union-attr]
+
+
+def test_a_sampler_works_in_a_forked_child() -> None:
+    """Which has none of its parent's threads."""
+    sampler, graph = Neighbor([4, 4], threads=3), make_graph(mixed_degrees(3000))
+    expected = sampler.sample(graph, torch.arange(3000)).input_nodes
+    ours, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("fork").Process(target=sample_and_say, args=(sampler, graph, theirs))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads
+        child.start()
+    assert ours.poll(60)
+    assert ours.recv() == expected.tolist()  # type: ignore[union-attr]
+    child.join()
+    assert child.exitcode == 0
+
+
 # --- what is refused ---
 
 
@@ -261,15 +283,22 @@ def test_bad_sets_of_graphs(device: Device) -> None:
         Topology([graph, graph])
     with pytest.raises(ValueError, match="another relation has 400"):
         Topology([citations()[0], make_graph([1], relation=("paper", "x", "paper"))])
+    short = Graph(graph.relation, 2, 2, graph.indptr[:2], graph.indices, None)
+    with pytest.raises(ValueError, match="2 destinations; it needs one entry more"):
+        Topology(short)
+    with short.pin(device) as of_short, pytest.raises(ValueError, match="2 destinations"):
+        Topology(of_short)
+    with pytest.raises(TypeError, match="indices float64"):
+        Topology(Graph(graph.relation, 2, 2, graph.indptr, graph.indices.astype(float), None))
     pinned = graph.pin(device)
     with pytest.raises(ValueError, match="pin all, or none"):
         Topology([pinned, bipartite])
     pinned.close()
     with pytest.raises(ValueError, match="closed"):
         Neighbor([2]).sample(pinned, seeds)
-    huge = Graph(("a", "b", "a"), 1 << 33, 1 << 33, np.zeros(1, np.int64), np.zeros(0, np.int64), None)
+    huge = Graph(("a", "b", "c"), 1 << 33, 0, np.zeros(1, np.int64), np.zeros(0, np.int64), None)
     with pytest.raises(ValueError, match="at most 4294967295"):
-        Topology(huge)
+        Topology([huge])
 
 
 def spoiled(

@@ -1,4 +1,4 @@
-// A set of pages with a number for each: open addressing in memory that was zeroed. Threads insert together;
+// A set of pages with a number for each: open addressing, empty when its keys are zero. Threads insert together;
 // finding comes in a later kernel. Called by the planning and gathering kernels. Knows pages as numbers only.
 #pragma once
 
