@@ -29,7 +29,7 @@ pages take to read, at the speed that the dataset's disk shows in a short probe,
 
 To record a run of your own training:
 
-    with gids.bench.record(loader.feature_loader, "run.trace"):  # or a FeatureLoader itself
+    with gids.bench.record(loader, "run.trace"):  # gids.NodeLoader, gids.dgl.DataLoader, gids.FeatureLoader
         train(loader)
     gids bench hit-ratio --replay run.trace
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -28,24 +28,35 @@ _COUNTERS = ("steps", "pages", "hits", "misses", "loads", "bypasses", "evictions
 _NO_IDS = torch.empty(0, dtype=torch.int64)
 
 
-@contextmanager
-def record(loader: FeatureLoader, path: str | os.PathLike[str]) -> Iterator[None]:
-    """Write to path, while the block runs, what a loader's cache is asked for (gids.bench.Trace reads it).
+class HasFeatureLoader(Protocol):
+    """gids.NodeLoader, gids.dgl.DataLoader."""
 
-    For a loader that has not handed out anything yet, so that the trace begins with an empty cache; for one
-    of gids.dgl.DataLoader give its ``feature_loader``. Any number of epochs; streams that read through (a
+    @property
+    def feature_loader(self) -> FeatureLoader | None: ...
+
+
+@contextmanager
+def record(loader: FeatureLoader | HasFeatureLoader, path: str | os.PathLike[str]) -> Iterator[None]:
+    """Write to path, while the block runs, what a loader's cache is asked for; gids.bench.Trace reads it.
+
+    loader: a gids.FeatureLoader, gids.NodeLoader or gids.dgl.DataLoader that has not handed out anything yet,
+    so that the trace begins with an empty cache. Any number of epochs; streams that read through (a
     validation in mid-epoch) leave no mark and are not recorded. When the block ends by an exception, the
-    trace holds what happened before. Raises ValueError for a loader that has a cache already, OSError.
+    trace holds what happened before. Raises ValueError for a loader that has a cache already, or loads no
+    features; OSError.
     """
-    if loader._cache is not None:
+    features: FeatureLoader | None = getattr(loader, "feature_loader", loader)
+    if features is None:
+        raise ValueError("this loader loads no features: there is nothing to record")
+    if features._cache is not None:
         raise ValueError("this loader has a cache already: begin to record before its first minibatch")
-    tap = _Tap(loader, path)
-    placement = loader._placement
-    loader._placement = tap
+    tap = _Tap(features, path)
+    placement = features._placement
+    features._placement = tap
     try:
         yield
     finally:
-        loader._placement = placement
+        features._placement = placement
         tap.finish()
 
 

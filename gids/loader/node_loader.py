@@ -113,6 +113,11 @@ class NodeLoader:
             log.info("no tables are loaded: %s have no effect", ", ".join(options))
         self._last_stats: dict[str, Any] | None = None  # once closed
 
+    @property
+    def feature_loader(self) -> FeatureLoader | None:
+        """What reads the features; None when no tables are loaded."""
+        return self._features
+
     def __len__(self) -> int:
         """Minibatches in an epoch."""
         count = self._seeds.count

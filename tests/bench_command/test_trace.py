@@ -169,6 +169,24 @@ def test_recording_begins_before_the_first_minibatch(dataset: Path, tmp_path: Pa
             pass
 
 
+def test_a_node_loader_is_recorded_by_its_feature_loader(dataset: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run.trace"
+    options = {"memory_bytes": 32 << 20, "cache_bytes": 1 << 20}
+    seeds = torch.arange(0, ROWS, 9)
+    with gids.NodeLoader(dataset, {"paper": seeds}, [3, 3], batch_size=32, **options) as loader:
+        with record(loader, path):
+            for _ in loader:
+                pass
+        counted = loader.stats()["tables"]
+    with Trace(path) as trace:
+        assert trace.batch_count == len(loader)
+        for number, traced in enumerate(trace.tables):
+            assert int(replay_as_recorded(trace, number).hits.sum()) == counted[traced.name]["hits"]
+    with gids.NodeLoader(dataset, {"paper": seeds}, [3], tables=[]) as loader:
+        with pytest.raises(ValueError, match="loads no features"), record(loader, path):
+            pass
+
+
 def test_a_sampled_trace_has_no_run_to_repeat(tmp_path: Path) -> None:
     write(tmp_path / "t", [table()], [[np.arange(3)]])
     with Trace(tmp_path / "t") as trace, pytest.raises(ValueError, match="was sampled, not recorded"):
