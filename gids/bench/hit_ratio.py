@@ -18,6 +18,7 @@ from gids.bench.session import Session
 from gids.cli.sizes import format_bytes
 
 if TYPE_CHECKING:
+    from gids.bench.case import Case
     from gids.bench.replay import Counts
     from gids.bench.trace import Trace
 
@@ -42,7 +43,9 @@ COLUMNS = [
     text.Column("bypassed", "bypasses", text.count),
     text.Column("evicted", "evictions", text.count),
 ]
-WINDOWED = ("window-pin", "lookahead")
+_TYPICAL = {"window-pin": 8, "lookahead": 16}  # windows, as the paper and FeatureLoader have them
+WINDOWED = tuple(_TYPICAL)
+_REPLAY_S_PER_PAGE = 60e-9  # about what a replay takes, to choose how long a trace fits into --seconds
 MINIMUM = "MIN"
 
 
@@ -136,11 +139,16 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
             "choose a random victim. of MIN, regret: beside Belady's MIN with as many lines, over the same "
             "minibatches"
         )
+    rows = [
+        (policy, window)
+        for policy in [MINIMUM, PINNED, *policies]
+        for window in (windows if policy in WINDOWED else [None])
+    ]
     rounds = 1 if wanted else session.repeat
     caches: list[tuple[str, int]] = []
     for turn in range(rounds):
-        with open_trace(args, session, report, args.seed + turn) as (trace, table):
-            traced = trace.tables[table]
+        limits = _limits(session.left_s() / (rounds - turn), len(rows) * len(sizes))
+        with open_trace(args, session, report, args.seed + turn, limits) as (trace, table):
             case = Case.prepare(trace, table, args, session, report, seed=args.seed + turn)
             if wanted:
                 advise(case, wanted, args, session, report)
@@ -148,21 +156,45 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
             if trace.policy is not None and turn == 0:
                 _check_recorded(trace, table, replay_as_recorded(trace, table, check=session.check), report)
             caches = caches or cache_sizes(sizes, case, report)  # the same in every repeat
-            plans = [
-                (places, lines, policy, window)
-                for places, lines in caches
-                for policy in [MINIMUM, PINNED, *policies]
-                for window in (windows if policy in WINDOWED else [None])
-                if policy != PINNED or traced.heat is not None
-            ]
-            session.total(rounds * len(plans))
-            for places, lines, policy, window in plans:
-                figure = report.figure(cache=places, lines=lines, policy=policy, window=window)
-                if policy == MINIMUM:
-                    figure.add(**case.minimum(lines))
-                else:
-                    figure.add(**case.run(policy, lines, window or 0, pin=args.pin))
-                session.done()
+            if case.traced.heat is None:
+                rows = [row for row in rows if row[0] != PINNED]
+            session.total(rounds * len(caches) * len(rows))
+            try:
+                _measure_all(case, caches, rows, args.pin, report)
+            finally:
+                report.figures.sort(
+                    key=lambda f: (f.setting["lines"], rows.index((f.setting["policy"], f.setting["window"])))
+                )
+
+
+def _measure_all(
+    case: Case,
+    caches: list[tuple[str, int]],
+    rows: list[tuple[str, int | None]],
+    pin: float,
+    report: Report,
+) -> None:
+    """What says most comes first, for when time runs out."""
+
+    windows = [window for _, window in rows if window is not None]
+    typical = {
+        policy: min(windows, key=lambda w: abs(w - depth), default=0) for policy, depth in _TYPICAL.items()
+    }
+
+    def urgency(row: tuple[str, int | None]) -> int:
+        policy, window = row
+        if window is None:
+            return 0 if policy == MINIMUM else 2
+        return 1 if window == typical[policy] else 3
+
+    for policy, window in sorted(rows, key=urgency):
+        for places, lines in caches:
+            figure = report.figure(cache=places, lines=lines, policy=policy, window=window)
+            if policy == MINIMUM:
+                figure.add(**case.minimum(lines))
+            else:
+                figure.add(**case.run(policy, lines, window or 0, pin=pin))
+            case.session.done()
 
 
 def columns(_: Report) -> tuple[dict[str, str], list[text.Column]]:
@@ -179,9 +211,12 @@ def plot(report: Report, path: Path) -> None:
 
 @contextlib.contextmanager
 def open_trace(
-    args: argparse.Namespace, session: Session, report: Report, seed: int
+    args: argparse.Namespace, session: Session, report: Report, seed: int, limits: tuple[float, float]
 ) -> Iterator[tuple[Trace, int]]:
-    """The trace to look at, and the number of its table: recorded, or sampled into a file."""
+    """The trace to look at, and the number of its table: recorded, or sampled into a file.
+
+    limits: the most seconds and pages of sampling.
+    """
     from gids.bench.trace import Trace
 
     if args.replay is not None:
@@ -216,13 +251,19 @@ def open_trace(
             seeds=args.seeds,
             heat=args.heat,
             seed=seed,
-            most_seconds=session.left_s() / 4,
+            most_seconds=limits[0],
+            most_pages=limits[1],
             session=session,
         )
         if written < args.batches:
-            report.note(f"sampled {written} of {args.batches} minibatches in a quarter of the time given")
+            report.note(f"sampled {written} of {args.batches} minibatches, for the time that was given")
         with Trace(path) as trace:
             yield trace, 0
+
+
+def _limits(seconds: float, replays: int) -> tuple[float, float]:
+    """Of sampling, (seconds, pages): so that half of the time is left for all replays of them."""
+    return seconds / 4, seconds / 2 / (replays * _REPLAY_S_PER_PAGE)
 
 
 def _policies(names: list[str] | None) -> list[str]:

@@ -45,7 +45,9 @@ def record(loader: FeatureLoader | HasFeatureLoader, path: str | os.PathLike[str
     trace holds what happened before. Raises ValueError for a loader that has a cache already, or loads no
     features; OSError.
     """
-    features: FeatureLoader | None = getattr(loader, "feature_loader", loader)
+    from gids.loader import FeatureLoader
+
+    features = loader if isinstance(loader, FeatureLoader) else loader.feature_loader
     if features is None:
         raise ValueError("this loader loads no features: there is nothing to record")
     if features._cache is not None:

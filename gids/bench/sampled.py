@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from gids.store import FeatureStore, Table
 
 
+_LEAST_BATCHES = 64  # fewer fill no window
+
+
 def sample_trace(
     store: FeatureStore,
     table: Table,
@@ -35,12 +38,14 @@ def sample_trace(
     heat: str = "auto",
     seed: int = 0,
     most_seconds: float = float("inf"),
+    most_pages: float = float("inf"),
     session: Session,
 ) -> int:
     """Write a trace of `batches` minibatches, as gids.NodeLoader samples them.
 
     table: of nodes. sampler: its name. heat: a method that is stored, "auto" for the best of those, or
-    "none". Stops early when most_seconds have passed. Returns how many minibatches it wrote. Raises
+    "none". Stops early when most_seconds have passed, or when there are most_pages, and minibatches enough to
+    fill windows. Returns how many minibatches it wrote. Raises
     ValueError, KeyError for arguments and FormatError for a dataset without topology.
     """
     if not isinstance(table.type, str):
@@ -62,16 +67,18 @@ def sample_trace(
     marks = np.zeros(table.page_count, np.uint32)
     stop_at = session.left_s() - most_seconds
     writer = TraceWriter(path, [traced])
-    count = 0
+    count = total = 0
     try:
         for minibatch in minibatches:
-            if count == batches or (count and session.left_s() < stop_at):
+            enough = session.left_s() < stop_at or (total > most_pages and count >= _LEAST_BATCHES)
+            if count == batches or (count and enough):
                 break
             count += 1
             ids = input_nodes(minibatch, table.type).numpy()
             pages = np.empty(len(ids), np.int64)
             found = _core.unique_pages(ids, table.rows_per_page, marks, count, pages)
             writer.enter([pages[:found]])
+            total += found
         writer.finish()
     finally:
         writer.abandon()

@@ -127,7 +127,8 @@ def _hand_over(args: argparse.Namespace, module: Any, report: Any) -> None:
 def subject_lines(report: Any) -> list[str]:
     """What was measured, in lines of words."""
     parts = [f"{key.replace('_', ' ')} {_word(value)}" for key, value in report.subject.items()]
-    repeats = f", {report.repeat} repeats: medians (range)" if report.repeat > 1 else ""
+    repeat = max((len(v) for figure in report.figures for v in figure.values.values()), default=0)
+    repeats = f", {repeat} repeats: medians (range)" if repeat > 1 else ""
     return textwrap.wrap("; ".join([*parts, f"seed {report.seed}{repeats}"]), 110)
 
 
