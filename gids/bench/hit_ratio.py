@@ -162,8 +162,9 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
             try:
                 _measure_all(case, caches, rows, args.pin, report)
             finally:
+                places: dict[object, int] = {row: number for number, row in enumerate(rows)}
                 report.figures.sort(
-                    key=lambda f: (f.setting["lines"], rows.index((f.setting["policy"], f.setting["window"])))
+                    key=lambda f: (f.setting["lines"], places[f.setting["policy"], f.setting["window"]])
                 )
 
 

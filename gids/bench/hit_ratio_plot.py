@@ -56,6 +56,7 @@ def _ratios(report: Report, cache: str, policy: str) -> dict[int | None, Figure]
 def _draw_windows(report: Report, figure: Any) -> None:
     caches = _caches(report)
     chosen = caches if len(caches) <= _PANELS_MAX else caches[:: -(-len(caches) // _PANELS_MAX)]
+    depths = sorted({int(w) for f in report.figures if f.values and (w := f.setting["window"]) is not None})
     panels = figure.subplots(1, len(chosen), sharey=True, squeeze=False)[0]
     for panel, cache in zip(panels, chosen, strict=True):
         for number, policy in enumerate(_ORDER):
@@ -83,8 +84,8 @@ def _draw_windows(report: Report, figure: Any) -> None:
                     capsize=2,
                     label=_TITLES[policy],
                 )
-                panel.set_xticks(windows)
         panel.set_title(f"cache {cache}", fontsize=9)
+        panel.set_xticks(depths)
         panel.set_xlabel("window (minibatches)")
     panels[0].set_ylim(0, 105 * max(f.median("hit_ratio") or 0 for f in report.figures if f.values))
     panels[0].set_ylabel("pages hit (%)")
@@ -106,17 +107,18 @@ def _draw_bars(report: Report, figure: Any, policies: list[str]) -> None:
     width = 0.8 / len(policies)
     share = float(report.subject["pinned_share"])
     for number, policy in enumerate(policies):
-        heights, window = [], None
-        for cache in caches:
+        heights, places, window = [], [], None
+        for place, cache in enumerate(caches):
             found = _ratios(report, cache, policy)
-            depths = [w for w in found if w is not None]
-            window = min(depths, key=lambda w: abs(w - _BAR_WINDOW)) if depths else None
-            heights.append(100 * (found[window].median("hit_ratio") or 0) if found else 0)
+            if found:  # not, when the time was up before
+                depths = [w for w in found if w is not None]
+                window = min(depths, key=lambda w: abs(w - _BAR_WINDOW)) if depths else None
+                heights.append(100 * (found[window].median("hit_ratio") or 0))
+                places.append(place + (number - (len(policies) - 1) / 2) * width)
         title = {
             "random": "random",
             "pinned": f"{share:.0%} pinned by heat, rest random",
         }.get(policy, f"{policy}, window {window}")
-        places = [i + (number - (len(policies) - 1) / 2) * width for i in range(len(caches))]
         drawn = panel.bar(places, heights, width * 0.95, color=_COLOURS[policy], label=title)
         panel.bar_label(drawn, fmt="%.0f", fontsize=7, padding=1)
     panel.margins(y=0.1)
