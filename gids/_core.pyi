@@ -127,7 +127,9 @@ class QueueMemory:
         """Of the word that counts complete rounds, in the shared memory."""
 
 class QueueService:
-    """The thread that answers requests. tables: (page_count, first_file, file_count, page_bytes, checksums)."""
+    """The thread that answers requests.
+
+    tables: (page_count, first_file, file_count, page_bytes, checksums) of each, gids.io.QueueTable."""
 
     def __init__(
         self,

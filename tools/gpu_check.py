@@ -1,4 +1,4 @@
-"""Builds gids into a scratch folder, runs its GPU tests, compute-sanitizer and the GPU benchmarks, each within
+"""Builds gids in a scratch folder, runs its GPU tests, compute-sanitizer and the GPU benchmarks, each within
 its share of nine minutes, and writes a table and a JSON file. Called by gpu_check.sh; needs only Python.
 
 A step that overruns is killed with all of its children and the next one begins. Exit status: 0 everything
@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -35,7 +36,8 @@ NO_SANITIZER = re.compile(
 
 MACHINE = r"""
 import ctypes, importlib.metadata as metadata, json, os, platform
-found = {"python": platform.python_version(), "kernel": platform.release(), "cores": len(os.sched_getaffinity(0))}
+found = {"python": platform.python_version(), "kernel": platform.release()}
+found["cores"] = len(os.sched_getaffinity(0))
 for line in open("/proc/meminfo"):
     if line.startswith("MemTotal"):
         found["memory_bytes"] = int(line.split()[1]) * 1024
@@ -62,7 +64,7 @@ print(json.dumps(found))
 
 @dataclass
 class Step:
-    """A line of the table. result: "passed", "failed", "overran" or "skipped". note: why, or what was counted."""
+    """A line of the table. result: "passed", "failed", "overran", "skipped". note: why, or counts."""
 
     name: str
     result: str
@@ -80,7 +82,9 @@ class Ended:
 
     @property
     def last_line(self) -> str:
-        return (self.output.strip().splitlines() or [""])[-1]
+        """Where pip quotes a command, that command's."""
+        quoted = self.output.partition("[end of output]")[0]
+        return (quoted.strip().splitlines() or [""])[-1].strip()
 
 
 @dataclass(frozen=True)
@@ -94,10 +98,10 @@ class Plan:
 FULL = Plan(
     {
         "machine": 20,
-        "build": 110,
+        "build": 100,
         "tests": 130,
-        "memcheck": 40,
-        "racecheck": 30,
+        "memcheck": 45,
+        "racecheck": 35,
         "gather": 25,
         "planning": 25,
         "queue": 30,
@@ -107,6 +111,17 @@ FULL = Plan(
     small=False,
 )
 QUICK = Plan({**FULL.shares_s, "tests": 90, "memcheck": 30, "racecheck": 0}, small=True)
+SANITIZED = (  # small, and between them every kernel
+    "tests/io/test_device_queue.py::test_every_page_comes_back",
+    "tests/io/test_device_queue.py::test_tiny_rings_go_round_many_times",
+    "tests/io/test_device_queue.py::test_without_a_waiting_stream_a_kernel_polls",
+    "tests/cache/test_device_cache.py::test_rows_equal_the_source_when_a_minibatch_takes_many_rounds",
+    "tests/cache/test_device_cache.py::test_every_geometry",
+    "tests/cache/test_device_cache.py::test_converted_rows_equal_torch_bit_for_bit",
+    "tests/cache/test_device_cache.py::test_several_tables_share_one_queue",
+    "tests/sampler/test_neighbor.py::test_a_device_samples_what_the_model_does",
+    "tests/sampler/test_neighbor.py::test_relations_are_sampled_as_the_model_does",
+)
 BENCHMARKS = ("gather", "planning", "queue", "sampling", "training")
 
 
@@ -119,7 +134,6 @@ class Check:
     scratch: Path
     wheels: Path | None = None
     build: bool = True
-    tests: Sequence[str] = ("tests",)
     steps: list[Step] = field(default_factory=list)
     figures: list[dict[str, Any]] = field(default_factory=list)
     machine: dict[str, Any] = field(default_factory=dict)
@@ -168,9 +182,9 @@ def run_within(limit_s: float, command: Sequence[str], log: Path, env: Mapping[s
     begun = time.monotonic()
     status: int | None = None
     with open(log, "ab") as sink:
-        start = sink.tell()
-        sink.write(f"$ {' '.join(command)}\n".encode())
+        sink.write(f"$ {shlex.join(command)}\n".encode())
         sink.flush()
+        start = sink.tell()
         if limit_s > 1.0:
             child = subprocess.Popen(
                 command,
@@ -189,7 +203,7 @@ def run_within(limit_s: float, command: Sequence[str], log: Path, env: Mapping[s
                 end_session(child)
     with open(log, "rb") as source:
         source.seek(start)
-        output = source.read().decode(errors="replace").partition("\n")[2]
+        output = source.read().decode(errors="replace")
     return Ended(status, time.monotonic() - begun, output)
 
 
@@ -276,27 +290,35 @@ def build(check: Check) -> bool:
     return built
 
 
-def pytest_command(check: Check, marks: str, report: str) -> list[str]:
-    command = [*PYTHON, "-m", "pytest", "-q", "-m", marks, "-p", "no:cacheprovider"]
-    command += ["--continue-on-collection-errors", f"--junitxml={check.out / report}", *check.tests]
+def pytest_command(check: Check, tests: Sequence[str], report: str) -> list[str]:
+    """Verbose, so that the log of a killed run names the test that it was in."""
+    command = [*PYTHON, "-m", "pytest", "-v", "-m", "gpu", "-p", "no:cacheprovider"]
+    command += ["--continue-on-collection-errors", f"--junitxml={check.out / report}", *tests]
     if not output_of([*PYTHON, "-c", "import importlib.util as u; print(u.find_spec('dgl') or '')"]):
         command.append("--ignore=tests/dgl")  # its tests need DGL to be collected
     return command
 
 
 def run_tests(check: Check) -> None:
-    ended = check.run("tests", pytest_command(check, "gpu", "tests.xml"))
-    counted = summary(ended.output)
+    ended = check.run("tests", pytest_command(check, ["tests"], "tests.xml"))
     if check.no_gpu and ended.status in (0, 5):
-        check.skip("tests", f"no GPU: {counted or 'none collected'}")
+        check.skip("tests", f"no GPU: {summary(ended.output)}")
         return
-    check.add("tests", ended, counted or ended.last_line)
+    check.add("tests", ended, summary(ended.output))
 
 
 def summary(output: str) -> str:
-    """pytest's last line of counts, without its decoration."""
+    """pytest's counts; of a run that was killed, those so far, and where it was."""
     counts = re.findall(r"^=*\s*((?:\d+ \w+(?:, )?)+) in [\d.]+s", output, re.MULTILINE)
-    return counts[-1] if counts else ""
+    if counts:
+        return str(counts[-1])
+    line = r"^(\S+::.*?) ?(?:(PASSED|FAILED|ERROR|SKIPPED)\b.*)?$"
+    ends = re.findall(line, output, re.MULTILINE)
+    if not ends:
+        return Ended(None, 0.0, output).last_line
+    passed, failed = (sum(word == end for _, end in ends) for word in ("PASSED", "FAILED"))
+    where = "" if ends[-1][1] else f", in {ends[-1][0]}"
+    return f"{passed} passed, {failed} failed{where}"
 
 
 def sanitize(check: Check, tool: str) -> None:
@@ -309,19 +331,14 @@ def sanitize(check: Check, tool: str) -> None:
         check.skip(tool, "compute-sanitizer is not on the PATH nor below CUDA_HOME")
         return
     command = [sanitizer, "--tool", tool, "--kernel-name", "kns=gids_", "--report-api-errors", "no"]
-    command += ["--error-exitcode", "86", *pytest_command(check, "gpu and sanitize", f"{tool}.xml")]
-    ended = check.run(tool, command, PYTORCH_NO_CUDA_MEMORY_CACHING="1", GIDS_SANITIZER=tool)
-    counted = summary(ended.output)
-    if (
-        ended.status not in (0, None)
-        and NO_SANITIZER.search(ended.output)
-        and "ERROR SUMMARY: 0" not in ended.output
-    ):
-        refused = NO_SANITIZER.search(ended.output)
-        check.skip(tool, f"this machine does not allow it: {refused[0] if refused else ''}")
+    command += ["--error-exitcode", "86", *pytest_command(check, SANITIZED, f"{tool}.xml")]
+    ended = check.run(tool, command, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
+    refused = NO_SANITIZER.search(ended.output)
+    if ended.status not in (0, None) and refused:
+        check.skip(tool, f"this machine does not allow it: {refused[0]}")
         return
     found = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", ended.output)
-    check.add(tool, ended, "; ".join(filter(None, [counted, found[-1] if found else ""])) or ended.last_line)
+    check.add(tool, ended, "; ".join([summary(ended.output), *found[-1:]]))
 
 
 def find_sanitizer() -> str | None:
@@ -434,8 +451,8 @@ def dry_run(plan: Plan) -> None:
             "machine": "versions of driver, CUDA, torch, CuPy; is there a GPU?",
             "build": "pip install --no-build-isolation --no-deps --target (scratch) .",
             "tests": "pytest -m gpu",
-            "memcheck": "compute-sanitizer --tool memcheck pytest -m 'gpu and sanitize'",
-            "racecheck": "compute-sanitizer --tool racecheck pytest -m 'gpu and sanitize'",
+            "memcheck": "compute-sanitizer --tool memcheck, on some tests",
+            "racecheck": "compute-sanitizer --tool racecheck, on the same",
         }.get(name, f"bench/gpu.py {name}{' --small' if plan.small else ''}")
         print(f"{name:<10} {f'at most {share:.0f} s' if share else 'skipped':<14} {what}")
     print(f"{'':<10} at most {sum(plan.shares_s.values()):.0f} s in all")
@@ -445,9 +462,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "build/gpu-check", help="for logs and gpu-check.json"
-    )
+    out = "for logs, gpu-check.json and, meanwhile, up to 10 GB of data: on the disk to measure"
+    parser.add_argument("--out", type=Path, default=ROOT / "build/gpu-check", help=out)
     parser.add_argument(
         "--wheels", type=Path, help="a folder of wheels to install first (nanobind-backend, …)"
     )
@@ -464,7 +480,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     for log in args.out.glob("*.log"):
         log.unlink()
-    with tempfile.TemporaryDirectory(prefix="gids-gpu-check-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="scratch-", dir=args.out.resolve()) as scratch:
         wheels = args.wheels.resolve() if args.wheels else None
         return go(Check(plan, args.out.resolve(), Path(scratch), wheels, not args.no_build))
 

@@ -14,15 +14,16 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from gids import _core
 from gids.cuda.device import Argument, Device, Event, Mapping, Stream
 from gids.io.engine import Engine
+from gids.io.queue_table import QueueTable, native_table
+
+__all__ = ["DeviceQueue", "QueueTable", "Round"]
 
 _UNIT = "io/request_queue.cu"
 _THREADS = 256
@@ -30,20 +31,6 @@ _WARPS = _THREADS // 32
 _BLOCKS_PER_SM = 8
 _POLLS_PER_S = 1 << 23
 """More than a lane makes in a second: so that by default lanes outlast the service's time-out."""
-
-
-class QueueTable(NamedTuple):
-    """How the pages of a table lie in the engine's files.
-
-    Page p is in file ``first_file + p % file_count`` at byte ``p // file_count * page_bytes``. checksums:
-    uint32[page_count], CRC32C of each page, or None; a page that differs from it has the error EBADMSG.
-    """
-
-    page_count: int
-    first_file: int
-    file_count: int
-    page_bytes: int
-    checksums: npt.NDArray[np.uint32] | None = None
 
 
 class Round:
@@ -77,8 +64,8 @@ class DeviceQueue:
     queue's memory asks for an order among them, the queue sees to it. A queue does not survive a fork: in the
     child every call raises RuntimeError, and closing does nothing.
 
-    A request is ``table << 48 | page`` (:func:`requests_of`). Each has an error: 0 or an errno, that of the
-    engine or EINVAL (no such table or page), EBADMSG (wrong checksum), ETIMEDOUT (not read within
+    A request is ``table << 48 | page`` (:func:`gids.io.requests_of`). Each has an error: 0 or an errno, that
+    of the engine or EINVAL (no such table or page), EBADMSG (wrong checksum), ETIMEDOUT (not read within
     timeout_s), ECANCELED (the queue was closed or is broken), EAGAIN (wait "warp": no slot came free).
     Errors are data: the queue goes on. It is broken, for good, only when a kernel gave up waiting for a
     service that did not answer long after the time-out; requests that were posted end with an error then,
@@ -140,7 +127,7 @@ class DeviceQueue:
         with contextlib.ExitStack() as undo:
             self._service = _core.QueueService(
                 engine.native,
-                [_native(t) for t in tables],
+                [native_table(t) for t in tables],
                 self._memory,
                 timeout_ms=math.ceil(timeout_s * 1e3),
             )
@@ -176,10 +163,9 @@ class DeviceQueue:
         """Enqueue a kernel that posts ``requests[first : min(count, first + round_max)]`` as one round.
 
         requests: int64[n] on the device, the bits of requests. count: int64[1] on the device, at most n,
-        read by the kernel; with count <= first the round is empty. Both must not change until the kernel has
-        run. Does not block. Each round must be waited for and collected, also an empty one and one whose
-        pages nobody wants any more. Round r goes to pair r % pairs; rounds are to be collected in the order
-        of posting.
+        read by the kernel; with count <= first the round is empty. Neither may change or be freed before the
+        kernel has run. Does not block. Each round must be waited for and collected, also an empty one and
+        one whose pages nobody wants any more. Round r goes to pair r % pairs.
 
         Raises RuntimeError while rounds_max rounds are not collected, and when the queue is closed or broken.
         """
@@ -190,7 +176,7 @@ class DeviceQueue:
     def _post(
         self, stream: Stream, requests: torch.Tensor, count: torch.Tensor, first: int, limit: int
     ) -> Round:
-        if len(self._uncollected) >= self.rounds_max:
+        if self.room == 0:
             raise RuntimeError(
                 f"the request queue holds {self.rounds_max} rounds that are not collected (rounds_max): wait "
                 "for the oldest, collect it, then post"
@@ -214,6 +200,11 @@ class DeviceQueue:
         round._posted = self._last_post
         self._uncollected.append(round)
         return round
+
+    @property
+    def room(self) -> int:
+        """Rounds that may be posted before one is collected."""
+        return self.rounds_max - len(self._uncollected)
 
     def wait(self, stream: Stream, round: Round) -> None:
         """Let the stream wait until every request of the round is answered. Does not block.
@@ -352,7 +343,7 @@ class DeviceQueue:
             self.collected(round)
 
         for begin in range(0, len(to), self.round_max):
-            if len(self._uncollected) == self.rounds_max and ahead:
+            if self.room == 0 and ahead:
                 finish()
             ahead.append((self._post(stream, requests, count, first + begin, len(to) - begin), begin))
         while ahead:
@@ -368,6 +359,7 @@ class DeviceQueue:
         twice, from any thread; happens too when the queue is garbage, and at the end of the interpreter.
         """
         if os.getpid() == self._pid:
+            self._service.close()  # without the lock: lets go of a thread that waits within a call
             with self._lock:
                 self._end()
 
@@ -416,7 +408,7 @@ class DeviceQueue:
 
     @contextlib.contextmanager
     def _posting(self, stream: Stream, freed: list[Event]) -> Iterator[None]:
-        """Around the launch of a kernel that was armed for. One at a time posts, into places that are free."""
+        """Around the launch of a kernel that was armed for: one at a time posts, into free places."""
         self._remember(stream)
         self._posted += 1
         try:
@@ -472,13 +464,6 @@ class DeviceQueue:
             raise ValueError(f"{name} is on {tensor.device}; the queue is on {self._device.torch_device}")
 
 
-def requests_of(table: int, pages: torch.Tensor) -> torch.Tensor:
-    """int64[n], the requests for pages, int64[n], of a table (its index in the queue's tables)."""
-    if not 0 <= table < 1 << 15:
-        raise ValueError(f"table is {table}; it must be from 0 to 32767")
-    return pages | table << _core.QUEUE_TABLE_SHIFT
-
-
 def _check_options(
     tables: Sequence[QueueTable], wait: str, pairs: int, rounds_max: int, timeout_s: float
 ) -> None:
@@ -493,23 +478,6 @@ def _check_options(
         raise ValueError(f"rounds_max is {rounds_max}; with pairs={pairs} it must be from 1 to {most}")
     if not 0 < timeout_s <= 86400:
         raise ValueError(f"timeout_s is {timeout_s}; it must be more than 0 and at most 86400")
-
-
-def _native(table: QueueTable) -> tuple[int, int, int, int, npt.NDArray[np.uint32] | None]:
-    page_count, first_file, file_count, page_bytes = (int(n) for n in table[:4])
-    for name, number in [("first_file", first_file), ("file_count", file_count), ("page_bytes", page_bytes)]:
-        if not 0 <= number < 1 << 32:
-            raise ValueError(f"{name} of a table is {number}; it must be from 0 to 2**32 - 1")
-    if not 0 <= page_count < 1 << 63:
-        raise ValueError(f"page_count of a table is {page_count}; it must be from 0 to 2**63 - 1")
-    sums = table.checksums
-    if sums is not None:
-        if sums.dtype != np.uint32 or sums.ndim != 1:
-            raise ValueError(
-                f"checksums are {sums.dtype} with shape {sums.shape}; they must be uint32[page_count]"
-            )
-        sums = np.ascontiguousarray(sums)
-    return page_count, first_file, file_count, page_bytes, sums
 
 
 def _end(

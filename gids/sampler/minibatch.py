@@ -1,8 +1,8 @@
-"""What samplers return: a Minibatch of Blocks. Called by loaders and users; knows nothing of how it was
-drawn."""
+"""What samplers return: a Minibatch of Blocks. Knows nothing of how it was drawn."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -63,10 +63,6 @@ class Block:
         local = torch.arange(self.num_dst, device=self.indptr.device)
         return self.indices, local.repeat_interleave(self.indptr.diff(), output_size=self.num_edges)
 
-    @property
-    def nbytes(self) -> int:
-        return self.indptr.nbytes + self.indices.nbytes + self.positions.nbytes
-
 
 @dataclass
 class Minibatch:
@@ -90,9 +86,17 @@ class Minibatch:
 
     @property
     def nbytes(self) -> int:
-        """Of ids and blocks, without features and labels."""
-        total = sum(t.nbytes for t in _all(self.seeds)) + sum(t.nbytes for t in _all(self.input_nodes))
-        return total + sum(block.nbytes for layer in self.blocks for block in _all(layer))
+        """Of all but the features."""
+        return sum(tensor.nbytes for tensor in self.tensors())
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """All but the features."""
+        for of_nodes in (self.seeds, self.input_nodes, self.labels):
+            if of_nodes is not None:
+                yield from _all(of_nodes)
+        for layer in self.blocks:
+            for block in _all(layer):
+                yield from (block.indptr, block.indices, block.positions)
 
 
 def _all(item: V | dict[str, V] | dict[Relation, V]) -> list[V]:

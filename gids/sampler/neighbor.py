@@ -1,5 +1,4 @@
-"""Neighbor: uniform neighbour sampling without replacement. The user's entry; the work is native (CPU) or
-kernels."""
+"""Neighbor: uniform neighbour sampling without replacement, by native threads or by GPU kernels."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ _U64 = (1 << 64) - 1
 
 
 class Neighbor:
-    """Every node of a layer draws up to `fanout` of its in-edges by each relation, each as likely as the
-    others.
+    """Every node of a layer draws up to `fanout` in-edges by each relation, each as likely as the others.
 
     fanouts: one per layer, from the input layer to the output layer (as dgl.dataloading.NeighborSampler takes
     them: the last is that of the seeds). Each is a number, 1 or more, or -1 for all neighbours; or a
@@ -53,7 +51,7 @@ class Neighbor:
         if self.threads < 1:
             raise ValueError(f"threads={threads}; at least one thread samples")
         self._host: _core.NeighborSampler | None = None
-        self._devices: dict[int, DeviceSampler] = {}
+        self._devices: dict[Device, DeviceSampler] = {}
         self._lock = threading.Lock()  # the memory that minibatches are made in is one
 
     def sample(
@@ -67,7 +65,7 @@ class Neighbor:
         epoch, step: 0 or more, below 2^64; together they choose the random numbers.
 
         On the CPU this blocks, without the GIL. On a device it works on torch's current stream and waits for
-        it once per layer, twice with a fanout of -1. The tensors are the caller's to keep.
+        it once per layer, twice with a fanout of -1 or above 32. The tensors are the caller's to keep.
 
         Raises IndexError for a seed that is no node, FormatError for a topology that contradicts itself,
         TypeError and ValueError for arguments.
@@ -163,9 +161,9 @@ class Neighbor:
         [Topology, list[torch.Tensor], list[list[int]], tuple[int, int, int]],
         tuple[list[torch.Tensor], list[list[Block]]],
     ]:
-        if id(device) not in self._devices:
-            self._devices[id(device)] = DeviceSampler(device)
-        return self._devices[id(device)].sample
+        if device not in self._devices:
+            self._devices[device] = DeviceSampler(device)
+        return self._devices[device].sample
 
 
 def _values(layer: Fanout) -> list[int]:

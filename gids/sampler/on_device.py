@@ -1,5 +1,4 @@
-"""Neighbour sampling by GPU kernels (native/sampler/neighbor.cu): launches them, and owns the memory between
-them.
+"""Neighbour sampling by GPU kernels, native/sampler/neighbor.cu: launches them, owns the memory between them.
 
 Called by Neighbor. Chooses and numbers exactly as the CPU's sampler does.
 """
@@ -23,11 +22,13 @@ _UNIT = "sampler/neighbor.cu"
 _THREADS = 256
 _BLOCKS_PER_SM = 8
 _ALL = -1
+_LARGEST_ASSUMED = 32
+"""Up to this fanout a layer has room for all edges that it could have; beyond, their count is waited for."""
 _NO_FAULT = -1
 _MOST_EDGES = 1 << 31
 
 
-@dataclass
+@dataclass(eq=False)
 class _Draw:
     """One relation in one layer. capacity: the most edges that it can have; base: its first place among the
     edges from its source type. begins, degrees: of each destination; indptr: of its sampled edges.
@@ -84,6 +85,7 @@ class DeviceSampler:
         stream = self._device.current_stream()
         if self._stream is not None and self._stream != stream:
             stream.wait_stream(self._stream)
+            self._scratch.clear()  # it belongs to the stream on which it was allocated
         self._stream = stream
         nodes = [ids.to(self._device.torch_device) for ids in seeds]
         types, relations = len(nodes), len(topology.relations)
@@ -160,14 +162,14 @@ class DeviceSampler:
 
     def _capacities(self, draws: list[_Draw], types: int) -> list[int]:
         """Gives every relation its places; returns how many each source type has."""
-        every = [draw for draw in draws if draw.fanout == _ALL]
-        if every:  # only the degrees tell: waits for them
-            counts = torch.cat([draw.indptr[draw.n :] for draw in every]).tolist()
-            for draw, count in zip(every, counts, strict=True):
+        counted = [draw for draw in draws if not 0 <= draw.fanout <= _LARGEST_ASSUMED]
+        if counted:  # only the degrees tell: waits for them
+            counts = torch.cat([draw.indptr[draw.n :] for draw in counted]).tolist()
+            for draw, count in zip(counted, counts, strict=True):
                 draw.capacity = count
         capacities = [0] * types
         for draw in draws:
-            if draw.fanout != _ALL:
+            if draw not in counted:
                 draw.capacity = draw.n * draw.fanout
             draw.base = capacities[draw.src]
             capacities[draw.src] += draw.capacity
@@ -206,7 +208,7 @@ class DeviceSampler:
     ) -> None:
         graph = topology.graphs[draw.number]
         edges: tuple[Argument, ...] = (
-            *(draw.pinned.indices_address, np.uint32(graph.indices.dtype == np.int64), graph.num_src),
+            *(draw.pinned.indices_address, np.uint32(draw.pinned.wide), graph.num_src),
             *(known, draw.base, table.slots, np.uint32(table.log2_slots)),
             *(table.sources, table.positions, table.slot_of),
             faults[len(topology.node_types) + 2 * draw.number + 1 :],

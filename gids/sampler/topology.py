@@ -28,14 +28,16 @@ class Sampler(Protocol):
 
 
 class Topology:
-    """One graph, or several relations, all on the CPU or all pinned for one device. Make it once for many
-    minibatches.
+    """What is sampled: one graph, or several relations, all on the CPU or all pinned for one device.
 
-    A single graph from a type to the same type is homogeneous: seeds and results are tensors. A sequence of
-    graphs, or a dictionary of them, is heterogeneous: seeds and results are dictionaries by node type.
+    It can be made once for many minibatches. A single graph from a type to the same type is homogeneous: seeds
+    and results are tensors. A sequence of graphs, or a dictionary of them, is heterogeneous: seeds and results
+    are dictionaries by node type.
 
-    Attributes: graphs; device (None: the CPU); homogeneous; node_types and node_counts, in order of first
-    mention.
+    Attributes: graphs; pinned (empty on the CPU); device (None: the CPU); homogeneous; relations; node_types
+    and node_counts, in order of first mention.
+
+    Raises TypeError and ValueError for graphs that contradict each other or themselves.
     """
 
     def __init__(self, graphs: Graphs) -> None:
@@ -66,6 +68,8 @@ class Topology:
                         f"{describe_type(graph.relation)} has {count} {ntype!r} nodes, and another "
                         f"relation has {counts[ntype]}"
                     )
+        for graph in self.graphs:
+            _check_arrays(graph)
         for ntype, count in counts.items():
             if count > _core.MAX_NODES:
                 raise ValueError(
@@ -95,7 +99,7 @@ class Topology:
 
     @cached_property
     def native(self) -> _core.NeighborTopology:
-        """For the samplers on the CPU. Raises ValueError, TypeError for arrays that are not as Graph says."""
+        """For the samplers on the CPU."""
         topology = _core.NeighborTopology(
             [(count, repr(ntype)) for ntype, count in zip(self.node_types, self.node_counts, strict=True)]
         )
@@ -117,6 +121,21 @@ class Topology:
                 raise KeyError(f"seeds of type {ntype!r}: no relation has it (there are {known})")
         none = torch.empty(0, dtype=torch.int64)
         return [_check_ids(seeds.get(ntype, none), ntype) for ntype in self.node_types]
+
+
+def _check_arrays(graph: Graph) -> None:
+    """Of a Graph that no store made."""
+    what = f"the graph of {describe_type(graph.relation)}"
+    if graph.indptr.dtype != np.int64 or graph.indices.dtype not in (np.int32, np.int64):
+        raise TypeError(
+            f"{what} has indptr {graph.indptr.dtype} and indices {graph.indices.dtype}; they must be "
+            "int64, and int32 or int64"
+        )
+    if graph.indptr.shape != (graph.num_dst + 1,) or graph.indices.ndim != 1:
+        raise ValueError(
+            f"{what} has indptr of shape {graph.indptr.shape} and {graph.num_dst} destinations; it needs one "
+            "entry more than those, and indices one dimension"
+        )
 
 
 def _check_ids(ids: torch.Tensor | np.ndarray, ntype: str) -> torch.Tensor:

@@ -38,8 +38,8 @@ class Graph:
         """Copy the topology to where a GPU reads it in place, for sampling there. Blocks while it copies.
 
         device: of `gids.cuda.open_device`. place: "host": indptr and indices in pinned host memory; "indptr":
-        that in device memory; "device": both there; "auto": "indptr" where it takes at most an eighth of the
-        free device memory, else "host". edge_ids stay where they are.
+        that in device memory; "device": both there; "auto": the last of these that takes at most an eighth of
+        the free device memory. edge_ids stay where they are.
 
         Raises MemoryError when host or device memory is short, RuntimeError when the driver refuses to pin.
         """

@@ -1,5 +1,4 @@
-"""PinnedGraph: one relation's topology where a GPU reads it in place (UVA). Made by Graph.pin, used by
-gids.sampler.
+"""PinnedGraph: one relation's topology where a GPU reads it in place (UVA). Made by Graph.pin.
 
 Knows what it needs of a device from its methods alone; gids.cuda comes after this part.
 """
@@ -10,7 +9,9 @@ import contextlib
 import ctypes
 import mmap
 import weakref
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,48 +25,48 @@ if TYPE_CHECKING:
     from gids.store.graph import Graph
 
 _COPIED_AT_ONCE = 64 << 20
+_PLACES: dict[str, tuple[str, ...]] = {"host": (), "indptr": ("indptr",), "device": ("indptr", "indices")}
+"""What lies in device memory."""
 _SHARE_OF_DEVICE = 8
-"""By default indptr is placed on the device where that takes at most an eighth of its free memory."""
+"""By default the device gets indptr, then indices, up to an eighth of its free memory."""
 
 
 class PinnedGraph:
     """A Graph copied to page-locked host memory that a device reads by zero-copy.
 
-    The copy is anonymous memory of its exact size, rounded up to a page. Close it, or use it in a ``with``
-    block; dropping it closes it too. Do so only when the device is done with what samples from it.
+    The copy is anonymous memory of its exact size, rounded up to a page; indices are int32 where the sources'
+    ids fit, which halves what crosses the bus. Close it, or use it in a ``with`` block; dropping it closes it
+    too. Do so only when the device is done with what samples from it.
 
-    Attributes: graph; device; indptr_address, indices_address: what kernels take; host_bytes, device_bytes:
-    what this copy takes of either memory; closed.
+    Attributes: graph; device; indptr_address, indices_address: what kernels take; wide: whether indices are
+    int64 there; host_bytes, device_bytes: what this copy takes of either memory; closed.
     """
 
     def __init__(self, graph: Graph, device: Device, place: str) -> None:
         self.graph = graph
         self.device = device
-        self.host_bytes = self.device_bytes = 0
-        on_device = {
-            "host": (),
-            "indptr": ("indptr",),
-            "device": ("indptr", "indices"),
-            "auto": ("indptr",) if _is_small(graph.indptr, device) else (),
-        }[place]
-        arrays = {"indptr": graph.indptr, "indices": graph.indices}
-        on_host = {name: array for name, array in arrays.items() if name not in on_device}
-        _check_memory(graph, device, {name: arrays[name] for name in on_device}, on_host)
+        self.wide = graph.num_src > np.iinfo(np.int32).max
+        sources = [
+            _Source("indptr", graph.indptr, np.dtype(np.int64)),
+            _Source("indices", graph.indices, np.dtype(np.int64 if self.wide else np.int32)),
+        ]
+        if place == "auto":
+            place = _choose_place(sources, device)
+        _check_memory(graph, device, sources, place)
         held: list[_Held] = []
         self._finalizer = weakref.finalize(self, _release, held)
         try:
-            for name in on_device:
-                held.append(_OnDevice(device, arrays[name]))
-                self.device_bytes += held[-1].nbytes
-            for name, array in on_host.items():
-                held.append(_OnHost(device, array, f"{name} of {describe_type(graph.relation)}"))
-                self.host_bytes += held[-1].nbytes
+            for source in sources:
+                if source.name in _PLACES[place]:
+                    held.append(_OnDevice(device, source))
+                else:
+                    held.append(_OnHost(device, source, f"{source.name} of {describe_type(graph.relation)}"))
         except BaseException:
             self._finalizer()
             raise
-        addresses = dict(zip((*on_device, *on_host), (h.address for h in held), strict=True))
-        self.indptr_address = addresses["indptr"]
-        self.indices_address = addresses["indices"]
+        self.indptr_address, self.indices_address = (h.address for h in held)
+        self.host_bytes = sum(h.nbytes for h in held if isinstance(h, _OnHost))
+        self.device_bytes = sum(h.nbytes for h in held if isinstance(h, _OnDevice))
 
     @property
     def closed(self) -> bool:
@@ -82,59 +83,76 @@ class PinnedGraph:
         self.close()
 
     def __repr__(self) -> str:
-        state = (
-            "closed"
-            if self.closed
-            else f"{self.host_bytes} bytes of host memory, {self.device_bytes} of device"
-        )
-        return f"PinnedGraph({describe_type(self.graph.relation)}, {state})"
+        sizes = f"{self.host_bytes} bytes of host memory, {self.device_bytes} of device memory"
+        return f"PinnedGraph({describe_type(self.graph.relation)}, {'closed' if self.closed else sizes})"
 
 
-class _Held:
+@dataclass(frozen=True)
+class _Source:
+    """An array and the type that its copy has."""
+
+    name: str
+    array: np.ndarray
+    dtype: np.dtype[np.signedinteger]
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.array) * self.dtype.itemsize
+
+    def pieces(self) -> Iterator[tuple[slice, np.ndarray]]:
+        """Copies of parts of it. What the type does not hold becomes -1, which is no id either."""
+        step = _COPIED_AT_ONCE // self.array.itemsize
+        for first in range(0, len(self.array), step):
+            part = slice(first, first + step)
+            piece = self.array[part].astype(self.dtype)
+            if self.dtype != self.array.dtype:
+                piece[piece != self.array[part]] = -1
+            yield part, piece
+
+
+class _Held(ABC):
     """Memory that holds an array: where the device finds it, what it takes, how to let go."""
 
     address: int
     nbytes: int
-    release: Callable[[], None]
+
+    @abstractmethod
+    def release(self) -> None: ...
 
 
 class _OnDevice(_Held):
-    def __init__(self, device: Device, array: np.ndarray) -> None:
+    def __init__(self, device: Device, source: _Source) -> None:
         import torch
 
-        dtype = torch.int32 if array.dtype == np.int32 else torch.int64
-        self._tensor: torch.Tensor | None = device.empty(len(array), dtype)
-        step = _COPIED_AT_ONCE // array.itemsize
-        for first in range(0, len(array), step):
-            piece = np.array(array[first : first + step])  # torch warns of arrays that cannot be written
-            self._tensor[first : first + step].copy_(torch.from_numpy(piece))
+        dtype = torch.int32 if source.dtype == np.int32 else torch.int64
+        self._tensor: torch.Tensor | None = device.empty(len(source.array), dtype)
+        for part, piece in source.pieces():
+            self._tensor[part].copy_(torch.from_numpy(piece))
         device.current_stream().synchronize()  # before another stream reads it
         self.address = self._tensor.data_ptr()
         self.nbytes = self._tensor.nbytes
-        self.release = self._release
 
-    def _release(self) -> None:
+    def release(self) -> None:
         self._tensor = None
 
 
 class _OnHost(_Held):
-    def __init__(self, device: Device, array: np.ndarray, what: str) -> None:
-        self.nbytes = -(-max(1, array.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+    def __init__(self, device: Device, source: _Source, what: str) -> None:
+        self.nbytes = -(-max(1, source.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
             self._memory = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise MemoryError(f"{what}: no {self.nbytes} bytes of host memory ({error.strerror})") from None
         for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
-            if hasattr(mmap, advice):  # of hints that a kernel may lack
+            if hasattr(mmap, advice):  # hints: a kernel without them still works
                 with contextlib.suppress(OSError):
                     self._memory.madvise(getattr(mmap, advice))
         first = ctypes.c_char.from_buffer(self._memory)
         address = ctypes.addressof(first)
         del first  # holds the memory open
-        copy = np.frombuffer(self._memory, array.dtype, len(array))
-        step = _COPIED_AT_ONCE // array.itemsize
-        for begin in range(0, len(array), step):
-            copy[begin : begin + step] = array[begin : begin + step]
+        copy = np.frombuffer(self._memory, source.dtype, len(source.array))
+        for part, piece in source.pieces():
+            copy[part] = piece
         del copy
         try:
             self._mapping: Mapping = device.map_host(address, self.nbytes)
@@ -145,9 +163,8 @@ class _OnHost(_Held):
                 f"of locked memory (`ulimit -l`), or keep the topology on the device (place='device')"
             ) from error
         self.address = self._mapping.device_address
-        self.release = self._release
 
-    def _release(self) -> None:
+    def release(self) -> None:
         self._mapping.close()
         self._memory.close()
 
@@ -157,30 +174,32 @@ def _release(held: list[_Held]) -> None:
         held.pop().release()
 
 
-def _is_small(array: np.ndarray, device: Device) -> bool:
-    free, _ = device.memory_info()
-    return array.nbytes <= free // _SHARE_OF_DEVICE
+def _choose_place(sources: list[_Source], device: Device) -> str:
+    room = device.memory_info()[0] // _SHARE_OF_DEVICE
+    sizes = {place: sum(s.nbytes for s in sources if s.name in names) for place, names in _PLACES.items()}
+    return max((place for place, nbytes in sizes.items() if nbytes <= room), key=lambda place: sizes[place])
 
 
-def _check_memory(
-    graph: Graph, device: Device, on_device: dict[str, np.ndarray], on_host: dict[str, np.ndarray]
-) -> None:
-    def listing(arrays: dict[str, np.ndarray]) -> str:
-        return " + ".join(f"{name} {array.nbytes}" for name, array in arrays.items())
-
+def _check_memory(graph: Graph, device: Device, sources: list[_Source], place: str) -> None:
     what = f"pinning the topology of {describe_type(graph.relation)}"
-    wanted, (free, _) = sum(a.nbytes for a in on_device.values()), device.memory_info()
+    on_device = [s for s in sources if s.name in _PLACES[place]]
+    on_host = [s for s in sources if s.name not in _PLACES[place]]
+    wanted, (free, _) = sum(s.nbytes for s in on_device), device.memory_info()
     if wanted > free:
         raise MemoryError(
-            f"{what} takes {listing(on_device)} = {wanted} bytes of device memory, and {free} are free; "
+            f"{what} takes {_listing(on_device)} = {wanted} bytes of device memory, and {free} are free; "
             "leave more on the host (place='indptr' or 'host')"
         )
-    wanted, available = sum(a.nbytes for a in on_host.values()), _available_bytes()
+    wanted, available = sum(s.nbytes for s in on_host), _available_bytes()
     if wanted > available:
         raise MemoryError(
-            f"{what} takes {listing(on_host)} = {wanted} bytes of host memory, and {available} are "
+            f"{what} takes {_listing(on_host)} = {wanted} bytes of host memory, and {available} are "
             "available; free some, or place all of it on the device (place='device')"
         )
+
+
+def _listing(sources: list[_Source]) -> str:
+    return " + ".join(f"{s.name} {s.nbytes}" for s in sources)
 
 
 def _available_bytes() -> int:

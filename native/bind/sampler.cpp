@@ -1,5 +1,7 @@
 // gids._core: NeighborTopology, NeighborSampler and the random numbers behind them. Checks types and shapes, holds
 // the graph's arrays, releases the GIL while a minibatch is made.
+#include <unistd.h>
+
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
@@ -57,6 +59,38 @@ class OwningTopology {
   std::vector<AnyIds> indices_;
 };
 
+// Makes its sampler anew in a forked child, which has neither the threads nor the memory of its parent's.
+class OwnSampler {
+ public:
+  OwnSampler(u32 threads, size_t keep_bytes) : threads_(threads), keep_bytes_(keep_bytes) {
+    if (threads == 0) throw nb::value_error("threads must be 1 or more");
+  }
+  ~OwnSampler() { leave_parent(); }
+  OwnSampler(const OwnSampler&) = delete;
+  OwnSampler& operator=(const OwnSampler&) = delete;
+
+  NeighborSampler& get() {
+    leave_parent();
+    if (!sampler_) sampler_ = std::make_unique<NeighborSampler>(threads_, keep_bytes_);
+    pid_ = getpid();
+    return *sampler_;
+  }
+  size_t bytes() {
+    leave_parent();
+    return sampler_ ? sampler_->bytes() : 0;
+  }
+
+ private:
+  void leave_parent() {
+    if (sampler_ && getpid() != pid_) (void)sampler_.release();
+  }
+
+  u32 threads_;
+  size_t keep_bytes_;
+  pid_t pid_ = 0;
+  std::unique_ptr<NeighborSampler> sampler_;
+};
+
 nb::capsule owner_of(const sampler::Buffer& buffer) {
   return nb::capsule(new sampler::Buffer(buffer),
                      [](void* p) noexcept { delete static_cast<sampler::Buffer*>(p); });
@@ -64,11 +98,12 @@ nb::capsule owner_of(const sampler::Buffer& buffer) {
 
 nb::tuple arrays_of(const sampler::Block& block) {
   const nb::capsule owner = owner_of(block.memory);
-  return nb::make_tuple(OutIds(block.indptr, {block.num_dst + 1}, owner), OutIds(block.indices, {block.num_edges}, owner),
-                        OutIds(block.positions, {block.num_edges}, owner), block.num_src);
+  const u64 edges = block.num_edges;
+  return nb::make_tuple(OutIds(block.indptr, {block.num_dst + 1}, owner), OutIds(block.indices, {edges}, owner),
+                        OutIds(block.positions, {edges}, owner), block.num_src);
 }
 
-nb::tuple sample(NeighborSampler& self, const OwningTopology& graph, const std::vector<Ids>& seeds,
+nb::tuple sample(OwnSampler& self, const OwningTopology& graph, const std::vector<Ids>& seeds,
                  const std::vector<std::vector<int>>& fanouts, u64 seed, u64 epoch, u64 step) {
   const Topology& topology = graph.topology();
   if (seeds.size() != topology.node_types.size()) throw nb::value_error("seeds: one array per node type");
@@ -79,7 +114,7 @@ nb::tuple sample(NeighborSampler& self, const OwningTopology& graph, const std::
   sampler::Minibatch minibatch;
   {
     nb::gil_scoped_release unlocked;
-    minibatch = self.sample(topology, spans, fanouts, random::minibatch_key(seed, epoch, step));
+    minibatch = self.get().sample(topology, spans, fanouts, random::minibatch_key(seed, epoch, step));
   }
   nb::list nodes, layers;
   for (const auto& list : minibatch.nodes) nodes.append(OutIds(list.ids, {list.count}, owner_of(list.memory)));
@@ -116,12 +151,12 @@ void bind_sampler(nb::module_& m) {
            "name"_a, "The next relation: int64[num_dst + 1] and int32 or int64[num_edges], kept and not copied.");
 
   nb::exception<sampler::BadTopology>(m, "BadTopology", PyExc_ValueError);
-  nb::class_<NeighborSampler>(m, "NeighborSampler", "Threads, hash maps and buffers, used again for each minibatch.")
+  nb::class_<OwnSampler>(m, "NeighborSampler", "Threads, hash maps and buffers, used again for each minibatch.")
       .def(nb::init<u32, size_t>(), "threads"_a, "keep_bytes"_a)
       .def("sample", &sample, "topology"_a, "seeds"_a.noconvert(), "fanouts"_a, "seed"_a, "epoch"_a, "step"_a,
            "One minibatch. seeds: int64[n] by node type; fanouts: by layer, the seeds' first, by relation. Returns "
            "(int64[n] nodes by node type, by layer and relation (indptr, indices, positions, number of sources)).")
-      .def_prop_ro("bytes", &NeighborSampler::bytes, "Kept between minibatches.");
+      .def_prop_ro("bytes", &OwnSampler::bytes, "Kept between minibatches.");
 }
 
 }  // namespace gids

@@ -24,7 +24,7 @@ static_assert(queue::try_again == EAGAIN && queue::broken == EPROTO && queue::ti
                   queue::canceled == ECANCELED && queue::invalid == EINVAL && queue::corrupt == EBADMSG,
               "the device code spells the errors as numbers");
 
-constexpr u32 kTakeMax = 8192;         // submissions of one batch of reads: the engine sorts and merges them
+constexpr u32 kTakeMax = 16384;        // submissions of one batch of reads: the engine sorts and merges them
 constexpr u32 kYields = 32;            // idle polls before the thread sleeps between them
 constexpr u64 kPauseMaxNs = 50'000;    // the longest such sleep
 constexpr u64 kForever = ~u64{0};

@@ -62,7 +62,7 @@ void choose(std::span<const i64> frontier, size_t first, size_t last, const i64*
 template <class Index>
 void read_sources(const Index* indices, const i64* positions, size_t n, u64 num_src, i64* sources,
                   FirstFault& fault) {
-  for (size_t e = 0; e < n; ++e) __builtin_prefetch(&indices[positions[e]], 0, 0);
+  for (size_t e = 0; e < n; ++e) __builtin_prefetch(&indices[positions[e]], 0, 3);
   for (size_t e = 0; e < n; ++e) {
     const i64 source = indices[positions[e]];
     if (static_cast<u64>(source) >= num_src) {
@@ -118,7 +118,7 @@ Block NeighborSampler::sample_relation(const Topology& graph, u32 r, std::span<c
   FirstFault bad_node, bad_edge;
   workers_.parallel_for(n, node_piece, [&](size_t first, size_t last, u32) {
     for (size_t v = first; v < last; ++v) {
-      if (v + nodes_ahead < last) __builtin_prefetch(&relation.indptr[frontier[v + nodes_ahead]], 0, 0);
+      if (v + nodes_ahead < last) __builtin_prefetch(&relation.indptr[frontier[v + nodes_ahead]], 0, 3);
       const i64 begin = relation.indptr[frontier[v]], end = relation.indptr[frontier[v] + 1];
       const bool bad = begin < 0 || end < begin || static_cast<u64>(end) > relation.num_edges;
       if (bad) bad_node.note(static_cast<u64>(frontier[v]));

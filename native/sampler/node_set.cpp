@@ -12,7 +12,7 @@ constexpr size_t ids_ahead = 16;      // slots fetched while another is looked a
 constexpr size_t piece = 1 << 13;     // ids that one thread takes at a time
 constexpr u32 threads_worth_it = 3;   // three passes by two threads take as long as one by one
 
-void prefetch(const void* p) { __builtin_prefetch(p, 1, 1); }
+void prefetch(const void* p) { __builtin_prefetch(p, 1, 3); }
 
 }  // namespace
 

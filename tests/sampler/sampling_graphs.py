@@ -18,7 +18,7 @@ def make_graph(
     dtype: type = np.int64,
     seed: int = 0,
 ) -> Graph:
-    """In-edges of so many destinations, from sources drawn with a preference for small ids; edges may repeat."""
+    """In-edges of so many destinations, from sources of which small ids are drawn most; edges may repeat."""
     num_src = len(degrees) if num_src is None else num_src
     indptr = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int64)
     rng = np.random.default_rng(seed)

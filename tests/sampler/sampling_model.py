@@ -62,7 +62,7 @@ def sample(
     epoch: int,
     step: int,
 ) -> tuple[dict[str, list[int]], list[list[ModelBlock]]]:
-    """(nodes by type, blocks by layer and relation), both from the seeds on. fanouts: the same, the seeds' first."""
+    """(nodes by type, blocks by layer and relation); layers and their fanouts go from the seeds on."""
     types = list(dict.fromkeys(t for g in graphs for t in (g.relation[0], g.relation[2])))
     nodes = {t: list(seeds.get(t, [])) for t in types}
     local: dict[str, dict[int, int]] = {t: {} for t in types}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import pickle
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,11 +106,16 @@ def assert_same(one: Minibatch, other: Minibatch) -> None:
             assert torch.equal(getattr(a, name), getattr(b, name))
 
 
-@pytest.mark.parametrize("fanouts", [[[3, 3, 3, 3]], [[5, 2, 40, 1], [2, 3, -1, 0]], [[4, 4, 4, 4]] * 3], ids=str)
+@pytest.mark.parametrize(
+    "fanouts", [[[3, 3, 3, 3]], [[5, 2, 40, 1], [2, 3, -1, 0]], [[4, 4, 4, 4]] * 3], ids=str
+)
 def test_relations_are_sampled_as_the_model_does(device: Device, fanouts: Layers) -> None:
     graphs = citations()
     rng = np.random.default_rng(3)
-    some = {"paper": torch.from_numpy(rng.permutation(400)[:20]), "author": torch.from_numpy(rng.permutation(150)[:9])}
+    some = {
+        "paper": torch.from_numpy(rng.permutation(400)[:20]),
+        "author": torch.from_numpy(rng.permutation(150)[:9]),
+    }
     relations = [g.relation for g in graphs]
     sampler = Neighbor([dict(zip(relations, layer, strict=True)) for layer in reversed(fanouts)], threads=2)
     pinned = [g.pin(device) for g in graphs]
@@ -150,7 +158,9 @@ def test_a_graph_without_edges(device: Device) -> None:
     for fanout in (4, -1):
         assert_homogeneous(Neighbor([fanout] * 2).sample(graph, seeds, seed=7), graph, seeds, [fanout] * 2)
         with graph.pin(device) as pinned:
-            assert_homogeneous(Neighbor([fanout] * 2).sample(pinned, seeds, seed=7), graph, seeds, [fanout] * 2)
+            assert_homogeneous(
+                Neighbor([fanout] * 2).sample(pinned, seeds, seed=7), graph, seeds, [fanout] * 2
+            )
 
 
 def test_minibatches_are_the_callers_to_keep(device: Device) -> None:
@@ -182,11 +192,9 @@ def test_a_block_tells_edges_and_their_ids(device: Device) -> None:
                 assert torch.equal(nodes[dst], torch.from_numpy(ends))
                 assert torch.equal(block.edge_ids.cpu(), torch.from_numpy(ids)[positions])
                 assert block.edge_ids.device == block.indices.device
-            assert minibatch.nbytes == sum(
-                t.nbytes
-                for t in (minibatch.seeds, minibatch.input_nodes)
-                + tuple(t for b in minibatch.blocks for t in (b.indptr, b.indices, b.positions))  # type: ignore[union-attr]
-            )
+            edges = sum(block.num_edges for block in minibatch.blocks)  # type: ignore[union-attr]
+            ends = sum(block.num_dst + 1 for block in minibatch.blocks)  # type: ignore[union-attr]
+            assert minibatch.nbytes == 8 * (30 + len(minibatch.input_nodes) + 2 * edges + ends)
     assert plain.edge_ids is None
     block = Neighbor([2]).sample(plain, torch.arange(5)).blocks[0]
     assert block.edge_ids is block.positions  # type: ignore[union-attr]
@@ -201,10 +209,31 @@ def test_a_sampler_travels_as_its_arguments() -> None:
         assert_same(before, other.sample(graph, seeds))
 
 
+def sample_and_say(sampler: Neighbor, graph: Graph, pipe: Any) -> None:
+    pipe.send(sampler.sample(graph, torch.arange(3000)).input_nodes.tolist())  # type: ignore[union-attr]
+
+
+def test_a_sampler_works_in_a_forked_child() -> None:
+    """Which has none of its parent's threads."""
+    sampler, graph = Neighbor([4, 4], threads=3), make_graph(mixed_degrees(3000))
+    expected = sampler.sample(graph, torch.arange(3000)).input_nodes
+    ours, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("fork").Process(target=sample_and_say, args=(sampler, graph, theirs))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads
+        child.start()
+    assert ours.poll(60)
+    assert ours.recv() == expected.tolist()  # type: ignore[union-attr]
+    child.join()
+    assert child.exitcode == 0
+
+
 # --- what is refused ---
 
 
-@pytest.mark.parametrize("fanouts", [[], [3, -2], [0], [True], [2.5], [1 << 31], [{("a", "b", "a"): -3}]], ids=str)
+@pytest.mark.parametrize(
+    "fanouts", [[], [3, -2], [0], [True], [2.5], [1 << 31], [{("a", "b", "a"): -3}]], ids=str
+)
 def test_bad_fanouts(fanouts: list[int]) -> None:
     with pytest.raises(ValueError, match="fanouts="):
         Neighbor(fanouts)
@@ -213,7 +242,7 @@ def test_bad_fanouts(fanouts: list[int]) -> None:
 def test_bad_fanouts_by_relation() -> None:
     graphs = citations()
     numbers = {g.relation: 2 for g in graphs}
-    with pytest.raises(ValueError, match="lacks 'venue.prints.paper'"):
+    with pytest.raises(ValueError, match=r"lacks 'venue\.prints\.paper'"):
         Neighbor([dict(list(numbers.items())[:3])]).sample(graphs, {"paper": torch.arange(2)})
     with pytest.raises(ValueError, match="no graph has that relation"):
         Neighbor([{**numbers, ("a", "b", "c"): 1}]).sample(graphs, {"paper": torch.arange(2)})
@@ -254,18 +283,27 @@ def test_bad_sets_of_graphs(device: Device) -> None:
         Topology([graph, graph])
     with pytest.raises(ValueError, match="another relation has 400"):
         Topology([citations()[0], make_graph([1], relation=("paper", "x", "paper"))])
+    short = Graph(graph.relation, 2, 2, graph.indptr[:2], graph.indices, None)
+    with pytest.raises(ValueError, match="2 destinations; it needs one entry more"):
+        Topology(short)
+    with short.pin(device) as of_short, pytest.raises(ValueError, match="2 destinations"):
+        Topology(of_short)
+    with pytest.raises(TypeError, match="indices float64"):
+        Topology(Graph(graph.relation, 2, 2, graph.indptr, graph.indices.astype(float), None))
     pinned = graph.pin(device)
     with pytest.raises(ValueError, match="pin all, or none"):
         Topology([pinned, bipartite])
     pinned.close()
     with pytest.raises(ValueError, match="closed"):
         Neighbor([2]).sample(pinned, seeds)
-    huge = Graph(("a", "b", "a"), 1 << 33, 1 << 33, np.zeros(1, np.int64), np.zeros(0, np.int64), None)
+    huge = Graph(("a", "b", "c"), 1 << 33, 0, np.zeros(1, np.int64), np.zeros(0, np.int64), None)
     with pytest.raises(ValueError, match="at most 4294967295"):
-        Topology(huge)
+        Topology([huge])
 
 
-def spoiled(graph: Graph, *, indptr: dict[int, int] | None = None, indices: dict[int, int] | None = None) -> Graph:
+def spoiled(
+    graph: Graph, *, indptr: dict[int, int] | None = None, indices: dict[int, int] | None = None
+) -> Graph:
     arrays = graph.indptr.copy(), graph.indices.copy()
     for array, changes in zip(arrays, (indptr or {}, indices or {}), strict=True):
         for at, value in changes.items():
