@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -31,11 +32,14 @@ def gpu() -> Device:
 
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
-    """A device that runs kernels: the emulator, and a GPU where there is one."""
+    """A device that runs kernels: the emulator, and a GPU where there is one.
+
+    $GIDS_EMULATOR_SEED, a number, has the emulator run threads in other orders than it usually does.
+    """
     if request.param == "cuda":
         yield request.getfixturevalue("gpu")
         return
-    seed = zlib.crc32(request.node.nodeid.encode())
+    seed = zlib.crc32(request.node.nodeid.encode()) + int(os.environ.get("GIDS_EMULATOR_SEED", "0"))
     print(f"emulator seed {seed}")
     emulated = emulator.EmulatedDevice(seed)
     yield emulated
