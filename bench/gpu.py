@@ -3,6 +3,7 @@
     python bench/gpu.py gather      rows of the cache in device memory against copying and index_select there
     python bench/gpu.py planning    what planning a minibatch costs, on the device and on the host
     python bench/gpu.py queue       pages by the request queue against the engine that serves it
+    python bench/gpu.py extents     runs of pages into device memory: pinned staging, kvikio
     python bench/gpu.py sampling    input nodes/s from a topology in pinned host memory
     python bench/gpu.py training    GraphSAGE from features on disk, against two other ways, with a breakdown
 
@@ -23,6 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import gpu_cache
+import gpu_extents
 import gpu_queue
 import gpu_sampling
 import gpu_training
@@ -48,6 +50,7 @@ def questions(*, small: bool, **sizes: int) -> dict[str, Callable[[Device, Path,
         "gather": of(gpu_cache.gather, gpu_cache.CacheSizes(), gpu_cache.SMALL),
         "planning": of(gpu_cache.planning, gpu_cache.CacheSizes(), gpu_cache.SMALL),
         "queue": of(gpu_queue.queue, gpu_queue.QueueSizes(), gpu_queue.SMALL),
+        "extents": of(gpu_extents.extents, gpu_extents.ExtentSizes(), gpu_extents.SMALL),
         "sampling": of(sampling, gpu_sampling.SamplingSizes(), gpu_sampling.SMALL),
         "training": of(gpu_training.training, gpu_training.TrainingSizes(), gpu_training.SMALL),
     }

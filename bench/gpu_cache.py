@@ -45,7 +45,7 @@ class CacheSizes:
     staging_bytes: int = 256 << 20
 
 
-SMALL = CacheSizes(table_bytes=1 << 20, repeats=1, ids=200, minibatches=3, staging_bytes=1 << 20)
+SMALL = CacheSizes(table_bytes=256 << 10, repeats=1, ids=200, minibatches=3, staging_bytes=1 << 20)
 
 
 def make_table(directory: Path, row_bytes: int, total_bytes: int) -> tuple[Table, torch.Tensor]:

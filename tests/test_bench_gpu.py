@@ -21,6 +21,7 @@ import gpu
         ("gather", "gather of 512 B rows, all hits, over device copy"),
         ("planning", "planning, over the planner on the CPU"),
         ("queue", "queue path, wait stream, over the engine on the host"),
+        ("extents", "extents of 1024 KiB, engine into host memory"),
         ("sampling", "neighbour sampling 3,2, topology in pinned host memory"),
         ("training", "training rows/s, cuda over mapped, moved"),
     ],

@@ -99,14 +99,15 @@ FULL = Plan(
     {
         "machine": 20,
         "build": 100,
-        "tests": 130,
+        "tests": 115,
         "memcheck": 45,
         "racecheck": 35,
         "gather": 25,
         "planning": 25,
         "queue": 30,
-        "sampling": 40,
-        "training": 85,
+        "extents": 25,
+        "sampling": 35,
+        "training": 80,
     },
     small=False,
 )
@@ -122,7 +123,7 @@ SANITIZED = (  # small, and between them every kernel
     "tests/sampler/test_neighbor.py::test_a_device_samples_what_the_model_does",
     "tests/sampler/test_neighbor.py::test_relations_are_sampled_as_the_model_does",
 )
-BENCHMARKS = ("gather", "planning", "queue", "sampling", "training")
+BENCHMARKS = ("gather", "planning", "queue", "extents", "sampling", "training")
 
 
 @dataclass
@@ -292,7 +293,7 @@ def build(check: Check) -> bool:
 
 def pytest_command(check: Check, tests: Sequence[str], report: str) -> list[str]:
     """Verbose, so that the log of a killed run names the test that it was in."""
-    command = [*PYTHON, "-m", "pytest", "-v", "-m", "gpu", "-p", "no:cacheprovider"]
+    command = [*PYTHON, "-m", "pytest", "-v", "-m", "gpu", "-p", "no:cacheprovider", "-o", "timeout=45"]
     command += ["--continue-on-collection-errors", f"--junitxml={check.out / report}", *tests]
     if not output_of([*PYTHON, "-c", "import importlib.util as u; print(u.find_spec('dgl') or '')"]):
         command.append("--ignore=tests/dgl")  # its tests need DGL to be collected

@@ -151,9 +151,9 @@ def _check_graph_and_device(graph: Any, device: Any, use_uva: bool) -> None:
         raise ValueError(
             f"{'use_uva=True' if use_uva else f'device={str(device)!r}'}: this DGL ({dgl.__version__}) is a "
             "CPU-only build, as PyPI's are, and its graphs cannot move to CUDA. Install a CUDA build of DGL "
-            "(https://www.dgl.ai/pages/start.html); or use gids.NodeLoader(store, seeds, fanouts, "
-            "device='cuda'), which samples and loads on the GPU without DGL; or load on the CPU and move what "
-            "the model takes: blocks[0].srcdata['feat'].to('cuda') and block.edges()"
+            "(https://www.dgl.ai/pages/start.html); or take gids.NodeLoader(store, seeds, fanouts, "
+            "device='cuda'), which samples and loads on the GPU without DGL; or load on the CPU and move "
+            "what the model takes: blocks[0].srcdata['feat'].to('cuda') and block.edges()"
         )
 
 

@@ -6,6 +6,7 @@ offsets and bytes; nothing of tables or pages.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -237,9 +238,9 @@ def open_extent_reader(
     where the machine has it; "auto" is pinned where GDS is not to be had, and otherwise measures both on the
     first extents and keeps the faster. Logger "gids" says which, and why, at level INFO.
 
-    The first call for a kind other than "pinned" probes kvikio in a child process, for at most a minute in
-    all. Raises ImportError when kind is "kvikio" and kvikio is not installed, OSError when kvikio does not
-    work here, ValueError for an unknown kind.
+    Where kvikio is asked for, or GDS is not ruled out at a glance, the first call probes it in child
+    processes, for at most a minute in all. Raises ImportError when kind is "kvikio" and kvikio is not
+    installed, OSError when it does not work here, ValueError for an unknown kind.
     """
     from gids.io.pinned_reader import PinnedExtentReader
 
@@ -247,13 +248,17 @@ def open_extent_reader(
         raise ValueError(f"kind must be 'auto', 'kvikio' or 'pinned', not {kind!r}")
     if kind == "pinned" or not paths:
         return PinnedExtentReader(device, engine, paths)
-    from gids.io.kvikio_probe import probe_kvikio
+    from gids.io.kvikio_probe import probe_kvikio, why_no_gds
 
-    found = probe_kvikio(paths[0], device.torch_device.index or 0)
-    if kind == "auto" and not found.gds:
-        if found.reason not in _logged:
-            _logged.add(found.reason)
-            _log.info("extents are read by %s+pinned: %s", engine.name, found.reason)
+    obstacle = why_no_gds() if kind == "auto" else ""
+    if not obstacle:
+        found = probe_kvikio(paths[0], device.torch_device.index or 0)
+        if kind == "auto" and not found.gds:
+            obstacle = found.reason
+    if obstacle:
+        if obstacle not in _logged:
+            _logged.add(obstacle)
+            _log.info("extents are read by %s+pinned: %s", engine.name, obstacle)
         return PinnedExtentReader(device, engine, paths)
     if found.version is None:
         raise ImportError(f"{found.reason}: pip install 'gids[cuda13]' (CUDA 12: 'gids[cuda12]')")
@@ -261,14 +266,18 @@ def open_extent_reader(
         raise OSError(f"kvikio {found.version} does not work here: {found.reason}; use kind='pinned'")
     from gids.io.kvikio_reader import KvikioReader
 
-    small = PinnedExtentReader(device, engine, paths, staging_bytes=_SMALL_STAGING_BYTES)
-    try:
-        kvikio = KvikioReader(device, paths, gds=found.gds, small=small)
-    except StorageError as error:  # another file system than the first file's
+    with contextlib.ExitStack() as undo:
+        small = PinnedExtentReader(device, engine, paths, staging_bytes=_SMALL_STAGING_BYTES)
+        undo.callback(small.close)
         if kind == "kvikio":
-            raise
-        _log.info("extents are read by %s+pinned: %s", engine.name, error)
-        return PinnedExtentReader(device, engine, paths)
-    if kind == "kvikio":
-        return kvikio
-    return FasterReader(PinnedExtentReader(device, engine, paths), kvikio)
+            reader: ExtentReader = KvikioReader(device, paths, gds=found.gds, small=small)
+        else:
+            pinned = PinnedExtentReader(device, engine, paths)
+            undo.callback(pinned.close)
+            try:
+                reader = FasterReader(pinned, KvikioReader(device, paths, gds=True, small=small))
+            except StorageError as error:  # a file on another file system than the first
+                _log.info("extents are read by %s: %s", pinned.name, error)
+                reader = pinned
+        undo.pop_all()
+    return reader

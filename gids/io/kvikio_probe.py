@@ -15,8 +15,10 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 _TIMEOUT_S = 30.0
+_NVIDIA_FS = Path("/proc/driver/nvidia-fs/version")
 
 # Reads the head of argv[1] into memory of device argv[2] and compares. The last line of stdout is its answer.
 _CHILD = r"""
@@ -95,31 +97,39 @@ def probe_kvikio(
     return _found[key]
 
 
+def why_no_gds() -> str:
+    """What rules GPUDirect Storage out at a glance, without trying anything; or ""."""
+    if not _is_installed():
+        return "kvikio is not installed"
+    value = os.environ.get("KVIKIO_COMPAT_MODE", "").strip()
+    if value.lower() in ("on", "true", "yes", "1"):
+        return f"KVIKIO_COMPAT_MODE={value} forbids GPUDirect Storage"
+    if not _NVIDIA_FS.exists():
+        return "nvidia-fs is not loaded, which GPUDirect Storage needs"
+    return ""
+
+
+def _is_installed() -> bool:
+    return importlib.util.find_spec("kvikio") is not None
+
+
 def _probe(path: str, device_index: int, timeout_s: float) -> KvikioProbe:
-    if importlib.util.find_spec("kvikio") is None:
-        return KvikioProbe(None, False, False, "kvikio is not installed")
-    forbidden = _compat_is_asked_for()
-    if not forbidden:
+    reason, version = why_no_gds(), ""
+    if not _is_installed():
+        return KvikioProbe(None, False, False, reason)
+    if not reason:
         direct = _try("OFF", path, device_index, timeout_s)
+        version = direct["version"]
         if not direct["fault"] and direct["nvfs"]:
-            return KvikioProbe(direct["version"], True, True, "")
+            return KvikioProbe(version, True, True, "")
+        reason = "cuFile works, but not by nvidia-fs, so through host memory"
+        if direct["fault"]:
+            reason = f"GPUDirect Storage does not work: {direct['fault']}"
     compat = _try("ON", path, device_index, timeout_s)
-    version = compat["version"] or (direct["version"] if not forbidden else "") or "of unknown version"
+    version = compat["version"] or version or "of unknown version"
     if compat["fault"]:
         return KvikioProbe(version, False, False, f"kvikio reads nothing: {compat['fault']}")
-    if forbidden:
-        reason = f"KVIKIO_COMPAT_MODE={forbidden} forbids GPUDirect Storage"
-    elif direct["fault"]:
-        reason = f"GPUDirect Storage does not work: {direct['fault']}"
-    else:
-        reason = "cuFile works, but without nvidia-fs, so through host memory"
     return KvikioProbe(version, False, True, reason)
-
-
-def _compat_is_asked_for() -> str:
-    """What KVIKIO_COMPAT_MODE says, where that means ON; otherwise ""."""
-    value = os.environ.get("KVIKIO_COMPAT_MODE", "").strip()
-    return value if value.lower() in ("on", "true", "yes", "1") else ""
 
 
 def _try(mode: str, path: str, device_index: int, timeout_s: float) -> dict[str, str]:

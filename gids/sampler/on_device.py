@@ -85,6 +85,8 @@ class DeviceSampler:
         stream = self._device.current_stream()
         if self._stream is not None and self._stream != stream:
             stream.wait_stream(self._stream)
+            for scratch in self._scratch.values():  # when it is replaced, this stream may still use it
+                self._device.hand_over(scratch, self._stream, stream)
             self._scratch.clear()  # it belongs to the stream on which it was allocated
         self._stream = stream
         nodes = [ids.to(self._device.torch_device) for ids in seeds]

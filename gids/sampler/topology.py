@@ -30,9 +30,9 @@ class Sampler(Protocol):
 class Topology:
     """What is sampled: one graph, or several relations, all on the CPU or all pinned for one device.
 
-    It can be made once for many minibatches. A single graph from a type to the same type is homogeneous: seeds
-    and results are tensors. A sequence of graphs, or a dictionary of them, is heterogeneous: seeds and results
-    are dictionaries by node type.
+    It can be made once for many minibatches. A single graph from a type to the same type is homogeneous:
+    seeds and results are tensors. A sequence of graphs, or a dictionary of them, is heterogeneous: seeds and
+    results are dictionaries by node type.
 
     Attributes: graphs; pinned (empty on the CPU); device (None: the CPU); homogeneous; relations; node_types
     and node_counts, in order of first mention.

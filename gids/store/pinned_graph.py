@@ -99,15 +99,17 @@ class _Source:
     def nbytes(self) -> int:
         return len(self.array) * self.dtype.itemsize
 
-    def pieces(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """Copies of parts of it. What the type does not hold becomes -1, which is no id either."""
+    def parts(self) -> Iterator[slice]:
+        """All of it, in pieces that are worth copying at once."""
         step = _COPIED_AT_ONCE // self.array.itemsize
         for first in range(0, len(self.array), step):
-            part = slice(first, first + step)
-            piece = self.array[part].astype(self.dtype)
-            if self.dtype != self.array.dtype:
-                piece[piece != self.array[part]] = -1
-            yield part, piece
+            yield slice(first, min(first + step, len(self.array)))
+
+    def copy(self, part: slice, to: np.ndarray) -> None:
+        """What the copy's type does not hold becomes -1, which is no id either."""
+        np.copyto(to, self.array[part], casting="same_kind")
+        if self.dtype != self.array.dtype:
+            to[to != self.array[part]] = -1
 
 
 class _Held(ABC):
@@ -126,7 +128,9 @@ class _OnDevice(_Held):
 
         dtype = torch.int32 if source.dtype == np.int32 else torch.int64
         self._tensor: torch.Tensor | None = device.empty(len(source.array), dtype)
-        for part, piece in source.pieces():
+        for part in source.parts():
+            piece = np.empty(part.stop - part.start, source.dtype)
+            source.copy(part, piece)
             self._tensor[part].copy_(torch.from_numpy(piece))
         device.current_stream().synchronize()  # before another stream reads it
         self.address = self._tensor.data_ptr()
@@ -151,8 +155,8 @@ class _OnHost(_Held):
         address = ctypes.addressof(first)
         del first  # holds the memory open
         copy = np.frombuffer(self._memory, source.dtype, len(source.array))
-        for part, piece in source.pieces():
-            copy[part] = piece
+        for part in source.parts():
+            source.copy(part, copy[part])
         del copy
         try:
             self._mapping: Mapping = device.map_host(address, self.nbytes)

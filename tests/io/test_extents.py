@@ -274,7 +274,7 @@ def test_a_second_reader_that_fails_is_dropped(
     assert "cuFile fails" in caplog.text
 
 
-@pytest.mark.parametrize("kind", ["auto", "pinned"])
+@pytest.mark.parametrize(("kind", "tried"), [("auto", False), ("auto", True), ("pinned", False)])
 def test_without_gds_extents_go_through_pinned_memory(
     device: Device,
     engine: Engine,
@@ -282,10 +282,13 @@ def test_without_gds_extents_go_through_pinned_memory(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     kind: str,
+    tried: bool,
 ) -> None:
     monkeypatch.setattr(module, "_logged", set())
+    probes = []
     probe = KvikioProbe("26.10.0", False, True, "nvidia-fs is not loaded")
-    monkeypatch.setattr("gids.io.kvikio_probe.probe_kvikio", lambda path, index: probe)
+    monkeypatch.setattr("gids.io.kvikio_probe.why_no_gds", lambda: "" if tried else probe.reason)
+    monkeypatch.setattr("gids.io.kvikio_probe.probe_kvikio", lambda path, index: probes.append(path) or probe)
     with caplog.at_level(logging.INFO, "gids"):
         for _ in range(2):
             opened = open_extent_reader(device, engine, shards, kind=kind)  # type: ignore[arg-type]
@@ -293,6 +296,7 @@ def test_without_gds_extents_go_through_pinned_memory(
             opened.close()
     said = [f"extents are read by {engine.name}+pinned: nvidia-fs is not loaded"]
     assert [r.getMessage() for r in caplog.records] == (said if kind == "auto" else [])
+    assert len(probes) == (2 if tried else 0)
 
 
 @pytest.mark.parametrize(
@@ -336,3 +340,46 @@ def test_staging_that_fails_to_be_mapped_leaves_nothing(
         PinnedExtentReader(device, engine, shards)
     with pytest.raises(ValueError, match="at least 8192"):
         PinnedExtentReader(device, engine, shards, staging_bytes=4096)
+
+
+class NoKvikio:
+    """A KvikioReader that opens, or does not."""
+
+    name = "kvikio (GDS)"
+
+    def __init__(self, device: Device, paths: list[Path], *, gds: bool, small: PinnedExtentReader) -> None:
+        assert gds
+        self.small, self.closed = small, False
+        if len(paths) > 1:
+            small.close()
+            raise StorageError(errno.EIO, "kvikio cannot open it", paths[1])
+
+    def close(self) -> None:
+        self.closed = True
+        self.small.close()
+
+
+def test_with_gds_both_readers_are_opened_and_a_file_that_kvikio_refuses_is_told(
+    device: Device,
+    engine: Engine,
+    shards: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("gids.io.kvikio_probe.why_no_gds", lambda: "")
+    probe = KvikioProbe("26.10.0", True, True, "")
+    monkeypatch.setattr("gids.io.kvikio_probe.probe_kvikio", lambda path, index: probe)
+    monkeypatch.setattr("gids.io.kvikio_reader.KvikioReader", NoKvikio)
+    both = open_extent_reader(device, engine, shards[:1])
+    assert both.name == f"{engine.name}+pinned or kvikio (GDS), not yet measured"
+    both.close()
+    only = open_extent_reader(device, engine, shards[:1], kind="kvikio")
+    assert only.name == "kvikio (GDS)"
+    only.close()
+    with caplog.at_level(logging.INFO, "gids"):
+        pinned = open_extent_reader(device, engine, shards)
+    assert pinned.name == f"{engine.name}+pinned"
+    assert "kvikio cannot open it" in caplog.text
+    pinned.close()
+    with pytest.raises(StorageError, match="kvikio cannot open it"):
+        open_extent_reader(device, engine, shards, kind="kvikio")

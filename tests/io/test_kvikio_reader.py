@@ -206,6 +206,7 @@ def fake_kvikio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("KVIKIO_COMPAT_MODE", raising=False)
     monkeypatch.setattr(module, "_found", {})
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(module, "_NVIDIA_FS", package)
     return package / "__init__.py"
 
 
@@ -248,7 +249,7 @@ def test_a_mode_that_hangs_is_given_up_and_the_other_is_taken(fake_kvikio: Path,
             {"fault": "", "nvfs": False},
             {"fault": ""},
             "AUTO",
-            KvikioProbe("1", False, True, "cuFile works, but without nvidia-fs, so through host memory"),
+            KvikioProbe("1", False, True, "cuFile works, but not by nvidia-fs, so through host memory"),
         ),
         (
             {"fault": "cuFile error"},
@@ -288,6 +289,21 @@ def test_answers_are_put_in_words(
         "print(json.dumps({'version': '1', **answer}), flush=True)\nsys.exit()\n"
     )
     assert probe_kvikio(file) == expected
+
+
+def test_without_nvidia_fs_the_mode_that_may_hang_is_not_tried(
+    fake_kvikio: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_NVIDIA_FS", file.parent / "none")
+    answer = '{"version": "1", "fault": "", "nvfs": false}'
+    fake_kvikio.write_text(
+        "import os, sys\n"
+        "assert os.environ['KVIKIO_COMPAT_MODE'] == 'ON', 'tried'\n"
+        f"print('''{answer}''', flush=True)\nsys.exit()\n"
+    )
+    reason = "nvidia-fs is not loaded, which GPUDirect Storage needs"
+    assert module.why_no_gds() == reason
+    assert probe_kvikio(file) == KvikioProbe("1", False, True, reason)
 
 
 def test_a_kvikio_that_breaks_tells_how(fake_kvikio: Path, file: Path) -> None:
