@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import emulator
 
 from gids import cuda
 from gids.cuda.device import Device
+from gids.cuda.driver import ask_driver
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -20,17 +22,24 @@ def pytest_configure(config: pytest.Config) -> None:
         emulator.folder = config.cache.mkdir("emulator")  # type: ignore[union-attr]
 
 
+@pytest.fixture
+def gpu() -> Device:
+    """The GPU, for tests marked so. Skips without a driver and a device; whatever else is missing fails."""
+    if fault := ask_driver().fault:
+        pytest.skip(f"no CUDA device: {fault}")
+    return cuda.open_device("cuda")
+
+
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
-    """A device that runs kernels: the emulator, and a GPU where there is one."""
-    if request.param == "cuda":
-        from gids.cuda.driver import ask_driver
+    """A device that runs kernels: the emulator, and a GPU where there is one.
 
-        if fault := ask_driver().fault:
-            pytest.skip(f"no CUDA device: {fault}")
-        yield cuda.open_device("cuda")
+    $GIDS_EMULATOR_SEED, a number, has the emulator run threads in other orders than it usually does.
+    """
+    if request.param == "cuda":
+        yield request.getfixturevalue("gpu")
         return
-    seed = zlib.crc32(request.node.nodeid.encode())
+    seed = zlib.crc32(request.node.nodeid.encode()) + int(os.environ.get("GIDS_EMULATOR_SEED", "0"))
     print(f"emulator seed {seed}")
     emulated = emulator.EmulatedDevice(seed)
     yield emulated

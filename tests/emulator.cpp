@@ -4,162 +4,28 @@
 #include <link.h>
 #include <sched.h>
 #include <signal.h>
-#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <map>
+#include <iterator>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
-#if !defined(__x86_64__)
-#include <ucontext.h>
-#endif
+#include "emulator_fiber.h"
+#include "emulator_memory.h"
 
 __thread uint3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulated {
 namespace {
 
-constexpr u32 kThreadsMax = 1024;
-constexpr std::size_t kStackBytes = 64 << 10;
-constexpr std::size_t kGuardBytes = 4096;      // below each stack, without access
-constexpr u32 kBlocksAtOnce = 2;               // threads of the operating system
-constexpr u32 kUnluckyAtomic = 8;              // one atomic in so many yields
-constexpr int kPoison = 0xa5;                  // in shared memory, and from lanes that say nothing
-
-// --- switching stacks ---
-
-#if defined(__x86_64__)
-extern "C" void emulated_switch(void** from, void* to);
-asm(R"(
-.text
-.globl emulated_switch
-.hidden emulated_switch
-.type emulated_switch, @function
-emulated_switch:
-  pushq %rbp
-  pushq %rbx
-  pushq %r12
-  pushq %r13
-  pushq %r14
-  pushq %r15
-  movq %rsp, (%rdi)
-  movq %rsi, %rsp
-  popq %r15
-  popq %r14
-  popq %r13
-  popq %r12
-  popq %rbx
-  popq %rbp
-  ret
-.size emulated_switch, . - emulated_switch
-)");
-
-struct Context {
-  void* top = nullptr;
-
-  void prepare(std::byte* stack, void (*entry)()) {
-    void** at = reinterpret_cast<void**>(stack + kStackBytes) - 2;  // as after a call: 8 below a multiple of 16
-    at[0] = reinterpret_cast<void*>(entry);
-    at[1] = nullptr;
-    std::fill(at - 6, at, nullptr);
-    top = at - 6;
-  }
-  static void change(Context& from, Context& to) { emulated_switch(&from.top, to.top); }
-};
-#else
-struct Context {
-  ucontext_t registers;
-
-  void prepare(std::byte* stack, void (*entry)()) {
-    getcontext(&registers);
-    registers.uc_stack.ss_sp = stack;
-    registers.uc_stack.ss_size = kStackBytes;
-    registers.uc_link = nullptr;
-    makecontext(&registers, entry, 0);
-  }
-  static void change(Context& from, Context& to) { swapcontext(&from.registers, &to.registers); }
-};
-#endif
-
-// Stacks of one block, kept for the next launch.
-class Stacks {
- public:
-  Stacks() {
-    const std::size_t bytes = kThreadsMax * (kStackBytes + kGuardBytes);
-    void* m = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (m == MAP_FAILED) throw std::bad_alloc();
-    memory_ = static_cast<std::byte*>(m);
-    for (u32 i = 0; i < kThreadsMax; ++i) mprotect(memory_ + i * (kStackBytes + kGuardBytes), kGuardBytes, PROT_NONE);
-  }
-  std::byte* stack(u32 i) const { return memory_ + i * (kStackBytes + kGuardBytes) + kGuardBytes; }
-
- private:
-  std::byte* memory_;
-};
-
-std::mutex g_stacks_mutex;
-std::vector<Stacks> g_stacks;  // not in use
-
-Stacks take_stacks() {
-  std::lock_guard lock(g_stacks_mutex);
-  if (g_stacks.empty()) return Stacks();
-  Stacks stacks = g_stacks.back();
-  g_stacks.pop_back();
-  return stacks;
-}
-void give_stacks(const Stacks& stacks) {
-  std::lock_guard lock(g_stacks_mutex);
-  g_stacks.push_back(stacks);
-}
-
-// --- memory that ends where it ends ---
-
-constexpr std::size_t kMemoryPage = 4096;
-constexpr std::size_t kAlignment = 16;  // of the end's slack
-
-struct Allocation {
-  std::byte* mapping;
-  std::size_t mapping_bytes, bytes;
-};
-
-std::mutex g_memory_mutex;
-std::map<std::byte*, Allocation> g_memory;  // by the first byte
-
-std::size_t slack(const Allocation& a) { return (kAlignment - a.bytes % kAlignment) % kAlignment; }
-
-// What lies at an address that must not be touched.
-std::string describe_address(const void* address) {
-  char text[120];
-  std::snprintf(text, sizeof text, "%p", address);
-  std::lock_guard lock(g_memory_mutex);
-  for (const auto& [start, a] : g_memory) {
-    const auto at = static_cast<const std::byte*>(address);
-    if (at < a.mapping || at >= a.mapping + a.mapping_bytes) continue;
-    if (at < start)
-      std::snprintf(text, sizeof text, "%td bytes before a tensor of %zu bytes", start - at, a.bytes);
-    else
-      std::snprintf(text, sizeof text, "byte %td of a tensor of %zu bytes", at - start, a.bytes);
-  }
-  return text;
-}
-
-// The slack behind tensors is as it was? Then "".
-std::string find_damage() {
-  std::lock_guard lock(g_memory_mutex);
-  for (const auto& [start, a] : g_memory) {
-    std::byte* const end = start + a.bytes;
-    for (std::size_t i = 0; i < slack(a); ++i) {
-      if (end[i] == std::byte{kPoison}) continue;
-      std::memset(end, kPoison, slack(a));
-      return "wrote byte " + std::to_string(a.bytes + i) + " of a tensor of " + std::to_string(a.bytes) + " bytes";
-    }
-  }
-  return "";
-}
+constexpr u32 kBlocksAtOnce = 2;   // threads of the operating system
+constexpr u32 kUnluckyAtomic = 8;  // one atomic in so many yields
+constexpr u32 kCandidates = 4;     // of which the favoured one goes on
 
 // --- random numbers: splitmix64 ---
 
@@ -298,7 +164,10 @@ class Worker {
   }
 
   void yield(bool asleep) {
-    if (asleep) sched_yield();
+    if (asleep) {
+      favour_[threadIdx.x / 32] = random_.below(1u << 16);
+      sched_yield();
+    }
     if (++yields_ % 256 == 0 && std::chrono::steady_clock::now() > launch_.end)
       fail("runs for longer than the emulator's time limit", "");
     make_ready(threadIdx.x);
@@ -327,6 +196,8 @@ class Worker {
     if (launch_.shared_bytes) poison_shared();
     blockIdx = {block, 0, 0}, blockDim = {launch_.threads, 1, 1}, gridDim = {launch_.blocks, 1, 1};
     alive_ = launch_.threads, in_block_ = 0, block_count_ = 0;
+    favours_ = random_.below(2);
+    for (u32& favour : favour_) favour = random_.below(1u << 16);
     ready_.clear();
     for (u32 i = 0; i < launch_.threads; ++i) {
       fibers_[i].context.prepare(stacks_.stack(i), enter_fiber);
@@ -334,14 +205,26 @@ class Worker {
     }
     while (alive_ && !launch_.failed) {
       if (ready_.empty()) return launch_.fail(stuck());
-      std::swap(ready_[random_.below(static_cast<u32>(ready_.size()))], ready_.back());
-      const u32 i = ready_.back();
-      ready_.pop_back();
+      const u32 i = take_ready();
       threadIdx = {i, 0, 0};
       in_fiber_ = true;
       Context::change(main_, fibers_[i].context);
       in_fiber_ = false;
     }
+  }
+
+  // In half of the blocks any thread is as likely as another; in the others rather one of a favoured warp, so that
+  // some run far ahead of the rest. A warp that sleeps draws its favour anew.
+  u32 take_ready() {
+    u32 best = random_.below(static_cast<u32>(ready_.size()));
+    for (u32 k = 1; favours_ && k < kCandidates; ++k) {
+      const u32 other = random_.below(static_cast<u32>(ready_.size()));
+      if (favour_[ready_[other] / 32] > favour_[ready_[best] / 32]) best = other;
+    }
+    std::swap(ready_[best], ready_.back());
+    const u32 i = ready_.back();
+    ready_.pop_back();
+    return i;
   }
 
   void leave() { Context::change(fibers_[threadIdx.x].context, main_); }
@@ -442,6 +325,8 @@ class Worker {
   std::vector<u32> ready_;
   Context main_;
   Random random_{0};
+  bool favours_ = false;
+  u32 favour_[kThreadsMax / 32] = {};
   u32 alive_ = 0, in_block_ = 0, block_count_ = 0;
   u64 yields_ = 0;
   bool in_fiber_ = false;
@@ -471,37 +356,62 @@ int find_module(dl_phdr_info* info, std::size_t, void* to) {
 
 // --- faults ---
 
-constexpr int kSignals[] = {SIGSEGV, SIGBUS};
+constexpr int kTime = SIGVTALRM;
+constexpr int kSignals[] = {SIGSEGV, SIGBUS, kTime};
 std::mutex g_signal_mutex;
 u32 g_launches = 0;  // that run now
-struct sigaction g_before[2];
+struct sigaction g_before[std::size(kSignals)];
 
-// Where a thread touches what it must not, its launch fails and the process goes on.
-void on_fault(int signal, siginfo_t* info, void*) {
+// Where a thread touches what it must not, or never lets others run, its launch fails and the process goes on.
+// Nothing of this handler is left when the fiber is: it is never taken up again.
+void on_signal(int signal, siginfo_t* info, void*) {
   if (t_worker && t_worker->in_fiber()) {
-    // Nothing of this handler is left when the fiber is: it is never taken up again.
-    const std::string at = signal == SIGSEGV && info->si_code == SI_KERNEL ? "an address that is not aligned to its type"
-                                                                         : describe_address(info->si_addr);
-    t_worker->fail("accesses " + at, "");
+    if (signal == kTime) t_worker->fail("runs for longer than the emulator's time limit, and never waits", "");
+    const bool odd = signal == SIGSEGV && info->si_code == SI_KERNEL;
+    t_worker->fail("accesses " + (odd ? "an address that is not aligned" : describe_address(info->si_addr)), "");
   }
-  sigaction(signal, &g_before[signal == SIGBUS], nullptr);  // not ours: it comes again
+  if (signal != kTime) sigaction(signal, &g_before[signal == SIGBUS], nullptr);  // not ours: it comes again
 }
 
-class FaultsCaught {
+class SignalsCaught {
  public:
-  FaultsCaught() {
+  SignalsCaught() {
     std::lock_guard lock(g_signal_mutex);
     if (g_launches++) return;
     struct sigaction action = {};
-    action.sa_sigaction = on_fault;
+    action.sa_sigaction = on_signal;
     action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
-    for (int i = 0; i < 2; ++i) sigaction(kSignals[i], &action, &g_before[i]);
+    for (std::size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &action, &g_before[i]);
   }
-  ~FaultsCaught() {
+  ~SignalsCaught() {
     std::lock_guard lock(g_signal_mutex);
     if (--g_launches) return;
-    for (int i = 0; i < 2; ++i) sigaction(kSignals[i], &g_before[i], nullptr);
+    for (std::size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &g_before[i], nullptr);
   }
+};
+
+// Signals the thread that makes it, some time after yields should have seen the end.
+class Alarm {
+ public:
+  explicit Alarm(std::chrono::steady_clock::time_point end) {
+    sigevent event = {};
+    event.sigev_notify = SIGEV_THREAD_ID;
+    event.sigev_signo = kTime;
+    event._sigev_un._tid = gettid();
+    set_ = timer_create(CLOCK_MONOTONIC, &event, &timer_) == 0;
+    const auto left = end - std::chrono::steady_clock::now() + std::chrono::seconds(1);
+    const auto ns = std::max<long long>(1, std::chrono::nanoseconds(left).count());
+    itimerspec when = {};
+    when.it_value = {ns / 1'000'000'000, ns % 1'000'000'000};
+    if (set_) timer_settime(timer_, 0, &when, nullptr);
+  }
+  ~Alarm() {
+    if (set_) timer_delete(timer_);
+  }
+
+ private:
+  timer_t timer_;
+  bool set_;
 };
 
 void work(Launch& launch) {
@@ -512,6 +422,7 @@ void work(Launch& launch) {
   sigaltstack(&now, &before);
   {
     Worker worker(launch);
+    Alarm alarm(launch.end);
     t_worker = &worker;
     worker.run();
     t_worker = nullptr;
@@ -562,34 +473,8 @@ GIDS_UNDEFINED(nonnull_arg, "passes null where none may be")
 GIDS_UNDEFINED(nonnull_return_v1, "returns null where none may be")
 GIDS_UNDEFINED(vla_bound_not_positive, "has an array without elements")
 
-// Memory whose first byte after the end may not be touched; 16-byte aligned. Zeroed, or poisoned.
-extern "C" void* emulated_allocate(std::size_t bytes, int zeroed) {
-  using namespace emulated;
-  const std::size_t used = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  const std::size_t inner = (used + kMemoryPage - 1) / kMemoryPage * kMemoryPage;
-  const std::size_t outer = inner + 2 * kMemoryPage;
-  void* m = mmap(nullptr, outer, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (m == MAP_FAILED) return nullptr;
-  std::byte* const mapping = static_cast<std::byte*>(m);
-  if (mprotect(mapping + kMemoryPage, inner, PROT_READ | PROT_WRITE)) {
-    munmap(mapping, outer);
-    return nullptr;
-  }
-  std::byte* const start = mapping + kMemoryPage + inner - used;
-  if (!zeroed) std::memset(start, kPoison, bytes);
-  std::memset(start + bytes, kPoison, used - bytes);
-  std::lock_guard lock(g_memory_mutex);
-  g_memory[start] = {mapping, outer, bytes};
-  return start;
-}
-
-extern "C" void emulated_free(void* start) {
-  using namespace emulated;
-  std::lock_guard lock(g_memory_mutex);
-  const auto found = g_memory.find(static_cast<std::byte*>(start));
-  munmap(found->second.mapping, found->second.mapping_bytes);
-  g_memory.erase(found);
-}
+extern "C" void* emulated_allocate(std::size_t bytes, int zeroed) { return emulated::allocate(bytes, zeroed != 0); }
+extern "C" void emulated_free(void* start) { emulated::release(start); }
 
 // Runs a kernel to its end. Returns 0, or 1 with the first error's text.
 extern "C" int emulated_launch(const emulated::Kernel* kernel, unsigned blocks, unsigned threads, void** arguments,
@@ -606,7 +491,7 @@ extern "C" int emulated_launch(const emulated::Kernel* kernel, unsigned blocks, 
   }
   dl_iterate_phdr(find_module, &launch);
   {
-    FaultsCaught caught;
+    SignalsCaught caught;
     std::vector<std::thread> others;
     for (u32 i = 1; i < std::min(blocks, kBlocksAtOnce); ++i) others.emplace_back([&] { work(launch); });
     work(launch);

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gids.cuda.device import Argument, Device, Event, Mapping, Stream, as_scalar, check_grid, check_host_range
+from gids.cuda.device import Argument, Device, Event, Mapping, Stream, as_word, check_grid, check_host_range
 from gids.cuda.sources import Sources
 
 HERE = Path(__file__).parent
@@ -70,7 +70,7 @@ class Unit:
         kernel: str,
         blocks: int,
         threads: int,
-        values: list[tuple[Argument, np.generic]],
+        values: list[tuple[Argument, int, int]],
         seed: int,
         limit_s: float,
     ) -> None:
@@ -79,21 +79,21 @@ class Unit:
         entry = self._kernels[kernel]
         if len(values) != entry.parameter_count:
             raise RuntimeError(f"{kernel} takes {entry.parameter_count} arguments; {len(values)} were given")
-        for position, (value, scalar) in enumerate(values):
-            if fault := _mismatch(entry.parameters[position], value, scalar):
+        for position, (value, _, nbytes) in enumerate(values):
+            if fault := _mismatch(entry.parameters[position], value, nbytes):
                 raise RuntimeError(f"{kernel}: parameter {position} {fault}")
-        buffers = [ctypes.create_string_buffer(scalar.tobytes(), scalar.nbytes) for _, scalar in values]
-        arguments = (ctypes.c_void_p * len(buffers))(*map(ctypes.addressof, buffers))
+        words = [ctypes.c_uint64(bits) for _, bits, _ in values]
+        arguments = (ctypes.c_void_p * len(words))(*map(ctypes.addressof, words))
         error = ctypes.create_string_buffer(4000)
         if self._launch(ctypes.byref(entry), blocks, threads, arguments, seed, limit_s, error, len(error)):
             raise RuntimeError(f"{error.value.decode()}\n(seed {seed})")
 
 
-def _mismatch(parameter: _Parameter, value: Argument, scalar: np.generic) -> str:
+def _mismatch(parameter: _Parameter, value: Argument, nbytes: int) -> str:
     """What is wrong with an argument, or ""."""
     kind = parameter.kind.decode()
-    if parameter.bytes != scalar.nbytes:
-        return f"has {parameter.bytes} bytes; {scalar.nbytes} were given ({type(value).__name__})"
+    if parameter.bytes != nbytes:
+        return f"has {parameter.bytes} bytes; {nbytes} were given ({type(value).__name__})"
     if isinstance(value, torch.Tensor) and kind != "p":
         return f"is no pointer (kind {kind!r}); a tensor was given"
     if isinstance(value, np.floating) != (kind == "f"):
@@ -148,8 +148,8 @@ class Builder:
         return buffer
 
     def _compile(self, stem: str, text: str, options: list[str], libraries: list[str]) -> Path:
-        made_of = [(HERE / "emulator.h").read_text(), text, *FLAGS, *options, *libraries]
-        made_of += [path.read_text() for path in SOURCES.headers()]
+        made_of = [text, *FLAGS, *options, *libraries]
+        made_of += [path.read_text() for path in [*sorted(HERE.glob("emulator*.h")), *SOURCES.headers()]]
         target = self._folder / f"{stem}-{_digest(*made_of)}.so"
         if not target.exists():
             built = target.with_suffix(f".{os.getpid()}")
@@ -250,7 +250,7 @@ class EmulatedDevice(Device):
     ) -> None:
         assert isinstance(stream, EmulatedStream)
         check_grid(kernel, blocks, threads)
-        values = [(arg, as_scalar(kernel, i, arg, self.torch_device)) for i, arg in enumerate(args)]
+        values = [(arg, *as_word(kernel, i, arg, self.torch_device)) for i, arg in enumerate(args)]
         self.launches.append(kernel)
         self._seed += 1
         _builder().unit(unit).launch(kernel, blocks, threads, values, self._seed, self.limit_s)

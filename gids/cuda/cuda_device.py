@@ -17,7 +17,7 @@ import torch
 
 from gids.cuda import libcuda
 from gids.cuda.compiler import Compiler
-from gids.cuda.device import Argument, Device, Mapping, Stream, as_scalar, check_grid, check_host_range
+from gids.cuda.device import Argument, Device, Mapping, Stream, as_word, check_grid, check_host_range
 from gids.cuda.libcuda import CudaError, Libcuda
 
 
@@ -60,16 +60,16 @@ class CudaDevice(Device):
         self, stream: Stream, unit: str, kernel: str, blocks: int, threads: int, *args: Argument
     ) -> None:
         check_grid(kernel, blocks, threads)
-        scalars = [as_scalar(kernel, i, arg, self.torch_device) for i, arg in enumerate(args)]
+        words = [as_word(kernel, i, arg, self.torch_device) for i, arg in enumerate(args)]
         loaded = self._kernel(unit, kernel)
-        given = [scalar.nbytes for scalar in scalars]
+        given = [nbytes for _, nbytes in words]
         if loaded.sizes is not None and loaded.sizes != given:
             raise RuntimeError(f"{kernel} takes arguments of {loaded.sizes} bytes; {given} were given")
         if blocks == 0:
             return
-        values = ctypes.create_string_buffer(b"".join(scalar.tobytes().ljust(8, b"\0") for scalar in scalars))
+        values = (ctypes.c_uint64 * len(words))(*(bits for bits, _ in words))
         first = ctypes.addressof(values)
-        pointers = (ctypes.c_void_p * (len(scalars) + 1))(*(first + 8 * i for i in range(len(scalars))))
+        pointers = (ctypes.c_void_p * len(words))(*range(first, first + 8 * len(words), 8))
         grid, shared_bytes = (blocks, 1, 1, threads, 1, 1), 0
         with self._in_context():
             self._driver.call(

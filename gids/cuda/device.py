@@ -7,6 +7,7 @@ the host. Nothing outside gids.cuda imports cupy or asks torch whether there is 
 from __future__ import annotations
 
 import mmap
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -18,6 +19,9 @@ import torch
 
 Argument = torch.Tensor | int | np.uint32 | np.int32 | np.uint64 | np.float32
 """What a kernel takes: a tensor's address, an int as 64 bits, or a NumPy scalar as it is."""
+
+
+_ALL_BITS = (1 << 64) - 1
 
 
 class Event(Protocol):
@@ -153,22 +157,25 @@ def check_host_range(address: int, nbytes: int) -> None:
         )
 
 
-def as_scalar(kernel: str, position: int, value: Argument, torch_device: torch.device) -> np.generic:
-    """The NumPy scalar whose bytes a kernel gets for an argument. ValueError, TypeError for what none is."""
-    what = f"{kernel}: argument {position}"
+def as_word(kernel: str, position: int, value: Argument, torch_device: torch.device) -> tuple[int, int]:
+    """What a kernel gets for an argument: its bits, and its bytes. ValueError, TypeError for other things."""
     if isinstance(value, torch.Tensor):
         if value.device != torch_device:
-            raise ValueError(f"{what} is a tensor on {value.device}; the kernel runs on {torch_device}")
+            raise ValueError(
+                f"{kernel}: argument {position} is a tensor on {value.device}, the kernel on {torch_device}"
+            )
         if not value.is_contiguous():
-            raise ValueError(f"{what} is a tensor with strides {value.stride()}; call .contiguous()")
-        return np.uint64(value.data_ptr())
-    if isinstance(value, np.uint32 | np.int32 | np.uint64 | np.float32):
-        return value
-    if isinstance(value, int) and not isinstance(value, bool):
+            raise ValueError(
+                f"{kernel}: argument {position} is a tensor with strides {value.stride()}; call .contiguous()"
+            )
+        return value.data_ptr(), 8
+    if type(value) is int:
         if not -(1 << 63) <= value < 1 << 64:
-            raise ValueError(f"{what} is {value}, which 64 bits do not hold")
-        return np.uint64(value & (1 << 64) - 1)
+            raise ValueError(f"{kernel}: argument {position} is {value}, which 64 bits do not hold")
+        return value & _ALL_BITS, 8
+    if isinstance(value, np.uint32 | np.int32 | np.uint64 | np.float32):
+        return int.from_bytes(value.tobytes(), sys.byteorder), value.nbytes
     raise TypeError(
-        f"{what} is {type(value).__name__}; kernels take tensors, int (8 bytes), and numpy's uint32, int32, "
-        "uint64, float32"
+        f"{kernel}: argument {position} is {type(value).__name__}; kernels take tensors, int (8 bytes), and "
+        "numpy's uint32, int32, uint64, float32"
     )

@@ -54,6 +54,11 @@ extern "C" __global__ void wait_for_ever(u32* word) {
   while (gids::local_ref<u32>(*word).load(gids::memory_order_relaxed) == 0) __nanosleep(100);
 }
 
+// Never lets another thread run: it knows nothing of atomics.
+extern "C" __global__ void watch_for_ever(const volatile u32* word) {
+  while (*word == 0) {}
+}
+
 extern "C" __global__ void give_up(u32*) { __trap(); }
 
 extern "C" __global__ void touch(gids::u8* bytes, gids::i64 at, u32 write) {

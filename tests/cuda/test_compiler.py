@@ -11,6 +11,8 @@ import pytest
 from gids.cuda.compiler import Compiler, cache_folder, open_compiler
 from gids.cuda.sources import Sources, installed_sources
 
+NATIVE = Path(__file__).parents[2] / "native"
+UNITS = sorted(path.relative_to(NATIVE).as_posix() for path in NATIVE.glob("*/*.cu"))
 UNIT = str(Path(__file__).parent / "kernels.cu")
 
 
@@ -159,22 +161,25 @@ def test_a_missing_cupy_names_the_extra(monkeypatch: pytest.MonkeyPatch, sources
 
 
 def test_the_installed_sources_are_those_of_the_repository() -> None:
-    native = Path(__file__).parents[2] / "native"
     sources = installed_sources()
-    for path in [*native.glob("*/*.cu"), *(native / "include").rglob("*.h")]:
-        assert (sources.root / path.relative_to(native)).read_text() == path.read_text()
+    for path in [*NATIVE.glob("*/*.cu"), *(NATIVE / "include").rglob("*.h")]:
+        assert (sources.root / path.relative_to(NATIVE)).read_text() == path.read_text()
 
 
-@pytest.mark.parametrize("target", ["sm_75", "sm_90", "compute_90"])
+@pytest.mark.parametrize(
+    ("unit", "target"),
+    [(UNIT, "sm_75"), (UNIT, "compute_90"), *((unit, "sm_90") for unit in UNITS)],
+    ids=lambda value: Path(value).name,
+)
 def test_the_cupy_that_is_installed_compiles(
-    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    unit: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("cupy", reason="no CuPy: pip install 'gids[cuda13]'")
     monkeypatch.setenv("GIDS_KERNEL_CACHE", str(tmp_path))
     compiler = open_compiler(installed_sources())
-    code = compiler.compile(compiler.sources.unit(UNIT), target)
+    code = compiler.compile(compiler.sources.unit(unit), target)
     assert code[:4] == b"\x7fELF" if target.startswith("sm_") else b".target sm_90" in code
-    assert compiler.compile(compiler.sources.unit(UNIT), target) == code
+    assert compiler.compile(compiler.sources.unit(unit), target) == code
 
 
 def test_cupy_itself_takes_cccl_from_the_same_folder() -> None:

@@ -145,7 +145,7 @@ def test_wrong_arguments_are_refused_before_the_launch(
     sizes = r"first takes arguments of \[8, 4, 4\] bytes; \[8, 8, 4\] were given"
     with pytest.raises(RuntimeError, match=sizes):
         made.launch(STREAM, "noun/unit.cu", "first", 1, 32, 1, 2, np.float32(3))
-    with pytest.raises(ValueError, match="argument 0 is a tensor on cpu; the kernel runs on cuda:0"):
+    with pytest.raises(ValueError, match="argument 0 is a tensor on cpu, the kernel on cuda:0"):
         made.launch(STREAM, "noun/unit.cu", "first", 1, 32, torch.zeros(1), np.uint32(2), np.float32(3))
     with pytest.raises(KeyError, match=r"no kernel 'third' in noun/unit.cu \(has first, second\)"):
         made.launch(STREAM, "noun/unit.cu", "third", 1, 32)

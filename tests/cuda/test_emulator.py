@@ -99,6 +99,9 @@ def test_a_wait_without_end_ends() -> None:
     device = EmulatedDevice(limit_s=0.2)
     with pytest.raises(RuntimeError, match="longer than the emulator's time limit"):
         launch(device, "wait_for_ever", 3, 64, words(device, 1))
+    with pytest.raises(RuntimeError, match="time limit, and never waits"):
+        launch(device, "watch_for_ever", 3, 64, words(device, 1))
+    launch(device, "reverse", 1, 64, words(device, 64), words(device, 64), np.uint32(1))
 
 
 @pytest.mark.parametrize("write", [0, 1])
