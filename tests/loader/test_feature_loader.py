@@ -344,3 +344,22 @@ def test_outputs_of_growing_minibatches_do_not_pile_up(path: Path) -> None:
         for _minibatch, _features in loader.attach(growing, ids_of):
             pass
         assert loader.stats()["memory"]["outputs"] <= loader._placement.plan.purposes["outputs"]  # type: ignore[attr-defined]
+
+
+def test_an_epoch_ends_with_a_line_in_the_log(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "gids")
+    with gids.FeatureLoader(path, TABLES, memory_bytes=1 << 26) as loader:
+        for count in (6, 4):
+            caplog.clear()
+            list(loader.attach(minibatches(count), ids_of))
+            lines = [r.getMessage() for r in caplog.records if "minibatches in" in r.getMessage()]
+            assert len(lines) == 1
+            assert lines[0].startswith(f"{count} minibatches in ")
+
+
+def test_profilers_see_the_stages(path: Path) -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        with gids.FeatureLoader(path, TABLES, memory_bytes=1 << 26) as loader:
+            list(loader.attach(minibatches(3), ids_of))
+    counts = {event.key: event.count for event in profile.key_averages() if event.key.startswith("gids.")}
+    assert counts == {"gids.sample": 4, "gids.enter": 3, "gids.plan": 3, "gids.gather": 3}
