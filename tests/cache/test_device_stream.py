@@ -100,6 +100,23 @@ def test_only_the_two_minibatches_next_in_turn_are_waited_for(
     cache.cancel()
 
 
+def test_minibatches_that_miss_nothing_do_not_use_the_queue(
+    cache: DeviceFeatureCache, table: RawTable
+) -> None:
+    def run(ids: list[torch.Tensor]) -> int:
+        before = cache._queue.stats()["posted"]
+        for given, (_, features) in zip(
+            ids, windowed(cache, [{table.name: i} for i in ids], 2, 2), strict=True
+        ):
+            assert torch.equal(features[table.name].cpu(), table.rows[given])
+        return cache._queue.stats()["posted"] - before
+
+    hot, other = torch.arange(60), torch.arange(300, 320)
+    assert run([hot]) == 1
+    assert run([hot] * 5) <= 1  # the first plan expects what the last one needed
+    assert run([hot, other, hot, hot]) <= 2
+
+
 def test_closing_in_mid_stream_and_reading_through_beside_it(
     cache: DeviceFeatureCache, table: RawTable
 ) -> None:
