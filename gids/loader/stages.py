@@ -1,4 +1,4 @@
-"""What a loader is doing, told to profilers and, once an epoch, to the log. Called by FeatureLoader's streams."""
+"""What a loader is doing, told to profilers and, once an epoch, to the log. Called by FeatureLoader."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def epoch_summary(before: Mapping[str, Any], after: Mapping[str, Any], seconds: 
     stages = ", ".join(f"{name} {after['seconds'][name] - before['seconds'][name]:.2f} s" for name in _STAGES)
     pages = grown("pages")
     ratio = f"{100 * grown('hits') / pages:.1f} % of {pages} pages hit" if pages else "no pages"
-    return f"{minibatches} minibatches in {seconds:.2f} s: {ratio}, {grown('bytes_read') / 1e6:.1f} MB read; {stages}"
+    read = f"{grown('bytes_read') / 1e6:.1f} MB read"
+    return f"{minibatches} minibatches in {seconds:.2f} s: {ratio}, {read}; {stages}"
 
 
 _STAGES = ("sample", "plan", "wait", "gather")
