@@ -12,11 +12,12 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+import torch
 from emulator import EmulatedDevice, EmulatedEvent, EmulatedStream
 
-from gids.cuda.device import Argument, Event, Stream, as_scalar, check_grid
+from gids.cuda.device import Argument, Event, Stream, as_word, check_grid
 
 
 class LateEvent(EmulatedEvent):
@@ -91,6 +92,7 @@ class LateDevice(EmulatedDevice):
         self._stream: EmulatedStream = CpuStream()
         self._streams: list[LateStream] = []
         self._one_at_a_time = threading.Lock()
+        self._kept: list[torch.Tensor] = []  # as torch keeps a tensor's memory for its stream's work
 
     def new_stream(self) -> EmulatedStream:
         self._streams.append(LateStream(len(self._streams)))
@@ -101,13 +103,17 @@ class LateDevice(EmulatedDevice):
     ) -> None:
         check_grid(kernel, blocks, threads)
         for i, arg in enumerate(args):
-            as_scalar(kernel, i, arg, self.torch_device)
+            as_word(kernel, i, arg, self.torch_device)
 
         def run() -> None:
             with self._one_at_a_time:
                 super(LateDevice, self).launch(stream, unit, kernel, blocks, threads, *args)
 
         stream.put(run) if isinstance(stream, LateStream) else run()
+
+    def empty(self, shape: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        self._kept.append(super().empty(shape, dtype))
+        return self._kept[-1]
 
     def wait_value(self, stream: Stream, address: int, value: int) -> bool:
         wait = super().wait_value

@@ -83,7 +83,8 @@ class DeviceFeatureCache:
             hottest pages that no line in device memory holds, and leaves them.
         output_dtype: float32, float16 or bfloat16, for the rows of tables of these three. None leaves them.
         check_crc: compare every page read with its checksum.
-        wait, staging_bytes, rounds_max, pairs, timeout_s: see :class:`gids.io.device_queue.DeviceQueue`.
+        wait, staging_bytes, rounds_max, pairs, timeout_s: see :class:`gids.io.device_queue.DeviceQueue`. A
+            round holds pages of one table, so that there are at least two rounds for each.
         reader: for preloading, see gids.io.extents. None reads by the engine, through host memory.
         preload_hottest: fill lines with the hottest pages now.
 
@@ -135,7 +136,7 @@ class DeviceFeatureCache:
             engine,
             queue_tables,
             staging_bytes=staging_bytes,
-            rounds_max=rounds_max,
+            rounds_max=min(_core.QUEUE_DOORBELLS * pairs, max(rounds_max, 2 * len(tables))),
             pairs=pairs,
             wait=wait,
             timeout_s=timeout_s,
@@ -164,7 +165,7 @@ class DeviceFeatureCache:
                 self._states[t.name] = state
                 if preload_hottest:
                     preload(state, engine, queue_tables[number], heat=heats.get(t.name), reader=reader)
-        self._pools = {name: MissPool(device) for name in near}
+        self._pools = {t.name: MissPool(device, t.page_count) for t in tables}
 
         self.next_step = 0
         """The first step that a new stream may enter; steps never repeat."""
@@ -293,8 +294,7 @@ class DeviceFeatureCache:
     def read_through(
         self, ids: Mapping[str, torch.Tensor]
     ) -> tuple[dict[str, torch.Tensor], Exception | None]:
-        """Rows without a step: from lines where they are, else from disk by the host. The cache stays as it
-        is.
+        """Rows without a step: from lines where they are, else from disk by the host. Changes nothing.
 
         ids: as for enter(). Returns as gather() does. Blocks. Raises IndexError for an id out of range.
         """
@@ -427,7 +427,7 @@ class DeviceFeatureCache:
             for plan in s.plans:
                 name = plan.state.table.name
                 needed = self._reads.rounds_for(self._counters.seen(s.place, name, "misses"))
-                self._usual_rounds[name] = max(1, needed)
+                self._usual_rounds[name] = needed
                 while plan.posted < needed:
                     self._post(plan)
             s.settled = True

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from gids import _core
+from gids.cache.budget import GROWTH
 from gids.cache.output_dtype import FLOATS
 
 if TYPE_CHECKING:
@@ -163,17 +164,22 @@ def miss_bytes(capacity: int) -> int:
 
 
 class MissPool:
-    """Buffers that are used again. They grow when a minibatch is larger than any before."""
+    """Buffers that are used again; larger ones, with headroom, when a minibatch is larger than any before.
 
-    def __init__(self, device: Device) -> None:
+    most: pages that a minibatch can miss.
+    """
+
+    def __init__(self, device: Device, most: int) -> None:
         self._device = device
+        self._most = most
         self._idle: list[MissBuffers] = []
         self._largest = 1
         self.nbytes = 0
 
     def take(self, capacity: int) -> MissBuffers:
         """Room for so many pages. Called with the stream of the cache as torch's current one."""
-        self._largest = max(self._largest, capacity)
+        if capacity > self._largest:
+            self._largest = min(self._most, int(GROWTH * capacity))
         while self._idle:
             buffers = self._idle.pop()
             if buffers.capacity >= capacity:

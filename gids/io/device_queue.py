@@ -108,11 +108,12 @@ class DeviceQueue:
         Raises ValueError for numbers that do not fit each other, the engine or its files. The engine, too,
         keeps the staging memory until it closes: it may still read into it.
         """
-        _check_options(tables, wait, pairs, rounds_max, timeout_s)
+        _check_options(tables, staging_bytes, wait, pairs, rounds_max, timeout_s)
+        named = [native_table(t) for t in tables]
         places = -(-rounds_max // pairs)  # of each pair
         self._memory = _core.QueueMemory(
             staging_bytes=staging_bytes,
-            slot_bytes=max(-(-int(t.page_bytes) // 16) * 16 for t in tables),
+            slot_bytes=max(-(-t.page_bytes // 16) * 16 for t in tables),
             pairs=pairs,
             rounds_max=places,
             spin_limit=math.ceil(timeout_s * _POLLS_PER_S) if spin_limit is None else spin_limit,
@@ -127,7 +128,7 @@ class DeviceQueue:
         with contextlib.ExitStack() as undo:
             self._service = _core.QueueService(
                 engine.native,
-                [native_table(t) for t in tables],
+                named,
                 self._memory,
                 timeout_ms=math.ceil(timeout_s * 1e3),
             )
@@ -465,12 +466,19 @@ class DeviceQueue:
 
 
 def _check_options(
-    tables: Sequence[QueueTable], wait: str, pairs: int, rounds_max: int, timeout_s: float
+    tables: Sequence[QueueTable],
+    staging_bytes: int,
+    wait: str,
+    pairs: int,
+    rounds_max: int,
+    timeout_s: float,
 ) -> None:
     if wait not in ("stream", "warp"):
         raise ValueError(f"wait is {wait!r}; it must be 'stream' or 'warp'")
     if not tables:
         raise ValueError("the request queue got no tables; it needs at least one")
+    if staging_bytes < 0:
+        raise ValueError(f"staging_bytes is {staging_bytes}; it must not be negative")
     if not 1 <= pairs <= _core.QUEUE_PAIRS_MAX:
         raise ValueError(f"pairs is {pairs}; it must be from 1 to {_core.QUEUE_PAIRS_MAX}")
     most = _core.QUEUE_DOORBELLS * pairs

@@ -36,8 +36,8 @@ def native_table(table: QueueTable) -> tuple[int, int, int, int, npt.NDArray[np.
     """What _core.QueueService takes. ValueError for numbers and arrays that it has no room for."""
     page_count, first_file, file_count, page_bytes = (int(n) for n in table[:4])
     for name, number in [("first_file", first_file), ("file_count", file_count), ("page_bytes", page_bytes)]:
-        if not 0 <= number < 1 << 32:
-            raise ValueError(f"{name} of a table is {number}; it must be from 0 to 2**32 - 1")
+        if not 0 <= number < 1 << 31:
+            raise ValueError(f"{name} of a table is {number}; it must be from 0 to 2**31 - 1")
     if not 0 <= page_count < 1 << 63:
         raise ValueError(f"page_count of a table is {page_count}; it must be from 0 to 2**63 - 1")
     sums = table.checksums

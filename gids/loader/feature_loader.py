@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -24,6 +25,7 @@ from gids.cache import POLICIES, page_heat
 from gids.cache.output_dtype import check_out_dtype
 from gids.io import Engine, open_engine
 from gids.loader.placement import DevicePlacement, HostPlacement, Placement, Sizes
+from gids.loader.stages import epoch_summary, stage_for
 from gids.loader.stream import Cache, Ids, IdsOf, ReadThroughStream, WindowedStream
 from gids.store import FeatureStore, Table
 from gids.store.names import HEAT_ROLES
@@ -208,15 +210,16 @@ class FeatureLoader:
                 log.info("a stream of this loader is still open: this one reads through, without lookahead")
                 return ReadThroughStream(minibatches, ids_of, cache_for)
             self._adapt_planned()
-            me = weakref.ref(self)
+            me, before, begun = weakref.ref(self), self.stats(), time.perf_counter()
             stream = WindowedStream(
                 minibatches,
                 ids_of,
                 cache_for,
                 window_batches=self._window,
                 planned_batches=lambda: self._planned,
-                on_close=lambda: _window_is_free(me),
+                on_close=lambda: _stream_ended(me, before, begun),
                 seconds=self._seconds,
+                stage=stage_for(self.device),
             )
             self._windowed = weakref.ref(stream)
             return stream
@@ -350,7 +353,12 @@ def _check_window(window_batches: int, planned_batches: int | None) -> int:
     return window_batches
 
 
-def _window_is_free(loader: weakref.ref[FeatureLoader]) -> None:
+def _stream_ended(loader: weakref.ref[FeatureLoader], before: dict[str, Any], begun: float) -> None:
     me = loader()
-    if me is not None:
-        me._windowed = None
+    if me is None:
+        return
+    me._windowed = None
+    if log.isEnabledFor(logging.INFO) and me._finalizer.alive:
+        line = epoch_summary(before, me.stats(), time.perf_counter() - begun)
+        if line is not None:
+            log.info(line)

@@ -45,7 +45,8 @@ class OwningService {
     }
     std::vector<queue::Pair> pairs;
     for (u32 p = 0; p < memory.pairs(); ++p) pairs.push_back(memory.pair(p, nullptr));
-    service_ = std::make_unique<io::QueueService>(engine, std::move(list), std::move(pairs), memory.shared(), timeout_ms);
+    service_ = std::make_unique<io::QueueService>(engine, std::move(list), std::move(pairs), memory.shared(),
+                                                  timeout_ms);
     engine->register_memory(memory.shared().get(), memory.shared_bytes(), memory.shared());
   }
   ~OwningService() {

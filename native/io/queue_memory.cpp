@@ -53,7 +53,8 @@ void carve_local(Carver& c, queue::Pair& q) {
 
 QueueMemory::QueueMemory(const QueueOptions& options) : options_(options) {
   require(options.pairs >= 1 && options.pairs <= QueueOptions::kPairsMax,
-          "pairs is " + std::to_string(options.pairs) + "; it must be from 1 to " + std::to_string(QueueOptions::kPairsMax));
+          "pairs is " + std::to_string(options.pairs) + "; it must be from 1 to " +
+              std::to_string(QueueOptions::kPairsMax));
   require(options.slot_bytes >= 16 && options.slot_bytes % 16 == 0,
           "slot_bytes is " + std::to_string(options.slot_bytes) + "; it must be a positive multiple of 16");
   require(options.rounds_max >= 1 && options.rounds_max <= queue::doorbells,

@@ -571,6 +571,8 @@ def test_what_does_not_fit_is_refused(device: Device, tables: Tables) -> None:
             ("rounds_max is 0", lambda: make(rounds_max=0)),
             ("timeout_s is 0", lambda: make(timeout_s=0)),
             ("2 pairs of at least 2 pages of 4096 B need 16384", lambda: make(staging_bytes=9000, pairs=2)),
+            ("staging_bytes is -1", lambda: make(staging_bytes=-1)),
+            ("page_bytes of a table is 4294967296", lambda: make([QueueTable(1, 0, 1, 1 << 32)])),
             ("the engine has 4", lambda: make([QueueTable(8, 3, 2, 4096)])),
             ("reads of 1048576 B at most", lambda: make([QueueTable(8, 0, 1, 1 << 21)])),
             ("8 pages and 3 checksums", lambda: make([QueueTable(8, 0, 1, 512, np.zeros(3, np.uint32))])),

@@ -7,45 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from emulator import EmulatedDevice
+from loader_example import ROWS, Ids, check, ids_of, minibatches
 
 import gids
 from gids.cuda.device import Device
 from gids.errors import MemoryBudgetError
-from gids.store import DatasetWriter
-
-ROWS, DIM = 3000, 256  # a row is 1 KiB: four to a page
-Ids = dict[str, torch.Tensor]
-
-
-@pytest.fixture(scope="module")
-def source() -> Ids:
-    generator = torch.Generator().manual_seed(1)
-    return {
-        "paper.feat": torch.randn(ROWS, DIM, generator=generator),
-        "author.feat": torch.randn(500, 1024, generator=generator).to(torch.bfloat16),
-    }
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory, source: Ids) -> Path:
-    path = tmp_path_factory.mktemp("loader") / "two.gids"
-    with DatasetWriter(path, stripe=2) as writer:
-        for name, rows in source.items():
-            writer.write_table("node", name.split(".")[0], "feat", rows)
-        rng = np.random.default_rng(0)
-        for relation, src, dst in (
-            (("paper", "cites", "paper"), ROWS, ROWS),
-            (("author", "writes", "paper"), 500, ROWS),
-        ):
-            degrees = rng.integers(0, 8, dst)
-            indptr = np.concatenate([[0], np.cumsum(degrees)])
-            indices = (src * rng.random(indptr[-1]) ** 3).astype(np.int64)
-            writer.write_graph(relation, indptr, indices, num_src=src)
-    return path
 
 
 @pytest.fixture
@@ -53,30 +22,6 @@ def on(device: Device, cuda_is: Callable[[Device], None]) -> Device:
     """What device="cuda" opens in the test."""
     cuda_is(device)
     return device
-
-
-def minibatches(count: int, device: torch.device | str = "cpu", seed: int = 0) -> list[Ids]:
-    rng = np.random.default_rng(seed)
-    return [
-        {
-            "paper.feat": torch.from_numpy(
-                (ROWS * rng.random(rng.integers(0, 400)) ** 2).astype(np.int64)
-            ).to(device),
-            "author.feat": torch.from_numpy(rng.permutation(500)[: rng.integers(0, 90)]).to(device),
-        }
-        for _ in range(count)
-    ]
-
-
-def ids_of(minibatch: Ids) -> Ids:
-    return minibatch
-
-
-def check(source: Ids, minibatch: Ids, features: Ids, dtype: torch.dtype | None = None) -> None:
-    assert set(features) == set(minibatch)
-    for name, rows in features.items():
-        expected = source[name][minibatch[name].cpu()]
-        assert torch.equal(rows.cpu(), expected.to(dtype or expected.dtype))
 
 
 @pytest.mark.parametrize("window", [0, 2, 16, 21])
@@ -87,7 +32,7 @@ def test_features_equal_the_source_over_epochs(
     options: dict[str, Any] = {"window_batches": window, "policy": policy, "staging_bytes": 1 << 20}
     with gids.FeatureLoader(path, list(source), device="cuda", memory_bytes=1 << 23, **options) as loader:
         for epoch in range(2):
-            batches = minibatches(9, on.torch_device, epoch)
+            batches = minibatches(9, epoch, on.torch_device)
             for minibatch, features in loader.attach(batches, ids_of):
                 check(source, minibatch, features)
         stats = loader.stats()

@@ -213,7 +213,9 @@ void a_wait_that_nobody_ends_gives_up() {
   const auto engine = Controller::open(g_paths, {.hold = true});
   Rig rig(engine, 8, 1, kSlow, 100);
   const u64 round = rig.post(pages(0, 4));
+  eventually([&] { return engine->lost() == 4; });
   CHECK(!queue::await_round(rig.q, round));
+  CHECK(rig.service->broken());
   for (const int error : rig.collect(round, pages(0, 4))) CHECK_EQUAL(error, ETIMEDOUT);
   engine->find();
 }
@@ -354,6 +356,24 @@ void a_queue_that_somebody_gave_up_releases_everybody_else() {
   engine->find();
 }
 
+void what_became_of_a_broken_round_does_not_change_any_more() {
+  int broken = 0;
+  for (int trial = 0; trial < 100; ++trial) {
+    const auto engine = Controller::open(g_paths, {.stall_one_in = 2, .shuffle = true}, 4);
+    Rig rig(engine, 64, 1, kSlow, 500u << trial % 4);
+    const auto requests = pages(0, 64);
+    const u64 round = rig.post(requests);
+    if (!queue::await_round(rig.q, round)) continue;  // gave up on the service's end too
+    broken += rig.service->broken();
+    const std::vector<int> errors = rig.collect(round, requests);
+    rig.service->close();
+    const std::vector<int> later = rig.collect(round, requests);
+    CHECK(errors == later);
+    for (const int error : errors) CHECK(error == 0 || (rig.service->broken() && error == ECANCELED));
+  }
+  std::printf("%d of 100 rounds broken\n", broken);
+}
+
 void a_device_sees_the_same_memory_at_its_own_addresses() {
   const io::QueueMemory memory({.staging_bytes = 1 << 20, .pairs = 3});
   std::vector<std::byte> local(memory.local_bytes());
@@ -452,6 +472,7 @@ int main(int, char** argv) {
   a_doorbell_without_its_entries_is_an_error();
   a_lane_gives_up_when_nobody_serves();
   a_queue_that_somebody_gave_up_releases_everybody_else();
+  what_became_of_a_broken_round_does_not_change_any_more();
   a_device_sees_the_same_memory_at_its_own_addresses();
   the_thread_sleeps_while_nothing_is_armed();
   what_does_not_fit_is_refused();

@@ -211,14 +211,13 @@ GIDS_HD void post_round(const Pair& q, const Request* requests, u64 size, u64 th
   for (u64 i = thread; i < size; i += threads) write_entry(q, base + i, requests[i]);
 }
 
-// Wait `stream` where the stream itself cannot wait for a word: one thread polls. False, and the queue is broken,
-// when spin_limit passed.
+// Wait `stream` where the stream itself cannot wait for a word: one thread polls. After spin_limit the queue is
+// broken: the service then answers what it took and closes, and for that the thread goes on to wait, as long again.
+// So statuses change no more under the kernels that follow. False when the service did not even close.
 GIDS_HD bool await_round(const Pair& q, u64 round) {
   for (u64 spins = 0; read_completed(q) <= round; ++spins) {
-    if (spins >= q.spin_limit) {
-      abandon(q);
-      return false;
-    }
+    if (spins == q.spin_limit) abandon(q);
+    if (spins >= 2 * q.spin_limit) return false;
     relax();
   }
   return true;
@@ -230,7 +229,7 @@ GIDS_HD u64 ticket_of(const Pair& q, u64 round, u64 i) {
 }
 
 // Wait `stream`, in kernels that follow the wait for completed >= round + 1: the error of a ticket of the round.
-// 0: the caller, if it is the thread that asked, may read q.page(ticket). Each lane asks for itself: it acquires.
+// 0: the thread that asked may read q.page(ticket), and those that meet it behind a barrier.
 GIDS_HD int outcome(const Pair& q, u64 ticket) {
   int error;
   if (read_status(q, ticket, error)) return error;
@@ -241,7 +240,10 @@ GIDS_HD int outcome(const Pair& q, u64 ticket) {
 // is untouched then.
 GIDS_HD int collect_page(const Pair& q, u64 round, u64 i, const Warp& warp, u8* to, u32 bytes) {
   const u64 ticket = ticket_of(q, round, i);
-  const int error = outcome(q, ticket);
+  int error = 0;
+  if (warp.lane == 0) error = outcome(q, ticket);
+  error = static_cast<int>(warp.from_first(static_cast<u64>(error)));  // one answer for all lanes
+  warp.sync();
   if (error == 0) copy_page(warp, to, q.page(ticket), bytes);
   return error;
 }
