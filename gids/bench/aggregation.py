@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gids import cuda
 from gids.bench.minibatches import endless, input_nodes
 from gids.bench.probe import direct_works, why_warm
 from gids.errors import FormatError
@@ -41,6 +42,7 @@ class Run:
     policy: str
     state: str
     threads: int | None = None
+    device: str = "cpu"
 
 
 @dataclass
@@ -109,7 +111,7 @@ def verify(store: FeatureStore, table: Table, run: Run, seed: int) -> None:
     with _loader(store, table, run) as loader:
         (_, features), *_ = loader.attach([ids], lambda ids: {table.name: ids})
     mapped = copy(table).read_rows(ids)  # a copy's maps go with it: mapped pages cannot be dropped
-    same = features[table.name].view(torch.uint8).equal(mapped.view(torch.uint8))
+    same = features[table.name].cpu().view(torch.uint8).equal(mapped.view(torch.uint8))
     if not same:
         raise FormatError(
             f"engine {run.engine!r} hands out rows of {table.name!r} that differ from those mapped; "
@@ -138,10 +140,13 @@ def aggregate(
     with _loader(store, table, run) as loader:
         stream = loader.attach(batches, lambda ids: {table.name: ids})
         before = _counters(loader, run)
+        on_device = None if run.device == "cpu" else cuda.open_device(run.device).current_stream()
         begun = last = time.perf_counter()
         cpu_begun = cpu_seconds()
         for ids, features in stream:
             del features  # or the next one's output could not take its place
+            if on_device is not None:
+                on_device.synchronize()
             now = time.perf_counter()
             counters = _counters(loader, run)
             result.seconds.append(now - last)
@@ -169,6 +174,7 @@ def _loader(store: FeatureStore, table: Table, run: Run) -> FeatureLoader:
         window_batches=run.window,
         policy=run.policy,
         threads=run.threads,
+        device=run.device,
         direct=run.state == "cold" and direct_works(table.shard_paths),
     )
 

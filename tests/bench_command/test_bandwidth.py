@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ SMALL = ("--batch-size", "8", "--fanouts", "3,3", "--iterations", 24, "--seconds
 @pytest.fixture(autouse=True)
 def short_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bandwidth, "_PROBE_S", 0.05)
-    monkeypatch.setattr("gids.bench.fio.shutil.which", lambda _: None)
+    monkeypatch.setattr("gids.bench.fio.shutil", SimpleNamespace(which=lambda _: None))
 
 
 def figures(report: dict[str, Any], engine: str) -> list[dict[str, Any]]:
