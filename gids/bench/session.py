@@ -24,6 +24,7 @@ class Session:
     def __init__(self, title: str, *, seconds: float = 0, repeat: int = 1, quiet: bool = False) -> None:
         self.repeat = repeat
         self._deadline = time.monotonic() + seconds if seconds else float("inf")
+        self._left = 0  # runs to be measured, once total() has told
         self._progress = Progress(title, quiet=quiet, unit=" runs")
 
     def left_s(self) -> float:
@@ -36,16 +37,19 @@ class Session:
             raise TimeIsUp
 
     def total(self, runs: int) -> None:
-        """How many runs there will be, for the progress bar."""
+        """How many runs there will be."""
+        self._left = runs
         self._progress.total(runs)
 
     def done(self) -> None:
-        """One run is measured. Raises TimeIsUp when it was the last that the time allows."""
-        self._progress.add(1)
-        self.check()
+        """One run is measured.
 
-    def say(self, sentence: str) -> None:
-        self._progress.say(sentence)
+        Raises TimeIsUp when it was the last that the time allows, and others are left.
+        """
+        self._left -= 1
+        self._progress.add(1)
+        if self._left:
+            self.check()
 
     def __enter__(self) -> Session:
         self._progress.__enter__()
