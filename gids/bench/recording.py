@@ -6,9 +6,10 @@ without it, but for the writing: 4 B per page of each minibatch.
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from gids.store import Table
 
 _COUNTERS = ("steps", "pages", "hits", "misses", "loads", "bypasses", "evictions", "failures")
+log = logging.getLogger("gids")
 _NO_IDS = torch.empty(0, dtype=torch.int64)
 
 
@@ -42,8 +44,8 @@ def record(loader: FeatureLoader | HasFeatureLoader, path: str | os.PathLike[str
     loader: a gids.FeatureLoader, gids.NodeLoader or gids.dgl.DataLoader that has not handed out anything yet,
     so that the trace begins with an empty cache. Any number of epochs; streams that read through (a
     validation in mid-epoch) leave no mark and are not recorded. When the block ends by an exception, the
-    trace holds what happened before. Raises ValueError for a loader that has a cache already, or loads no
-    features; OSError.
+    trace holds what happened before. An OSError while writing is logged, and ends the recording. Raises
+    ValueError for a loader that has a cache already, or loads no features; OSError for the path.
     """
     from gids.loader import FeatureLoader
 
@@ -52,6 +54,8 @@ def record(loader: FeatureLoader | HasFeatureLoader, path: str | os.PathLike[str
         raise ValueError("this loader loads no features: there is nothing to record")
     if features._cache is not None:
         raise ValueError("this loader has a cache already: begin to record before its first minibatch")
+    with open(path, "wb"):  # where nothing can be written, that is said now and not at the first minibatch
+        pass
     tap = _Tap(features, path)
     placement = features._placement
     features._placement = tap
@@ -128,23 +132,19 @@ class TappedCache:
 
     def enter(self, step: int, ids: Ids) -> None:
         self._cache.enter(step, ids)  # checks the ids
-        if self._writer is not None:
-            self._writer.enter(self._pages(ids))
+        self._write(lambda writer: writer.enter(self._pages(ids)))
 
     def plan(self, step: int) -> None:
         self._cache.plan(step)
-        if self._writer is not None:
-            self._writer.plan()
+        self._write(TraceWriter.plan)
 
     def retire(self, step: int) -> None:
         self._cache.retire(step)
-        if self._writer is not None:
-            self._writer.retire()
+        self._write(TraceWriter.retire)
 
     def cancel(self) -> None:
         self._cache.cancel()
-        if self._writer is not None:
-            self._writer.retire_all()
+        self._write(TraceWriter.retire_all)
 
     def gather(self, step: int) -> tuple[Features, Exception | None]:
         return self._cache.gather(step)
@@ -164,10 +164,21 @@ class TappedCache:
 
     def end(self) -> None:
         """Write the end of the trace; from here on nothing is written down. Idempotent."""
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.finish(_counters(self._cache.stats()))
-            self._marks = []
+        self._write(lambda writer: writer.finish(_counters(self._cache.stats())))
+        self._writer = None
+        self._marks = []
+
+    def _write(self, write: Callable[[TraceWriter], None]) -> None:
+        """A full disk ends the recording, and not the training."""
+        if self._writer is None:
+            return
+        try:
+            write(self._writer)
+        except OSError as error:
+            log.error("the trace of this run ends here, incomplete: %s", error)
+            with suppress(OSError):  # what is still in its buffer fails likewise
+                self._writer.abandon()
+            self._writer = None
 
     def _pages(self, ids: Ids) -> list[Pages]:
         self._mark += 1

@@ -38,7 +38,7 @@ def test_a_table_has_medians_and_ranges_and_leaves_out_what_nothing_has() -> Non
     ]
     assert table(report.figures, {"place": "place", "size": "size"}, columns).splitlines() == [
         "place   size                 score      time",
-        "---------------------------------------------",
+        "--------------------------------------------",
         "a       1      2.00 (1.00 to 3.00)         -",
         "        2                     0.50   1.23 ms",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 from pathlib import Path
 
@@ -162,10 +163,32 @@ def test_a_run_that_fails_leaves_what_happened_before(dataset: Path, tmp_path: P
         replay_as_recorded(trace, 0)
 
 
+def test_a_full_disk_ends_the_recording_and_not_the_training(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "run.trace"
+    plan = TraceWriter.plan
+
+    def fill(self: TraceWriter) -> None:
+        plan(self)
+        if self._planned == 5:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(TraceWriter, "plan", fill)
+    with gids.FeatureLoader(dataset, ["paper.feat"], memory_bytes=32 << 20) as loader, record(loader, path):
+        assert len(list(loader.attach(minibatches(20, seed=2), papers))) == 20
+    assert "incomplete: [Errno 28] No space left on device" in caplog.text
+    with pytest.raises(FormatError, match="without the end mark"):
+        Trace(path)
+
+
 def test_recording_begins_before_the_first_minibatch(dataset: Path, tmp_path: Path) -> None:
     with gids.FeatureLoader(dataset, ["paper.feat"], memory_bytes=32 << 20) as loader:
         next(loader.attach(minibatches(3, seed=2), papers))
         with pytest.raises(ValueError, match="before its first minibatch"), record(loader, tmp_path / "t"):
+            pass
+    with gids.FeatureLoader(dataset, ["paper.feat"], memory_bytes=32 << 20) as loader:
+        with pytest.raises(FileNotFoundError), record(loader, tmp_path / "nowhere" / "t"):
             pass
 
 
