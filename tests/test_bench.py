@@ -19,6 +19,7 @@ BENCH = Path(__file__).parents[1] / "bench"
         ("cache.py", ["gather", "--repeat", "1"], "over index_select (bar"),
         ("cache.py", ["heat"], "static of MIN"),
         ("cache.py", ["carry", "--repeat", "1"], "edges carried per second (bar"),
+        ("aggregation.py", [], "cold aggregation over torch"),
         ("convert.py", [], "peak memory of converting"),
         ("epoch.py", [], "speed-up over stock as it is"),
         ("device_queue.py", [], "of Engine.read (bar"),
