@@ -27,7 +27,7 @@ BENCH = Path(__file__).parents[1] / "bench"
     ],
 )
 def test_benchmark_runs(name: str, args: list[str], said: str, tmp_path: Path) -> None:
-    on_disk = name in ("convert.py", "epoch.py") or args[:1] == ["gather"]
+    on_disk = name in ("aggregation.py", "convert.py", "epoch.py") or args[:1] == ["gather"]
     where = ["--dir", str(tmp_path)] if on_disk else []
     done = subprocess.run(
         [sys.executable, BENCH / name, *args, "--small", *where], capture_output=True, text=True, timeout=300
