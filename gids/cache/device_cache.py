@@ -28,7 +28,7 @@ from gids import _core
 from gids.cache.device_checks import check_ids, check_lines, check_memory, check_policies
 from gids.cache.device_counters import THROUGH, Counters
 from gids.cache.device_kernels import CacheKernels
-from gids.cache.device_preload import Reader, preload
+from gids.cache.device_preload import preload
 from gids.cache.device_reads import Plan, Reads
 from gids.cache.device_state import (
     HostArray,
@@ -43,6 +43,7 @@ from gids.io.device_queue import DeviceQueue, QueueTable
 if TYPE_CHECKING:
     from gids.cuda.device import Device, Event, Stream
     from gids.io import Engine
+    from gids.io.extents import ExtentReader
     from gids.store import Table
 
 
@@ -113,7 +114,7 @@ class DeviceFeatureCache:
         rounds_max: int = 4,
         pairs: int = 1,
         timeout_s: float = 30.0,
-        reader: Reader | None = None,
+        reader: ExtentReader | None = None,
         preload_hottest: bool = True,
     ) -> None:
         check_policies(policy, host_policy)

@@ -7,7 +7,7 @@ the error.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from gids.errors import StorageError
 if TYPE_CHECKING:
     from gids.io import Engine
     from gids.io.device_queue import QueueTable
+    from gids.io.extents import ExtentReader
 
 _log = logging.getLogger("gids")
 _CHUNK_BYTES = 64 << 20
@@ -29,26 +30,13 @@ _BLOCK = 1 << 24  # counting makes eight bytes of each
 Pages = npt.NDArray[np.int64]
 
 
-class Reader(Protocol):
-    """Reads extents of files into device memory; see gids.io.extents."""
-
-    def read(
-        self,
-        files: npt.NDArray[np.uint32],
-        offsets: npt.NDArray[np.int64],
-        lengths: npt.NDArray[np.int64],
-        out: torch.Tensor,
-        places: npt.NDArray[np.int64],
-    ) -> None: ...
-
-
 def preload(
     state: TableState,
     engine: Engine,
     place: QueueTable,
     *,
     heat: npt.NDArray[np.uint8] | None,
-    reader: Reader | None,
+    reader: ExtentReader | None,
 ) -> int:
     """Fill lines in device memory with the hottest pages, and lines in host memory with the next.
 
@@ -81,7 +69,7 @@ class _Loader:
         self._checksums = place.checksums
         self._chunk = max(1, _CHUNK_BYTES // state.table.page_bytes)
 
-    def near_by_extents(self, pages: Pages, reader: Reader) -> int:
+    def near_by_extents(self, pages: Pages, reader: ExtentReader) -> int:
         """Neighbours in a file are neighbours in lines, and one extent."""
         loaded, page_bytes = 0, self._state.table.page_bytes
         flat = self._state.near.view(-1)
