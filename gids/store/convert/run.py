@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from gids.errors import FormatError
+from gids.store.convert.labels import normalised
 from gids.store.convert.source import InEdges, Source, TableSource
 from gids.store.convert.space import check_space
 from gids.store.convert.split import random_split
@@ -127,7 +128,8 @@ def _write(source: Source, options: Options, writer: DatasetWriter) -> None:
             writer.write_edges(
                 relation, topology, keep_ids=options.keep_edge_ids, index_dtype=options.index_dtype
             )
-    for ntype, labels in source.labels.items():
+    for ntype, found in source.labels.items():
+        labels = normalised(found)
         writer.write_labels(ntype, labels)
         if ntype not in source.splits and options.split is not None:
             source.splits[ntype] = random_split(labels, options.split, options.seed)
