@@ -93,8 +93,12 @@ def open_npz(path: Path, scratch: Path) -> dict[str, Found]:
 
 
 def _open_stored(path: Path, member: zipfile.ZipInfo) -> Found:
-    found = open_npy(path, _data_offset(path, member))
-    _check_size(path, member, found.rows, member.file_size)
+    offset = _data_offset(path, member)
+    found = open_npy(path, offset)
+    with open(path, "rb") as file:
+        file.seek(offset)
+        _read_header(file, path)
+        _check_size(path, member, found.rows, file.tell() - offset)
     return found
 
 
@@ -116,15 +120,18 @@ def _open_deflated(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo
     if is_fortran and len(shape) > 1:
         return None
     rows = PackedRows(packed, shape, torch_dtype, offset=start, byte_swapped=dtype.byteorder == ">")
-    _check_size(path, member, rows, member.file_size)
+    _check_size(path, member, rows, start)
     return Found(rows, dtype.kind == "b")
 
 
-def _check_size(path: Path, member: zipfile.ZipInfo, rows: Rows | None, size_bytes: int) -> None:
-    if rows is not None and math.prod(rows.shape) * rows.dtype.itemsize > size_bytes:
+def _check_size(path: Path, member: zipfile.ZipInfo, rows: Rows | None, header_bytes: int) -> None:
+    if rows is None:
+        return
+    needed = header_bytes + math.prod(rows.shape) * rows.dtype.itemsize
+    if member.file_size < needed:
         raise FormatError(
-            f"{path} is truncated: its member {member.filename} has {size_bytes} bytes, "
-            f"but {rows.shape} {rows.dtype} needs more"
+            f"{path} is truncated: its member {member.filename} has {member.file_size} bytes, "
+            f"but {rows.shape} {rows.dtype} needs {needed}"
         )
 
 

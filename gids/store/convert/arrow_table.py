@@ -150,8 +150,10 @@ class ArrowTable:
         if self._arrow.types.is_fixed_size_list(kind):
             return int(kind.list_size)
         for chunk in self._chunks:
-            for batch in chunk.batches([column], 1):
-                return len(batch.column(0)[0] or ())
+            for batch in chunk.batches([column], 64):
+                for value in batch.column(0):
+                    if value.is_valid:
+                        return len(value)
         return 0
 
     def _decoded(

@@ -27,7 +27,8 @@ def _edge_file(path: Path) -> Path | None:
     """The file itself, or the only one called edges.* in a directory."""
     if path.is_file():
         return path
-    found = sorted(p for p in path.glob("edges.*") if p.is_file()) if path.is_dir() else []
+    named = path.glob("edges.*") if path.is_dir() else []
+    found = [p for p in named if _is_text(p) or p.suffix in (".npy", ".bin")]
     return found[0] if len(found) == 1 else None
 
 

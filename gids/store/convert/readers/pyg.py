@@ -16,7 +16,7 @@ from gids.store.convert.edges import edge_array, most_id
 from gids.store.convert.named import LABELS, MASKS, mask_ids
 from gids.store.convert.readers.reader import Choices, Reader
 from gids.store.convert.source import InEdges, Source, TableSource
-from gids.store.convert.torch_file import Record, is_torch_file, load_torch, mapped_rows
+from gids.store.convert.torch_file import is_torch_file, load_torch, mapped_rows
 from gids.store.names import NODE, RELATION, Relation
 from gids.store.rows import Rows, TensorRows
 
@@ -43,8 +43,8 @@ def _stores(saved: Any, path: Path) -> dict[str | Relation, Mapping[str, Any]]:
         if saved[1] is not None:
             raise FormatError(f"{path} holds several graphs in one; {_SAVE} of the graph to convert")
         saved = saved[0]
-    fields = vars(saved) if isinstance(saved, Record) else saved
-    if not isinstance(fields, Mapping):
+    fields = _fields(saved)
+    if not fields:
         raise FormatError(f"{path} holds a {type(saved).__name__}, not a graph of PyG; {_SAVE}")
     if "_node_store_dict" in fields:
         nodes, edges = fields["_node_store_dict"], fields["_edge_store_dict"]
@@ -56,8 +56,14 @@ def _stores(saved: Any, path: Path) -> dict[str | Relation, Mapping[str, Any]]:
     return _homogeneous(fields)
 
 
+def _fields(saved: Any) -> Mapping[str, Any]:
+    """The fields of a Record, or of PyG's own class where its package is imported; a dictionary as it is."""
+    found = saved if isinstance(saved, Mapping) else getattr(saved, "__dict__", {})
+    return found if isinstance(found, Mapping) else {}
+
+
 def _mapping(store: Any, path: Path) -> Mapping[str, Any]:
-    found = vars(store).get("_mapping") if isinstance(store, Record) else store
+    found = store if isinstance(store, Mapping) else _fields(store).get("_mapping")
     if not isinstance(found, Mapping):
         raise FormatError(f"{path} was saved by an unknown version of PyG; {_SAVE}")
     return found
