@@ -68,7 +68,24 @@ def add_parser(subparsers: Any) -> None:
         help="spread the pages over directories, one per SSD",
     )
     parser.add_argument(
-        "--index-dtype", choices=("int64", "int32"), default="int64", help="of graph indices (default: int64)"
+        "--index-dtype",
+        choices=("int64", "int32", "auto"),
+        default="int64",
+        help="of graph indices; auto: int32 where they fit (default: int64)",
+    )
+    parser.add_argument(
+        "--reverse-edges",
+        action="store_true",
+        help="add the reverse of every edge: to the relation itself, or as rev_RELATION between two types",
+    )
+    parser.add_argument(
+        "--self-loops",
+        action="store_true",
+        help="give every node one edge to itself, in relations of one type",
+    )
+    parser.add_argument("--dedup", action="store_true", help="of equal edges keep one; sorts neighbors")
+    parser.add_argument(
+        "--sort-neighbors", action="store_true", help="sort the in-edges of every node by source"
     )
     parser.add_argument("--no-edge-ids", action="store_true", help="drop the original order of edges")
     parser.add_argument(
@@ -115,6 +132,10 @@ def run(args: argparse.Namespace) -> int:
         dtypes=casts,
         index_dtype=args.index_dtype,
         keep_edge_ids=not args.no_edge_ids,
+        reverse_edges=args.reverse_edges,
+        self_loops=args.self_loops,
+        sort_neighbors=args.sort_neighbors,
+        dedup=args.dedup,
         split=args.split or None,
         seed=args.seed,
         workers=args.workers,
