@@ -20,6 +20,7 @@ BENCH = Path(__file__).parents[1] / "bench"
         ("cache.py", ["heat"], "static of MIN"),
         ("cache.py", ["carry", "--repeat", "1"], "edges carried per second (bar"),
         ("convert.py", [], "peak memory of converting"),
+        ("edges.py", ["--memory", "4MB", "--options", "dedup"], "10^9 edges, extrapolated"),
         ("epoch.py", [], "speed-up over stock as it is"),
     ],
 )

@@ -11,7 +11,15 @@ import os
 import sys
 from collections.abc import Sequence
 
-COMMANDS = ("convert", "heat", "info", "quickstart", "verify")  # a new subcommand adds its module's name
+COMMANDS = (
+    "convert",
+    "export",
+    "generate",
+    "heat",
+    "info",
+    "quickstart",
+    "verify",
+)  # a new subcommand adds its module's name
 
 
 def main(argv: Sequence[str] | None = None) -> int:
