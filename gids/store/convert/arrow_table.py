@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from gids.errors import FormatError
-from gids.store.convert.readers.reader import starts_with
+from gids.store.convert.source import starts_with
 from gids.store.convert.stream_rows import StreamRows
 from gids.store.dtypes import torch_dtype_of
 

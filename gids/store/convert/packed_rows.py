@@ -22,7 +22,8 @@ from gids.store.convert.stream_rows import StreamRows
 
 _READ_BYTES = 1 << 18
 _PIECE_BYTES = 2 << 20
-_CHECKPOINT_BYTES = 256 << 20  # of the member; a checkpoint takes about 45 kB
+_CHECKPOINT_BYTES = 16 << 20  # of the member, at least
+_CHECKPOINTS = 512  # of a member, at most; one takes about 45 kB
 
 
 @dataclass
@@ -75,7 +76,7 @@ class PackedMember:
                 os.posix_fadvise(file.fileno(), self.start, consumed, os.POSIX_FADV_DONTNEED)
 
     def _remember(self, at: int, consumed: int, crc: int, state: Any) -> None:
-        if at >= self._checkpoints[-1].position + _CHECKPOINT_BYTES:
+        if at >= self._checkpoints[-1].position + max(_CHECKPOINT_BYTES, self.size // _CHECKPOINTS):
             self._checkpoints.append(_Checkpoint(at, consumed, crc, state.copy()))
 
     def _where(self, at: int) -> str:

@@ -62,3 +62,11 @@ class Source:
 def source_files(path: Path) -> list[Path]:
     """The files that a source consists of, sorted."""
     return sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+
+
+def starts_with(path: Path, *magics: bytes) -> bool:
+    """Whether a file begins with one of these bytes; False for directories."""
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return file.read(max(map(len, magics))).startswith(magics)

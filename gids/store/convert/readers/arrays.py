@@ -9,8 +9,8 @@ from urllib.parse import unquote
 from gids.errors import FormatError
 from gids.store.convert.array_files import Found, directory_arrays, open_npy, open_npz, open_raw
 from gids.store.convert.named import NamedArrays, read_homogeneous
-from gids.store.convert.readers.reader import Choices, Reader, starts_with
-from gids.store.convert.source import Source, TableSource
+from gids.store.convert.readers.reader import Choices, Reader
+from gids.store.convert.source import Source, TableSource, starts_with
 from gids.store.names import NODE, Relation
 
 _NAMES = """\

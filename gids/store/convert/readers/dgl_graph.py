@@ -14,8 +14,8 @@ import torch
 
 from gids.errors import FormatError
 from gids.store.convert.named import LABELS, MASKS, mask_ids
-from gids.store.convert.readers.reader import Choices, Reader, starts_with
-from gids.store.convert.source import InEdges, Source, TableSource
+from gids.store.convert.readers.reader import Choices, Reader
+from gids.store.convert.source import InEdges, Source, TableSource, starts_with
 from gids.store.names import Relation
 from gids.store.rows import TensorRows
 

@@ -10,8 +10,8 @@ from gids.errors import FormatError
 from gids.store.convert.array_files import directory_arrays, open_npy, open_raw
 from gids.store.convert.edges import column_of, edge_array, most_id
 from gids.store.convert.named import NamedArrays
-from gids.store.convert.readers.reader import Choices, Reader, starts_with
-from gids.store.convert.source import Source, TableSource
+from gids.store.convert.readers.reader import Choices, Reader
+from gids.store.convert.source import Source, TableSource, starts_with
 from gids.store.convert.text_table import read_text
 from gids.store.names import NODE, RELATION
 from gids.store.rows import FileRows, GeneratedRows, Rows, read_range

@@ -16,8 +16,8 @@ from gids.errors import FormatError
 from gids.store.convert.array_files import open_npy, open_raw
 from gids.store.convert.edges import column_of, edge_pairs, most_id
 from gids.store.convert.labels import normalised
-from gids.store.convert.readers.reader import Choices, Reader, starts_with
-from gids.store.convert.source import Source, TableSource
+from gids.store.convert.readers.reader import Choices, Reader
+from gids.store.convert.source import Source, TableSource, starts_with
 from gids.store.names import Relation
 from gids.store.rows import GeneratedRows, Rows
 

@@ -15,8 +15,8 @@ import torch
 from gids.errors import FormatError
 from gids.store.convert.labels import normalised
 from gids.store.convert.named import LABELS
-from gids.store.convert.readers.reader import Choices, Reader, starts_with
-from gids.store.convert.source import InEdges, Source, TableSource
+from gids.store.convert.readers.reader import Choices, Reader
+from gids.store.convert.source import InEdges, Source, TableSource, starts_with
 from gids.store.convert.sparse import SparseRows
 from gids.store.dtypes import torch_dtype_of
 from gids.store.names import NODE, RELATION

@@ -46,11 +46,3 @@ class Reader:
     recognises: Callable[[Path], bool]
     read: Callable[[Path, Path, Choices], Source]
     files: Callable[[Path], list[Path]] = source_files
-
-
-def starts_with(path: Path, *magics: bytes) -> bool:
-    """Whether a file begins with one of these bytes; False for directories."""
-    if not path.is_file():
-        return False
-    with open(path, "rb") as file:
-        return file.read(max(map(len, magics))).startswith(magics)
