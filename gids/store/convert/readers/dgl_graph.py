@@ -36,7 +36,12 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
         raise FormatError(f"{path} is no file of dgl.save_graphs, nor a directory with one")
     if choices.load_graphs is None:
         raise FormatError(f"{file} is a DGL graph file, which DGL itself must open: use `gids convert`")
-    graphs, labels = choices.load_graphs(str(file))
+    try:
+        graphs, labels = choices.load_graphs(str(file))
+    except ImportError:
+        raise
+    except Exception as error:  # DGL raises many kinds for damaged files
+        raise FormatError(f"{file} is damaged, or of another version of DGL: {error}") from None
     if len(graphs) != 1:
         raise FormatError(f"{file} holds {len(graphs)} graphs; save the one to convert in a file of its own")
     source = read_dgl_graph(graphs[0])

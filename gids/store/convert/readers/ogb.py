@@ -84,6 +84,9 @@ def _read_text(raw: Path, scratch: Path, source: Source) -> None:
             _add_labels(rows, NODE, file, source)
         else:
             _add_nodes_table(rows, NODE, file, source)
+    for file in sorted(raw.glob("*.csv.gz")):
+        if not file.name.startswith(("node", "edge", "num-")):
+            source.notes.append(f"left out {file.name}: rename it to node_{file.name} to make it a table")
 
 
 def _read_types(raw: Path, scratch: Path, source: Source) -> None:

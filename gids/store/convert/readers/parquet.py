@@ -40,10 +40,8 @@ def _recognises(path: Path) -> bool:
 
 def _nodes(path: Path) -> dict[str, list[Path]]:
     """Node type -> files, of nodes.parquet, or of nodes/TYPE.parquet and nodes/TYPE/."""
-    if (path / "nodes").is_dir() and not any(f.is_file() for f in (path / "edges").glob("*.*.*/*.npy")):
-        typed = _tables(path / "nodes")
-        if typed:
-            return {unquote(name): files for name, files in typed.items()}
+    if typed := _tables(path / "nodes"):
+        return {unquote(name): files for name, files in typed.items()}
     alone = _tables(path).get("nodes", [])
     return {NODE: alone} if alone else {}
 
