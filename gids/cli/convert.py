@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
 
     reader = find_reader(args.source, args.reader)
     casts = dict(_cast(text) for text in args.dtype)
-    is_raw = args.shape or reader.name in ("raw", "edges")
+    is_raw = args.shape or reader.is_raw(args.source)
     choices = Choices(
         table=args.table,
         dtype=casts.pop("", None) if is_raw else None,

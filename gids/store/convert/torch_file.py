@@ -1,7 +1,8 @@
 """Files of torch.save, loaded without unpickling anything but tensors, numbers, texts and containers of them.
 
-Called by the readers. Tensors are memory-mapped. Classes of PyTorch Geometric become inert records of their
-fields, whatever their code would do; arrays of NumPy are arrays; everything else is refused by its name.
+Called by the readers. Tensors are memory-mapped, but for files of torch before 1.6, which are loaded.
+Classes of PyTorch Geometric become inert records of their fields, whatever their code would do; arrays of
+NumPy are arrays; everything else is refused by its name.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 
 from gids.errors import FormatError
+from gids.store.convert.source import starts_with
 from gids.store.rows import FileRows, Rows, TensorRows
 
 
@@ -58,9 +60,9 @@ def is_torch_file(path: Path) -> bool:
 
 def load_torch(path: Path) -> Any:
     """What a file of torch.save holds. Raises FormatError that names the class that cannot be loaded."""
-    if not is_torch_file(path):
+    if not is_torch_file(path) and not starts_with(path, b"\x80\x02"):
         raise FormatError(
-            f"{path} is not a file that torch.save (1.6 or newer) writes, or is truncated; "
+            f"{path} is not a file that torch.save writes, or is truncated; "
             "load it with what wrote it and torch.save it again"
         )
     if not hasattr(torch.serialization, "safe_globals"):
@@ -93,19 +95,19 @@ def _file_offset(address: int, path: Path) -> int | None:
 
 def _load(path: Path) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_torch_file(path))
     except pickle.UnpicklingError as error:
         raise FormatError(
             f"{path} needs unpickling, which could run any code, so it is refused: {_culprit(path, error)}"
         ) from None
-    except (RuntimeError, EOFError, zipfile.BadZipFile) as error:
-        raise FormatError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
+    except (RuntimeError, EOFError, ValueError, zipfile.BadZipFile) as error:
+        raise FormatError(f"{path} is damaged: {(str(error) or 'it ends early').splitlines()[0]}") from None
 
 
 def _culprit(path: Path, error: Exception) -> str:
     """Which classes a file asks for, else the first line of the error."""
     look = getattr(torch.serialization, "get_unsafe_globals_in_checkpoint", None)
-    asked = sorted(set(look(path)) - set(_RECORDS)) if look is not None else []
+    asked = sorted(set(look(path)) - set(_RECORDS)) if look is not None and is_torch_file(path) else []
     if asked:
         return f"it asks for {', '.join(asked)}"
     said = re.search(r"WeightsUnpickler error: (.*)", str(error))

@@ -4,7 +4,7 @@ import gzip
 
 import numpy as np
 import pytest
-from reader_example import assert_dataset, assert_graph, convert, refused, save, truncate
+from reader_example import assert_dataset, assert_graph, assert_table, convert, refused, save, truncate
 
 RNG = np.random.default_rng(11)
 N, E = 90, 700
@@ -76,6 +76,13 @@ def test_beside_arrays_of_nodes(tmp_path):
         labels={"_N": np.arange(N) % 4},
         splits={"_N": {"val": [3]}},
     )
+
+
+def test_features_beside_edges_are_cast(tmp_path):
+    save(tmp_path / "s", feat=FEAT)
+    text(tmp_path / "s/edges.csv")
+    store = convert(tmp_path / "s", tmp_path / "s.gids", "--dtype", "float16")
+    assert_table(store, "feat", FEAT.astype(np.float16))
 
 
 @pytest.mark.parametrize(

@@ -194,9 +194,23 @@ def test_a_bad_file_is_one_line(tmp_path, pyg, capsys, saved, message):
     assert "unpickled" not in capsys.readouterr().out
 
 
-def test_a_truncated_or_legacy_file_is_one_line(tmp_path, capsys):
+def test_a_truncated_file_is_one_line(tmp_path, capsys):
     torch.save(tensors(), tmp_path / "d.pt")
     truncate(tmp_path / "d.pt")
     assert "or is truncated" in refused(capsys, tmp_path / "d.pt", tmp_path / "x.gids", "--from", "pyg")
-    torch.save(tensors(), tmp_path / "d.pt", _use_new_zipfile_serialization=False)
-    assert "torch.save it again" in refused(capsys, tmp_path / "d.pt", tmp_path / "x.gids", "--from", "pyg")
+
+
+def save_as_before(saved, path):
+    """As torch before 1.6 did."""
+    torch.save(saved, path, _use_new_zipfile_serialization=False)
+
+
+def test_a_file_of_older_torch(tmp_path, pyg, capsys):
+    save_as_before(data(pyg, tensors()), tmp_path / "d.pt")
+    assert_homogeneous(convert(tmp_path / "d.pt", tmp_path / "p.gids", "--from", "pyg"))
+    save_as_before(tensors(transform=Hostile()), tmp_path / "h.pt")
+    error = refused(capsys, tmp_path / "h.pt", tmp_path / "x.gids", "--from", "pyg")
+    assert "could run any code" in error
+    assert "unpickled" not in capsys.readouterr().out
+    truncate(tmp_path / "d.pt")
+    assert "d.pt is damaged" in refused(capsys, tmp_path / "d.pt", tmp_path / "x.gids", "--from", "pyg")

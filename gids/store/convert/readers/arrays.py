@@ -128,4 +128,5 @@ RAW = Reader(
     "--dtype float32 --shape ROWS,DIM (-1: as many as there are); --table names it.",
     Path.is_file,
     _read_raw,
+    is_raw=lambda _: True,
 )

@@ -23,6 +23,10 @@ def _is_text(path: Path) -> bool:
     return path.name.removesuffix(".gz").endswith(_TEXT) and path.is_file()
 
 
+def _is_raw(path: Path) -> bool:
+    return path.is_file() and not _is_text(path) and not starts_with(path, b"\x93NUMPY")
+
+
 def _edge_file(path: Path) -> Path | None:
     """The file itself, or the only one called edges.* in a directory."""
     if path.is_file():
@@ -114,4 +118,5 @@ READER = Reader(
     _LAYOUT,
     _recognises,
     _read,
+    is_raw=_is_raw,
 )

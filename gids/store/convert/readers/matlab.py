@@ -118,10 +118,11 @@ def one_hot(attributes: np.ndarray) -> Rows:
 
 
 _LAYOUT = """\
-Needs gids[matlab] (SciPy); the file is loaded whole. The square sparse matrix (A, adj, network, ...): the
-graph, row u lists where u points; values other than 1: table weight of edges. local_info (Facebook100): gender is the
-label, 0 means none; all other attributes are one-hot columns of table feat, as PyG's LINKXDataset has
-them. label, labels, y: labels. Other arrays and sparse matrices with a row per node: tables."""
+Needs gids[matlab] (SciPy); the file is loaded whole. The square sparse matrix (A, adj, network, ...):
+the graph, row u lists where u points; values other than 1: table weight of edges. local_info
+(Facebook100): gender is the label, 0 means none; all other attributes are one-hot columns of table
+feat, as PyG's LINKXDataset has them. label, labels, y: labels. Other arrays and sparse matrices with a
+row per node: tables."""
 
 READER = Reader(
     "matlab",

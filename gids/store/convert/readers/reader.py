@@ -37,7 +37,8 @@ class Reader:
     name: for --from. summary: one line. layout: which files it reads, and what becomes of them. recognises:
     whether a path that exists is surely of this format. read(path, scratch, choices): what the path holds;
     scratch is a directory for files that are needed as long as the result. Raises FormatError. files: what a
-    source consists of, to notice changes.
+    source consists of, to notice changes. is_raw: whether a path has no type of its own, so that --dtype says
+    how to read it, not what to cast it to.
     """
 
     name: str
@@ -46,3 +47,4 @@ class Reader:
     recognises: Callable[[Path], bool]
     read: Callable[[Path, Path, Choices], Source]
     files: Callable[[Path], list[Path]] = source_files
+    is_raw: Callable[[Path], bool] = lambda _: False
