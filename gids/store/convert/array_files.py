@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Container, Iterator
@@ -60,7 +61,7 @@ def _read_header(file: BinaryIO, path: Path) -> tuple[tuple[int, ...], bool, np.
             return np.lib.format.read_array_header_1_0(file)
         if version == (2, 0):
             return np.lib.format.read_array_header_2_0(file)
-    except ValueError as error:
+    except (ValueError, SyntaxError, tokenize.TokenError) as error:
         raise FormatError(f"{path} is not a valid .npy file: {error}") from None
     raise FormatError(f"{path} is a .npy file of version {version}; 1.0 and 2.0 can be read")
 

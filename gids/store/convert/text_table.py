@@ -58,6 +58,8 @@ def _parse(path: Path, target: Path, dtype: torch.dtype, *, give_up: bool) -> tu
             rows += len(values)
             check_space([(target.parent, values.nbytes)], [])
             out.write(values.data)
+    if not rows:
+        raise FormatError(f"{path} holds no numbers")
     return rows, columns
 
 

@@ -7,6 +7,7 @@ NumPy are arrays; everything else is refused by its name.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import pickle
 import re
@@ -49,12 +50,12 @@ _RECORDS = (
 
 def is_torch_file(path: Path) -> bool:
     """Whether a file is a zip file as torch.save writes it."""
-    if not path.is_file() or not zipfile.is_zipfile(path):
+    if not starts_with(path, b"PK\x03\x04"):
         return False
     try:
         with zipfile.ZipFile(path) as archive:
             return any(n.endswith("/data.pkl") for n in archive.namelist())
-    except zipfile.BadZipFile:
+    except (zipfile.BadZipFile, NotImplementedError):
         return False
 
 
@@ -107,9 +108,10 @@ def _load(path: Path) -> Any:
 def _culprit(path: Path, error: Exception) -> str:
     """Which classes a file asks for, else the first line of the error."""
     look = getattr(torch.serialization, "get_unsafe_globals_in_checkpoint", None)
-    asked = sorted(set(look(path)) - set(_RECORDS)) if look is not None and is_torch_file(path) else []
-    if asked:
-        return f"it asks for {', '.join(asked)}"
+    if look is not None and is_torch_file(path):
+        with contextlib.suppress(pickle.UnpicklingError):  # for damaged files
+            if asked := sorted(set(look(path)) - set(_RECORDS)):
+                return f"it asks for {', '.join(asked)}"
     said = re.search(r"WeightsUnpickler error: (.*)", str(error))
     return said[1].strip() if said else str(error).splitlines()[0]
 

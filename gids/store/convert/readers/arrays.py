@@ -32,7 +32,7 @@ def is_npz(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             return any(n.endswith(".npy") for n in archive.namelist())
-    except zipfile.BadZipFile:
+    except (zipfile.BadZipFile, NotImplementedError):
         return path.suffix != ".pt"  # the reader says what is wrong with it
 
 
