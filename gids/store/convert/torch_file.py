@@ -66,10 +66,15 @@ def load_torch(path: Path) -> Any:
             f"{path} is not a file that torch.save writes, or is truncated; "
             "load it with what wrote it and torch.save it again"
         )
-    if not hasattr(torch.serialization, "safe_globals"):
+    if not _can_name():
         return _load(path)
     with torch.serialization.safe_globals([*_records(), *_numpy_parts()]):
         return _load(path)
+
+
+def _can_name() -> bool:
+    """Whether this torch lets what is loaded be chosen by name; before 2.6, only tensors can be loaded."""
+    return tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 6)
 
 
 def mapped_rows(values: torch.Tensor, path: Path) -> Rows:
@@ -100,6 +105,7 @@ def _load(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         raise FormatError(
             f"{path} needs unpickling, which could run any code, so it is refused: {_culprit(path, error)}"
+            + ("" if _can_name() else "; torch 2.6 or newer reads arrays of NumPy and PyG's own classes")
         ) from None
     except OSError:
         raise

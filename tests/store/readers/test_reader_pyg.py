@@ -214,3 +214,12 @@ def test_a_file_of_older_torch(tmp_path, pyg, capsys):
     assert "unpickled" not in capsys.readouterr().out
     truncate(tmp_path / "d.pt")
     assert "d.pt is damaged" in refused(capsys, tmp_path / "d.pt", tmp_path / "x.gids", "--from", "pyg")
+
+
+def test_an_older_torch_reads_dictionaries_and_says_what_it_lacks(tmp_path, pyg, capsys, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.5.1")
+    torch.save(tensors(), tmp_path / "d.pt")
+    assert_homogeneous(convert(tmp_path / "d.pt", tmp_path / "p.gids"))
+    torch.save(data(pyg, tensors()), tmp_path / "d.pt")
+    error = refused(capsys, tmp_path / "d.pt", tmp_path / "x.gids")
+    assert "torch 2.6 or newer reads arrays of NumPy and PyG's own classes" in error
