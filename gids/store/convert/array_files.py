@@ -162,8 +162,9 @@ def open_raw(path: Path, dtype: str | None, shape: tuple[int, ...] | None) -> Ro
     """The rows of a raw file. One length of shape may be -1: as many as the file has. Raises FormatError."""
     if dtype is None or not shape:
         raise FormatError(
-            f"{path} is neither .npy, .npz, a DGL graph file nor a directory; "
-            "for raw binary say what it holds: --dtype float32 --shape ROWS,DIM"
+            f"{path} is of no format that its content tells: --from NAME says which (`gids convert --list` "
+            "explains them), archives must be unpacked first; for raw binary, "
+            "say what it holds: --dtype float32 --shape ROWS,DIM"
         )
     type_ = table_dtype(dtype)
     size = os.path.getsize(path)
