@@ -24,9 +24,10 @@ from statistics import median
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from traces import FANOUTS, Trace, min_hits, popular_pages, rmat, sample_trace, skewed_trace
+from traces import FANOUTS, Trace, popular_pages, rmat, sample_trace, skewed_trace
 
 from gids import _core
+from gids.bench.optimum import BatchList, Optimum
 from gids.cache import page_heat
 from gids.heat import expected_visits, out_degrees, reverse_pagerank, sampled_counts
 from gids.store import DatasetWriter, FeatureStore
@@ -95,7 +96,7 @@ def heat(args: argparse.Namespace) -> dict[str, float]:
         trace = sample_trace(indptr, indices, rng, train=train, seeds=SEEDS, minibatches=minibatches)
         lines = int(5 * np.mean([len(b) for b in trace]))
         warm = minibatches // 4
-        best = min_hits(trace, nodes, lines)[warm:].sum() / sum(len(b) for b in trace[warm:])
+        best = Optimum(BatchList(trace), nodes).hits(lines)[warm:].sum() / sum(len(b) for b in trace[warm:])
         print(f"seeds from {len(train)} nodes, {lines} lines = 5 minibatches: MIN {100 * best:.2f} %")
         for name, values in compute_heats(indptr, indices, train, args).items():
             found = []
@@ -139,7 +140,7 @@ def hits(args: argparse.Namespace) -> dict[str, float]:
     lines = int(5 * average) if args.small else nodes // 100
     warm = minibatches // 4
     pages = sum(len(b) for b in trace[warm:])
-    best = min_hits(trace, nodes, lines)[warm:].sum() / pages
+    best = Optimum(BatchList(trace), nodes).hits(lines)[warm:].sum() / pages
     print(
         f"{nodes} pages, {minibatches} minibatches of {average:.0f} pages, "
         f"{lines} lines = {lines / average:.1f} minibatches"

@@ -66,27 +66,3 @@ def skewed_trace(pages: int, batch: int, minibatches: int, rng: np.random.Genera
         unique = np.unique(popular_pages(pages, drawn))
         trace.append(rng.permutation(unique)[:batch])
     return trace
-
-
-def min_hits(trace: Trace, pages: int, lines: int) -> npt.NDArray[np.int64]:
-    """Hits of each minibatch under the optimum (Belady's MIN with bypass), at minibatch granularity."""
-    never = len(trace)
-    following = []
-    seen = np.full(pages, never, np.int64)
-    for t in range(len(trace) - 1, -1, -1):
-        following.append(seen[trace[t]])
-        seen[trace[t]] = t
-    following.reverse()
-    held = np.zeros(pages, bool)
-    next_use = np.full(pages, never, np.int64)
-    hits = np.empty(len(trace), np.int64)
-    for t, batch in enumerate(trace):
-        hits[t] = held[batch].sum()
-        held[batch] = True
-        next_use[batch] = following[t]
-        candidates = np.flatnonzero(held)
-        if len(candidates) > lines:
-            order = np.argpartition(next_use[candidates], lines - 1) if lines else np.arange(len(candidates))
-            held[candidates[order[lines:]]] = False
-        held &= next_use != never
-    return hits

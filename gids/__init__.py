@@ -6,16 +6,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gids.errors import FormatError, MemoryBudgetError, StorageError
-    from gids.loader import FeatureLoader
+    from gids.loader import FeatureLoader, NodeLoader
     from gids.store import FeatureStore
 
-__all__ = ["FeatureLoader", "FeatureStore", "FormatError", "MemoryBudgetError", "StorageError"]
+__all__ = [
+    "FeatureLoader",
+    "FeatureStore",
+    "FormatError",
+    "MemoryBudgetError",
+    "NodeLoader",
+    "StorageError",
+]
 
 _HOMES = {
     "FeatureLoader": "gids.loader",
     "FeatureStore": "gids.store",
     "FormatError": "gids.errors",
     "MemoryBudgetError": "gids.errors",
+    "NodeLoader": "gids.loader",
     "StorageError": "gids.errors",
 }
 

@@ -64,6 +64,8 @@ class Engine:
     @property
     def depth(self) -> int: ...
     @property
+    def max_read_bytes(self) -> int: ...
+    @property
     def bounce_bytes(self) -> int: ...
     def read(
         self,
@@ -72,7 +74,17 @@ class Engine:
         out: NDArray[np.uint8],
         errors: NDArray[np.int32],
     ) -> None: ...
+    def read_extents(
+        self,
+        files: NDArray[np.uint32],
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        out: NDArray[np.uint8],
+        places: NDArray[np.int64],
+        errors: NDArray[np.int32],
+    ) -> None: ...
     def stats(self) -> dict[str, int | float]: ...
+    def latencies(self) -> tuple[list[float], list[int]]: ...
     def inject_faults(self, faults: list[tuple[int, int, int, int]]) -> None: ...
     def close(self) -> None: ...
 
@@ -88,6 +100,57 @@ def open_engine(
 ) -> Engine: ...
 def probe_file(path: str, *, direct: bool) -> tuple[str, int]: ...
 def why_no_uring() -> str: ...
+
+# native/bind/queue.cpp
+QUEUE_TABLE_SHIFT: int
+"""A request is page | table << this."""
+QUEUE_DOORBELLS: int
+"""Rounds of a pair that are posted and not collected, at most."""
+QUEUE_PAIRS_MAX: int
+
+class QueueMemory:
+    """Queue pairs in memory that host and device share; kept until engine and service let go of it too."""
+
+    def __init__(
+        self, *, staging_bytes: int, slot_bytes: int, pairs: int, rounds_max: int, spin_limit: int
+    ) -> None: ...
+    @property
+    def address(self) -> int:
+        """Of the shared memory, on the host."""
+    @property
+    def shared_bytes(self) -> int: ...
+    @property
+    def local_bytes(self) -> int:
+        """What the posting side keeps, zeroed, in memory of its own."""
+    @property
+    def depth(self) -> int:
+        """Slots of a pair."""
+    @property
+    def slot_bytes(self) -> int: ...
+    def pair(self, pair: int, shared: int, local: int) -> bytes:
+        """The bytes of a gids::queue::Pair, for the device's addresses of shared and local memory."""
+    def completed_offset(self, pair: int) -> int:
+        """Of the word that counts complete rounds, in the shared memory."""
+
+class QueueService:
+    """The thread that answers requests.
+
+    tables: (page_count, first_file, file_count, page_bytes, checksums) of each, gids.io.QueueTable."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tables: list[tuple[int, int, int, int, NDArray[np.uint32] | None]],
+        memory: QueueMemory,
+        *,
+        timeout_ms: int,
+    ) -> None: ...
+    def arm(self, pair: int) -> int:
+        """The number of the round that a kernel, which must be launched, is about to post."""
+    @property
+    def broken(self) -> bool: ...
+    def stats(self) -> dict[str, int]: ...
+    def close(self) -> None: ...
 
 # native/bind/cache.cpp
 USE_BITS: int
@@ -161,3 +224,67 @@ class PageCache:
     def audit(self) -> None: ...
     def words(self) -> NDArray[np.uint64]: ...
     def stats(self) -> dict[str, int | float]: ...
+
+# native/bind/bench.cpp
+def unique_pages(
+    ids: NDArray[np.int64], rows_per_page: int, marks: NDArray[np.uint32], mark: int, out: NDArray[np.int64]
+) -> int:
+    """Write the pages of ids, each once, in order of first appearance, into out; returns how many.
+
+    marks: uint32[page_count], none equal to mark before. IndexError for an id beyond the last page."""
+
+def min_hits(
+    next: NDArray[np.uint32], ends: NDArray[np.int64], lines: int, warm: int, hits: NDArray[np.int64]
+) -> None:
+    """Hits of each minibatch under Belady's MIN with bypass, int64[batches].
+
+    next: for each page of each minibatch, the minibatch that uses it next (batches: none does). ends:
+    int64[batches + 1], where each begins in next. Until minibatch `warm` nothing is dropped."""
+
+# native/bind/sampler.cpp
+MAX_NODES: int
+"""Nodes of a type that samplers can tell apart."""
+
+def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Philox4x32-10: four words from a counter of four and a key of two."""
+
+def layer_key(seed: int, epoch: int, step: int, layer: int, relation: int) -> int:
+    """The Philox key of what a relation draws in a layer of a minibatch; layer 0 is next to the seeds."""
+
+class BadTopology(ValueError): ...
+
+class NeighborTopology:
+    """In-edges by relation, between numbered node types."""
+
+    def __init__(self, node_types: list[tuple[int, str]]) -> None: ...
+    def add(
+        self,
+        indptr: NDArray[np.int64],
+        indices: NDArray[np.int32] | NDArray[np.int64],
+        src: int,
+        dst: int,
+        name: str,
+    ) -> None:
+        """The next relation; the arrays are kept and not copied."""
+
+class NeighborSampler:
+    """Threads, hash maps and buffers, used again for each minibatch."""
+
+    def __init__(self, threads: int, keep_bytes: int) -> None: ...
+    def sample(
+        self,
+        topology: NeighborTopology,
+        seeds: list[NDArray[np.int64]],
+        fanouts: list[list[int]],
+        seed: int,
+        epoch: int,
+        step: int,
+    ) -> tuple[
+        list[NDArray[np.int64]],
+        list[list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int]]],
+    ]:
+        """One minibatch. seeds: by node type; fanouts: by layer, the seeds' first, by relation.
+
+        Returns (nodes by type, by layer and relation (indptr, indices, positions, number of sources))."""
+    @property
+    def bytes(self) -> int: ...

@@ -1,4 +1,56 @@
+from __future__ import annotations
+
+import os
 import sys
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))  # model.py
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # model.py, emulator.py
+
+import emulator
+
+from gids import cuda
+from gids.cuda.device import Device
+from gids.cuda.driver import ask_driver
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.pluginmanager.has_plugin("cacheprovider"):
+        emulator.folder = config.cache.mkdir("emulator")  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def gpu() -> Device:
+    """The GPU, for tests marked so. Skips without a driver and a device; whatever else is missing fails."""
+    if fault := ask_driver().fault:
+        pytest.skip(f"no CUDA device: {fault}")
+    return cuda.open_device("cuda")
+
+
+@pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> Iterator[Device]:
+    """A device that runs kernels: the emulator, and a GPU where there is one.
+
+    $GIDS_EMULATOR_SEED, a number, has the emulator run threads in other orders than it usually does.
+    """
+    if request.param == "cuda":
+        yield request.getfixturevalue("gpu")
+        return
+    seed = zlib.crc32(request.node.nodeid.encode()) + int(os.environ.get("GIDS_EMULATOR_SEED", "0"))
+    print(f"emulator seed {seed}")
+    emulated = emulator.EmulatedDevice(seed)
+    yield emulated
+    assert not emulated.mapped, "host memory is still mapped"
+
+
+@pytest.fixture
+def cuda_is(monkeypatch: pytest.MonkeyPatch) -> Callable[[Device], None]:
+    """cuda_is(device): from now on gids.cuda.open_device() opens that device, whatever it is asked for."""
+
+    def patch(device: Device) -> None:
+        monkeypatch.setattr(cuda, "open_device", lambda name="cuda": device)
+
+    return patch

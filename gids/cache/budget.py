@@ -64,8 +64,7 @@ def share_memory(
     Raises MemoryBudgetError, with the sum, when not even the rest fits.
     """
     output = int(GROWTH * sum(rows[t.name] * t.row_bytes for t in tables))
-    affordable = memory_bytes // SMALL // max(1, output) - 2
-    planned = max(planned_batches, min(most_planned_batches, affordable))
+    planned = affordable_planned(memory_bytes, output, planned_batches, most_planned_batches)
     ids = int(GROWTH * sum(rows.values()))
     purposes = {
         "page tables": sum(8 * t.page_count for t in tables),
@@ -73,9 +72,24 @@ def share_memory(
         "outputs": output * (planned + 2),
         "window": (ids * 16 + int(GROWTH * minibatch_bytes)) * (window_batches + planned),
     }
+    left = what_is_left(memory_bytes, purposes)
+    if cache_bytes is not None:
+        left = min(left, cache_bytes)
+    lines = share_lines(tables, left, _core.LINE_METADATA_BYTES)
+    purposes["lines"] = sum(lines[t.name] * t.page_bytes for t in tables)
+    purposes["line metadata"] = sum(n * _core.LINE_METADATA_BYTES for n in lines.values())
+    return MemoryPlan(purposes, lines, planned)
+
+
+def affordable_planned(memory_bytes: int, output_bytes: int, least: int, most: int) -> int:
+    """Minibatches that may be planned at once, so that further ones' outputs are small beside the whole."""
+    return max(least, min(most, memory_bytes // SMALL // max(1, output_bytes) - 2))
+
+
+def what_is_left(memory_bytes: int, purposes: Mapping[str, int]) -> int:
+    """Of memory_bytes after all purposes. MemoryBudgetError lists the sum when there is nothing left."""
     needed = sum(purposes.values())
-    left = memory_bytes - needed
-    if left < 0:
+    if needed > memory_bytes:
         listing = " + ".join(f"{purpose} {format_bytes(n)}" for purpose, n in purposes.items())
         raise MemoryBudgetError(
             f"memory_bytes={memory_bytes} ({format_bytes(memory_bytes)}) is too small: "
@@ -83,17 +97,17 @@ def share_memory(
             f"cache line. Give more memory, or use smaller minibatches, a smaller window or "
             f"fewer planned minibatches."
         )
-    if cache_bytes is not None:
-        left = min(left, cache_bytes)
-    per_line = _core.LINE_METADATA_BYTES
+    return memory_bytes - needed
+
+
+def share_lines(tables: Sequence[TableShape], memory_bytes: int, metadata_bytes: int) -> dict[str, int]:
+    """Lines of each table, in proportion to the tables' bytes on disk. metadata_bytes: of each line."""
     total = sum(t.page_count * t.page_bytes for t in tables) or 1
     lines = {}
     for t in tables:
-        share = left * (t.page_count * t.page_bytes) // total
-        lines[t.name] = min(t.page_count, share // (t.page_bytes + per_line), _core.MAX_LINES)
-    purposes["lines"] = sum(lines[t.name] * t.page_bytes for t in tables)
-    purposes["line metadata"] = sum(n * per_line for n in lines.values())
-    return MemoryPlan(purposes, lines, planned)
+        share = memory_bytes * (t.page_count * t.page_bytes) // total
+        lines[t.name] = min(t.page_count, share // (t.page_bytes + metadata_bytes), _core.MAX_LINES)
+    return lines
 
 
 def available_bytes() -> int:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from gids import _core
+from gids.cache.output_dtype import out_dtype_of
 from gids.errors import StorageError
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ class FeatureCache:
     """Lines in host memory for several tables, filled from disk by one I/O engine.
 
     engine: opened on the shards of all tables, in order. lines: cache lines of each table. heats: uint8 per
-    page for each table that has them. check_crc: compare every page read with its checksum.
+    page for each table that has them. check_crc: compare every page read with its checksum. output_dtype:
+    float32, float16 or bfloat16, for the rows of tables of these three, which are then copied once more.
     """
 
     def __init__(
@@ -61,9 +63,11 @@ class FeatureCache:
         threads: int = 1,
         check_crc: bool = False,
         keep_output_bytes: int = 0,
+        output_dtype: torch.dtype | None = None,
     ) -> None:
         self.tables = {t.name: t for t in tables}
         self._engine = engine
+        self._dtypes = {t.name: out_dtype_of(t, output_dtype) for t in tables}
         self._pool = _core.BufferPool.create(keep_output_bytes)
         self._shards = [path for t in tables for path in t.shard_paths]
         workers = _core.Workers(threads)
@@ -120,7 +124,7 @@ class FeatureCache:
         """
         failures = [f for cache in self._caches.values() for f in cache.gather(step)]
         outputs = self._outputs[step]
-        return {name: outputs[name] for name in self._ids[step]}, self._error(failures)
+        return self._converted({name: outputs[name] for name in self._ids[step]}), self._error(failures)
 
     def retire(self, step: int) -> None:
         """Take the step's marks back. Steps retire in order."""
@@ -136,6 +140,10 @@ class FeatureCache:
         self._ids.clear()
         self._outputs.clear()
 
+    def close(self) -> None:
+        """Let reads finish and take every mark back. Idempotent; the memory goes with the last reference."""
+        self.cancel()
+
     def read_through(
         self, ids: Mapping[str, torch.Tensor]
     ) -> tuple[dict[str, torch.Tensor], StorageError | None]:
@@ -144,7 +152,7 @@ class FeatureCache:
         for name, array in self._check(ids).items():
             outputs[name], rows = self._new_output(self.tables[name], len(array))
             failures += self._caches[name].read_through(array, rows)
-        return outputs, self._error(failures)
+        return self._converted(outputs), self._error(failures)
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """The native counters of each table."""
@@ -153,6 +161,17 @@ class FeatureCache:
     def output_bytes(self) -> tuple[int, int]:
         """(bytes of outputs held by consumers or kept for reuse, the most there ever were)."""
         return self._pool.taken_bytes + self._pool.idle_bytes, self._pool.peak_bytes
+
+    def memory(self) -> dict[str, int]:
+        """Bytes by purpose; of the outputs, the most that there ever were."""
+        tables = self.stats().values()
+        return {
+            "page tables": sum(t["page_table_bytes"] for t in tables),
+            "lines": sum(t["lines_bytes"] for t in tables),
+            "line metadata": sum(t["line_metadata_bytes"] for t in tables),
+            "outputs": self._pool.peak_bytes,
+            "window": sum(t["step_bytes"] for t in tables),
+        }
 
     def audit(self) -> None:
         """Recount all metadata from the page tables; RuntimeError on a disagreement. For tests."""
@@ -177,6 +196,9 @@ class FeatureCache:
             except IndexError as error:
                 raise IndexError(f"table '{name}': {error}") from None
         return checked
+
+    def _converted(self, rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: tensor.to(self._dtypes[name]) for name, tensor in rows.items()}
 
     def _new_output(self, table: Table, n: int) -> tuple[torch.Tensor, npt.NDArray[np.uint8]]:
         flat: npt.NDArray[np.uint8] = self._pool.take(n * table.row_bytes)

@@ -11,15 +11,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-COMMANDS = (
-    "convert",
-    "export",
-    "generate",
-    "heat",
-    "info",
-    "quickstart",
-    "verify",
-)  # a new subcommand adds its module's name
+# A new subcommand adds its module.
+COMMANDS = ("bench", "convert", "export", "generate", "heat", "info", "quickstart", "verify")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

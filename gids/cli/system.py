@@ -19,8 +19,9 @@ from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any
 
-from gids.cli.cuda_driver import Driver, ask_driver
 from gids.cli.sizes import format_bytes
+from gids.cuda.driver import Driver, ask_driver
+from gids.io.kvikio_probe import KvikioProbe, probe_kvikio
 
 _MEMLOCK_BYTES = 1 << 30  # what one registered buffer may have
 _OPEN_FILES = 16384
@@ -50,12 +51,17 @@ class Item:
 
 
 def describe_system(
-    path: Path, *, root: Path = Path("/"), load: Callable[[str], Any] = ctypes.CDLL
+    path: Path,
+    *,
+    root: Path = Path("/"),
+    load: Callable[[str], Any] = ctypes.CDLL,
+    try_kvikio: Callable[[Path], KvikioProbe] = probe_kvikio,
 ) -> list[Item]:
     """Look at this machine, and at the file system of path (a file, dataset or directory).
 
-    root: where proc and sys are. load: opens shared libraries (ctypes.CDLL). Reads only, but for a
-    temporary file of 8 KiB where path is a directory without a dataset.
+    root: where proc and sys are. load: opens shared libraries (ctypes.CDLL). try_kvikio: reads a file with
+    kvikio into device memory; called where there is a device. Reads only, but for a temporary file of 8 KiB
+    where path is a directory without a dataset.
     """
     driver = ask_driver(load)
     gpus = _pci_gpus(root, driver)
@@ -71,6 +77,7 @@ def describe_system(
         *_cuda(driver, bool(gpus)),
         *(_pcie(root, address) for address in gpus),
         *_gpu_direct(root, has_gpu),
+        *_kvikio_reads(path, bool(driver.devices), try_kvikio),
         *(_package(name, has_gpu) for name in _PACKAGES),
     ]
 
@@ -264,6 +271,32 @@ def _gpu_direct(root: Path, has_gpu: bool) -> Iterator[Item]:
     yield Item(
         "cuFile (GPUDirect Storage)", library or "not there", advice if has_gpu and library is None else ""
     )
+
+
+def _kvikio_reads(path: Path, has_device: bool, try_kvikio: Callable[[Path], KvikioProbe]) -> Iterator[Item]:
+    """What kvikio does, rather than what it would need: it is the reads that tell."""
+    name = f"GPUDirect Storage at {path}"
+    if not has_device:
+        yield Item(name, "not tried: no CUDA device")
+        return
+    try:
+        with _some_file(path) as file:
+            found = try_kvikio(file)
+    except OSError as error:
+        yield Item(name, f"not tried: {error.strerror or error}")
+        return
+    if found.gds:
+        yield Item(name, f"yes, by kvikio {found.version}")
+        return
+    if found.version is None:
+        advice = ""  # the line of kvikio has it
+    elif "forbids" in found.reason:
+        advice = "unset KVIKIO_COMPAT_MODE"
+    else:
+        advice = "extents go through pinned host memory instead, which is right without nvidia-fs; for GDS: "
+        advice += "load nvidia-fs, keep the dataset on ext4 (data=ordered) or XFS on NVMe, and see what "
+        advice += "`gdscheck -p` says"
+    yield Item(name, f"no: {found.reason}", advice)
 
 
 def _find_cufile(root: Path) -> str | None:

@@ -36,7 +36,7 @@ class Column:
 class SampledMinibatch:
     """What a sampler returned, without the columns that the store serves.
 
-    Attributes: ``batch``; ``ids``, the rows to read of each table (int64, CPU, may repeat).
+    Attributes: ``batch``; ``ids``, the rows to read of each table (int64, where DGL sampled, may repeat).
     """
 
     def __init__(self, batch: Any, tables: ServedTables) -> None:
@@ -83,7 +83,7 @@ class SampledMinibatch:
                 f"a sampled graph has no dgl.{'NID' if kind == 'node' else 'EID'} of {kind} type "
                 f"{table.type!r}, so its rows of {table.name!r} are unknown: let the sampler keep it"
             )
-        ids = ids.to(device="cpu", dtype=torch.int64).contiguous()
+        ids = ids.to(dtype=torch.int64).contiguous()
         parts = self._ids.setdefault(table.name, [])
         start = sum(len(part) for part in parts)
         parts.append(ids)

@@ -33,10 +33,13 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
     the store's dtype and shape, on ``device``. With ``gids=None`` this is DGL's loader.
 
     gids_window: minibatches sampled ahead of the one handed over, 0 to 23.
-    gids_memory_bytes: limit of the host memory that all of this takes; None: half of what is available.
+    gids_memory_bytes: limit of the memory that all of this takes, on ``device``; None: half of what is
+    available there.
     gids_feats: tables that minibatches get though the sampler does not ask for them, in the first block's
     ``srcdata`` (edge tables: every block's ``edata``), or in a subgraph's ``ndata`` (``edata``).
     gids_policy, gids_engine, gids_options: as in gids.FeatureLoader (gids_options: its other arguments).
+    With ``device="cuda"`` (a CUDA build of DGL) the cache is in GPU memory; gids_options={"device": "cpu"}
+    keeps it in host memory.
 
     Iterating blocks while a minibatch is sampled and its rows are read. Each ``for`` is one epoch; the cache
     stays warm between epochs, and a second iterator beside a live one reads through it. The loader holds
@@ -120,7 +123,7 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
             memory_bytes=gids_memory_bytes,
             policy=gids_policy,
             engine=gids_engine,
-            **(gids_options or {}),
+            **{"device": self.device, **(gids_options or {})},
         )
 
     def __iter__(self) -> Iterator[Any]:
@@ -148,8 +151,9 @@ def _check_graph_and_device(graph: Any, device: Any, use_uva: bool) -> None:
         raise ValueError(
             f"{'use_uva=True' if use_uva else f'device={str(device)!r}'}: this DGL ({dgl.__version__}) is a "
             "CPU-only build, as PyPI's are, and its graphs cannot move to CUDA. Install a CUDA build of DGL "
-            "(https://www.dgl.ai/pages/start.html), or load on the CPU and move what the model takes: "
-            "blocks[0].srcdata['feat'].to('cuda') and block.edges()"
+            "(https://www.dgl.ai/pages/start.html); or take gids.NodeLoader(store, seeds, fanouts, "
+            "device='cuda'), which samples and loads on the GPU without DGL; or load on the CPU and move "
+            "what the model takes: blocks[0].srcdata['feat'].to('cuda') and block.edges()"
         )
 
 

@@ -28,7 +28,8 @@ class Epoch:
         self._loader = loader
         self._source = _Source(loader)
         self._headroom = Headroom() if loader.num_workers > 0 else None
-        self._stream = feature_loader.attach(self._source, attrgetter("ids"), bytes_of=attrgetter("nbytes"))
+        ids_of = _ids_on_cpu if feature_loader.device.type == "cpu" else attrgetter("ids")
+        self._stream = feature_loader.attach(self._source, ids_of, bytes_of=attrgetter("nbytes"))
         self._handed_out = 0
 
     def __iter__(self) -> Epoch:
@@ -49,6 +50,10 @@ class Epoch:
         batch = recursive_apply_pair(batch, columns, stock._assign_for)
         minibatch.fill(batch, rows, self._loader.device)
         return batch
+
+
+def _ids_on_cpu(minibatch: SampledMinibatch) -> dict[str, torch.Tensor]:
+    return {table: ids.cpu() for table, ids in minibatch.ids.items()}
 
 
 class _Source:

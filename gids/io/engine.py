@@ -51,6 +51,11 @@ class Engine:
         return self.native.depth
 
     @property
+    def max_read_bytes(self) -> int:
+        """The longest read that it takes."""
+        return self.native.max_read_bytes
+
+    @property
     def bounce_bytes(self) -> int:
         """Memory set aside for reads that cannot land where they should (committed when first used)."""
         return self.native.bounce_bytes
@@ -81,6 +86,23 @@ class Engine:
         self.native.read(files, offsets, out, errors)
         return errors
 
+    def read_extents(
+        self,
+        files: npt.NDArray[np.uint32],
+        offsets: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.int64],
+        out: npt.NDArray[np.uint8],
+        places: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.int32]:
+        """Read ``lengths[i]`` bytes at ``offsets[i]`` of file ``files[i]`` to ``out[places[i]:]``.
+
+        files: uint32[n]. offsets, lengths (1 to :attr:`max_read_bytes`), places: int64[n]; places must not
+        overlap. out: uint8[m], contiguous. Otherwise as :meth:`read`, the errors included.
+        """
+        errors = np.empty(len(files), dtype=np.int32)
+        self.native.read_extents(files, offsets, lengths, out, places, errors)
+        return errors
+
     def stats(self) -> dict[str, int | float]:
         """Counters since it opened.
 
@@ -88,6 +110,15 @@ class Engine:
         errors, retries, busy_s (time with a request in flight), latency_s (mean of a request), depth_max.
         """
         return self.native.stats()
+
+    def latencies(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+        """How long requests took since it opened: (seconds, counts), float64[n] and int64[n].
+
+        counts[i] requests took less than seconds[i], and at least seconds[i - 1]; buckets are a sixteenth of
+        a doubling wide. The difference of two answers is of the requests between them.
+        """
+        ends, counts = self.native.latencies()
+        return np.array(ends), np.array(counts, np.int64)
 
     def inject_faults(self, faults: Iterable[tuple[int, int, int, int]]) -> None:
         """For tests: (file, offset, errno, times) makes reads that touch the byte fail that many times.

@@ -1,6 +1,7 @@
 """The loader: composes sampling, cache and I/O into a stream of minibatches with features."""
 
 from gids.loader.feature_loader import FeatureLoader
+from gids.loader.node_loader import NodeEpoch, NodeLoader
 from gids.loader.stream import ReadThroughStream, WindowedStream
 
-__all__ = ["FeatureLoader", "ReadThroughStream", "WindowedStream"]
+__all__ = ["FeatureLoader", "NodeEpoch", "NodeLoader", "ReadThroughStream", "WindowedStream"]

@@ -10,19 +10,23 @@ import logging
 import math
 import os
 import threading
+import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from gids import _core
-from gids.cache import POLICIES, FeatureCache, MemoryPlan, page_heat, share_memory
-from gids.cache.budget import available_bytes, format_bytes
+from gids.cache import POLICIES, page_heat
+from gids.cache.output_dtype import check_out_dtype
 from gids.io import Engine, open_engine
-from gids.loader.stream import IdsOf, ReadThroughStream, WindowedStream
+from gids.loader.placement import DevicePlacement, HostPlacement, Placement, Sizes
+from gids.loader.stages import epoch_summary, stage_for
+from gids.loader.stream import Cache, Ids, IdsOf, ReadThroughStream, WindowedStream
 from gids.store import FeatureStore, Table
 from gids.store.names import HEAT_ROLES
 
@@ -55,11 +59,23 @@ class FeatureLoader:
         threads: that copy rows. None takes torch's number.
         check_crc: compare every page read with its checksum.
         direct: read past the page cache (O_DIRECT).
-        device: ``"cpu"``.
+        dtype: of the features, where it is not the stored one: float32, float16 or bfloat16, for
+            tables of one of these. On CUDA it costs nothing; on the CPU the rows are copied once more.
+        device: ``"cpu"`` or ``"cuda"``. On CUDA cache and features are in device memory, GPU threads ask for
+            the missing pages themselves, and ids may be tensors of that device or of the CPU. memory_bytes
+            and cache_bytes are then device memory, memory_bytes=None is half of what is free, and the
+            policy is not ``"lru"``.
+        host_cache_bytes: on CUDA, host memory for a tier of pinned lines under those on the device.
+        host_policy: ``"lookahead"``: its lines are replaced as those on the device are; ``"static"``: it
+            keeps the hottest pages that the device's lines do not.
+        wait: on CUDA, how kernels wait for pages: ``"stream"`` (the stream waits, no kernel spins) or
+            ``"warp"`` (warps poll, as in BaM).
+        staging_bytes: on CUDA, pinned host memory through which pages travel.
 
     Raises KeyError for a table, or a heat, that the store does not have, ValueError for a number out of its
-    range, StorageError for shards that cannot be opened. MemoryBudgetError (a ValueError) comes with the
-    first minibatch, which shows how much memory one needs.
+    range, StorageError for shards that cannot be opened, ImportError and RuntimeError when device="cuda"
+    finds no CuPy or no usable driver. MemoryBudgetError (a ValueError) comes with the first minibatch, which
+    shows how much memory one needs; at once when more device memory is asked for than is free.
     """
 
     def __init__(
@@ -78,7 +94,12 @@ class FeatureLoader:
         threads: int | None = None,
         check_crc: bool = False,
         direct: bool = True,
+        dtype: torch.dtype | None = None,
         device: str | torch.device = "cpu",
+        host_cache_bytes: int = 0,
+        host_policy: Literal["lookahead", "static"] = "lookahead",
+        wait: Literal["stream", "warp"] = "stream",
+        staging_bytes: int = 256 << 20,
     ) -> None:
         self.store = store if isinstance(store, FeatureStore) else FeatureStore(store)
         if not tables:
@@ -86,28 +107,28 @@ class FeatureLoader:
         self.tables: list[Table] = [self.store.table(name) for name in dict.fromkeys(tables)]
         self._window = _check_window(window_batches, planned_batches)
         self._fixed_planned = planned_batches
-        self._planned = planned_batches or max(1, min(2, _core.USE_BITS - window_batches))
         if policy not in POLICIES:
             raise ValueError(f"no policy {policy!r} (there are {', '.join(POLICIES)})")
-        if torch.device(device).type != "cpu":
-            raise ValueError(
-                f"device={str(device)!r}: this loader hands features out in host memory; use device='cpu'"
-            )
-        for name, value in (("memory_bytes", memory_bytes), ("cache_bytes", cache_bytes)):
+        for name, value in (
+            ("memory_bytes", memory_bytes),
+            ("cache_bytes", cache_bytes),
+            ("host_cache_bytes", host_cache_bytes),
+        ):
             if value is not None and value < 0:
                 raise ValueError(f"{name}={value} is negative; give a number of bytes")
-        if memory_bytes is None:
-            memory_bytes = available_bytes() // 2
-            log.info(
-                "memory_bytes not given: taking half of what is available, %s", format_bytes(memory_bytes)
+        self.device = torch.device(device)
+        if self.device.type not in ("cpu", "cuda"):
+            raise ValueError(f"device={str(device)!r}: features go to 'cpu' or 'cuda'")
+        if self.device.type == "cpu" and host_cache_bytes:
+            raise ValueError(
+                f"host_cache_bytes={host_cache_bytes} is for the tier under a cache on CUDA; on device='cpu' "
+                "the cache is in host memory: give cache_bytes"
             )
-        self._memory_bytes = memory_bytes
-        self._cache_bytes = cache_bytes
+        check_out_dtype(dtype)
         self._policy = policy
         self._heat_methods = {t.name: _choose_heat(self.store, t, heat) for t in self.tables}
-        self._check_crc = check_crc
-        self._threads = threads if threads is not None else torch.get_num_threads()
-        if self._threads < 1:
+        threads = threads if threads is not None else torch.get_num_threads()
+        if threads < 1:
             raise ValueError(f"threads={threads}; at least one thread copies rows")
 
         self._engine: Engine = open_engine(
@@ -117,15 +138,45 @@ class FeatureLoader:
             direct=direct,
             max_read_bytes=max(t.page_bytes for t in self.tables),
         )
-        self._plan: MemoryPlan | None = None
-        self._cache: FeatureCache | None = None
-        self._minibatch_bytes = 0
+        self._opened = ExitStack()  # the cache ends before the engine that it reads by
+        self._opened.callback(self._engine.close)
+        self._finalizer = weakref.finalize(self, self._opened.close)
+        self._placement: Placement
+        if self.device.type == "cpu":
+            self._placement = HostPlacement(
+                self._engine,
+                self.tables,
+                memory_bytes=memory_bytes,
+                cache_bytes=cache_bytes,
+                policy=policy,
+                threads=threads,
+                check_crc=check_crc,
+                dtype=dtype,
+            )
+        else:
+            self._placement = DevicePlacement(
+                self._engine,
+                self.tables,
+                device=self.device,
+                memory_bytes=memory_bytes,
+                cache_bytes=cache_bytes,
+                host_cache_bytes=host_cache_bytes,
+                host_policy=host_policy,
+                policy=policy,
+                check_crc=check_crc,
+                dtype=dtype,
+                wait=wait,
+                staging_bytes=staging_bytes,
+            )
+        most = min(MAX_PLANNED, _core.USE_BITS - window_batches)
+        self._most_planned = planned_batches or most  # lowered to what memory allows, once that is known
+        self._planned = planned_batches or min(self._placement.least_planned, most)
+        self._cache: Cache | None = None
         self._lock = threading.Lock()  # guards building the cache, and who has the window
         self._windowed: weakref.ref[WindowedStream[Any]] | None = None
         self._seconds = {"sample": 0.0}
         self._misses_at_epoch = (0, 0)
         self._last_stats: dict[str, Any] | None = None  # once closed
-        self._finalizer = weakref.finalize(self, self._engine.close)
 
     def attach(
         self,
@@ -137,9 +188,10 @@ class FeatureLoader:
         """Iterate over (minibatch, {table: features}).
 
         minibatches: sampled in the consumer's thread, ahead by the window. ids_of: the rows that a minibatch
-        reads, int64[n] on the CPU for each table, may repeat; features come as [n, *shape] of the table's
-        dtype in that order. The tensors are the consumer's to keep. bytes_of: memory that a sampled minibatch
-        takes, counted as part of the window.
+        reads, int64[n] for each table, on the CPU or on the loader's device, may repeat; features come as
+        [n, *shape] of the table's dtype in that order. The tensors are the consumer's to keep; on CUDA they
+        are ready for the stream that is current when they are handed out. bytes_of: host memory that a
+        sampled minibatch takes, counted as part of the window.
 
         One stream at a time uses the window; while it is open, further ones read through the cache without
         lookahead. A stream is closed by its end, by close(), or by dropping it.
@@ -150,7 +202,7 @@ class FeatureLoader:
         if not self._finalizer.alive:
             raise ValueError("this FeatureLoader is closed; make a new one")
 
-        def cache_for(minibatch: T, ids: Mapping[str, torch.Tensor]) -> FeatureCache:
+        def cache_for(minibatch: T, ids: Ids) -> Cache:
             return self._cache_for(ids, bytes_of(minibatch) if bytes_of else 0)
 
         with self._lock:
@@ -158,15 +210,16 @@ class FeatureLoader:
                 log.info("a stream of this loader is still open: this one reads through, without lookahead")
                 return ReadThroughStream(minibatches, ids_of, cache_for)
             self._adapt_planned()
-            me = weakref.ref(self)
+            me, before, begun = weakref.ref(self), self.stats(), time.perf_counter()
             stream = WindowedStream(
                 minibatches,
                 ids_of,
                 cache_for,
                 window_batches=self._window,
                 planned_batches=lambda: self._planned,
-                on_close=lambda: _window_is_free(me),
+                on_close=lambda: _stream_ended(me, before, begun),
                 seconds=self._seconds,
+                stage=stage_for(self.device),
             )
             self._windowed = weakref.ref(stream)
             return stream
@@ -202,7 +255,7 @@ class FeatureLoader:
             "gather": total("gather_s"),
             "read": io["busy_s"],
         }
-        result["memory"] = self._memory(tables)
+        result["memory"] = self._placement.memory(self._cache, self._window + self._planned)
         result["window_batches"] = self._window
         result["planned_batches"] = self._planned
         result["policy"] = self._policy
@@ -235,34 +288,20 @@ class FeatureLoader:
             "a FeatureLoader cannot be pickled; pass the FeatureStore and build one in each process"
         )
 
-    def _cache_for(self, ids: Mapping[str, torch.Tensor], minibatch_bytes: int) -> FeatureCache:
+    def _cache_for(self, ids: Ids, minibatch_bytes: int) -> Cache:
         """The cache; built from the first minibatch's sizes."""
         with self._lock:
-            if self._cache is not None:
-                return self._cache
-            rows = {t.name: len(ids[t.name]) if t.name in ids else 0 for t in self.tables}
-            self._plan = share_memory(
-                self.tables,
-                memory_bytes=self._memory_bytes,
-                cache_bytes=self._cache_bytes,
-                rows=rows,
-                window_batches=self._window,
-                planned_batches=self._planned,
-                most_planned_batches=self._fixed_planned or min(MAX_PLANNED, _core.USE_BITS - self._window),
-                minibatch_bytes=minibatch_bytes,
-                bounce_bytes=self._engine.bounce_bytes,
-            )
-            self._minibatch_bytes = minibatch_bytes
-            self._cache = FeatureCache(
-                self._engine,
-                self.tables,
-                lines=self._plan.lines,
-                heats={t.name: heat for t in self.tables if (heat := self._heat(t)) is not None},
-                policy=self._policy,
-                threads=self._threads,
-                check_crc=self._check_crc,
-                keep_output_bytes=self._plan.purposes["outputs"],
-            )
+            if self._cache is None:
+                sizes = Sizes(
+                    rows={t.name: len(ids[t.name]) if t.name in ids else 0 for t in self.tables},
+                    minibatch_bytes=minibatch_bytes,
+                    window_batches=self._window,
+                    planned_batches=self._planned,
+                    most_planned_batches=self._most_planned,
+                )
+                heats = {t.name: heat for t in self.tables if (heat := self._heat(t)) is not None}
+                self._cache, self._most_planned = self._placement.build(sizes, heats)
+                self._opened.callback(self._cache.close)
             return self._cache
 
     def _heat(self, table: Table) -> npt.NDArray[np.uint8] | None:
@@ -272,23 +311,9 @@ class FeatureLoader:
         assert isinstance(table.type, str)
         return page_heat(self.store.heat(method, table.type), table.rows_per_page)
 
-    def _memory(self, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
-        if self._cache is None:
-            return {"bounce pool": self._engine.bounce_bytes}
-        _, outputs = self._cache.output_bytes()
-        live = self._window + self._planned
-        return {
-            "page tables": sum(t["page_table_bytes"] for t in tables.values()),
-            "lines": sum(t["lines_bytes"] for t in tables.values()),
-            "line metadata": sum(t["line_metadata_bytes"] for t in tables.values()),
-            "outputs": outputs,
-            "window": sum(t["step_bytes"] for t in tables.values()) + live * self._minibatch_bytes,
-            "bounce pool": self._engine.bounce_bytes,
-        }
-
     def _adapt_planned(self) -> None:
         """Between epochs: the fewest planned minibatches whose missing pages cover twice the queue."""
-        if self._fixed_planned is not None or self._cache is None or self._plan is None:
+        if self._fixed_planned is not None or self._cache is None:
             return
         tables = self._cache.stats().values()
         steps = max(t["steps"] for t in tables)
@@ -298,7 +323,7 @@ class FeatureLoader:
         if epoch_steps == 0:
             return
         wanted = math.ceil(2 * self._engine.depth * epoch_steps / max(1, epoch_misses))
-        self._planned = min(max(2, wanted), self._plan.most_planned_batches)
+        self._planned = min(max(self._placement.least_planned, wanted), self._most_planned)
 
 
 def _choose_heat(store: FeatureStore, table: Table, heat: str) -> str | None:
@@ -328,7 +353,12 @@ def _check_window(window_batches: int, planned_batches: int | None) -> int:
     return window_batches
 
 
-def _window_is_free(loader: weakref.ref[FeatureLoader]) -> None:
+def _stream_ended(loader: weakref.ref[FeatureLoader], before: dict[str, Any], begun: float) -> None:
     me = loader()
-    if me is not None:
-        me._windowed = None
+    if me is None:
+        return
+    me._windowed = None
+    if log.isEnabledFor(logging.INFO) and me._finalizer.alive:
+        line = epoch_summary(before, me.stats(), time.perf_counter() - begun)
+        if line is not None:
+            log.info(line)

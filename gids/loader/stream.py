@@ -16,50 +16,69 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from gids.cache import FeatureCache
+from gids.loader.stages import Stage, stage
 
 T = TypeVar("T")
+Ids = Mapping[str, torch.Tensor]
 Features = dict[str, torch.Tensor]
-IdsOf = Callable[[T], Mapping[str, torch.Tensor]]
+IdsOf = Callable[[T], Ids]
 
 log = logging.getLogger("gids")
+
+
+class Cache(Protocol):
+    """What a stream needs of a cache: gids.cache.FeatureCache, or its twin on a CUDA device."""
+
+    next_step: int
+
+    def enter(self, step: int, ids: Ids) -> None: ...
+    def plan(self, step: int) -> None: ...
+    def gather(self, step: int) -> tuple[Features, Exception | None]: ...
+    def retire(self, step: int) -> None: ...
+    def cancel(self) -> None: ...
+    def read_through(self, ids: Ids) -> tuple[Features, Exception | None]: ...
+    def stats(self) -> dict[str, dict[str, Any]]: ...
+    def memory(self) -> dict[str, int]: ...
+    def close(self) -> None: ...
 
 
 class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
     """An iterator of (minibatch, {table: features}) that reads ahead through the cache.
 
     cache_for: called once, with the first minibatch and its ids, which tell how large minibatches are.
-    on_close: called once, when no step of this stream is live any more.
+    on_close: called once, when no step of this stream is live any more. stage: tells profilers of a stage.
     """
 
     def __init__(
         self,
         minibatches: Iterable[T],
         ids_of: IdsOf[T],
-        cache_for: Callable[[T, Mapping[str, torch.Tensor]], FeatureCache],
+        cache_for: Callable[[T, Ids], Cache],
         *,
         window_batches: int,
         planned_batches: Callable[[], int],
         on_close: Callable[[], None],
         seconds: dict[str, float],
+        stage: Stage = stage,
     ) -> None:
         self._source = iter(minibatches)
         self._ids_of = ids_of
         self._cache_for = cache_for
-        self._cache: FeatureCache | None = None
+        self._cache: Cache | None = None
         self._window = window_batches
         self._planned_batches = planned_batches
         self._seconds = seconds
+        self._stage = stage
         self._held: deque[T] = deque()  # entered, not yet handed out
         self._first = self._entered = self._planned = self._gathered = 0  # steps, once there is a cache
         self._end: BaseException | None = None  # why no more minibatches come
         self._closed = False
         # What closing needs must not hold the stream itself alive.
-        self._opened: list[FeatureCache] = []
+        self._opened: list[Cache] = []
         self._finalizer = weakref.finalize(self, _close, self._opened, on_close)
 
     def __iter__(self) -> WindowedStream[T]:
@@ -117,21 +136,24 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
             if self._entered == t:
                 return  # the source is exhausted
             assert self._cache is not None
-            self._cache.plan(t)
+            with self._stage("plan"):
+                self._cache.plan(t)
             self._planned += 1
 
     def _enter_until(self, end: int) -> None:
         while self._entered < end and self._end is None:
             started = time.perf_counter()
             try:
-                minibatch = next(self._source)
-                ids = self._ids_of(minibatch)
+                with self._stage("sample"):
+                    minibatch = next(self._source)
+                    ids = self._ids_of(minibatch)
                 self._seconds["sample"] += time.perf_counter() - started
                 if self._cache is None:
                     self._cache = self._cache_for(minibatch, ids)
                     self._opened.append(self._cache)
                     self._first = self._entered = self._planned = self._gathered = self._cache.next_step
-                self._cache.enter(self._entered, ids)
+                with self._stage("enter"):
+                    self._cache.enter(self._entered, ids)
             except StopIteration:
                 self._end = StopIteration()  # a fresh one: the caught one's frames would hold features
                 return
@@ -147,13 +169,14 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
 
     def _gather(self) -> tuple[Features, Exception | None]:
         assert self._cache is not None
-        features, error = self._cache.gather(self._gathered)
-        self._cache.retire(self._gathered)
+        with self._stage("gather"):
+            features, error = self._cache.gather(self._gathered)
+            self._cache.retire(self._gathered)
         self._gathered += 1
         return features, error
 
 
-def _close(opened: list[FeatureCache], on_close: Callable[[], None]) -> None:
+def _close(opened: list[Cache], on_close: Callable[[], None]) -> None:
     for cache in opened:
         cache.cancel()
     on_close()
@@ -166,7 +189,7 @@ class ReadThroughStream(Generic[T], Iterator[tuple[T, Features]]):
         self,
         minibatches: Iterable[T],
         ids_of: IdsOf[T],
-        cache_for: Callable[[T, Mapping[str, torch.Tensor]], FeatureCache],
+        cache_for: Callable[[T, Ids], Cache],
     ) -> None:
         self._source: Iterator[T] | None = iter(minibatches)
         self._ids_of = ids_of

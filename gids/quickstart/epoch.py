@@ -150,7 +150,7 @@ def _load_graph(source: Path) -> tuple[Any, dict[str, Tensor]]:
 
 def _feature_files(config: EpochConfig) -> list[Path]:
     if config.side == "stock":
-        return [Path(config.source) / "feat.npy"]
+        return [Path(config.feature_file or Path(config.source) / "feat.npy")]
     return sorted(Path(config.dataset).glob("tables/*/shard-*.bin"))
 
 
@@ -198,7 +198,11 @@ def _make_loader(graph: Any, ids: Tensor, config: EpochConfig, waits: Waits, shu
 
 def _map_features(config: EpochConfig, *, random_access: bool) -> Any:
     # "c" maps the file as "r" does, but torch warns of arrays that cannot be written.
-    features: Any = np.load(Path(config.source) / "feat.npy", mmap_mode="c")
+    features: Any
+    if config.feature_file:
+        features = np.memmap(config.feature_file, np.float32, "c", shape=tuple(config.feature_shape))
+    else:
+        features = np.load(Path(config.source) / "feat.npy", mmap_mode="c")
     if random_access:
         features._mmap.madvise(mmap.MADV_RANDOM)
     return features

@@ -26,7 +26,8 @@ class EpochConfig:
     may use from the moment when features are opened, in addition to what they use already; 0: any amount.
     gids_memory_bytes, window: the gids loader's. random_access: tell the kernel not to read ahead in stock's
     map (MADV_RANDOM). threads: OpenMP threads of the training process; 0: DGL's and torch's defaults.
-    most_seconds: stop after the minibatch in which they have passed; 0: never.
+    most_seconds: stop after the minibatch in which they have passed; 0: never. feature_file, feature_shape: a
+    file of plain float32 rows that stands for the source's feat.npy, such as the one shard of a table.
     """
 
     side: str
@@ -47,6 +48,8 @@ class EpochConfig:
     random_access: bool = True
     most_seconds: float = 0
     learning_rate: float = 0.01
+    feature_file: str = ""
+    feature_shape: tuple[int, ...] = ()
 
 
 @dataclass

@@ -2,10 +2,21 @@
 
 from gids.store.feature_store import FeatureStore
 from gids.store.graph import Graph
+from gids.store.pinned_graph import PinnedGraph
 from gids.store.rows import GeneratedRows, Rows
 from gids.store.table import Table
 from gids.store.topology import edge_list
 from gids.store.verify import verify
 from gids.store.writer import DatasetWriter
 
-__all__ = ["DatasetWriter", "FeatureStore", "GeneratedRows", "Graph", "Rows", "Table", "edge_list", "verify"]
+__all__ = [
+    "DatasetWriter",
+    "FeatureStore",
+    "GeneratedRows",
+    "Graph",
+    "PinnedGraph",
+    "Rows",
+    "Table",
+    "edge_list",
+    "verify",
+]

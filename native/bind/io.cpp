@@ -25,6 +25,7 @@ namespace {
 using Files = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Offsets = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Out = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using FlatOut = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Errors = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 class ErrorsBatch final : public io::Batch {
@@ -83,6 +84,32 @@ void read(io::Engine& engine, Files files, Offsets offsets, Out out, Errors erro
   wait(engine, *batch);
 }
 
+// Each extent to its own place in a flat buffer: what Engine.read does where lengths differ.
+void read_extents(io::Engine& engine, Files files, Offsets offsets, Offsets lengths, FlatOut out, Offsets places,
+                  Errors errors) {
+  const size_t n = files.shape(0);
+  if (offsets.shape(0) != n || lengths.shape(0) != n || places.shape(0) != n || errors.shape(0) != n)
+    throw std::invalid_argument("Engine.read_extents: files, offsets, lengths, places and errors differ in length");
+  if (n == 0) return;
+  const int64_t size = static_cast<int64_t>(out.shape(0));
+  auto batch = std::make_shared<ErrorsBatch>(errors.data());
+  {
+    nb::gil_scoped_release release;
+    batch->reads.resize(n);
+    for (size_t i = 0; i < n; ++i) {
+      const int64_t offset = offsets.data()[i], length = lengths.data()[i], place = places.data()[i];
+      if (offset < 0 || place < 0 || length < 1 || length > INT32_MAX || length > size - place)
+        throw std::invalid_argument("Engine.read_extents: extent " + std::to_string(i) + " (" + std::to_string(length) +
+                                    " B at " + std::to_string(offset) + ") does not fit at " + std::to_string(place) +
+                                    " of " + std::to_string(size) + " B");
+      batch->reads[i] = {static_cast<u64>(offset), reinterpret_cast<std::byte*>(out.data()) + place,
+                         static_cast<u32>(length), files.data()[i], i};
+    }
+    engine.submit(batch);
+  }
+  wait(engine, *batch);
+}
+
 nb::dict stats(const io::Engine& engine) {
   const io::Stats s = engine.stats();
   nb::dict d;
@@ -96,6 +123,14 @@ nb::dict stats(const io::Engine& engine) {
   d["latency_s"] = s.requests ? static_cast<double>(s.latency_ns) * 1e-9 / static_cast<double>(s.requests) : 0.0;
   d["depth_max"] = s.depth_max;
   return d;
+}
+
+// (seconds below which each bucket's requests took, how many of them there were)
+std::tuple<std::vector<double>, std::vector<u64>> latencies(const io::Engine& engine) {
+  const auto counts = engine.latencies();
+  std::vector<double> ends(counts.size());
+  for (u32 i = 0; i < ends.size(); ++i) ends[i] = static_cast<double>(io::LatencyHistogram::end_of(i)) * 1e-9;
+  return {std::move(ends), {counts.begin(), counts.end()}};
 }
 
 void inject_faults(io::Engine& engine, const std::vector<std::tuple<u32, u64, int, u32>>& faults) {
@@ -131,10 +166,15 @@ void bind_io(nb::module_& m) {
       .def_prop_ro("note", &io::Engine::note)
       .def_prop_ro("alignment", &io::Engine::alignment)
       .def_prop_ro("depth", &io::Engine::depth)
+      .def_prop_ro("max_read_bytes", &io::Engine::max_read_bytes)
       .def_prop_ro("bounce_bytes", &io::Engine::bounce_bytes)
       .def("read", &read, nb::arg("files").noconvert(), nb::arg("offsets").noconvert(), nb::arg("out").noconvert(),
            nb::arg("errors").noconvert())
+      .def("read_extents", &read_extents, nb::arg("files").noconvert(), nb::arg("offsets").noconvert(),
+           nb::arg("lengths").noconvert(), nb::arg("out").noconvert(), nb::arg("places").noconvert(),
+           nb::arg("errors").noconvert())
       .def("stats", &stats)
+      .def("latencies", &latencies)
       .def("inject_faults", &inject_faults, nb::arg("faults"))
       .def("close", &io::Engine::close, nb::call_guard<nb::gil_scoped_release>());
 

@@ -295,7 +295,10 @@ void Engine::finish(std::span<Request* const> settled, const Stats& tally) {
     stats_.bytes_read += tally.bytes_read;
     stats_.errors += tally.errors;
     stats_.retries += tally.retries;
-    for (const Request* q : settled) stats_.latency_ns += now - q->issued_ns;
+    for (const Request* q : settled) {
+      stats_.latency_ns += now - q->issued_ns;
+      latencies_.add(now - q->issued_ns);
+    }
     in_flight_ -= static_cast<u32>(settled.size());
     if (in_flight_ == 0 && !settled.empty()) stats_.busy_ns += now - busy_since_ns_;
   }
@@ -354,6 +357,11 @@ Stats Engine::stats() const {
   Stats s = stats_;
   if (in_flight_) s.busy_ns += now_ns() - busy_since_ns_;
   return s;
+}
+
+LatencyHistogram::Counts Engine::latencies() const {
+  std::lock_guard lock(stats_mutex_);
+  return latencies_.counts();
 }
 
 std::string Engine::note() const {

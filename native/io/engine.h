@@ -18,6 +18,7 @@
 #include <sys/types.h>
 
 #include "gids/target.h"
+#include "io/latency.h"
 
 namespace gids::io {
 
@@ -130,8 +131,11 @@ class Engine {
   std::string note() const;                            // what the probe found, for a log line
   u32 alignment() const { return alignment_; }         // of offsets, lengths and buffers, in bytes; see Read
   u32 depth() const { return options_.depth; }         // requests that can be in flight
+  u32 file_count() const { return file_count_; }
+  u32 max_read_bytes() const { return options_.max_read_bytes; }
   u64 bounce_bytes() const { return bounce_bytes_; }   // memory of the bounce pool
   Stats stats() const;
+  LatencyHistogram::Counts latencies() const;          // requests by the time they took
   void inject_faults(std::vector<Fault> faults);       // replaces those injected before
 
  protected:
@@ -190,6 +194,7 @@ class Engine {
 
   mutable std::mutex stats_mutex_;
   Stats stats_;          // guarded by stats_mutex_
+  LatencyHistogram latencies_;  // guarded by stats_mutex_
   u32 in_flight_ = 0;    // guarded by stats_mutex_
   u64 busy_since_ns_ = 0;  // guarded by stats_mutex_
   std::string note_;     // guarded by stats_mutex_

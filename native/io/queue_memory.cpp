@@ -35,6 +35,7 @@ struct Carver {
 void carve_shared(Carver& c, queue::Pair& q) {
   q.entries = c.take<queue::Submission>(q.depth());
   q.rung = c.take<u64>(queue::doorbells);
+  q.abandoned = c.take<u64>(1);
   q.statuses = c.take<u64>(q.depth());
   q.completed = c.take<u64>(1);
   q.staging = c.take<u8>(q.depth() * q.slot_bytes, kMemoryPage);
@@ -51,17 +52,20 @@ void carve_local(Carver& c, queue::Pair& q) {
 }  // namespace
 
 QueueMemory::QueueMemory(const QueueOptions& options) : options_(options) {
-  require(options.pairs >= 1, "it has at least one queue pair");
+  require(options.pairs >= 1 && options.pairs <= QueueOptions::kPairsMax,
+          "pairs is " + std::to_string(options.pairs) + "; it must be from 1 to " +
+              std::to_string(QueueOptions::kPairsMax));
   require(options.slot_bytes >= 16 && options.slot_bytes % 16 == 0,
           "slot_bytes is " + std::to_string(options.slot_bytes) + "; it must be a positive multiple of 16");
   require(options.rounds_max >= 1 && options.rounds_max <= queue::doorbells,
           "rounds_max is " + std::to_string(options.rounds_max) + "; it must be from 1 to " +
               std::to_string(queue::doorbells));
   const u64 slots = options.staging_bytes / options.pairs / options.slot_bytes;
-  require(slots >= options.rounds_max, "staging_bytes is " + std::to_string(options.staging_bytes) + "; " +
-                                           std::to_string(options.pairs) + " pairs with " +
-                                           std::to_string(options.rounds_max) + " rounds of pages of " +
-                                           std::to_string(options.slot_bytes) + " B need more");
+  require(slots >= options.rounds_max,
+          "staging_bytes is " + std::to_string(options.staging_bytes) + "; " + std::to_string(options.pairs) +
+              " pairs of at least " + std::to_string(options.rounds_max) + " pages of " +
+              std::to_string(options.slot_bytes) + " B need " +
+              std::to_string(u64{options.pairs} * options.rounds_max * options.slot_bytes));
   depth_ = std::bit_floor(slots);
   require(depth_ <= kDepthMax, "a pair has 2^24 slots at most: take more pairs or less staging");
 
@@ -84,15 +88,19 @@ QueueMemory::QueueMemory(const QueueOptions& options) : options_(options) {
 }
 
 queue::Pair QueueMemory::pair(u32 i, std::byte* local) const {
+  return pair(i, reinterpret_cast<uintptr_t>(shared_.get()), reinterpret_cast<uintptr_t>(local));
+}
+
+queue::Pair QueueMemory::pair(u32 i, u64 shared, u64 local) const {
   queue::Pair q{};
   q.spin_limit = options_.spin_limit;
   q.depth_log2 = static_cast<u32>(std::countr_zero(depth_));
   q.slot_bytes = options_.slot_bytes;
   q.rounds_max = options_.rounds_max;
   q.round_max = static_cast<u32>(depth_ / options_.rounds_max);
-  Carver shared{reinterpret_cast<uintptr_t>(shared_.get()) + i * pair_bytes_};
-  Carver own{reinterpret_cast<uintptr_t>(local) + i * pair_local_bytes_};
-  carve_shared(shared, q);
+  Carver theirs{shared + i * pair_bytes_};
+  Carver own{local + i * pair_local_bytes_};
+  carve_shared(theirs, q);
   carve_local(own, q);
   return q;
 }

@@ -12,10 +12,11 @@
 namespace gids::io {
 
 struct QueueOptions {
+  static constexpr u32 kPairsMax = 1024;
   u64 staging_bytes = 256u << 20;  // over all pairs; the depth is what fits, a power of two
   u32 slot_bytes = 4096;           // the largest page; a multiple of the engine's alignment and of 16
   u32 pairs = 1;
-  u32 rounds_max = 2;              // rounds posted and not collected: round_max is depth / rounds_max
+  u32 rounds_max = 2;              // of a pair, posted and not collected: round_max is depth / rounds_max
   u64 spin_limit = u64{1} << 28;   // polls of a lane; longer than the service's time-out
 };
 
@@ -25,13 +26,18 @@ class QueueMemory {
   // leave no slot, or name what is out of range.
   explicit QueueMemory(const QueueOptions& options);
 
+  u32 pairs() const { return options_.pairs; }
+  u32 slot_bytes() const { return options_.slot_bytes; }
   u64 depth() const { return depth_; }  // slots of a pair
   const std::shared_ptr<std::byte>& shared() const { return shared_; }  // entries, doorbells, statuses, staging
   u64 shared_bytes() const { return shared_bytes_; }
   u64 local_bytes() const { return local_bytes_; }     // what the posting side keeps, of all pairs
 
-  // Pair i. `local` is zeroed memory of local_bytes() that the posting side can reach: on a GPU, device memory.
+  // Pair i as the host sees it: what the service takes (with no `local`), and host threads that play the warps, with
+  // zeroed memory of local_bytes().
   queue::Pair pair(u32 i, std::byte* local) const;
+  // Pair i as a device sees it, by the device's addresses of shared() and of zeroed device memory of local_bytes().
+  queue::Pair pair(u32 i, u64 shared, u64 local) const;
 
  private:
   QueueOptions options_;

@@ -15,18 +15,20 @@
 #include <unistd.h>
 
 #include "io/clock.h"
+#include "store/crc32c.h"
 
 namespace gids::io {
 namespace {
 
 static_assert(queue::try_again == EAGAIN && queue::broken == EPROTO && queue::timed_out == ETIMEDOUT &&
-                  queue::canceled == ECANCELED && queue::invalid == EINVAL,
+                  queue::canceled == ECANCELED && queue::invalid == EINVAL && queue::corrupt == EBADMSG,
               "the device code spells the errors as numbers");
 
-constexpr u32 kTakeMax = 8192;         // submissions of one batch of reads: the engine sorts and merges them
+constexpr u32 kTakeMax = 16384;        // submissions of one batch of reads: the engine sorts and merges them
 constexpr u32 kYields = 32;            // idle polls before the thread sleeps between them
 constexpr u64 kPauseMaxNs = 50'000;    // the longest such sleep
 constexpr u64 kForever = ~u64{0};
+constexpr u64 kOffsetMax = u64{1} << 62;  // of the engine
 
 void require(bool fine, const std::string& what) {
   if (!fine) throw std::invalid_argument("queue service: " + what);
@@ -71,6 +73,7 @@ class QueueService::Pair : public std::enable_shared_from_this<Pair> {
   // One pass over the pair. False when there was nothing to do.
   bool serve(Engine& engine, u64 timeout_ns);
   void ended(const Reads& batch, u64 ticket, int error);
+  bool abandoned() const { return queue::read_abandoned(q_); }
 
   u64 arm() { return armed_.fetch_add(1, std::memory_order_relaxed); }
   bool armed() const { return armed_.load(std::memory_order_relaxed) > completed_.load(std::memory_order_relaxed); }
@@ -87,11 +90,13 @@ class QueueService::Pair : public std::enable_shared_from_this<Pair> {
     std::atomic<u64> open{0};          // ticket + 1 while it waits for its answer, kAnswering, or 0
     std::atomic<bool> reading{false};  // the engine may still write to the staging page
     u64 taken_ns = 0;
+    queue::Request request = 0;
   };
   static constexpr u64 kAnswering = ~u64{0};
 
   Slot& slot(u64 ticket) { return slots_[q_.slot(ticket)]; }
   bool answer(u64 ticket, int error);
+  bool intact(u64 ticket);
   void take_doorbells();
   bool take_submissions(Engine& engine, u64 now);
   int admit(u64 ticket, queue::Request request, Reads& batch);
@@ -113,7 +118,7 @@ class QueueService::Pair : public std::enable_shared_from_this<Pair> {
   std::deque<std::shared_ptr<Reads>> batches_;
 
   std::atomic<u64> armed_{0}, completed_{0};
-  std::atomic<u64> taken_{0}, failed_{0}, timed_out_{0}, late_{0};
+  std::atomic<u64> taken_{0}, failed_{0}, timed_out_{0}, corrupt_{0}, late_{0};
 };
 
 // Reads of one pair. Read::cookie is the ticket.
@@ -132,15 +137,27 @@ class QueueService::Reads final : public Batch {
 // --- answers ---
 
 // Whoever closes the request writes its status: so each has one, whether its read, the time-out or close()
-// comes first. False when it was answered before.
+// comes first. False when it was answered before. A page is checked in between: so close() waits for the check.
 bool QueueService::Pair::answer(u64 ticket, int error) {
   Slot& s = slot(ticket);
   u64 expected = ticket + 1;
   if (!s.open.compare_exchange_strong(expected, kAnswering, std::memory_order_acq_rel)) return false;
+  if (error == 0 && !intact(ticket)) {
+    error = queue::corrupt;
+    corrupt_.fetch_add(1, std::memory_order_relaxed);
+  }
   if (error) failed_.fetch_add(1, std::memory_order_relaxed);
   queue::write_status(q_, ticket, error);
   s.open.store(0, std::memory_order_release);
   return true;
+}
+
+bool QueueService::Pair::intact(u64 ticket) {
+  const queue::Request request = slot(ticket).request;
+  const QueueTable& t = tables_[queue::table_of(request)];
+  if (!t.checksums) return true;
+  const auto* page = reinterpret_cast<const std::byte*>(q_.page(ticket));
+  return store::crc32c(page, t.page_bytes) == t.checksums[queue::page_of(request)];
 }
 
 void QueueService::Pair::ended(const Reads& batch, u64 ticket, int error) {
@@ -213,6 +230,7 @@ int QueueService::Pair::admit(u64 ticket, queue::Request request, Reads& batch) 
   // A read that timed out has not ended: it may yet overwrite the staging page.
   if (s.reading.load(std::memory_order_acquire)) return queue::timed_out;
   s.reading.store(true, std::memory_order_relaxed);
+  s.request = request;
   const QueueTable& t = tables_[index];
   batch.reads.push_back({.offset = page / t.file_count * t.page_bytes,
                          .dest = reinterpret_cast<std::byte*>(q_.page(ticket)),
@@ -242,8 +260,6 @@ void QueueService::Pair::submit(Engine& engine, std::shared_ptr<Reads> batch) {
   int error = 0;
   try {
     if (!batch->reads.empty()) engine.submit(batch);
-  } catch (const std::invalid_argument&) {
-    error = queue::invalid;  // a page longer than the engine was opened for
   } catch (const std::exception&) {
     error = queue::canceled;  // the engine is closed
   }
@@ -283,6 +299,7 @@ void QueueService::Pair::add_to(QueueStats& stats) const {
   stats.taken += taken_.load(std::memory_order_relaxed);
   stats.failed += failed_.load(std::memory_order_relaxed);
   stats.timed_out += timed_out_.load(std::memory_order_relaxed);
+  stats.corrupt += corrupt_.load(std::memory_order_relaxed);
   stats.late += late_.load(std::memory_order_relaxed);
   stats.rounds += completed_.load(std::memory_order_relaxed);
 }
@@ -302,6 +319,14 @@ QueueService::QueueService(std::shared_ptr<Engine> engine, std::vector<QueueTabl
     const std::string name = "table " + std::to_string(i);
     require(t.file_count >= 1 && t.page_bytes >= 1, name + " has no files or no bytes");
     require(t.page_count <= u64{1} << queue::page_bits, name + " has more than 2^48 pages");
+    require(t.page_count / t.file_count < kOffsetMax / t.page_bytes, name + " has more bytes than any file");
+    require(u64{t.first_file} + t.file_count <= engine_->file_count(),
+            name + " has files " + std::to_string(t.first_file) + " to " +
+                std::to_string(u64{t.first_file} + t.file_count - 1) + "; the engine has " +
+                std::to_string(engine_->file_count()));
+    require(t.page_bytes <= engine_->max_read_bytes(),
+            name + " has pages of " + std::to_string(t.page_bytes) + " B; the engine was opened for reads of " +
+                std::to_string(engine_->max_read_bytes()) + " B at most (max_read_bytes)");
     for (const queue::Pair& q : pairs)
       require(t.page_bytes <= q.slot_bytes, name + " has pages of " + std::to_string(t.page_bytes) +
                                                 " B; the staging slots hold " + std::to_string(q.slot_bytes) + " B");
@@ -319,6 +344,10 @@ QueueService::~QueueService() {
 u64 QueueService::arm(u32 pair) {
   if (getpid() != pid_)
     throw std::runtime_error("the request queue was opened before a fork: open one in this process");
+  if (broken())
+    throw std::runtime_error(
+        "the request queue is broken: a kernel gave up waiting for an answer, and the memory of that request may yet "
+        "be written to. Close the loader and make a new one");
   if (stop_.load(std::memory_order_acquire)) throw std::runtime_error("the request queue is closed");
   const u64 round = pairs_.at(pair)->arm();
   wake_->ring();
@@ -331,6 +360,10 @@ void QueueService::close() {
   stop_.store(true, std::memory_order_release);
   wake_->ring();
   if (thread_.joinable()) thread_.join();
+}
+
+bool QueueService::broken() const {
+  return std::any_of(pairs_.begin(), pairs_.end(), [](const auto& pair) { return pair->abandoned(); });
 }
 
 QueueStats QueueService::stats() const {
@@ -347,7 +380,7 @@ void QueueService::run() {
   pthread_setname_np(pthread_self(), "gids-queue");
   prctl(PR_SET_TIMERSLACK, 1ul);  // the default rounds a pause up by 50 us
   u32 idle = 0;
-  while (!stop_.load(std::memory_order_acquire)) {
+  while (!stop_.load(std::memory_order_acquire) && !broken()) {
     bool busy = false, armed = false;
     for (const auto& pair : pairs_) {
       busy |= pair->serve(*engine_, timeout_ns_);

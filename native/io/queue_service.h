@@ -8,7 +8,8 @@
 //   50 us when there is nothing to do.
 // * every request that it takes is answered once: by its read, by the time-out, or by close().
 // * after close() `completed` is queue::closed: every waiter is released and every request that was not answered
-//   counts as canceled.
+//   counts as canceled. The service closes by itself when somebody on the posting side gave up waiting: the queue is
+//   broken then.
 #pragma once
 
 #include <atomic>
@@ -32,12 +33,15 @@ struct QueueTable {
   u32 first_file;
   u32 file_count;
   u32 page_bytes;
+  // CRC32C of each page, [page_count], or null: pages are not checked. Valid until close() returns.
+  const u32* checksums = nullptr;
 };
 
 struct QueueStats {
   u64 taken = 0;      // submissions
   u64 failed = 0;     // answered with an error, whatever it was
   u64 timed_out = 0;  // of these: no completion in time
+  u64 corrupt = 0;    // of these: the page has another checksum
   u64 late = 0;       // completions that came after the answer
   u64 rounds = 0;     // complete
   u64 sleeps = 0;     // times that the thread went to sleep with nothing armed
@@ -47,7 +51,7 @@ class QueueService {
  public:
   // Requests name tables by their index. The memory of the pairs must be zeroed and stay valid until close()
   // returns; of the staging, `owner` is kept until the engine has ended every read, also those that were
-  // answered without it. Throws std::invalid_argument for pairs and tables that do not fit each other.
+  // answered without it. Throws std::invalid_argument for pairs, tables and an engine that do not fit each other.
   QueueService(std::shared_ptr<Engine> engine, std::vector<QueueTable> tables, std::vector<queue::Pair> pairs,
                std::shared_ptr<void> owner, u32 timeout_ms = 30'000);
   ~QueueService();  // close()
@@ -56,7 +60,7 @@ class QueueService {
 
   // Tells that a kernel is about to post a round to this pair. Returns the round's number (0, 1, 2, ...), for
   // the kernel and for the wait. A kernel that was armed must be launched. Any thread. Throws
-  // std::runtime_error after close() or in a forked child.
+  // std::runtime_error after close(), in a forked child, and when the queue is broken.
   u64 arm(u32 pair);
 
   // Takes no more, cancels the reads that were not issued (ECANCELED), waits for those that were (each for the
@@ -64,6 +68,7 @@ class QueueService {
   void close();
 
   QueueStats stats() const;
+  bool broken() const;  // somebody gave up waiting
 
  private:
   class Pair;

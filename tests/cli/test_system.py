@@ -14,8 +14,9 @@ import pytest
 
 import gids.cli.system as module
 from gids.cli import main
-from gids.cli.cuda_driver import Device, ask_driver
 from gids.cli.system import Item, as_table, describe_system
+from gids.cuda.driver import Device, ask_driver
+from gids.io.kvikio_probe import KvikioProbe
 
 
 def no_library(name: str) -> object:
@@ -90,8 +91,11 @@ H100 = gpu_on_bus(
 )
 
 
-def look(root: Path, load: object, path: Path | None = None) -> dict[str, Item]:
-    items = describe_system(path or root, root=root, load=load)  # type: ignore[arg-type]
+NO_GDS = KvikioProbe("26.10.0", False, True, "GPUDirect Storage does not work: no nvidia-fs")
+
+
+def look(root: Path, load: object, path: Path | None = None, kvikio: KvikioProbe = NO_GDS) -> dict[str, Item]:
+    items = describe_system(path or root, root=root, load=load, try_kvikio=lambda _: kvikio)  # type: ignore[arg-type]
     return {i.item: i for i in items}
 
 
@@ -120,6 +124,7 @@ def test_a_machine_without_anything_is_described(tmp_path: Path, packages: dict[
     for name in ("torch", "dgl", "cupy", "kvikio"):
         assert found[name] == Item(name, "not installed"), "nothing to advise without a GPU"
     assert not [name for name in found if name.startswith(("PCIe", "CUDA device"))]
+    assert found[f"GPUDirect Storage at {tmp_path}"].found == "not tried: no CUDA device"
     assert list(tmp_path.iterdir()) == [], "the file that was tried is gone"
 
 
@@ -135,7 +140,9 @@ def test_a_machine_with_everything_needs_no_advice(tmp_path: Path, packages: dic
             "usr/local/cuda/lib64/libcufile.so.0": "",
         },
     )
-    found = look(root, FakeCuda())
+    found = look(root, FakeCuda(), kvikio=KvikioProbe("26.10.0", True, True, ""))
+    gds = f"GPUDirect Storage at {root}"
+    assert found[gds].found == "yes, by kvikio 26.10.0"
     assert found["memory"].found == "8.2 GB, 6.1 GB available"
     assert found["huge pages"].found == "madvise"
     assert found["CUDA driver"].found == "CUDA 13.1"
@@ -146,7 +153,7 @@ def test_a_machine_with_everything_needs_no_advice(tmp_path: Path, packages: dic
     assert found["cuFile (GPUDirect Storage)"].found == f"{root}/usr/local/cuda/lib64/libcufile.so.0"
     assert found["cupy"].found == "13.6.0"
     names = ["memory", "huge pages", "CUDA driver", "nvidia-fs", "cuFile (GPUDirect Storage)", "torch"]
-    names += ["cupy", "kvikio", "CUDA device 0", "PCIe of 0000:0a:00.0"]
+    names += ["cupy", "kvikio", "CUDA device 0", "PCIe of 0000:0a:00.0", gds]
     assert [found[n].advice for n in names] == [""] * len(names)
 
 
@@ -160,8 +167,29 @@ def test_what_a_gpu_lacks_is_advised(tmp_path: Path, packages: dict[str, str]) -
     assert found["host-native atomics 1"].found == "yes"
     assert "modprobe nvidia-fs" in found["nvidia-fs"].advice
     assert "CUDA build" in found["torch"].advice
+    gds = f"GPUDirect Storage at {tmp_path}"
+    assert found[gds].found == "no: GPUDirect Storage does not work: no nvidia-fs"
+    assert "load nvidia-fs" in found[gds].advice
     for name in ("cupy", "kvikio", "cuFile (GPUDirect Storage)"):
         assert "gids[cuda12]" in found[name].advice
+
+
+@pytest.mark.parametrize(
+    ("probe", "found", "advice"),
+    [
+        (KvikioProbe(None, False, False, "kvikio is not installed"), "no: kvikio is not installed", ""),
+        (
+            KvikioProbe("26.10.0", False, True, "KVIKIO_COMPAT_MODE=ON forbids GPUDirect Storage"),
+            "no: KVIKIO_COMPAT_MODE=ON forbids GPUDirect Storage",
+            "unset KVIKIO_COMPAT_MODE",
+        ),
+    ],
+)
+def test_what_kvikio_answers_is_told(
+    tmp_path: Path, packages: dict[str, str], probe: KvikioProbe, found: str, advice: str
+) -> None:
+    item = f"GPUDirect Storage at {tmp_path}"
+    assert look(tmp_path, FakeCuda(), kvikio=probe)[item] == Item(item, found, advice)
 
 
 def test_a_gpu_without_its_driver_is_seen_on_the_bus(tmp_path: Path, packages: dict[str, str]) -> None:

@@ -8,6 +8,7 @@ import warnings
 import dgl_model as model
 import pytest
 import torch
+from emulator import EmulatedDevice
 
 import gids.dgl
 
@@ -416,3 +417,14 @@ def test_nothing_warns(homogeneous, sampler):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check(model.gids_loader(homogeneous, homogeneous.seeds, sampler, batch_size=16), homogeneous)
+
+
+@pytest.mark.parametrize("dataset", ["homogeneous", "heterogeneous"], indirect=True)
+def test_the_cache_may_lie_on_a_device(dataset, cuda_is):
+    cuda_is(EmulatedDevice())
+    sampler = model.node_sampler("neighbor", dataset)
+    options = {"device": "cuda", "staging_bytes": 1 << 20}
+    loader = model.gids_loader(dataset, dataset.seeds, sampler, batch_size=16, gids_options=options)
+    check(loader, dataset)
+    assert "staging" in loader.stats()["memory"]
+    loader.close()

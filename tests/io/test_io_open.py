@@ -241,9 +241,10 @@ def test_a_forked_child_cannot_use_the_engine_and_ends_without_it(shards: list[P
 
 def test_ctrl_c_ends_a_long_read(shards: list[Path], kind: str) -> None:
     script = """
-        import sys
+        import signal, sys
         import numpy as np
         import gids.io
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
         count = 5_000_000 if sys.argv[1] == "mmap" else 1_000_000
         engine = gids.io.open_engine(sys.argv[2:], sys.argv[1], depth=1, max_merge_bytes=0)
         files, offsets = np.zeros(count, np.uint32), np.arange(count) * 4096 % (200 * 4096)

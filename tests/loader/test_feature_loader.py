@@ -13,66 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from loader_example import DIM, ROWS, TABLES, Ids, check, ids_of, minibatches
 
 import gids
-from gids.store import DatasetWriter
-
-ROWS, DIM = 3000, 256  # a row is 1 KiB: four to a page
-
-
-@pytest.fixture(scope="module")
-def source() -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return {
-        "paper.feat": torch.randn(ROWS, DIM, generator=generator),
-        "author.feat": torch.randn(500, 1024, generator=generator).to(torch.bfloat16),
-    }
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory, source: dict[str, torch.Tensor]) -> Path:
-    path = tmp_path_factory.mktemp("loader") / "two.gids"
-    with DatasetWriter(path, stripe=2) as writer:
-        for name, rows in source.items():
-            writer.write_table("node", name.split(".")[0], "feat", rows)
-        rng = np.random.default_rng(0)
-        for relation, src, dst in (
-            (("paper", "cites", "paper"), ROWS, ROWS),
-            (("author", "writes", "paper"), 500, ROWS),
-        ):
-            degrees = rng.integers(0, 8, dst)
-            indptr = np.concatenate([[0], np.cumsum(degrees)])
-            indices = (src * rng.random(indptr[-1]) ** 3).astype(np.int64)
-            writer.write_graph(relation, indptr, indices, num_src=src)
-    return path
-
-
-Ids = dict[str, torch.Tensor]
-
-
-def minibatches(count: int, seed: int = 0) -> list[Ids]:
-    rng = np.random.default_rng(seed)
-    return [
-        {
-            "paper.feat": torch.from_numpy((ROWS * rng.random(rng.integers(0, 600)) ** 2).astype(np.int64)),
-            "author.feat": torch.from_numpy(rng.permutation(500)[: rng.integers(0, 90)]),
-        }
-        for _ in range(count)
-    ]
-
-
-def ids_of(minibatch: Ids) -> Ids:
-    return minibatch
-
-
-def check(source: Ids, minibatch: Ids, features: Ids) -> None:
-    assert features.keys() == minibatch.keys()
-    for name, ids in minibatch.items():
-        assert torch.equal(features[name], source[name][ids])
-        assert features[name].dtype == source[name].dtype
-
-
-TABLES = ["paper.feat", "author.feat"]
 
 
 @pytest.mark.parametrize("window", [0, 1, 8, 16, 22])
@@ -293,7 +236,9 @@ def test_memory_stays_within_what_was_given(path: Path) -> None:
         ({"memory_bytes": -5}, "negative"),
         ({"cache_bytes": -5}, "negative"),
         ({"threads": 0}, "at least one thread"),
-        ({"device": "cuda"}, "device='cpu'"),
+        ({"device": "mps"}, "'cpu' or 'cuda'"),
+        ({"host_cache_bytes": 1 << 20}, "give cache_bytes"),
+        ({"dtype": torch.int8}, "float32, float16, bfloat16"),
     ],
 )
 def test_bad_options_are_refused_with_the_reason(
@@ -301,6 +246,13 @@ def test_bad_options_are_refused_with_the_reason(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         gids.FeatureLoader(path, TABLES, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_features_come_in_the_dtype_asked_for(path: Path, source: Ids, dtype: torch.dtype) -> None:
+    with gids.FeatureLoader(path, list(source), memory_bytes=1 << 26, dtype=dtype) as loader:
+        for minibatch, features in loader.attach(minibatches(5), ids_of):
+            check(source, minibatch, features, dtype)
 
 
 def test_a_window_of_23_works_with_one_planned(path: Path, source: Ids) -> None:
@@ -391,4 +343,23 @@ def test_outputs_of_growing_minibatches_do_not_pile_up(path: Path) -> None:
         growing = [{"paper.feat": torch.arange(1000 + 12 * i)} for i in range(20)]
         for _minibatch, _features in loader.attach(growing, ids_of):
             pass
-        assert loader.stats()["memory"]["outputs"] <= loader._plan.purposes["outputs"]  # type: ignore[union-attr]
+        assert loader.stats()["memory"]["outputs"] <= loader._placement.plan.purposes["outputs"]  # type: ignore[attr-defined]
+
+
+def test_an_epoch_ends_with_a_line_in_the_log(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "gids")
+    with gids.FeatureLoader(path, TABLES, memory_bytes=1 << 26) as loader:
+        for count in (6, 4):
+            caplog.clear()
+            list(loader.attach(minibatches(count), ids_of))
+            lines = [r.getMessage() for r in caplog.records if "minibatches in" in r.getMessage()]
+            assert len(lines) == 1
+            assert lines[0].startswith(f"{count} minibatches in ")
+
+
+def test_profilers_see_the_stages(path: Path) -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        with gids.FeatureLoader(path, TABLES, memory_bytes=1 << 26) as loader:
+            list(loader.attach(minibatches(3), ids_of))
+    counts = {event.key: event.count for event in profile.key_averages() if event.key.startswith("gids.")}
+    assert counts == {"gids.sample": 4, "gids.enter": 3, "gids.plan": 3, "gids.gather": 3}

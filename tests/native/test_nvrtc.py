@@ -1,4 +1,7 @@
-"""The headers that host and GPU share, and the kernels, compile for every GPU generation, without a GPU."""
+"""The headers that host and GPU share, and the kernels, compile for every GPU generation, without a GPU.
+
+With NVRTC and CCCL from PyPI, and the options of the product; tests/cuda/test_compiler.py has CuPy's.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from gids.cuda.compiler import compile_options
+
 NATIVE = Path(__file__).parents[2] / "native"
 INCLUDE = NATIVE / "include"
 ARCHS = [75, 80, 86, 89, 90, 100, 120]
 HEADERS = sorted(path.relative_to(INCLUDE).as_posix() for path in INCLUDE.rglob("*.h"))
 KERNELS = sorted(path.relative_to(NATIVE).as_posix() for path in NATIVE.rglob("*.cu"))
+TRIALS = Path(__file__).parents[1] / "cuda" / "kernels.cu"
 
 
 class Nvrtc:
@@ -21,7 +27,7 @@ class Nvrtc:
     def __init__(self, package: Path) -> None:
         self._lib = ctypes.CDLL(str(next((package / "lib").glob("libnvrtc.so.*"))))
         include = package / "include"
-        self._include = (INCLUDE, include, include / "cccl")
+        self._include = [INCLUDE, include / "cccl", include]
 
     def compile(self, source: str, arch: int) -> bytes:
         """A cubin for sm_`arch`; fails the test with the compiler's log."""
@@ -29,7 +35,7 @@ class Nvrtc:
         self._check(
             self._lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"test.cu", 0, None, None)
         )
-        options = [f"-arch=sm_{arch}", "-std=c++20", "-default-device", *(f"-I{d}" for d in self._include)]
+        options = compile_options(f"sm_{arch}", self._include)
         encoded = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
         try:
             if self._lib.nvrtcCompileProgram(program, len(options), encoded):
@@ -76,3 +82,8 @@ def test_each_shared_header_stands_alone(nvrtc: Nvrtc, header: str) -> None:
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_kernels_compile_for_the_gpu(nvrtc: Nvrtc, kernel: str, arch: int) -> None:
     assert nvrtc.compile((NATIVE / kernel).read_text(), arch)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_what_the_device_tests_launch_compiles_too(nvrtc: Nvrtc, arch: int) -> None:
+    assert nvrtc.compile(TRIALS.read_text(), arch)[:4] == b"\x7fELF"

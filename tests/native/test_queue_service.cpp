@@ -1,6 +1,6 @@
-// sources: io/*.cpp
+// sources: io/*.cpp store/crc32c.cpp
 // The service thread on real engines and real files, and when things go wrong: completions lost, late or held,
-// closing with requests in flight, broken and abandoned queues. Argument: a directory to work in.
+// closing with requests in flight, corrupt pages, broken and abandoned queues. Argument: a directory to work in.
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -21,6 +21,7 @@
 #include "io/clock.h"
 #include "io/queue_memory.h"
 #include "io/queue_service.h"
+#include "store/crc32c.h"
 
 using namespace gids;
 
@@ -55,12 +56,13 @@ const u8* content(queue::Request r) {
 }
 
 struct Rig {
-  Rig(std::shared_ptr<io::Engine> e, u64 depth, u32 rounds_max = 1, u32 timeout_ms = kSlow, u64 spin_limit = 1u << 30)
+  Rig(std::shared_ptr<io::Engine> e, u64 depth, u32 rounds_max = 1, u32 timeout_ms = kSlow, u64 spin_limit = 1u << 30,
+      const std::vector<io::QueueTable>& tables = kTables)
       : memory({.staging_bytes = depth * kPageBytes, .rounds_max = rounds_max, .spin_limit = spin_limit}),
         local(memory.local_bytes()),
         engine(std::move(e)),
         q(memory.pair(0, local.data())) {
-    service = std::make_unique<io::QueueService>(engine, kTables, std::vector{q}, memory.shared(), timeout_ms);
+    service = std::make_unique<io::QueueService>(engine, tables, std::vector{q}, memory.shared(), timeout_ms);
   }
   // The two kernels of wait `stream`, by one thread.
   u64 post(const std::vector<queue::Request>& requests) {
@@ -211,7 +213,9 @@ void a_wait_that_nobody_ends_gives_up() {
   const auto engine = Controller::open(g_paths, {.hold = true});
   Rig rig(engine, 8, 1, kSlow, 100);
   const u64 round = rig.post(pages(0, 4));
+  eventually([&] { return engine->lost() == 4; });
   CHECK(!queue::await_round(rig.q, round));
+  CHECK(rig.service->broken());
   for (const int error : rig.collect(round, pages(0, 4))) CHECK_EQUAL(error, ETIMEDOUT);
   engine->find();
 }
@@ -291,13 +295,23 @@ void a_closed_engine_cancels_the_requests() {
   for (const int error : rig.run(pages(0, 8))) CHECK_EQUAL(error, ECANCELED);
 }
 
-void a_page_longer_than_the_engine_reads_is_invalid() {
-  io::Options options;
-  options.max_read_bytes = 512;
-  options.direct = false;
-  Rig rig(io::open_engine("threads", g_paths, options), 8);
-  for (const int error : rig.run(pages(0, 4))) CHECK_EQUAL(error, EINVAL);
+void a_page_whose_checksum_is_wrong_is_an_error_of_its_own() {
+  std::vector<u32> sums;
+  for (u64 p = 0; p < kTables[0].page_count; ++p)
+    sums.push_back(store::crc32c(reinterpret_cast<const std::byte*>(content(queue::request(0, p))), kPageBytes));
+  sums[3] ^= 1;
+  sums[150] ^= u32{1} << 31;
+  std::vector<io::QueueTable> tables = kTables;
+  tables[0].checksums = sums.data();
+  Rig rig(open_real("threads"), 64, 1, kSlow, 1u << 30, tables);
+  for (u64 first = 0; first < kTables[0].page_count; first += 64) {
+    const u64 end = std::min(first + 64, kTables[0].page_count);
+    const std::vector<int> errors = rig.run(pages(first, end));
+    for (u64 p = first; p < end; ++p) CHECK_EQUAL(errors[p - first], p == 3 || p == 150 ? EBADMSG : 0);
+  }
   for (const int error : rig.run({queue::request(1, 7)})) CHECK_EQUAL(error, 0);
+  CHECK_EQUAL(rig.service->stats().corrupt, 2u);
+  CHECK_EQUAL(rig.service->stats().failed, 2u);
 }
 
 void a_doorbell_without_its_entries_is_an_error() {
@@ -319,9 +333,64 @@ void a_lane_gives_up_when_nobody_serves() {
   const auto read = [&] {
     return queue::read_page(rig.q, queue::request(0, 0), queue::Warp{}, page.data(), kPageBytes);
   };
+  CHECK(!rig.service->broken());
   CHECK_EQUAL(read(), ETIMEDOUT);
-  CHECK_EQUAL(read(), ETIMEDOUT);
-  CHECK_EQUAL(read(), EAGAIN);  // both slots still belong to requests that may be answered
+  CHECK_EQUAL(read(), ECANCELED);  // the first slot still belongs to a request that may be answered: all is over
+  CHECK(rig.service->broken());
+  throws<std::runtime_error>("the request queue is broken", [&] { rig.service->arm(0); });
+}
+
+void a_queue_that_somebody_gave_up_releases_everybody_else() {
+  const auto engine = Controller::open(g_paths, {.hold = true});
+  Rig rig(engine, 8, 2, 100);
+  const u64 posted = rig.post(pages(0, 4));
+  eventually([&] { return engine->lost() == 4; });
+  const u64 armed = rig.service->arm(0);
+  std::thread stream([&] { CHECK(queue::await_round(rig.q, armed)); });
+  queue::abandon(rig.q);
+  stream.join();  // the service closed by itself
+  for (const int error : rig.collect(posted, pages(0, 4))) CHECK_EQUAL(error, ETIMEDOUT);
+  std::vector<u8> page(kPageBytes);
+  CHECK_EQUAL(queue::read_page(rig.q, queue::request(0, 0), queue::Warp{}, page.data(), kPageBytes), ECANCELED);
+  rig.service->close();
+  engine->find();
+}
+
+void what_became_of_a_broken_round_does_not_change_any_more() {
+  int broken = 0;
+  for (int trial = 0; trial < 100; ++trial) {
+    const auto engine = Controller::open(g_paths, {.stall_one_in = 2, .shuffle = true}, 4);
+    Rig rig(engine, 64, 1, kSlow, 500u << trial % 4);
+    const auto requests = pages(0, 64);
+    const u64 round = rig.post(requests);
+    if (!queue::await_round(rig.q, round)) continue;  // gave up on the service's end too
+    broken += rig.service->broken();
+    const std::vector<int> errors = rig.collect(round, requests);
+    rig.service->close();
+    const std::vector<int> later = rig.collect(round, requests);
+    CHECK(errors == later);
+    for (const int error : errors) CHECK(error == 0 || (rig.service->broken() && error == ECANCELED));
+  }
+  std::printf("%d of 100 rounds broken\n", broken);
+}
+
+void a_device_sees_the_same_memory_at_its_own_addresses() {
+  const io::QueueMemory memory({.staging_bytes = 1 << 20, .pairs = 3});
+  std::vector<std::byte> local(memory.local_bytes());
+  const auto host = reinterpret_cast<uintptr_t>(memory.shared().get());
+  const auto own = reinterpret_cast<uintptr_t>(local.data());
+  constexpr u64 kShift = u64{1} << 40;
+  for (u32 p = 0; p < 3; ++p) {
+    const queue::Pair q = memory.pair(p, local.data()), device = memory.pair(p, host + kShift, own + 2 * kShift);
+    const auto at = [](const void* a) { return reinterpret_cast<uintptr_t>(a); };
+    CHECK(at(device.entries) == at(q.entries) + kShift && at(device.rung) == at(q.rung) + kShift);
+    CHECK(at(device.statuses) == at(q.statuses) + kShift && at(device.staging) == at(q.staging) + kShift);
+    CHECK(at(device.completed) == at(q.completed) + kShift && at(device.abandoned) == at(q.abandoned) + kShift);
+    CHECK(at(device.head) == at(q.head) + 2 * kShift && at(device.turns) == at(q.turns) + 2 * kShift);
+    CHECK(at(q.staging) >= host && at(q.staging + q.depth() * q.slot_bytes) <= host + memory.shared_bytes());
+    CHECK(at(q.head) >= own && at(q.turns + q.depth()) <= own + memory.local_bytes());
+    CHECK_EQUAL(device.round_max, q.round_max);
+  }
 }
 
 void the_thread_sleeps_while_nothing_is_armed() {
@@ -349,11 +418,22 @@ void what_does_not_fit_is_refused() {
   throws<std::invalid_argument>("at least one queue pair", [&] { serve({}, {}); });
   throws<std::invalid_argument>("table 0 has no files", [&] { serve({{1, 0, 0, 512}}, pairs); });
   throws<std::invalid_argument>("more than 2^48 pages", [&] { serve({{~u64{0}, 0, 1, 512}}, pairs); });
+  throws<std::invalid_argument>("more bytes than any file", [&] { serve({{u64{1} << 48, 0, 1, 1u << 31}}, pairs); });
+  throws<std::invalid_argument>("has files 1 to 3; the engine has 3", [&] { serve({{8, 1, 3, 512}}, pairs); });
+  io::Options options;
+  options.max_read_bytes = 512;
+  options.direct = false;
+  const io::QueueMemory long_pages({.staging_bytes = 1 << 20});
+  throws<std::invalid_argument>("table 0 has pages of 4096 B; the engine was opened for reads of 512 B", [&] {
+    io::QueueService(io::open_engine("threads", g_paths, options), kTables, {long_pages.pair(0, local.data())},
+                     long_pages.shared());
+  });
   const auto make = [](io::QueueOptions options) { io::QueueMemory{options}; };
   throws<std::invalid_argument>("slot_bytes is 24", [&] { make({.slot_bytes = 24}); });
-  throws<std::invalid_argument>("need more", [&] { make({.staging_bytes = 4096}); });
+  throws<std::invalid_argument>("staging_bytes is 4096; 1 pairs of at least 2 pages of 4096 B need 8192",
+                                [&] { make({.staging_bytes = 4096}); });
   throws<std::invalid_argument>("rounds_max is 65", [&] { make({.rounds_max = 65}); });
-  throws<std::invalid_argument>("at least one queue pair", [&] { make({.pairs = 0}); });
+  throws<std::invalid_argument>("pairs is 0", [&] { make({.pairs = 0}); });
   throws<std::invalid_argument>("2^24 slots", [&] { make({.staging_bytes = u64{1} << 40}); });
   CHECK_EQUAL(io::QueueMemory({}).depth(), 65536u);
 }
@@ -388,9 +468,12 @@ int main(int, char** argv) {
   closing_lets_issued_reads_end_and_cancels_what_nobody_took();
   closing_releases_lanes_that_go_on_posting();
   a_closed_engine_cancels_the_requests();
-  a_page_longer_than_the_engine_reads_is_invalid();
+  a_page_whose_checksum_is_wrong_is_an_error_of_its_own();
   a_doorbell_without_its_entries_is_an_error();
   a_lane_gives_up_when_nobody_serves();
+  a_queue_that_somebody_gave_up_releases_everybody_else();
+  what_became_of_a_broken_round_does_not_change_any_more();
+  a_device_sees_the_same_memory_at_its_own_addresses();
   the_thread_sleeps_while_nothing_is_armed();
   what_does_not_fit_is_refused();
   a_forked_child_is_refused_and_ends();

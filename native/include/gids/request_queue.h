@@ -14,7 +14,10 @@
 //   (where streams cannot wait for a word, await_round() does); another kernel collects. A round has at most
 //   round_max requests, and at most rounds_max are posted and not collected: nothing spins for room.
 // * warp (BaM's): read_page() takes a slot, waits for its own status and copies; it spins, within spin_limit.
-// A pair is used in one of the ways only, by one kernel at a time.
+// A pair is used in one of the ways only; one kernel at a time posts to it.
+//
+// Who outlasts spin_limit may leave a slot behind that the service will still write to, and so breaks the queue: it
+// says so in `abandoned`, after which nobody posts and the service ends.
 //
 // Every word that crosses the bus is 8 bytes, has one writing side and knows loads and stores only. A reader tells a
 // new word from the one that was there before by its lap, how often the slot was used, plus one (so that zeroed
@@ -44,9 +47,10 @@ constexpr u32 doorbells = 64;    // rounds posted and not collected, at most
 
 // What a status holds besides the errors of the I/O engine; the values of Linux.
 constexpr int try_again = 11;    // EAGAIN: no slot came free within spin_limit; nothing was posted
+constexpr int corrupt = 74;      // EBADMSG: the page's checksum is wrong
 constexpr int broken = 71;       // EPROTO: a doorbell counts an entry that is not there
 constexpr int timed_out = 110;   // ETIMEDOUT: no completion, or no status within spin_limit
-constexpr int canceled = 125;    // ECANCELED: the service ended
+constexpr int canceled = 125;    // ECANCELED: the service ended, or the queue is broken
 constexpr int invalid = 22;      // EINVAL: no such table or page
 
 // completed >= this: the service has ended and answers no more. cuStreamWaitValue64's GEQ compares cyclically,
@@ -60,11 +64,13 @@ GIDS_HD constexpr u32 table_of(u64 request) {
   return static_cast<u32>(request >> page_bits) & ((1u << table_bits) - 1);
 }
 
-// One queue pair: pointers and numbers, passed to kernels by value. All memory starts zeroed.
+// One queue pair: pointers and numbers. Kernels take a pointer to one in device memory, whose pointers are the
+// device's; the service has one of its own with the host's. All memory starts zeroed.
 struct Pair {
   // Pinned host memory. Written by the posting side:
   Submission* entries;  // [depth]
   u64* rung;            // [doorbells]
+  u64* abandoned;       // [1] not 0: somebody gave up waiting, the queue is broken
   // Pinned host memory. Written by the service:
   u64* statuses;        // [depth]
   u64* completed;       // [1] rounds complete, or `closed`
@@ -128,14 +134,19 @@ GIDS_HD void write_completed(const Pair& q, u64 rounds) {
 }
 GIDS_HD u64 read_completed(const Pair& q) { return system_ref<u64>(*q.completed).load(memory_order_acquire); }
 
+GIDS_HD void abandon(const Pair& q) { system_ref<u64>(*q.abandoned).store(1, memory_order_release); }
+GIDS_HD bool read_abandoned(const Pair& q) { return system_ref<u64>(*q.abandoned).load(memory_order_acquire) != 0; }
+// No more requests are answered.
+GIDS_HD bool over(const Pair& q) { return read_completed(q) >= closed || read_abandoned(q); }
+
 // --- the posting side ---
 
-// The threads that copy one page together. On the host a warp is one thread.
+// The threads that copy one page together. Where there are no lanes a warp is one thread.
 struct Warp {
   u32 lane = 0, lanes = 1;
 
   GIDS_HD u64 from_first(u64 value) const {
-#if defined(__CUDA_ARCH__)
+#if GIDS_SIMT
     return __shfl_sync(~0u, value, 0);
 #else
     return value;
@@ -143,14 +154,14 @@ struct Warp {
   }
   // Orders memory too: what lane 0 acquired, all may read.
   GIDS_HD void sync() const {
-#if defined(__CUDA_ARCH__)
+#if GIDS_SIMT
     __syncwarp();
 #endif
   }
 };
 
 GIDS_HD void relax() {
-#if defined(__CUDA_ARCH__)
+#if GIDS_SIMT
   __nanosleep(200);
 #elif !defined(__CUDACC__) && !defined(__CUDACC_RTC__)
   sched_yield();  // a pause would starve the service where threads outnumber cores
@@ -159,7 +170,7 @@ GIDS_HD void relax() {
 
 // Plain loads: staging is neither constant nor read-only for the GPU's caches (no __ldg).
 GIDS_HD void copy_page(const Warp& warp, u8* to, const u8* from, u32 bytes) {
-#if defined(__CUDA_ARCH__)
+#if GIDS_SIMT
   if (((reinterpret_cast<u64>(to) | bytes) & 15) == 0) {
     for (u32 i = warp.lane; i < bytes / 16; i += warp.lanes)
       reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
@@ -200,28 +211,47 @@ GIDS_HD void post_round(const Pair& q, const Request* requests, u64 size, u64 th
   for (u64 i = thread; i < size; i += threads) write_entry(q, base + i, requests[i]);
 }
 
-// Wait `stream` where the stream itself cannot wait for a word: one thread polls. False when spin_limit passed.
+// Wait `stream` where the stream itself cannot wait for a word: one thread polls. After spin_limit the queue is
+// broken: the service then answers what it took and closes, and for that the thread goes on to wait, as long again.
+// So statuses change no more under the kernels that follow. False when the service did not even close.
 GIDS_HD bool await_round(const Pair& q, u64 round) {
   for (u64 spins = 0; read_completed(q) <= round; ++spins) {
-    if (spins >= q.spin_limit) return false;
+    if (spins == q.spin_limit) abandon(q);
+    if (spins >= 2 * q.spin_limit) return false;
     relax();
   }
   return true;
 }
 
-// Wait `stream`, second kernel, after the wait for completed >= round + 1: copies the page of the round's i-th
-// request, by one warp. Returns its error; `to` is untouched then.
+// The ticket of the round's i-th request, in kernels that follow the one that posted the round.
+GIDS_HD u64 ticket_of(const Pair& q, u64 round, u64 i) {
+  return local_ref<u64>(q.starts[round % doorbells]).load(memory_order_relaxed) + i;
+}
+
+// Wait `stream`, in kernels that follow the wait for completed >= round + 1: the error of a ticket of the round.
+// 0: the thread that asked may read q.page(ticket), and those that meet it behind a barrier.
+GIDS_HD int outcome(const Pair& q, u64 ticket) {
+  int error;
+  if (read_status(q, ticket, error)) return error;
+  return read_completed(q) >= closed ? canceled : timed_out;
+}
+
+// Wait `stream`, second kernel: copies the page of the round's i-th request, by one warp. Returns its error; `to`
+// is untouched then.
 GIDS_HD int collect_page(const Pair& q, u64 round, u64 i, const Warp& warp, u8* to, u32 bytes) {
-  const u64 ticket = local_ref<u64>(q.starts[round % doorbells]).load(memory_order_relaxed) + i;
-  int error;  // each lane acquires for itself
-  if (!read_status(q, ticket, error)) return read_completed(q) >= closed ? canceled : timed_out;
+  const u64 ticket = ticket_of(q, round, i);
+  int error = 0;
+  if (warp.lane == 0) error = outcome(q, ticket);
+  error = static_cast<int>(warp.from_first(static_cast<u64>(error)));  // one answer for all lanes
+  warp.sync();
   if (error == 0) copy_page(warp, to, q.page(ticket), bytes);
   return error;
 }
 
-// Wait `warp`: takes a slot, or returns no_ticket when none came free in time. Reserves nothing then: a
-// ticket that nobody posts would stop the queue for ever.
+// Wait `warp`: takes a slot, or returns no_ticket when none came free in time or the queue is over. Reserves
+// nothing then: a ticket that nobody posts would stop the queue for ever.
 GIDS_HD u64 reserve(const Pair& q) {
+  if (read_abandoned(q)) return no_ticket;
   local_ref<u64> head(*q.head);
   u64 ticket = head.load(memory_order_relaxed);
   for (u64 spins = 0;;) {
@@ -232,7 +262,7 @@ GIDS_HD u64 reserve(const Pair& q) {
     }
     const u64 now = head.load(memory_order_relaxed);
     if (now == ticket) {  // full
-      if (spins++ == q.spin_limit || read_completed(q) >= closed) return no_ticket;
+      if (spins++ == q.spin_limit || over(q)) return no_ticket;
       relax();
     }
     ticket = now;
@@ -245,7 +275,7 @@ GIDS_HD void release(const Pair& q, u64 ticket) {
 }
 
 // Waits for the status of a ticket. False when spin_limit passed first: the slot must not be released, for the
-// service may still write to it.
+// service may still write to it, and the queue is broken.
 GIDS_HD bool await_status(const Pair& q, u64 ticket, int& error) {
   for (u64 spins = 0;; ++spins) {
     if (read_status(q, ticket, error)) return true;
@@ -256,6 +286,7 @@ GIDS_HD bool await_status(const Pair& q, u64 ticket, int& error) {
     if (spins >= q.spin_limit) break;
     relax();
   }
+  abandon(q);
   error = timed_out;
   return false;
 }
@@ -271,7 +302,7 @@ GIDS_HD int read_page(const Pair& q, Request r, const Warp& warp, u8* to, u32 by
     if (ticket != no_ticket) {
       write_entry(q, ticket, r);
       answered = await_status(q, ticket, error);
-    } else if (read_completed(q) >= closed) {
+    } else if (over(q)) {
       error = canceled;
     }
   }

@@ -1,6 +1,16 @@
 // One source, two compilers. Included by every header that the host compiler and the CUDA run-time
 // compiler (NVRTC) share; it names the integer types and the atomics of each world.
+//
+// GIDS_SIMT is 1 where a caller is one lane of a warp and may use the warp's and the block's intrinsics: on the
+// GPU, and on the host where the tests emulate one (GIDS_EMULATED; tests/emulator.h). It is 0 on the host, where
+// a thread stands for a warp.
 #pragma once
+
+#if defined(__CUDA_ARCH__) || defined(GIDS_EMULATED)
+#define GIDS_SIMT 1
+#else
+#define GIDS_SIMT 0
+#endif
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #include <cuda/atomic>
@@ -34,8 +44,13 @@ using std::memory_order_acquire;
 using std::memory_order_relaxed;
 using std::memory_order_release;
 using std::memory_order_acq_rel;
+#if defined(GIDS_EMULATED)
+template <class T> using local_ref = emulated::LocalRef<T>;
+template <class T> using system_ref = emulated::SystemRef<T>;
+#else
 template <class T> using local_ref = std::atomic_ref<T>;
 template <class T> using system_ref = std::atomic_ref<T>;
+#endif
 static_assert(std::atomic_ref<u64>::is_always_lock_free, "a page word is changed by one instruction");
 #endif
 

@@ -1,0 +1,123 @@
+"""How much faster are cold rows gathered than by torch from a memory-mapped tensor?
+
+    python bench/aggregation.py            # 4.3 GB on disk, three minutes
+    python bench/aggregation.py --small    # seconds; only shows that it works
+
+Random rows of 4 KiB, each once, in minibatches, without a cache: what a loader can do when nothing is known
+but the ids. Baseline: ``features[ids]`` on a memory-mapped tensor, with 1, 2 and 16 threads, under Linux's
+default read-ahead of 128 KiB (set for its runs where we may), and with the map advised MADV_RANDOM. Both
+sides read the same pages of the same file, in fresh processes whose memory (page cache included, where we may
+limit it) is what they have before they open it plus a quarter of the file, with none of it in the page cache.
+Rows are compared with the source; rounds in alternating order, medians. Beside it stands what the device
+delivers to the engine alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from harness import alternate, median_ratio, random_pages_per_s, read_ahead, write_json
+
+import gids.io
+from gids.quickstart.isolation import MemoryGroup, run_fresh
+from gids.quickstart.sides import why_no_limit
+from gids.store import DatasetWriter
+
+DIM = 1024
+DEFAULT_READ_AHEAD_BYTES = 128 << 10  # of Linux; some images raise it
+THREADS = 2  # ours, and the baseline's that the bar is about
+BAR = 10.0
+
+
+class NumberedRows:
+    """Row i holds i everywhere."""
+
+    dtype = torch.float32
+
+    def __init__(self, rows: int) -> None:
+        self.shape = (rows, DIM)
+
+    def read_into(self, start: int, out: torch.Tensor) -> None:
+        out.copy_(torch.arange(start, start + len(out), dtype=self.dtype)[:, None].expand_as(out))
+
+
+def write(path: Path, rows: int) -> Path:
+    """A dataset of numbered rows; returns its only shard."""
+    with DatasetWriter(path) as writer:
+        writer.write_table("node", "_N", "feat", NumberedRows(rows))
+    return gids.FeatureStore(path).table("_N.feat").shard_paths[0]
+
+
+def run(side: str, threads: int, advised: bool, config: dict[str, Any]) -> dict[str, float]:
+    shard = Path(config["shard"])
+    gids.io.drop_page_cache(shard)
+    this = {**config, "side": side, "threads": threads, "advised": advised}
+    with read_ahead(shard, DEFAULT_READ_AHEAD_BYTES), ExitStack() as stack:
+        group = None if why_no_limit() else stack.enter_context(MemoryGroup("gids-aggregation"))
+        return run_fresh("aggregation_side", {**this, "limited": group is not None}, group=group)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--rows", type=int, default=1 << 20, help="of 4 KiB (default: 1048576)")
+    add("--batch", type=int, default=8192)
+    add("--seconds", type=float, default=4.0, help="of each run at most")
+    add("--rounds", type=int, default=7)
+    add("--seed", type=int, default=0)
+    add("--dir", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to measure")
+    add("--json", type=Path, metavar="FILE")
+    add("--small", action="store_true")
+    args = parser.parse_args(argv)
+    if args.small:
+        args.rows, args.batch, args.seconds, args.rounds = 4096, 512, 0.2, 1
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # where the fresh processes find aggregation_side
+    with tempfile.TemporaryDirectory(dir=args.dir, prefix="gids-aggregation-") as directory:
+        shard = write(Path(directory) / "rows.gids", args.rows)
+        config = {
+            "dataset": str(Path(directory) / "rows.gids"),
+            "shard": str(shard),
+            "dim": DIM,
+            "rows": args.rows,
+            "batch": args.batch,
+            "seconds": args.seconds,
+            "seed": args.seed,
+        }
+        sides: dict[str, Any] = {
+            "gids": partial(run, "gids", THREADS, False, config),
+            **{f"mapped, {n} threads": partial(run, "mapped", n, False, config) for n in (1, 2, 16)},
+            "mapped, advised, 2 threads": partial(run, "mapped", 2, True, config),
+            "mapped, advised, 16 threads": partial(run, "mapped", 16, True, config),
+        }
+        results = alternate(sides, args.rounds)
+        device = random_pages_per_s(shard, page_bytes=4096, pages=min(args.rows, 1 << 18))
+    speeds = {name: [r["rows_per_s"] for r in rounds] for name, rounds in results.items()}
+    ratios = {name: median_ratio(speeds["gids"], speeds[name]) for name in sides if name != "gids"}
+    for name, rounds in results.items():
+        cpu = median(r["cpu_s_per_row"] for r in rounds)
+        beside = f"gids is {ratios[name]:.2f} x as fast" if name in ratios else ""
+        print(f"{name:<28} {median(speeds[name]):>9.0f} rows/s  {1e6 * cpu:6.2f} us of CPU a row  {beside}")
+    print(f"{'the device, engine alone':<28} {device:>9.0f} pages/s")
+    print(
+        f"cold aggregation over torch on a memory-mapped tensor, {THREADS} threads "
+        f"(bar {BAR:g}): {ratios[f'mapped, {THREADS} threads']:.2f}"
+    )
+    write_json(args.json, {"rows_per_s": speeds, "ratios": ratios, "device_pages_per_s": device})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

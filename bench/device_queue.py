@@ -1,0 +1,251 @@
+"""Question: does the request queue's service read as fast as the engine that it drives?
+
+Baseline: gids.io.Engine.read of the same random 4 KiB pages of the same file, in one call, with the same
+engine, depth and no merging; O_DIRECT. The queue side plays the GPU with host threads
+(bench/device_queue.cpp, compiled here): they post rounds, sleep until a round is complete, and copy 64 bytes
+of each page. A GPU would post and pull pages without these cores, so what is compared is what the host does
+in both cases: requests in, pages in memory. Sides alternate over new draws of pages; first both read a draw
+that is compared with the file byte for byte. With a GPU, `--device cuda` adds the whole path: kernels that
+post, wait in both ways, and copy whole pages.
+
+    python bench/device_queue.py           # 4 GB file, 60 000 pages, 7 rounds
+    python bench/device_queue.py --device cuda
+    python bench/device_queue.py --cached  # from the page cache: what the processors allow
+    python bench/device_queue.py --small   # seconds; only shows that it works
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from harness import alternate, median_ratio, write_json
+
+import gids.io
+from gids import cuda
+
+PAGE = 4096
+WORDS = PAGE // 8
+COPIED = 64  # bytes of each page, by the threads that play the GPU
+HERE = Path(__file__).parent
+NATIVE = HERE.parent / "native"
+BAR = 0.9
+SIDES = {
+    "queue": "the service, host threads posting",
+    "stream": "GPU, wait 'stream'",
+    "warp": "GPU, wait 'warp'",
+}
+
+
+def expected(pages: np.ndarray, nbytes: int) -> np.ndarray:
+    """uint8[n, nbytes]: what the file holds at the start of each page, another value in every word."""
+    words = pages.astype(np.uint64)[:, None] * np.uint64(WORDS) + np.arange(nbytes // 8, dtype=np.uint64)
+    return (words * np.uint64(0x9E3779B97F4A7C15)).view(np.uint8)
+
+
+def make_file(path: Path, page_count: int) -> None:
+    if path.exists() and path.stat().st_size == page_count * PAGE:
+        return
+    with open(path, "wb") as f:
+        for first in range(0, page_count, 8192):
+            expected(np.arange(first, min(first + 8192, page_count)), PAGE).tofile(f)
+
+
+def build(folder: Path) -> ctypes.CDLL:
+    """The host threads, with the queue's sources, as optimised as the wheel."""
+    sources = [HERE / "device_queue.cpp", *sorted((NATIVE / "io").glob("*.cpp")), NATIVE / "store/crc32c.cpp"]
+    library = folder / "device_queue.so"
+    command = [os.environ.get("CXX", "g++"), "-std=c++20", "-O3", "-fPIC", "-shared", "-pthread"]
+    command += [f"-I{NATIVE}", f"-I{NATIVE / 'include'}", *map(str, sources), "-o", str(library)]
+    subprocess.run(command, check=True)
+    built = ctypes.CDLL(str(library))
+    built.read_through_queue.restype = ctypes.c_double
+    return built
+
+
+def aligned(rows: int, nbytes: int) -> np.ndarray:
+    raw = np.zeros(rows * nbytes + PAGE, np.uint8)
+    start = -raw.ctypes.data % PAGE
+    return raw[start : start + rows * nbytes].reshape(rows, nbytes)
+
+
+class Sides:
+    """Both ways to read a draw of pages; each returns pages per second."""
+
+    def __init__(self, args: argparse.Namespace, path: Path, page_count: int, library: ctypes.CDLL) -> None:
+        self.args, self.path, self.page_count, self.library = args, path, page_count, library
+        self.out = aligned(args.reads, PAGE)
+        self.turns = {"engine": 0, "queue": 0, "stream": 1, "warp": 1}  # draw 0 is compared before, by two
+
+    def draw(self, side: str) -> np.ndarray:
+        """Distinct random pages; both sides read the same in a round."""
+        self.turns[side] += 1
+        rng = np.random.default_rng([self.args.seed, self.turns[side]])
+        return rng.permutation(self.page_count)[: self.args.reads].astype(np.uint64)
+
+    def engine(self) -> float:
+        pages = self.draw("engine")
+        files, offsets = np.zeros(len(pages), np.uint32), pages.astype(np.int64) * PAGE
+        with self.open_engine() as engine:
+            begun = time.perf_counter()
+            errors = engine.read(files, offsets, PAGE, self.out)
+            seconds = time.perf_counter() - begun
+        self.check(pages, errors, self.out)
+        return len(pages) / seconds
+
+    def queue(self) -> float:
+        return self.through_queue(COPIED)
+
+    def through_queue(self, nbytes: int) -> float:
+        pages = self.draw("queue")
+        to, errors = self.out.reshape(-1)[: len(pages) * nbytes].reshape(len(pages), nbytes), self.errors()
+        text = ctypes.create_string_buffer(500)
+        self.drop_cache()
+        seconds = self.library.read_through_queue(
+            *(os.fsencode(self.path), self.args.engine.encode(), self.args.depth, PAGE),
+            *(
+                ctypes.c_uint64(self.page_count),
+                ctypes.c_void_p(pages.ctypes.data),
+                ctypes.c_uint64(len(pages)),
+            ),
+            *(ctypes.c_uint64(self.args.staging_mb << 20), self.args.rounds_ahead, self.args.posters),
+            int(not self.args.cached),
+            *(ctypes.c_void_p(to.ctypes.data), ctypes.c_uint64(nbytes), ctypes.c_void_p(errors.ctypes.data)),
+            *(text, ctypes.c_uint64(len(text))),
+        )
+        if seconds < 0:
+            raise RuntimeError(text.value.decode())
+        self.check(pages, errors, to)
+        return len(pages) / float(seconds)
+
+    def drop_cache(self) -> None:
+        if not self.args.cached:
+            gids.io.drop_page_cache(self.path)
+
+    def on_device(self, wait: Literal["stream", "warp"]) -> float:
+        pages = self.draw(wait)
+        device = cuda.open_device(self.args.device)
+        with (
+            self.open_engine() as engine,
+            gids.io.DeviceQueue(
+                device,
+                engine,
+                [gids.io.QueueTable(self.page_count, 0, 1, PAGE)],
+                staging_bytes=self.args.staging_mb << 20,
+                rounds_max=self.args.rounds_ahead,
+                pairs=self.args.pairs,
+                wait=wait,
+            ) as queue,
+        ):
+            requests = torch.from_numpy(pages.astype(np.int64)).to(device.torch_device)
+            count = torch.tensor([len(pages)], device=device.torch_device)
+            to = device.zeros((len(pages), PAGE), torch.uint8)
+            errors = device.zeros(len(pages), torch.int32)
+            stream = device.new_stream()
+            device.current_stream().synchronize()
+            begun = time.perf_counter()
+            queue.read_pages(stream, requests, count, 0, to, errors)
+            stream.synchronize()
+            seconds = time.perf_counter() - begun
+        self.check(pages, errors.cpu().numpy(), to.cpu().numpy())
+        return len(pages) / seconds
+
+    def open_engine(self) -> gids.io.Engine:
+        self.drop_cache()
+        return gids.io.open_engine(
+            [self.path],
+            self.args.engine,
+            depth=self.args.depth,
+            max_read_bytes=PAGE,
+            max_merge_bytes=0,
+            direct=not self.args.cached,
+        )
+
+    def errors(self) -> np.ndarray:
+        return np.full(self.args.reads, -1, np.int32)
+
+    @staticmethod
+    def check(pages: np.ndarray, errors: np.ndarray, got: np.ndarray) -> None:
+        if errors.any():
+            raise RuntimeError(
+                f"{np.count_nonzero(errors)} reads failed, the first with {errors[errors != 0][0]}"
+            )
+        for first in range(0, len(pages), 8192):
+            part = slice(first, first + 8192)
+            if not np.array_equal(got[part], expected(pages[part], got.shape[1])):
+                raise RuntimeError("other bytes than the file's were read")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()), help="where the file goes")
+    parser.add_argument("--engine", default="auto")
+    parser.add_argument("--size-gb", type=float, default=4.0)
+    parser.add_argument("--reads", type=int, default=60_000)
+    parser.add_argument("--depth", type=int, default=256)
+    parser.add_argument("--staging-mb", type=int, default=256)
+    parser.add_argument("--rounds-ahead", type=int, default=4)
+    parser.add_argument("--device", help="a GPU that reads through the queue too: cuda, cuda:1")
+    parser.add_argument("--pairs", type=int, default=1, help="queue pairs of the GPU")
+    parser.add_argument("--posters", type=int, default=1, help="host threads that play the GPU")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--cached", action="store_true", help="buffered, from the page cache: no disk in the way"
+    )
+    parser.add_argument("--keep", action="store_true", help="leave the file for the next run")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--small", action="store_true", help="16 MB, 2000 reads, 1 round")
+    args = parser.parse_args()
+    if args.small:
+        args.size_gb, args.reads, args.rounds, args.staging_mb = 0.016, 2000, 1, 4
+    page_count = int(args.size_gb * 1e9) // PAGE
+    args.reads = min(args.reads, page_count)
+    path = args.dir / f"gids-bench-queue-{page_count}.bin"
+    with tempfile.TemporaryDirectory() as folder:
+        library = build(Path(folder))
+        try:
+            make_file(path, page_count)
+            compare(Sides(args, path, page_count, library), args)
+        finally:
+            if not args.keep:
+                path.unlink(missing_ok=True)
+
+
+def compare(sides: Sides, args: argparse.Namespace) -> None:
+    print(
+        f"{args.reads} of {sides.page_count} pages of {PAGE} B, depth {args.depth}, "
+        f"staging {args.staging_mb} MiB, "
+        f"{args.rounds_ahead} rounds ahead, {args.posters} poster(s), seed {args.seed}, {args.rounds} rounds"
+    )
+    sides.engine()  # whole pages are compared here
+    sides.through_queue(PAGE)
+    runs = {"engine": sides.engine, "queue": sides.queue}
+    if args.device:
+        runs |= {"stream": partial(sides.on_device, "stream"), "warp": partial(sides.on_device, "warp")}
+    speeds = alternate(runs, args.rounds)
+    ratios = {side: median_ratio(values, speeds["engine"]) for side, values in speeds.items()}
+    for side, values in speeds.items():
+        print(f"{side:8} {median(values):10,.0f} pages/s   ({min(values):,.0f} to {max(values):,.0f})")
+        if side != "engine":
+            print(f"{SIDES[side]}: {ratios[side]:.2f} of Engine.read (bar {BAR})")
+    write_json(args.json, {"pages_per_s": speeds, "of_engine": ratios, "bar": BAR})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

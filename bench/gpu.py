@@ -1,0 +1,103 @@
+"""Questions that only a GPU answers. Each prints ratios to peers measured in the same run, verified first.
+
+    python bench/gpu.py gather      rows of the cache in device memory against copying and index_select there
+    python bench/gpu.py planning    what planning a minibatch costs, on the device and on the host
+    python bench/gpu.py queue       pages by the request queue against the engine that serves it
+    python bench/gpu.py extents     runs of pages into device memory: pinned staging, kvikio
+    python bench/gpu.py sampling    input nodes/s from a topology in pinned host memory
+    python bench/gpu.py training    GraphSAGE from features on disk, against two other ways, with a breakdown
+
+Medians of alternating repeats after a warm-up; kernels by CUDA events. Each module says what it does.
+`--small` takes seconds and shows only that it works. tools/gpu_check.sh runs all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+import gpu_cache
+import gpu_extents
+import gpu_queue
+import gpu_sampling
+import gpu_training
+from figures import Figures
+
+from gids import cuda
+from gids.cuda import Device
+
+Question = Callable[[Device, Path, Any, Figures], None]
+
+
+def questions(*, small: bool, **sizes: int) -> dict[str, Callable[[Device, Path, Figures], None]]:
+    """Name -> question. sizes: feature_bytes, file_bytes, log2_nodes instead of the defaults."""
+
+    def of(question: Question, full: Any, tiny: Any) -> Callable[[Device, Path, Figures], None]:
+        chosen = tiny if small else full
+        known = {name: n for name, n in sizes.items() if n and hasattr(chosen, name)}
+        chosen = type(chosen)(**{**vars(chosen), **known})
+        return lambda device, directory, figures: question(device, directory, chosen, figures)
+
+    sampling: Question = partial(gpu_sampling.sampling, pcie=pcie_link())
+    return {
+        "gather": of(gpu_cache.gather, gpu_cache.CacheSizes(), gpu_cache.SMALL),
+        "planning": of(gpu_cache.planning, gpu_cache.CacheSizes(), gpu_cache.SMALL),
+        "queue": of(gpu_queue.queue, gpu_queue.QueueSizes(), gpu_queue.SMALL),
+        "extents": of(gpu_extents.extents, gpu_extents.ExtentSizes(), gpu_extents.SMALL),
+        "sampling": of(sampling, gpu_sampling.SamplingSizes(), gpu_sampling.SMALL),
+        "training": of(gpu_training.training, gpu_training.TrainingSizes(), gpu_training.SMALL),
+    }
+
+
+def pcie_link() -> str:
+    """The link at its best, such as "PCIe 5 x16"; "" where the driver does not say."""
+    query = "--query-gpu=pcie.link.gen.max,pcie.link.width.max"
+    try:
+        command = ["nvidia-smi", query, "--format=csv,noheader", "--id=0"]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+        generation, lanes = (part.strip() for part in said.split(","))
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return ""
+    return f"PCIe {generation} x{lanes}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("question", choices=[*questions(small=True), "all"])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dir", type=Path, help="for datasets: on the disk to measure (default: temporary)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures, after each of them")
+    parser.add_argument("--feature-gb", type=float, default=0, help="features to train on (default: 4.3)")
+    parser.add_argument("--file-gb", type=float, default=0, help="what the queue reads from (default: 2.1)")
+    parser.add_argument("--log2-nodes", type=int, default=0, help="of the graph to sample (default: 23)")
+    parser.add_argument("--small", action="store_true")
+    args = parser.parse_args(arguments)
+    sizes = {
+        "feature_bytes": int(args.feature_gb * 1e9),
+        "file_bytes": int(args.file_gb * 1e9),
+        "log2_nodes": args.log2_nodes,
+    }
+    asked = questions(small=args.small, **sizes)
+    device = cuda.open_device(args.device)
+    print(f"{device.name}, {pcie_link() or 'PCIe unknown'}", flush=True)
+    figures = Figures(args.json, judged=not args.small)
+    with tempfile.TemporaryDirectory(prefix="gids-bench-", dir=args.dir) as directory:
+        for name, question in asked.items():
+            if args.question in (name, "all"):
+                folder = Path(directory) / name
+                folder.mkdir()
+                question(device, folder, figures)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

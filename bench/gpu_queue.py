@@ -1,0 +1,123 @@
+"""Does the request queue read random pages as fast as its engine does from the host? Called by gpu.py.
+
+Distinct random pages of 4 KiB, new in each round, past the page cache, in turn: by the engine in sorted
+batches, three in flight, into host memory; and by kernels that post requests, wait for the service and copy
+the pages into device memory, with both waits. Every byte of the first round is compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from device_timer import host_seconds
+from figures import Figures
+from harness import alternate, median_ratio
+
+import gids.io
+from gids.cuda import Device
+from gids.io.device_queue import DeviceQueue, QueueTable
+
+_PAGE = 4096
+_WORDS = _PAGE // 8
+_BATCH = 8192
+_IN_FLIGHT = 3
+
+
+@dataclass(frozen=True)
+class QueueSizes:
+    file_bytes: int = 2 << 30
+    pages: int = 65536
+    rounds: int = 7
+    depth: int = 512
+    staging_bytes: int = 256 << 20
+
+
+SMALL = QueueSizes(file_bytes=4 << 20, pages=300, rounds=1, depth=64, staging_bytes=256 << 10)
+
+
+def contents(pages: np.ndarray) -> np.ndarray:
+    """uint64[n, 512]: what the file holds in each page, another value in every word."""
+    words = pages.astype(np.uint64)[:, None] * np.uint64(_WORDS) + np.arange(_WORDS, dtype=np.uint64)
+    return words * np.uint64(0x9E3779B97F4A7C15)
+
+
+def make_file(path: Path, page_count: int) -> None:
+    with open(path, "wb") as file:
+        for first in range(0, page_count, _BATCH):
+            contents(np.arange(first, min(first + _BATCH, page_count))).tofile(file)
+    gids.io.drop_page_cache(path)
+
+
+def queue(device: Device, directory: Path, sizes: QueueSizes, figures: Figures) -> None:
+    path, page_count = directory / "pages.bin", sizes.file_bytes // _PAGE
+    make_file(path, page_count)
+    rng = np.random.default_rng(3)
+    stream = device.new_stream()
+    out = device.empty((sizes.pages, _PAGE), torch.uint8)
+    errors = device.empty((sizes.pages,), torch.int32)
+    count = torch.tensor([sizes.pages], dtype=torch.int64).to(device.torch_device)
+    on_host = np.zeros((sizes.pages, _PAGE), np.uint8)
+    drawn = [rng.permutation(page_count)[: sizes.pages] for _ in range(3 * (sizes.rounds + 1))]
+    device.current_stream().synchronize()
+    with contextlib.ExitStack() as stack:
+        enter = stack.enter_context
+        engine = enter(gids.io.open_engine([path], depth=sizes.depth, max_read_bytes=_PAGE))
+        tables = [QueueTable(page_count, 0, 1, _PAGE)]
+        queues = {
+            wait: enter(DeviceQueue(device, engine, tables, staging_bytes=sizes.staging_bytes, wait=wait))  # type: ignore[arg-type]
+            for wait in ("stream", "warp")
+        }
+        pool = enter(ThreadPoolExecutor(_IN_FLIGHT))
+
+        def by_queue(wait: str) -> float:
+            """Pages per second."""
+            pages = drawn.pop()
+            requests = torch.from_numpy(pages).to(device.torch_device)  # table 0: a request is its page
+            device.current_stream().synchronize()
+            read = queues[wait].read_pages
+            seconds = host_seconds(stream, lambda: read(stream, requests, count, 0, out, errors))
+            assert not errors.any(), "a request failed"
+            if not checked.get(wait):
+                assert np.array_equal(out.cpu().numpy().view(np.uint64), contents(pages)), wait
+                checked[wait] = True
+            return len(pages) / seconds
+
+        def by_engine() -> float:
+            pages = drawn.pop()
+            parts = [slice(i, i + _BATCH) for i in range(0, len(pages), _BATCH)]
+            batches = [(np.sort(pages[part]), on_host[part]) for part in parts]
+
+            def read(batch: tuple[np.ndarray, np.ndarray]) -> int:
+                chosen, rows = batch
+                failed = engine.read(np.zeros(len(chosen), np.uint32), chosen * _PAGE, _PAGE, rows)
+                return int(np.count_nonzero(failed))
+
+            results: list[int] = []
+            seconds = host_seconds(stream, lambda: results.extend(pool.map(read, batches)))
+            assert not any(results), "a read failed"
+            if not checked.get("engine"):
+                assert all(np.array_equal(rows.view(np.uint64), contents(chosen)) for chosen, rows in batches)
+                checked["engine"] = True
+            return len(pages) / seconds
+
+        checked: dict[str, bool] = {}
+        sides = {"stream": lambda: by_queue("stream"), "warp": lambda: by_queue("warp"), "engine": by_engine}
+        for side in sides.values():
+            side()
+        speeds = alternate(sides, sizes.rounds)
+        named = f"{engine.name}, depth {sizes.depth}, rounds of {queues['stream'].round_max}"
+    ratio = median_ratio(speeds["stream"], speeds["engine"])
+    figures.add("queue path, wait stream, over the engine on the host", ratio, "x", bar=0.9, note=named)
+    figures.add(
+        "queue path, wait warp, over the engine on the host",
+        median_ratio(speeds["warp"], speeds["engine"]),
+        "x",
+    )
+    for side in sides:
+        figures.add(f"random pages of 4 KiB, {side}", median(speeds[side]), "pages/s")

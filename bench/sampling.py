@@ -1,0 +1,210 @@
+"""How fast does gids sample neighbourhoods, beside DGL's NeighborSampler and on a GPU?
+
+    python bench/sampling.py                  # the CPU against DGL: 16 M edges, five minutes
+    python bench/sampling.py --device cuda    # a GPU that samples the topology where it lies in host memory
+    python bench/sampling.py --small          # seconds; only shows that it works
+
+Beside DGL: an R-MAT graph (a = 0.57, shuffled ids, int64), the same in memory for all sides, and the same
+seeds and fanouts. DGL in both forms that it has: as it is by default (fused where there is more than one
+thread), and not fused; the faster of the two is the baseline. The same number of threads; sides take turns,
+in alternating order; medians over the rounds. On a GPU: 537 M edges, power-law degrees, mostly sources of
+small ids; the time includes everything, from Python to the last kernel. Every edge of some minibatches is
+compared with the graph first. Input nodes are unique.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from harness import alternate, median_ratio, write_json
+from traces import rmat
+
+from gids import cuda
+from gids.sampler import Block, Minibatch, Neighbor, Topology
+from gids.store import Graph
+from gids.store.names import RELATION
+
+BAR = 1.5
+GPU_BAR = 77e6  # unique input nodes per second, of an A100 in the GIDS paper
+Rate = tuple[float, float]  # input nodes and edges per second
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--log2-nodes", type=int, help="default: 20; 25 on a GPU")
+    add("--degree", type=int, default=16)
+    add("--fanouts", type=lambda text: list(map(int, text.split(","))), default=[5, 10, 15])
+    add("--batch-size", type=int, default=1024)
+    add("--batches", type=int, default=40, help="minibatches in a round (default: 40)")
+    add("--rounds", type=int, default=9)
+    add("--threads", type=lambda text: list(map(int, text.split(","))), help="default: 1 and torch's")
+    add("--seed", type=int, default=0)
+    add("--device", choices=["cpu", "cuda"], default="cpu")
+    add("--place", choices=["host", "indptr", "device"], nargs="*", default=["host", "indptr", "device"])
+    add("--json", type=Path, metavar="FILE", help="write all results")
+    add("--small", action="store_true")
+    args = parser.parse_args(argv)
+    if args.log2_nodes is None:
+        args.log2_nodes = 25 if args.device == "cuda" else 20
+    if args.small:
+        args.log2_nodes, args.batches, args.rounds, args.batch_size = 12, 3, 2, 64
+    return args
+
+
+def make_graph(args: argparse.Namespace) -> Graph:
+    indptr, indices = rmat(args.log2_nodes, args.degree, np.random.default_rng(args.seed))
+    nodes = len(indptr) - 1
+    return Graph(RELATION, nodes, nodes, indptr, indices.astype(np.int64), None)
+
+
+def make_large_graph(args: argparse.Namespace) -> Graph:
+    """Made in seconds where R-MAT takes minutes."""
+    rng = np.random.default_rng(args.seed)
+    nodes = 1 << args.log2_nodes
+    degrees = np.minimum(args.degree * rng.pareto(2.0, nodes), nodes).astype(
+        np.int64
+    )  # a mean of args.degree
+    indptr = np.concatenate([[0], np.cumsum(degrees)])
+    indices = np.empty(indptr[-1], np.int32)
+    for part in np.array_split(indices, max(1, len(indices) >> 24)):
+        part[:] = nodes * rng.random(len(part)) ** 2
+    return Graph(RELATION, nodes, nodes, indptr, indices, None)
+
+
+def make_seeds(args: argparse.Namespace, graph: Graph) -> list[torch.Tensor]:
+    order = np.random.default_rng(args.seed + 1).permutation(graph.num_dst)
+    taken = np.take(order, range(args.batches * args.batch_size), mode="wrap")
+    return list(torch.from_numpy(taken).split(args.batch_size))
+
+
+def verify(graph: Graph, minibatch: Minibatch, fanouts: list[int]) -> None:
+    """Each destination has as many edges as it should, different and the graph's; no node comes twice."""
+    assert isinstance(minibatch.input_nodes, torch.Tensor)
+    nodes = minibatch.input_nodes.cpu().numpy()
+    assert len(np.unique(nodes)) == len(nodes)
+    for block, fanout in zip(minibatch.blocks, fanouts, strict=True):
+        assert isinstance(block, Block)
+        src, dst = (ends.cpu().numpy() for ends in block.coo())
+        positions = block.positions.cpu().numpy()
+        assert len(np.unique(positions)) == len(positions)
+        assert np.array_equal(graph.indices[positions], nodes[src])
+        assert ((graph.indptr[nodes[dst]] <= positions) & (positions < graph.indptr[nodes[dst] + 1])).all()
+        degrees = np.diff(graph.indptr)[nodes[: block.num_dst]]
+        assert np.array_equal(block.indptr.cpu().diff().numpy(), np.minimum(degrees, fanout))
+
+
+def timed(
+    sample: Callable[[int, torch.Tensor], tuple[int, int]],
+    seeds: list[torch.Tensor],
+    finish: Callable[[], None] = lambda: None,
+) -> Rate:
+    begun = time.perf_counter()
+    sizes = [sample(step, ids) for step, ids in enumerate(seeds)]
+    finish()
+    seconds = time.perf_counter() - begun
+    return sum(n for n, _ in sizes) / seconds, sum(e for _, e in sizes) / seconds
+
+
+def gids_side(topology: Topology, sampler: Neighbor, seeds: list[torch.Tensor]) -> Callable[[], Rate]:
+    def sample(step: int, ids: torch.Tensor) -> tuple[int, int]:
+        minibatch = sampler.sample(topology, ids, step=step)
+        return len(minibatch.input_nodes), sum(b.num_edges for b in minibatch.blocks)  # type: ignore[union-attr]
+
+    device = topology.device
+    return lambda: timed(sample, seeds, device.current_stream().synchronize if device else lambda: None)
+
+
+def dgl_side(graph: Any, fanouts: list[int], fused: bool, seeds: list[torch.Tensor]) -> Callable[[], Rate]:
+    import dgl
+
+    sampler = dgl.dataloading.NeighborSampler(fanouts, fused=fused)
+
+    def sample(step: int, ids: torch.Tensor) -> tuple[int, int]:
+        nodes, _, blocks = sampler.sample(graph, ids)
+        return len(nodes), sum(block.num_edges() for block in blocks)
+
+    return lambda: timed(sample, seeds)
+
+
+def compare_with_dgl(args: argparse.Namespace) -> dict[str, Any]:
+    import gids.dgl  # noqa: F401  # isort: skip  # before dgl: makes it importable beside a current torch
+    import dgl
+
+    graph = make_graph(args)
+    seeds = make_seeds(args, graph)
+    arrays = (torch.from_numpy(graph.indptr), torch.from_numpy(graph.indices), [])
+    of_dgl = dgl.graph(("csc", arrays), num_nodes=graph.num_dst).formats("csc")
+    topology = Topology(graph)
+    results: dict[str, Any] = {}
+    print(
+        f"{graph.num_dst:,} nodes, {graph.num_edges:,} edges, fanouts {args.fanouts}, {args.batch_size} seeds"
+    )
+    for threads in args.threads or sorted({1, torch.get_num_threads()}):
+        torch.set_num_threads(threads)
+        sampler = Neighbor(args.fanouts, threads=threads)
+        for step in range(2):
+            verify(graph, sampler.sample(topology, seeds[step], step=step), args.fanouts)
+        sides = {
+            "gids": gids_side(topology, sampler, seeds),
+            "dgl": dgl_side(of_dgl, args.fanouts, True, seeds),
+            "dgl, not fused": dgl_side(of_dgl, args.fanouts, False, seeds),
+        }
+        for side in sides.values():
+            side()  # memory that all of them use again
+        rates = alternate(sides, args.rounds)
+        peer = max(("dgl", "dgl, not fused"), key=lambda name: median(n for n, _ in rates[name]))
+        ratio = median_ratio([e for _, e in rates["gids"]], [e for _, e in rates[peer]])
+        results[str(threads)] = {"rates": rates, "peer": peer, "ratio": ratio}
+        print(f"{threads} thread{'s' * (threads > 1)}:")
+        for name, measured in rates.items():
+            nodes, edges = (median(m[i] for m in measured) / 1e6 for i in (0, 1))
+            print(f"  {name:16} {nodes:7.2f} M input nodes/s  {edges:7.2f} M edges/s")
+        print(f"  {ratio:.2f} x {peer} (bar: {BAR})")
+    return results
+
+
+def measure_gpu(args: argparse.Namespace) -> dict[str, Any]:
+    device = cuda.open_device("cuda")
+    graph = make_large_graph(args)
+    seeds = [ids.to(device.torch_device) for ids in make_seeds(args, graph)]
+    results: dict[str, Any] = {"gpu": device.name, "places": {}}
+    print(f"{device.name}: {graph.num_edges:,} edges, fanouts {args.fanouts}, {args.batch_size} seeds")
+    for place in args.place:
+        with graph.pin(device, place=place) as pinned:
+            topology, sampler = Topology(pinned), Neighbor(args.fanouts)
+            for step in range(2):
+                minibatch = sampler.sample(topology, seeds[step], step=step)
+                verify(graph, minibatch, args.fanouts)
+                same = Neighbor(args.fanouts).sample(graph, seeds[step].cpu(), step=step)
+                assert torch.equal(minibatch.input_nodes.cpu(), same.input_nodes)  # type: ignore[union-attr, arg-type]
+            side = gids_side(topology, sampler, seeds)
+            side()
+            rates = [side() for _ in range(args.rounds)]
+        nodes, edges = (median(r[i] for r in rates) / 1e6 for i in (0, 1))
+        results["places"][place] = rates
+        print(f"  topology on {place:7} {nodes:8.1f} M input nodes/s  {edges:8.1f} M edges/s", end="")
+        print(f"  (bar, host or indptr: {GPU_BAR / 1e6:.0f} M nodes/s)")
+    return results
+
+
+def main() -> None:
+    args = parse()
+    measured = measure_gpu(args) if args.device == "cuda" else compare_with_dgl(args)
+    write_json(args.json, {"arguments": {k: str(v) for k, v in vars(args).items()}, "results": measured})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""The smallest cache and window that reach what is wanted of a trace. Called by hit_ratio.py for --advise.
+
+A hit ratio grows with the cache and, under lookahead, with the window: so the smallest cache is sought with
+the longest window, by halving, and then the shortest window that does as well with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gids.bench.report import Report
+from gids.bench.session import Session
+from gids.cli.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from gids.bench.case import Case
+
+POLICY = "lookahead"
+PRECISION = 0.01  # of the cache: the search ends when it is known so well
+LINE_BYTES, PAGE_BYTES = 16, 8  # of metadata
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A hit ratio, or the seconds that an epoch's missing pages may take to read; the other is None."""
+
+    hit_ratio: float | None
+    epoch_s: float | None
+
+
+def parse_wanted(value: str) -> Wanted:
+    """`60%`, `0.6` or `30s`. Raises ValueError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(%|s|)", value)
+    if found:
+        number = float(found[1])
+        if found[2] == "s" and number > 0:
+            return Wanted(None, number)
+        ratio = number / 100 if found[2] == "%" else number
+        if found[2] != "s" and ratio <= 1:
+            return Wanted(ratio, None)
+    raise ValueError(
+        f"--advise {value}: write a hit ratio such as 60%, or the seconds of an epoch such as 30s"
+    )
+
+
+def advise(case: Case, wanted: Wanted, args: argparse.Namespace, session: Session, report: Report) -> None:
+    """Search, and add the answer to the report; its figures are the caches that were looked at."""
+    from gids.bench.replay import LIVE_BATCHES
+
+    per_batch = case.pages / (case.trace.batch_count - case.warm)
+    ratio = wanted.hit_ratio
+    if wanted.epoch_s is not None:
+        ratio = _ratio_for(wanted.epoch_s, per_batch, case, args, report)
+    assert ratio is not None
+    longest = LIVE_BATCHES - case.planned
+
+    def measured(lines: int, window: int) -> float:
+        size = format_bytes(lines * case.traced.page_bytes)
+        figure = report.figure(cache=size, lines=lines, policy=POLICY, window=window)
+        if not figure.values:
+            figure.add(**case.run(POLICY, lines, window))
+        session.done()
+        return figure.values["hit_ratio"][-1]
+
+    try:
+        _search(case, ratio, longest, per_batch, measured, args, report)
+    finally:
+        report.figures.sort(key=lambda f: (f.setting["lines"], f.setting["window"]))
+
+
+def _search(
+    case: Case,
+    ratio: float,
+    longest: int,
+    per_batch: float,
+    measured: Callable[[int, int], float],
+    args: argparse.Namespace,
+    report: Report,
+) -> None:
+    report.subject["wanted_hit_ratio"] = ratio
+    best = measured(case.traced.page_count, longest)
+    if best < ratio:
+        report.answers.append(
+            f"no cache hits the {ratio:.1%} that are needed: with every page in it, {best:.1%} are hits, as "
+            "the rest is read for the first time. A longer trace repeats more (--batches)"
+        )
+        return
+    low, high = 0, case.traced.page_count  # reached with high; not with low, which is looked at first
+    if measured(0, longest) >= ratio:
+        high = 0
+    while high - low > max(1, int(PRECISION * high)):
+        middle = (low + high) // 2
+        if measured(middle, longest) >= ratio:
+            high = middle
+        else:
+            low = middle
+    window = next(w for w in [*range(0, longest, 4), longest] if measured(high, w) >= ratio)
+    _answer(case, high, window, measured(high, window), per_batch, args, report)
+
+
+def _answer(
+    case: Case,
+    lines: int,
+    window: int,
+    ratio: float,
+    per_batch: float,
+    args: argparse.Namespace,
+    report: Report,
+) -> None:
+    cache = lines * case.traced.page_bytes
+    share = lines / case.traced.page_count
+    metadata = lines * LINE_BYTES + case.traced.page_count * PAGE_BYTES
+    report.answers.append(
+        f"{ratio:.1%} are hits with {lines:,} lines ({format_bytes(cache)}, {share:.1%} of the "
+        f"table; metadata {format_bytes(metadata)}) and a window of {window}: "
+        f"FeatureLoader(..., window_batches={window}, cache_bytes={cache + lines * LINE_BYTES})"
+    )
+    minimum = case.minimum(lines)["hit_ratio"]
+    report.answers.append(f"a cache of that size that knows the future would hit {minimum:.1%}")
+    speed = report.subject.get("pages_per_s")
+    if speed:
+        epoch = _epoch_batches(case, args)
+        pages = epoch * per_batch * (1 - ratio)
+        report.answers.append(
+            f"an epoch of {epoch:,} minibatches then reads {pages:,.0f} pages: {pages / speed:.1f} s at "
+            f"{speed:,.0f} pages/s"
+        )
+
+
+def _ratio_for(
+    seconds: float, per_batch: float, case: Case, args: argparse.Namespace, report: Report
+) -> float:
+    """The hit ratio with which an epoch's missing pages are read in so many seconds."""
+    speed: float | None = args.pages_per_s
+    if speed is None:
+        speed = _measured_speed(case, args, report)
+    elif speed <= 0:
+        raise ValueError(f"--pages-per-s {speed}: give more than 0")
+    report.subject["pages_per_s"] = speed
+    needed = _epoch_batches(case, args) * per_batch
+    return max(0.0, 1 - seconds * speed / needed)
+
+
+def _measured_speed(case: Case, args: argparse.Namespace, report: Report) -> float:
+    from gids.bench import arguments
+    from gids.bench.probe import random_reads
+
+    if args.path is None:
+        raise ValueError(
+            "--advise in seconds needs the disk's speed: name the dataset too, or give --pages-per-s"
+        )
+    _, table = arguments.open_table(args)
+    found = random_reads(table.shard_paths, page_bytes=case.traced.page_bytes, seconds=3.0)
+    if found.note:
+        report.note(found.note)
+    return float(found.reads_per_s)
+
+
+def _epoch_batches(case: Case, args: argparse.Namespace) -> int:
+    """Minibatches of an epoch: as told; of the splits; else what the trace holds."""
+    if args.epoch_batches is not None:
+        return int(args.epoch_batches)
+    if args.replay is None and args.path is not None:
+        from gids.heat import choose_seeds
+        from gids.store import FeatureStore
+
+        seeds = choose_seeds(FeatureStore(Path(args.path), allow_dirs=args.allow_dir), args.seeds)
+        return -(-sum(map(len, seeds.values())) // int(args.batch_size))
+    return case.trace.batch_count

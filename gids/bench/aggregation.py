@@ -1,0 +1,198 @@
+"""One run of aggregation: a loader reads and gathers the rows of given minibatches, and is watched meanwhile.
+
+Called by bandwidth.py. The minibatches are made beforehand, so that sampling takes no part.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gids import cuda
+from gids.bench.minibatches import endless, input_nodes
+from gids.bench.probe import direct_works, why_warm
+from gids.errors import FormatError
+from gids.loader import FeatureLoader
+from gids.quickstart.counters import cpu_seconds, device_bytes_read
+
+if TYPE_CHECKING:
+    from gids.sampler import Sampler
+    from gids.store import FeatureStore, Table
+
+_VERIFIED_ROWS = 512
+
+
+@dataclass(frozen=True)
+class Run:
+    """What to run. state: "cold", nothing of the shards in the page cache, or "warm", all of them."""
+
+    engine: str
+    depth: int
+    cache_bytes: int
+    window: int
+    policy: str
+    state: str
+    threads: int | None = None
+    device: str = "cpu"
+
+
+@dataclass
+class Measured:
+    """By iteration: seconds, bytes of rows handed out, bytes read from the device, pages asked for and hit.
+
+    The rest is of all iterations: CPU seconds, requests by latency, lines of the cache. note: why figures are
+    warm, or "".
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    row_bytes: list[int] = field(default_factory=list)
+    device_bytes: list[int] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)
+    hits: list[int] = field(default_factory=list)
+    cpu_s: float = 0.0
+    latencies: tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]] | None = None
+    lines: int = 0
+    note: str = ""
+
+    def rate(self, series: Sequence[int], first: int = 0) -> float:
+        """A series per second, from iteration `first` on."""
+        return sum(series[first:]) / sum(self.seconds[first:])
+
+    def percentile(self, share: float) -> float | None:
+        """Seconds within which that share of the requests was done; None where the engine counts none."""
+        if self.latencies is None:
+            return None
+        ends, counts = self.latencies
+        total = int(counts.sum())
+        if not total:
+            return None
+        return float(ends[int(np.searchsorted(np.cumsum(counts), share * total))])
+
+
+def sampled_ids(
+    store: FeatureStore, table: Table, sampler: Sampler, *, seeds: str, batch_size: int, seed: int
+) -> Callable[[int], list[torch.Tensor]]:
+    """Makes so many minibatches' node ids, int64[n] each, by sampling."""
+    minibatches = endless(store, sampler, seeds=seeds, batch_size=batch_size, seed=seed)
+
+    def make(count: int) -> list[torch.Tensor]:
+        return [input_nodes(m, str(table.type)) for m in itertools.islice(minibatches, count)]
+
+    return make
+
+
+def uniform_ids(table: Table, *, rows: int, seed: int) -> Callable[[int], list[torch.Tensor]]:
+    """Makes so many minibatches of distinct random rows, int64[rows] each."""
+    rng = np.random.default_rng(seed)
+
+    def make(count: int) -> list[torch.Tensor]:
+        return [
+            torch.from_numpy(rng.choice(table.row_count, min(rows, table.row_count), replace=False))
+            for _ in range(count)
+        ]
+
+    return make
+
+
+def verify(store: FeatureStore, table: Table, run: Run, seed: int) -> None:
+    """Compare what a loader hands out with the rows as mapped. Raises FormatError when one differs."""
+    rng = np.random.default_rng(seed)
+    rows = min(_VERIFIED_ROWS, table.row_count)
+    ids = torch.from_numpy(rng.choice(table.row_count, rows, replace=False))
+    with _loader(store, table, run) as loader:
+        (_, features), *_ = loader.attach([ids], lambda ids: {table.name: ids})
+    mapped = copy(table).read_rows(ids)  # a copy's maps go with it: mapped pages cannot be dropped
+    same = features[table.name].cpu().view(torch.uint8).equal(mapped.view(torch.uint8))
+    if not same:
+        raise FormatError(
+            f"engine {run.engine!r} hands out rows of {table.name!r} that differ from those mapped; "
+            "`gids verify` checks the files"
+        )
+
+
+def aggregate(
+    store: FeatureStore,
+    table: Table,
+    run: Run,
+    batches: Sequence[torch.Tensor],
+    *,
+    most_seconds: float,
+) -> Measured:
+    """Run over the minibatches with an empty cache, or until most_seconds have passed. Blocks.
+
+    Raises what the loader raises, OSError.
+    """
+    result = Measured()
+    if run.state == "cold":
+        result.note = why_warm(table.shard_paths)
+    else:
+        for path in table.shard_paths:
+            _fill_page_cache(path)
+    with _loader(store, table, run) as loader:
+        stream = loader.attach(batches, lambda ids: {table.name: ids})
+        before = _counters(loader, run)
+        on_device = None if run.device == "cpu" else cuda.open_device(run.device).current_stream()
+        begun = last = time.perf_counter()
+        cpu_begun = cpu_seconds()
+        for ids, features in stream:
+            del features  # or the next one's output could not take its place
+            if on_device is not None:
+                on_device.synchronize()
+            now = time.perf_counter()
+            counters = _counters(loader, run)
+            result.seconds.append(now - last)
+            result.row_bytes.append(len(ids) * table.row_bytes)
+            result.device_bytes.append(counters["device_bytes"] - before["device_bytes"])
+            result.pages.append(counters["pages"] - before["pages"])
+            result.hits.append(counters["hits"] - before["hits"])
+            before, last = counters, now
+            if now - begun > most_seconds:
+                break
+        result.cpu_s = cpu_seconds() - cpu_begun
+        result.latencies = loader._engine.latencies()
+        result.lines = before["lines"]
+        stream.close()
+    return result
+
+
+def _loader(store: FeatureStore, table: Table, run: Run) -> FeatureLoader:
+    return FeatureLoader(
+        store,
+        [table.name],
+        engine=run.engine,
+        queue_depth=run.depth,
+        cache_bytes=run.cache_bytes,
+        window_batches=run.window,
+        policy=run.policy,
+        threads=run.threads,
+        device=run.device,
+        direct=run.state == "cold" and direct_works(table.shard_paths),
+    )
+
+
+def _counters(loader: FeatureLoader, run: Run) -> dict[str, int]:
+    """What has been counted so far. Through the page cache, only the kernel knows of the device's bytes."""
+    stats = loader.stats()
+    buffered = run.engine == "mmap" or run.state == "warm"
+    device_bytes = device_bytes_read() if buffered else None
+    return {
+        "pages": stats["pages"],
+        "hits": stats["hits"],
+        "device_bytes": stats["bytes_read"] if device_bytes is None else device_bytes,
+        "lines": sum(t["lines"] for t in stats["tables"].values()),
+    }
+
+
+def _fill_page_cache(path: Path) -> None:
+    with open(path, "rb", buffering=0) as file:
+        while file.read(8 << 20):
+            pass

@@ -1,0 +1,111 @@
+"""What the bench commands' arguments have in common: types, and options that several of them take."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gids.store import FeatureStore, Table
+
+
+def words(value: str) -> list[str]:
+    """`a,b,c`."""
+    found = [word.strip() for word in value.split(",") if word.strip()]
+    if not found:
+        raise argparse.ArgumentTypeError("the list is empty; separate names by commas")
+    return found
+
+
+def numbers(least: int) -> Callable[[str], list[int]]:
+    """`1,2,3`, each at least so much."""
+
+    def parse(value: str) -> list[int]:
+        try:
+            found = [int(number) for number in value.split(",")]
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{value!r} is not a list of numbers such as 4,8,16") from None
+        if min(found) < least:
+            raise argparse.ArgumentTypeError(f"{value!r}: each must be {least} or more")
+        return found
+
+    return parse
+
+
+def positive(value: str) -> int:
+    """A whole number, 1 or more."""
+    try:
+        found = int(value)
+    except ValueError:
+        found = 0
+    if found < 1:
+        raise argparse.ArgumentTypeError(f"{value!r} is not a whole number of 1 or more")
+    return found
+
+
+def share(value: str) -> float:
+    """`40%` or `0.4`: from 0 to 1."""
+    try:
+        found = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= 1:
+        raise argparse.ArgumentTypeError(f"{value!r} is not a share; write 40% or 0.4")
+    return found
+
+
+def fanouts(value: str) -> list[int]:
+    """As DGL's NeighborSampler takes them: the last is that of the seeds; -1: all neighbours."""
+    try:
+        return [int(part) for part in value.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{value!r} is not a list of fanouts such as 10,5,5") from None
+
+
+def add_dataset(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--table", metavar="NAME", help="default: the largest of nodes")
+    add(
+        "--allow-dir", action="append", default=[], metavar="DIR", help="where shards may lie outside DATASET"
+    )
+
+
+def add_sampling(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """several: --batch-size is a list."""
+    add = parser.add_argument
+    add("--sampler", default="neighbor", metavar="NAME", help="default: neighbor")
+    add(
+        "--fanouts",
+        type=fanouts,
+        default=[10, 10, 10],
+        metavar="N,…",
+        help="as DGL's NeighborSampler takes them: the last is that of the seeds (default: 10,10,10)",
+    )
+    add(
+        "--batch-size",
+        type=numbers(1) if several else positive,
+        default=[1024] if several else 1024,
+        metavar="N,…" if several else "N",
+        help="seeds of a minibatch (default: 1024)",
+    )
+    add(
+        "--seeds",
+        choices=["train", "val", "test", "all"],
+        default="train",
+        help="the nodes that training starts from (default: train)",
+    )
+
+
+def open_table(args: argparse.Namespace) -> tuple[FeatureStore, Table]:
+    """The dataset of a command's arguments, and the table that they name, or its largest of nodes."""
+    from gids.store import FeatureStore
+
+    store = FeatureStore(Path(args.path), allow_dirs=args.allow_dir)
+    if args.table is not None:
+        return store, store.table(args.table)
+    of_nodes = [t for t in store.tables.values() if t.kind == "node"]
+    if not of_nodes:
+        raise ValueError(f"{store.name} has no table of nodes")
+    return store, max(of_nodes, key=lambda t: t.page_count * t.page_bytes)

@@ -1,0 +1,337 @@
+"""`gids bench bandwidth`: how fast rows are aggregated, and how close the reads come to what the disk can do.
+
+The disk's ceiling is measured in the same run, by a raw probe of our own and by fio where it is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gids.bench import arguments, text
+from gids.bench.report import Figure, Report
+from gids.bench.session import Session
+from gids.cli.sizes import format_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from gids.bench.aggregation import Measured, Run
+    from gids.store import FeatureStore, Table
+
+HELP = "how fast rows are read and gathered, by engine, batch and depth, beside the disk's ceiling"
+EPILOG = """\
+Minibatches are sampled beforehand from the dataset's graph, or (--rows, or a dataset without topology) drawn
+uniformly from all rows. Each run begins with an empty cache, in this process, after the rows that the engine
+hands out were compared with the dataset's. The first lines, `raw probe` and `fio`, are the disk's ceiling.
+"""
+ENGINES = ("uring", "threads", "mmap")
+STATES = ("cold", "warm")
+PROBES = ("raw probe", "fio")
+SETTINGS = {
+    "engine": "engine",
+    "batch": "batch",
+    "depth": "depth",
+    "cache": "cache",
+    "window": "window",
+    "state": "page cache",
+}
+COLUMNS = [
+    text.Column("effective MB/s", "effective_bytes_per_s", text.millions, spread=True),
+    text.Column("device MB/s", "device_bytes_per_s", text.millions),
+    text.Column("pages/s read", "reads_per_s", text.count),
+    text.Column("of ceiling", "of_ceiling", text.ratio),
+    text.Column("hits %", "hit_ratio", text.percent),
+    text.Column("p50", "latency_p50_s", text.seconds),
+    text.Column("p99", "latency_p99_s", text.seconds),
+    text.Column("p99.9", "latency_p999_s", text.seconds),
+    text.Column("CPU/page", "cpu_s_per_page", text.seconds),
+]
+FIRST_ITERATIONS = 20  # of the series from an empty cache, as in the paper's Figure 9
+_PROBE_S = 3.0
+_ROWS = 8192
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("path", metavar="DATASET", type=Path)
+    arguments.add_dataset(parser)
+    arguments.add_sampling(parser, several=True)
+    add(
+        "--rows", type=arguments.numbers(1), metavar="N,…", help="minibatches of so many uniform rows instead"
+    )
+    add(
+        "--engines",
+        type=arguments.words,
+        metavar="NAME,…",
+        help="default: those that work here of uring, threads, mmap",
+    )
+    add(
+        "--depth",
+        type=arguments.numbers(1),
+        default=[256],
+        metavar="N,…",
+        help="requests in flight (default: 256)",
+    )
+    add("--cache", default="10%", metavar="SIZE", help="of the table (10%%), or bytes (4GB); default: 10%%")
+    add("--window", type=int, default=16, metavar="N", help="minibatches looked ahead (default: 16)")
+    add("--policy", default="lookahead", metavar="NAME", help="of the cache (default: lookahead)")
+    add(
+        "--states",
+        type=arguments.words,
+        default=["cold"],
+        metavar="cold,warm",
+        help="what the page cache has of the dataset; warm runs read through it (default: cold)",
+    )
+    add("--iterations", type=arguments.positive, default=40, metavar="N", help="of a run (default: 40)")
+    add("--threads", type=arguments.positive, metavar="N", help="that copy rows (default: torch's)")
+    add("--device", default="cpu", metavar="NAME", help="of cache and rows: cpu or cuda (default: cpu)")
+
+
+def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
+    """Fill the report; a series for each setting has its first iterations."""
+    from gids.bench.aggregation import Run, verify
+
+    engines = _engines(args.engines, report)
+    for state in args.states:
+        if state not in STATES:
+            raise ValueError(f"no state {state!r} of the page cache (there are {', '.join(STATES)})")
+    store, table = arguments.open_table(args)
+    cache_bytes = _cache_bytes(args.cache, table, args.device, report)
+    _describe(store, table, engines, args.device, report)
+    makers = _batch_makers(store, table, args, report)
+    runs = [
+        Run(engine, depth, cache_bytes, args.window, args.policy, state, args.threads, args.device)
+        for engine, depth, state in itertools.product(engines, args.depth, args.states)
+    ]
+    for engine in engines:
+        verify(store, table, next(run for run in runs if run.engine == engine), args.seed)
+        session.check()
+    left = session.repeat * len(makers) * len(runs)
+    session.total(left)
+    batches = {name: make(args.iterations) for name, make in makers.items()}
+    probe_s = min(_PROBE_S, session.left_s() / 4 / (session.repeat * len(PROBES) * len(args.depth)))
+    for turn in range(session.repeat):
+        # The disk's speed drifts where others share it: each round has a ceiling of its own.
+        ceilings = _measure_ceilings(table, args, session, report, probe_s, args.seed + turn)
+        for name, run in itertools.product(batches, runs):
+            _measure_run(store, table, run, name, batches[name], session.left_s() / left, ceilings, report)
+            left -= 1
+            session.done()
+
+
+def columns(_: Report) -> tuple[dict[str, str], list[text.Column]]:
+    return SETTINGS, COLUMNS
+
+
+def plot(report: Report, path: Path) -> None:
+    from gids.bench.bandwidth_plot import draw, size
+    from gids.bench.plot import save_plot
+
+    width, height = size(report)
+    save_plot(path, lambda figure: draw(report, figure), width=width, height=height)
+
+
+def _engines(names: Sequence[str] | None, report: Report) -> list[str]:
+    from gids import _core
+
+    no_uring = _core.why_no_uring()
+    if names is None:
+        if no_uring:
+            report.note(f"uring is left out: {no_uring}")
+        return [name for name in ENGINES if not (name == "uring" and no_uring)]
+    for name in names:
+        if name == "kvikio":
+            raise ValueError(
+                "kvikio reads into GPU memory and takes no part in aggregation on the CPU "
+                f"(there are {', '.join(ENGINES)})"
+            )
+        if name not in ENGINES:
+            raise ValueError(f"no engine {name!r} (there are {', '.join(ENGINES)})")
+    return list(dict.fromkeys(names))
+
+
+def _cache_bytes(size: str, table: Table, device: str, report: Report) -> int:
+    from gids.bench.places import parse_size
+    from gids.cache.budget import available_bytes
+
+    cache_bytes = parse_size(size, table.page_count, table.page_bytes)
+    if cache_bytes >= table.page_count * table.page_bytes:
+        report.note(
+            f"a cache of {size} holds the whole table: once a page was read all are hits, and the figures "
+            "are of memory, not of the disk"
+        )
+    if device == "cpu" and cache_bytes > available_bytes() // 2:
+        raise ValueError(
+            f"--cache {size}: {format_bytes(cache_bytes)} are more than half of the memory that is available"
+        )
+    return cache_bytes
+
+
+def _describe(store: FeatureStore, table: Table, engines: list[str], device: str, report: Report) -> None:
+    from gids.cache.budget import available_bytes
+    from gids.io.engine import probe
+
+    found = probe(table.shard_paths[0])
+    report.subject.update(
+        dataset=str(store.path),
+        table=table.name,
+        rows=table.row_count,
+        row_bytes=table.row_bytes,
+        page_bytes=table.page_bytes,
+        pages=table.page_count,
+        shards=len(table.shard_paths),
+        file_system=str(found["file_system"]),
+        device=device,
+    )
+    if "mmap" in engines and table.page_count * table.page_bytes < available_bytes():
+        report.note(
+            "the page cache has room for the whole table, so that mmap reads less and less of it from the "
+            "disk; it would not where features are larger than memory"
+        )
+    if not found["direct"]:
+        report.note(f"the file system refuses direct I/O ({found['direct_note']}): reads pass the page cache")
+
+
+def _batch_makers(
+    store: FeatureStore, table: Table, args: argparse.Namespace, report: Report
+) -> dict[str, Callable[[int], list[torch.Tensor]]]:
+    """By name, what makes minibatches' ids: sampled where there is a graph, else uniform."""
+    from gids.bench.aggregation import sampled_ids, uniform_ids
+    from gids.bench.minibatches import make_sampler
+    from gids.errors import FormatError
+    from gids.heat.graphs import graphs_of
+
+    if args.rows is None and table.kind == "node":
+        try:
+            graphs_of(store)
+            makers = {
+                f"{seeds} seeds": sampled_ids(
+                    store,
+                    table,
+                    make_sampler(args.sampler, args.fanouts),
+                    seeds=args.seeds,
+                    batch_size=seeds,
+                    seed=args.seed,
+                )
+                for seeds in args.batch_size
+            }
+            report.subject.update(sampler=args.sampler, fanouts=list(args.fanouts), seeds=args.seeds)
+            return makers
+        except FormatError as error:
+            report.note(f"minibatches are of uniform rows: {error}")
+    return {f"{rows} rows": uniform_ids(table, rows=rows, seed=args.seed) for rows in args.rows or [_ROWS]}
+
+
+def _measure_ceilings(
+    table: Table, args: argparse.Namespace, session: Session, report: Report, seconds: float, seed: int
+) -> dict[int, float]:
+    """Depth -> pages per second, the most that any probe found; each is a figure too."""
+    from gids.bench.fio import fio_reads_per_s
+    from gids.bench.probe import random_reads
+
+    ceilings: dict[int, float] = {}
+    for depth in args.depth:
+        raw = random_reads(
+            table.shard_paths, page_bytes=table.page_bytes, seconds=seconds, depth=depth, seed=seed
+        )
+        if raw.note:
+            report.note(raw.note)
+        found = {PROBES[0]: raw.reads_per_s}
+        session.check()
+        other = fio_reads_per_s(
+            table.shard_paths, page_bytes=table.page_bytes, depth=depth, seconds=seconds, seed=seed
+        )
+        if other is None:
+            report.note("fio is not installed, or cannot read here: the ceiling is the raw probe's alone")
+        else:
+            found[PROBES[1]] = other
+        ceilings[depth] = max(found.values())
+        for name, reads_per_s in found.items():
+            report.figure(engine=name, batch=None, depth=depth, cache=None, window=None, state="cold").add(
+                reads_per_s=reads_per_s,
+                device_bytes_per_s=reads_per_s * table.page_bytes,
+                of_ceiling=reads_per_s / ceilings[depth],
+            )
+        session.check()
+    return ceilings
+
+
+def _measure_run(
+    store: FeatureStore,
+    table: Table,
+    run: Run,
+    batch: str,
+    ids: Sequence[torch.Tensor],
+    most_seconds: float,
+    ceilings: dict[int, float],
+    report: Report,
+) -> None:
+    from gids.bench.aggregation import aggregate
+
+    found = aggregate(store, table, run, ids, most_seconds=most_seconds)
+    if found.note:
+        report.note(found.note)
+    if len(found.seconds) < len(ids):
+        report.note(f"runs that were cut short by --seconds have fewer than {len(ids)} iterations")
+    state = "warm" if found.note else run.state
+    figure = report.figure(
+        engine=run.engine,
+        batch=batch,
+        depth=run.depth,
+        cache=format_bytes(found.lines * table.page_bytes),
+        window=run.window,
+        state=state,
+    )
+    _add(figure, found, run, ceilings, table.page_bytes)
+    _add_series(report, figure, found)
+
+
+def _add(figure: Figure, found: Measured, run: Run, ceilings: dict[int, float], page_bytes: int) -> None:
+    device = found.rate(found.device_bytes)
+    pages, hits = sum(found.pages), sum(found.hits)
+    figure.add(
+        effective_bytes_per_s=found.rate(found.row_bytes),
+        device_bytes_per_s=device,
+        reads_per_s=device / page_bytes,
+        of_ceiling=device / page_bytes / ceilings[run.depth] if run.state == "cold" else None,
+        hit_ratio=hits / pages if pages else 0.0,
+        latency_p50_s=found.percentile(0.5),
+        latency_p99_s=found.percentile(0.99),
+        latency_p999_s=found.percentile(0.999),
+        cpu_s_per_page=found.cpu_s / max(1, pages),
+        iterations=len(found.seconds),
+    )
+
+
+def _add_series(report: Report, figure: Figure, found: Measured) -> None:
+    """The first iterations of the setting's first run."""
+    if any(series["setting"] == dict(figure.setting) for series in report.series):
+        return
+    first = slice(0, FIRST_ITERATIONS)
+    seconds = found.seconds[first]
+
+    def rates(values: Sequence[int]) -> list[float]:
+        return [value / s for value, s in zip(values[first], seconds, strict=True)]
+
+    report.series.append(
+        {
+            "name": "first iterations from an empty cache",
+            "setting": dict(figure.setting),
+            "values": {
+                "seconds": seconds,
+                "effective_bytes_per_s": [
+                    b / s for b, s in zip(found.row_bytes[first], seconds, strict=True)
+                ],
+                "device_bytes_per_s": [
+                    b / s for b, s in zip(found.device_bytes[first], seconds, strict=True)
+                ],
+                "hit_ratio": [
+                    h / p if p else 0.0 for h, p in zip(found.hits[first], found.pages[first], strict=True)
+                ],
+            },
+        }
+    )

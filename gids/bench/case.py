@@ -1,0 +1,130 @@
+"""A trace of one table beside its optimum. Called by hit_ratio.py and advise.py."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from gids.bench.optimum import Optimum
+from gids.bench.replay import Counts, replay
+from gids.bench.report import Report
+from gids.bench.session import Session
+from gids.bench.trace import Trace, TracedTable
+
+PINNED = "pinned"
+"""Not a policy of the cache: a share of the lines holds the hottest pages for good, the rest is random."""
+
+
+@dataclass
+class Case:
+    """A trace of one table, and what its caches are measured against."""
+
+    trace: Trace
+    table: int
+    traced: TracedTable
+    optimum: Optimum
+    warm: int
+    planned: int
+    seed: int
+    session: Session
+    _best_hits: dict[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def prepare(
+        cls,
+        trace: Trace,
+        table: int,
+        args: argparse.Namespace,
+        session: Session,
+        report: Report,
+        *,
+        seed: int,
+    ) -> Case:
+        traced = trace.tables[table]
+        warm = min(int(trace.batch_count * args.warm_up), max(0, trace.batch_count - 1))
+        counts = trace.page_counts(table)
+        report.subject.update(
+            table=traced.name,
+            pages=traced.page_count,
+            page_bytes=traced.page_bytes,
+            rows_per_page=traced.rows_per_page,
+            batches=trace.batch_count,
+            warm_up_batches=warm,
+            pinned_share=args.pin,
+            pages_per_batch=float(counts.mean()) if len(counts) else 0.0,
+        )
+        if not int(counts[warm:].sum()):
+            raise ValueError(f"the trace reads nothing of table {traced.name!r}: there is nothing to hit")
+        if traced.heat is None:
+            report.note("no heat is known of the pages: static and lookahead have only the window to go by")
+        optimum = Optimum(trace, traced.page_count, table=table, check=session.check)
+        return cls(trace, table, traced, optimum, warm, args.planned, seed, session)
+
+    @property
+    def pages(self) -> int:
+        """Asked for by the minibatches that are counted."""
+        return int(self.trace.page_counts(self.table)[self.warm :].sum())
+
+    def minimum(self, lines: int) -> dict[str, float]:
+        """The figures of Belady's MIN with so many lines."""
+        hits = self._best(lines)
+        return {"hit_ratio": hits / self.pages, "of_min": 1.0, "regret": 0.0, "pages_read": self.pages - hits}
+
+    def run(self, policy: str, lines: int, window: int, *, pin: float = 0.0) -> dict[str, float]:
+        """The figures of a cache. pin: the share of lines that PINNED pins."""
+        pinned, rest = None, lines
+        if policy == PINNED:
+            assert self.traced.heat is not None
+            pinned = hottest(self.traced.heat, int(lines * pin))
+            policy, rest = "random", lines - int(lines * pin)
+        found = self._replay(policy, rest, window, pinned)
+        best = self._best(lines)
+        hits = int(found.hits.sum())
+        if hits > best and pinned is None:
+            raise RuntimeError(f"{policy} hits {hits} pages and MIN {best}: one of them counts wrongly")
+        return {
+            "hit_ratio": found.hit_ratio,
+            "of_min": hits / best if best else 1.0,
+            "regret": (best - hits) / self.pages,
+            "pages_read": self.pages - hits,
+            "loads": int(found.loads.sum()),
+            "bypasses": int(found.bypasses.sum()),
+            "evictions": found.evictions,
+        }
+
+    def _best(self, lines: int) -> int:
+        """Hits of MIN."""
+        if lines not in self._best_hits:
+            hits = self.optimum.hits(lines, warm=self.warm)
+            self._best_hits[lines] = int(hits[self.warm :].sum())
+        return self._best_hits[lines]
+
+    def _replay(
+        self, policy: str, lines: int, window: int, pinned: npt.NDArray[np.bool_] | None = None
+    ) -> Counts:
+        return replay(
+            self.trace,
+            self.traced.page_count,
+            table=self.table,
+            lines=lines,
+            policy=policy,
+            window=window,
+            planned=self.planned,
+            heat=self.traced.heat,
+            pinned=pinned,
+            seed=self.seed,
+            warm=self.warm,
+            check=self.session.check,
+        )
+
+
+def hottest(heat: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.bool_]:
+    """bool[page_count]: the `count` pages of most heat."""
+    chosen = np.zeros(len(heat), bool)
+    count = min(count, len(heat))
+    if count:
+        chosen[np.argpartition(heat, len(heat) - count)[len(heat) - count :]] = True
+    return chosen

@@ -1,0 +1,228 @@
+"""`gids bench epoch`: where an epoch's time goes, with gids and with stock DGL on memory-mapped features.
+
+The comparison is the quickstart's (gids.quickstart), on a dataset of one's own: each side in a fresh process,
+with a cold page cache and, where a memory control group may be made, bounded memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gids.bench import arguments, text
+from gids.bench.report import Report
+from gids.bench.session import Session
+from gids.cli.sizes import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from gids.bench.epoch_source import EpochSource
+    from gids.quickstart.sides import EpochConfig, EpochResult
+    from gids.store import FeatureStore
+
+HELP = "where an epoch's time goes, with gids and with stock DGL on memory-mapped features"
+EPILOG = """\
+Trains GraphSAGE on a dataset of one node type with float32 features, classes as labels and a train split.
+Stock DGL maps the table's own shard (so it needs one shard, without padding): advised MADV_RANDOM, and, as
+few advise it, as it is, for some seconds. Rows that the model was given are compared with the dataset.
+"""
+SETTINGS = {"side": "side"}
+STAGES = ("sampling", "planning", "reading", "gather", "training")
+COLUMNS = [
+    text.Column("epoch", "epoch_s", text.seconds, spread=True),
+    *(text.Column(stage, f"{stage}_s", text.seconds) for stage in STAGES),
+    text.Column("CPU", "cpu_s", text.seconds),
+    text.Column("batches", "batches", text.count),
+    text.Column("rows/s", "rows_per_s", text.count),
+    text.Column("MB read", "read_bytes", text.millions),
+    text.Column("hits %", "hit_ratio", text.percent),
+    text.Column("MB RSS", "peak_rss_bytes", text.millions),
+]
+OURS, ADVISED, PLAIN = "gids", "stock, MADV_RANDOM", "stock"
+SIDES = {"gids": OURS, "stock-random": ADVISED, "stock": PLAIN}
+_HEADROOM_BYTES = 96 << 20  # of the memory limit, for what training itself allocates beside gids
+_PLAIN_S = 15.0  # stock without advice may take hours: to stop it after
+_START_S = 120  # that a process may take beside the epoch: imports, topology, validation
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("path", metavar="DATASET", type=Path)
+    arguments.add_dataset(parser)
+    arguments.add_sampling(parser)
+    add("--batches", type=int, default=40, metavar="N", help="of the epoch; 0: all (default: 40)")
+    add("--hidden", type=arguments.positive, default=64, metavar="N", help="width of layers (default: 64)")
+    add("--window", type=int, default=16, metavar="N", help="minibatches looked ahead (default: 16)")
+    add("--workers", type=int, default=0, metavar="N", help="num_workers of all sides (default: 0)")
+    add("--threads", type=arguments.positive, metavar="N", help="OpenMP threads (default: torch's)")
+    add(
+        "--memory-limit",
+        type=parse_bytes,
+        metavar="BYTES",
+        help="of each side, page cache included, beyond what it had before it opened the features (default: "
+        "a quarter of them)",
+    )
+    add("--sides", type=arguments.words, metavar="NAME,…", help=f"default: {','.join(SIDES)}")
+
+
+def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
+    """Fill the report; the figures' setting is the side."""
+    import gids.dgl  # noqa: F401  (says how to install DGL, now and not in a minute)
+    from gids.bench.epoch_source import look_at, write_links
+    from gids.quickstart.sides import why_no_limit
+
+    if args.seeds != "train" or args.sampler != "neighbor":
+        raise ValueError(
+            "an epoch is of the train split, sampled by DGL's NeighborSampler: leave --seeds, --sampler"
+        )
+    store, table = arguments.open_table(args)
+    source = look_at(store, table)
+    names = _sides(args.sides, source, report)
+    no_limit = why_no_limit()
+    if no_limit:
+        report.note(
+            f"memory was NOT limited ({no_limit}; root usually may): stock DGL can keep all features in the "
+            "page cache, which it could not if they were larger than memory"
+        )
+    with tempfile.TemporaryDirectory(prefix="gids-bench-") as directory:
+        write_links(store, Path(directory))
+        ours = _config(args, store, source, Path(directory), report)
+        configs = {
+            OURS: ours,
+            ADVISED: replace(ours, side="stock", random_access=True),
+            PLAIN: replace(ours, side="stock", random_access=False, most_seconds=_PLAIN_S),
+        }
+        left = session.repeat * len(names)
+        session.total(left)
+        for turn in range(session.repeat):
+            for name in names if turn % 2 == 0 else reversed(names):
+                found = _run(configs[name], not no_limit, session, left)
+                _add(report, name, found, configs[name])
+                left -= 1
+                session.done()
+
+
+def columns(_: Report) -> tuple[dict[str, str], list[text.Column]]:
+    return SETTINGS, COLUMNS
+
+
+def plot(report: Report, path: Path) -> None:
+    from gids.bench.epoch_plot import draw
+    from gids.bench.plot import save_plot
+
+    save_plot(path, lambda figure: draw(report, figure), width=6.4, height=3.8)
+
+
+def _sides(names: list[str] | None, source: EpochSource, report: Report) -> list[str]:
+    for name in names or []:
+        if name not in SIDES:
+            raise ValueError(f"no side {name!r} (there are {', '.join(SIDES)})")
+    chosen = [SIDES[name] for name in SIDES if names is None or name in names]
+    if not source.why_no_stock or chosen == [OURS]:
+        return chosen
+    if names is not None:
+        raise ValueError(f"stock DGL cannot map table {source.table.name!r}: {source.why_no_stock}")
+    report.note(f"gids alone is measured: stock DGL cannot map the table, as {source.why_no_stock}")
+    return [OURS]
+
+
+def _config(
+    args: argparse.Namespace, store: FeatureStore, source: EpochSource, directory: Path, report: Report
+) -> EpochConfig:
+    from gids.quickstart.sides import EpochConfig
+
+    if not 0 <= args.window <= 22:
+        raise ValueError(f"--window {args.window}: give 0 to 22, as two more minibatches are being read")
+    batches = -(-source.train_count // args.batch_size)
+    batches = min(batches, args.batches) if args.batches > 0 else batches
+    memory_bytes = _memory_bytes(args, store, source)
+    report.subject.update(
+        dataset=str(store.path),
+        table=source.table.name,
+        feature_bytes=source.feature_bytes,
+        memory_limit_bytes=memory_bytes,
+        fanouts=list(args.fanouts),
+        batch_size=args.batch_size,
+        batches=batches,
+        hidden=args.hidden,
+        window=args.window,
+        workers=args.workers,
+    )
+    return EpochConfig(
+        side="gids",
+        source=str(directory),
+        dataset=str(store.path),
+        fanouts=tuple(args.fanouts),
+        batch_size=args.batch_size,
+        hidden=args.hidden,
+        batches=batches,
+        workers=args.workers,
+        threads=args.threads or 0,
+        seed=args.seed,
+        memory_bytes=memory_bytes,
+        gids_memory_bytes=memory_bytes - _HEADROOM_BYTES,
+        window=args.window,
+        feature_file=str(source.table.shard_paths[0]),
+        feature_shape=(source.table.row_count, *source.table.shape),
+    )
+
+
+def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSource) -> int:
+    """As told; else a quarter of the features, and more where a handful of minibatches would not fit."""
+    least = 2 * _HEADROOM_BYTES
+    if args.memory_limit is not None:
+        if args.memory_limit < least:
+            raise ValueError(
+                f"--memory-limit {args.memory_limit}: training itself needs some; give {format_bytes(least)} "
+                "or more"
+            )
+        return int(args.memory_limit)
+    from gids.bench.minibatches import endless, input_nodes, make_sampler
+
+    sampler = make_sampler("neighbor", args.fanouts)
+    minibatch = next(endless(store, sampler, seeds="train", batch_size=args.batch_size, seed=args.seed))
+    rows = len(input_nodes(minibatch, str(source.table.type)))
+    return max(source.feature_bytes // 4, least + 8 * rows * source.table.row_bytes)
+
+
+def _run(config: EpochConfig, limited: bool, session: Session, left: int) -> EpochResult:
+    from gids.quickstart.sides import run_side
+
+    seconds = session.left_s() / left
+    if math.isinf(seconds):
+        return run_side(config, limited=limited, timeout_s=24 * 3600)
+    most = max(0.1, min(seconds / 2, config.most_seconds or seconds))  # a process needs time to start, too
+    return run_side(replace(config, most_seconds=most), limited=limited, timeout_s=seconds + _START_S)
+
+
+def _add(report: Report, name: str, found: EpochResult, config: EpochConfig) -> None:
+    if found.wrong_rows:
+        raise RuntimeError(
+            f"{found.wrong_rows} of {found.compared_rows} rows that {name} handed over differ from the data's"
+        )
+    if found.cached_before > 0.01:
+        report.note(f"figures of {name} are WARM: {found.cached_before:.0%} of a file was in the page cache")
+    if found.batches < config.batches:
+        report.note(f"`{name}` was stopped after {found.batches} of {config.batches} batches: compare rows/s")
+    report.figure(side=name).add(
+        epoch_s=found.seconds,
+        **{f"{stage}_s": found.stages[stage] or None for stage in STAGES},
+        cpu_s=found.cpu_seconds,
+        batches=found.batches,
+        rows=found.rows,
+        rows_per_s=found.rows_per_s,
+        read_bytes=found.read_bytes,
+        hit_ratio=found.hit_ratio,
+        base_rss_bytes=found.base_rss_bytes,
+        peak_rss_bytes=found.peak_rss_bytes,
+    )
+    answers = []
+    ours = report.figure(side=OURS).median("rows_per_s")
+    for other in (ADVISED, PLAIN):
+        theirs = report.figure(side=other).median("rows_per_s")
+        if ours and theirs:
+            answers.append(f"gids hands over {ours / theirs:.1f} x as many rows a second as {other}")
+    report.answers = answers

@@ -1,0 +1,75 @@
+"""A dataset as the files that the epoch comparison trains from. Called by epoch.py.
+
+gids.quickstart.epoch takes a directory of .npy files. Those of a dataset are linked to, not copied; stock DGL
+maps the table's shard itself, where it holds nothing but rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gids.store import FeatureStore, Table
+
+
+@dataclass(frozen=True)
+class EpochSource:
+    """What an epoch needs. why_no_stock: why stock DGL cannot map the table, or ""."""
+
+    table: Table
+    train_count: int
+    why_no_stock: str
+
+    @property
+    def feature_bytes(self) -> int:
+        return self.table.row_count * self.table.row_bytes
+
+
+def look_at(store: FeatureStore, table: Table) -> EpochSource:
+    """Check that an epoch can be trained on the dataset. Raises ValueError with what is missing."""
+    if len(store.node_types) != 1 or len(store.relations) != 1:
+        raise ValueError(f"{store.name} is heterogeneous; the model of this comparison takes one node type")
+    (ntype,) = store.node_types
+    labels = store.labels.get(ntype)
+    if labels is None or labels.dim() != 1 or labels.dtype.is_floating_point or int(labels.min()) < 0:
+        raise ValueError(
+            f"{store.name} has no labels that are classes; the model of this comparison needs them"
+        )
+    train = store.splits.get(ntype, {}).get("train")
+    if train is None or not len(train):
+        raise ValueError(f"{store.name} has no train split; the seeds of an epoch are that")
+    if table.dtype != torch.float32 or len(table.shape) != 1 or table.key != "feat":
+        raise ValueError(
+            f"table {table.name!r} is {table.dtype}{list(table.shape)}; the comparison reads float32[dim] "
+            "rows named 'feat'"
+        )
+    reason = ""
+    if len(table.shard_paths) > 1:
+        reason = f"its pages are spread over {len(table.shard_paths)} shards"
+    elif table.rows_per_page * table.row_bytes != table.page_bytes:
+        reason = f"rows of {table.row_bytes} B leave a part of each page of {table.page_bytes} B empty"
+    return EpochSource(table, len(train), reason)
+
+
+def write_links(store: FeatureStore, directory: Path) -> None:
+    """Make the .npy files of topology, labels and splits in directory; links where they can be."""
+    (ntype,) = store.node_types
+    graph = store.graph()
+    splits = store.splits[ntype]
+    train = splits["train"].numpy()
+    arrays = {
+        "indptr": graph.indptr,
+        "indices": graph.indices,
+        "labels": store.labels[ntype].numpy().astype(np.int64, copy=False),
+        "train_idx": train,
+        "val_idx": splits["val"].numpy() if "val" in splits else train,
+    }
+    for name, array in arrays.items():
+        file = getattr(array, "filename", None)
+        if file is not None and array.dtype == np.int64 and Path(file).suffix == ".npy":
+            (directory / f"{name}.npy").symlink_to(file)
+        else:
+            np.save(directory / f"{name}.npy", np.asarray(array, np.int64))  # DGL takes one type for all

@@ -1,0 +1,324 @@
+"""`gids bench hit-ratio`: what share of pages a cache would find, beside what the best possible one would.
+
+Metadata only: neither features nor a disk is needed. With --advise it turns the question round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gids.bench import arguments, text
+from gids.bench.report import Report
+from gids.bench.session import Session
+from gids.cli.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from gids.bench.case import Case
+    from gids.bench.replay import Counts
+    from gids.bench.trace import Trace
+
+HELP = "what share of pages a cache would find, by policy, window and size, beside Belady's MIN"
+EPILOG = """\
+PLACES are cache sizes: a share of the table's pages (2%), bytes of lines (4GB), or so many average
+minibatches (5x). WANTED is a hit ratio (60%) or the seconds of an epoch (30s): the time that its missing
+pages take to read, at the speed that the dataset's disk shows in a short probe, or that --pages-per-s gives.
+
+To record a run of your own training:
+
+    with gids.bench.record(loader, "run.trace"):  # gids.NodeLoader, gids.dgl.DataLoader, gids.FeatureLoader
+        train(loader)
+    gids bench hit-ratio --replay run.trace
+"""
+SETTINGS = {"cache": "cache", "policy": "policy", "window": "window"}
+COLUMNS = [
+    text.Column("hits %", "hit_ratio", text.percent, spread=True),
+    text.Column("of MIN", "of_min", text.ratio),
+    text.Column("regret %", "regret", text.percent),
+    text.Column("pages read", "pages_read", text.count),
+    text.Column("bypassed", "bypasses", text.count),
+    text.Column("evicted", "evictions", text.count),
+]
+_TYPICAL = {"window-pin": 8, "lookahead": 16}  # windows, as the paper and FeatureLoader have them
+WINDOWED = tuple(_TYPICAL)
+_REPLAY_S_PER_PAGE = 60e-9  # about what a replay takes, to choose how long a trace fits into --seconds
+MINIMUM = "MIN"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("path", metavar="DATASET", type=Path, nargs="?", help="not needed with --replay")
+    arguments.add_dataset(parser)
+    arguments.add_sampling(parser)
+    add(
+        "--batches",
+        type=arguments.positive,
+        default=200,
+        metavar="N",
+        help="minibatches to sample (default: 200)",
+    )
+    add(
+        "--policies",
+        type=arguments.words,
+        metavar="NAME,…",
+        help="default: random,lru,static,window-pin,lookahead",
+    )
+    add(
+        "--windows",
+        type=arguments.numbers(0),
+        default=[0, 4, 8, 16, 24],
+        metavar="N,…",
+        help="minibatches looked ahead (default: 0,4,8,16,24)",
+    )
+    add(
+        "--cache",
+        type=arguments.words,
+        default=["1%", "2%", "5%", "10%"],
+        metavar="PLACES,…",
+        help="default: 1%%,2%%,5%%,10%%",
+    )
+    add(
+        "--planned",
+        type=arguments.positive,
+        default=2,
+        metavar="N",
+        help="minibatches being read (default: 2)",
+    )
+    add(
+        "--pin",
+        type=arguments.share,
+        default=0.4,
+        metavar="SHARE",
+        help="of the cache, pinned to the hottest pages, in the row `pinned` (default: 40%%)",
+    )
+    add(
+        "--warm-up",
+        type=arguments.share,
+        default=0.25,
+        metavar="SHARE",
+        help="of the minibatches, not counted (default: 25%%)",
+    )
+    add(
+        "--heat",
+        default="auto",
+        metavar="METHOD",
+        help="auto (the best that is stored), none, or a method's name",
+    )
+    add("--record", type=Path, metavar="FILE", help="keep the sampled trace")
+    add("--replay", type=Path, metavar="FILE", help="a recorded trace in place of sampling")
+    add("--advise", metavar="WANTED", help="the smallest cache and window that reach this")
+    add(
+        "--pages-per-s",
+        type=float,
+        metavar="N",
+        help="for --advise in seconds: the disk's speed, not measured",
+    )
+    add("--epoch-batches", type=arguments.positive, metavar="N", help="for --advise in seconds: of an epoch")
+
+
+def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
+    """Fill the report; the figures' settings are cache, lines, policy and window."""
+    from gids.bench.advise import advise, parse_wanted
+    from gids.bench.case import PINNED, Case
+    from gids.bench.places import cache_sizes, parse_places
+    from gids.bench.replay import replay_as_recorded
+
+    policies = _policies(args.policies)
+    wanted = parse_wanted(args.advise) if args.advise else None
+    windows = [] if wanted else _windows(args.windows, args.planned, report)
+    sizes = [parse_places(place) for place in args.cache]
+    if args.replay is not None and session.repeat > 1:
+        report.note("the trace is the same in each repeat; only random choices differ")
+    if not wanted:
+        report.note(
+            f"`{PINNED}`: {args.pin:.0%} of the lines hold the hottest pages for good, preloaded; the rest "
+            "choose a random victim. of MIN, regret: beside Belady's MIN with as many lines, over the same "
+            "minibatches"
+        )
+    rows = [
+        (policy, window)
+        for policy in [MINIMUM, PINNED, *policies]
+        for window in (windows if policy in WINDOWED else [None])
+    ]
+    rounds = 1 if wanted else session.repeat
+    caches: list[tuple[str, int]] = []
+    for turn in range(rounds):
+        limits = _limits(session.left_s() / (rounds - turn), len(rows) * len(sizes))
+        with open_trace(args, session, report, args.seed + turn, limits) as (trace, table):
+            case = Case.prepare(trace, table, args, session, report, seed=args.seed + turn)
+            if wanted:
+                advise(case, wanted, args, session, report)
+                return
+            if trace.policy is not None and turn == 0:
+                _check_recorded(trace, table, replay_as_recorded(trace, table, check=session.check), report)
+            caches = caches or cache_sizes(sizes, case, report)  # the same in every repeat
+            if case.traced.heat is None:
+                rows = [row for row in rows if row[0] != PINNED]
+            session.total(rounds * len(caches) * len(rows))
+            try:
+                _measure_all(case, caches, rows, args.pin, report)
+            finally:
+                places: dict[object, int] = {row: number for number, row in enumerate(rows)}
+                report.figures.sort(
+                    key=lambda f: (f.setting["lines"], places[f.setting["policy"], f.setting["window"]])
+                )
+
+
+def _measure_all(
+    case: Case,
+    caches: list[tuple[str, int]],
+    rows: list[tuple[str, int | None]],
+    pin: float,
+    report: Report,
+) -> None:
+    """What says most comes first, for when time runs out."""
+
+    windows = [window for _, window in rows if window is not None]
+    typical = {
+        policy: min(windows, key=lambda w: abs(w - depth), default=0) for policy, depth in _TYPICAL.items()
+    }
+
+    def urgency(row: tuple[str, int | None]) -> int:
+        policy, window = row
+        if window is None:
+            return 0 if policy == MINIMUM else 2
+        return 1 if window == typical[policy] else 3
+
+    for policy, window in sorted(rows, key=urgency):
+        for places, lines in caches:
+            figure = report.figure(cache=places, lines=lines, policy=policy, window=window)
+            if policy == MINIMUM:
+                figure.add(**case.minimum(lines))
+            else:
+                figure.add(**case.run(policy, lines, window or 0, pin=pin))
+            case.session.done()
+
+
+def columns(_: Report) -> tuple[dict[str, str], list[text.Column]]:
+    return SETTINGS, COLUMNS
+
+
+def plot(report: Report, path: Path) -> None:
+    from gids.bench.hit_ratio_plot import draw, size
+    from gids.bench.plot import save_plot
+
+    width, height = size(report)
+    save_plot(path, lambda figure: draw(report, figure), width=width, height=height)
+
+
+@contextlib.contextmanager
+def open_trace(
+    args: argparse.Namespace, session: Session, report: Report, seed: int, limits: tuple[float, float]
+) -> Iterator[tuple[Trace, int]]:
+    """The trace to look at, and the number of its table: recorded, or sampled into a file.
+
+    limits: the most seconds and pages of sampling.
+    """
+    from gids.bench.trace import Trace
+
+    if args.replay is not None:
+        if args.record is not None:
+            raise ValueError("--record keeps a sampled trace, and --replay samples none: leave one out")
+        with Trace(args.replay) as trace:
+            report.subject.update(trace=str(args.replay))
+            yield trace, trace.table_number(args.table)
+        return
+    if args.path is None:
+        raise ValueError("name a dataset to sample, or a trace with --replay")
+    from gids.bench.sampled import sample_trace
+
+    store, table = arguments.open_table(args)
+    report.subject.update(
+        dataset=str(store.path),
+        sampler=args.sampler,
+        fanouts=list(args.fanouts),
+        batch_size=args.batch_size,
+        seeds=args.seeds,
+    )
+    with tempfile.TemporaryDirectory(prefix="gids-bench-") as directory:
+        path = args.record or Path(directory) / "sampled.trace"
+        written = sample_trace(
+            store,
+            table,
+            path,
+            sampler=args.sampler,
+            fanouts=args.fanouts,
+            batch_size=args.batch_size,
+            batches=args.batches,
+            seeds=args.seeds,
+            heat=args.heat,
+            seed=seed,
+            most_seconds=limits[0],
+            most_pages=limits[1],
+            session=session,
+        )
+        if written < args.batches:
+            report.note(f"sampled {written} of {args.batches} minibatches, for the time that was given")
+        with Trace(path) as trace:
+            yield trace, 0
+
+
+def _limits(seconds: float, replays: int) -> tuple[float, float]:
+    """Of sampling, (seconds, pages): so that half of the time is left for all replays of them."""
+    return seconds / 4, seconds / 2 / (replays * _REPLAY_S_PER_PAGE)
+
+
+def _policies(names: list[str] | None) -> list[str]:
+    from gids.cache import POLICIES
+
+    if names is None:
+        return ["random", "lru", "static", "window-pin", "lookahead"]
+    for name in names:
+        if name not in POLICIES:
+            known = ", ".join(POLICIES)
+            raise ValueError(f"no policy {name!r} (there are {known}; MIN stands beside them always)")
+    return list(dict.fromkeys(names))
+
+
+def _windows(windows: list[int], planned: int, report: Report) -> list[int]:
+    """Those that a page's word has marks for; the others are clipped, and the report says so."""
+    from gids.bench.replay import LIVE_BATCHES
+
+    most = LIVE_BATCHES - planned
+    if most < 0:
+        raise ValueError(f"--planned {planned}: at most {LIVE_BATCHES} minibatches may be live")
+    for window in windows:
+        if window > most:
+            report.note(
+                f"window {window} is measured as {most}: with {planned} planned, that makes {LIVE_BATCHES} "
+                "live minibatches, the most that a page's word has marks for"
+            )
+    return sorted({min(window, most) for window in windows})
+
+
+def _check_recorded(trace: Trace, table: int, found: Counts, report: Report) -> None:
+    """A trace of a run, repeated as it was, gives what the run counted."""
+    traced = trace.tables[table]
+    was: dict[str, Any] = dict(trace.counters.get(traced.name, {}))
+    mine = {
+        "hits": int(found.hits.sum()),
+        "loads": int(found.loads.sum()),
+        "bypasses": int(found.bypasses.sum()),
+    }
+    mine["evictions"] = found.evictions
+    report.answers.append(
+        f"the run that was recorded ({trace.policy}, window {trace.window_batches}, {traced.lines:,} lines, "
+        f"{format_bytes((traced.lines or 0) * traced.page_bytes)}) hit {mine['hits']:,} of "
+        f"{int(found.pages.sum()):,} pages, {found.hit_ratio:.2%}, warm-up included"
+    )
+    if was.get("failures"):
+        report.note(
+            f"{was['failures']} reads failed, or were cancelled as a stream was closed early, in the "
+            "recorded run: from there on its counts may differ from the replay's"
+        )
+    elif trace.device != "cpu":
+        report.note(
+            f"the run was on {trace.device}, where victims are sought within bounds: it hit "
+            f"{was.get('hits', 0):,} pages"
+        )
+    elif any(was.get(key, value) != value for key, value in mine.items()):
+        raise RuntimeError(f"{trace.path} replays to {mine}, but the run that was recorded counted {was}")

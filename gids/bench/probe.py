@@ -1,0 +1,101 @@
+"""What the disk gives by itself: random aligned reads of pages at a fixed depth, cold: others' ceiling.
+
+Called by bandwidth.py and advise.py. Our engine without tables, cache or rows: fio.py is the second opinion.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gids.errors import StorageError
+from gids.io import drop_page_cache, open_engine
+
+_BATCH = 8192  # reads submitted together, sorted as a minibatch's are
+
+
+@dataclass(frozen=True)
+class RawReads:
+    """note: why the page cache may have answered, or ""."""
+
+    reads_per_s: float
+    bytes_per_s: float
+    reads: int
+    note: str
+
+
+def random_reads(
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    page_bytes: int,
+    seconds: float,
+    depth: int = 256,
+    most_reads: int = 400_000,
+    seed: int = 0,
+    kind: str = "auto",
+) -> RawReads:
+    """Read distinct random pages of files for some seconds, or until most_reads or all are read. Blocks.
+
+    Raises StorageError when a read fails, OSError, and ValueError for files without a whole page.
+    """
+    sizes = np.array([os.path.getsize(path) // page_bytes for path in paths], np.int64)
+    total = int(sizes.sum())
+    if total == 0:
+        raise ValueError(f"{paths[0]} has less than one page of {page_bytes} B: there is nothing to read")
+    note = why_warm(paths)
+    chosen = np.random.default_rng(seed).choice(total, min(total, most_reads), replace=False)
+    ends = np.cumsum(sizes)
+    done = 0
+    with open_engine(
+        paths, kind, depth=depth, max_read_bytes=page_bytes, max_merge_bytes=0, direct=direct_works(paths)
+    ) as engine:
+        out = aligned_rows(min(_BATCH, len(chosen)), page_bytes)
+        out[:] = 0
+        begun = time.perf_counter()
+        for first in range(0, len(chosen), _BATCH):
+            pages = np.sort(chosen[first : first + _BATCH])
+            files = np.searchsorted(ends, pages, "right")
+            offsets = (pages - (ends - sizes)[files]) * page_bytes
+            errors = engine.read(files.astype(np.uint32), offsets, page_bytes, out[: len(pages)])
+            if errors.any():
+                bad = int(np.flatnonzero(errors)[0])
+                reason = os.strerror(int(errors[bad]))
+                raise StorageError(int(errors[bad]), reason, paths[int(files[bad])], int(offsets[bad]))
+            done += len(pages)
+            if time.perf_counter() - begun > seconds:
+                break
+        taken = time.perf_counter() - begun
+    return RawReads(done / taken, done * page_bytes / taken, done, note)
+
+
+def aligned_rows(count: int, row_bytes: int) -> np.ndarray:
+    """uint8[count, row_bytes] that begins on a page border, so that reads land in it directly."""
+    raw = np.empty(count * row_bytes + 4096, np.uint8)
+    start = -raw.ctypes.data % 4096
+    return raw[start : start + count * row_bytes].reshape(count, row_bytes)
+
+
+def direct_works(paths: Sequence[str | os.PathLike[str]]) -> bool:
+    """Whether all files may be read past the page cache."""
+    from gids.io.engine import probe
+
+    return all(bool(probe(path)["direct"]) for path in paths)
+
+
+def why_warm(paths: Sequence[str | os.PathLike[str]]) -> str:
+    """Drop the files' pages from the page cache; returns why that did not work, or ""."""
+    from gids.quickstart.isolation import cached_share
+
+    try:
+        for path in paths:
+            drop_page_cache(path)
+    except OSError as error:
+        return f"figures are WARM: the page cache could not be emptied of {error.filename}: {error.strerror}"
+    left = max(cached_share(path) for path in paths)
+    if left > 0.01:
+        return f"figures are WARM: {left:.0%} of a shard stays in the page cache (mapped, or in memory)"
+    return ""

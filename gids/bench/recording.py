@@ -1,0 +1,199 @@
+"""Records what a FeatureLoader's cache is asked for: ``with record(loader, "run.trace"): train(loader)``.
+
+It stands between the stream and the cache and writes down every step as it passes. Rows and timing are as
+without it, but for the writing: 4 B per page of each minibatch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from gids import _core
+from gids.bench.trace import Pages, TracedTable
+from gids.bench.trace_writer import TraceWriter
+
+if TYPE_CHECKING:
+    from gids.loader import FeatureLoader
+    from gids.loader.placement import Heats, Placement, Sizes
+    from gids.loader.stream import Cache, Features, Ids
+    from gids.store import Table
+
+_COUNTERS = ("steps", "pages", "hits", "misses", "loads", "bypasses", "evictions", "failures")
+log = logging.getLogger("gids")
+_NO_IDS = torch.empty(0, dtype=torch.int64)
+
+
+class HasFeatureLoader(Protocol):
+    """gids.NodeLoader, gids.dgl.DataLoader."""
+
+    @property
+    def feature_loader(self) -> FeatureLoader | None: ...
+
+
+@contextmanager
+def record(loader: FeatureLoader | HasFeatureLoader, path: str | os.PathLike[str]) -> Iterator[None]:
+    """Write to path, while the block runs, what a loader's cache is asked for; gids.bench.Trace reads it.
+
+    loader: a gids.FeatureLoader, gids.NodeLoader or gids.dgl.DataLoader that has not handed out anything yet,
+    so that the trace begins with an empty cache. Any number of epochs; streams that read through (a
+    validation in mid-epoch) leave no mark and are not recorded. When the block ends by an exception, the
+    trace holds what happened before. An OSError while writing is logged, and ends the recording. Raises
+    ValueError for a loader that has a cache already, or loads no features; OSError for the path.
+    """
+    from gids.loader import FeatureLoader
+
+    features = loader if isinstance(loader, FeatureLoader) else loader.feature_loader
+    if features is None:
+        raise ValueError("this loader loads no features: there is nothing to record")
+    if features._cache is not None:
+        raise ValueError("this loader has a cache already: begin to record before its first minibatch")
+    with open(path, "wb"):  # where nothing can be written, that is said now and not at the first minibatch
+        pass
+    tap = _Tap(features, path)
+    placement = features._placement
+    features._placement = tap
+    try:
+        yield
+    finally:
+        features._placement = placement
+        tap.finish()
+
+
+class _Tap:
+    """A loader's placement, which taps the cache that it builds. A Placement."""
+
+    def __init__(self, loader: FeatureLoader, path: str | os.PathLike[str]) -> None:
+        self._placement: Placement = loader._placement
+        self._tables: list[Table] = loader.tables
+        self._policy: str = loader._policy
+        self._device: str = loader.device.type
+        self._path = path
+        self._writer: TraceWriter | None = None
+        self._cache: TappedCache | None = None
+        self.least_planned = self._placement.least_planned
+
+    def build(self, sizes: Sizes, heats: Heats) -> tuple[Cache, int]:
+        cache, most_planned = self._placement.build(sizes, heats)
+        stats = cache.stats()
+        tables = [
+            TracedTable(
+                t.name,
+                t.page_count,
+                t.page_bytes,
+                t.rows_per_page,
+                stats[t.name].get("lines"),
+                heats.get(t.name),
+            )
+            for t in self._tables
+        ]
+        self._writer = TraceWriter(
+            self._path,
+            tables,
+            policy=self._policy,
+            window_batches=sizes.window_batches,
+            planned_batches=sizes.planned_batches,
+            device=self._device,
+        )
+        self._cache = TappedCache(cache, tables, self._writer)
+        return self._cache, most_planned
+
+    def memory(self, cache: Cache | None, live_batches: int) -> dict[str, int]:
+        return self._placement.memory(cache, live_batches)
+
+    def finish(self) -> None:
+        if self._cache is not None:
+            self._cache.end()
+
+
+class TappedCache:
+    """A cache that writes down what it is asked for, until end(). Passes everything on. A Cache."""
+
+    def __init__(self, cache: Cache, tables: Sequence[TracedTable], writer: TraceWriter) -> None:
+        self._cache = cache
+        self._tables = tables
+        self._writer: TraceWriter | None = writer
+        self._marks = [np.full(t.page_count, 0, np.uint32) for t in tables]
+        self._mark = 0
+
+    @property
+    def next_step(self) -> int:
+        return self._cache.next_step
+
+    @next_step.setter
+    def next_step(self, step: int) -> None:
+        self._cache.next_step = step
+
+    def enter(self, step: int, ids: Ids) -> None:
+        self._cache.enter(step, ids)  # checks the ids
+        self._write(lambda writer: writer.enter(self._pages(ids)))
+
+    def plan(self, step: int) -> None:
+        self._cache.plan(step)
+        self._write(TraceWriter.plan)
+
+    def retire(self, step: int) -> None:
+        self._cache.retire(step)
+        self._write(TraceWriter.retire)
+
+    def cancel(self) -> None:
+        self._cache.cancel()
+        self._write(TraceWriter.retire_all)
+
+    def gather(self, step: int) -> tuple[Features, Exception | None]:
+        return self._cache.gather(step)
+
+    def read_through(self, ids: Ids) -> tuple[Features, Exception | None]:
+        return self._cache.read_through(ids)
+
+    def stats(self) -> dict[str, dict[str, Any]]:
+        return self._cache.stats()
+
+    def memory(self) -> dict[str, int]:
+        return self._cache.memory()
+
+    def close(self) -> None:
+        self.end()
+        self._cache.close()
+
+    def end(self) -> None:
+        """Write the end of the trace; from here on nothing is written down. Idempotent."""
+        self._write(lambda writer: writer.finish(_counters(self._cache.stats())))
+        self._writer = None
+        self._marks = []
+
+    def _write(self, write: Callable[[TraceWriter], None]) -> None:
+        """A full disk ends the recording, and not the training."""
+        if self._writer is None:
+            return
+        try:
+            write(self._writer)
+        except OSError as error:
+            log.error("the trace of this run ends here, incomplete: %s", error)
+            with suppress(OSError):  # what is still in its buffer fails likewise
+                self._writer.abandon()
+            self._writer = None
+
+    def _pages(self, ids: Ids) -> list[Pages]:
+        self._mark += 1
+        if self._mark == 1 << 32:
+            self._mark = 1
+            for marks in self._marks:
+                marks[:] = 0
+        result = []
+        for table, marks in zip(self._tables, self._marks, strict=True):
+            rows = np.ascontiguousarray(ids.get(table.name, _NO_IDS).cpu().numpy())
+            pages = np.empty(len(rows), np.int64)
+            count = _core.unique_pages(rows, table.rows_per_page, marks, self._mark, pages)
+            result.append(pages[:count])
+        return result
+
+
+def _counters(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    return {name: {key: int(s[key]) for key in _COUNTERS if key in s} for name, s in stats.items()}

@@ -1,0 +1,117 @@
+"""A report: what a bench command measured, and on what. Filled by the questions, written by gids.cli.bench.
+
+Its JSON is docs/bench-schema.json's; bench.md says what each figure means.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from gids.bench.machine import commit, machine, versions
+
+SCHEMA_VERSION = 1
+Setting = Mapping[str, str | int | float | bool | None]
+
+
+@dataclass
+class Figure:
+    """What one setting gave: each metric's values, one per repeat.
+
+    A metric that was not measured is absent.
+    """
+
+    setting: Setting
+    values: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, **metrics: float | None) -> None:
+        """One repeat's."""
+        for name, value in metrics.items():
+            if value is not None:
+                self.values.setdefault(name, []).append(float(value))
+
+    def median(self, metric: str) -> float | None:
+        found = self.values.get(metric)
+        return median(found) if found else None
+
+
+@dataclass
+class Report:
+    """What a command answers. partial: why not all was measured ("interrupted", "time"), or None.
+
+    subject: what was measured (dataset, table, sizes). notes: sentences that a reader of the figures must
+    know. series: named sequences of numbers, such as those of single iterations.
+    """
+
+    question: str
+    command: Sequence[str]
+    seed: int = 0
+    repeat: int = 1
+    partial: str | None = None
+    subject: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
+    series: list[dict[str, Any]] = field(default_factory=list)
+    answers: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._started = datetime.now(UTC)
+        self._begun = time.perf_counter()
+
+    def figure(self, **setting: str | int | float | bool | None) -> Figure:
+        """The figure of a setting, a new one when there is none."""
+        for found in self.figures:
+            if found.setting == setting:
+                return found
+        self.figures.append(Figure(setting))
+        return self.figures[-1]
+
+    def note(self, sentence: str) -> None:
+        """Say it once."""
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "format": "gids-bench",
+            "version": SCHEMA_VERSION,
+            "question": self.question,
+            "command": list(self.command),
+            "started": self._started.isoformat(timespec="seconds"),
+            "seconds": round(time.perf_counter() - self._begun, 3),
+            "seed": self.seed,
+            "repeat": self.repeat,
+            "partial": self.partial,
+            "machine": machine(),
+            "versions": versions(),
+            "commit": commit(),
+            "subject": self.subject,
+            "notes": self.notes,
+            "answers": self.answers,
+            "figures": [
+                {
+                    "setting": dict(figure.setting),
+                    "metrics": {name: _spread(values) for name, values in figure.values.items()},
+                }
+                for figure in self.figures
+                if figure.values
+            ],
+            "series": self.series,
+        }
+
+    def write(self, path: Path) -> None:
+        """Write the JSON, all of it or nothing. Raises OSError."""
+        part = path.with_name(path.name + ".part")
+        part.write_text(json.dumps(self.as_json(), indent=2) + "\n")
+        os.replace(part, path)
+
+
+def _spread(values: Sequence[float]) -> dict[str, Any]:
+    return {"median": median(values), "least": min(values), "most": max(values), "values": list(values)}

@@ -1,0 +1,85 @@
+"""Traces of sampling alone: what training would read of a table, without reading it.
+
+Called by hit_ratio.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gids import _core
+from gids.bench.minibatches import endless, input_nodes, make_sampler
+from gids.bench.session import Session
+from gids.bench.trace import TracedTable
+from gids.bench.trace_writer import TraceWriter
+from gids.cache import page_heat
+
+if TYPE_CHECKING:
+    from gids.store import FeatureStore, Table
+
+
+_LEAST_BATCHES = 64  # fewer fill no window
+
+
+def sample_trace(
+    store: FeatureStore,
+    table: Table,
+    path: str | os.PathLike[str],
+    *,
+    sampler: str,
+    fanouts: Sequence[int],
+    batch_size: int,
+    batches: int,
+    seeds: str = "train",
+    heat: str = "auto",
+    seed: int = 0,
+    most_seconds: float = float("inf"),
+    most_pages: float = float("inf"),
+    session: Session,
+) -> int:
+    """Write a trace of `batches` minibatches, as gids.NodeLoader samples them.
+
+    table: of nodes. sampler: its name. heat: a method that is stored, "auto" for the best of those, or
+    "none". Stops early when most_seconds have passed, or when there are most_pages, and minibatches enough to
+    fill windows. Returns how many minibatches it wrote. Raises
+    ValueError, KeyError for arguments and FormatError for a dataset without topology.
+    """
+    if not isinstance(table.type, str):
+        raise ValueError(
+            f"table {table.name!r} is of edges, and neighbour sampling reads nodes: name another --table"
+        )
+    methods = store.heat_methods(table.type) if heat == "auto" else [] if heat == "none" else [heat]
+    traced = TracedTable(
+        name=table.name,
+        page_count=table.page_count,
+        page_bytes=table.page_bytes,
+        rows_per_page=table.rows_per_page,
+        lines=None,
+        heat=page_heat(store.heat(methods[0], table.type), table.rows_per_page) if methods else None,
+    )
+    minibatches = endless(
+        store, make_sampler(sampler, fanouts), seeds=seeds, batch_size=batch_size, seed=seed
+    )
+    marks = np.zeros(table.page_count, np.uint32)
+    stop_at = session.left_s() - most_seconds
+    writer = TraceWriter(path, [traced])
+    count = total = 0
+    try:
+        for minibatch in minibatches:
+            enough = session.left_s() < stop_at or (total > most_pages and count >= _LEAST_BATCHES)
+            if count == batches or (count and enough):
+                break
+            count += 1
+            ids = input_nodes(minibatch, table.type).numpy()
+            pages = np.empty(len(ids), np.int64)
+            found = _core.unique_pages(ids, table.rows_per_page, marks, count, pages)
+            writer.enter([pages[:found]])
+            total += found
+        writer.finish()
+    finally:
+        writer.abandon()
+    return count

@@ -1,0 +1,233 @@
+"""`gids bench sampling`: how many nodes and edges a second are sampled, by sampler, threads and device.
+
+Topology and minibatches alone: no features are read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gids.bench import arguments, text
+from gids.bench.report import Figure, Report
+from gids.bench.session import Session
+
+if TYPE_CHECKING:
+    import torch
+
+    from gids.sampler import Minibatch, Sampler, Topology
+    from gids.sampler.minibatch import Block
+    from gids.store import FeatureStore
+
+HELP = "how many nodes and edges a second are sampled, by sampler, batch, threads and device"
+EPILOG = """\
+Nodes are the unique input nodes of minibatches, whose features would be read. Before a sampler is timed, the
+edges of a few of its minibatches are looked up in the graph.
+"""
+SETTINGS = {"sampler": "sampler", "batch": "batch", "device": "device", "threads": "threads"}
+COLUMNS = [
+    text.Column("M nodes/s", "nodes_per_s", text.millions, spread=True),
+    text.Column("M edges/s", "edges_per_s", text.millions, spread=True),
+    text.Column("minibatch", "seconds_per_batch", text.seconds),
+    text.Column("nodes", "nodes_per_batch", text.count),
+    text.Column("edges", "edges_per_batch", text.count),
+]
+_VERIFIED = 2  # minibatches
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("path", metavar="DATASET", type=Path)
+    add(
+        "--allow-dir", action="append", default=[], metavar="DIR", help="where shards may lie outside DATASET"
+    )
+    arguments.add_sampling(parser, several=True)
+    add(
+        "--threads",
+        type=arguments.numbers(1),
+        metavar="N,…",
+        help="on the CPU (default: 1, and torch's number)",
+    )
+    add("--device", default="cpu", metavar="NAME", help="cpu or cuda (default: cpu)")
+    add(
+        "--place",
+        default="auto",
+        metavar="NAME",
+        help="of the topology on CUDA: auto, host, indptr or device",
+    )
+    add("--batches", type=arguments.positive, default=50, metavar="N", help="of a run (default: 50)")
+
+
+def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
+    """Fill the report; the figures' settings are sampler, batch, device and threads."""
+    import torch
+
+    from gids import cuda
+    from gids.bench.minibatches import make_sampler, seeds_of
+    from gids.heat.graphs import graphs_of
+    from gids.sampler import Topology
+    from gids.store import FeatureStore
+
+    sampler_name = args.sampler
+    make_sampler(sampler_name, args.fanouts)  # an unknown one is said at once
+    kind = torch.device(args.device).type
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"--device {args.device}: minibatches are sampled on 'cpu' or 'cuda'")
+    store = FeatureStore(args.path, allow_dirs=args.allow_dir)
+    graphs = graphs_of(store)
+    seeds = seeds_of(store, args.seeds)
+    _describe(store, args, report)
+    threads = args.threads or sorted({1, torch.get_num_threads()})
+    if kind == "cuda":
+        device = cuda.open_device(args.device)
+        pinned = [graph.pin(device, place=args.place) for graph in graphs]
+        topology = Topology(pinned[0] if isinstance(seeds, torch.Tensor) else pinned)
+        report.subject.update(device=device.name, place=args.place)
+        threads = [None]
+    else:
+        topology = Topology(graphs[0] if isinstance(seeds, torch.Tensor) else graphs)
+    plans = list(itertools.product(args.batch_size, threads))
+    session.total(len(plans) * session.repeat)
+    for _ in range(session.repeat):
+        for batch_size, count in plans:
+            sampler = make_sampler(sampler_name, args.fanouts, count)
+            figure = report.figure(
+                sampler=sampler_name, batch=f"{batch_size} seeds", device=args.device, threads=count
+            )
+            batches = list(itertools.islice(_seed_batches(seeds, batch_size, args.seed), args.batches))
+            if not figure.values:
+                for step in range(min(_VERIFIED, len(batches))):
+                    verify(sampler.sample(topology, batches[step], step=step))
+            _measure_run(figure, sampler, topology, batches, session)
+            session.done()
+
+
+def columns(_: Report) -> tuple[dict[str, str], list[text.Column]]:
+    return SETTINGS, COLUMNS
+
+
+def plot(report: Report, path: Path) -> None:
+    from gids.bench.plot import save_plot
+
+    runs = [f for f in report.figures if f.values]
+    save_plot(
+        path, lambda figure: _draw(report, runs, figure), width=max(5.0, 1.5 + 1.3 * len(runs)), height=3.6
+    )
+
+
+def verify(minibatch: Minibatch) -> None:
+    """Every edge is the graph's, none comes twice, no node comes twice. Raises FormatError."""
+    import numpy as np
+
+    from gids.errors import FormatError
+
+    def nodes_of(ntype: str) -> np.ndarray[Any, Any]:
+        nodes = minibatch.input_nodes
+        found = nodes[ntype] if isinstance(nodes, dict) else nodes
+        return np.asarray(found.cpu().numpy())
+
+    for block in _blocks(minibatch):
+        source, _, destination = block.relation
+        graph = block.graph
+        src, dst = (ends.cpu().numpy() for ends in block.coo())
+        positions = block.positions.cpu().numpy()
+        begin = graph.indptr[nodes_of(destination)[dst]]
+        end = graph.indptr[nodes_of(destination)[dst] + 1]
+        same = np.array_equal(graph.indices[positions], nodes_of(source)[src])
+        inside = bool(((begin <= positions) & (positions < end)).all())
+        once = len(np.unique(positions)) == len(positions)
+        if not (same and inside and once):
+            raise FormatError(
+                f"a minibatch has edges of {block.relation} that the graph has not, or one twice"
+            )
+    for ntype in {end for block in _blocks(minibatch) for end in (block.relation[0], block.relation[2])}:
+        if len(np.unique(nodes_of(ntype))) != len(nodes_of(ntype)):
+            raise FormatError(f"a minibatch names a node of {ntype!r} twice")
+
+
+def _blocks(minibatch: Minibatch) -> list[Block]:
+    return [b for layer in minibatch.blocks for b in (layer.values() if isinstance(layer, dict) else [layer])]
+
+
+def _describe(store: FeatureStore, args: argparse.Namespace, report: Report) -> None:
+    report.subject.update(
+        dataset=str(store.path),
+        nodes=sum(store.num_nodes(ntype) for ntype in store.node_types),
+        edges=sum(store.num_edges(relation) for relation in store.relations),
+        fanouts=list(args.fanouts),
+        seeds=args.seeds,
+    )
+
+
+def _seed_batches(seeds: Any, batch_size: int, seed: int) -> Iterator[Any]:
+    """Random seeds without end; of a dictionary's types, each by its share."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(ids: torch.Tensor, count: int) -> torch.Tensor:
+        return ids[torch.randperm(len(ids), generator=generator)[:count]]
+
+    while True:
+        if isinstance(seeds, torch.Tensor):
+            yield draw(seeds, batch_size)
+        else:
+            total = sum(map(len, seeds.values()))
+            yield {t: draw(ids, -(-batch_size * len(ids) // total)) for t, ids in seeds.items()}
+
+
+def _measure_run(
+    figure: Figure, sampler: Sampler, topology: Topology, batches: list[Any], session: Session
+) -> None:
+    from gids.bench.minibatches import counts
+
+    device = topology.device
+    nodes = edges = done = 0
+    sampler.sample(topology, batches[0], step=0)  # memory that all the others use again
+    begun = time.perf_counter()
+    for step, seeds in enumerate(batches):
+        found = counts(sampler.sample(topology, seeds, step=step))
+        nodes, edges, done = nodes + found[0], edges + found[1], done + 1
+        if session.left_s() <= 0:
+            break
+    if device is not None:
+        device.current_stream().synchronize()
+    seconds = time.perf_counter() - begun
+    figure.add(
+        nodes_per_s=nodes / seconds,
+        edges_per_s=edges / seconds,
+        seconds_per_batch=seconds / done,
+        nodes_per_batch=nodes / done,
+        edges_per_batch=edges / done,
+    )
+
+
+def _draw(report: Report, runs: list[Figure], figure: Any) -> None:
+    from gids.bench.plot import COLOURS
+
+    panel = figure.subplots()
+    for number, (name, title) in enumerate((("nodes_per_s", "input nodes"), ("edges_per_s", "edges"))):
+        heights = [(f.median(name) or 0.0) / 1e6 for f in runs]
+        places = [i + (number - 0.5) * 0.38 for i in range(len(runs))]
+        low = [h - min(f.values[name]) / 1e6 for h, f in zip(heights, runs, strict=True)]
+        high = [max(f.values[name]) / 1e6 - h for h, f in zip(heights, runs, strict=True)]
+        errors = [low, high] if report.repeat > 1 else None
+        drawn = panel.bar(places, heights, 0.36, yerr=errors, capsize=2, color=COLOURS[number], label=title)
+        panel.bar_label(drawn, fmt="%.3g", fontsize=7, padding=1)
+    panel.margins(y=0.12)
+    panel.set_xticks(range(len(runs)), [_title(f) for f in runs], fontsize=8)
+    panel.grid(axis="x", visible=False)
+    panel.set_ylabel("millions per second")
+    panel.set_title("Sampling", fontsize=10)
+    figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
+
+
+def _title(figure: Figure) -> str:
+    setting = figure.setting
+    threads = setting["threads"]
+    where = str(setting["device"]) if threads is None else f"{threads} thread{'s' * (threads != 1)}"
+    return f"{setting['sampler']}\n{setting['batch']}\n{where}"

@@ -1,0 +1,59 @@
+"""A session: how long a bench command may still take, its progress, and the end of its patience.
+
+Called by the questions between, and now and then within, their measurements. Knows nothing of what they
+measure.
+"""
+
+from __future__ import annotations
+
+import time
+
+from gids.cli.progress import Progress
+
+
+class TimeIsUp(Exception):
+    """The seconds that were given have passed: what is not measured yet stays unmeasured."""
+
+
+class Session:
+    """Bounds and progress of one command. A context manager.
+
+    seconds: how long it may take, 0 for as long as it needs. repeat: how often each setting is measured.
+    """
+
+    def __init__(self, title: str, *, seconds: float = 0, repeat: int = 1, quiet: bool = False) -> None:
+        self.repeat = repeat
+        self._deadline = time.monotonic() + seconds if seconds else float("inf")
+        self._left = 0  # runs to be measured, once total() has told
+        self._progress = Progress(title, quiet=quiet, unit=" runs")
+
+    def left_s(self) -> float:
+        """Seconds that are left; infinite without a bound."""
+        return self._deadline - time.monotonic()
+
+    def check(self) -> None:
+        """Raise TimeIsUp once the seconds have passed."""
+        if self.left_s() <= 0:
+            raise TimeIsUp
+
+    def total(self, runs: int) -> None:
+        """How many runs there will be."""
+        self._left = runs
+        self._progress.total(runs)
+
+    def done(self) -> None:
+        """One run is measured.
+
+        Raises TimeIsUp when it was the last that the time allows, and others are left.
+        """
+        self._left -= 1
+        self._progress.add(1)
+        if self._left:
+            self.check()
+
+    def __enter__(self) -> Session:
+        self._progress.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.__exit__(None, None, None)

@@ -1,0 +1,86 @@
+"""Tables that people read: one line a setting, numbers in few digits. Called by gids.cli.bench."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gids.bench.report import Figure
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of figures. show: how one number is written. spread: append the range over the repeats."""
+
+    title: str
+    metric: str
+    show: Callable[[float], str]
+    spread: bool = False
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def ratio(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def millions(value: float) -> str:
+    """Three digits or so."""
+    scaled = value / 1e6
+    return f"{scaled:,.{0 if scaled >= 100 else 1 if scaled >= 10 else 2}f}"
+
+
+def seconds(value: float) -> str:
+    """In the unit that fits: ns, us, ms, s."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if abs(value) >= scale:
+            scaled = value / scale
+            return f"{scaled:.{0 if scaled >= 100 else 1 if scaled >= 10 else 2}f} {unit}"
+    return f"{value / 1e-9:.0f} ns"
+
+
+def table(
+    figures: Sequence[Figure], settings: Mapping[str, str], columns: Sequence[Column], gap: str = "   "
+) -> str:
+    """A line per figure: the settings (key -> title), then the columns. What no figure has is left out."""
+    shown = [figure for figure in figures if figure.values]
+    used = [c for c in columns if any(c.metric in f.values for f in shown)]
+    keys = [k for k in settings if any(f.setting.get(k) is not None for f in shown)]
+    rows = [[settings[k] for k in keys] + [c.title for c in used]]
+    group: object = None
+    for figure in shown:
+        cells = [_setting(figure.setting.get(k)) for k in keys]
+        if len(keys) > 1 and cells[0] == group:
+            cells[0] = ""  # said on the line above
+        else:
+            group = cells[0]
+        rows.append(cells + [_cell(figure, column) for column in used])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+
+    def line(row: Sequence[str]) -> str:
+        left = [cell.ljust(w) for cell, w in zip(row[: len(keys)], widths, strict=False)]
+        right = [cell.rjust(w) for cell, w in zip(row[len(keys) :], widths[len(keys) :], strict=True)]
+        return gap.join(left + right).rstrip()
+
+    lines = [line(row) for row in rows]
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def _setting(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def _cell(figure: Figure, column: Column) -> str:
+    middle = figure.median(column.metric)
+    if middle is None:
+        return "-"
+    values = figure.values[column.metric]
+    if not column.spread or len(values) < 2:
+        return column.show(middle)
+    return f"{column.show(middle)} ({column.show(min(values))} to {column.show(max(values))})"

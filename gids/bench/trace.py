@@ -1,0 +1,237 @@
+"""A trace: the pages that each minibatch of a run read, and when its steps entered, were planned and retired.
+
+The layout of the file and its reader; trace_writer.py writes it. The file is memory-mapped: an open trace
+takes memory for its minibatches (some 50 B each), not for their pages. Little-endian throughout:
+
+    0   8 B   magic "GIDSTRCE"
+    8   u32   version, 1
+    12  u32   bytes of JSON that follow at 16; padded with spaces to a multiple of 8
+    16  ...   JSON {"tables": [{"name", "page_count", "page_bytes", "rows_per_page", "lines", "heat"}],
+              "policy", "window_batches", "planned_batches", "device"}; lines and the last four are null
+              unless a run was recorded
+        ...   for each table whose "heat" is true: u8[page_count], padded to a multiple of 8
+        ...   records, to the end of the file: a header of 16 B, then what it announces, padded likewise
+
+    record  u8 kind, u8 bytes of a page number (4 or 8), u16 table, u32 count, u64 minibatch
+    ENTER   count page numbers follow: the minibatch's pages of a table, each once, in order of first use
+    PLAN, RETIRE   nothing follows
+    END     count bytes of JSON follow: {"batches", "pages", "counters": {table: {"hits", ...}}}; the last
+
+Minibatches are numbered from 0 and enter, are planned and retire in that order. A file without END is
+incomplete.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+from array import array
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gids.errors import FormatError
+
+MAGIC = b"GIDSTRCE"
+VERSION = 1
+PREFIX = struct.Struct("<8sII")
+RECORD = struct.Struct("<BBHIQ")
+ENTER, PLAN, RETIRE, END = 1, 2, 3, 4
+PAGES_MAX = 1 << 34  # of a table, as in the page table
+_JSON_BYTES_MAX = 1 << 20
+
+Pages = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TracedTable:
+    """A table of a trace. lines: of the cache in the run that was recorded; None for sampling alone."""
+
+    name: str
+    page_count: int
+    page_bytes: int
+    rows_per_page: int
+    lines: int | None
+    heat: npt.NDArray[np.uint8] | None
+
+
+def padded(size: int) -> int:
+    return -(-size // 8) * 8
+
+
+class Trace:
+    """An open trace file.
+
+    Attributes: path; tables; batch_count; events (uint8[n], ENTER, PLAN and RETIRE as they happened, one for
+    each minibatch's; all are ENTER unless a run was recorded); policy, window_batches, planned_batches,
+    device ("cpu" or "cuda": of the recorded run, or None); counters (table -> what its cache counted in that
+    run; empty otherwise).
+
+    Raises FormatError, with one cause, for a file that is no trace, of another version, or incomplete;
+    OSError.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        with open(self.path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < PREFIX.size:
+                raise self._fault(f"has {size} bytes; a trace has at least {PREFIX.size}")
+            self._map = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
+        self._size = size
+        try:
+            records = self._read_header()
+            self._read_records(records)
+        except BaseException:
+            self.close()
+            raise
+
+    def pages(self, batch: int, table: int = 0) -> Pages:
+        """The pages that a minibatch reads of a table, each once: int64[n], the caller's own."""
+        place, count, width = self._index[batch * len(self.tables) + table].tolist()
+        raw = np.frombuffer(self._map, "<u4" if width == 4 else "<u8", count, place)
+        pages = raw.astype(np.int64)
+        if count and not 0 <= int(pages.min()) <= int(pages.max()) < self.tables[table].page_count:
+            raise self._fault(
+                f"names page {int(pages.max())} of table {self.tables[table].name!r} in minibatch {batch}; "
+                f"it has {self.tables[table].page_count}: the file is damaged"
+            )
+        return pages
+
+    def page_counts(self, table: int = 0) -> Pages:
+        """How many pages each minibatch reads of a table: int64[batch_count]."""
+        return self._index[table :: len(self.tables), 1].copy()
+
+    def table_number(self, name: str | None) -> int:
+        """The table of that name, or without one the largest. Raises KeyError."""
+        names = [t.name for t in self.tables]
+        if name is None:
+            sizes = [t.page_count * t.page_bytes for t in self.tables]
+            return sizes.index(max(sizes))
+        if name not in names:
+            raise KeyError(f"no table {name!r} in {self.path} (has {', '.join(map(repr, names))})")
+        return names.index(name)
+
+    def close(self) -> None:
+        """Unmap the file, or leave that to the last array that still refers to it. Idempotent."""
+        with suppress(BufferError):  # a table's heat is still in use
+            self._map.close()
+
+    def __enter__(self) -> Trace:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _fault(self, what: str) -> FormatError:
+        return FormatError(f"{self.path} {what}")
+
+    def _read_header(self) -> int:
+        """The tables and the recorded run; returns where the records begin."""
+        magic, version, json_bytes = PREFIX.unpack_from(self._map, 0)
+        if magic != MAGIC:
+            raise self._fault("is not a trace of gids: it does not begin with GIDSTRCE")
+        if version != VERSION:
+            raise self._fault(f"is a trace of version {version}; this gids reads version {VERSION}")
+        if json_bytes > min(_JSON_BYTES_MAX, self._size - PREFIX.size):
+            raise self._fault("ends within its header: it was not copied or written to its end")
+        header = self._json(PREFIX.size, json_bytes, "header")
+        place = PREFIX.size + padded(json_bytes)
+        try:
+            self.tables: list[TracedTable] = []
+            for entry in header["tables"]:
+                heat = None
+                if entry["heat"]:
+                    if place + entry["page_count"] > self._size:
+                        raise self._fault("ends within its header: it was not copied or written to its end")
+                    heat = np.frombuffer(self._map, np.uint8, entry["page_count"], place)
+                    place += padded(len(heat))
+                self.tables.append(_table(entry, heat))
+            self.policy: str | None = header["policy"]
+            self.window_batches: int | None = header["window_batches"]
+            self.planned_batches: int | None = header["planned_batches"]
+            self.device: str | None = header["device"]
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, FormatError):
+                raise
+            raise self._fault(f"has a damaged header: {error!r}") from None
+        if not self.tables or len({t.name for t in self.tables}) != len(self.tables):
+            raise self._fault("has a damaged header: it names no table, or one twice")
+        return place
+
+    def _read_records(self, place: int) -> None:
+        index = array("q")  # place, count and width of each minibatch's pages
+        events = bytearray()
+        seen = {ENTER: 0, PLAN: 0, RETIRE: 0}  # how far each has come
+        entering = 0  # tables of the minibatch that is entering
+        while True:
+            if place + RECORD.size > self._size:
+                raise self._fault(
+                    f"ends after {seen[ENTER]} minibatches, without the end mark: the run that recorded it "
+                    "was killed, or it was not copied to its end"
+                )
+            kind, width, table, count, batch = RECORD.unpack_from(self._map, place)
+            begin, place = place, place + RECORD.size
+            if kind == END:
+                break
+            if (
+                kind not in seen
+                or batch != seen[kind]
+                or table != (entering if kind == ENTER else 0)
+                or (kind != ENTER and (count or entering or batch >= seen[ENTER]))
+                or (kind == ENTER and width not in (4, 8))
+            ):
+                raise self._fault(f"has a damaged record at byte {begin}")
+            if kind == ENTER:
+                index.extend((place, count, width))
+                place += padded(count * width)
+                entering += 1
+                if place <= self._size and entering < len(self.tables):
+                    continue
+                entering = 0
+            if place <= self._size:
+                seen[kind] += 1
+                seen[PLAN] = max(seen[PLAN], seen[RETIRE])  # withdrawn: it will never be planned
+                events.append(kind)
+        if entering or place + count > self._size:
+            raise self._fault(f"has a damaged end mark at byte {begin}")
+        end = self._json(place, count, "end mark")
+        self._index = np.array(index, np.int64).reshape(-1, 3)
+        if end.get("batches") != seen[ENTER] or end.get("pages") != int(self._index[:, 1].sum()):
+            raise self._fault(
+                f"says in its end mark that it has {end.get('batches')} minibatches, and has others"
+            )
+        self.batch_count: int = seen[ENTER]
+        self.events: npt.NDArray[np.uint8] = np.frombuffer(bytes(events), np.uint8)
+        self.counters: Mapping[str, Mapping[str, int]] = end.get("counters", {})
+
+    def _json(self, place: int, size: int, what: str) -> dict[str, Any]:
+        try:
+            found = json.loads(self._map[place : place + size])
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise self._fault(f"has a damaged {what}: it is no JSON object")
+        return found
+
+
+def _table(entry: Mapping[str, Any], heat: npt.NDArray[np.uint8] | None) -> TracedTable:
+    lines = entry["lines"]
+    table = TracedTable(
+        name=str(entry["name"]),
+        page_count=int(entry["page_count"]),
+        page_bytes=int(entry["page_bytes"]),
+        rows_per_page=int(entry["rows_per_page"]),
+        lines=None if lines is None else int(lines),
+        heat=heat,
+    )
+    if not (0 <= table.page_count <= PAGES_MAX and table.page_bytes > 0 and table.rows_per_page > 0):
+        raise ValueError(f"table {table.name!r} has impossible sizes")
+    return table

@@ -1,0 +1,35 @@
+"""CUDA devices: memory, streams, kernels compiled at run time, waits. See docs/cuda.md.
+
+Callers write `from gids import cuda; cuda.open_device(...)`, so that tests can bring another device.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from gids.cuda.device import Argument, Device, Event, Mapping, Stream
+
+__all__ = ["Argument", "Device", "Event", "Mapping", "Stream", "open_device"]
+
+
+def open_device(device: str | torch.device | None = "cuda") -> Device:
+    """The CUDA device of that name: "cuda" and None are torch's current one, "cuda:1" the second. Cached.
+
+    ValueError for a device that is not CUDA's, or an index that the machine does not have. ImportError
+    without CuPy. RuntimeError without a CUDA build of torch, without a driver or device, or with a driver
+    older than the CUDA toolkit of CuPy or torch. Each says what to do.
+    """
+    from gids.cuda.open import open_cuda
+
+    return open_cuda(device)
+
+
+def __getattr__(name: str) -> Any:  # loads torch only when something that needs it is asked for
+    if name not in __all__:
+        raise AttributeError(f"module 'gids.cuda' has no attribute {name!r}")
+    from gids.cuda import device
+
+    return getattr(device, name)

@@ -1,0 +1,150 @@
+"""Device sources to machine code: by NVRTC through CuPy's binding, or from a cache on disk.
+
+Called by the CUDA device when it loads a unit. Needs no driver and no GPU, so that the tests compile every
+unit with these very options. cupy.RawModule is not used: it needs a driver to compile, adds -ftz=true, and
+its cache does not see a changed header.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gids.cuda.sources import Sources, Unit
+
+_log = logging.getLogger("gids.cuda")
+_DIGEST_BYTES = 32
+
+
+def compile_options(target: str, include: Sequence[Path]) -> list[str]:
+    """NVRTC's options. target: "sm_90" for machine code, "compute_90" for PTX. include: ours, and CCCL's."""
+    return [
+        f"-arch={target}",
+        "-std=c++20",
+        "-default-device",
+        "-lineinfo",
+        *(f"-I{path}" for path in include),
+    ]
+
+
+class Compiler:
+    """Compiles units by one toolkit. nvrtc: CuPy's binding. cccl: where <cuda/atomic> is. cache: a folder."""
+
+    def __init__(self, sources: Sources, nvrtc: Any, cccl: Path, cache: Path) -> None:
+        self.sources = sources
+        self._nvrtc, self._cccl, self._cache = nvrtc, cccl, cache
+        self.version: tuple[int, int] = tuple(nvrtc.getVersion())
+        """Of NVRTC: the CUDA toolkit that the machine code is made by."""
+
+    def target(self, capability: tuple[int, int]) -> str:
+        """What to compile for: the device's own machine code, or PTX for a device newer than the toolkit.
+
+        RuntimeError for a device that the toolkit no longer knows.
+        """
+        number = capability[0] * 10 + capability[1]
+        major, minor = self.version
+        known = sorted(int(arch) for arch in self._nvrtc.getSupportedArchs())
+        if number in known:
+            return f"sm_{number}"
+        older = [arch for arch in known if arch < number]
+        if not older:
+            raise RuntimeError(
+                f"the device has compute capability {capability[0]}.{capability[1]}; CUDA {major}.{minor} "
+                f"compiles for {known[0] // 10}.{known[0] % 10} and newer: install the packages of an older "
+                "CUDA, such as gids[cuda12]"
+            )
+        return f"compute_{older[-1]}"
+
+    def compile(self, unit: Unit, target: str) -> bytes:
+        """A cubin, or PTX for a compute_ target. RuntimeError, with NVRTC's log, when it does not compile."""
+        options = compile_options(target, [self.sources.include, self._cccl])
+        place = self._cache / f"{Path(unit.name).stem}-{target}-{self._key(unit, options)}.bin"
+        if (code := _load(place)) is None:
+            _log.info("compiling %s for %s", unit.name, target)
+            code = self._run(unit, options, ptx=target.startswith("compute_"))
+            _save(place, code)
+        return code
+
+    def _key(self, unit: Unit, options: list[str]) -> str:
+        """Changes with everything that the machine code is made from."""
+        key = hashlib.sha256()
+        made_from = [str(self.version), *options, unit.name, unit.text]
+        made_from += [path.read_text() for path in self.sources.headers()]
+        made_from.append((self._cccl / "cuda" / "std" / "__cccl" / "version.h").read_text())
+        for text in made_from:
+            key.update(text.encode() + b"\0")
+        return key.hexdigest()[:24]
+
+    def _run(self, unit: Unit, options: list[str], *, ptx: bool) -> bytes:
+        nvrtc = self._nvrtc
+        program = nvrtc.createProgram(unit.text, str(unit.path), (), ())
+        try:
+            try:
+                nvrtc.compileProgram(program, tuple(options))
+            except nvrtc.NVRTCError as error:
+                log = nvrtc.getProgramLog(program)
+                raise RuntimeError(f"{unit.path} does not compile ({error}):\n{log}") from None
+            code: bytes | str = nvrtc.getPTX(program) if ptx else nvrtc.getCUBIN(program)
+            return code.encode() if isinstance(code, str) else code
+        finally:
+            nvrtc.destroyProgram(program)
+
+
+def open_compiler(sources: Sources, extra: str = "cuda13") -> Compiler:
+    """The compiler of the installed CuPy. ImportError without CuPy or NVRTC; it names this extra of gids."""
+    try:
+        import cupy
+        from cupy.cuda import nvrtc
+    except ImportError as error:
+        raise ImportError(
+            f"device='cuda' compiles its kernels through CuPy, which is not there ({error}): "
+            f"pip install 'gids[{extra}]'"
+        ) from error
+    cccl = Path(cupy.__file__).parent / "_core" / "include" / "cupy" / "_cccl" / "libcudacxx"
+    if not (cccl / "cuda" / "atomic").is_file():
+        raise ImportError(
+            f"CuPy {cupy.__version__} has no CCCL headers ({cccl}): pip install -U 'gids[{extra}]'"
+        )
+    try:
+        return Compiler(sources, nvrtc, cccl, cache_folder())
+    except RuntimeError as error:  # CuPy opens the library at the first call
+        raise ImportError(f"CuPy does not find NVRTC ({error}): pip install 'gids[{extra}]'") from error
+
+
+def cache_folder() -> Path:
+    """Where machine code is kept: $GIDS_KERNEL_CACHE, or gids/kernels in the user's cache folder."""
+    if chosen := os.environ.get("GIDS_KERNEL_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gids" / "kernels"
+
+
+def _load(place: Path) -> bytes | None:
+    """The code kept there; None if there is none, or not all of it."""
+    try:
+        digest, code = (data := place.read_bytes())[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+    except OSError:
+        return None
+    return code if hashlib.sha256(code).digest() == digest else None
+
+
+def _save(place: Path, code: bytes) -> None:
+    """Keep the code, in one step: others may read meanwhile. Without a place to keep it, say so and go on."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        handle, unfinished = tempfile.mkstemp(dir=place.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(hashlib.sha256(code).digest() + code)
+            os.replace(unfinished, place)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(unfinished)
+            raise
+    except OSError as error:
+        _log.warning("compiled kernels are not kept: %s (set GIDS_KERNEL_CACHE to a folder)", error)

@@ -1,0 +1,227 @@
+"""A CUDA device: torch's memory and streams; kernels from gids.cuda.compiler, launched through the driver.
+
+Made by gids.cuda.open_device. All driver calls run in the device's primary context, which is torch's,
+whatever the calling thread has current.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import resource
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from gids.cuda import libcuda
+from gids.cuda.compiler import Compiler
+from gids.cuda.device import Argument, Device, Mapping, Stream, as_word, check_grid, check_host_range
+from gids.cuda.libcuda import CudaError, Libcuda
+
+
+class _Kernel:
+    """A loaded kernel. sizes: bytes of its parameters, where the driver tells them."""
+
+    def __init__(self, handle: int, sizes: list[int] | None) -> None:
+        self.handle, self.sizes = handle, sizes
+
+
+class CudaDevice(Device):
+    """The device of one index. driver: initialised."""
+
+    def __init__(self, index: int, driver: Libcuda, compiler: Compiler) -> None:
+        self._driver, self._compiler = driver, compiler
+        self._lock = threading.Lock()  # of _units
+        self._units: dict[str, dict[str, _Kernel]] = {}
+        handle = ctypes.c_int()
+        driver.call("cuDeviceGet", ctypes.byref(handle), index)
+        name = ctypes.create_string_buffer(256)
+        driver.call("cuDeviceGetName", name, len(name), handle)
+        context = ctypes.c_void_p()
+        driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)  # until the process ends
+        self._context = context
+        self.torch_device = torch.device("cuda", index)
+        self.name = name.value.decode(errors="replace")
+        self.sm_count = driver.attribute(handle.value, libcuda.MULTIPROCESSOR_COUNT)
+        self._target = compiler.target(
+            (
+                driver.attribute(handle.value, libcuda.CAPABILITY_MAJOR),
+                driver.attribute(handle.value, libcuda.CAPABILITY_MINOR),
+            )
+        )
+        self._can_wait = driver.has("cuStreamWaitValue64_v2") and bool(
+            driver.attribute(handle.value, libcuda.CAN_WAIT_64_BITS)
+        )
+        self._can_map_read_only = bool(driver.attribute(handle.value, libcuda.READ_ONLY_HOST_REGISTER))
+
+    def launch(
+        self, stream: Stream, unit: str, kernel: str, blocks: int, threads: int, *args: Argument
+    ) -> None:
+        check_grid(kernel, blocks, threads)
+        words = [as_word(kernel, i, arg, self.torch_device) for i, arg in enumerate(args)]
+        loaded = self._kernel(unit, kernel)
+        given = [nbytes for _, nbytes in words]
+        if loaded.sizes is not None and loaded.sizes != given:
+            raise RuntimeError(f"{kernel} takes arguments of {loaded.sizes} bytes; {given} were given")
+        if blocks == 0:
+            return
+        values = (ctypes.c_uint64 * len(words))(*(bits for bits, _ in words))
+        first = ctypes.addressof(values)
+        pointers = (ctypes.c_void_p * len(words))(*range(first, first + 8 * len(words), 8))
+        grid, shared_bytes = (blocks, 1, 1, threads, 1, 1), 0
+        with self._in_context():
+            self._driver.call(
+                "cuLaunchKernel", loaded.handle, *grid, shared_bytes, _handle(stream), pointers, None
+            )
+
+    def preload(self, *units: str) -> None:
+        for unit in units:
+            self._load(unit)
+
+    def new_stream(self) -> Stream:
+        return _torch_stream("Stream", self.torch_device)  # torch's are all non-blocking
+
+    def current_stream(self) -> Stream:
+        return _torch_stream("current_stream", self.torch_device)
+
+    @contextlib.contextmanager
+    def use(self, stream: Stream) -> Iterator[None]:
+        with torch.cuda.device(self.torch_device), torch.cuda.stream(stream):  # type: ignore[arg-type]
+            yield
+
+    def map_host(self, address: int, nbytes: int, *, read_only: bool = False) -> Mapping:
+        check_host_range(address, nbytes)
+        flags = libcuda.REGISTER_PORTABLE | libcuda.REGISTER_DEVICEMAP
+        if read_only and self._can_map_read_only:
+            flags |= libcuda.REGISTER_READ_ONLY
+        with self._in_context():
+            try:
+                self._driver.call("cuMemHostRegister_v2", address, nbytes, flags)
+            except CudaError as error:
+                raise RuntimeError(_why_not_mapped(address, nbytes, error)) from error
+            mapped = ctypes.c_uint64()
+            try:
+                self._driver.call("cuMemHostGetDevicePointer_v2", ctypes.byref(mapped), address, 0)
+            except CudaError:
+                self._driver.call("cuMemHostUnregister", address)
+                raise
+        return _CudaMapping(self, address, mapped.value)
+
+    def wait_value(self, stream: Stream, address: int, value: int) -> bool:
+        if not self._can_wait:
+            return False
+        with self._in_context():
+            # Without CU_STREAM_WAIT_VALUE_FLUSH: the host, not another device, wrote what the word announces.
+            self._driver.call(
+                "cuStreamWaitValue64_v2", _handle(stream), address, value & (1 << 64) - 1, libcuda.WAIT_GEQ
+            )
+        return True
+
+    def hand_over(self, tensor: torch.Tensor, from_stream: Stream, to_stream: Stream) -> None:
+        tensor.record_stream(to_stream)  # type: ignore[arg-type]
+
+    def memory_info(self) -> tuple[int, int]:
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        return free, total
+
+    def unmap(self, address: int) -> None:
+        """Take back what map_host() did; called by its result."""
+        with self._in_context():
+            self._driver.call("cuMemHostUnregister", address)
+
+    def _kernel(self, unit: str, kernel: str) -> _Kernel:
+        kernels = self._units.get(unit) or self._load(unit)
+        if kernel not in kernels:
+            raise KeyError(f"no kernel {kernel!r} in {unit} (has {', '.join(kernels) or 'none'})")
+        return kernels[kernel]
+
+    def _load(self, unit: str) -> dict[str, _Kernel]:
+        with self._lock:
+            if unit in self._units:
+                return self._units[unit]
+            source = self._compiler.sources.unit(unit)
+            code = self._compiler.compile(source, self._target)
+            with self._in_context():
+                module = ctypes.c_void_p()  # until the process ends
+                self._driver.call("cuModuleLoadData", ctypes.byref(module), code)
+                kernels = {name: self._find(module, name) for name in source.kernels}
+            self._units[unit] = kernels
+            return kernels
+
+    def _find(self, module: ctypes.c_void_p, name: str) -> _Kernel:
+        handle = ctypes.c_void_p()
+        self._driver.call("cuModuleGetFunction", ctypes.byref(handle), module, name.encode())
+        assert handle.value is not None
+        if self._driver.has(
+            "cuFuncLoad"
+        ):  # a first launch would load it, and may wait for the whole device then
+            self._driver.call("cuFuncLoad", handle)
+        return _Kernel(handle.value, self._sizes(handle))
+
+    def _sizes(self, function: ctypes.c_void_p) -> list[int] | None:
+        if not self._driver.has("cuFuncGetParamInfo"):
+            return None
+        sizes: list[int] = []
+        offset, size = ctypes.c_size_t(), ctypes.c_size_t()
+        while True:
+            try:
+                self._driver.call(
+                    "cuFuncGetParamInfo", function, len(sizes), ctypes.byref(offset), ctypes.byref(size)
+                )
+            except CudaError:  # no such parameter: that was the last
+                return sizes
+            sizes.append(size.value)
+
+    @contextlib.contextmanager
+    def _in_context(self) -> Iterator[None]:
+        current = ctypes.c_void_p()
+        self._driver.call("cuCtxGetCurrent", ctypes.byref(current))
+        if current.value == self._context.value:
+            yield
+            return
+        self._driver.call("cuCtxPushCurrent_v2", self._context)
+        try:
+            yield
+        finally:
+            self._driver.call("cuCtxPopCurrent_v2", ctypes.byref(current))
+
+
+class _CudaMapping(Mapping):
+    def __init__(self, device: CudaDevice, address: int, device_address: int) -> None:
+        self.device_address = device_address
+        self._device: CudaDevice | None = device
+        self._address = address
+
+    def close(self) -> None:
+        device, self._device = self._device, None
+        if device is None:
+            return
+        try:
+            device.unmap(self._address)
+        except CudaError as error:
+            if error.status != libcuda.DEINITIALIZED:  # the process ends, and CUDA has let go of everything
+                raise
+
+
+def _torch_stream(function: str, device: torch.device) -> Stream:
+    """A stream from torch.cuda: it does what Stream says, though torch's annotations do not say so."""
+    stream: Stream = getattr(torch.cuda, function)(device)
+    return stream
+
+
+def _handle(stream: Any) -> int:
+    handle: int = stream.cuda_stream
+    return handle
+
+
+def _why_not_mapped(address: int, nbytes: int, error: CudaError) -> str:
+    what = f"CUDA does not pin {nbytes} bytes of host memory at {address:#x}"
+    if error.status == libcuda.ALREADY_REGISTERED:
+        return f"{what}: some of it is mapped already; close that mapping first ({error})"
+    if error.status == libcuda.OUT_OF_MEMORY:
+        limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+        text = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit} bytes"
+        return f"{what}: free host memory, or raise `ulimit -l`, which is {text} ({error})"
+    return f"{what} ({error})"

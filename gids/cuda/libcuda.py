@@ -1,0 +1,88 @@
+"""The CUDA driver's functions that the device calls, through ctypes: with their types, and errors raised.
+
+Signatures and numbers are those of cuda.h; tests/cuda compiles a libcuda against it that checks them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from ctypes import POINTER, c_char, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from typing import Any
+
+# CUdevice_attribute
+MULTIPROCESSOR_COUNT = 16
+CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76
+READ_ONLY_HOST_REGISTER = 113
+CAN_WAIT_64_BITS = 122  # CAN_USE_64_BIT_STREAM_MEM_OPS, of the _v2 functions
+# Flags of cuMemHostRegister and cuStreamWaitValue64
+REGISTER_PORTABLE, REGISTER_DEVICEMAP, REGISTER_READ_ONLY = 0x1, 0x2, 0x8
+WAIT_GEQ = 0
+# CUresult
+OUT_OF_MEMORY, DEINITIALIZED, ALREADY_REGISTERED = 2, 4, 712
+
+_SIGNATURES: dict[str, list[Any]] = {
+    "cuInit": [c_uint],
+    "cuGetErrorString": [c_int, POINTER(c_char_p)],
+    "cuDeviceGet": [POINTER(c_int), c_int],
+    "cuDeviceGetName": [POINTER(c_char), c_int, c_int],
+    "cuDeviceGetAttribute": [POINTER(c_int), c_int, c_int],
+    "cuDevicePrimaryCtxRetain": [POINTER(c_void_p), c_int],
+    "cuCtxGetCurrent": [POINTER(c_void_p)],
+    "cuCtxPushCurrent_v2": [c_void_p],
+    "cuCtxPopCurrent_v2": [POINTER(c_void_p)],
+    "cuModuleLoadData": [POINTER(c_void_p), c_char_p],
+    "cuModuleGetFunction": [POINTER(c_void_p), c_void_p, c_char_p],
+    "cuLaunchKernel": [c_void_p, *[c_uint] * 6, c_uint, c_void_p, POINTER(c_void_p), POINTER(c_void_p)],
+    "cuMemHostRegister_v2": [c_void_p, c_size_t, c_uint],
+    "cuMemHostGetDevicePointer_v2": [POINTER(c_uint64), c_void_p, c_uint],
+    "cuMemHostUnregister": [c_void_p],
+}
+_NEWER: dict[str, list[Any]] = {
+    "cuStreamWaitValue64_v2": [c_void_p, c_uint64, c_uint64, c_uint],  # 11.7
+    "cuFuncLoad": [c_void_p],  # 12.4, as the next
+    "cuFuncGetParamInfo": [c_void_p, c_size_t, POINTER(c_size_t), POINTER(c_size_t)],
+}
+
+
+class CudaError(RuntimeError):
+    """A driver function failed. status: its CUresult."""
+
+    def __init__(self, function: str, status: int, text: str) -> None:
+        super().__init__(f"{function}: {text} (CUDA error {status})")
+        self.status = status
+
+
+class Libcuda:
+    """libcuda. load: opens a shared library; OSError where there is no driver."""
+
+    def __init__(self, load: Callable[[str], Any] = ctypes.CDLL) -> None:
+        library = load("libcuda.so.1")
+        self._functions: dict[str, Any] = {}
+        for name, types in (_SIGNATURES | _NEWER).items():
+            function = getattr(library, name, None)
+            if function is None and name in _SIGNATURES:
+                raise OSError(f"libcuda.so.1 has no {name}: update the NVIDIA driver")
+            if function is not None:
+                function.argtypes, function.restype = types, c_int
+                self._functions[name] = function
+
+    def has(self, function: str) -> bool:
+        """Whether this driver has one of the newer functions."""
+        return function in self._functions
+
+    def call(self, function: str, *args: object) -> None:
+        """Call a function. CudaError unless it succeeds."""
+        if status := self._functions[function](*args):
+            text = c_char_p()
+            self._functions["cuGetErrorString"](status, ctypes.byref(text))
+            raise CudaError(function, status, (text.value or b"unknown error").decode(errors="replace"))
+
+    def attribute(self, device: int, number: int) -> int:
+        """A device's attribute; 0 for one that this driver does not know."""
+        value = c_int()
+        try:
+            self.call("cuDeviceGetAttribute", ctypes.byref(value), number, device)
+        except CudaError:
+            return 0
+        return value.value

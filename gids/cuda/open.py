@@ -1,0 +1,83 @@
+"""open_device: from a name to a CUDA device, with everything that can be missing on the way told apart."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gids.cuda.compiler import open_compiler
+from gids.cuda.cuda_device import CudaDevice
+from gids.cuda.driver import Driver, ask_driver
+from gids.cuda.libcuda import Libcuda
+from gids.cuda.sources import installed_sources
+
+_lock = threading.Lock()
+_open: dict[int, CudaDevice] = {}
+
+
+def open_cuda(device: str | torch.device | None, *, load: Callable[[str], Any] = ctypes.CDLL) -> CudaDevice:
+    """gids.cuda.open_device. load: opens a shared library."""
+    index = _index(device)
+    toolkit = _torch_toolkit()
+    driver = ask_driver(load)
+    _check_driver(driver, toolkit, "torch was built with")
+    if index is None:
+        index = torch.cuda.current_device()
+    if index >= len(driver.devices):
+        have = ", ".join(f"cuda:{i} {d.name}" for i, d in enumerate(driver.devices))
+        raise ValueError(
+            f"no device cuda:{index}: the driver has {have}; CUDA_VISIBLE_DEVICES may hide others"
+        )
+    with _lock:
+        if index not in _open:
+            compiler = open_compiler(installed_sources(), "cuda12" if toolkit[0] == 12 else "cuda13")
+            _check_driver(driver, compiler.version, "CuPy compiles with")
+            _start_torch()
+            library = Libcuda(load)
+            library.call("cuInit", 0)
+            _open[index] = CudaDevice(index, library, compiler)
+        return _open[index]
+
+
+def _index(device: str | torch.device | None) -> int | None:
+    try:
+        wanted = torch.device("cuda" if device is None else device)
+    except RuntimeError as error:
+        raise ValueError(f"no device {device!r}: write 'cuda' or 'cuda:0'") from error
+    if wanted.type != "cuda":
+        raise ValueError(f"{str(wanted)!r} is no CUDA device: write 'cuda' or 'cuda:0'")
+    return wanted.index
+
+
+def _torch_toolkit() -> tuple[int, int]:
+    """The CUDA that torch was built with. RuntimeError for a torch without."""
+    version = torch.version.cuda
+    if version is None:
+        raise RuntimeError(
+            f"device='cuda' needs a CUDA build of torch; this is {torch.__version__}: "
+            "pip install torch --index-url https://download.pytorch.org/whl/cu130"
+        )
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _start_torch() -> None:
+    start: Callable[[], None] = torch.cuda.init
+    start()
+
+
+def _check_driver(driver: Driver, toolkit: tuple[int, int], whose: str) -> None:
+    """RuntimeError for no driver or device, or a driver of an older major version than the toolkit."""
+    if driver.version is not None and driver.version[0] < toolkit[0]:
+        raise RuntimeError(
+            f"the NVIDIA driver supports CUDA {driver.version[0]}.{driver.version[1]}; {whose} CUDA "
+            f"{toolkit[0]}.{toolkit[1]}: update the driver, or install packages for CUDA {driver.version[0]}"
+        )
+    if driver.fault:
+        raise RuntimeError(
+            f"no CUDA device: {driver.fault}; `gids info --system` shows what this machine has"
+        )

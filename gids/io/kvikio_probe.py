@@ -1,0 +1,178 @@
+"""What kvikio can do on this machine, found out in a child process that may hang. Called by extents.py and
+`gids info --system`.
+
+Importing kvikio is harmless, but without a driver, opening a file hangs for good unless its compatibility
+mode is on, and the mode AUTO looks for a library and a directory, not for what works. So a child tries each
+mode, on the file itself, into device memory that it takes from libcuda: neither torch nor cupy is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+_TIMEOUT_S = 30.0
+_NVIDIA_FS = Path("/proc/driver/nvidia-fs/version")
+
+# Reads the head of argv[1] into memory of device argv[2] and compares. The last line of stdout is its answer.
+_CHILD = r"""
+import json, sys
+def answer(**found):
+    print(json.dumps(found), flush=True)
+    sys.exit()
+import kvikio, kvikio.cufile_driver
+version = kvikio.__version__
+import ctypes
+try:
+    cuda = ctypes.CDLL("libcuda.so.1")
+except OSError:
+    answer(version=version, fault="no NVIDIA driver (libcuda.so.1 is not there)")
+def check(status):
+    if status:
+        text = ctypes.c_char_p()
+        cuda.cuGetErrorString(status, ctypes.byref(text))
+        answer(version=version, fault="CUDA: " + (text.value or str(status).encode()).decode())
+with open(sys.argv[1], "rb") as file:
+    expected = file.read(1 << 20)
+if not expected:
+    answer(version=version, fault="the file is empty")
+device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+check(cuda.cuInit(0))
+check(cuda.cuDeviceGet(ctypes.byref(device), int(sys.argv[2])))
+check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+check(cuda.cuCtxSetCurrent(context))
+check(cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(1 << 20)))
+check(cuda.cuMemsetD8_v2(memory, ctypes.c_ubyte(0), ctypes.c_size_t(1 << 20)))
+class Buffer:
+    __cuda_array_interface__ = {
+        "shape": (len(expected),), "typestr": "|u1", "data": (memory.value, False), "version": 3,
+    }
+try:
+    with kvikio.CuFile(sys.argv[1], "r") as file:
+        done = file.pread(Buffer(), len(expected), 0).get()
+except Exception as error:
+    answer(version=version, fault=str(error).strip().splitlines()[-1])
+back = ctypes.create_string_buffer(len(expected))
+check(cuda.cuMemcpyDtoH_v2(back, memory, ctypes.c_size_t(len(expected))))
+if done != len(expected) or back.raw != expected:
+    answer(version=version, fault="it read other bytes than the file's")
+answer(version=version, fault="", nvfs=bool(kvikio.cufile_driver.get("is_gds_available")))
+"""
+
+
+@dataclass(frozen=True)
+class KvikioProbe:
+    """version: of kvikio, or None where it is not installed. gds: it reads into device memory by GPUDirect
+    Storage. compat: it reads through host memory. reason: in words, why there is no GDS; "" where there is.
+    """
+
+    version: str | None
+    gds: bool
+    compat: bool
+    reason: str
+
+
+_found: dict[tuple[int, int], KvikioProbe] = {}
+
+
+def probe_kvikio(
+    path: str | os.PathLike[str], device_index: int = 0, *, timeout_s: float = _TIMEOUT_S
+) -> KvikioProbe:
+    """Try kvikio on the first MiB of a file. Once per process, file system and device.
+
+    Blocks, for at most twice timeout_s. Reads only; never raises for what kvikio or the machine lacks.
+    """
+    try:
+        key = (os.stat(path).st_dev, device_index)
+    except OSError as error:
+        return KvikioProbe(None, False, False, f"{os.fspath(path)}: {error.strerror}")
+    if key not in _found:
+        _found[key] = _probe(os.fspath(path), device_index, timeout_s)
+    return _found[key]
+
+
+def why_no_gds() -> str:
+    """What rules GPUDirect Storage out at a glance, without trying anything; or ""."""
+    if not _is_installed():
+        return "kvikio is not installed"
+    value = os.environ.get("KVIKIO_COMPAT_MODE", "").strip()
+    if value.lower() in ("on", "true", "yes", "1"):
+        return f"KVIKIO_COMPAT_MODE={value} forbids GPUDirect Storage"
+    if not _NVIDIA_FS.exists():
+        return "nvidia-fs is not loaded, which GPUDirect Storage needs"
+    return ""
+
+
+def _is_installed() -> bool:
+    return importlib.util.find_spec("kvikio") is not None
+
+
+def _probe(path: str, device_index: int, timeout_s: float) -> KvikioProbe:
+    reason, version = why_no_gds(), ""
+    if not _is_installed():
+        return KvikioProbe(None, False, False, reason)
+    if not reason:
+        direct = _try("OFF", path, device_index, timeout_s)
+        version = direct["version"]
+        if not direct["fault"] and direct["nvfs"]:
+            return KvikioProbe(version, True, True, "")
+        reason = "cuFile works, but not by nvidia-fs, so through host memory"
+        if direct["fault"]:
+            reason = f"GPUDirect Storage does not work: {direct['fault']}"
+    compat = _try("ON", path, device_index, timeout_s)
+    version = compat["version"] or version or "of unknown version"
+    if compat["fault"]:
+        return KvikioProbe(version, False, False, f"kvikio reads nothing: {compat['fault']}")
+    return KvikioProbe(version, False, True, reason)
+
+
+def _try(mode: str, path: str, device_index: int, timeout_s: float) -> dict[str, str]:
+    """version and fault of one try; where fault is "", also nvfs: whether nvidia-fs is in use ("" if not)."""
+    environment = {
+        **os.environ,
+        "KVIKIO_COMPAT_MODE": mode,
+        "KVIKIO_GDS_THRESHOLD": "1",
+        "KVIKIO_NTHREADS": "1",
+    }
+    command = [sys.executable, "-P", "-c", _CHILD, path, str(device_index)]
+    child = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C is the parent's, which kills it
+    )
+    try:
+        said, errors = child.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        return {"version": "", "fault": f"no answer within {timeout_s:g} s in mode {mode}"}
+    finally:
+        _end(child)
+    lines = said.strip().splitlines()
+    with contextlib.suppress(ValueError, IndexError):
+        found = json.loads(lines[-1])
+        return {
+            "version": found["version"],
+            "fault": found["fault"],
+            "nvfs": "yes" if found.get("nvfs") else "",
+        }
+    last = (errors.strip().splitlines() or [f"exit status {child.returncode}"])[-1]
+    return {"version": "", "fault": last}
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """Kill and collect a child; one that the kernel does not let go of is left behind."""
+    child.kill()
+    for pipe in (child.stdout, child.stderr):
+        if pipe is not None:
+            pipe.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(5.0)

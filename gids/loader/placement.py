@@ -1,0 +1,227 @@
+"""Where a loader's cache lies: in host memory, or on a CUDA device with a tier in host memory under it.
+
+Made by FeatureLoader. It knows how memory is shared out and which cache to build; when steps are entered,
+planned and gathered is the stream's business.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gids import cuda
+from gids.cache import (
+    DEVICE_POLICIES,
+    DeviceFeatureCache,
+    FeatureCache,
+    MemoryPlan,
+    check_device_memory,
+    share_device_memory,
+    share_memory,
+)
+from gids.cache.budget import available_bytes, format_bytes
+from gids.cache.output_dtype import out_dtype_of
+from gids.io.extents import open_extent_reader
+from gids.loader.stream import Cache
+
+if TYPE_CHECKING:
+    from gids.io import Engine
+    from gids.store import Table
+
+Heats = Mapping[str, npt.NDArray[np.uint8]]
+log = logging.getLogger("gids")
+
+ROUNDS_MAX = 4
+"""Rounds of requests in flight on a device: each takes a quarter of the staging memory."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the first minibatch shows, and what the window asks for.
+
+    rows: rows of each table that it reads. minibatch_bytes: memory of the sampled minibatch itself.
+    most_planned_batches: minibatches that may ever be planned at once.
+    """
+
+    rows: Mapping[str, int]
+    minibatch_bytes: int
+    window_batches: int
+    planned_batches: int
+    most_planned_batches: int
+
+
+class Placement(Protocol):
+    """Builds the cache, once, when the sizes are known."""
+
+    least_planned: int
+    """Minibatches to plan ahead at least, so that one's stages overlap another's."""
+
+    def build(self, sizes: Sizes, heats: Heats) -> tuple[Cache, int]:
+        """The cache, and how many minibatches may be planned at once within its memory.
+
+        Raises MemoryBudgetError, with the sum, when one minibatch does not fit.
+        """
+
+    def memory(self, cache: Cache | None, live_batches: int) -> dict[str, int]:
+        """Bytes by purpose."""
+
+
+class HostPlacement:
+    """Lines in host memory; features are handed out there."""
+
+    least_planned = 2
+
+    def __init__(
+        self,
+        engine: Engine,
+        tables: Sequence[Table],
+        *,
+        memory_bytes: int | None,
+        cache_bytes: int | None,
+        policy: str,
+        threads: int,
+        check_crc: bool,
+        dtype: torch.dtype | None,
+    ) -> None:
+        if memory_bytes is None:
+            memory_bytes = available_bytes() // 2
+            log.info(
+                "memory_bytes not given: taking half of what is available, %s", format_bytes(memory_bytes)
+            )
+        self._engine, self._tables = engine, tables
+        self._memory_bytes, self._cache_bytes = memory_bytes, cache_bytes
+        self._policy, self._threads, self._check_crc, self._dtype = policy, threads, check_crc, dtype
+        self._minibatch_bytes = 0
+        self.plan: MemoryPlan | None = None
+
+    def build(self, sizes: Sizes, heats: Heats) -> tuple[Cache, int]:
+        self.plan = plan = share_memory(
+            self._tables,
+            memory_bytes=self._memory_bytes,
+            cache_bytes=self._cache_bytes,
+            rows=sizes.rows,
+            window_batches=sizes.window_batches,
+            planned_batches=sizes.planned_batches,
+            most_planned_batches=sizes.most_planned_batches,
+            minibatch_bytes=sizes.minibatch_bytes,
+            bounce_bytes=self._engine.bounce_bytes,
+        )
+        self._minibatch_bytes = sizes.minibatch_bytes
+        cache = FeatureCache(
+            self._engine,
+            self._tables,
+            lines=plan.lines,
+            heats=heats,
+            policy=self._policy,
+            threads=self._threads,
+            check_crc=self._check_crc,
+            keep_output_bytes=plan.purposes["outputs"],
+            output_dtype=self._dtype,
+        )
+        return cache, plan.most_planned_batches
+
+    def memory(self, cache: Cache | None, live_batches: int) -> dict[str, int]:
+        bounce = {"bounce pool": self._engine.bounce_bytes}
+        if cache is None:
+            return bounce
+        purposes = cache.memory()
+        purposes["window"] += live_batches * self._minibatch_bytes
+        return purposes | bounce
+
+
+class DevicePlacement:
+    """Lines in device memory, and a tier of pinned lines in host memory; features are handed out there."""
+
+    least_planned = 3  # one is being read, one gathered, and one is with the consumer
+
+    def __init__(
+        self,
+        engine: Engine,
+        tables: Sequence[Table],
+        *,
+        device: torch.device,
+        memory_bytes: int | None,
+        cache_bytes: int | None,
+        host_cache_bytes: int,
+        host_policy: str,
+        policy: str,
+        check_crc: bool,
+        dtype: torch.dtype | None,
+        wait: Literal["stream", "warp"],
+        staging_bytes: int,
+    ) -> None:
+        if policy not in DEVICE_POLICIES:
+            raise ValueError(
+                f"policy={policy!r} works on device='cpu' only; "
+                f"on CUDA there are {', '.join(DEVICE_POLICIES)}"
+            )
+        self._device = cuda.open_device(device)
+        free_bytes, _ = self._device.memory_info()
+        asked = {"memory_bytes": memory_bytes, "cache_bytes": cache_bytes}
+        check_device_memory(asked, free_bytes=free_bytes, device=self._device.name)
+        if memory_bytes is None:
+            memory_bytes = free_bytes // 2
+            log.info(
+                "memory_bytes not given: taking half of what is free on %s, %s",
+                self._device.name,
+                format_bytes(memory_bytes),
+            )
+        self._engine, self._tables = engine, tables
+        self._memory_bytes, self._cache_bytes = memory_bytes, cache_bytes
+        self._host_cache_bytes, self._host_policy = host_cache_bytes, host_policy
+        self._policy, self._check_crc, self._dtype = policy, check_crc, dtype
+        self._wait, self._staging_bytes = wait, staging_bytes
+        self._minibatch_bytes = 0
+
+    def build(self, sizes: Sizes, heats: Heats) -> tuple[Cache, int]:
+        plan = share_device_memory(
+            self._tables,
+            memory_bytes=self._memory_bytes,
+            cache_bytes=self._cache_bytes,
+            host_cache_bytes=self._host_cache_bytes,
+            rows=sizes.rows,
+            output_row_bytes={
+                t.name: t.row_bytes // t.dtype.itemsize * out_dtype_of(t, self._dtype).itemsize
+                for t in self._tables
+            },
+            window_batches=sizes.window_batches,
+            planned_batches=sizes.planned_batches,
+            most_planned_batches=sizes.most_planned_batches,
+            bounce_bytes=self._staging_bytes // ROUNDS_MAX if self._wait == "warp" else 0,
+        )
+        self._minibatch_bytes = sizes.minibatch_bytes
+        with ExitStack() as stack:
+            reader = None
+            if any(plan.lines.values()) and heats and not self._check_crc:
+                paths = [path for t in self._tables for path in t.shard_paths]
+                reader = open_extent_reader(self._device, self._engine, paths)
+                stack.callback(reader.close)
+            cache = DeviceFeatureCache(
+                self._device,
+                self._engine,
+                self._tables,
+                lines=plan.lines,
+                host_lines=plan.host_lines,
+                heats=heats,
+                policy=self._policy,
+                host_policy=self._host_policy,
+                output_dtype=self._dtype,
+                check_crc=self._check_crc,
+                wait=self._wait,
+                staging_bytes=self._staging_bytes,
+                rounds_max=ROUNDS_MAX,
+                reader=reader,
+            )
+        return cache, plan.most_planned_batches
+
+    def memory(self, cache: Cache | None, live_batches: int) -> dict[str, int]:
+        if cache is None:
+            return {}
+        return cache.memory() | {"minibatches": live_batches * self._minibatch_bytes}

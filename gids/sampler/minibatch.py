@@ -1,0 +1,103 @@
+"""What samplers return: a Minibatch of Blocks. Knows nothing of how it was drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from gids.store import Graph
+from gids.store.names import Relation
+
+V = TypeVar("V")
+PerType = torch.Tensor | dict[str, torch.Tensor]
+"""One tensor, or one by node type where a minibatch is heterogeneous."""
+
+
+@dataclass
+class Block:
+    """The edges of one relation that one layer computes over, as in-edges by destination (CSC).
+
+    indptr: int64[num_dst + 1]; indices: int64[num_edges], the sources of destination v at indptr[v]:indptr[v
+    + 1], as local ids below num_src; positions: int64[num_edges], where each edge stands in graph.indices.
+    All on the sampler's device. Destinations are the first num_dst nodes of their type, sources the first
+    num_src of theirs, so where both have one type a block's destinations are its first sources.
+
+    A destination's edges stand in the order in which they were drawn, or in the graph's order when all were
+    taken.
+    """
+
+    indptr: torch.Tensor
+    indices: torch.Tensor
+    positions: torch.Tensor
+    num_src: int
+    graph: Graph = field(repr=False)
+
+    @property
+    def num_dst(self) -> int:
+        return len(self.indptr) - 1
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.indices)
+
+    @property
+    def relation(self) -> Relation:
+        return self.graph.relation
+
+    @property
+    def edge_ids(self) -> torch.Tensor:
+        """int64[num_edges]: each edge's id, which rows of edge features have; its position where the graph
+        has no ids of its own. Looked up when asked for, on the host: from a GPU it blocks.
+        """
+        if self.graph.edge_ids is None:
+            return self.positions
+        found = self.graph.edge_ids[self.positions.cpu().numpy()]
+        return torch.from_numpy(found.astype(np.int64, copy=False)).to(self.positions.device)
+
+    def coo(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(sources, destinations) of each edge as local ids, int64[num_edges] each."""
+        local = torch.arange(self.num_dst, device=self.indptr.device)
+        return self.indices, local.repeat_interleave(self.indptr.diff(), output_size=self.num_edges)
+
+
+@dataclass
+class Minibatch:
+    """One minibatch, homogeneous or (dictionaries by node type and relation) heterogeneous.
+
+    seeds: int64[n], as given. input_nodes: int64[m], the nodes whose features the first block reads: the
+    seeds, then every further node once, in order of first appearance. blocks: from the input layer to the
+    output layer, a Block each, or one by relation. epoch, step: what its random numbers were drawn for.
+
+    features: rows of input_nodes by table name; labels: of the seeds, for types that have them, else None. A
+    loader fills these in.
+    """
+
+    seeds: PerType
+    input_nodes: PerType
+    blocks: list[Block] | list[dict[Relation, Block]]
+    epoch: int = 0
+    step: int = 0
+    features: dict[str, torch.Tensor] = field(default_factory=dict)
+    labels: PerType | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Of all but the features."""
+        return sum(tensor.nbytes for tensor in self.tensors())
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """All but the features."""
+        for of_nodes in (self.seeds, self.input_nodes, self.labels):
+            if of_nodes is not None:
+                yield from _all(of_nodes)
+        for layer in self.blocks:
+            for block in _all(layer):
+                yield from (block.indptr, block.indices, block.positions)
+
+
+def _all(item: V | dict[str, V] | dict[Relation, V]) -> list[V]:
+    return list(item.values()) if isinstance(item, dict) else [item]

@@ -1,0 +1,149 @@
+"""The relations that a sampler walks over, with types and relations numbered; and what a sampler is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from gids import _core
+from gids.cuda import Device
+from gids.sampler.minibatch import Minibatch, PerType
+from gids.store import Graph, PinnedGraph
+from gids.store.names import Relation, describe_type
+
+AnyGraph = Graph | PinnedGraph
+Graphs = AnyGraph | Sequence[AnyGraph] | Mapping[Relation, AnyGraph]
+
+
+class Sampler(Protocol):
+    """What gids.NodeLoader takes. The minibatch is a function of the arguments alone."""
+
+    def sample(
+        self, graphs: Graphs | Topology, seeds: PerType, *, seed: int = 0, epoch: int = 0, step: int = 0
+    ) -> Minibatch: ...
+
+
+class Topology:
+    """What is sampled: one graph, or several relations, all on the CPU or all pinned for one device.
+
+    It can be made once for many minibatches. A single graph from a type to the same type is homogeneous:
+    seeds and results are tensors. A sequence of graphs, or a dictionary of them, is heterogeneous: seeds and
+    results are dictionaries by node type.
+
+    Attributes: graphs; pinned (empty on the CPU); device (None: the CPU); homogeneous; relations; node_types
+    and node_counts, in order of first mention.
+
+    Raises TypeError and ValueError for graphs that contradict each other or themselves.
+    """
+
+    def __init__(self, graphs: Graphs) -> None:
+        given: list[AnyGraph]
+        self.homogeneous = isinstance(graphs, Graph | PinnedGraph)
+        if isinstance(graphs, Graph | PinnedGraph):
+            given = [graphs]
+        else:
+            given = list(graphs.values() if isinstance(graphs, Mapping) else graphs)
+        if not given or not all(isinstance(g, Graph | PinnedGraph) for g in given):
+            raise TypeError(
+                "graphs must be a Graph or a PinnedGraph, or a sequence or dictionary of one or more"
+            )
+        self.pinned = [g for g in given if isinstance(g, PinnedGraph)]
+        self.device: Device | None = self.pinned[0].device if self.pinned else None
+        if self.pinned and (
+            len(self.pinned) < len(given) or any(g.device is not self.device for g in self.pinned)
+        ):
+            raise ValueError(
+                "some graphs are pinned and others are not, or not for one device; pin all, or none"
+            )
+        self.graphs = [g.graph if isinstance(g, PinnedGraph) else g for g in given]
+        counts: dict[str, int] = {}
+        for graph in self.graphs:
+            for ntype, count in ((graph.relation[0], graph.num_src), (graph.relation[2], graph.num_dst)):
+                if counts.setdefault(ntype, count) != count:
+                    raise ValueError(
+                        f"{describe_type(graph.relation)} has {count} {ntype!r} nodes, and another "
+                        f"relation has {counts[ntype]}"
+                    )
+        for graph in self.graphs:
+            _check_arrays(graph)
+        for ntype, count in counts.items():
+            if count > _core.MAX_NODES:
+                raise ValueError(
+                    f"{count} {ntype!r} nodes; samplers number at most {_core.MAX_NODES} of a type"
+                )
+        self.relations = [g.relation for g in self.graphs]
+        if len(set(self.relations)) < len(self.relations):
+            raise ValueError(f"a relation is given twice: {', '.join(map(describe_type, self.relations))}")
+        if self.homogeneous and len(counts) > 1:
+            raise ValueError(
+                f"{describe_type(self.relations[0])} leads from one node type to another: pass [graph], "
+                "and seeds by node type"
+            )
+        self.node_types = list(counts)
+        self.node_counts = list(counts.values())
+
+    @classmethod
+    def of(cls, graphs: Graphs | Topology) -> Topology:
+        """graphs itself when it is a Topology already."""
+        return graphs if isinstance(graphs, Topology) else cls(graphs)
+
+    @cached_property
+    def ends(self) -> list[tuple[int, int]]:
+        """(source type, destination type) of each relation, as indices of node_types."""
+        index = {ntype: i for i, ntype in enumerate(self.node_types)}
+        return [(index[r[0]], index[r[2]]) for r in self.relations]
+
+    @cached_property
+    def native(self) -> _core.NeighborTopology:
+        """For the samplers on the CPU."""
+        topology = _core.NeighborTopology(
+            [(count, repr(ntype)) for ntype, count in zip(self.node_types, self.node_counts, strict=True)]
+        )
+        for graph, (src, dst) in zip(self.graphs, self.ends, strict=True):
+            topology.add(graph.indptr, graph.indices, src, dst, describe_type(graph.relation))
+        return topology
+
+    def seeds_by_type(self, seeds: PerType) -> list[torch.Tensor]:
+        """int64[n] for each of node_types. Raises TypeError, KeyError and ValueError for what is no seeds."""
+        if self.homogeneous:
+            if isinstance(seeds, dict):
+                raise TypeError("seeds is a dictionary; with one graph give a tensor, int64[n]")
+            return [_check_ids(seeds, self.node_types[0])]
+        if not isinstance(seeds, dict):
+            raise TypeError("seeds must be a dictionary, node type -> int64[n], with several relations")
+        for ntype in seeds:
+            if ntype not in self.node_types:
+                known = ", ".join(map(repr, self.node_types))
+                raise KeyError(f"seeds of type {ntype!r}: no relation has it (there are {known})")
+        none = torch.empty(0, dtype=torch.int64)
+        return [_check_ids(seeds.get(ntype, none), ntype) for ntype in self.node_types]
+
+
+def _check_arrays(graph: Graph) -> None:
+    """Of a Graph that no store made."""
+    what = f"the graph of {describe_type(graph.relation)}"
+    if graph.indptr.dtype != np.int64 or graph.indices.dtype not in (np.int32, np.int64):
+        raise TypeError(
+            f"{what} has indptr {graph.indptr.dtype} and indices {graph.indices.dtype}; they must be "
+            "int64, and int32 or int64"
+        )
+    if graph.indptr.shape != (graph.num_dst + 1,) or graph.indices.ndim != 1:
+        raise ValueError(
+            f"{what} has indptr of shape {graph.indptr.shape} and {graph.num_dst} destinations; it needs one "
+            "entry more than those, and indices one dimension"
+        )
+
+
+def _check_ids(ids: torch.Tensor | np.ndarray, ntype: str) -> torch.Tensor:
+    tensor = torch.from_numpy(np.ascontiguousarray(ids)) if isinstance(ids, np.ndarray) else ids
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"seeds of {ntype!r} are {type(ids).__name__}; give a tensor, int64[n]")
+    if tensor.dtype != torch.int64 or tensor.dim() != 1:
+        raise TypeError(
+            f"seeds of {ntype!r} are {tensor.dtype} of shape {list(tensor.shape)}; give int64[n] (.long())"
+        )
+    return tensor.contiguous()

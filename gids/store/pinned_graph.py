@@ -1,0 +1,211 @@
+"""PinnedGraph: one relation's topology where a GPU reads it in place (UVA). Made by Graph.pin.
+
+Knows what it needs of a device from its methods alone; gids.cuda comes after this part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gids.store.names import describe_type
+
+if TYPE_CHECKING:
+    import torch
+
+    from gids.cuda import Device, Mapping
+    from gids.store.graph import Graph
+
+_COPIED_AT_ONCE = 64 << 20
+_PLACES: dict[str, tuple[str, ...]] = {"host": (), "indptr": ("indptr",), "device": ("indptr", "indices")}
+"""What lies in device memory."""
+_SHARE_OF_DEVICE = 8
+"""By default the device gets indptr, then indices, up to an eighth of its free memory."""
+
+
+class PinnedGraph:
+    """A Graph copied to page-locked host memory that a device reads by zero-copy.
+
+    The copy is anonymous memory of its exact size, rounded up to a page; indices are int32 where the sources'
+    ids fit, which halves what crosses the bus. Close it, or use it in a ``with`` block; dropping it closes it
+    too. Do so only when the device is done with what samples from it.
+
+    Attributes: graph; device; indptr_address, indices_address: what kernels take; wide: whether indices are
+    int64 there; host_bytes, device_bytes: what this copy takes of either memory; closed.
+    """
+
+    def __init__(self, graph: Graph, device: Device, place: str) -> None:
+        self.graph = graph
+        self.device = device
+        self.wide = graph.num_src > np.iinfo(np.int32).max
+        sources = [
+            _Source("indptr", graph.indptr, np.dtype(np.int64)),
+            _Source("indices", graph.indices, np.dtype(np.int64 if self.wide else np.int32)),
+        ]
+        if place == "auto":
+            place = _choose_place(sources, device)
+        _check_memory(graph, device, sources, place)
+        held: list[_Held] = []
+        self._finalizer = weakref.finalize(self, _release, held)
+        try:
+            for source in sources:
+                if source.name in _PLACES[place]:
+                    held.append(_OnDevice(device, source))
+                else:
+                    held.append(_OnHost(device, source, f"{source.name} of {describe_type(graph.relation)}"))
+        except BaseException:
+            self._finalizer()
+            raise
+        self.indptr_address, self.indices_address = (h.address for h in held)
+        self.host_bytes = sum(h.nbytes for h in held if isinstance(h, _OnHost))
+        self.device_bytes = sum(h.nbytes for h in held if isinstance(h, _OnDevice))
+
+    @property
+    def closed(self) -> bool:
+        return not self._finalizer.alive
+
+    def close(self) -> None:
+        """Unmap and free the copy. Idempotent. The caller has waited for the device's last use."""
+        self._finalizer()
+
+    def __enter__(self) -> PinnedGraph:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        sizes = f"{self.host_bytes} bytes of host memory, {self.device_bytes} of device memory"
+        return f"PinnedGraph({describe_type(self.graph.relation)}, {'closed' if self.closed else sizes})"
+
+
+@dataclass(frozen=True)
+class _Source:
+    """An array and the type that its copy has."""
+
+    name: str
+    array: np.ndarray
+    dtype: np.dtype[np.signedinteger]
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.array) * self.dtype.itemsize
+
+    def parts(self) -> Iterator[slice]:
+        """All of it, in pieces that are worth copying at once."""
+        step = _COPIED_AT_ONCE // self.array.itemsize
+        for first in range(0, len(self.array), step):
+            yield slice(first, min(first + step, len(self.array)))
+
+    def copy(self, part: slice, to: np.ndarray) -> None:
+        """What the copy's type does not hold becomes -1, which is no id either."""
+        np.copyto(to, self.array[part], casting="same_kind")
+        if self.dtype != self.array.dtype:
+            to[to != self.array[part]] = -1
+
+
+class _Held(ABC):
+    """Memory that holds an array: where the device finds it, what it takes, how to let go."""
+
+    address: int
+    nbytes: int
+
+    @abstractmethod
+    def release(self) -> None: ...
+
+
+class _OnDevice(_Held):
+    def __init__(self, device: Device, source: _Source) -> None:
+        import torch
+
+        dtype = torch.int32 if source.dtype == np.int32 else torch.int64
+        self._tensor: torch.Tensor | None = device.empty(len(source.array), dtype)
+        for part in source.parts():
+            piece = np.empty(part.stop - part.start, source.dtype)
+            source.copy(part, piece)
+            self._tensor[part].copy_(torch.from_numpy(piece))
+        device.current_stream().synchronize()  # before another stream reads it
+        self.address = self._tensor.data_ptr()
+        self.nbytes = self._tensor.nbytes
+
+    def release(self) -> None:
+        self._tensor = None
+
+
+class _OnHost(_Held):
+    def __init__(self, device: Device, source: _Source, what: str) -> None:
+        self.nbytes = -(-max(1, source.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+        try:
+            self._memory = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise MemoryError(f"{what}: no {self.nbytes} bytes of host memory ({error.strerror})") from None
+        for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
+            if hasattr(mmap, advice):  # hints: a kernel without them still works
+                with contextlib.suppress(OSError):
+                    self._memory.madvise(getattr(mmap, advice))
+        first = ctypes.c_char.from_buffer(self._memory)
+        address = ctypes.addressof(first)
+        del first  # holds the memory open
+        copy = np.frombuffer(self._memory, source.dtype, len(source.array))
+        for part in source.parts():
+            source.copy(part, copy[part])
+        del copy
+        try:
+            self._mapping: Mapping = device.map_host(address, self.nbytes)
+        except RuntimeError as error:
+            self._memory.close()
+            raise RuntimeError(
+                f"{what}: {self.nbytes} bytes of host memory could not be pinned ({error}). Raise the limit "
+                f"of locked memory (`ulimit -l`), or keep the topology on the device (place='device')"
+            ) from error
+        self.address = self._mapping.device_address
+
+    def release(self) -> None:
+        self._mapping.close()
+        self._memory.close()
+
+
+def _release(held: list[_Held]) -> None:
+    while held:
+        held.pop().release()
+
+
+def _choose_place(sources: list[_Source], device: Device) -> str:
+    room = device.memory_info()[0] // _SHARE_OF_DEVICE
+    sizes = {place: sum(s.nbytes for s in sources if s.name in names) for place, names in _PLACES.items()}
+    return max((place for place, nbytes in sizes.items() if nbytes <= room), key=lambda place: sizes[place])
+
+
+def _check_memory(graph: Graph, device: Device, sources: list[_Source], place: str) -> None:
+    what = f"pinning the topology of {describe_type(graph.relation)}"
+    on_device = [s for s in sources if s.name in _PLACES[place]]
+    on_host = [s for s in sources if s.name not in _PLACES[place]]
+    wanted, (free, _) = sum(s.nbytes for s in on_device), device.memory_info()
+    if wanted > free:
+        raise MemoryError(
+            f"{what} takes {_listing(on_device)} = {wanted} bytes of device memory, and {free} are free; "
+            "leave more on the host (place='indptr' or 'host')"
+        )
+    wanted, available = sum(s.nbytes for s in on_host), _available_bytes()
+    if wanted > available:
+        raise MemoryError(
+            f"{what} takes {_listing(on_host)} = {wanted} bytes of host memory, and {available} are "
+            "available; free some, or place all of it on the device (place='device')"
+        )
+
+
+def _listing(sources: list[_Source]) -> str:
+    return " + ".join(f"{s.name} {s.nbytes}" for s in sources)
+
+
+def _available_bytes() -> int:
+    with open("/proc/meminfo") as f:
+        return next(int(line.split()[1]) << 10 for line in f if line.startswith("MemAvailable"))

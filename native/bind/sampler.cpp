@@ -1,0 +1,162 @@
+// gids._core: NeighborTopology, NeighborSampler and the random numbers behind them. Checks types and shapes, holds
+// the graph's arrays, releases the GIL while a minibatch is made.
+#include <unistd.h>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+
+#include "bind/bind.h"
+#include "gids/id_map.h"
+#include "gids/random.h"
+#include "sampler/neighbor.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace gids {
+namespace {
+
+using sampler::NeighborSampler;
+using sampler::Topology;
+
+using Ids = nb::ndarray<const i64, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using AnyIds = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using OutIds = nb::ndarray<nb::numpy, i64, nb::ndim<1>>;
+
+// Owns a reference to every array that the sampler reads.
+class OwningTopology {
+ public:
+  explicit OwningTopology(const std::vector<std::pair<u64, std::string>>& node_types) {
+    for (const auto& [count, name] : node_types) {
+      if (count > id_map::max_ids) throw nb::value_error("a node type has 2^32 nodes or more");
+      topology_.node_types.push_back({count, name});
+    }
+  }
+
+  void add(Ids indptr, AnyIds indices, u32 src, u32 dst, std::string name) {
+    const auto& types = topology_.node_types;
+    if (src >= types.size() || dst >= types.size()) throw nb::index_error("no such node type");
+    if (indptr.size() != types[dst].count + 1)
+      throw nb::value_error("indptr must have one entry more than there are destinations");
+    const bool wide = indices.dtype() == nb::dtype<int64_t>();
+    if (!wide && indices.dtype() != nb::dtype<int32_t>()) throw nb::type_error("indices must be int32 or int64");
+    topology_.relations.push_back({indptr.data(), indices.data(), wide, indices.size(), src, dst, std::move(name)});
+    indptrs_.push_back(std::move(indptr));
+    indices_.push_back(std::move(indices));
+  }
+
+  const Topology& topology() const { return topology_; }
+
+ private:
+  Topology topology_;
+  std::vector<Ids> indptrs_;
+  std::vector<AnyIds> indices_;
+};
+
+// Makes its sampler anew in a forked child, which has neither the threads nor the memory of its parent's.
+class OwnSampler {
+ public:
+  OwnSampler(u32 threads, size_t keep_bytes) : threads_(threads), keep_bytes_(keep_bytes) {
+    if (threads == 0) throw nb::value_error("threads must be 1 or more");
+  }
+  ~OwnSampler() { leave_parent(); }
+  OwnSampler(const OwnSampler&) = delete;
+  OwnSampler& operator=(const OwnSampler&) = delete;
+
+  NeighborSampler& get() {
+    leave_parent();
+    if (!sampler_) sampler_ = std::make_unique<NeighborSampler>(threads_, keep_bytes_);
+    pid_ = getpid();
+    return *sampler_;
+  }
+  size_t bytes() {
+    leave_parent();
+    return sampler_ ? sampler_->bytes() : 0;
+  }
+
+ private:
+  void leave_parent() {
+    if (sampler_ && getpid() != pid_) (void)sampler_.release();
+  }
+
+  u32 threads_;
+  size_t keep_bytes_;
+  pid_t pid_ = 0;
+  std::unique_ptr<NeighborSampler> sampler_;
+};
+
+nb::capsule owner_of(const sampler::Buffer& buffer) {
+  return nb::capsule(new sampler::Buffer(buffer),
+                     [](void* p) noexcept { delete static_cast<sampler::Buffer*>(p); });
+}
+
+nb::tuple arrays_of(const sampler::Block& block) {
+  const nb::capsule owner = owner_of(block.memory);
+  const u64 edges = block.num_edges;
+  return nb::make_tuple(OutIds(block.indptr, {block.num_dst + 1}, owner), OutIds(block.indices, {edges}, owner),
+                        OutIds(block.positions, {edges}, owner), block.num_src);
+}
+
+nb::tuple sample(OwnSampler& self, const OwningTopology& graph, const std::vector<Ids>& seeds,
+                 const std::vector<std::vector<int>>& fanouts, u64 seed, u64 epoch, u64 step) {
+  const Topology& topology = graph.topology();
+  if (seeds.size() != topology.node_types.size()) throw nb::value_error("seeds: one array per node type");
+  for (const auto& layer : fanouts)
+    if (layer.size() != topology.relations.size()) throw nb::value_error("fanouts: one per relation in each layer");
+  std::vector<std::span<const i64>> spans;
+  for (const Ids& ids : seeds) spans.emplace_back(ids.data(), ids.size());
+  sampler::Minibatch minibatch;
+  {
+    nb::gil_scoped_release unlocked;
+    minibatch = self.get().sample(topology, spans, fanouts, random::minibatch_key(seed, epoch, step));
+  }
+  nb::list nodes, layers;
+  for (const auto& list : minibatch.nodes) nodes.append(OutIds(list.ids, {list.count}, owner_of(list.memory)));
+  for (const auto& blocks : minibatch.layers) {
+    nb::list layer;
+    for (const auto& block : blocks) layer.append(arrays_of(block));
+    layers.append(layer);
+  }
+  return nb::make_tuple(nodes, layers);
+}
+
+std::tuple<u32, u32, u32, u32> philox(std::tuple<u32, u32, u32, u32> counter, std::pair<u32, u32> key) {
+  const auto [a, b, c, d] = counter;
+  const random::Words w = random::philox({{a, b, c, d}}, key.first | u64{key.second} << 32);
+  return {w.w[0], w.w[1], w.w[2], w.w[3]};
+}
+
+}  // namespace
+
+void bind_sampler(nb::module_& m) {
+  m.attr("MAX_NODES") = id_map::max_ids;
+  m.def("philox", &philox, "counter"_a, "key"_a, "Philox4x32-10: four words from a counter of four and a key of two.");
+  m.def(
+      "layer_key",
+      [](u64 seed, u64 epoch, u64 step, u32 layer, u32 relation) {
+        return random::layer_key(random::minibatch_key(seed, epoch, step), layer, relation);
+      },
+      "seed"_a, "epoch"_a, "step"_a, "layer"_a, "relation"_a,
+      "The Philox key of what one relation draws in one layer of one minibatch; layer 0 is next to the seeds.");
+
+  nb::class_<OwningTopology>(m, "NeighborTopology", "In-edges by relation, between numbered node types.")
+      .def(nb::init<std::vector<std::pair<u64, std::string>>>(), "node_types"_a)
+      .def("add", &OwningTopology::add, "indptr"_a.noconvert(), "indices"_a.noconvert(), "src"_a, "dst"_a,
+           "name"_a, "The next relation: int64[num_dst + 1] and int32 or int64[num_edges], kept and not copied.");
+
+  nb::exception<sampler::BadTopology>(m, "BadTopology", PyExc_ValueError);
+  nb::class_<OwnSampler>(m, "NeighborSampler", "Threads, hash maps and buffers, used again for each minibatch.")
+      .def(nb::init<u32, size_t>(), "threads"_a, "keep_bytes"_a)
+      .def("sample", &sample, "topology"_a, "seeds"_a.noconvert(), "fanouts"_a, "seed"_a, "epoch"_a, "step"_a,
+           "One minibatch. seeds: int64[n] by node type; fanouts: by layer, the seeds' first, by relation. Returns "
+           "(int64[n] nodes by node type, by layer and relation (indptr, indices, positions, number of sources)).")
+      .def_prop_ro("bytes", &OwnSampler::bytes, "Kept between minibatches.");
+}
+
+}  // namespace gids

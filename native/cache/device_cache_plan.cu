@@ -1,0 +1,230 @@
+// Planning for the cache in device memory: which pages a minibatch hits, which missing ones get a line, which
+// lines they replace. Metadata only; the rows are device_cache_rows.cu's. Launched by gids/cache/device_cache.py,
+// all on one stream, so that kernels see what the ones before them left. Grids may have any size; blocks are
+// multiples of 32 threads.
+//
+// A plan: clear_set -> look_up -> scan_lines -> cut -> take_lines -> admit_pages. Its cost follows the minibatch.
+#include "gids/device_cache.h"
+
+namespace device = gids::device;
+namespace score = gids::score;
+namespace word = gids::word;
+using gids::i64;
+using gids::local_ref;
+using gids::u32;
+using gids::u64;
+
+namespace {
+
+constexpr auto relaxed = gids::memory_order_relaxed;
+
+__device__ u64 thread_index() { return u64{blockIdx.x} * blockDim.x + threadIdx.x; }
+__device__ u64 thread_count() { return u64{gridDim.x} * blockDim.x; }
+__device__ u32 lane() { return threadIdx.x % 32; }
+
+// Adds the lanes that say so to a counter, by one atomic. All lanes call.
+__device__ void count(u64& counter, bool mine) {
+  const u32 votes = __ballot_sync(~0u, mine);
+  if (votes && lane() == 0) local_ref<u64>(counter).fetch_add(static_cast<u64>(__popc(votes)), relaxed);
+}
+
+// Numbers for the lanes that want one, consecutive within the warp, by one atomic. All lanes call.
+template <class T>
+__device__ T draw(T& counter, bool mine) {
+  const u32 votes = __ballot_sync(~0u, mine);
+  T first = 0;
+  if (votes && lane() == 0) first = local_ref<T>(counter).fetch_add(static_cast<T>(__popc(votes)), relaxed);
+  return __shfl_sync(~0u, first, 0) + static_cast<T>(__popc(votes & ((1u << lane()) - 1)));
+}
+
+__device__ void clear_histogram(u32* histogram) {
+  for (u32 b = threadIdx.x; b < score::buckets; b += blockDim.x) histogram[b] = 0;
+  __syncthreads();
+}
+__device__ void add_histogram(const u32* histogram, u32* sum) {
+  __syncthreads();
+  for (u32 b = threadIdx.x; b < score::buckets; b += blockDim.x)
+    if (histogram[b]) atomicAdd(&sum[b], histogram[b]);
+}
+
+// The bucket of a line, free_line or protected_line.
+__device__ u32 bucket_of_line(const device::Table& t, u64 line, u32 planned, u64 next_step) {
+  const u64 owner = t.owners[line];
+  if (owner == 0) return score::free_line;
+  return score::of_line(static_cast<score::Policy>(t.policy), t.words[owner - 1], line, planned, next_step);
+}
+
+// Loops in warps: all lanes make the same number of rounds.
+template <class F>
+__device__ void for_each(u64 n, F&& f) {
+  for (u64 first = thread_index() - lane(); first < n; first += thread_count()) f(first + lane(), first + lane() < n);
+}
+
+}  // namespace
+
+// Marks the pages of a minibatch's rows with the bit of its step. An id out of range marks nothing.
+extern "C" __global__ void gids_enter_window(const device::Table* table, device::Counters* counters, const i64* ids,
+                                             u64 n, u64 bit) {
+  const device::Table t = *table;
+  for_each(n, [&](u64 i, bool inside) {
+    bool first = false;
+    if (inside) {
+      const i64 id = ids[i];
+      if (t.holds(id)) first = !(word::enter(t.words[t.page_of(id)], static_cast<u32>(bit)) & bit);
+      else atomicMax(&counters->bad, ~i);
+    }
+    count(counters->pages, first);
+  });
+}
+
+// Takes the marks back, and forgets the step's counters.
+extern "C" __global__ void gids_retire_window(const device::Table* table, device::Counters* counters, const i64* ids,
+                                              u64 n, u64 bit) {
+  const device::Table t = *table;
+  for (u64 i = thread_index(); i < n; i += thread_count())
+    if (t.holds(ids[i])) word::retire(t.words[t.page_of(ids[i])], static_cast<u32>(bit));
+  if (thread_index() == 0) *counters = device::Counters{};
+}
+
+// Empties the set of a plan's missing pages.
+extern "C" __global__ void gids_clear_set(const device::Misses* misses) {
+  const gids::PageSet set = misses->set;
+  for (u64 i = thread_index(); i <= set.mask; i += thread_count()) set.keys[i] = 0;
+}
+
+// Finds the missing pages: each becomes a request, with its score; no line yet. The set is empty.
+extern "C" __global__ void gids_look_up(const device::Table* table, device::Counters* counters,
+                                        const device::Misses* misses, device::Choice* choice, const i64* ids, u64 n,
+                                        u64 planned, u64 next_step) {
+  __shared__ u32 histogram[score::buckets];
+  const device::Table t = *table;
+  const device::Misses m = *misses;
+  clear_histogram(histogram);
+  for_each(n, [&](u64 i, bool inside) {
+    bool missing = false, loading = false;
+    u64 page = 0, place = 0, w = 0;
+    if (inside && t.holds(ids[i])) {
+      page = t.page_of(ids[i]);
+      w = t.words[page];
+      if (word::state_of(w) != gids::PageState::resident && m.set.insert(page, place)) {
+        missing = word::state_of(w) == gids::PageState::absent;
+        loading = !missing;
+      }
+    }
+    count(counters->coalesced, loading);
+    const u64 index = draw(counters->misses, missing);
+    if (missing) {
+      const u32 bucket = score::of_miss(static_cast<score::Policy>(t.policy), w, static_cast<u32>(planned), next_step);
+      m.requests[index] = gids::queue::request(static_cast<u32>(t.number), page);
+      m.scores[index] = bucket;
+      m.lines[index] = device::bypassed;
+      atomicAdd(&histogram[bucket], 1u);
+    }
+    if (missing || loading) m.set.values[place] = missing ? static_cast<u32>(index) : device::bypassed;
+  });
+  add_histogram(histogram, choice->misses);
+}
+
+// Counts the candidates by bucket: lines from the clock's hand on.
+extern "C" __global__ void gids_scan_lines(const device::Table* table, const device::Counters* counters,
+                                           device::Choice* choice, u64 planned, u64 next_step) {
+  __shared__ u32 histogram[score::buckets + 1];
+  const device::Table t = *table;
+  const u64 n = device::candidates(t.replaced, counters->misses), hand = choice->hand;
+  if (threadIdx.x == 0) histogram[score::free_line] = 0;
+  clear_histogram(histogram);
+  for (u64 i = thread_index(); i < n; i += thread_count()) {
+    const u64 line = hand + i < t.replaced ? hand + i : hand + i - t.replaced;
+    const u32 bucket = bucket_of_line(t, line, static_cast<u32>(planned), next_step);
+    if (bucket != score::protected_line) atomicAdd(&histogram[bucket], 1u);
+  }
+  add_histogram(histogram, choice->lines);
+  if (threadIdx.x == 0 && histogram[score::free_line]) atomicAdd(&choice->free, histogram[score::free_line]);
+}
+
+// One block: decides which scores stay, moves the hand on, and leaves the histograms empty.
+extern "C" __global__ void gids_cut(const device::Table* table, const device::Counters* counters,
+                                    device::Choice* choice, u64 next_step) {
+  __shared__ u32 lines[score::buckets], misses[score::buckets];
+  for (u32 b = threadIdx.x; b < score::buckets; b += blockDim.x) {
+    lines[b] = choice->lines[b];
+    misses[b] = choice->misses[b];
+    choice->lines[b] = choice->misses[b] = 0;
+  }
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  const device::Table t = *table;
+  const u64 missing = counters->misses, hand = choice->hand;
+  const score::Cut cut = missing > choice->free
+                             ? score::cut(lines, misses, static_cast<u32>(missing - choice->free))
+                             : score::Cut{0, 0, 0};
+  choice->bucket = cut.bucket;
+  choice->drop_lines = cut.lines;
+  choice->drop_misses = cut.misses;
+  choice->lines_dropped = choice->misses_dropped = choice->taken = choice->given = choice->free = 0;
+  choice->first = hand;
+  choice->count = device::candidates(t.replaced, missing);
+  if (t.replaced == 0) return;
+  if (score::by_chance(static_cast<score::Policy>(t.policy))) choice->hand = score::mix(next_step + 1) % t.replaced;
+  else choice->hand = (hand + choice->count) % t.replaced;
+}
+
+// Frees the lines below the cut: they become slots for this minibatch.
+extern "C" __global__ void gids_take_lines(const device::Table* table, device::Counters* counters,
+                                           const device::Misses* misses, device::Choice* choice, u64 planned,
+                                           u64 next_step) {
+  const device::Table t = *table;
+  const device::Misses m = *misses;
+  const u64 n = choice->count, hand = choice->first, wanted = counters->misses;
+  const u32 cut = choice->bucket, of_cut = choice->drop_lines;
+  for_each(n, [&](u64 i, bool inside) {
+    u64 line = 0;
+    u32 bucket = score::protected_line;
+    if (inside) {
+      line = hand + i < t.replaced ? hand + i : hand + i - t.replaced;
+      bucket = bucket_of_line(t, line, static_cast<u32>(planned), next_step);
+    }
+    const bool at_cut = bucket == cut && of_cut;
+    const u32 ticket = draw(choice->lines_dropped, at_cut);
+    const bool dropped = bucket < cut || (at_cut && ticket < of_cut);
+    const bool taken = dropped || bucket == score::free_line;
+    const u32 slot = draw(choice->taken, taken);
+    count(counters->evictions, dropped);
+    if (dropped) {
+      word::evict(t.words[t.owners[line] - 1], static_cast<u32>(line));
+      t.owners[line] = 0;
+    }
+    if (taken && slot < wanted) m.slots[slot] = static_cast<u32>(line);
+  });
+}
+
+// Gives the slots to the missing pages above the cut; the others are bypassed.
+extern "C" __global__ void gids_admit_pages(const device::Table* table, device::Counters* counters,
+                                            const device::Misses* misses, device::Choice* choice) {
+  const device::Table t = *table;
+  const device::Misses m = *misses;
+  const u64 n = counters->misses;
+  const u32 cut = choice->bucket, of_cut = choice->drop_misses, slots = choice->taken;
+  for_each(n, [&](u64 i, bool inside) {
+    const u32 bucket = inside ? m.scores[i] : 0;
+    const bool at_cut = inside && bucket == cut && of_cut;
+    const u32 ticket = draw(choice->misses_dropped, at_cut);
+    const bool above = inside && (bucket > cut || (bucket == cut && (!at_cut || ticket >= of_cut)));
+    const u32 slot = draw(choice->given, above);
+    const bool admitted = above && slot < slots;
+    count(counters->loads, admitted);
+    count(counters->bypasses, inside && !admitted);
+    if (admitted) {
+      const u64 page = gids::queue::page_of(m.requests[i]);
+      const u32 line = m.slots[slot];
+      word::admit(t.words[page], line);
+      t.owners[line] = page + 1;
+      m.lines[i] = line;
+    }
+  });
+}
+
+// One block: shows counters to the host, in mapped host memory.
+extern "C" __global__ void gids_show_counters(const u64* counters, u64* host, u64 n) {
+  for (u64 i = threadIdx.x; i < n; i += blockDim.x) host[i] = counters[i];
+}

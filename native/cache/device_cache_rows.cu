@@ -1,0 +1,131 @@
+// The rows of the cache in device memory: pages that were read go into lines, rows go from lines and from pages
+// without a line into the output, converted on the way if asked to. Launched by gids/cache/device_cache.py on the
+// stream that planned. Grids may have any size; blocks are multiples of 32 threads.
+#include "gids/device_cache.h"
+#include "gids/row_copy.h"
+
+namespace device = gids::device;
+namespace queue = gids::queue;
+namespace word = gids::word;
+using gids::i64;
+using gids::local_ref;
+using gids::u32;
+using gids::u64;
+using gids::u8;
+
+namespace {
+
+__device__ u64 warp_index() { return (u64{blockIdx.x} * blockDim.x + threadIdx.x) / 32; }
+__device__ u64 warp_count() { return u64{gridDim.x} * blockDim.x / 32; }
+__device__ u32 lane() { return threadIdx.x % 32; }
+__device__ u64 address(const u8* p) { return reinterpret_cast<u64>(p); }
+
+// Missing pages of a round that starts at `first`.
+__device__ u64 round_size(const device::Counters& counters, u64 first, u64 round_max) {
+  const u64 left = counters.misses > first ? counters.misses - first : 0;
+  return left < round_max ? left : round_max;
+}
+
+// Copies rows to out[0, n): source(i) is the address of row i, or 0 to leave it. Each warp takes as many rows at
+// once as spread the minibatch evenly over all warps, at most one a lane.
+template <class Source>
+__device__ void gather(u64 n, u8* out, u64 as, u64 row_items, u64 out_row_bytes, Source&& source) {
+  const u64 turns = gids::div_ceil(n, 32 * warp_count());
+  const u64 batch = turns ? gids::div_ceil(n, turns * warp_count()) : 1;
+  for (u64 first = warp_index() * batch; first < n; first += warp_count() * batch) {
+    const u32 rows = static_cast<u32>(n - first < batch ? n - first : batch);
+    const u64 from = lane() < rows ? source(first + lane()) : 0;
+    gids::copy_as::with_item(as, [&](auto item) {
+      gids::copy_rows<decltype(item)>(from, out + first * out_row_bytes, rows, static_cast<u32>(row_items), lane());
+    });
+  }
+}
+
+}  // namespace
+
+// The pages of one round, as it was posted from misses [first, first + round_max): into the lines that they won,
+// which become RESIDENT. A page that could not be read gives its line back. A warp copies a page.
+extern "C" __global__ void gids_fill_lines(const device::Table* table, device::Counters* counters,
+                                           const device::Misses* misses, u64 first, u64 round_max,
+                                           const queue::Pair* pair, u64 number, const u8* buffer, const int* errors) {
+  const device::Table t = *table;
+  const device::Misses m = *misses;
+  const device::Round round{pair, number, buffer, errors, t.page_bytes};
+  const u64 size = round_size(*counters, first, round_max);
+  for (u64 i = warp_index(); i < size; i += warp_count()) {
+    const u32 line = m.lines[first + i];
+    const bool bypassed = line == device::bypassed;
+    const bool failed = __any_sync(~0u, round.error(i) != 0);  // all lanes asked, and all go the same way
+    if (!failed && bypassed) continue;
+    if (!failed) {
+      const u64 from = lane() == 0 ? address(round.page(i)) : 0;
+      gids::copy_rows<gids::Same<gids::Bytes16>>(from, t.line(line), 1, static_cast<u32>(t.page_bytes / 16), lane());
+    }
+    __syncwarp();  // the lanes' stores come before lane 0's release
+    if (lane() != 0) continue;
+    u64& w = t.words[queue::page_of(m.requests[first + i])];
+    if (!failed) {
+      word::publish(w);
+      continue;
+    }
+    if (!bypassed) {
+      word::fail(w, line);
+      t.owners[line] = 0;
+    }
+    m.lines[first + i] = device::failed;
+    local_ref<u64>(counters->failures).fetch_add(1, gids::memory_order_relaxed);
+  }
+}
+
+// Rows of the round's pages that won no line, from where the round read them to.
+extern "C" __global__ __launch_bounds__(256, 4) void
+    gids_gather_round(const device::Table* table, const device::Counters* counters, const device::Misses* misses,
+                      u64 first, u64 round_max, const queue::Pair* pair, u64 number, const u8* buffer,
+                      const int* errors, const i64* ids, u64 n, u8* out, u64 as, u64 row_items, u64 out_row_bytes) {
+  if (counters->bypasses == 0) return;
+  const device::Table t = *table;
+  const device::Misses m = *misses;
+  const device::Round round{pair, number, buffer, errors, t.page_bytes};
+  const u64 size = round_size(*counters, first, round_max);
+  if (size == 0) return;
+  gather(n, out, as, row_items, out_row_bytes, [&](u64 i) -> u64 {
+    if (!t.holds(ids[i])) return 0;
+    const u64 page = t.page_of(ids[i]);
+    if (word::state_of(t.words[page]) == gids::PageState::resident) return 0;
+    const u64 place = m.set.find(page);
+    if (place == gids::PageSet::none) return 0;
+    const u64 index = m.set.values[place];  // of a page that was LOADING: beyond every round
+    if (index < first || index - first >= size || m.lines[index] != device::bypassed) return 0;
+    return address(round.page(index - first)) + t.offset_in_page(ids[i]);
+  });
+}
+
+// All rows that are in lines. The word is trusted, not the plan: a row is taken from the line that it names if
+// it says RESIDENT. misses: those of the step, whose bypassed pages were gathered from their rounds; or null.
+// Rows that are in neither are counted, and left[] holds their positions where it is not null.
+extern "C" __global__ __launch_bounds__(256, 4) void
+    gids_gather_lines(const device::Table* table, device::Counters* counters, const device::Misses* misses,
+                      const i64* ids, u64 n, u8* out, u64 as, u64 row_items, u64 out_row_bytes, i64* left) {
+  const device::Table t = *table;
+  gather(n, out, as, row_items, out_row_bytes, [&](u64 i) -> u64 {
+    const i64 id = ids[i];
+    if (!t.holds(id)) {
+      atomicMax(&counters->bad, ~i);
+      return 0;
+    }
+    const u64 page = t.page_of(id);
+    const u64 w = word::load(t.words[page]);
+    if (word::state_of(w) == gids::PageState::resident)
+      return address(t.line(word::line_of(w))) + t.offset_in_page(id);
+    if (misses) {
+      const u64 place = misses->set.find(page);
+      if (place != gids::PageSet::none) {
+        const u32 index = misses->set.values[place];
+        if (index != device::bypassed && misses->lines[index] == device::bypassed) return 0;
+      }
+    }
+    const u64 k = local_ref<u64>(counters->unresolved).fetch_add(1, gids::memory_order_relaxed);
+    if (left) left[k] = static_cast<i64>(i);
+    return 0;
+  });
+}

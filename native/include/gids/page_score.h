@@ -1,0 +1,76 @@
+// What a page is worth to the cache in device memory: the policies as arithmetic over the page word, the same
+// as the host planner's. Called by the planning kernels, one thread per page or line. Knows nothing of lines'
+// contents, rows or I/O.
+//
+// A bucket is a worth, the least first: 0..255 the heat, 256..279 the next use in the window, the nearest last.
+#pragma once
+
+#include "gids/page_word.h"
+
+namespace gids::score {
+
+enum class Policy : u32 {
+  lookahead = 0,   // nearest next use in the window; beyond the window, highest heat
+  window_pin = 1,  // GIDS as published: pages in the window are pinned, the victim is random among the rest
+  random = 2,      // the victim is random
+  fixed = 3,       // "static": highest heat, whatever is used
+};
+
+constexpr u32 buckets = word::heat_levels + word::use_bits;
+constexpr u32 free_line = buckets;       // instead of a bucket: the line holds nothing
+constexpr u32 protected_line = ~u32{0};  // instead of a bucket: the line cannot be taken
+
+GIDS_HD constexpr bool by_chance(Policy policy) {
+  return policy == Policy::random || policy == Policy::window_pin;
+}
+
+// The 64 bits of a hash, from a counter or a page (SplitMix64's finaliser).
+GIDS_HD constexpr u64 mix(u64 z) {
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+  return z ^ (z >> 31);
+}
+
+// By next use, then heat. `planned`: the use bits of planned steps; next_step: the first step not planned.
+GIDS_HD constexpr u32 worth(Policy policy, u64 w, u32 planned, u64 next_step) {
+  if (policy == Policy::lookahead) {
+    const u32 window = word::uses_of(w) & ~planned;
+    if (window) return buckets - 1 - word::next_use(window, next_step);
+  }
+  return word::heat_of(w);
+}
+
+// Of a page that is missing. By chance every miss wins against any line that may go.
+GIDS_HD constexpr u32 of_miss(Policy policy, u64 w, u32 planned, u64 next_step) {
+  return by_chance(policy) ? buckets - 1 : worth(policy, w, planned, next_step);
+}
+
+// Of a line that holds a page with word w. By chance: a random bucket below every miss.
+GIDS_HD constexpr u32 of_line(Policy policy, u64 w, u64 line, u32 planned, u64 next_step) {
+  const u32 pins = policy == Policy::window_pin ? static_cast<u32>(word::uses_mask) : planned;
+  if (word::state_of(w) != PageState::resident || (word::uses_of(w) & pins)) return protected_line;
+  if (by_chance(policy)) return static_cast<u32>(mix(line << 24 ^ next_step * 0x9E3779B97F4A7C15ull)) & 255;
+  return worth(policy, w, planned, next_step);
+}
+
+// Everything in buckets below goes; of the bucket itself so many lines and misses go.
+struct Cut {
+  u32 bucket, lines, misses;
+};
+
+// `drop` of the counted lines and misses go, the least worthy first; within the bucket of the cut, misses
+// before lines, so that no line is rewritten for an equal page. There must be as many as drop.
+GIDS_HD constexpr Cut cut(const u32* lines, const u32* misses, u32 drop) {
+  for (u32 b = 0; b + 1 < buckets; ++b) {
+    const u32 here = lines[b] + misses[b];
+    if (here >= drop) {
+      const u32 from_misses = drop < misses[b] ? drop : misses[b];
+      return {b, drop - from_misses, from_misses};
+    }
+    drop -= here;
+  }
+  const u32 from_misses = drop < misses[buckets - 1] ? drop : misses[buckets - 1];
+  return {buckets - 1, drop - from_misses, from_misses};
+}
+
+}  // namespace gids::score

@@ -1,0 +1,180 @@
+// Uniform neighbour sampling by GPU threads that read the topology where it lies: in pinned host memory, by
+// zero-copy, or on the device. Compiled at run time; launched by gids.sampler.on_device, which says in which order.
+// Chooses and numbers exactly as native/sampler/neighbor.cpp does on the host. Grids may have any size; blocks are
+// multiples of 32 threads.
+//
+// One layer, for each node type that edges come from: `known` nodes have local ids 0 ... known - 1. An edge of the
+// layer has a place, base + its number among its relation's edges, and what it reads is noted in the type's id map
+// at known + place. An edge that finds its own place there leads to a new node.
+#include "gids/id_map.h"
+#include "gids/neighbor.h"
+#include "gids/random.h"
+
+namespace id_map = gids::id_map;
+namespace neighbor = gids::neighbor;
+using gids::i64;
+using gids::u32;
+using gids::u64;
+
+namespace {
+
+constexpr u32 warp_lanes = 32;
+constexpr u64 none = ~u64{0};
+
+__device__ u64 thread_index() { return u64{blockIdx.x} * blockDim.x + threadIdx.x; }
+__device__ u64 thread_count() { return u64{gridDim.x} * blockDim.x; }
+
+// Keeps the least of what is noted; none: no fault.
+__device__ void note_fault(u64* fault, u64 at) {
+  gids::local_ref<u64> ref(*fault);
+  u64 held = ref.load(gids::memory_order_relaxed);
+  while (at < held && !id_map::exchange(ref, held, at)) {
+  }
+}
+
+// Where the edges of one relation come from, and where they go.
+struct Edges {
+  const void* indices;
+  u32 wide, log2_slots;
+  u64 num_src, known;
+  u64* slots;
+  u32* sources;
+  i64* positions;
+  u32* slot_of;
+  u64* fault;
+
+  // The edge at a place is the one at a position of the indices.
+  __device__ void take(u64 place, u64 position) const {
+    u64 source = wide ? static_cast<u64>(static_cast<const i64*>(indices)[position])
+                      : static_cast<u64>(static_cast<i64>(static_cast<const int*>(indices)[position]));
+    if (source >= num_src) {
+      note_fault(fault, position);
+      source = 0;
+    }
+    sources[place] = static_cast<u32>(source);
+    positions[place] = static_cast<i64>(position);
+    slot_of[place] = id_map::note(slots, log2_slots, source, known + place);
+  }
+};
+
+}  // namespace
+
+// fault: the least place of a seed that is no node.
+extern "C" __global__ void gids_check_seeds(const i64* seeds, u64 n, u64 node_count, u64* fault) {
+  for (u64 i = thread_index(); i < n; i += thread_count())
+    if (static_cast<u64>(seeds[i]) >= node_count) note_fault(fault, i);
+}
+
+// Notes node i of a type at i, in an empty table.
+extern "C" __global__ void gids_note_nodes(const i64* nodes, u64 n, u64* slots, u32 log2_slots) {
+  for (u64 i = thread_index(); i < n; i += thread_count()) {
+    const u64 id = static_cast<u64>(nodes[i]);
+    if (id < id_map::max_ids) id_map::note(slots, log2_slots, id, i);  // others were found to be no seeds
+  }
+}
+
+// Where each node's in-edges begin, how many there are, and how many of them are sampled. Two lanes read the two
+// ends of a node's range in one access, which mostly is one sector. fault: the least node with a bad range.
+extern "C" __global__ void gids_count_neighbors(const i64* nodes, u64 n, u64 num_dst, const i64* indptr,
+                                                u64 num_edges, int fanout, i64* begins, u64* degrees, i64* counts,
+                                                u64* fault) {
+  const u64 end = gids::align_up(2 * n, warp_lanes);  // whole warps: all lanes meet in the shuffle
+  for (u64 i = thread_index(); i < end; i += thread_count()) {
+    const u64 v = i / 2;
+    const u64 node = v < n ? static_cast<u64>(nodes[v]) : none;
+    const i64 here = node < num_dst ? indptr[node + i % 2] : 0;
+    const i64 next = __shfl_down_sync(~0u, here, 1);
+    if (i % 2 || v >= n) continue;
+    const bool bad = here < 0 || next < here || static_cast<u64>(next) > num_edges;
+    if (bad) note_fault(fault, node);
+    const u64 degree = bad ? 0 : static_cast<u64>(next - here);
+    begins[v] = here;
+    degrees[v] = degree;
+    counts[v] = static_cast<i64>(neighbor::sampled_count(degree, fanout));
+  }
+}
+
+// Samples for each node; a group of `width` lanes (a power of two) takes one node, a lane one draw, so that a
+// node's neighbours are read by one access. offsets: int64[n + 1], where each node's edges begin among the
+// relation's. fault: the least position with a bad source.
+extern "C" __global__ void gids_draw_neighbors(const i64* nodes, u64 n, const i64* begins, const u64* degrees,
+                                               const i64* offsets, u64 layer_key, u32 fanout, u32 width,
+                                               const void* indices, u32 wide, u64 num_src, u64 known, u64 base,
+                                               u64* slots, u32 log2_slots, u32* sources, i64* positions, u32* slot_of,
+                                               u64* fault) {
+  const Edges edges{indices, wide, log2_slots, num_src, known, slots, sources, positions, slot_of, fault};
+  const u32 lane = threadIdx.x % width;
+  const u64 at_once = warp_lanes / width;
+  const u64 stride = thread_count() / warp_lanes * at_once;
+  for (u64 first = thread_index() / warp_lanes * at_once; first < n; first += stride) {
+    const u64 v = first + threadIdx.x % warp_lanes / width;
+    const bool there = v < n;
+    const u64 degree = there ? degrees[v] : 0;
+    const u64 begin = there ? static_cast<u64>(begins[v]) : 0;
+    const u64 node = there ? static_cast<u64>(nodes[v]) : 0;
+    const u64 place = base + (there ? static_cast<u64>(offsets[v]) : 0);
+    const u64 count = neighbor::sampled_count(degree, static_cast<int>(fanout));
+    for (u32 chunk = 0; chunk < fanout; chunk += width) {
+      const u32 i = chunk + lane;
+      const bool drawing = degree > fanout && i < fanout;
+      u64 offset = i;
+      if (drawing) {
+        offset = neighbor::candidate(gids::random::draw(layer_key, node, i), degree, fanout, i);
+        for (u32 earlier = 0; earlier < chunk; ++earlier)
+          if (static_cast<u64>(positions[place + earlier]) == begin + offset) {
+            offset = neighbor::last_candidate(degree, fanout, i);
+            break;
+          }
+      }
+      const u32 lanes = fanout - chunk < width ? fanout - chunk : width;
+      for (u32 earlier = 0; earlier < lanes; ++earlier) {  // by then that lane's own draw is settled
+        const u64 drawn = __shfl_sync(~0u, offset, static_cast<int>(earlier), static_cast<int>(width));
+        if (drawing && earlier < lane && drawn == offset) offset = neighbor::last_candidate(degree, fanout, i);
+      }
+      if (i < count) edges.take(place + i, begin + offset);
+      __syncwarp();  // later chunks look at these positions
+    }
+  }
+}
+
+// Takes all neighbours of each node; a thread per edge, so that a node with many keeps nobody waiting.
+// edge_count = offsets[n].
+extern "C" __global__ void gids_take_neighbors(u64 n, const i64* begins, const i64* offsets, u64 edge_count,
+                                               const void* indices, u32 wide, u64 num_src, u64 known, u64 base,
+                                               u64* slots, u32 log2_slots, u32* sources, i64* positions, u32* slot_of,
+                                               u64* fault) {
+  const Edges edges{indices, wide, log2_slots, num_src, known, slots, sources, positions, slot_of, fault};
+  for (u64 e = thread_index(); e < edge_count; e += thread_count()) {
+    u64 low = 0, high = n;  // the last v with offsets[v] <= e
+    while (high - low > 1) {
+      const u64 middle = (low + high) / 2;
+      (static_cast<u64>(offsets[middle]) <= e ? low : high) = middle;
+    }
+    edges.take(base + e, static_cast<u64>(begins[low]) + (e - static_cast<u64>(offsets[low])));
+  }
+}
+
+// first[base + e] = 1 where edge e leads to a node that stands nowhere before, 0 else, and 0 from *edge_count on.
+extern "C" __global__ void gids_mark_first(const u64* slots, const u32* slot_of, const i64* edge_count, u64 capacity,
+                                           u64 known, u64 base, int* first) {
+  const u64 edges = static_cast<u64>(*edge_count);
+  for (u64 e = thread_index(); e < capacity; e += thread_count()) {
+    const u64 place = base + e;
+    first[place] = e < edges && id_map::at_of(slots[slot_of[place]]) == known + place;
+  }
+}
+
+// ranks: the running sum of first. Writes local ids and positions of a relation's edges, and the new nodes behind
+// the known ones.
+extern "C" __global__ void gids_relabel(u64 edge_count, u64 known, u64 base, const u64* slots, const u32* slot_of,
+                                        const int* ranks, const u32* sources, const i64* from_positions,
+                                        i64* indices, i64* positions, i64* nodes) {
+  for (u64 e = thread_index(); e < edge_count; e += thread_count()) {
+    const u64 place = base + e;
+    const u64 at = id_map::at_of(slots[slot_of[place]]);
+    const u64 local = at < known ? at : known + static_cast<u64>(ranks[at - known]) - 1;
+    if (at == known + place) nodes[local] = sources[place];
+    indices[e] = static_cast<i64>(local);
+    positions[e] = from_positions[place];
+  }
+}

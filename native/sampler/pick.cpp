@@ -1,0 +1,90 @@
+#include "sampler/pick.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace gids::sampler {
+
+namespace {
+
+constexpr u32 small_fanout = 48;  // up to here a look at all earlier draws is cheaper than a hash set
+
+// Draws 2 i and 2 i + 1 of every lane.
+using Pairs = u64[2][pick_lanes];
+
+inline __attribute__((always_inline)) void draw_pairs_here(const u64* node, u64 key, u32 i, Pairs& out) {
+  for (u32 lane = 0; lane < pick_lanes; ++lane) {
+    const random::Words pair = random::draw_pair(key, node[lane], i);
+    out[0][lane] = random::low_half(pair);
+    out[1][lane] = random::high_half(pair);
+  }
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) void draw_pairs_avx2(const u64* node, u64 key, u32 i, Pairs& out) {
+  draw_pairs_here(node, key, i, out);
+}
+const bool has_avx2 = __builtin_cpu_supports("avx2");
+#endif
+
+void draw_pairs(const u64* node, u64 key, u32 i, Pairs& out) {
+#if defined(__x86_64__)
+  if (has_avx2) return draw_pairs_avx2(node, key, i, out);
+#endif
+  draw_pairs_here(node, key, i, out);
+}
+
+// The offsets that one node has drawn.
+class HashSet {
+ public:
+  explicit HashSet(u32 most) {
+    size_t slots = 2;
+    while (slots < 2 * size_t{most}) slots *= 2;
+    slots_.assign(slots, none);
+  }
+  void clear() { std::fill(slots_.begin(), slots_.end(), none); }
+  bool insert(u64 value) {
+    size_t slot = value * 0x9E3779B97F4A7C15 >> 20 & (slots_.size() - 1);
+    for (; slots_[slot] != none; slot = (slot + 1) & (slots_.size() - 1))
+      if (slots_[slot] == value) return false;
+    slots_[slot] = value;
+    return true;
+  }
+
+ private:
+  static constexpr u64 none = ~u64{0};
+  std::vector<u64> slots_;
+};
+
+void pick_large(const Picks& picks, u64 key, u32 fanout) {
+  HashSet drawn(fanout);
+  for (u32 lane = 0; lane < picks.count; ++lane) {
+    drawn.clear();
+    for (u32 i = 0; i < fanout; ++i) {
+      u64 offset = neighbor::candidate(random::draw(key, picks.node[lane], i), picks.degree[lane], fanout, i);
+      if (!drawn.insert(offset)) drawn.insert(offset = neighbor::last_candidate(picks.degree[lane], fanout, i));
+      picks.to[lane][i] = picks.begin[lane] + static_cast<i64>(offset);
+    }
+  }
+}
+
+}  // namespace
+
+void pick(const Picks& picks, u64 key, u32 fanout) {
+  if (fanout > small_fanout) return pick_large(picks, key, fanout);
+  Pairs pairs[small_fanout / 2];
+  for (u32 i = 0; i < fanout; i += 2) draw_pairs(picks.node, key, i / 2, pairs[i / 2]);
+  for (u32 lane = 0; lane < picks.count; ++lane) {
+    const u64 degree = picks.degree[lane];
+    i64* to = picks.to[lane];
+    for (u32 i = 0; i < fanout; ++i) {
+      const u64 drawn = neighbor::candidate(pairs[i / 2][i % 2][lane], degree, fanout, i);
+      const i64 at = picks.begin[lane] + static_cast<i64>(drawn);
+      bool again = false;
+      for (u32 earlier = 0; earlier < i; ++earlier) again |= to[earlier] == at;
+      to[i] = again ? picks.begin[lane] + static_cast<i64>(neighbor::last_candidate(degree, fanout, i)) : at;
+    }
+  }
+}
+
+}  // namespace gids::sampler

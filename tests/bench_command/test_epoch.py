@@ -1,0 +1,148 @@
+"""`gids bench epoch`: both sides train on a dataset's own files; what it cannot train on is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gids.bench import epoch
+from gids.bench.epoch_source import look_at, write_links
+from gids.quickstart.sides import EpochResult
+from gids.store import DatasetWriter, FeatureStore
+
+Bench = Callable[..., tuple[int, str, dict[str, Any]]]
+SMALL = ("--batch-size", 8, "--fanouts", "3,3", "--batches", 3, "--hidden", 8)
+
+
+def test_stock_trains_on_the_shard_itself(dataset: Path, bench: Bench) -> None:
+    status, said, report = bench("epoch", dataset, *SMALL, "--sides", "stock-random")
+    assert status == 0, said
+    (figure,) = report["figures"]
+    assert figure["setting"]["side"] == "stock, MADV_RANDOM"
+    assert figure["metrics"]["batches"]["median"] == 3
+    assert figure["metrics"]["training_s"]["median"] > 0
+
+
+def test_files_are_linked_where_they_can_be(dataset: Path, tmp_path: Path) -> None:
+    store = FeatureStore(dataset)
+    write_links(store, tmp_path)
+    assert (tmp_path / "indptr.npy").is_symlink()
+    for name, expected in (("indptr", store.graph().indptr), ("indices", store.graph().indices)):
+        found = np.load(tmp_path / f"{name}.npy")
+        assert found.dtype == np.int64
+        assert np.array_equal(found, expected)
+    assert np.array_equal(np.load(tmp_path / "train_idx.npy"), store.splits["_N"]["train"])
+
+
+def write(path: Path, *, dim: int = 1024, labels: bool = True, train: bool = True, stripe: int = 1) -> Path:
+    with DatasetWriter(path, stripe=stripe) as writer:
+        writer.write_table("node", "_N", "feat", torch.randn(60, dim))
+        writer.write_graph(("_N", "_E", "_N"), np.arange(61), np.arange(60), num_src=60)
+        if labels:
+            writer.write_labels("_N", torch.arange(60) % 4)
+        if train:
+            writer.write_split("_N", "train", torch.arange(40))
+            writer.write_split("_N", "val", torch.arange(40, 50))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"stripe": 2}, "spread over 2 shards"), ({"dim": 100}, "rows of 400 B leave a part of each page")],
+)
+def test_a_table_that_stock_cannot_map_leaves_gids_alone(
+    tmp_path: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], reason: str
+) -> None:
+    path = write(tmp_path / "x.gids", **options)
+    assert reason in look_at(FeatureStore(path), FeatureStore(path).table("feat")).why_no_stock
+    monkeypatch.setattr(epoch, "_run", lambda config, *_: result(config.side))
+    status, said, report = bench("epoch", path, *SMALL)
+    assert status == 0, said
+    assert "gids alone is measured" in said
+    assert [f["setting"]["side"] for f in report["figures"]] == ["gids"]
+    status, said, _ = bench("epoch", path, *SMALL, "--sides", "stock")
+    assert status == 2
+    assert "stock DGL cannot map table '_N.feat'" in said
+
+
+def result(side: str, *, wrong_rows: int = 0, batches: int = 3) -> EpochResult:
+    stages = dict.fromkeys(("sampling", "reading", "gather", "planning", "training"), 0.5)
+    return EpochResult(
+        side=side,
+        seconds=2.5,
+        cpu_seconds=1.0,
+        stages=stages,
+        batches=batches,
+        rows=100,
+        read_bytes=None,
+        hit_ratio=None,
+        train_accuracy=None,
+        val_accuracy=None,
+        base_rss_bytes=1,
+        peak_rss_bytes=2,
+        memory_limit_bytes=None,
+        compared_rows=32,
+        wrong_rows=wrong_rows,
+        cached_before=0.0,
+    )
+
+
+def test_no_right_to_limit_memory_is_said(
+    dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("gids.quickstart.sides.why_no_limit", lambda: "no memory control group: no")
+    limits = []
+
+    def run(config: Any, limited: bool, *_: Any) -> EpochResult:
+        limits.append(limited)
+        return result(config.side, batches=2)
+
+    monkeypatch.setattr(epoch, "_run", run)
+    plot = tmp_path / "epoch.png"
+    status, said, _ = bench("epoch", dataset, *SMALL, "--repeat", 2, "--plot", plot)
+    assert status == 0, said
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert "gids hands over 1.0 x as many rows a second as stock" in said
+    assert limits == [False] * 6
+    assert "memory was NOT limited (no memory control group: no" in said
+    assert "`stock` was stopped after 2 of 3 batches" in said
+
+
+def test_rows_that_differ_are_an_error(dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(epoch, "_run", lambda config, *_: result(config.side, wrong_rows=1))
+    status, said, _ = bench("epoch", dataset, *SMALL)
+    assert status == 2
+    assert "1 of 32 rows that gids handed over differ" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"labels": False}, "has no labels that are classes"), ({"train": False}, "has no train split")],
+)
+def test_what_is_missing_is_said(tmp_path: Path, bench: Bench, options: dict[str, Any], said: str) -> None:
+    path = write(tmp_path / "x.gids", **options)
+    status, text, _ = bench("epoch", path, *SMALL)
+    assert status == 2
+    assert said in text
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--sides", "pyg"], "no side 'pyg' (there are gids, stock-random, stock)"),
+        (["--memory-limit", "1MB"], "--memory-limit 1000000: training itself needs some"),
+        (["--window", "23"], "--window 23: give 0 to 22"),
+        (["--seeds", "val"], "an epoch is of the train split"),
+    ],
+)
+def test_bad_options_are_refused_with_the_reason(
+    dataset: Path, bench: Bench, args: list[str], said: str
+) -> None:
+    status, text, _ = bench("epoch", dataset, *SMALL, *args)
+    assert status == 2
+    assert said in text

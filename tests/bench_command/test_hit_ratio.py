@@ -1,0 +1,205 @@
+"""`gids bench hit-ratio`: figures, replay, advice, bad input; and what all bench commands share."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gids
+from gids.bench import Trace, record, replay
+from gids.bench.session import Session
+
+Bench = Callable[..., tuple[int, str, dict[str, Any]]]
+SMALL = ("--batch-size", 8, "--fanouts", "3,3", "--batches", 40, "--cache", "5%,20%")
+
+
+def ratios(report: dict[str, Any], policy: str) -> dict[tuple[int, int | None], float]:
+    return {
+        (f["setting"]["lines"], f["setting"]["window"]): f["metrics"]["hit_ratio"]["median"]
+        for f in report["figures"]
+        if f["setting"]["policy"] == policy
+    }
+
+
+def test_every_policy_stands_beside_min(dataset: Path, bench: Bench, tmp_path: Path) -> None:
+    plot = tmp_path / "hits.png"
+    status, said, report = bench("hit-ratio", dataset, *SMALL, "--repeat", 2, "--plot", plot)
+    assert status == 0, said
+    assert "2 repeats" in said
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    best = ratios(report, "MIN")
+    assert [lines for lines, _ in best] == [150, 600]
+    for policy in ("random", "lru", "static", "window-pin", "lookahead", "pinned"):
+        found = ratios(report, policy)
+        windows = {window for _, window in found}
+        assert windows == ({0, 4, 8, 16, 22} if policy in ("window-pin", "lookahead") else {None})
+        if policy != "pinned":
+            assert all(ratio <= best[lines, None] for (lines, _), ratio in found.items())
+    figure = report["figures"][-1]["metrics"]
+    assert len(figure["hit_ratio"]["values"]) == 2
+    assert {"pages_read", "evictions", "bypasses", "regret", "of_min"} <= set(figure)
+    assert "window 24 is measured as 22" in said
+    assert report["machine"]["cores"] >= 1
+    assert report["versions"]["gids"]
+
+
+def test_a_sampled_trace_that_was_kept_gives_the_same_figures(
+    dataset: Path, bench: Bench, tmp_path: Path
+) -> None:
+    trace = tmp_path / "sampled.trace"
+    _, _, sampled = bench("hit-ratio", dataset, *SMALL, "--record", trace)
+    _, said, replayed = bench("hit-ratio", "--replay", trace, "--cache", "5%,20%")
+    assert replayed["figures"] == sampled["figures"], said
+
+
+def test_a_recorded_run_is_repeated_and_measured(dataset: Path, bench: Bench, tmp_path: Path) -> None:
+    path = tmp_path / "run.trace"
+    generator = torch.Generator().manual_seed(0)
+    batches = [torch.randint(3000, (200,), generator=generator) for _ in range(30)]
+    with (
+        gids.FeatureLoader(dataset, ["feat"], memory_bytes=64 << 20, cache_bytes=2 << 20) as loader,
+        record(loader, path),
+    ):
+        for _ in loader.attach(batches, lambda ids: {"_N.feat": ids}):
+            pass
+        hits = loader.stats()["hits"]
+    status, said, _ = bench("hit-ratio", "--replay", path, "--cache", "10%", "--warm-up", "0%")
+    assert status == 0, said
+    assert f"hit {hits:,} of" in said
+
+
+def test_advice_reaches_what_is_wanted_with_no_more_than_needed(dataset: Path, bench: Bench) -> None:
+    status, said, report = bench("hit-ratio", dataset, *SMALL, "--advise", "60%")
+    assert status == 0
+    reached = {lines: ratio for (lines, window), ratio in ratios(report, "lookahead").items() if window == 22}
+    smallest = min(lines for lines, ratio in reached.items() if ratio >= 0.6)
+    assert f"hits with {smallest:,} lines" in said.replace("\n  ", " ")
+    assert any(ratio < 0.6 for lines, ratio in reached.items() if smallest * 0.95 < lines < smallest)
+
+
+def test_advice_for_an_epoch_counts_its_missing_pages(dataset: Path, bench: Bench) -> None:
+    args = ("hit-ratio", dataset, *SMALL, "--advise", "10s", "--pages-per-s", 300)
+    status, said, report = bench(*args)
+    assert status == 0, said
+    assert "an epoch of 75 minibatches then reads" in said.replace("\n  ", " ")
+    wanted = 1 - 10 * 300 / (75 * report["subject"]["pages_per_batch"])
+    assert report["subject"]["wanted_hit_ratio"] == pytest.approx(wanted, abs=0.05)
+
+
+def test_what_no_cache_reaches_is_said(dataset: Path, bench: Bench) -> None:
+    status, said, _ = bench("hit-ratio", dataset, *SMALL, "--advise", "99.9%")
+    assert status == 0
+    assert "no cache hits the 99.9% that are needed" in said
+
+
+def test_a_cache_of_the_whole_table_is_said_to_hit_all(dataset: Path, bench: Bench) -> None:
+    _, said, report = bench("hit-ratio", dataset, *SMALL[:-2], "--cache", "1GB", "--policies", "lru")
+    assert "holds the whole table" in said
+    assert ratios(report, "lru") == ratios(report, "MIN")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (
+            ["--policies", "lookahead,belady"],
+            "no policy 'belady' (there are lookahead, window-pin, ",
+        ),
+        (["--cache", "5apples"], "--cache 5apples: write 2% of the pages, 4GB of lines"),
+        (["--advise", "soon"], "--advise soon: write a hit ratio such as 60%"),
+        (["--planned", "30"], "--planned 30: at most 24 minibatches may be live"),
+        (["--table", "nothing"], "no table 'nothing' in graph.gids (has '_N.feat')"),
+        (["--heat", "sampled"], "sampled"),
+        (["--repeat", "0"], "--repeat 0: give 1 or more"),
+        (["--seconds", "-1"], "--seconds -1.0: give 0 (no bound) or more"),
+        (["--plot", "/nowhere/a.png"], "no directory /nowhere"),
+    ],
+)
+def test_bad_options_are_refused_with_the_reason(
+    dataset: Path, bench: Bench, args: list[str], said: str
+) -> None:
+    status, text, report = bench("hit-ratio", dataset, *SMALL, *args)
+    assert status == 2
+    assert said in text
+    assert not report
+
+
+def test_an_alien_trace_is_one_error(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "x.trace").write_bytes(b"PK\x03\x04" * 20)
+    status, text, _ = bench("hit-ratio", "--replay", tmp_path / "x.trace")
+    assert status == 2
+    assert text == f"gids bench: {tmp_path}/x.trace is not a trace of gids: it does not begin with GIDSTRCE\n"
+
+
+def test_neither_dataset_nor_trace(bench: Bench) -> None:
+    assert bench("hit-ratio")[:2] == (
+        2,
+        "gids bench: name a dataset to sample, or a trace with --replay\n",
+    )
+
+
+def test_an_interrupted_run_keeps_what_was_measured(
+    dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    runs = 0
+
+    def interrupt(self: Session) -> None:
+        nonlocal runs
+        runs += 1
+        if runs == 7:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Session, "done", interrupt)
+    plot = tmp_path / "some.png"
+    status, said, report = bench("hit-ratio", dataset, *SMALL, "--plot", plot)
+    assert status == 130
+    assert "PARTIAL: interrupted; 7 figures are there" in said
+    assert report["partial"] == "interrupted"
+    assert len(report["figures"]) == 7
+    assert plot.exists()
+
+
+def test_no_more_is_measured_once_the_seconds_have_passed(dataset: Path, bench: Bench) -> None:
+    status, said, report = bench("hit-ratio", dataset, *SMALL, "--batches", 100_000, "--seconds", 1e-6)
+    assert status == 0
+    assert report["partial"] == "time"
+    assert "PARTIAL: 1e-06 s have passed" in said
+    assert report["seconds"] < 20  # it would take a minute
+
+
+def test_matplotlib_is_asked_for_before_anything_is_measured(
+    dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = builtins.__import__
+
+    def without(name: str, *args: Any, **options: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return found(name, *args, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr(replay, "replay", None)
+    status, said, _ = bench("hit-ratio", dataset, *SMALL, "--plot", tmp_path / "a.png")
+    assert status == 2
+    assert "pip install 'gids[plot]'" in said
+
+
+def test_a_trace_is_opened_by_the_package_itself(dataset: Path, bench: Bench, tmp_path: Path) -> None:
+    bench("hit-ratio", dataset, *SMALL, "--record", tmp_path / "t", "--policies", "lru")
+    with Trace(tmp_path / "t") as trace:
+        assert trace.batch_count == 40
+        assert trace.tables[0].heat is not None
+
+
+def test_a_sampled_trace_is_that_of_a_node_loader(dataset: Path, bench: Bench, tmp_path: Path) -> None:
+    bench("hit-ratio", dataset, *SMALL, "--record", tmp_path / "t", "--policies", "lru", "--seed", 3)
+    seeds = gids.FeatureStore(dataset).splits["_N"]["train"]
+    loader = gids.NodeLoader(dataset, seeds, [3, 3], tables=[], batch_size=8, seed=3)
+    with Trace(tmp_path / "t") as trace:
+        for number, minibatch in zip(range(40), loader, strict=False):
+            assert trace.pages(number).tolist() == minibatch.input_nodes.tolist()  # a row is a page

@@ -1,0 +1,71 @@
+"""The bench commands with cache, rows and topology on a device: emulated, and on a GPU where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import gids
+from gids.bench import Trace, bandwidth, record
+from gids.cuda import Device
+
+Bench = Callable[..., tuple[int, str, dict[str, Any]]]
+
+
+def test_rows_are_aggregated_on_the_device(
+    dataset: Path,
+    bench: Bench,
+    device: Device,
+    cuda_is: Callable[[Device], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda_is(device)
+    monkeypatch.setattr(bandwidth, "_PROBE_S", 0.05)
+    monkeypatch.setattr("gids.bench.fio.shutil", SimpleNamespace(which=lambda _: None))
+    small = ("--batch-size", 4, "--fanouts", "2,2", "--iterations", 4, "--engines", "threads", "--depth", 16)
+    status, said, report = bench("bandwidth", dataset, *small, "--window", 2, "--device", "cuda")
+    assert status == 0, said
+    (figure,) = (f for f in report["figures"] if f["setting"]["engine"] == "threads")
+    assert figure["metrics"]["iterations"]["median"] == 4
+    assert report["subject"]["device"] == "cuda"
+
+
+def test_minibatches_are_sampled_on_the_device(
+    dataset: Path, bench: Bench, device: Device, cuda_is: Callable[[Device], None]
+) -> None:
+    cuda_is(device)
+    small = ("--batch-size", 4, "--fanouts", "2,2", "--batches", 2)
+    status, said, report = bench("sampling", dataset, *small, "--device", "cuda", "--place", "host")
+    assert status == 0, said
+    (figure,) = report["figures"]
+    _, _, on_host = bench("sampling", dataset, *small, "--threads", 1)
+    for name in ("nodes_per_batch", "edges_per_batch"):
+        assert figure["metrics"][name] == on_host["figures"][0]["metrics"][name]
+
+
+def test_a_run_on_the_device_is_recorded(
+    dataset: Path, bench: Bench, device: Device, cuda_is: Callable[[Device], None], tmp_path: Path
+) -> None:
+    cuda_is(device)
+    path = tmp_path / "run.trace"
+    seeds = torch.arange(0, 600, 10)
+    options: dict[str, Any] = {"memory_bytes": 64 << 20, "cache_bytes": 1 << 20, "window_batches": 4}
+    with gids.NodeLoader(
+        dataset, seeds, [2, 2], batch_size=8, device="cuda", place="host", **options
+    ) as loader:
+        with record(loader, path):
+            for _ in loader:
+                pass
+        pages = loader.stats()["pages"]
+    with Trace(path) as trace:
+        assert trace.device == "cuda"
+        assert trace.batch_count == 8
+        assert int(trace.page_counts().sum()) == pages
+    status, said, _ = bench("hit-ratio", "--replay", path, "--cache", "10%", "--policies", "lookahead")
+    assert status == 0, said
+    assert "the run was on cuda" in said

@@ -1,0 +1,123 @@
+"""Belady's MIN: equal to brute force on tiny traces, and never below any policy on random ones."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from model import min_hits
+
+from gids import _core
+from gids.bench.optimum import BatchList, Optimum
+from gids.bench.replay import replay
+from gids.cache import POLICIES
+from gids.errors import FormatError
+
+Pages = npt.NDArray[np.int64]
+
+
+def random_trace(rng: np.random.Generator, pages: int, batches: int, most: int) -> BatchList:
+    """Skewed minibatches, each page once in each, some of them empty."""
+    found = []
+    for _ in range(batches):
+        drawn = np.unique((pages * rng.random(rng.integers(0, most + 1)) ** 2.5).astype(np.int64))
+        found.append(rng.permutation(drawn))
+    return BatchList(found)
+
+
+def brute_force(trace: BatchList, lines: int) -> int:
+    """The most hits of any sequence of choices: after each minibatch, any of the pages at hand stay."""
+    batches = [frozenset(b.tolist()) for b in trace.batches]
+
+    @cache
+    def best(t: int, held: frozenset[int]) -> int:
+        if t == len(batches):
+            return 0
+        candidates = sorted(held | batches[t])
+        kept = min(lines, len(candidates))
+        after = max(best(t + 1, frozenset(chosen)) for chosen in combinations(candidates, kept))
+        return len(held & batches[t]) + after
+
+    return best(0, frozenset())
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_min_is_the_optimum_of_brute_force(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    pages = int(rng.integers(2, 7))
+    trace = random_trace(rng, pages, int(rng.integers(1, 7)), pages)
+    for lines in range(pages + 1):
+        assert int(Optimum(trace, pages).hits(lines).sum()) == brute_force(trace, lines)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_min_counts_each_minibatch_as_the_obvious_model_does(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    pages = int(rng.integers(5, 300))
+    trace = random_trace(rng, pages, 50, pages)
+    optimum = Optimum(trace, pages)
+    for lines in (0, 1, pages // 10, pages // 3, pages, pages + 5):
+        assert optimum.hits(lines).tolist() == min_hits(trace.batches, lines)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("seed", range(12))
+def test_no_policy_hits_more_than_min(policy: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    pages, planned = int(rng.integers(5, 400)), int(rng.integers(1, 5))
+    window = int(rng.integers(0, 24 - planned + 1))
+    trace = random_trace(rng, pages, 60, int(rng.integers(1, pages + 1)))
+    optimum = Optimum(trace, pages)
+    options = {"policy": policy, "window": window, "planned": planned, "seed": seed}
+    heat = rng.integers(0, 256, pages).astype(np.uint8)
+    for lines in (0, 1, pages // 10, pages // 3, pages):
+        for warm in (0, 20, 59):
+            found = replay(trace, pages, lines=lines, heat=heat, warm=warm, **options)
+            best = optimum.hits(lines, warm=warm)[warm:]
+            assert found.hits.sum() <= best.sum()
+            assert found.pages.tolist() == trace.page_counts()[warm:].tolist()
+            assert np.array_equal(found.hits + found.loads + found.bypasses, found.pages)
+
+
+def test_pinned_pages_are_hits_beside_the_lines() -> None:
+    rng = np.random.default_rng(0)
+    trace = random_trace(rng, 100, 30, 60)
+    pinned = np.zeros(100, bool)
+    pinned[:20] = True
+    found = replay(trace, 100, lines=0, policy="random", window=3, planned=2, pinned=pinned)
+    assert found.hits.tolist() == [int(pinned[b].sum()) for b in trace.batches]
+    assert found.pages.tolist() == trace.page_counts().tolist()
+
+
+def test_a_page_twice_in_a_minibatch_is_a_damaged_trace() -> None:
+    trace = BatchList([np.array([1, 2, 1])])
+    with pytest.raises(FormatError, match="names a page twice in minibatch 0"):
+        replay(trace, 5, lines=2, policy="lru", window=0, planned=1)
+
+
+def test_more_live_minibatches_than_marks_are_refused() -> None:
+    with pytest.raises(ValueError, match="both together at most 24"):
+        replay(BatchList([]), 5, lines=2, policy="lru", window=23, planned=2)
+
+
+def test_unique_pages_keep_their_order_of_first_appearance() -> None:
+    rng = np.random.default_rng(5)
+    marks = np.zeros(100, np.uint32)
+    for mark in range(1, 20):
+        ids = rng.integers(0, 400, rng.integers(0, 300))
+        out = np.empty(len(ids), np.int64)
+        count = _core.unique_pages(ids, 4, marks, mark, out)
+        assert out[:count].tolist() == list(dict.fromkeys((ids // 4).tolist()))
+    with pytest.raises(IndexError, match="id 400 at position 1 is beyond page 100"):
+        _core.unique_pages(np.array([3, 400]), 4, marks, 99, np.empty(2, np.int64))
+
+
+@pytest.mark.parametrize(
+    ("following", "ends"), [([1, 1], [0, 1, 2]), ([5], [0, 2, 1]), ([5, 5], [0, 1, 1]), ([0], [0, 1, 1])]
+)
+def test_impossible_next_uses_are_refused(following: list[int], ends: list[int]) -> None:
+    with pytest.raises(ValueError, match="min_hits"):
+        _core.min_hits(np.array(following, np.uint32), np.array(ends, np.int64), 1, 0, np.empty(2, np.int64))

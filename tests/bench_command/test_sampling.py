@@ -1,0 +1,83 @@
+"""`gids bench sampling`: figures, verification, bad input. Nothing is asserted about speed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gids.bench.sampling import verify
+from gids.errors import FormatError
+from gids.sampler import Neighbor
+from gids.store import DatasetWriter, FeatureStore
+
+Bench = Callable[..., tuple[int, str, dict[str, Any]]]
+SMALL = ("--batch-size", "8,16", "--fanouts", "3,3", "--batches", 5)
+
+
+def test_nodes_and_edges_are_counted_by_batch_and_threads(
+    dataset: Path, bench: Bench, tmp_path: Path
+) -> None:
+    plot = tmp_path / "s.png"
+    status, said, report = bench(
+        "sampling", dataset, *SMALL, "--threads", "1,2", "--repeat", 2, "--plot", plot
+    )
+    assert status == 0, said
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    settings = [(f["setting"]["batch"], f["setting"]["threads"]) for f in report["figures"]]
+    assert settings == [("8 seeds", 1), ("8 seeds", 2), ("16 seeds", 1), ("16 seeds", 2)]
+    one, two, *_ = (f["metrics"] for f in report["figures"])
+    assert one["edges_per_batch"] == two["edges_per_batch"]  # threads change nothing
+    assert len(one["nodes_per_s"]["values"]) == 2
+
+
+def test_several_node_types_are_sampled(bench: Bench, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    with DatasetWriter(tmp_path / "two.gids") as writer:
+        for relation, sources, count in (
+            (("paper", "cites", "paper"), 300, 300),
+            (("author", "writes", "paper"), 50, 300),
+        ):
+            indptr = np.concatenate([[0], np.cumsum(rng.integers(0, 6, count))])
+            writer.write_graph(relation, indptr, rng.integers(0, sources, indptr[-1]), num_src=sources)
+    args = ("--seeds", "all", "--batch-size", 20, "--fanouts", "2,2", "--batches", 3)
+    status, said, report = bench("sampling", tmp_path / "two.gids", *args)
+    assert status == 0, said
+    assert report["figures"][0]["metrics"]["nodes_per_batch"]["median"] >= 20
+
+
+def test_an_edge_that_the_graph_has_not_is_found(dataset: Path) -> None:
+    graph = FeatureStore(dataset).graph()
+    minibatch = Neighbor([3, 3]).sample(graph, torch.arange(10))
+    verify(minibatch)
+    block = minibatch.blocks[0]
+    wrong = replace(
+        minibatch, blocks=[replace(block, positions=block.positions.flip(0)), minibatch.blocks[1]]
+    )
+    with pytest.raises(FormatError, match=r"edges of .* that the graph has not"):
+        verify(wrong)
+    twice = replace(minibatch, input_nodes=minibatch.input_nodes[[0, *range(len(minibatch.input_nodes))]])
+    with pytest.raises(FormatError):
+        verify(twice)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--sampler", "magic"], "no sampler 'magic' (there are neighbor"),
+        (["--device", "xla"], "--device xla: minibatches are sampled on 'cpu' or 'cuda'"),
+        (["--fanouts", "3,0"], "fanouts"),
+        (["--seeds", "test"], "has no test split"),
+    ],
+)
+def test_bad_options_are_refused_with_the_reason(
+    dataset: Path, bench: Bench, args: list[str], said: str
+) -> None:
+    status, text, _ = bench("sampling", dataset, *SMALL, *args)
+    assert status == 2
+    assert said in text

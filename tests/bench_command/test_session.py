@@ -1,0 +1,52 @@
+"""Sessions: when the time is up, what is measured is kept; a session that is through is not partial."""
+
+from __future__ import annotations
+
+import pytest
+
+from gids.bench.report import Report
+from gids.bench.session import Session, TimeIsUp
+from gids.bench.text import Column, ratio, seconds, table
+
+
+def test_time_is_up_only_when_something_is_left() -> None:
+    with Session("test", seconds=1e-9, quiet=True) as session:
+        session.total(2)
+        with pytest.raises(TimeIsUp):
+            session.done()
+        session.done()  # the last: all is measured
+        with pytest.raises(TimeIsUp):
+            session.check()
+
+
+def test_without_a_bound_there_is_always_time() -> None:
+    with Session("test", quiet=True) as session:
+        assert session.left_s() == float("inf")
+        session.check()
+
+
+def test_a_table_has_medians_and_ranges_and_leaves_out_what_nothing_has() -> None:
+    report = Report("test", ["gids"])
+    for value in (3.0, 1.0, 2.0):
+        report.figure(place="a", size=1).add(score=value, missing=None)
+    report.figure(place="a", size=2).add(score=0.5, time=0.00123)
+    report.figure(place="b", size=None)  # was not measured
+    columns = [
+        Column("score", "score", ratio, spread=True),
+        Column("time", "time", seconds),
+        Column("-", "missing", ratio),
+    ]
+    assert table(report.figures, {"place": "place", "size": "size"}, columns).splitlines() == [
+        "place   size                 score      time",
+        "--------------------------------------------",
+        "a       1      2.00 (1.00 to 3.00)         -",
+        "        2                     0.50   1.23 ms",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.0, "0 ns"), (5e-9, "5 ns"), (12.3e-6, "12.3 us"), (0.25, "250 ms"), (3.0, "3.00 s")],
+)
+def test_seconds_come_in_the_unit_that_fits(value: float, shown: str) -> None:
+    assert seconds(value) == shown

@@ -1,0 +1,272 @@
+"""Trace files: what is written is read, runs replay exactly, and a damaged file gives one clear error."""
+
+from __future__ import annotations
+
+import errno
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import gids
+from gids.bench import Trace, record
+from gids.bench.replay import replay_as_recorded
+from gids.bench.trace import ENTER, PLAN, RETIRE, TracedTable
+from gids.bench.trace_writer import TraceWriter
+from gids.cache import POLICIES
+from gids.errors import FormatError
+from gids.store import DatasetWriter
+
+ROWS = 4000
+
+
+def table(name: str = "_N.feat", pages: int = 1000, *, heat: bool = True) -> TracedTable:
+    values = (np.arange(pages) % 251).astype(np.uint8) if heat else None
+    return TracedTable(name, pages, 4096, 4, None, values)
+
+
+def write(path: Path, tables: list[TracedTable], batches: list[list[np.ndarray]]) -> None:
+    writer = TraceWriter(path, tables)
+    for pages in batches:
+        writer.enter(pages)
+    writer.finish()
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("trace") / "two.gids"
+    rng = np.random.default_rng(0)
+    with DatasetWriter(path) as writer:
+        writer.write_table("node", "paper", "feat", torch.randn(ROWS, 256))  # four rows to a page
+        writer.write_table("node", "author", "feat", torch.randn(500, 1024))
+        indptr = np.concatenate([[0], np.cumsum(rng.integers(0, 8, ROWS))])
+        indices = (ROWS * rng.random(indptr[-1]) ** 3).astype(np.int64)
+        writer.write_graph(("paper", "cites", "paper"), indptr, indices, num_src=ROWS)
+    return path
+
+
+def minibatches(count: int, seed: int) -> list[dict[str, torch.Tensor]]:
+    """Skewed ids that repeat; the second table is now and then left out."""
+    rng = np.random.default_rng(seed)
+    result = []
+    for _ in range(count):
+        ids = {
+            "paper.feat": torch.from_numpy((ROWS * rng.random(rng.integers(0, 900)) ** 3).astype(np.int64))
+        }
+        if rng.random() < 0.8:
+            ids["author.feat"] = torch.from_numpy(rng.integers(0, 500, rng.integers(0, 120)))
+        result.append(ids)
+    return result
+
+
+def papers(ids: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {"paper.feat": ids["paper.feat"]}
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_what_is_written_is_read(tmp_path: Path, wide: bool) -> None:
+    rng = np.random.default_rng(1)
+    big = (1 << 32) + 7 if wide else 1000
+    tables = [table("a.x", heat=False, pages=big), table("b.y", pages=37)]
+    batches = [
+        [rng.integers(0, big, rng.integers(0, 50)), rng.permutation(37)[: rng.integers(0, 37)]]
+        for _ in range(30)
+    ]
+    write(tmp_path / "t", tables, batches)
+    with Trace(tmp_path / "t") as trace:
+        assert trace.batch_count == 30
+        assert trace.policy is None
+        assert [t.name for t in trace.tables] == ["a.x", "b.y"]
+        assert trace.tables[0].heat is None
+        assert np.array_equal(trace.tables[1].heat, tables[1].heat)
+        assert trace.events.tolist() == [ENTER] * 30
+        for number, pages in enumerate(batches):
+            for which in (0, 1):
+                assert np.array_equal(trace.pages(number, which), pages[which])
+        assert trace.page_counts(1).tolist() == [len(pages[1]) for pages in batches]
+        assert trace.table_number(None) == (0 if wide or big > 37 else 1)
+        with pytest.raises(KeyError, match="no table 'c'"):
+            trace.table_number("c")
+
+
+@pytest.mark.parametrize(
+    ("policy", "window", "planned"),
+    [*((policy, 6, 3) for policy in POLICIES), ("lookahead", 0, 1), ("lookahead", 22, 2)],
+)
+def test_a_recorded_run_replays_to_the_counts_of_the_run(
+    dataset: Path, tmp_path: Path, policy: str, window: int, planned: int
+) -> None:
+    options = {"window_batches": window, "planned_batches": planned, "policy": policy, "queue_depth": 16}
+    options |= {"memory_bytes": 32 << 20, "cache_bytes": 1 << 20}
+    path = tmp_path / "run.trace"
+    batches = minibatches(40, seed=window)
+    with (
+        gids.FeatureLoader(dataset, ["paper.feat", "author.feat"], **options) as loader,
+        record(loader, path),
+    ):
+        for ids, features in loader.attach(batches, lambda ids: ids):  # an epoch
+            assert all(torch.equal(features[t], loader.store.read_rows(ids[t], t)) for t in ids)
+        for number, _ in enumerate(loader.attach(batches[::-1], lambda ids: ids)):  # and another
+            if number == 5:
+                next(loader.attach(batches, lambda ids: ids))  # reads through: not recorded
+        stream = loader.attach(batches, lambda ids: ids)  # and one that is left in the middle
+        for _ in range(7):
+            next(stream)
+        stream.close()
+        counted = loader.stats()["tables"]
+    with Trace(path) as trace:
+        assert trace.policy == policy
+        assert int((trace.events == ENTER).sum()) == trace.batch_count
+        assert int((trace.events == RETIRE).sum()) == trace.batch_count
+        assert 87 <= int((trace.events == PLAN).sum()) <= 87 + planned
+        for number, traced in enumerate(trace.tables):
+            found = replay_as_recorded(trace, number)
+            run = counted[traced.name]
+            assert int(found.hits.sum()) == run["hits"] == trace.counters[traced.name]["hits"]
+            assert int(found.pages.sum()) == run["pages"]
+            assert int(found.loads.sum()) == run["loads"]
+            assert int(found.bypasses.sum()) == run["bypasses"]
+            assert found.evictions == run["evictions"]
+
+
+def test_planned_minibatches_that_adapt_between_epochs_replay_too(dataset: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run.trace"
+    with gids.FeatureLoader(dataset, ["paper.feat"], memory_bytes=32 << 20, cache_bytes=1 << 20) as loader:
+        with record(loader, path):
+            for _ in range(3):
+                for _ in loader.attach(minibatches(30, seed=2), papers):
+                    pass
+            hits = loader.stats()["hits"]
+        for _ in loader.attach(minibatches(3, seed=2), papers):
+            pass  # after the block nothing is written
+    with Trace(path) as trace:
+        assert trace.batch_count == 90
+        assert int(replay_as_recorded(trace, 0).hits.sum()) == hits
+
+
+def test_a_run_that_fails_leaves_what_happened_before(dataset: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run.trace"
+
+    def train(loader: gids.FeatureLoader) -> None:
+        with record(loader, path):
+            for number, _ in enumerate(loader.attach(minibatches(30, seed=2), papers)):
+                if number == 9:
+                    raise RuntimeError("the model exploded")
+
+    with gids.FeatureLoader(dataset, ["paper.feat"], memory_bytes=32 << 20, window_batches=4) as loader:
+        with pytest.raises(RuntimeError, match="the model exploded"):
+            train(loader)
+    with Trace(path) as trace:
+        assert trace.batch_count >= 10
+        replay_as_recorded(trace, 0)
+
+
+def test_a_full_disk_ends_the_recording_and_not_the_training(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "run.trace"
+    plan = TraceWriter.plan
+
+    def fill(self: TraceWriter) -> None:
+        plan(self)
+        if self._planned == 5:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(TraceWriter, "plan", fill)
+    with gids.FeatureLoader(dataset, ["paper.feat"], memory_bytes=32 << 20) as loader, record(loader, path):
+        assert len(list(loader.attach(minibatches(20, seed=2), papers))) == 20
+    assert "incomplete: [Errno 28] No space left on device" in caplog.text
+    with pytest.raises(FormatError, match="without the end mark"):
+        Trace(path)
+
+
+def test_recording_begins_before_the_first_minibatch(dataset: Path, tmp_path: Path) -> None:
+    with gids.FeatureLoader(dataset, ["paper.feat"], memory_bytes=32 << 20) as loader:
+        next(loader.attach(minibatches(3, seed=2), papers))
+        with pytest.raises(ValueError, match="before its first minibatch"), record(loader, tmp_path / "t"):
+            pass
+    with gids.FeatureLoader(dataset, ["paper.feat"], memory_bytes=32 << 20) as loader:
+        with pytest.raises(FileNotFoundError), record(loader, tmp_path / "nowhere" / "t"):
+            pass
+
+
+def test_a_node_loader_is_recorded_by_its_feature_loader(dataset: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run.trace"
+    options = {"memory_bytes": 32 << 20, "cache_bytes": 1 << 20}
+    seeds = torch.arange(0, ROWS, 9)
+    with gids.NodeLoader(dataset, {"paper": seeds}, [3, 3], batch_size=32, **options) as loader:
+        with record(loader, path):
+            for _ in loader:
+                pass
+        counted = loader.stats()["tables"]
+    with Trace(path) as trace:
+        assert trace.batch_count == len(loader)
+        for number, traced in enumerate(trace.tables):
+            assert int(replay_as_recorded(trace, number).hits.sum()) == counted[traced.name]["hits"]
+    with gids.NodeLoader(dataset, {"paper": seeds}, [3], tables=[]) as loader:
+        with pytest.raises(ValueError, match="loads no features"), record(loader, path):
+            pass
+
+
+def test_a_sampled_trace_has_no_run_to_repeat(tmp_path: Path) -> None:
+    write(tmp_path / "t", [table()], [[np.arange(3)]])
+    with Trace(tmp_path / "t") as trace, pytest.raises(ValueError, match="was sampled, not recorded"):
+        replay_as_recorded(trace, 0)
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> bytes:
+    write(tmp_path / "good", [table(pages=100)], [[np.arange(5)], [np.arange(7, 90)]])
+    return (tmp_path / "good").read_bytes()
+
+
+def test_every_truncation_is_one_clear_error(tmp_path: Path, good: bytes) -> None:
+    path = tmp_path / "cut"
+    for size in range(len(good)):
+        path.write_bytes(good[:size])
+        with pytest.raises(FormatError, match=f"^{path} (has|ends|is)"):
+            Trace(path)
+
+
+def test_no_changed_byte_does_worse_than_an_error(tmp_path: Path, good: bytes) -> None:
+    rng = np.random.default_rng(3)
+    path = tmp_path / "changed"
+    refused = 0
+    for _ in range(400):
+        changed = bytearray(good)
+        changed[rng.integers(0, len(good))] ^= 1 << rng.integers(0, 8)
+        path.write_bytes(changed)
+        try:
+            with Trace(path) as trace:
+                for batch in range(trace.batch_count):
+                    trace.pages(batch)
+        except FormatError:
+            refused += 1
+    assert refused > 100  # the others changed heat, or a page into another page
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (0, b"NOTATRCE", "is not a trace of gids"),
+        (8, struct.pack("<I", 2), "is a trace of version 2; this gids reads version 1"),
+        (12, struct.pack("<I", 1 << 30), "ends within its header"),
+        (16, b"[", "damaged header"),
+    ],
+)
+def test_alien_files_are_named(tmp_path: Path, good: bytes, place: int, value: bytes, said: str) -> None:
+    path = tmp_path / "alien"
+    path.write_bytes(good[:place] + value + good[place + len(value) :])
+    with pytest.raises(FormatError, match=said):
+        Trace(path)
+
+
+def test_pages_beyond_the_table_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "t", [table(pages=10)], [[np.array([3, 10])]])
+    with (
+        Trace(tmp_path / "t") as trace,
+        pytest.raises(FormatError, match="names page 10 of table '_N\\.feat'"),
+    ):
+        trace.pages(0)

@@ -1,0 +1,110 @@
+"""The cache in device memory on a device that runs behind: nobody looks before what is looked at is there."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from late_device import LateDevice
+from raw_table import RawTable, write_raw_table
+
+from gids.cache import DeviceFeatureCache
+from gids.io import open_engine
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> RawTable:
+    return write_raw_table(tmp_path, torch.randn(400, 100), page_bytes=512, shards=2)
+
+
+@pytest.fixture(params=["stream", "warp"])
+def cache(request: pytest.FixtureRequest, table: RawTable) -> Iterator[DeviceFeatureCache]:
+    device = LateDevice(seed=3)
+    with open_engine(table.shard_paths, max_read_bytes=512) as engine:
+        made = DeviceFeatureCache(
+            device,
+            engine,
+            [table],  # type: ignore[list-item]
+            lines={table.name: 50},
+            host_lines={table.name: 20},
+            heats={},
+            wait=request.param,
+            staging_bytes=64 * 512,
+        )
+        yield made
+        made.close()
+    device.close()
+
+
+def batches_of(table: RawTable, count: int, seed: int) -> list[dict[str, torch.Tensor]]:
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(0, 250, count)
+    return [{table.name: torch.from_numpy((400 * rng.random(n) ** 2).astype(np.int64))} for n in sizes]
+
+
+@pytest.mark.parametrize("planned", [1, 2, 3, 5])
+def test_rows_are_there_when_they_are_handed_out(
+    cache: DeviceFeatureCache, table: RawTable, planned: int
+) -> None:
+    batches, kept, entered, ahead = batches_of(table, 15, planned), [], 0, 0
+    for t in range(len(batches)):
+        while ahead < min(len(batches), t + planned):
+            while entered < min(len(batches), ahead + 5):
+                cache.enter(entered, batches[entered])
+                entered += 1
+            cache.plan(ahead)
+            ahead += 1
+        features, error = cache.gather(t)
+        assert error is None
+        assert torch.equal(features[table.name], table.rows[batches[t][table.name]])
+        kept.append(features[table.name])
+        cache.retire(t)
+        if t % 4 == 0:
+            through, error = cache.read_through(batches[-1])
+            assert error is None
+            assert torch.equal(through[table.name], table.rows[batches[-1][table.name]])
+    for batch, rows in zip(batches, kept, strict=True):
+        assert torch.equal(rows, table.rows[batch[table.name]])
+    cache.audit()
+    stats = cache.stats()[table.name]
+    assert stats["steps"] == 15
+    assert stats["pages"] == sum(len(torch.unique(b[table.name])) for b in batches)
+    assert stats["misses"] == stats["loads"] + stats["bypasses"]
+
+
+def test_errors_are_those_of_the_minibatch(cache: DeviceFeatureCache, table: RawTable) -> None:
+    cache._host._engine.inject_faults([(1, 0, errno.EIO, 1 << 30)])  # page 1, row 1
+    wanted = [[0, 2], [1, 5], [3], [400, 3], [1], [0]]
+    for step, ids in enumerate(wanted):
+        cache.enter(step, {table.name: torch.tensor(ids)})
+    for step in range(4):
+        cache.plan(step)
+    for step, ids in enumerate(wanted):
+        if step + 4 <= len(wanted) and step:
+            cache.plan(step + 3)
+        features, error = cache.gather(step)
+        cache.retire(step)
+        expected = IndexError if 400 in ids else OSError if 1 in ids else type(None)
+        assert isinstance(error, expected)
+        if error is None:
+            assert torch.equal(features[table.name], table.rows[torch.tensor(ids)])
+    assert not np.any(cache.page_words(table.name) & np.uint64(0xFFFFFF))
+    cache.audit()
+
+
+def test_cancelling_waits_for_what_was_posted(cache: DeviceFeatureCache, table: RawTable) -> None:
+    for seed in range(4):
+        first = cache.next_step
+        for i, batch in enumerate(batches_of(table, 10, seed)):
+            cache.enter(first + i, batch)
+        for i in range(seed + 1):
+            cache.plan(first + i)
+        cache.cancel()
+        words = cache.page_words(table.name)
+        assert not np.any(words & np.uint64(0xFFFFFF))
+        assert not np.any(words >> np.uint64(62) == 1), "a page is LOADING for ever"
+        cache.audit()

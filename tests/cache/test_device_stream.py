@@ -1,0 +1,339 @@
+"""The cache in device memory as the loader drives it; its statistics, its memory, its end."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from raw_table import RawTable, write_raw_table
+
+from gids.cache import DeviceFeatureCache
+from gids.cache.device_state import miss_bytes
+from gids.cuda.device import Device
+from gids.errors import MemoryBudgetError, StorageError
+from gids.io import open_engine
+from gids.loader.stream import ReadThroughStream, WindowedStream
+
+Batch = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> RawTable:
+    return write_raw_table(tmp_path, torch.randn(400, 100), page_bytes=4096, shards=2)
+
+
+@pytest.fixture
+def cache(device: Device, table: RawTable) -> Iterator[DeviceFeatureCache]:
+    with open_engine(table.shard_paths, max_read_bytes=table.page_bytes) as engine:
+        made = make(device, table, engine)
+        yield made
+        made.close()
+        made.close()
+
+
+def make(device: Device, table: RawTable, engine: object, **options: object) -> DeviceFeatureCache:
+    return DeviceFeatureCache(
+        device,
+        engine,  # type: ignore[arg-type]
+        [table],  # type: ignore[list-item]
+        **{"lines": {table.name: 12}, "heats": {}, "staging_bytes": 32 * 4096} | options,  # type: ignore[arg-type]
+    )
+
+
+def batches_of(table: RawTable, count: int, seed: int = 0) -> list[Batch]:
+    rng = np.random.default_rng(seed)
+    return [
+        {table.name: torch.from_numpy((400 * rng.random(rng.integers(0, 150)) ** 2).astype(np.int64))}
+        for _ in range(count)
+    ]
+
+
+def windowed(
+    cache: DeviceFeatureCache,
+    batches: list[Batch],
+    window: int,
+    planned: int,
+    closed: Callable[[], None] = lambda: None,
+) -> WindowedStream[Batch]:
+    return WindowedStream(
+        batches,
+        lambda batch: batch,
+        lambda batch, ids: cache,  # type: ignore[arg-type, return-value]
+        window_batches=window,
+        planned_batches=lambda: planned,
+        on_close=closed,
+        seconds={"sample": 0.0},
+    )
+
+
+@pytest.mark.parametrize(("window", "planned"), [(0, 1), (16, 2), (4, 4), (20, 4)])
+def test_the_stream_drives_it_as_the_cache_in_host_memory(
+    cache: DeviceFeatureCache, table: RawTable, window: int, planned: int
+) -> None:
+    batches = batches_of(table, 15)
+    kept = []
+    for _ in range(2):
+        for batch, features in windowed(cache, batches, window, planned):
+            kept.append((batch[table.name], features[table.name]))
+    assert len(kept) == 30
+    for ids, rows in kept:  # also those that were handed out long ago
+        assert torch.equal(rows.cpu(), table.rows[ids])
+    assert not np.any(cache.page_words(table.name) & np.uint64(0xFFFFFF))
+    cache.audit()
+
+
+def test_only_the_two_minibatches_next_in_turn_are_waited_for(
+    cache: DeviceFeatureCache, table: RawTable
+) -> None:
+    in_flight = []
+    for step in range(5):
+        cache.enter(step, {table.name: torch.arange(50 * step, 50 * step + 50)})
+        cache.plan(step)
+        in_flight.append(cache._queue.stats()["uncollected"])
+    assert in_flight == [1, 1, 1, 2, 3]
+    cache.cancel()
+
+
+def test_minibatches_that_miss_nothing_do_not_use_the_queue(
+    cache: DeviceFeatureCache, table: RawTable
+) -> None:
+    def run(ids: list[torch.Tensor]) -> int:
+        before = cache._queue.stats()["posted"]
+        for given, (_, features) in zip(
+            ids, windowed(cache, [{table.name: i} for i in ids], 2, 2), strict=True
+        ):
+            assert torch.equal(features[table.name].cpu(), table.rows[given])
+        return cache._queue.stats()["posted"] - before
+
+    hot, other = torch.arange(60), torch.arange(300, 320)
+    assert run([hot]) == 1
+    assert run([hot] * 5) <= 1  # the first plan expects what the last one needed
+    assert run([hot, other, hot, hot]) <= 2
+
+
+def test_closing_in_mid_stream_and_reading_through_beside_it(
+    cache: DeviceFeatureCache, table: RawTable
+) -> None:
+    batches, ended = batches_of(table, 12), []
+    stream = windowed(cache, batches, 6, 3, lambda: ended.append(1))
+    for _ in range(4):
+        next(stream)
+    beside = ReadThroughStream(batches, lambda b: b, lambda b, ids: cache)  # type: ignore[arg-type, return-value]
+    for batch, features in beside:
+        assert torch.equal(features[table.name].cpu(), table.rows[batch[table.name]])
+    _, features = next(stream)
+    assert torch.equal(features[table.name].cpu(), table.rows[batches[4][table.name]])
+    stream.close()
+    assert ended == [1]
+    assert not np.any(cache.page_words(table.name) & np.uint64(0xFFFFFF))
+    cache.audit()
+    assert len(list(windowed(cache, batches, 6, 3))) == 12
+
+
+def following(stream: WindowedStream[Batch], table: RawTable) -> tuple[torch.Tensor, Exception | None]:
+    """The next minibatch's rows, or its error."""
+    try:
+        return next(stream)[1][table.name].cpu(), None
+    except (StorageError, IndexError) as error:
+        return torch.empty(0), error
+
+
+@pytest.mark.parametrize("planned", [1, 3])
+def test_errors_come_at_their_minibatch_and_the_stream_goes_on(
+    cache: DeviceFeatureCache, table: RawTable, planned: int
+) -> None:
+    path, offset = table.shard_of(9)
+    cache._host._engine.inject_faults([(table.shard_paths.index(path), offset, errno.EIO, 1 << 30)])
+    wanted: list[list[int]] = [[1, 2], [95, 1], [400], [3], [90], [], [5, 6]]
+    stream = windowed(
+        cache, [{table.name: torch.tensor(ids, dtype=torch.int64)} for ids in wanted], 2, planned
+    )
+    got: list[object] = []
+    for ids in wanted:
+        rows, error = following(stream, table)
+        got.append(type(error) if error else None)
+        if isinstance(error, StorageError):
+            assert (error.errno, error.filename, error.offset) == (errno.EIO, str(path), offset)
+        elif error is None:
+            assert torch.equal(rows, table.rows[torch.tensor(ids, dtype=torch.int64)])
+    assert got == [None, StorageError, IndexError, None, StorageError, None, None]
+    assert list(stream) == []
+
+
+def test_statistics_have_the_names_of_the_cache_in_host_memory(
+    cache: DeviceFeatureCache, table: RawTable
+) -> None:
+    batches = batches_of(table, 10)
+    for _ in windowed(cache, batches, 4, 2):
+        pass
+    stats = cache.stats()[table.name]
+    host = cache._host.stats()[table.name]
+    assert set(host) <= set(stats)
+    assert stats["steps"] == 10
+    assert stats["pages"] == sum(len({i // 10 for i in b[table.name].tolist()}) for b in batches)
+    assert stats["pages"] == stats["hits"] + stats["misses"]
+    assert stats["misses"] == stats["loads"] + stats["bypasses"]
+    assert stats["failures"] == 0
+    assert 0 < stats["loads"] - stats["evictions"] <= 12
+    assert stats["plan_s"] > 0
+    assert stats["gather_s"] > 0
+
+
+def test_device_memory_is_lines_and_8_bytes_a_page_and_the_window_and_a_constant(
+    device: Device, table: RawTable, tmp_path: Path
+) -> None:
+    with open_engine(table.shard_paths, max_read_bytes=table.page_bytes) as engine:
+        cache = make(device, table, engine, host_lines={table.name: 7})
+        memory = cache.memory()
+        assert memory["lines"] == 12 * 4096
+        assert memory["page tables"] == 8 * table.page_count
+        assert memory["line owners"] == 8 * (12 + 7)
+        assert memory["window"] == memory["outputs"] == 0
+        assert memory["host lines"] == 7 * 4096
+        assert memory["staging"] >= 32 * 4096
+        assert memory["queue"] + memory["scratch"] < 1 << 16
+        ids = {table.name: torch.arange(300)}
+        for step in range(5):
+            cache.enter(step, ids)
+        assert cache.memory()["window"] == 5 * 300 * 8
+        cache.plan(0)
+        assert cache.memory()["outputs"] == 300 * 400 == cache.output_bytes()[0]
+        for step in range(5):
+            if step:
+                cache.plan(step)
+            cache.gather(step)
+            cache.retire(step)
+        after = cache.memory()
+        # Room for all pages, which 300 rows might miss; once, as no other minibatch is being read.
+        assert after["scratch"] - memory["scratch"] == miss_bytes(table.page_count)
+        assert after["window"] == after["outputs"] == 0
+        assert cache.output_bytes() == (0, 300 * 400)
+        for name in ("lines", "page tables", "line owners", "queue", "host lines", "staging"):
+            assert after[name] == memory[name]
+        cache.close()
+
+
+def test_a_cache_larger_than_free_device_memory_is_refused_with_the_sum(
+    device: Device, table: RawTable
+) -> None:
+    free, _ = device.memory_info()
+    lines = free // 4096 + 1
+    with open_engine(table.shard_paths, max_read_bytes=table.page_bytes) as engine:
+        with pytest.raises(MemoryBudgetError, match=r"lines .* \+ page tables .* free") as caught:
+            make(device, table, engine, lines={table.name: lines})
+        assert f"{lines * 4096 + 8 * table.page_count + 8 * lines} bytes" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"policy": "lru"}, "device='cpu' only"),
+        ({"policy": "mru"}, "lookahead, window-pin, random, static"),
+        ({"host_policy": "random"}, "lookahead, static"),
+        (
+            {"output_dtype": torch.float64},
+            "dtype=torch.float64: rows can be converted to float32, float16, bfloat16",
+        ),
+        ({"lines": {"_N.feat": -1}}, "-1 lines"),
+        ({"lines": {"_N.feat": 1}, "host_lines": {"_N.feat": (1 << 30) - 1}}, "a table has 0 to 1073741823"),
+        ({"wait": "poll"}, "'stream' or 'warp'"),
+    ],
+)
+def test_options_that_do_not_exist_are_refused(
+    device: Device, table: RawTable, options: dict[str, object], text: str
+) -> None:
+    with open_engine(table.shard_paths, max_read_bytes=table.page_bytes) as engine:
+        with pytest.raises(ValueError, match=text):
+            make(device, table, engine, **options)
+
+
+def test_a_dropped_cache_ends_its_queue_and_unmaps(device: Device, table: RawTable) -> None:
+    with open_engine(table.shard_paths, max_read_bytes=table.page_bytes) as engine:
+        cache = make(device, table, engine, host_lines={table.name: 3})
+        stream = windowed(cache, batches_of(table, 8), 3, 2)
+        next(stream)
+        queue, gone = cache._queue, weakref.ref(cache)
+        del stream, cache
+        gc.collect()
+        assert gone() is None
+        with pytest.raises(RuntimeError, match="closed"):
+            queue.read_pages(device.current_stream(), *[torch.empty(0)] * 2, 0, *[torch.empty(0)] * 2)  # type: ignore[arg-type]
+
+
+def test_a_queue_that_ended_is_an_error_and_closing_still_takes_all_marks_back(
+    device: Device, table: RawTable
+) -> None:
+    with open_engine(table.shard_paths, max_read_bytes=table.page_bytes) as engine:
+        cache = make(device, table, engine, lines={table.name: 30})
+        stream = windowed(cache, batches_of(table, 8), 3, 3)
+        next(stream)
+        cache._queue.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            list(stream)
+        words = cache.page_words(table.name)
+        assert not np.any(words & np.uint64(0xFFFFFF))
+        assert not np.any(words >> np.uint64(62) == 1)
+        cache.audit()
+        cache.close()
+
+
+class SlowReader:
+    """An ExtentReader by plain reads; remembers its extents."""
+
+    name = "plain"
+
+    def __init__(self, paths: list[Path], failing: int = -1) -> None:
+        self._files = [np.fromfile(path, np.uint8) for path in paths]
+        self._failing = failing
+        self.extents: list[tuple[int, int, int]] = []
+
+    def read(self, files, offsets, lengths, out, places) -> None:  # type: ignore[no-untyped-def]
+        assert out.dtype == torch.uint8
+        assert out.dim() == 1
+        for file, offset, length, place in zip(files, offsets, lengths, places, strict=True):
+            if file == self._failing:
+                raise StorageError(errno.EIO, "cannot read", "x", int(offset))
+            self.extents.append((int(file), int(offset), int(length)))
+            out[place : place + length] = torch.from_numpy(self._files[file][offset : offset + length])
+
+
+def test_preloading_reads_runs_of_pages_as_extents(device: Device, tmp_path: Path) -> None:
+    table = write_raw_table(tmp_path, torch.randn(300, 128), page_bytes=512, shards=2)
+    heat = np.zeros(300, np.uint8)
+    heat[20:60] = 5
+    heat[[0, 100, 102, 299]] = 9
+    with open_engine(table.shard_paths) as engine:
+        reader = SlowReader(table.shard_paths)
+        cache = make(device, table, engine, lines={table.name: 60}, heats={table.name: heat}, reader=reader)
+        assert sorted(reader.extents) == [
+            (0, 0, 512),
+            (0, 10 * 512, 20 * 512),
+            (0, 50 * 512, 2 * 512),
+            (1, 10 * 512, 20 * 512),
+            (1, 149 * 512, 512),
+        ]
+        cache.audit()
+        hot = np.flatnonzero(heat)
+        for _, features in windowed(cache, [{table.name: torch.from_numpy(hot)}], 0, 1):
+            assert torch.equal(features[table.name].cpu(), table.rows[hot])
+        assert cache.stats()[table.name]["hits"] == len(hot)
+        cache.close()
+
+        cache = make(
+            device,
+            table,
+            engine,
+            lines={table.name: 60},
+            heats={table.name: heat},
+            reader=SlowReader(table.shard_paths, failing=1),
+        )
+        assert not np.any(cache.page_words(table.name) >> np.uint64(62))
+        for _, features in windowed(cache, [{table.name: torch.from_numpy(hot)}], 0, 1):
+            assert torch.equal(features[table.name].cpu(), table.rows[hot])
+        cache.close()

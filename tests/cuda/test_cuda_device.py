@@ -1,0 +1,311 @@
+"""The CUDA device without a GPU: what it asks of the driver, here of a libcuda that writes it down."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import gids.cuda.open as opening
+from gids import cuda
+from gids.cuda.cuda_device import CudaDevice
+from gids.cuda.libcuda import CudaError, Libcuda
+from gids.cuda.sources import Sources
+
+HERE = Path(__file__).parent
+STREAM: Any = SimpleNamespace(cuda_stream=0xABC)
+CONTEXT = "1064"  # of device 0, as the stub names it
+KERNELS = """
+extern "C" __global__ void first(const int* a, unsigned b, float c) {}
+extern "C" __global__ __launch_bounds__(256) void second(const int* a, unsigned b, float c) {}
+"""
+
+
+class FakeCompiler:
+    version = (13, 0)
+
+    def __init__(self, root: Path) -> None:
+        (root / "noun").mkdir()
+        (root / "noun" / "unit.cu").write_text(KERNELS)
+        self.sources = Sources(root)
+        self.compiled: list[tuple[str, str]] = []
+
+    def target(self, capability: tuple[int, int]) -> str:
+        assert capability == (9, 0)
+        return "sm_90"
+
+    def compile(self, unit: Any, target: str) -> bytes:
+        self.compiled.append((unit.name, target))
+        return b"\x7fELF of a unit"
+
+
+@pytest.fixture(scope="session")
+def stub(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """tests/cuda/libcuda.c, against NVIDIA's cuda.h where it is installed."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    spec = find_spec("nvidia")
+    folders = [Path(f) / "cu13" / "include" for f in spec.submodule_search_locations or []] if spec else []
+    header = [f"-I{folder}" for folder in folders if (folder / "cuda.h").is_file()]
+    flags = [*header, "-DHAVE_CUDA_H"] if header else []
+    library = tmp_path_factory.mktemp("libcuda") / "libcuda.so.1"
+    command = [compiler, "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", *flags]
+    subprocess.run([*command, str(HERE / "libcuda.c"), "-o", str(library)], check=True)
+    loaded = ctypes.CDLL(str(library))
+    loaded.stub_record.restype = ctypes.c_char_p
+    return loaded
+
+
+@pytest.fixture
+def driver(stub: ctypes.CDLL) -> Libcuda:
+    stub.stub_clear()
+    stub.stub_parameters(3, (ctypes.c_size_t * 3)(8, 4, 4))
+
+    def load(name: str) -> ctypes.CDLL:
+        assert name == "libcuda.so.1"
+        return stub
+
+    return Libcuda(load)
+
+
+@pytest.fixture
+def compiler(tmp_path: Path) -> FakeCompiler:
+    return FakeCompiler(tmp_path)
+
+
+@pytest.fixture
+def made(driver: Libcuda, compiler: FakeCompiler) -> CudaDevice:
+    return CudaDevice(0, driver, compiler)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def record(stub: ctypes.CDLL) -> Callable[[], list[str]]:
+    """What the driver was asked since the last look."""
+
+    def look() -> list[str]:
+        lines: str = stub.stub_record().decode()
+        stub.stub_clear()
+        return lines.splitlines()
+
+    return look
+
+
+def test_a_device_says_what_it_is(made: CudaDevice) -> None:
+    assert (made.name, made.sm_count, made.torch_device) == ("Stub 100", 132, torch.device("cuda:0"))
+
+
+def test_a_launch_passes_grid_stream_and_arguments(
+    made: CudaDevice, compiler: FakeCompiler, record: Callable[[], list[str]]
+) -> None:
+    arguments = (0x123456789A, np.uint32(0xFFFFFFFF), np.float32(1))
+    made.launch(STREAM, "noun/unit.cu", "second", 7, 96, *arguments)
+    assert record() == [
+        f"load ELF in {CONTEXT}",
+        "ready first",
+        "ready second",
+        f"launch second <7 1 1, 96 1 1, 0> stream abc in {CONTEXT}: 123456789a ffffffff 3f800000",
+    ]
+    made.launch(STREAM, "noun/unit.cu", "first", 0, 96, *arguments)
+    assert record() == [], "0 blocks"
+    made.launch(STREAM, "noun/unit.cu", "first", 1, 32, -2, np.int32(-1), np.float32(0))
+    assert record() == [
+        f"launch first <1 1 1, 32 1 1, 0> stream abc in {CONTEXT}: fffffffffffffffe ffffffff 0"
+    ]
+    assert compiler.compiled == [("noun/unit.cu", "sm_90")]
+
+
+def test_units_are_loaded_before_their_first_launch_when_asked(
+    made: CudaDevice, compiler: FakeCompiler, record: Callable[[], list[str]]
+) -> None:
+    threads = [threading.Thread(target=made.preload, args=("noun/unit.cu",)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert record() == [f"load ELF in {CONTEXT}", "ready first", "ready second"]
+    assert len(compiler.compiled) == 1
+
+
+def test_wrong_arguments_are_refused_before_the_launch(
+    made: CudaDevice, record: Callable[[], list[str]]
+) -> None:
+    made.preload("noun/unit.cu")
+    record()
+    sizes = r"first takes arguments of \[8, 4, 4\] bytes; \[8, 8, 4\] were given"
+    with pytest.raises(RuntimeError, match=sizes):
+        made.launch(STREAM, "noun/unit.cu", "first", 1, 32, 1, 2, np.float32(3))
+    with pytest.raises(ValueError, match="argument 0 is a tensor on cpu, the kernel on cuda:0"):
+        made.launch(STREAM, "noun/unit.cu", "first", 1, 32, torch.zeros(1), np.uint32(2), np.float32(3))
+    with pytest.raises(KeyError, match=r"no kernel 'third' in noun/unit.cu \(has first, second\)"):
+        made.launch(STREAM, "noun/unit.cu", "third", 1, 32)
+    with pytest.raises(KeyError, match=r"no device source 'noun/other.cu' in .* \(has noun/unit.cu\)"):
+        made.preload("noun/other.cu")
+    assert record() == []
+
+
+def test_a_failed_launch_names_the_failure(made: CudaDevice, stub: ctypes.CDLL) -> None:
+    made.preload("noun/unit.cu")
+    stub.stub_fail_next(700)
+    with pytest.raises(CudaError, match=r"cuLaunchKernel: a failure \(CUDA error 700\)"):
+        made.launch(STREAM, "noun/unit.cu", "first", 1, 32, 0, np.uint32(0), np.float32(0))
+
+
+def test_host_memory_is_registered_and_released_once(
+    made: CudaDevice, record: Callable[[], list[str]]
+) -> None:
+    with made.map_host(0x7000, 12288) as mapping:
+        assert mapping.device_address == 0x1000000007000
+        assert record() == [f"register 7000 12288 flags 3 in {CONTEXT}", "pointer 7000 flags 0"]
+    mapping.close()
+    assert record() == [f"unregister 7000 in {CONTEXT}"]
+    made.map_host(0x7000, 4096, read_only=True).close()
+    assert record()[0] == f"register 7000 4096 flags 11 in {CONTEXT}"
+
+
+def test_a_device_that_cannot_map_read_only_maps(
+    driver: Libcuda, compiler: FakeCompiler, record: Callable[[], list[str]]
+) -> None:
+    CudaDevice(1, driver, compiler).map_host(0x7000, 4096, read_only=True).close()  # type: ignore[arg-type]
+    assert record()[0] == "register 7000 4096 flags 3 in 1065"
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (2, "does not pin 4096 bytes of host memory at 0x7000: free host memory, or raise `ulimit -l`"),
+        (712, "some of it is mapped already; close that mapping first"),
+        (801, r"at 0x7000 \(cuMemHostRegister_v2: a failure \(CUDA error 801\)\)"),
+    ],
+)
+def test_memory_that_cannot_be_pinned_says_why(
+    made: CudaDevice, stub: ctypes.CDLL, status: int, message: str
+) -> None:
+    stub.stub_fail_next(status)
+    with pytest.raises(RuntimeError, match=message):
+        made.map_host(0x7000, 4096)
+    for address, nbytes in [(0x7001, 4096), (0x7000, 0)]:
+        with pytest.raises(ValueError, match="cannot be mapped"):
+            made.map_host(address, nbytes)
+
+
+def test_the_end_of_cuda_ends_a_mapping_too(made: CudaDevice, stub: ctypes.CDLL) -> None:
+    for status, fails in [(4, False), (1, True)]:
+        mapping = made.map_host(0x7000, 4096)
+        stub.stub_fail_next(status)
+        if fails:
+            with pytest.raises(CudaError):
+                mapping.close()
+        else:
+            mapping.close()
+
+
+def test_a_stream_is_told_to_wait_by_the_second_version_of_the_function(
+    made: CudaDevice, driver: Libcuda, compiler: FakeCompiler, record: Callable[[], list[str]]
+) -> None:
+    assert made.wait_value(STREAM, 0x1000000007008, (1 << 62) + 5)
+    assert record() == [f"wait stream abc 1000000007008 >= 4000000000000005 flags 0 in {CONTEXT}"]
+    other = CudaDevice(1, driver, compiler)  # type: ignore[arg-type]
+    assert not other.wait_value(STREAM, 0x1000000007008, 1), "its attribute says that it cannot"
+    assert record() == []
+
+
+def test_an_older_driver_does_without_the_newer_functions(
+    stub: ctypes.CDLL, compiler: FakeCompiler, record: Callable[[], list[str]]
+) -> None:
+    class Older:
+        def __getattr__(self, name: str) -> object:
+            if name in ("cuStreamWaitValue64_v2", "cuFuncLoad", "cuFuncGetParamInfo"):
+                raise AttributeError(name)
+            return getattr(stub, name)
+
+    stub.stub_clear()
+    device = CudaDevice(0, Libcuda(lambda name: Older()), compiler)  # type: ignore[arg-type]
+    assert not device.wait_value(STREAM, 0x1000000007008, 1)
+    device.preload("noun/unit.cu")
+    assert record() == [f"load ELF in {CONTEXT}"]
+
+    class TooOld:
+        def __getattr__(self, name: str) -> object:
+            raise AttributeError(name)
+
+    with pytest.raises(OSError, match="has no cuInit: update the NVIDIA driver"):
+        Libcuda(lambda name: TooOld())
+
+
+# --- opening ---
+
+
+@pytest.fixture
+def with_cuda(
+    monkeypatch: pytest.MonkeyPatch, stub: ctypes.CDLL, compiler: FakeCompiler
+) -> Callable[[str], ctypes.CDLL]:
+    """torch, CuPy and a driver with two devices are there, all for CUDA 13. Returns the loader."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(opening, "_open", {})
+    monkeypatch.setattr(opening, "open_compiler", lambda sources, extra: compiler)
+    return lambda name: stub
+
+
+def test_a_device_is_opened_once_for_each_index(with_cuda: Callable[[str], Any]) -> None:
+    first = opening.open_cuda("cuda:0", load=with_cuda)
+    assert first is opening.open_cuda(torch.device("cuda", 0), load=with_cuda)
+    second = opening.open_cuda("cuda", load=with_cuda)
+    assert second.torch_device == torch.device("cuda:1"), "torch's current device"
+    assert second is opening.open_cuda(None, load=with_cuda)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cpu", "'cpu' is no CUDA device"),
+        ("gpu", "no device 'gpu': write 'cuda' or 'cuda:0'"),
+        ("cuda:2", "no device cuda:2: the driver has cuda:0 Stub 100, cuda:1 Stub 101; CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_a_name_without_a_device_is_refused(with_cuda: Callable[[str], Any], name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        opening.open_cuda(name, load=with_cuda)
+
+
+def no_driver(name: str) -> Any:
+    raise OSError(name)
+
+
+def test_what_is_missing_is_named(
+    with_cuda: Callable[[str], Any], compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RuntimeError, match=r"no CUDA device: no NVIDIA driver .*`gids info --system`"):
+        opening.open_cuda("cuda", load=no_driver)
+    monkeypatch.setattr(compiler, "version", (14, 0))
+    with pytest.raises(RuntimeError, match=r"supports CUDA 13\.1; CuPy compiles with CUDA 14\.0: update the"):
+        opening.open_cuda("cuda", load=with_cuda)
+    monkeypatch.setattr(torch.version, "cuda", "14.2")
+    with pytest.raises(RuntimeError, match=r"supports CUDA 13\.1; torch was built with CUDA 14\.2"):
+        opening.open_cuda("cuda", load=with_cuda)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(RuntimeError, match=r"needs a CUDA build of torch; this is .*: pip install torch"):
+        opening.open_cuda("cuda", load=with_cuda)
+
+
+def test_the_public_name_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(RuntimeError, match="CUDA build of torch"):
+        cuda.open_device()
+    with pytest.raises(ValueError, match="'cpu' is no CUDA device"):
+        cuda.open_device("cpu")
+    assert cuda.Device.__module__ == "gids.cuda.device"
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        cuda.nothing  # noqa: B018

@@ -1,0 +1,189 @@
+"""The emulator finds what a GPU would leave to chance."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from emulator import EmulatedDevice
+
+UNIT = str(Path(__file__).parent / "faulty.cu")
+SEEDS = range(20)
+
+
+def launch(device: EmulatedDevice, kernel: str, blocks: int, threads: int, *args: object) -> None:
+    device.launch(device.current_stream(), UNIT, kernel, blocks, threads, *args)  # type: ignore[arg-type]
+
+
+def words(device: EmulatedDevice, count: int) -> torch.Tensor:
+    return device.zeros(count, torch.int32)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_missing_barrier_shows(seed: int) -> None:
+    device = EmulatedDevice(seed)
+    source, to = torch.arange(64, dtype=torch.int32), words(device, 64)
+    launch(device, "reverse", 1, 64, to, source, np.uint32(1))
+    assert torch.equal(to, source.flip(0))
+    launch(device, "reverse", 1, 64, to, source, np.uint32(0))
+    assert not torch.equal(to, source.flip(0))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_lanes_are_not_in_step(seed: int) -> None:
+    device = EmulatedDevice(seed)
+    values = torch.arange(32, dtype=torch.int32)
+    launch(device, "rotate", 1, 32, values, np.uint32(1))
+    assert values.tolist() == [*range(1, 32), 0]
+    launch(device, "rotate", 1, 32, values, np.uint32(0))
+    assert values.tolist() != [*range(2, 32), 0, 1]
+
+
+def test_a_seed_repeats_a_launch() -> None:
+    outcomes = set()
+    for seed in [*SEEDS, *SEEDS]:
+        device = EmulatedDevice(seed)
+        source, to = torch.arange(64, dtype=torch.int32), words(device, 64)
+        launch(device, "reverse", 1, 64, to, source, np.uint32(0))
+        outcomes.add((seed, tuple(to.tolist())))
+    assert len(outcomes) == len({outcome for _, outcome in outcomes}) == len(SEEDS)
+
+
+def test_shared_memory_is_not_zero_in_any_block() -> None:
+    device = EmulatedDevice()
+    to = words(device, 8)
+    launch(device, "read_unwritten", 8, 32, to)
+    assert [v & 0xFFFFFFFF for v in to.tolist()] == [0xA5A5A5A5] * 8
+
+
+def test_two_blocks_run_at_the_same_time_and_no_more() -> None:
+    device = EmulatedDevice(limit_s=1)
+    launch(device, "meet_across_blocks", 2, 32, words(device, 1))
+    with pytest.raises(RuntimeError, match="time limit"):
+        launch(device, "meet_across_blocks", 3, 32, words(device, 1))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        ("part_at_barriers", r"block 0: thread \d+ is at a barrier, but .* \(faulty.cu:\d+\)"),
+        (
+            "leave_a_lane_out",
+            r"can go on:(.|\n)* 31 from thread 0 wait at faulty.cu:\d+ in __ballot",
+        ),
+        (
+            "ask_with_a_foreign_mask",
+            r"calls __ballot_sync with the mask 0x0000ffff, which lacks its",
+        ),
+        ("give_up", r"kernel give_up, block 0: thread \d+ __trap\(\)"),
+    ],
+)
+def test_threads_that_do_not_meet_end_the_launch(kernel: str, message: str) -> None:
+    device = EmulatedDevice()
+    with pytest.raises(RuntimeError, match=message):
+        launch(device, kernel, 1, 64, words(device, 64))
+    launch(device, "reverse", 1, 64, words(device, 64), words(device, 64), np.uint32(1))
+
+
+def test_a_lane_that_is_not_in_the_mask_says_nothing_sensible() -> None:
+    device = EmulatedDevice()
+    to = words(device, 16)
+    launch(device, "hear_from_nobody", 1, 32, to)
+    assert [v & 0xFFFFFFFF for v in to.tolist()] == [0xA5A5A5A5] * 16
+
+
+def test_a_wait_without_end_ends() -> None:
+    device = EmulatedDevice(limit_s=0.2)
+    with pytest.raises(RuntimeError, match="longer than the emulator's time limit"):
+        launch(device, "wait_for_ever", 3, 64, words(device, 1))
+    with pytest.raises(RuntimeError, match="time limit, and never waits"):
+        launch(device, "watch_for_ever", 3, 64, words(device, 1))
+    launch(device, "reverse", 1, 64, words(device, 64), words(device, 64), np.uint32(1))
+
+
+@pytest.mark.parametrize("write", [0, 1])
+@pytest.mark.parametrize("nbytes", [16, 32, 4096, 10_000])
+def test_access_beyond_a_tensor_ends_the_launch(write: int, nbytes: int) -> None:
+    device = EmulatedDevice()
+    memory = device.empty(nbytes, torch.uint8)
+    assert memory.unique().tolist() == [0xA5], "what nobody wrote is not 0"
+    launch(device, "touch", 1, 32, memory, nbytes - 1, np.uint32(write))
+    with pytest.raises(RuntimeError, match=rf"thread 7 accesses byte {nbytes} of a tensor of {nbytes} bytes"):
+        launch(device, "touch", 1, 32, memory, nbytes, np.uint32(write))
+    before = -(1 << 12) - nbytes % 4096
+    with pytest.raises(RuntimeError, match=rf"accesses \d+ bytes before a tensor of {nbytes} bytes"):
+        launch(device, "touch", 1, 32, memory, before, np.uint32(write))
+
+
+def test_a_write_into_the_slack_behind_a_tensor_is_found() -> None:
+    device = EmulatedDevice()
+    memory = device.zeros((3, 7), torch.uint8)
+    with pytest.raises(RuntimeError, match="kernel touch wrote byte 21 of a tensor of 21 bytes"):
+        launch(device, "touch", 1, 32, memory, 21, np.uint32(1))
+    launch(device, "touch", 1, 32, memory, 20, np.uint32(1))
+    assert memory.sum() == 1
+
+
+def test_memory_goes_back_with_its_last_tensor() -> None:
+    device = EmulatedDevice()
+    part = device.zeros(1 << 20, torch.uint8)[5:7]
+    for _ in range(100):
+        device.empty(1 << 24, torch.uint8)[:1] = 1
+    assert part.tolist() == [0, 0]
+
+
+def test_undefined_behaviour_ends_the_launch() -> None:
+    device = EmulatedDevice()
+    to = device.zeros(4, torch.int32)
+    with pytest.raises(RuntimeError, match=r"not aligned to its type \(faulty.cu:\d+\)"):
+        launch(device, "copy_vector", 1, 32, to, to.data_ptr() + 4)
+    with pytest.raises(RuntimeError, match=r"shifts by more than the type has bits \(faulty.cu:\d+\)"):
+        launch(device, "shift", 1, 32, to, np.uint32(32))
+    with pytest.raises(RuntimeError, match="kernel call_deeply, block 0: thread"):
+        launch(device, "call_deeply", 1, 32, to, np.uint32(10_000))
+
+
+def test_arguments_of_another_size_or_kind_are_refused() -> None:
+    device = EmulatedDevice()
+    to = words(device, 4)
+    for args, message in [
+        ((to,), "shift takes 2 arguments; 1 were given"),
+        ((to, 1), r"parameter 1 has 4 bytes; 8 were given \(int\)"),
+        ((to, np.float32(1)), "parameter 1 is of kind 'i'; float32 was given"),
+        ((np.uint32(1), np.uint32(1)), "parameter 0 has 8 bytes; 4 were given"),
+        ((to.long(), np.uint32(1)), r"parameter 0 points to 4 bytes each; the tensor is torch.int64"),
+    ]:
+        with pytest.raises(RuntimeError, match=message):
+            launch(device, "shift", 1, 32, *args)
+    with pytest.raises(RuntimeError, match="parameter 1 is no pointer"):
+        launch(device, "touch", 1, 32, to, to, np.uint32(0))
+
+
+def test_a_source_that_does_not_compile_says_why(tmp_path: Path) -> None:
+    (tmp_path / "broken.cu").write_text('extern "C" __global__ void broken(int* to) { *to = nothing; }\n')
+    (tmp_path / "odd.cu").write_text("__global__ void odd(int* to) {}\n")
+    device = EmulatedDevice()
+    with pytest.raises(RuntimeError, match=r"broken.cu:1:\d+: error: .nothing. was not declared"):
+        device.preload(str(tmp_path / "broken.cu"))
+    with pytest.raises(ValueError, match=r'odd.cu: each kernel is written extern "C" __global__ void'):
+        device.preload(str(tmp_path / "odd.cu"))
+
+
+def test_a_wait_for_a_value_that_does_not_come_ends() -> None:
+    device = EmulatedDevice(limit_s=0.1)
+    memory = torch.zeros(1024, dtype=torch.int64)
+    address = -(-memory.data_ptr() // 4096) * 4096
+    with device.map_host(address, 4096) as mapping:
+        word = memory[(address - memory.data_ptr()) // 8 :]
+        with pytest.raises(RuntimeError, match=r"is 0 after 0.1 s, not 3"):
+            device.wait_value(device.current_stream(), mapping.device_address, 3)
+        threading.Timer(0.02, lambda: word.__setitem__(0, 4)).start()
+        assert device.wait_value(device.current_stream(), mapping.device_address, 3)
+        with pytest.raises(RuntimeError, match="not in mapped host memory"):
+            device.wait_value(device.current_stream(), mapping.device_address + 4096, 3)
+        device.can_wait_value = False
+        assert not device.wait_value(device.current_stream(), mapping.device_address, 5)
+    assert device.mapped == {}

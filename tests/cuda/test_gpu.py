@@ -1,0 +1,104 @@
+"""What a GPU alone can show of the device layer; test_device.py has what every device promises."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gids.cuda.compiler import open_compiler
+from gids.cuda.cuda_device import CudaDevice
+from gids.cuda.device import Device
+from gids.cuda.driver import ask_driver
+from gids.cuda.libcuda import Libcuda
+from gids.cuda.sources import installed_sources
+
+pytestmark = pytest.mark.gpu
+
+UNIT = str(Path(__file__).parent / "kernels.cu")
+
+
+def test_every_installed_unit_loads(gpu: Device) -> None:
+    sources = installed_sources()
+    units = sorted(path.relative_to(sources.root).as_posix() for path in sources.root.glob("*/*.cu"))
+    assert units
+    gpu.preload(*units)
+
+
+def test_nothing_behind_a_wait_runs_before_the_word_is_written(gpu: Device) -> None:
+    memory = mmap.mmap(-1, 4096)
+    words = torch.frombuffer(memory, dtype=torch.int64)
+    address = ctypes.addressof((ctypes.c_char * 4096).from_buffer(memory))
+    stream, other, done = gpu.new_stream(), gpu.new_stream(), gpu.zeros(1, torch.int64)
+    gpu.current_stream().synchronize()
+    with gpu.map_host(address, 4096) as mapping:
+        if not gpu.wait_value(stream, mapping.device_address, 5):
+            pytest.skip(f"streams of {gpu.name} cannot wait for a word")
+        try:
+            gpu.launch(stream, UNIT, "write_word", 1, 32, done, 1)
+            behind = stream.record_event()
+            time.sleep(0.2)
+            assert not behind.query()
+            gpu.launch(other, UNIT, "write_word", 1, 32, mapping.device_address + 8, 3)
+            other.synchronize()  # other streams go on meanwhile
+            assert words[1].item() == 3
+            words[0] = 4
+            time.sleep(0.2)
+            assert not behind.query()
+        finally:
+            words[0] = 1 << 40
+            stream.synchronize()
+        assert done.item() == 1
+
+
+def test_a_thread_that_never_used_cuda_launches(gpu: Device) -> None:
+    word, stream, failures = gpu.zeros(1, torch.int64), gpu.new_stream(), []
+    gpu.current_stream().synchronize()
+
+    def work() -> None:
+        try:
+            gpu.launch(stream, UNIT, "write_word", 1, 32, word, 9)
+            stream.synchronize()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert failures == []
+    assert word.item() == 9
+
+
+def test_grids_may_be_large(gpu: Device) -> None:
+    values = torch.ones(100_000 * 32, dtype=torch.int32, device=gpu.torch_device)
+    total = gpu.zeros(1, torch.int64)
+    gpu.launch(gpu.current_stream(), UNIT, "sum_blocks", 100_000, 32, total, values, len(values))
+    assert total.item() == len(values)
+
+
+def test_arguments_of_another_size_are_refused(gpu: Device) -> None:
+    if not Libcuda().has("cuFuncGetParamInfo"):
+        pytest.skip("the driver does not tell the sizes of parameters")
+    word = gpu.zeros(1, torch.int64)
+    with pytest.raises(
+        RuntimeError, match=r"write_word takes arguments of \[8, 8\] bytes; \[8, 4\] were given"
+    ):
+        gpu.launch(gpu.current_stream(), UNIT, "write_word", 1, 32, word, np.uint32(1))
+
+
+def test_ptx_runs_where_there_is_no_machine_code_for_the_device(gpu: Device) -> None:
+    compiler = open_compiler(installed_sources())
+    if (ask_driver().version or (0, 0)) < compiler.version:
+        pytest.skip("the driver does not know the PTX of a newer toolkit")
+    target = compiler.target
+    compiler.target = lambda capability: target(capability).replace("sm_", "compute_")  # type: ignore[method-assign]
+    device = CudaDevice(gpu.torch_device.index, Libcuda(), compiler)
+    word = gpu.zeros(1, torch.int64)
+    device.launch(gpu.current_stream(), UNIT, "write_word", 1, 32, word, 7)
+    assert word.item() == 7

@@ -1,0 +1,314 @@
+"""A device on the host, for tests: the kernels of native/**/*.cu, compiled by g++ and run as fibers.
+
+tests/emulator.h says how. What goes wrong in a kernel (a barrier that not all reach, an argument of the wrong
+size, a wait without end) raises RuntimeError here; on a GPU it would hang, or silently read something else.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gids.cuda.device import Argument, Device, Event, Mapping, Stream, as_word, check_grid, check_host_range
+from gids.cuda.sources import Sources
+
+HERE = Path(__file__).parent
+NATIVE = HERE.parent / "native"
+COMPILER = os.environ.get("CXX", "g++")
+FLAGS = ["-std=c++20", "-O1", "-g", "-fPIC", "-ffp-contract=off", "-DGIDS_EMULATED"]
+FLAGS += [
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Wno-missing-field-initializers",
+    "-include",
+    str(HERE / "emulator.h"),
+]
+# The handlers are in emulator.cpp; what the host's libubsan would add is not linked.
+CHECKS = ["-fsanitize=undefined", "-fno-sanitize=vptr", "-fsanitize-recover=all"]
+SOURCES = Sources(NATIVE)
+
+
+class _Parameter(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_uint32), ("kind", ctypes.c_char), ("pointee", ctypes.c_uint32)]
+
+
+class _Kernel(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("call", ctypes.c_void_p),
+        ("parameters", ctypes.POINTER(_Parameter)),
+        ("parameter_count", ctypes.c_uint32),
+    ]
+
+
+class Unit:
+    """The kernels of one source: by name, with what they take."""
+
+    def __init__(self, library: ctypes.CDLL, launch: ctypes._NamedFuncPointer) -> None:
+        count = ctypes.c_uint32.in_dll(library, "emulated_kernel_count").value
+        table = (_Kernel * count).in_dll(library, "emulated_kernels")
+        self._library, self._launch = library, launch
+        self._kernels = {kernel.name.decode(): kernel for kernel in table}
+
+    def launch(
+        self,
+        kernel: str,
+        blocks: int,
+        threads: int,
+        values: list[tuple[Argument, int, int]],
+        seed: int,
+        limit_s: float,
+    ) -> None:
+        if kernel not in self._kernels:
+            raise KeyError(f"no kernel {kernel!r} in {self._library._name} (has {sorted(self._kernels)})")
+        entry = self._kernels[kernel]
+        if len(values) != entry.parameter_count:
+            raise RuntimeError(f"{kernel} takes {entry.parameter_count} arguments; {len(values)} were given")
+        for position, (value, _, nbytes) in enumerate(values):
+            if fault := _mismatch(entry.parameters[position], value, nbytes):
+                raise RuntimeError(f"{kernel}: parameter {position} {fault}")
+        words = [ctypes.c_uint64(bits) for _, bits, _ in values]
+        arguments = (ctypes.c_void_p * len(words))(*map(ctypes.addressof, words))
+        error = ctypes.create_string_buffer(4000)
+        if self._launch(ctypes.byref(entry), blocks, threads, arguments, seed, limit_s, error, len(error)):
+            raise RuntimeError(f"{error.value.decode()}\n(seed {seed})")
+
+
+def _mismatch(parameter: _Parameter, value: Argument, nbytes: int) -> str:
+    """What is wrong with an argument, or ""."""
+    kind = parameter.kind.decode()
+    if parameter.bytes != nbytes:
+        return f"has {parameter.bytes} bytes; {nbytes} were given ({type(value).__name__})"
+    if isinstance(value, torch.Tensor) and kind != "p":
+        return f"is no pointer (kind {kind!r}); a tensor was given"
+    if isinstance(value, np.floating) != (kind == "f"):
+        return f"is of kind {kind!r}; {type(value).__name__} was given"
+    sizes = {2, 4, 8}
+    if isinstance(value, torch.Tensor) and len({parameter.pointee, value.element_size()} & sizes) == 2:
+        return f"points to {parameter.pointee} bytes each; the tensor is {value.dtype}"
+    return ""
+
+
+class Builder:
+    """Compiles units into a folder, once for each contents of everything that they are made of."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._units: dict[str, Unit] = {}
+        source = HERE / "emulator.cpp"
+        self._runtime = self._compile("emulator", source.read_text(), [str(source)], [])
+        self.library = ctypes.CDLL(str(self._runtime))
+        self.library.emulated_launch.argtypes = [
+            *(ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p),
+            *(ctypes.c_ulonglong, ctypes.c_double, ctypes.c_char_p, ctypes.c_size_t),
+        ]
+        self.library.emulated_allocate.argtypes = [ctypes.c_size_t, ctypes.c_int]
+        self.library.emulated_allocate.restype = ctypes.c_void_p
+        self.library.emulated_free.argtypes = [ctypes.c_void_p]
+        self.library.emulated_free.restype = None
+
+    def unit(self, name: str) -> Unit:
+        """A source below native/, or at an absolute path."""
+        if name not in self._units:
+            unit = SOURCES.unit(name)
+            table = "".join(f'emulated::describe<{k}>("{k}", {k}),\n' for k in unit.kernels)
+            wrapper = self._folder / f"{unit.path.stem}-{_digest(unit.text, str(unit.path))}.cpp"
+            wrapper.write_text(
+                f'#include "{unit.path}"\n'
+                f'extern "C" const emulated::Kernel emulated_kernels[] = {{\n{table}}};\n'
+                f'extern "C" const unsigned emulated_kernel_count = {len(unit.kernels)};\n'
+            )
+            options = [*CHECKS, f"-I{SOURCES.include}", f"-I{NATIVE}", str(wrapper)]
+            built = self._compile(unit.path.stem, unit.text, options, [str(self._runtime)])
+            self._units[name] = Unit(ctypes.CDLL(str(built)), self.library.emulated_launch)
+        return self._units[name]
+
+    def allocate(self, nbytes: int, zeroed: bool) -> ctypes.Array[ctypes.c_char]:
+        """Memory of its own, between pages that may not be touched; freed with the buffer."""
+        address = self.library.emulated_allocate(nbytes, zeroed)
+        if not address:
+            raise MemoryError(f"{nbytes} bytes for the emulator")
+        buffer = (ctypes.c_char * nbytes).from_address(address)
+        weakref.finalize(buffer, self.library.emulated_free, address).atexit = False
+        return buffer
+
+    def _compile(self, stem: str, text: str, options: list[str], libraries: list[str]) -> Path:
+        made_of = [text, *FLAGS, *options, *libraries]
+        made_of += [path.read_text() for path in [*sorted(HERE.glob("emulator*.h")), *SOURCES.headers()]]
+        target = self._folder / f"{stem}-{_digest(*made_of)}.so"
+        if not target.exists():
+            built = target.with_suffix(f".{os.getpid()}")
+            compiled = built.with_suffix(built.suffix + ".o")
+            _run([COMPILER, *FLAGS, *options, "-c", "-o", str(compiled)])
+            _run([COMPILER, "-shared", "-pthread", str(compiled), *libraries, "-o", str(built)])
+            compiled.unlink()
+            built.replace(target)
+        return target
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+
+
+folder: Path | None = None
+"""Where compiled units are kept; a temporary one of this process if nobody says."""
+
+
+@functools.cache
+def _builder() -> Builder:
+    if shutil.which(COMPILER) is None:
+        raise RuntimeError(f"no C++ compiler ({COMPILER})")
+    at = folder
+    if at is None:
+        at = Path(tempfile.mkdtemp(prefix="gids-emulator-"))
+        atexit.register(shutil.rmtree, at, ignore_errors=True)
+    return Builder(at)
+
+
+class EmulatedEvent:
+    def synchronize(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+
+class EmulatedStream:
+    """All work is done when it is enqueued."""
+
+    def wait_stream(self, stream: Stream) -> None:
+        assert isinstance(stream, EmulatedStream)
+
+    def wait_event(self, event: Event) -> None:
+        assert isinstance(event, EmulatedEvent)
+
+    def record_event(self) -> EmulatedEvent:
+        return EmulatedEvent()
+
+    def synchronize(self) -> None:
+        pass
+
+
+class EmulatedMapping(Mapping):
+    def __init__(self, address: int, nbytes: int, mapped: dict[int, int]) -> None:
+        self.device_address = address
+        self._mapped = mapped
+        for start, size in mapped.items():
+            if start < address + nbytes and address < start + size:
+                raise RuntimeError(f"host memory at {address:#x} is mapped already")
+        mapped[address] = nbytes
+
+    def close(self) -> None:
+        self._mapped.pop(self.device_address, None)
+        self._mapped = {}
+
+
+class EmulatedDevice(Device):
+    """torch's CPU as a device. seed: of the order in which threads and blocks run; each launch has another.
+
+    Tensors of empty() and zeros() end where a page of memory ends: a kernel that goes beyond fails.
+
+    can_wait_value: settable; whether wait_value waits. limit_s: for one launch or wait_value. mapped: the
+    host memory that is mapped now, bytes by address. launches: names of the kernels launched so far.
+    """
+
+    def __init__(self, seed: int = 0, *, can_wait_value: bool = True, limit_s: float = 60.0) -> None:
+        self.torch_device = torch.device("cpu")
+        self.name = "emulated"
+        self.sm_count = 2
+        self.can_wait_value = can_wait_value
+        self.limit_s = limit_s
+        self.free_bytes = self.total_bytes = 8 << 30
+        self.mapped: dict[int, int] = {}
+        self.launches: list[str] = []
+        self._seed = seed
+        self._stream = EmulatedStream()
+
+    def launch(
+        self, stream: Stream, unit: str, kernel: str, blocks: int, threads: int, *args: Argument
+    ) -> None:
+        assert isinstance(stream, EmulatedStream)
+        check_grid(kernel, blocks, threads)
+        values = [(arg, *as_word(kernel, i, arg, self.torch_device)) for i, arg in enumerate(args)]
+        self.launches.append(kernel)
+        self._seed += 1
+        _builder().unit(unit).launch(kernel, blocks, threads, values, self._seed, self.limit_s)
+
+    def preload(self, *units: str) -> None:
+        for unit in units:
+            _builder().unit(unit)
+
+    def new_stream(self) -> EmulatedStream:
+        return EmulatedStream()
+
+    def current_stream(self) -> EmulatedStream:
+        return self._stream
+
+    @contextlib.contextmanager
+    def use(self, stream: Stream) -> Iterator[None]:
+        assert isinstance(stream, EmulatedStream)
+        before, self._stream = self._stream, stream
+        try:
+            yield
+        finally:
+            self._stream = before
+
+    def map_host(self, address: int, nbytes: int, *, read_only: bool = False) -> Mapping:
+        check_host_range(address, nbytes)
+        return EmulatedMapping(address, nbytes, self.mapped)
+
+    def wait_value(self, stream: Stream, address: int, value: int) -> bool:
+        assert isinstance(stream, EmulatedStream)
+        if not self.can_wait_value:
+            return False
+        if not any(start <= address <= start + size - 8 for start, size in self.mapped.items()):
+            raise RuntimeError(f"wait_value at {address:#x}, which is not in mapped host memory")
+        word, end = ctypes.c_int64.from_address(address), time.monotonic() + self.limit_s
+        while ctypes.c_int64(word.value - value).value < 0:
+            if time.monotonic() > end:
+                raise RuntimeError(
+                    f"the word at {address:#x} is {word.value} after {self.limit_s} s, not {value}"
+                )
+            time.sleep(2e-5)
+        return True
+
+    def hand_over(self, tensor: torch.Tensor, from_stream: Stream, to_stream: Stream) -> None:
+        assert isinstance(from_stream, EmulatedStream)
+        assert isinstance(to_stream, EmulatedStream)
+
+    def empty(self, shape: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return self._tensor(shape, dtype, zeroed=False)
+
+    def zeros(self, shape: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return self._tensor(shape, dtype, zeroed=True)
+
+    def _tensor(self, shape: int | Sequence[int], dtype: torch.dtype, *, zeroed: bool) -> torch.Tensor:
+        layout = torch.empty(shape, dtype=dtype, device="meta")
+        if layout.numel() == 0:
+            return torch.empty(shape, dtype=dtype)
+        buffer = _builder().allocate(layout.numel() * layout.element_size(), zeroed)
+        return torch.frombuffer(buffer, dtype=dtype).view(layout.shape)
+
+    def memory_info(self) -> tuple[int, int]:
+        return self.free_bytes, self.total_bytes

@@ -1,0 +1,385 @@
+"""Extents read into device memory: by pinned staging, by the faster of two readers, and what they share."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import gids.io.extents as module
+from gids.cuda import Device
+from gids.errors import StorageError
+from gids.io import Engine, open_engine
+from gids.io.extents import Extents, FasterReader, merged, open_extent_reader, split
+from gids.io.kvikio_probe import KvikioProbe
+from gids.io.pinned_reader import PinnedExtentReader
+
+PAGE = 4096
+
+
+@pytest.fixture
+def engine(shards: list[Path]) -> Iterator[Engine]:
+    with open_engine(shards, max_read_bytes=64 << 10) as opened:
+        yield opened
+
+
+@pytest.fixture
+def reader(device: Device, engine: Engine, shards: list[Path]) -> Iterator[PinnedExtentReader]:
+    """Staging of two halves of 32 KiB, so that most reads need many rounds."""
+    opened = PinnedExtentReader(device, engine, shards, staging_bytes=64 << 10)
+    yield opened
+    opened.close()
+    opened.close()
+
+
+def columns(rows: list[tuple[int, int, int, int]]) -> Extents:
+    files, offsets, lengths, places = zip(*rows, strict=True) if rows else ((), (), (), ())
+    numbers = (np.array(column, np.int64) for column in (offsets, lengths, places))
+    return Extents(np.array(files, np.uint32), *numbers)
+
+
+def random_extents(rng: np.random.Generator, sizes: list[int], unit: int, count: int) -> tuple[Extents, int]:
+    """Extents in random order, some of them neighbours in file and out; and the bytes of out."""
+    rows, place = [], 0
+    while len(rows) < count:
+        file = int(rng.integers(2))
+        offset = int(rng.integers(sizes[file] // unit)) * unit
+        for _ in range(int(rng.integers(1, 5))):
+            length = min(int(rng.integers(0, 4)) * unit, sizes[file] - offset)
+            rows.append((file, offset, length, place))
+            offset, place = offset + length, place + length
+        place += unit * int(rng.integers(0, 2))
+    order = rng.permutation(len(rows))
+    return columns([rows[i] for i in order]), place
+
+
+def read(reader: module.ExtentReader, extents: Extents, out: torch.Tensor) -> None:
+    reader.read(extents.files, extents.offsets, extents.lengths, out, extents.places)
+
+
+def expected(extents: Extents, contents: list[np.ndarray], out_bytes: int) -> np.ndarray:
+    """The model: out of 170s, with the extents copied in."""
+    out = np.full(out_bytes, 170, np.uint8)
+    for file, offset, length, place in zip(*(column.tolist() for column in extents), strict=True):
+        out[place : place + length] = contents[file][offset : offset + length]
+    return out
+
+
+def blank(device: Device, nbytes: int) -> torch.Tensor:
+    return torch.full((nbytes,), 170, dtype=torch.uint8, device=device.torch_device)
+
+
+@pytest.mark.parametrize("unit", [PAGE, 512, 1, 977, 20_000])
+def test_bytes_are_those_of_the_files(
+    device: Device, reader: PinnedExtentReader, contents: list[np.ndarray], unit: int
+) -> None:
+    for seed in range(3):
+        print(f"seed {seed}, unit {unit}")
+        sizes = [len(c) for c in contents]
+        extents, size = random_extents(np.random.default_rng(seed), sizes, unit, 120)
+        out = blank(device, size)
+        read(reader, extents, out)
+        np.testing.assert_array_equal(out.cpu().numpy(), expected(extents, contents, size))
+
+
+def test_an_extent_longer_than_staging_and_engine_is_read(
+    device: Device, reader: PinnedExtentReader, contents: list[np.ndarray]
+) -> None:
+    whole = columns([(1, 0, len(contents[1]), 0)])
+    out = blank(device, len(contents[1]))
+    read(reader, whole, out)
+    assert np.array_equal(out.cpu().numpy(), contents[1])
+    read(reader, columns([]), out)
+    read(reader, columns([(2, 0, 1, 5)]), out)
+    assert out[5] == contents[2][0]
+
+
+def test_neighbours_reach_the_disk_as_one_request(device: Device, engine: Engine, shards: list[Path]) -> None:
+    reader = PinnedExtentReader(device, engine, shards)
+    count = 64
+    order = np.random.default_rng(5).permutation(count)
+    rows = [(0, int(i) * PAGE, PAGE, int(i) * PAGE) for i in order]
+    read(reader, columns(rows), blank(device, count * PAGE))
+    reader.close()
+    assert engine.stats()["reads"] == count
+    assert engine.stats()["requests"] <= count // 16
+
+
+def test_work_on_the_current_stream_is_waited_for(
+    device: Device, reader: PinnedExtentReader, contents: list[np.ndarray]
+) -> None:
+    stream = device.new_stream()
+    with device.use(stream):
+        out = blank(device, 150 * PAGE)
+        read(reader, columns([(0, 0, 150 * PAGE, 0)]), out)
+    assert np.array_equal(out.cpu().numpy(), contents[0][: 150 * PAGE])
+
+
+def test_a_fault_names_shard_offset_and_errno_and_the_reader_lives_on(
+    device: Device, engine: Engine, reader: PinnedExtentReader, shards: list[Path], contents: list[np.ndarray]
+) -> None:
+    extents = columns([(0, i * PAGE, PAGE, i * PAGE) for i in range(40)])
+    out = blank(device, 40 * PAGE)
+    engine.inject_faults([(0, 30 * PAGE + 7, errno.EIO, 100), (0, 31 * PAGE, errno.EIO, 100)])
+    with pytest.raises(StorageError, match="cannot read 4096 bytes: Input/output error") as caught:
+        read(reader, extents, out)
+    assert (caught.value.errno, caught.value.filename, caught.value.offset) == (
+        errno.EIO,
+        str(shards[0]),
+        30 * PAGE,
+    )
+    engine.inject_faults([])
+    read(reader, extents, out)
+    assert np.array_equal(out.cpu().numpy(), contents[0][: 40 * PAGE])
+
+
+def test_a_truncated_shard_ends_before_the_extent(device: Device, tmp_path: Path) -> None:
+    path = tmp_path / "shard.bin"
+    path.write_bytes(bytes(8 * PAGE))
+    with open_engine([path]) as engine:
+        reader = PinnedExtentReader(device, engine, [path], staging_bytes=64 << 10)
+        os.truncate(path, 5 * PAGE + 100)
+        with pytest.raises(StorageError, match="the file ends before it") as caught:
+            read(reader, columns([(0, 0, 8 * PAGE, 0)]), blank(device, 8 * PAGE))
+        reader.close()
+    assert (caught.value.errno, caught.value.filename) == (errno.ENODATA, str(path))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ((9, 0, 1, 0), "does not fit 4 files"),
+        ((0, -1, 1, 0), "at byte -1"),
+        ((0, 0, -1, 0), "-1 B"),
+        ((0, 0, 1, 100), "an out of 100 B"),
+        ((0, 0, 101, 0), "101 B"),
+        ((0, 0, 1, -1), "place -1"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    device: Device, reader: PinnedExtentReader, row: tuple[int, int, int, int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        read(reader, columns([(0, 0, 1, 0), row]), blank(device, 100))
+
+
+def test_other_types_are_refused(device: Device, reader: PinnedExtentReader) -> None:
+    one = columns([(0, 0, 1, 0)])
+    with pytest.raises(ValueError, match=r"out must be a contiguous uint8\[m\], not torch.float32\[4\]"):
+        read(reader, one, torch.zeros(4, device=device.torch_device))
+    with pytest.raises(ValueError, match="contiguous"):
+        read(reader, one, blank(device, 8)[::2])
+    with pytest.raises(ValueError, match=r"lengths must be int64\[1\], not int32"):
+        read(reader, one._replace(lengths=one.lengths.astype(np.int32)), blank(device, 1))
+    with pytest.raises(ValueError, match=r"places must be int64\[1\], not int64\[2\]"):
+        read(reader, one._replace(places=np.zeros(2, np.int64)), blank(device, 1))
+    with pytest.raises(ValueError, match="out is on meta; this reader reads to"):
+        read(reader, one, torch.empty(4, dtype=torch.uint8, device="meta"))
+    reader.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        read(reader, one, blank(device, 1))
+
+
+def test_merging_and_splitting_keep_the_bytes() -> None:
+    for seed in range(20):
+        print(f"seed {seed}")
+        rng = np.random.default_rng(seed)
+        contents = [rng.integers(0, 256, 5000, dtype=np.uint8) for _ in range(2)]
+        extents, size = random_extents(rng, [5000, 5000], 7, 60)
+        extents = extents.take(extents.lengths > 0)
+        runs = merged(extents)
+        pieces = split(runs, 10)
+        assert len(runs.files) < len(extents.files)
+        assert pieces.lengths.min() > 0
+        assert pieces.lengths.max() <= 10
+        for other in (runs, pieces):
+            assert np.array_equal(expected(other, contents, size), expected(extents, contents, size))
+        again = merged(pieces)
+        assert all(np.array_equal(a, b) for a, b in zip(again, runs, strict=True))
+
+
+class Paced:
+    """A reader that another one serves, on a clock of its own."""
+
+    def __init__(self, name: str, reader: module.ExtentReader, seconds: float, clock: list[float]) -> None:
+        self.name, self.reads, self.closed = name, 0, 0
+        self._reader, self._seconds, self._clock = reader, seconds, clock
+
+    def read(self, files: np.ndarray, *rest: object) -> None:
+        self.reads += 1
+        self._clock[0] += self._seconds
+        self._reader.read(files, *rest)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize("faster", [0, 1])
+def test_the_faster_of_two_readers_is_kept(
+    device: Device,
+    reader: PinnedExtentReader,
+    contents: list[np.ndarray],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    faster: int,
+) -> None:
+    monkeypatch.setattr(module, "_TRIAL_BYTES", 4 * PAGE)
+    clock = [0.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    both = [Paced(name, reader, 1.0 if i == faster else 2.0, clock) for i, name in enumerate(["a", "b"])]
+    chooser = FasterReader(*both)
+    out = blank(device, 40 * PAGE)
+    assert chooser.name == "a or b, not yet measured"
+    read(chooser, columns([(0, 0, PAGE, 0)]), out)
+    assert [r.reads for r in both] == [1, 0], "one page tells nothing"
+    with caplog.at_level(logging.INFO, "gids"):
+        for size in (5, 9, 40):  # a trial is four pages: one, then two, then the last and the rest
+            read(chooser, columns([(0, i * PAGE, PAGE, i * PAGE) for i in range(size)]), out)
+    assert np.array_equal(out.cpu().numpy(), contents[0][: 40 * PAGE])
+    assert chooser.name == "ab"[faster]
+    assert len(caplog.records) == 1
+    assert f"read by {'ab'[faster]}" in caplog.text
+    chooser.close()
+    assert [r.closed for r in both] == [1, 1]
+
+
+def test_a_second_reader_that_fails_is_dropped(
+    device: Device,
+    reader: PinnedExtentReader,
+    contents: list[np.ndarray],
+    shards: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(module, "_TRIAL_BYTES", 4 * PAGE)
+    broken = Paced("broken", reader, 1.0, [0.0])
+
+    def fail(*columns: object) -> None:
+        raise StorageError(errno.EIO, "cuFile fails", shards[0], 0)
+
+    monkeypatch.setattr(broken, "read", fail)
+    chooser = FasterReader(Paced("a", reader, 1.0, [0.0]), broken)
+    out = blank(device, 40 * PAGE)
+    with caplog.at_level(logging.INFO, "gids"):
+        read(chooser, columns([(0, i * PAGE, PAGE, i * PAGE) for i in range(40)]), out)
+    assert np.array_equal(out.cpu().numpy(), contents[0][: 40 * PAGE])
+    assert (chooser.name, broken.closed) == ("a", 1)
+    assert "cuFile fails" in caplog.text
+
+
+@pytest.mark.parametrize(("kind", "tried"), [("auto", False), ("auto", True), ("pinned", False)])
+def test_without_gds_extents_go_through_pinned_memory(
+    device: Device,
+    engine: Engine,
+    shards: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+    tried: bool,
+) -> None:
+    monkeypatch.setattr(module, "_logged", set())
+    probes = []
+    probe = KvikioProbe("26.10.0", False, True, "nvidia-fs is not loaded")
+    monkeypatch.setattr("gids.io.kvikio_probe.why_no_gds", lambda: "" if tried else probe.reason)
+    monkeypatch.setattr("gids.io.kvikio_probe.probe_kvikio", lambda path, index: probes.append(path) or probe)
+    with caplog.at_level(logging.INFO, "gids"):
+        for _ in range(2):
+            opened = open_extent_reader(device, engine, shards, kind=kind)  # type: ignore[arg-type]
+            assert opened.name == f"{engine.name}+pinned"
+            opened.close()
+    said = [f"extents are read by {engine.name}+pinned: nvidia-fs is not loaded"]
+    assert [r.getMessage() for r in caplog.records] == (said if kind == "auto" else [])
+    assert len(probes) == (2 if tried else 0)
+
+
+@pytest.mark.parametrize(
+    ("probe", "error", "message"),
+    [
+        (KvikioProbe(None, False, False, "kvikio is not installed"), ImportError, r"gids\[cuda13\]"),
+        (
+            KvikioProbe("26.10", False, False, "no driver"),
+            OSError,
+            "kvikio 26.10 does not work here: no driver",
+        ),
+    ],
+)
+def test_kvikio_that_cannot_be_had_is_an_error(
+    device: Device,
+    engine: Engine,
+    shards: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    probe: KvikioProbe,
+    error: type[Exception],
+    message: str,
+) -> None:
+    monkeypatch.setattr("gids.io.kvikio_probe.probe_kvikio", lambda path, index: probe)
+    with pytest.raises(error, match=message):
+        open_extent_reader(device, engine, shards, kind="kvikio")
+
+
+def test_an_unknown_kind_is_refused(device: Device, engine: Engine, shards: list[Path]) -> None:
+    with pytest.raises(ValueError, match="'auto', 'kvikio' or 'pinned', not 'gds'"):
+        open_extent_reader(device, engine, shards, kind="gds")  # type: ignore[arg-type]
+
+
+def test_staging_that_fails_to_be_mapped_leaves_nothing(
+    device: Device, engine: Engine, shards: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(address: int, nbytes: int, *, read_only: bool = False) -> None:
+        raise RuntimeError("the driver refuses")
+
+    monkeypatch.setattr(device, "map_host", refuse)
+    with pytest.raises(RuntimeError, match="the driver refuses"):
+        PinnedExtentReader(device, engine, shards)
+    with pytest.raises(ValueError, match="at least 8192"):
+        PinnedExtentReader(device, engine, shards, staging_bytes=4096)
+
+
+class NoKvikio:
+    """A KvikioReader that opens, or does not."""
+
+    name = "kvikio (GDS)"
+
+    def __init__(self, device: Device, paths: list[Path], *, gds: bool, small: PinnedExtentReader) -> None:
+        assert gds
+        self.small, self.closed = small, False
+        if len(paths) > 1:
+            small.close()
+            raise StorageError(errno.EIO, "kvikio cannot open it", paths[1])
+
+    def close(self) -> None:
+        self.closed = True
+        self.small.close()
+
+
+def test_with_gds_both_readers_are_opened_and_a_file_that_kvikio_refuses_is_told(
+    device: Device,
+    engine: Engine,
+    shards: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("gids.io.kvikio_probe.why_no_gds", lambda: "")
+    probe = KvikioProbe("26.10.0", True, True, "")
+    monkeypatch.setattr("gids.io.kvikio_probe.probe_kvikio", lambda path, index: probe)
+    monkeypatch.setattr("gids.io.kvikio_reader.KvikioReader", NoKvikio)
+    both = open_extent_reader(device, engine, shards[:1])
+    assert both.name == f"{engine.name}+pinned or kvikio (GDS), not yet measured"
+    both.close()
+    only = open_extent_reader(device, engine, shards[:1], kind="kvikio")
+    assert only.name == "kvikio (GDS)"
+    only.close()
+    with caplog.at_level(logging.INFO, "gids"):
+        pinned = open_extent_reader(device, engine, shards)
+    assert pinned.name == f"{engine.name}+pinned"
+    assert "kvikio cannot open it" in caplog.text
+    pinned.close()
+    with pytest.raises(StorageError, match="kvikio cannot open it"):
+        open_extent_reader(device, engine, shards, kind="kvikio")

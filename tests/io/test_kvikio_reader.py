@@ -1,0 +1,337 @@
+"""kvikio: what the probe finds, and that kvikio reads the same bytes as the pinned reader.
+
+The reader runs in a child process on kvikio itself, in compatibility mode and into host memory: without a
+driver, kvikio is given a libcuda that knows no device. Registration and GPUDirect Storage need a GPU.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import gids.io.kvikio_probe as module
+from gids.cuda import Device
+from gids.cuda.driver import ask_driver
+from gids.io import open_engine
+from gids.io.extents import open_extent_reader
+from gids.io.kvikio_probe import KvikioProbe, probe_kvikio
+
+TESTS = Path(__file__).parents[1]
+has_kvikio = pytest.mark.skipif(importlib.util.find_spec("kvikio") is None, reason="kvikio is not installed")
+no_driver = pytest.mark.skipif(not ask_driver().fault, reason="this machine has a CUDA device")
+
+# What kvikio looks up in libcuda. Each function says CUDA_ERROR_NOT_INITIALIZED, so memory is the host's.
+DRIVER_FUNCTIONS = """
+    cuMemHostAlloc cuMemFreeHost cuMemHostRegister_v2 cuMemHostUnregister cuMemcpyHtoDAsync_v2
+    cuMemcpyDtoHAsync_v2 cuMemcpyAsync cuPointerGetAttribute cuPointerGetAttributes cuCtxCreate_v4
+    cuCtxDestroy_v2 cuCtxPushCurrent_v2 cuCtxPopCurrent_v2 cuCtxGetCurrent cuCtxGetDevice
+    cuMemGetAddressRange_v2
+    cuGetErrorName cuGetErrorString cuDeviceGet cuDeviceGetCount cuDeviceGetAttribute cuDevicePrimaryCtxRetain
+    cuDevicePrimaryCtxRelease_v2 cuStreamSynchronize cuStreamCreate cuStreamDestroy_v2 cuEventSynchronize
+    cuEventCreate cuEventDestroy_v2 cuEventRecord cuEventQuery cuLaunchHostFunc cuMemcpyBatchAsync_v2
+"""
+
+PREAMBLE = """
+import ctypes, os, sys
+sys.path.insert(0, {tests!r})
+ctypes.CDLL({library!r}, ctypes.RTLD_GLOBAL)
+import numpy as np
+import torch
+from emulator import EmulatedDevice
+from gids.errors import StorageError
+from gids.io import open_engine
+from gids.io.kvikio_reader import KvikioReader
+from gids.io.pinned_reader import PinnedExtentReader
+
+device = EmulatedDevice()
+paths = {paths!r}
+def columns(rows):
+    f, o, n, p = (np.array(column) for column in zip(*rows))
+    return f.astype(np.uint32), o, n, p
+print("begin")  # after what an editable build prints
+"""
+
+
+@pytest.fixture(scope="session")
+def stub_libcuda(tmp_path_factory: pytest.TempPathFactory) -> str:
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    folder = tmp_path_factory.mktemp("libcuda")
+    source, library = folder / "stub.c", folder / "libcuda.so.1"
+    functions = [f"int {name}(void) {{ return 3; }}" for name in DRIVER_FUNCTIONS.split()]
+    functions.append("int cuDriverGetVersion(int* v) { *v = 13000; return 0; }")
+    source.write_text("\n".join([*functions, ""]))
+    flags = ["-w", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
+    subprocess.run(["cc", *flags, source, "-o", library], check=True)
+    return str(library)
+
+
+def run(code: str, *, library: str, paths: list[Path], **environment: str) -> str:
+    """What code prints in a child, after PREAMBLE."""
+    text = PREAMBLE.format(tests=str(TESTS), library=library, paths=[str(p) for p in paths]) + code
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", text],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.partition("begin\n")[2]
+
+
+@has_kvikio
+@no_driver
+def test_kvikio_reads_the_same_bytes_as_the_pinned_reader(stub_libcuda: str, shards: list[Path]) -> None:
+    code = """
+rng = np.random.default_rng(3)
+rows, place = [], 0
+for _ in range(150):  # runs of up to 40 KiB and single small extents, of odd lengths, in any order
+    file = int(rng.integers(2))
+    offset = int(rng.integers(100 * 4096))
+    for _ in range(int(rng.integers(1, 6))):
+        length = int(rng.integers(0, 8192))
+        rows.append((file, offset, length, place))
+        offset, place = offset + length, place + length
+rows = [rows[i] for i in rng.permutation(len(rows))]
+before = os.environ.get("KVIKIO_COMPAT_MODE")
+with open_engine(paths) as engine:
+    small = PinnedExtentReader(device, engine, paths)
+    readers = [KvikioReader(device, paths, gds=False), KvikioReader(device, paths, gds=False, small=small)]
+    outs = [torch.full((place,), 170, dtype=torch.uint8) for _ in range(3)]
+    PinnedExtentReader(device, engine, paths).read(*columns(rows)[:3], outs[2], columns(rows)[3])
+    reads = engine.stats()["reads"]
+    for reader, out in zip(readers, outs):
+        files, offsets, lengths, places = columns(rows)
+        reader.read(files, offsets, lengths, out, places)
+        assert reader.name == "kvikio (compat)"
+        reads_before, reads = reads, engine.stats()["reads"]
+        assert (reads > reads_before) == (reader is readers[1]), "only short extents go to the engine"
+        reader.close()
+        reader.close()
+        try:
+            reader.read(files, offsets, lengths, out, places)
+        except RuntimeError as error:
+            assert "closed" in str(error)
+        else:
+            raise AssertionError("a closed reader reads")
+assert torch.equal(outs[0], outs[2]) and torch.equal(outs[1], outs[2])
+assert os.environ.get("KVIKIO_COMPAT_MODE") == before
+import kvikio.defaults
+print("threads", kvikio.defaults.get("num_threads"))
+"""
+    assert run(code, library=stub_libcuda, paths=shards) == "threads 16\n"
+    assert run(code, library=stub_libcuda, paths=shards, KVIKIO_NTHREADS="3") == "threads 3\n"
+
+
+@has_kvikio
+@no_driver
+def test_errors_of_kvikio_name_shard_offset_and_errno(stub_libcuda: str, tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole.bin", tmp_path / "cut.bin"
+    for path in (whole, cut):
+        path.write_bytes(os.urandom(200_000))
+    code = """
+reader = KvikioReader(device, paths, gds=False)
+os.truncate(paths[1], 100_000)
+out = torch.zeros(400_000, dtype=torch.uint8)
+def attempt(*rows):
+    files, offsets, lengths, places = columns(rows)
+    try:
+        reader.read(files, offsets, lengths, out, places)
+    except StorageError as error:
+        print(error.errno, os.path.basename(error.filename), error.offset, error)
+    else:
+        print("read")
+attempt((0, 0, 90_000, 0), (1, 90_000, 60_000, 100_000), (0, 100_000, 90_000, 200_000))
+attempt((1, 150_000, 10, 0))
+attempt((0, 0, 200_000, 0), (1, 0, 100_000, 200_000))
+reader.close()
+mem = KvikioReader(device, ["/proc/self/mem"], gds=False)
+try:
+    mem.read(*columns([(0, 16, 100_000, 0)])[:3], out, np.zeros(1, np.int64))
+except StorageError as error:
+    print(error.errno, error.filename, error.offset)
+try:
+    KvikioReader(device, [paths[0], paths[0] + ".none"], gds=False)
+except StorageError as error:
+    print(error.errno, error.filename == paths[0] + ".none", error.offset)
+"""
+    lines = run(code, library=stub_libcuda, paths=[whole, cut]).splitlines()
+    assert lines[0].startswith(
+        f"{errno.ENODATA} cut.bin 90000 [Errno {errno.ENODATA}] cannot read 60000 bytes"
+    )
+    assert lines[1].startswith(f"{errno.ENODATA} cut.bin 150000 ")
+    assert lines[2] == "read"
+    assert lines[3:] == [f"{errno.EIO} /proc/self/mem 16", f"{errno.ENOENT} True None"]
+
+
+@pytest.mark.gpu
+@has_kvikio
+def test_kvikio_on_a_device_reads_what_the_pinned_reader_reads(device: Device, shards: list[Path]) -> None:
+    """By GPUDirect Storage where the machine has it, else in compatibility mode."""
+    if device.torch_device.type != "cuda":
+        pytest.skip("kvikio needs a CUDA device")
+    found = probe_kvikio(shards[0], device.torch_device.index or 0)
+    assert found.gds or found.compat, found.reason
+    print(found)
+    rows = np.random.default_rng(2).permutation(150)
+    files, offsets = np.zeros(150, np.uint32), rows * 4096 + 7
+    lengths, places = np.full(150, 4001), np.arange(150) * 4096
+    outs = [device.zeros(150 * 4096, torch.uint8) for _ in range(2)]
+    with open_engine(shards) as engine:
+        for kind, out in zip(("kvikio", "pinned"), outs, strict=True):
+            reader = open_extent_reader(device, engine, shards, kind=kind)  # type: ignore[arg-type]
+            reader.read(files, offsets, lengths, out, places)
+            reader.close()
+    assert np.array_equal(outs[0].cpu().numpy(), outs[1].cpu().numpy())
+
+
+@pytest.fixture
+def fake_kvikio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The __init__.py of a package kvikio, empty, for children; nothing is remembered of earlier probes."""
+    package = tmp_path / "packages" / "kvikio"
+    package.mkdir(parents=True)
+    (package / "cufile_driver.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    monkeypatch.delenv("KVIKIO_COMPAT_MODE", raising=False)
+    monkeypatch.setattr(module, "_found", {})
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(module, "_NVIDIA_FS", package)
+    return package / "__init__.py"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "file.bin"
+    path.write_bytes(b"contents")
+    return path
+
+
+def test_a_kvikio_that_hangs_is_given_up(fake_kvikio: Path, file: Path) -> None:
+    fake_kvikio.write_text("import time\ntime.sleep(600)\n")
+    begun = time.monotonic()
+    found = probe_kvikio(file, timeout_s=0.5)
+    assert found == KvikioProbe(
+        "of unknown version", False, False, "kvikio reads nothing: no answer within 0.5 s in mode ON"
+    )
+    assert probe_kvikio(file) is found, "tried once in a process"
+    assert time.monotonic() - begun < 60
+
+
+def test_a_mode_that_hangs_is_given_up_and_the_other_is_taken(fake_kvikio: Path, file: Path) -> None:
+    answer = '{"version": "26.10", "fault": "", "nvfs": false}'
+    fake_kvikio.write_text(
+        "import os, sys, time\n"
+        "if os.environ['KVIKIO_COMPAT_MODE'] == 'OFF':\n    time.sleep(600)\n"
+        f"print('noise')\nprint('''{answer}''', flush=True)\nsys.exit()\n"
+    )
+    found = probe_kvikio(file, timeout_s=2.0)
+    assert found == KvikioProbe(
+        "26.10", False, True, "GPUDirect Storage does not work: no answer within 2 s in mode OFF"
+    )
+
+
+@pytest.mark.parametrize(
+    ("off", "on", "environment", "expected"),
+    [
+        ({"fault": "", "nvfs": True}, None, "", KvikioProbe("1", True, True, "")),
+        (
+            {"fault": "", "nvfs": False},
+            {"fault": ""},
+            "AUTO",
+            KvikioProbe("1", False, True, "cuFile works, but not by nvidia-fs, so through host memory"),
+        ),
+        (
+            {"fault": "cuFile error"},
+            {"fault": ""},
+            "",
+            KvikioProbe("1", False, True, "GPUDirect Storage does not work: cuFile error"),
+        ),
+        (
+            {"fault": "cuFile error"},
+            {"fault": "it read other bytes than the file's"},
+            "",
+            KvikioProbe("1", False, False, "kvikio reads nothing: it read other bytes than the file's"),
+        ),
+        (
+            None,
+            {"fault": ""},
+            "true",
+            KvikioProbe("1", False, True, "KVIKIO_COMPAT_MODE=true forbids GPUDirect Storage"),
+        ),
+    ],
+)
+def test_answers_are_put_in_words(
+    fake_kvikio: Path,
+    file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    off: dict[str, object] | None,
+    on: dict[str, object] | None,
+    environment: str,
+    expected: KvikioProbe,
+) -> None:
+    monkeypatch.setenv("KVIKIO_COMPAT_MODE", environment)
+    answers = {"OFF": off, "ON": on}
+    fake_kvikio.write_text(
+        "import json, os, sys\n"
+        f"answer = {answers!r}[os.environ['KVIKIO_COMPAT_MODE']]\n"
+        "assert answer is not None, 'this mode is not to be tried'\n"
+        "print(json.dumps({'version': '1', **answer}), flush=True)\nsys.exit()\n"
+    )
+    assert probe_kvikio(file) == expected
+
+
+def test_without_nvidia_fs_the_mode_that_may_hang_is_not_tried(
+    fake_kvikio: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_NVIDIA_FS", file.parent / "none")
+    answer = '{"version": "1", "fault": "", "nvfs": false}'
+    fake_kvikio.write_text(
+        "import os, sys\n"
+        "assert os.environ['KVIKIO_COMPAT_MODE'] == 'ON', 'tried'\n"
+        f"print('''{answer}''', flush=True)\nsys.exit()\n"
+    )
+    reason = "nvidia-fs is not loaded, which GPUDirect Storage needs"
+    assert module.why_no_gds() == reason
+    assert probe_kvikio(file) == KvikioProbe("1", False, True, reason)
+
+
+def test_a_kvikio_that_breaks_tells_how(fake_kvikio: Path, file: Path) -> None:
+    fake_kvikio.write_text("import a_library_that_is_not_there\n")
+    found = probe_kvikio(file)
+    assert (found.gds, found.compat) == (False, False)
+    assert "No module named 'a_library_that_is_not_there'" in found.reason
+
+
+def test_a_missing_kvikio_and_a_missing_file_are_told(
+    file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module, "_found", {})
+    missing = probe_kvikio(tmp_path / "none")
+    assert "No such file" in missing.reason
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    assert probe_kvikio(file) == KvikioProbe(None, False, False, "kvikio is not installed")
+
+
+@has_kvikio
+@no_driver
+def test_kvikio_without_a_driver_is_told_and_does_not_hang(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_found", {})
+    loaded = "kvikio" in sys.modules
+    found = probe_kvikio(file)
+    assert (found.gds, found.compat) == (False, False)
+    assert found.version
+    assert "no NVIDIA driver" in found.reason
+    assert ("kvikio" in sys.modules) == loaded, "the probe imports nothing here"

@@ -1,0 +1,207 @@
+"""The loader on a device: the rows, errors and counters of the loader on the CPU."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from emulator import EmulatedDevice
+from loader_example import ROWS, Ids, check, ids_of, minibatches
+
+import gids
+from gids.cuda.device import Device
+from gids.errors import MemoryBudgetError
+
+
+@pytest.fixture
+def on(device: Device, cuda_is: Callable[[Device], None]) -> Device:
+    """What device="cuda" opens in the test."""
+    cuda_is(device)
+    return device
+
+
+@pytest.mark.parametrize("window", [0, 2, 16, 21])
+@pytest.mark.parametrize("policy", ["lookahead", "window-pin", "random", "static"])
+def test_features_equal_the_source_over_epochs(
+    on: Device, path: Path, source: Ids, window: int, policy: str
+) -> None:
+    options: dict[str, Any] = {"window_batches": window, "policy": policy, "staging_bytes": 1 << 20}
+    with gids.FeatureLoader(path, list(source), device="cuda", memory_bytes=1 << 23, **options) as loader:
+        for epoch in range(2):
+            batches = minibatches(9, epoch, on.torch_device)
+            for minibatch, features in loader.attach(batches, ids_of):
+                check(source, minibatch, features)
+        stats = loader.stats()
+    assert stats["pages"] == stats["hits"] + stats["misses"] > 0
+    assert stats["misses"] == stats["loads"] + stats["bypasses"]
+
+
+@pytest.mark.parametrize("engine", ["uring", "threads"])
+@pytest.mark.parametrize("cache_bytes", [0, 40_000, None])
+@pytest.mark.parametrize("wait", ["stream", "warp"])
+def test_every_engine_and_wait_with_no_a_tiny_and_a_full_cache(
+    on: Device, path: Path, source: Ids, engine: str, cache_bytes: int | None, wait: Any
+) -> None:
+    with gids.FeatureLoader(
+        path,
+        list(source),
+        device="cuda",
+        memory_bytes=1 << 25,
+        cache_bytes=cache_bytes,
+        engine=engine,
+        wait=wait,
+        staging_bytes=1 << 18,
+    ) as loader:
+        for minibatch, features in loader.attach(minibatches(6), ids_of):  # ids on the CPU
+            check(source, minibatch, features)
+        assert cache_bytes != 0 or loader.stats()["loads"] == 0
+
+
+@pytest.mark.parametrize("host_policy", ["lookahead", "static"])
+def test_a_tier_in_host_memory_saves_reads(on: Device, path: Path, source: Ids, host_policy: Any) -> None:
+    misses = {}
+    for host_cache_bytes in (0, 2 << 20):
+        with gids.FeatureLoader(
+            path,
+            ["paper.feat"],
+            device="cuda",
+            memory_bytes=1 << 25,
+            cache_bytes=1 << 18,
+            host_cache_bytes=host_cache_bytes,
+            host_policy=host_policy,
+            staging_bytes=1 << 20,
+        ) as loader:
+            batches = [{"paper.feat": m["paper.feat"]} for m in minibatches(12)]
+            for minibatch, features in loader.attach(batches, ids_of):
+                check(source, minibatch, features)
+            stats = loader.stats()
+            assert stats["memory"]["host lines"] <= host_cache_bytes
+            misses[host_cache_bytes] = stats["misses"]
+    assert misses[2 << 20] < misses[0] / 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_features_come_in_the_dtype_asked_for(
+    on: Device, path: Path, source: Ids, dtype: torch.dtype
+) -> None:
+    options: dict[str, Any] = {"memory_bytes": 1 << 25, "dtype": dtype, "staging_bytes": 1 << 20}
+    with gids.FeatureLoader(path, list(source), device="cuda", **options) as loader:
+        for minibatch, features in loader.attach(minibatches(5), ids_of):
+            check(source, minibatch, features, dtype)
+
+
+def test_the_stream_is_that_of_the_cpu(on: Device, path: Path, source: Ids) -> None:
+    runs = []
+    for where in ("cpu", "cuda"):
+        with gids.FeatureLoader(path, list(source), device=where, memory_bytes=1 << 25) as loader:
+            runs.append([f for _, f in loader.attach(minibatches(8), ids_of)])
+    for one, other in zip(*runs, strict=True):
+        for name, rows in one.items():
+            assert torch.equal(rows, other[name].cpu())
+
+
+def test_device_memory_is_what_was_given_and_is_told_by_purpose(on: Device, path: Path, source: Ids) -> None:
+    memory_bytes = 1 << 23
+    with gids.FeatureLoader(path, list(source), device="cuda", memory_bytes=memory_bytes) as loader:
+        for _minibatch, _features in loader.attach(minibatches(20), ids_of):
+            memory = loader.stats()["memory"]
+            on_device = sum(n for purpose, n in memory.items() if purpose not in ("host lines", "staging"))
+            assert on_device <= memory_bytes
+        assert {"lines", "page tables", "line owners", "window", "outputs", "scratch", "queue"} <= set(memory)
+        assert memory["page tables"] == 8 * sum(t.page_count for t in loader.tables)
+
+
+def test_the_loader_goes_on_after_a_page_that_cannot_be_read(on: Device, path: Path, source: Ids) -> None:
+    batches = [{"paper.feat": torch.arange(400 * i, 400 * i + 400)} for i in range(5)]
+    options: dict[str, Any] = {"window_batches": 2, "memory_bytes": 1 << 23, "heat": "none"}
+    with gids.FeatureLoader(path, ["paper.feat"], device="cuda", **options) as loader:
+        loader._engine.inject_faults([(0, 4096 * 120, errno.EIO, 1000)])  # page 240 of two shards: row 960
+        seen = []
+        stream = loader.attach(batches, ids_of)
+        for _ in range(5):
+            try:
+                minibatch, features = next(stream)
+            except gids.StorageError as error:
+                seen.append(error.errno)
+                continue
+            seen.append(0)
+            check(source, minibatch, features)
+    assert seen == [0, 0, errno.EIO, 0, 0]
+
+
+@pytest.mark.parametrize("bad", [-1, ROWS])
+def test_an_id_out_of_range_is_an_index_error_at_its_turn(
+    on: Device, path: Path, source: Ids, bad: int
+) -> None:
+    batches = [{"paper.feat": torch.tensor([5, 6])}, {"paper.feat": torch.tensor([7, bad])}]
+    with gids.FeatureLoader(path, ["paper.feat"], device="cuda", memory_bytes=1 << 23) as loader:
+        stream = loader.attach(batches, ids_of)
+        check(source, *next(stream))
+        with pytest.raises(IndexError, match=rf"id {bad} at position 1 .* {ROWS} rows"):
+            next(stream)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float32])
+def test_ids_of_another_dtype_are_refused(on: Device, path: Path, dtype: torch.dtype) -> None:
+    with gids.FeatureLoader(path, ["paper.feat"], device="cuda", memory_bytes=1 << 23) as loader:
+        batches = [{"paper.feat": torch.tensor([1], dtype=dtype, device=on.torch_device)}]
+        with pytest.raises(TypeError, match=r"expected torch.int64: convert them with .long\(\)"):
+            next(loader.attach(batches, ids_of))
+
+
+def test_a_tensor_of_another_device_is_refused(on: Device, path: Path) -> None:
+    with gids.FeatureLoader(path, ["paper.feat"], device="cuda", memory_bytes=1 << 23) as loader:
+        batches = [{"paper.feat": torch.empty(1, dtype=torch.int64, device="meta")}]
+        with pytest.raises(ValueError, match="are on meta"):
+            next(loader.attach(batches, ids_of))
+
+
+def test_a_second_stream_reads_through_while_the_first_is_open(on: Device, path: Path, source: Ids) -> None:
+    with gids.FeatureLoader(path, list(source), device="cuda", memory_bytes=1 << 25) as loader:
+        first = loader.attach(minibatches(6), ids_of)
+        check(source, *next(first))
+        for minibatch, features in loader.attach(minibatches(3, seed=9), ids_of):
+            check(source, minibatch, features)
+        for minibatch, features in first:
+            check(source, minibatch, features)
+
+
+@pytest.mark.parametrize("how", ["break", "close", "drop"])
+def test_a_stream_may_end_at_any_moment(on: Device, path: Path, source: Ids, how: str) -> None:
+    with gids.FeatureLoader(path, list(source), device="cuda", memory_bytes=1 << 25) as loader:
+        for _ in range(2):
+            stream = loader.attach(minibatches(8), ids_of)
+            for count, (minibatch, features) in enumerate(stream):
+                check(source, minibatch, features)
+                if count == 3:
+                    break
+            if how == "close":
+                stream.close()
+            elif how == "drop":
+                del stream
+        assert loader._cache is not None
+        assert how == "break" or not (loader._cache.page_words("paper.feat") & 0xFFFFFF).any()  # type: ignore[attr-defined]
+
+
+def test_more_memory_than_is_free_says_what_is_free(path: Path, cuda_is: Callable[[Device], None]) -> None:
+    emulated = EmulatedDevice()
+    emulated.free_bytes = 3 << 20
+    cuda_is(emulated)
+    for options in ({"cache_bytes": 4 << 20}, {"memory_bytes": 4 << 20}):
+        with pytest.raises(MemoryBudgetError, match=r"=4194304 \(4.0 MiB\), but emulated has 3.0 MiB free"):
+            gids.FeatureLoader(path, ["paper.feat"], device="cuda", **options)  # type: ignore[arg-type]
+
+
+def test_lru_is_the_cpus(path: Path) -> None:
+    with pytest.raises(ValueError, match=r"policy='lru' works on device='cpu' only"):
+        gids.FeatureLoader(path, ["paper.feat"], device="cuda", policy="lru")
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is a CUDA build")
+def test_without_a_gpu_the_error_says_what_to_install(path: Path) -> None:
+    with pytest.raises(RuntimeError, match="pip install torch --index-url"):
+        gids.FeatureLoader(path, ["paper.feat"], device="cuda")

@@ -1,0 +1,308 @@
+"""NodeLoader: every seed once an epoch, with features and labels of its minibatch, the same every time."""
+
+from __future__ import annotations
+
+import errno
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import gids
+from gids.cuda import Device
+from gids.sampler import Block, Minibatch, Neighbor
+from gids.store import DatasetWriter
+
+PAPERS, AUTHORS, DIM = 2000, 300, 64
+Rows = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def source() -> Rows:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        "paper.feat": torch.randn(PAPERS, DIM, generator=generator),
+        "author.feat": torch.randn(AUTHORS, 32, generator=generator).to(torch.float16),
+        "paper.label": torch.randint(0, 9, (PAPERS,), generator=generator),
+    }
+
+
+def in_edges(num_src: int, num_dst: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    indptr = np.concatenate([[0], np.cumsum(rng.integers(0, 25, num_dst))])
+    return indptr, (num_src * rng.random(indptr[-1]) ** 2).astype(np.int64)
+
+
+@pytest.fixture(scope="module")
+def one_type(tmp_path_factory: pytest.TempPathFactory, source: Rows) -> Path:
+    path = tmp_path_factory.mktemp("nodes") / "one.gids"
+    with DatasetWriter(path) as writer:
+        writer.write_table("node", "paper", "feat", source["paper.feat"])
+        writer.write_labels("paper", source["paper.label"])
+        writer.write_graph(("paper", "cites", "paper"), *in_edges(PAPERS, PAPERS, 1), num_src=PAPERS)
+    return path
+
+
+@pytest.fixture(scope="module")
+def two_types(tmp_path_factory: pytest.TempPathFactory, source: Rows) -> Path:
+    path = tmp_path_factory.mktemp("nodes") / "two.gids"
+    with DatasetWriter(path) as writer:
+        for name in ("paper.feat", "author.feat"):
+            writer.write_table("node", name.split(".")[0], "feat", source[name])
+        count = len(in_edges(AUTHORS, PAPERS, PAPERS)[1])
+        writer.write_table("edge", ("author", "writes", "paper"), "year", torch.zeros(count, 1))
+        writer.write_labels("paper", source["paper.label"])
+        for relation, num_src, num_dst in (
+            (("paper", "cites", "paper"), PAPERS, PAPERS),
+            (("author", "writes", "paper"), AUTHORS, PAPERS),
+            (("paper", "written by", "author"), PAPERS, AUTHORS),
+        ):
+            writer.write_graph(relation, *in_edges(num_src, num_dst, num_dst), num_src=num_src)
+    return path
+
+
+def fingerprint(minibatch: Minibatch) -> list[list[int]]:
+    """Everything of a homogeneous minibatch but the features."""
+    lists = [minibatch.seeds, minibatch.input_nodes]
+    for block in minibatch.blocks:
+        assert isinstance(block, Block)
+        lists += [block.indptr, block.indices, block.positions]
+    return [t.tolist() for t in lists]  # type: ignore[union-attr]
+
+
+def open_loader(path: Path, **options: Any) -> gids.NodeLoader:
+    given: dict[str, Any] = {"batch_size": 100, "memory_bytes": 1 << 30, "cache_bytes": 100_000, **options}
+    seeds = given.pop("seeds", torch.arange(0, PAPERS, 3))
+    return gids.NodeLoader(path, seeds, given.pop("sampler", [3, 4]), **given)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_every_seed_comes_once_an_epoch(one_type: Path, source: Rows, shuffle: bool, drop_last: bool) -> None:
+    seeds = torch.from_numpy(np.random.default_rng(0).permutation(PAPERS)[:730])
+    with open_loader(one_type, seeds=seeds, shuffle=shuffle, drop_last=drop_last) as loader:
+        orders = []
+        for epoch in range(3):
+            assert loader.epoch == epoch
+            minibatches = list(loader)  # kept whole: no buffer is used twice
+            assert len(minibatches) == len(loader) == (7 if drop_last else 8)
+            assert [m.step for m in minibatches] == list(range(len(loader)))
+            assert {m.epoch for m in minibatches} == {epoch}
+            order = torch.cat([m.seeds for m in minibatches])  # type: ignore[misc]
+            orders.append(order.tolist())
+            assert len(order) == (700 if drop_last else 730)
+            assert set(order.tolist()) <= set(seeds.tolist())
+            assert len(set(order.tolist())) == len(order)
+            for m in minibatches:
+                nodes = m.input_nodes
+                assert isinstance(nodes, torch.Tensor)
+                assert torch.equal(m.features["paper.feat"], source["paper.feat"][nodes])
+                assert torch.equal(m.labels, source["paper.label"][m.seeds])  # type: ignore[index, arg-type]
+                assert torch.equal(nodes[: len(m.seeds)], m.seeds)  # type: ignore[arg-type]
+                assert len(nodes.unique()) == len(nodes)
+        if shuffle:
+            assert orders[0] != orders[1] != orders[2]
+        else:
+            assert orders[0] == orders[1] == seeds.tolist()[: len(orders[0])]
+
+
+def test_types_and_relations(two_types: Path, source: Rows) -> None:
+    seeds = {"paper": torch.arange(0, PAPERS, 7), "author": torch.arange(0, AUTHORS, 3)}
+    total = sum(map(len, seeds.values()))
+    with open_loader(two_types, seeds=seeds) as loader:
+        for _ in range(2):
+            seen: dict[str, list[int]] = {"paper": [], "author": []}
+            for m in loader:
+                assert isinstance(m.seeds, dict)
+                assert isinstance(m.input_nodes, dict)
+                assert isinstance(m.labels, dict)
+                for ntype, ids in m.seeds.items():
+                    seen[ntype] += ids.tolist()
+                    assert torch.equal(m.input_nodes[ntype][: len(ids)], ids)
+                assert m.features.keys() == {"paper.feat", "author.feat"}
+                for name, rows in m.features.items():
+                    assert torch.equal(rows, source[name][m.input_nodes[name.split(".")[0]]])
+                assert m.labels.keys() == {"paper"}
+                assert torch.equal(m.labels["paper"], source["paper.label"][m.seeds["paper"]])
+                for layer in m.blocks:
+                    assert isinstance(layer, dict)
+                    assert len(layer) == 3
+            assert {t: sorted(ids) for t, ids in seen.items()} == {
+                t: ids.tolist() for t, ids in seeds.items()
+            }
+        assert len(loader) == -(-total // 100)
+
+
+def test_only_the_tables_asked_for(two_types: Path, source: Rows) -> None:
+    seeds = {"paper": torch.arange(50)}
+    with open_loader(two_types, seeds=seeds, tables=["author.feat"], labels=False) as loader:
+        m = next(iter(loader))
+        assert m.features.keys() == {"author.feat"}
+        assert m.labels is None
+    with open_loader(two_types, seeds=seeds, tables=[]) as loader:
+        m = next(iter(loader))
+        assert m.features == {}
+        assert len(m.labels["paper"]) == 50  # type: ignore[index]
+
+
+def test_minibatches_depend_on_epoch_and_seed_alone(one_type: Path) -> None:
+    def run(**options: Any) -> list[list[list[int]]]:
+        with open_loader(one_type, **options) as loader:
+            return [fingerprint(m) for _ in range(2) for m in loader]
+
+    expected = run()
+    for options in (
+        {"window_batches": 0},
+        {"window_batches": 20, "planned_batches": 4},
+        {"threads": 1},
+        {"threads": 4, "policy": "lru"},
+        {"cache_bytes": 0, "tables": []},
+    ):
+        assert run(**options) == expected, options
+    assert run(seed=1) != expected
+    assert expected[: len(expected) // 2] != expected[len(expected) // 2 :]
+    with open_loader(one_type) as loader:
+        loader.epoch = 1
+        assert [fingerprint(m) for m in loader] == expected[len(expected) // 2 :]
+
+
+def test_a_sampler_of_the_callers_own(one_type: Path) -> None:
+    with open_loader(one_type, sampler=Neighbor([3, 4], threads=1)) as loader, open_loader(one_type) as other:
+        assert [fingerprint(m) for m in loader] == [fingerprint(m) for m in other]
+
+
+def test_two_epochs_at_once(one_type: Path, source: Rows) -> None:
+    """The second reads through; both are right."""
+    with open_loader(one_type) as loader:
+        pairs = list(zip(loader, loader, strict=True))
+        assert [(a.epoch, b.epoch) for a, b in pairs] == [(0, 1)] * len(loader)
+        for m in (m for pair in pairs for m in pair):
+            assert torch.equal(m.features["paper.feat"], source["paper.feat"][m.input_nodes])  # type: ignore[index]
+
+
+def test_stats_count_rows_and_memory(one_type: Path) -> None:
+    with open_loader(one_type) as loader:
+        for _ in loader:
+            pass
+        stats = loader.stats()
+        assert stats["hits"] + stats["misses"] > 0
+        assert stats["memory"]["sampler"] > 0
+        assert stats["memory"]["topology"] == 0
+        assert stats["epoch"] == 1
+        loader.close()
+        loader.close()
+        assert loader.stats()["hits"] == stats["hits"]
+        with pytest.raises(ValueError, match="closed"):
+            iter(loader)
+
+
+def test_an_epoch_can_be_left(one_type: Path) -> None:
+    with open_loader(one_type) as loader:
+        first = [fingerprint(m) for m in loader]
+        epoch = iter(loader)
+        next(epoch)
+        epoch.close()
+        assert list(epoch) == []
+        loader.epoch = 0
+        assert [fingerprint(m) for m in loader] == first
+        open_epoch = iter(loader)
+        next(open_epoch)
+    assert list(open_epoch) == []
+    with open_loader(one_type, tables=[]) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        epoch.close()
+        assert list(epoch) == []
+
+
+def test_an_unreadable_page_costs_the_minibatches_that_need_it(one_type: Path, source: Rows) -> None:
+    page = 120  # of 4096 bytes, 16 rows; seldom sampled
+    small = {"batch_size": 20, "sampler": [2]}
+    with open_loader(one_type, tables=[], **small) as loader:
+        need_it = [m.step for m in loader if (m.input_nodes // 16 == page).any()]  # type: ignore[operator, union-attr]
+    assert 0 < len(need_it) < len(loader)
+    with open_loader(one_type, window_batches=4, **small) as loader:
+        assert loader._features is not None
+        loader._features._engine.inject_faults([(0, page * 4096, errno.EIO, 1 << 30)])
+        epoch, steps, failed = iter(loader), [], 0
+        while True:
+            try:
+                m = next(epoch)
+            except gids.StorageError:
+                failed += 1
+            except StopIteration:
+                break
+            else:
+                steps.append(m.step)
+                assert torch.equal(m.features["paper.feat"], source["paper.feat"][m.input_nodes])  # type: ignore[index]
+        assert steps == [step for step in range(len(loader)) if step not in need_it]
+        assert failed == len(need_it)
+
+
+def test_what_is_refused(one_type: Path, two_types: Path, tmp_path: Path) -> None:
+    paper = {"paper": torch.arange(5)}
+    for error, message, path, options in (
+        (ValueError, "batch_size=0", one_type, {"batch_size": 0}),
+        (ValueError, "seed=-1", one_type, {"seed": -1}),
+        (IndexError, "run from -1 to 3; ids run from 0 to 1999", one_type, {"seeds": torch.tensor([3, -1])}),
+        (TypeError, "give int64", one_type, {"seeds": torch.arange(4, dtype=torch.int32)}),
+        (TypeError, "3 relations: give seeds by node type", two_types, {}),
+        (KeyError, "no relation has it", two_types, {"seeds": {"venue": torch.arange(4)}}),
+        (ValueError, "fanouts=", one_type, {"sampler": []}),
+        (TypeError, "give fanouts", one_type, {"sampler": "neighbor"}),
+        (KeyError, "no table 'x'", one_type, {"tables": ["x"]}),
+        (TypeError, "give a list", one_type, {"tables": "paper.feat"}),
+        (ValueError, "rows of edges", two_types, {"seeds": paper, "tables": ["author.writes.paper.year"]}),
+        (ValueError, "window_batches=30", one_type, {"window_batches": 30}),
+    ):
+        with pytest.raises(error, match=message):
+            open_loader(path, **options)
+    with DatasetWriter(tmp_path / "no.gids") as writer:
+        writer.write_table("node", "paper", "feat", torch.zeros(4, 4))
+    with pytest.raises(gids.FormatError, match="no topology"):
+        open_loader(tmp_path / "no.gids", seeds=torch.arange(3))
+    with open_loader(one_type) as loader, pytest.raises(TypeError, match="pickled"):
+        pickle.dumps(loader)
+
+
+def test_minibatches_are_made_on_the_device(
+    one_type: Path, device: Device, cuda_is: Callable[[Device], None], source: Rows
+) -> None:
+    cuda_is(device)
+    with open_loader(one_type, tables=[]) as loader:
+        expected = [fingerprint(m) for _ in range(2) for m in loader]
+    with open_loader(one_type, tables=[], device="cuda", place="indptr") as loader:
+        for m, same in zip((m for _ in range(2) for m in loader), expected, strict=True):
+            assert fingerprint(m) == same
+            assert m.input_nodes.device == device.torch_device  # type: ignore[union-attr]
+            assert torch.equal(m.labels.cpu(), source["paper.label"][m.seeds.cpu()])  # type: ignore[union-attr]
+        memory = loader.stats()["memory"]
+        assert memory["topology"] > 0
+        assert memory["topology on the device"] == (PAPERS + 1) * 8
+        assert memory["sampler"] > 0
+    assert loader._topology.pinned[0].closed
+
+
+@pytest.mark.parametrize("window", [0, 6])
+def test_features_come_on_the_device(
+    two_types: Path, device: Device, cuda_is: Callable[[Device], None], source: Rows, window: int
+) -> None:
+    cuda_is(device)
+    seeds = {"paper": torch.arange(0, PAPERS, 20), "author": torch.arange(0, AUTHORS, 20)}
+    options: dict[str, Any] = {"seeds": seeds, "batch_size": 20, "sampler": [2, 3], "window_batches": window}
+    with open_loader(two_types, **options) as loader:
+        expected = [m for _ in range(2) for m in loader]
+    with open_loader(two_types, device="cuda", place="host", memory_bytes=64 << 20, **options) as loader:
+        for m, same in zip((m for _ in range(2) for m in loader), expected, strict=True):
+            assert isinstance(m.input_nodes, dict)
+            for ntype, nodes in m.input_nodes.items():
+                assert torch.equal(nodes.cpu(), same.input_nodes[ntype])  # type: ignore[index]
+            assert m.features.keys() == same.features.keys()
+            for name, rows in m.features.items():
+                assert rows.device == device.torch_device
+                assert torch.equal(rows.cpu(), source[name][same.input_nodes[name.split(".")[0]]])  # type: ignore[index]
+            assert torch.equal(m.labels["paper"].cpu(), same.labels["paper"])  # type: ignore[index]

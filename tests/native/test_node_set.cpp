@@ -1,0 +1,118 @@
+// sources: sampler/*.cpp cache/workers.cpp
+// Numbering the nodes of a minibatch: by one thread and by several, as an ordinary map does it.
+#include <random>
+#include <unordered_map>
+#include <vector>
+
+#include "check.h"
+#include "gids/id_map.h"
+#include "sampler/neighbor.h"
+#include "sampler/node_set.h"
+
+using namespace gids;
+using namespace gids::sampler;
+
+namespace {
+
+struct Model {
+  std::vector<i64> nodes;
+  std::unordered_map<i64, i64> local;
+
+  explicit Model(const std::vector<i64>& seeds) {
+    for (const i64 seed : seeds) {
+      local.emplace(seed, static_cast<i64>(nodes.size()));
+      nodes.push_back(seed);
+    }
+  }
+  void relabel(std::vector<i64>& ids) {
+    for (i64& id : ids) {
+      const auto [at, is_new] = local.emplace(id, static_cast<i64>(nodes.size()));
+      if (is_new) nodes.push_back(id);
+      id = at->second;
+    }
+  }
+};
+
+std::vector<i64> some_ids(std::mt19937_64& rng, size_t count, u64 below) {
+  std::vector<i64> ids(count);
+  for (i64& id : ids) {
+    const u64 drawn = rng() % below;
+    id = static_cast<i64>(rng() % 4 ? drawn : drawn % 5 * (below / 5));  // a few that many threads note at once
+  }
+  return ids;
+}
+
+void test_numbering_equals_the_model(u32 threads) {
+  cache::Workers workers(threads);
+  NodeSet set;
+  std::mt19937_64 rng(threads);
+  for (int round = 0; round < 12; ++round) {
+    const u64 below = round % 3 == 0 ? 50 : round % 3 == 1 ? 100'000 : id_map::max_ids;
+    const std::vector<i64> seeds = some_ids(rng, rng() % 300, below);
+    Model model(seeds);
+    set.start(seeds);
+    for (int layer = 0; layer < 3; ++layer) {
+      std::vector<i64> ids = some_ids(rng, round % 2 ? rng() % 70'000 : rng() % 3000, below), expected = ids;
+      model.relabel(expected);
+      set.relabel(ids.data(), ids.size(), workers);
+      CHECK(ids == expected);
+      CHECK(std::vector<i64>(set.nodes().begin(), set.nodes().end()) == model.nodes);
+    }
+  }
+}
+
+void test_threads_note_the_least_position() {
+  constexpr u32 log2_slots = 12;
+  constexpr u64 ids = 700, positions = 60'000;
+  cache::Workers workers(4);
+  std::vector<u64> slots(u64{1} << log2_slots, id_map::empty);
+  const auto id_at = [](u64 at) { return at * 7919 % ids * 5'000'011; };
+  workers.parallel_for(positions, 64, [&](size_t begin, size_t end, u32) {
+    for (u64 at = end; at-- > begin;) id_map::note(slots.data(), log2_slots, id_at(at), at);
+  });
+  std::unordered_map<u64, u64> least;
+  for (u64 at = 0; at < positions; ++at) least.emplace(id_at(at), at);
+  size_t taken = 0;
+  for (const u64 word : slots) {
+    if (word == id_map::empty) continue;
+    ++taken;
+    CHECK_EQUAL(id_map::at_of(word), least.at(id_map::id_of(word)));
+  }
+  CHECK_EQUAL(taken, least.size());
+}
+
+void test_samplers_of_any_threads_agree() {
+  constexpr i64 nodes = 5000;
+  std::mt19937_64 rng(1);
+  std::vector<i64> indptr{0}, indices;
+  for (i64 v = 0; v < nodes; ++v) {
+    const size_t degree = v % 50 ? rng() % 30 : 600;
+    for (size_t e = 0; e < degree; ++e) indices.push_back(static_cast<i64>(rng() % nodes));
+    indptr.push_back(static_cast<i64>(indices.size()));
+  }
+  const Topology graph{{{nodes, "n"}}, {{indptr.data(), indices.data(), true, indices.size(), 0, 0, "r"}}};
+  std::vector<i64> seeds(800);
+  for (i64& seed : seeds) seed = static_cast<i64>(rng() % nodes);
+  const std::vector<std::span<const i64>> given{seeds};
+  const std::vector<std::vector<int>> fanouts{{10}, {60}, {3}};
+  NeighborSampler one(1, 1 << 24), four(4, 1 << 24);
+  for (u64 step = 0; step < 3; ++step) {
+    const Minibatch a = one.sample(graph, given, fanouts, step), b = four.sample(graph, given, fanouts, step);
+    CHECK_EQUAL(a.nodes[0].count, b.nodes[0].count);
+    CHECK(std::equal(a.nodes[0].ids, a.nodes[0].ids + a.nodes[0].count, b.nodes[0].ids));
+    for (size_t layer = 0; layer < fanouts.size(); ++layer) {
+      const Block &x = a.layers[layer][0], &y = b.layers[layer][0];
+      CHECK_EQUAL(x.num_edges, y.num_edges);
+      CHECK(std::equal(x.indices, x.indices + x.num_edges, y.indices));
+      CHECK(std::equal(x.positions, x.positions + x.num_edges, y.positions));
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (const u32 threads : {1, 2, 3, 4}) test_numbering_equals_the_model(threads);
+  test_threads_note_the_least_position();
+  test_samplers_of_any_threads_agree();
+}

@@ -1,0 +1,330 @@
+"""Neighbour sampling: bit by bit what the model says, on the CPU with any threads, and on a device."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import pickle
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sampling_graphs import citations, make_graph, mixed_degrees
+from sampling_model import ModelBlock, sample
+
+from gids.cuda import Device
+from gids.errors import FormatError
+from gids.sampler import Block, Minibatch, Neighbor, Topology
+from gids.store import Graph
+
+Layers = Sequence[Sequence[int]]
+
+
+def assert_block(block: Block, model: ModelBlock) -> None:
+    assert block.indptr.tolist() == model.indptr
+    assert block.indices.tolist() == model.indices
+    assert block.positions.tolist() == model.positions
+    assert (block.num_src, block.num_dst, block.num_edges) == (
+        model.num_src,
+        len(model.indptr) - 1,
+        len(model.indices),
+    )
+    assert {t.dtype for t in (block.indptr, block.indices, block.positions)} == {torch.int64}
+
+
+def assert_homogeneous(minibatch: Minibatch, graph: Graph, seeds: torch.Tensor, fanouts: list[int]) -> None:
+    type_ = graph.relation[0]
+    numbers = (7, minibatch.epoch, minibatch.step)
+    nodes, layers = sample([graph], {type_: seeds.tolist()}, [[f] for f in reversed(fanouts)], *numbers)
+    assert isinstance(minibatch.input_nodes, torch.Tensor)
+    assert minibatch.input_nodes.tolist() == nodes[type_]
+    assert torch.equal(minibatch.seeds.cpu(), seeds)  # type: ignore[union-attr]
+    assert len(minibatch.blocks) == len(layers)
+    for block, [model] in zip(reversed(minibatch.blocks), layers, strict=True):
+        assert isinstance(block, Block)
+        assert_block(block, model)
+
+
+def assert_heterogeneous(
+    minibatch: Minibatch, graphs: list[Graph], seeds: dict[str, torch.Tensor], fanouts: Layers
+) -> None:
+    given = {t: ids.tolist() for t, ids in seeds.items()}
+    nodes, layers = sample(graphs, given, fanouts, 7, minibatch.epoch, minibatch.step)
+    assert isinstance(minibatch.input_nodes, dict)
+    assert {t: ids.tolist() for t, ids in minibatch.input_nodes.items()} == nodes
+    for by_relation, models in zip(reversed(minibatch.blocks), layers, strict=True):
+        assert isinstance(by_relation, dict)
+        assert list(by_relation) == [g.relation for g in graphs]
+        for block, model in zip(by_relation.values(), models, strict=True):
+            assert_block(block, model)
+
+
+FANOUTS = [[10], [1, 2], [3, 5, 10], [-1, 4], [2, -1], [48], [49, 1], [100, 3], [300]]
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("fanouts", FANOUTS, ids=str)
+def test_the_cpu_samples_what_the_model_does(fanouts: list[int], dtype: type) -> None:
+    graph = make_graph(mixed_degrees(600), dtype=dtype)
+    seeds = torch.from_numpy(np.random.default_rng(1).permutation(600)[:70])
+    for epoch, step in [(0, 0), (3, 1 << 40)]:
+        minibatch = Neighbor(fanouts, threads=1).sample(graph, seeds, seed=7, epoch=epoch, step=step)
+        assert_homogeneous(minibatch, graph, seeds, fanouts)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("fanouts", FANOUTS, ids=str)
+def test_a_device_samples_what_the_model_does(device: Device, fanouts: list[int], dtype: type) -> None:
+    graph = make_graph(mixed_degrees(600), dtype=dtype)
+    seeds = torch.from_numpy(np.random.default_rng(1).permutation(600)[:30])
+    place = "indptr" if dtype == np.int32 else "host"
+    with graph.pin(device, place=place) as pinned:
+        minibatch = Neighbor(fanouts).sample(pinned, seeds, seed=7, epoch=2, step=5)
+        assert_homogeneous(minibatch, graph, seeds, fanouts)
+        for tensor in (minibatch.seeds, minibatch.input_nodes, minibatch.blocks[0].indices):  # type: ignore[union-attr]
+            assert tensor.device == device.torch_device  # type: ignore[union-attr]
+
+
+def test_the_number_of_threads_changes_nothing() -> None:
+    graph = make_graph(mixed_degrees(30_000), dtype=np.int32)
+    seeds = torch.from_numpy(np.random.default_rng(2).permutation(30_000)[:2000])
+    samplers = [Neighbor([5, 5, 10], threads=n) for n in (1, 2, 3, 4)]
+    for step in range(3):
+        first, *others = [s.sample(graph, seeds, seed=1, step=step) for s in samplers]
+        assert sum(b.num_edges for b in first.blocks) > 100_000  # type: ignore[union-attr]
+        for other in others:
+            assert_same(first, other)
+
+
+def assert_same(one: Minibatch, other: Minibatch) -> None:
+    assert torch.equal(one.input_nodes, other.input_nodes)  # type: ignore[arg-type]
+    for a, b in zip(one.blocks, other.blocks, strict=True):
+        for name in ("indptr", "indices", "positions"):
+            assert torch.equal(getattr(a, name), getattr(b, name))
+
+
+@pytest.mark.parametrize(
+    "fanouts", [[[3, 3, 3, 3]], [[5, 2, 40, 1], [2, 3, -1, 0]], [[4, 4, 4, 4]] * 3], ids=str
+)
+def test_relations_are_sampled_as_the_model_does(device: Device, fanouts: Layers) -> None:
+    graphs = citations()
+    rng = np.random.default_rng(3)
+    some = {
+        "paper": torch.from_numpy(rng.permutation(400)[:20]),
+        "author": torch.from_numpy(rng.permutation(150)[:9]),
+    }
+    relations = [g.relation for g in graphs]
+    sampler = Neighbor([dict(zip(relations, layer, strict=True)) for layer in reversed(fanouts)], threads=2)
+    pinned = [g.pin(device) for g in graphs]
+    for step, seeds in enumerate([some, {"author": some["author"]}, {"venue": torch.arange(3)}]):
+        for given in (graphs, dict(zip(relations, graphs, strict=True)), pinned, Topology(pinned)):
+            minibatch = sampler.sample(given, seeds, seed=7, epoch=1, step=step)  # type: ignore[arg-type]
+            assert_heterogeneous(minibatch, graphs, seeds, fanouts)
+            assert isinstance(minibatch.seeds, dict)
+            assert minibatch.seeds.keys() == seeds.keys()
+    for p in pinned:
+        p.close()
+
+
+def test_one_sampler_goes_from_graph_to_graph(device: Device) -> None:
+    """Large, small, large: what is kept between minibatches carries nothing over."""
+    sampler = Neighbor([4, 12], threads=3)
+    for nodes in (3000, 40, 1, 2000):
+        graph = make_graph(mixed_degrees(nodes, nodes), seed=nodes)
+        seeds = torch.from_numpy(np.random.default_rng(nodes).permutation(nodes)[:100])
+        assert_homogeneous(sampler.sample(graph, seeds, seed=7), graph, seeds, [4, 12])
+        with graph.pin(device) as pinned:
+            assert_homogeneous(sampler.sample(pinned, seeds[:20], seed=7), graph, seeds[:20], [4, 12])
+    assert sampler.nbytes > 0
+
+
+@pytest.mark.parametrize("seeds", [[], [5, 5, 2, 5], [0]], ids=str)
+def test_seeds_may_be_none_and_may_repeat(device: Device, seeds: list[int]) -> None:
+    graph = make_graph(mixed_degrees(50))
+    ids = torch.tensor(seeds, dtype=torch.int64)
+    assert_homogeneous(Neighbor([2, 3]).sample(graph, ids, seed=7), graph, ids, [2, 3])
+    with graph.pin(device) as pinned:
+        assert_homogeneous(Neighbor([2, 3]).sample(pinned, ids, seed=7), graph, ids, [2, 3])
+        on_device = ids.to(device.torch_device)
+        assert_homogeneous(Neighbor([-1]).sample(pinned, on_device, seed=7), graph, ids, [-1])
+
+
+def test_a_graph_without_edges(device: Device) -> None:
+    graph = make_graph([0] * 9)
+    seeds = torch.arange(9)
+    for fanout in (4, -1):
+        assert_homogeneous(Neighbor([fanout] * 2).sample(graph, seeds, seed=7), graph, seeds, [fanout] * 2)
+        with graph.pin(device) as pinned:
+            assert_homogeneous(
+                Neighbor([fanout] * 2).sample(pinned, seeds, seed=7), graph, seeds, [fanout] * 2
+            )
+
+
+def test_minibatches_are_the_callers_to_keep(device: Device) -> None:
+    graph = make_graph(mixed_degrees(2000))
+    with graph.pin(device) as pinned:
+        for given in (graph, pinned):
+            sampler = Neighbor([3, 4])
+            kept = [sampler.sample(given, torch.arange(40), seed=7, step=step) for step in range(8)]
+            for minibatch in kept:
+                assert_homogeneous(minibatch, graph, torch.arange(40), [3, 4])
+
+
+def test_a_block_tells_edges_and_their_ids(device: Device) -> None:
+    plain = make_graph(mixed_degrees(100))
+    ids = np.random.default_rng(0).permutation(plain.num_edges)
+    graph = Graph(plain.relation, 100, 100, plain.indptr, plain.indices, ids)
+    with graph.pin(device) as pinned:
+        for given in (graph, pinned):
+            minibatch = Neighbor([6, 3]).sample(given, torch.arange(10, 40))
+            assert isinstance(minibatch.input_nodes, torch.Tensor)
+            for block in minibatch.blocks:
+                assert isinstance(block, Block)
+                src, dst = (end.cpu() for end in block.coo())
+                assert len(src) == len(dst) == block.num_edges
+                positions = block.positions.cpu()
+                nodes = minibatch.input_nodes.cpu()
+                assert torch.equal(nodes[src], torch.from_numpy(graph.indices)[positions])
+                ends = np.searchsorted(graph.indptr, positions.numpy(), side="right") - 1
+                assert torch.equal(nodes[dst], torch.from_numpy(ends))
+                assert torch.equal(block.edge_ids.cpu(), torch.from_numpy(ids)[positions])
+                assert block.edge_ids.device == block.indices.device
+            edges = sum(block.num_edges for block in minibatch.blocks)  # type: ignore[union-attr]
+            ends = sum(block.num_dst + 1 for block in minibatch.blocks)  # type: ignore[union-attr]
+            assert minibatch.nbytes == 8 * (30 + len(minibatch.input_nodes) + 2 * edges + ends)
+    assert plain.edge_ids is None
+    block = Neighbor([2]).sample(plain, torch.arange(5)).blocks[0]
+    assert block.edge_ids is block.positions  # type: ignore[union-attr]
+
+
+def test_a_sampler_travels_as_its_arguments() -> None:
+    sampler = Neighbor([2, 3], threads=1)
+    graph = make_graph(mixed_degrees(60))
+    seeds = torch.arange(20)
+    before = sampler.sample(graph, seeds)
+    for other in (pickle.loads(pickle.dumps(sampler)), copy.deepcopy(sampler)):
+        assert_same(before, other.sample(graph, seeds))
+
+
+def sample_and_say(sampler: Neighbor, graph: Graph, pipe: Any) -> None:
+    pipe.send(sampler.sample(graph, torch.arange(3000)).input_nodes.tolist())  # type: ignore[union-attr]
+
+
+def test_a_sampler_works_in_a_forked_child() -> None:
+    """Which has none of its parent's threads."""
+    sampler, graph = Neighbor([4, 4], threads=3), make_graph(mixed_degrees(3000))
+    expected = sampler.sample(graph, torch.arange(3000)).input_nodes
+    ours, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("fork").Process(target=sample_and_say, args=(sampler, graph, theirs))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads
+        child.start()
+    assert ours.poll(60)
+    assert ours.recv() == expected.tolist()  # type: ignore[union-attr]
+    child.join()
+    assert child.exitcode == 0
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    "fanouts", [[], [3, -2], [0], [True], [2.5], [1 << 31], [{("a", "b", "a"): -3}]], ids=str
+)
+def test_bad_fanouts(fanouts: list[int]) -> None:
+    with pytest.raises(ValueError, match="fanouts="):
+        Neighbor(fanouts)
+
+
+def test_bad_fanouts_by_relation() -> None:
+    graphs = citations()
+    numbers = {g.relation: 2 for g in graphs}
+    with pytest.raises(ValueError, match=r"lacks 'venue\.prints\.paper'"):
+        Neighbor([dict(list(numbers.items())[:3])]).sample(graphs, {"paper": torch.arange(2)})
+    with pytest.raises(ValueError, match="no graph has that relation"):
+        Neighbor([{**numbers, ("a", "b", "c"): 1}]).sample(graphs, {"paper": torch.arange(2)})
+
+
+def test_bad_seeds(device: Device) -> None:
+    graph = make_graph(mixed_degrees(50))
+    sampler = Neighbor([2])
+    with graph.pin(device) as pinned:
+        for given in (graph, pinned):
+            for bad in (50, -1, 1 << 40):
+                with pytest.raises(IndexError, match=f"seed {bad} is no '_N' node: ids run from 0 to 49"):
+                    sampler.sample(given, torch.tensor([3, bad, 51]))
+            sampler.sample(given, torch.tensor([3]))  # as good as before
+            for ids in (torch.arange(3, dtype=torch.int32), torch.zeros((2, 2), dtype=torch.int64)):
+                with pytest.raises(TypeError, match="give int64"):
+                    sampler.sample(given, ids)
+            with pytest.raises(TypeError, match="give a tensor"):
+                sampler.sample(given, [1, 2])  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match="dictionary"):
+                sampler.sample(given, {"_N": torch.arange(3)})
+    with pytest.raises(TypeError, match="must be a dictionary"):
+        sampler.sample([graph], torch.arange(3))
+    with pytest.raises(KeyError, match="no relation has it"):
+        sampler.sample([graph], {"paper": torch.arange(3)})
+    with pytest.raises(ValueError, match="step=-1"):
+        sampler.sample(graph, torch.arange(3), step=-1)
+
+
+def test_bad_sets_of_graphs(device: Device) -> None:
+    graph, bipartite = make_graph([1, 2]), citations()[1]
+    seeds = torch.arange(2)
+    with pytest.raises(ValueError, match="pass \\[graph\\]"):
+        Neighbor([2]).sample(bipartite, seeds)
+    with pytest.raises(TypeError, match="one or more"):
+        Neighbor([2]).sample([], seeds)
+    with pytest.raises(ValueError, match="given twice"):
+        Topology([graph, graph])
+    with pytest.raises(ValueError, match="another relation has 400"):
+        Topology([citations()[0], make_graph([1], relation=("paper", "x", "paper"))])
+    short = Graph(graph.relation, 2, 2, graph.indptr[:2], graph.indices, None)
+    with pytest.raises(ValueError, match="2 destinations; it needs one entry more"):
+        Topology(short)
+    with short.pin(device) as of_short, pytest.raises(ValueError, match="2 destinations"):
+        Topology(of_short)
+    with pytest.raises(TypeError, match="indices float64"):
+        Topology(Graph(graph.relation, 2, 2, graph.indptr, graph.indices.astype(float), None))
+    pinned = graph.pin(device)
+    with pytest.raises(ValueError, match="pin all, or none"):
+        Topology([pinned, bipartite])
+    pinned.close()
+    with pytest.raises(ValueError, match="closed"):
+        Neighbor([2]).sample(pinned, seeds)
+    huge = Graph(("a", "b", "c"), 1 << 33, 0, np.zeros(1, np.int64), np.zeros(0, np.int64), None)
+    with pytest.raises(ValueError, match="at most 4294967295"):
+        Topology([huge])
+
+
+def spoiled(
+    graph: Graph, *, indptr: dict[int, int] | None = None, indices: dict[int, int] | None = None
+) -> Graph:
+    arrays = graph.indptr.copy(), graph.indices.copy()
+    for array, changes in zip(arrays, (indptr or {}, indices or {}), strict=True):
+        for at, value in changes.items():
+            array[at] = value
+    return Graph(graph.relation, graph.num_src, graph.num_dst, *arrays, None)
+
+
+@pytest.mark.parametrize("fanout", [3, -1])
+def test_a_topology_that_contradicts_itself(device: Device, fanout: int) -> None:
+    good = make_graph([4] * 20)
+    cases = [
+        (spoiled(good, indices={41: 20, 42: -1}), r"indices\[41\] is outside 0 to 19"),
+        (spoiled(good, indptr={11: 10}), "indptr falls, or leaves the indices, at node 10"),
+        (spoiled(good, indptr={7: -3, 20: 81}), "indptr falls, or leaves the indices, at node 6"),
+        (spoiled(good, indptr={20: 81}), "at node 19"),
+    ]
+    for graph, message in cases:
+        sampler = Neighbor([fanout, -1], threads=2)
+        with graph.pin(device) as pinned:
+            for given in (graph, pinned):
+                with pytest.raises(FormatError, match=message):
+                    sampler.sample(given, torch.arange(20))
+                again = sampler.sample(good, torch.arange(20), seed=7)
+                assert_homogeneous(again, good, torch.arange(20), [fanout, -1])

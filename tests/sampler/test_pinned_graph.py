@@ -1,0 +1,133 @@
+"""Graph.pin: the topology where a device reads it, its memory counted, given back, refused when short."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from sampling_graphs import make_graph, mixed_degrees
+
+from gids.cuda import Device
+from gids.errors import FormatError
+from gids.sampler import Minibatch, Neighbor
+from gids.store import Graph, pinned_graph
+
+
+def sample(graph: object) -> Minibatch:
+    return Neighbor([3, 5]).sample(graph, torch.arange(30))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("place", ["auto", "host", "indptr", "device"])
+def test_a_pinned_graph_samples_as_the_graph_does(device: Device, place: str) -> None:
+    graph = make_graph(mixed_degrees(300), dtype=np.int32)
+    expected = sample(graph)
+    with graph.pin(device, place=place) as pinned:
+        got = sample(pinned)
+        assert torch.equal(got.input_nodes.cpu(), expected.input_nodes)  # type: ignore[union-attr, arg-type]
+        on_device = {"indptr": 301 * 8, "host": 0}.get(place, 301 * 8 + graph.indices.nbytes)
+        assert pinned.device_bytes == on_device
+        pages = {"host": [graph.indptr, graph.indices], "indptr": [graph.indices]}.get(place, [])
+        assert pinned.host_bytes == sum(-(-a.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE for a in pages)
+
+
+def test_ids_beyond_31_bits(device: Device) -> None:
+    """Which only int64 indices have; their last is the greatest that samplers tell apart."""
+    most = (1 << 32) - 1
+    edges = np.array([most - 1, 1 << 31, 5, most - 1, (1 << 31) - 1, 0])
+    relation = ("page", "links", "site")
+    graph = Graph(relation, most, 3, np.array([0, 2, 4, 6]), edges, None)
+    for place in ("host", "device"):
+        with graph.pin(device, place=place) as pinned:
+            assert pinned.wide
+            for given in (graph, pinned):
+                minibatch = Neighbor([2]).sample([given], {"site": torch.arange(3)})
+                assert isinstance(minibatch.input_nodes, dict)
+                found = [most - 1, 1 << 31, 5, (1 << 31) - 1, 0]
+                assert minibatch.input_nodes["page"].tolist() == found
+                assert minibatch.blocks[0][relation].indices.tolist() == [0, 1, 2, 0, 3, 4]  # type: ignore[index]
+
+
+def test_ids_that_int32_would_turn_into_others_are_found_out(device: Device) -> None:
+    good = make_graph([2] * 40, seed=1)
+    spoiled = good.indices.copy()
+    spoiled[[33, 41]] = (1 << 32) + 3, -(1 << 32)
+    graph = Graph(good.relation, 40, 40, good.indptr, spoiled, None)
+    for place in ("host", "device"):
+        with graph.pin(device, place=place) as pinned, pytest.raises(FormatError, match=r"indices\[33\]"):
+            Neighbor([2]).sample(pinned, torch.arange(40))
+
+
+def test_read_only_maps_and_empty_graphs_can_be_pinned(device: Device) -> None:
+    graph = make_graph([0] * 40)
+    graph.indptr.flags.writeable = graph.indices.flags.writeable = False
+    for place in ("host", "device"):
+        with graph.pin(device, place=place) as pinned:
+            assert sample(pinned).input_nodes.tolist() == list(range(30))  # type: ignore[union-attr]
+
+
+def test_closing_is_idempotent_and_dropping_closes(device: Device) -> None:
+    graph = make_graph([2] * 30)
+    pinned = graph.pin(device)
+    assert "bytes of host" in repr(pinned)
+    pinned.close()
+    pinned.close()
+    assert pinned.closed
+    assert "closed" in repr(pinned)
+    released = weakref.finalize(other := graph.pin(device, place="host"), lambda: None)
+    del other
+    gc.collect()
+    assert not released.alive
+
+
+def test_by_default_the_device_holds_what_takes_an_eighth_of_its_free_memory(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = make_graph([2] * 1000)
+    indptr, both = 8 * 1001, 8 * 1001 + 4 * 2000
+    for free, expected in (
+        (8 * both, both),
+        (8 * both - 1, indptr),
+        (8 * indptr, indptr),
+        (8 * indptr - 1, 0),
+    ):
+        monkeypatch.setattr(device, "memory_info", lambda free=free: (free, 1 << 40))
+        with graph.pin(device) as pinned:
+            assert pinned.device_bytes == expected
+
+
+def test_short_memory_is_refused_with_the_sum(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = make_graph([2] * 1000, relation=("a", "b", "a"))
+    monkeypatch.setattr(device, "memory_info", lambda: (12000, 1 << 40))
+    message = (
+        r"'a\.b\.a' takes indptr 8008 \+ indices 8000 = 16008 bytes of device memory, and 12000 are free"
+    )
+    with pytest.raises(MemoryError, match=message):
+        graph.pin(device, place="device")
+    monkeypatch.setattr(pinned_graph, "_available_bytes", lambda: 7999)
+    with pytest.raises(
+        MemoryError, match=r"indices 8000 = 8000 bytes of host memory, and 7999 are available"
+    ):
+        graph.pin(device, place="indptr")
+
+
+def test_a_driver_that_refuses_to_pin(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(address: int, nbytes: int, *, read_only: bool = False) -> None:
+        raise RuntimeError("cudaErrorMemoryAllocation")
+
+    graph = make_graph([2] * 1000)
+    monkeypatch.setattr(device, "map_host", refuse)
+    with pytest.raises(
+        RuntimeError, match=r"indptr of '_N\._E\._N': 8192 bytes .*MemoryAllocation.*ulimit -l"
+    ):
+        graph.pin(device, place="host")
+
+
+def test_unknown_places(device: Device) -> None:
+    graph = make_graph([1])
+    with pytest.raises(ValueError, match="place='gpu'"):
+        graph.pin(device, place="gpu")
+    assert isinstance(graph, Graph)

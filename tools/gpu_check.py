@@ -1,0 +1,491 @@
+"""Builds gids in a scratch folder, runs its GPU tests, compute-sanitizer and the GPU benchmarks, each within
+its share of nine minutes, and writes a table and a JSON file. Called by gpu_check.sh; needs only Python.
+
+A step that overruns is killed with all of its children and the next one begins. Exit status: 0 everything
+passed, 1 something failed or overran, 2 no GPU (what can be done without one is done).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+TOTAL_S = 535.0  # of the nine minutes; the rest is for the report
+GRACE_S = 3.0  # between asking a step to end and killing it
+PYTHON = [sys.executable, "-P"]
+NO_SANITIZER = re.compile(
+    r"device (is )?not supported|unable to (find|load)|insufficient permissions", re.IGNORECASE
+)
+
+MACHINE = r"""
+import ctypes, importlib.metadata as metadata, json, os, platform
+found = {"python": platform.python_version(), "kernel": platform.release()}
+found["cores"] = len(os.sched_getaffinity(0))
+for line in open("/proc/meminfo"):
+    if line.startswith("MemTotal"):
+        found["memory_bytes"] = int(line.split()[1]) * 1024
+for name in ("torch", "cupy-cuda13x", "cupy-cuda12x", "kvikio-cu13", "kvikio-cu12", "numpy", "pytest"):
+    try:
+        found[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        pass
+try:
+    version = ctypes.c_int()
+    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    found["driver_cuda"] = f"{version.value // 1000}.{version.value % 1000 // 10}"
+    import torch
+    found["toolkit_cuda"] = torch.version.cuda
+    torch.ones(1, device="cuda").sum().item()
+    properties = torch.cuda.get_device_properties(0)
+    found |= {"gpu": properties.name, "gpu_memory_bytes": properties.total_memory,
+              "compute_capability": f"{properties.major}.{properties.minor}"}
+except Exception as error:
+    found["no_gpu"] = (str(error).strip().splitlines() or [type(error).__name__])[0]
+print(json.dumps(found))
+"""
+
+
+@dataclass
+class Step:
+    """A line of the table. result: "passed", "failed", "overran", "skipped". note: why, or counts."""
+
+    name: str
+    result: str
+    seconds: float = 0.0
+    note: str = ""
+
+
+@dataclass
+class Ended:
+    """A command that has ended. status: None when it overran and was killed. output: all it said."""
+
+    status: int | None
+    seconds: float
+    output: str
+
+    @property
+    def last_line(self) -> str:
+        """Where pip quotes a command, that command's."""
+        quoted = self.output.partition("[end of output]")[0]
+        return (quoted.strip().splitlines() or [""])[-1].strip()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run, and how long it may take. small: the benchmarks' small sizes."""
+
+    shares_s: Mapping[str, float]
+    small: bool
+
+
+FULL = Plan(
+    {
+        "machine": 20,
+        "build": 100,
+        "tests": 115,
+        "memcheck": 45,
+        "racecheck": 35,
+        "gather": 25,
+        "planning": 25,
+        "queue": 30,
+        "extents": 25,
+        "sampling": 35,
+        "training": 80,
+    },
+    small=False,
+)
+QUICK = Plan({**FULL.shares_s, "tests": 90, "memcheck": 30, "racecheck": 0}, small=True)
+SANITIZED = (  # small, and between them every kernel
+    "tests/io/test_device_queue.py::test_every_page_comes_back",
+    "tests/io/test_device_queue.py::test_tiny_rings_go_round_many_times",
+    "tests/io/test_device_queue.py::test_without_a_waiting_stream_a_kernel_polls",
+    "tests/cache/test_device_cache.py::test_rows_equal_the_source_when_a_minibatch_takes_many_rounds",
+    "tests/cache/test_device_cache.py::test_every_geometry",
+    "tests/cache/test_device_cache.py::test_converted_rows_equal_torch_bit_for_bit",
+    "tests/cache/test_device_cache.py::test_several_tables_share_one_queue",
+    "tests/sampler/test_neighbor.py::test_a_device_samples_what_the_model_does",
+    "tests/sampler/test_neighbor.py::test_relations_are_sampled_as_the_model_does",
+)
+BENCHMARKS = ("gather", "planning", "queue", "extents", "sampling", "training")
+
+
+@dataclass
+class Check:
+    """One run. site: the folder that gids is built into; None: the gids that is installed."""
+
+    plan: Plan
+    out: Path
+    scratch: Path
+    wheels: Path | None = None
+    build: bool = True
+    steps: list[Step] = field(default_factory=list)
+    figures: list[dict[str, Any]] = field(default_factory=list)
+    machine: dict[str, Any] = field(default_factory=dict)
+    begun: float = field(default_factory=time.monotonic)
+    spent: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def site(self) -> Path:
+        return self.scratch / "site"
+
+    @property
+    def no_gpu(self) -> str:
+        """Why there is no GPU, or ""."""
+        return str(self.machine.get("no_gpu", ""))
+
+    def run(self, name: str, command: Sequence[str], **environment: str) -> Ended:
+        """Run a command within what is left of its step's share; its output goes to OUT/NAME.log."""
+        left = self.plan.shares_s[name] - self.spent.get(name, 0.0)
+        limit = min(left, TOTAL_S - (time.monotonic() - self.begun))
+        paths = [str(self.site), *filter(None, [os.environ.get("PYTHONPATH")])]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", **environment}
+        ended = run_within(limit, command, self.out / f"{name}.log", env)
+        self.spent[name] = self.spent.get(name, 0.0) + ended.seconds
+        return ended
+
+    def add(self, name: str, ended: Ended, note: str = "", *, passed: bool | None = None) -> None:
+        seconds = self.spent[name]
+        if ended.status is None:
+            result, note = "overran", f"killed after {seconds:.0f} s{note and f'; {note}'}"
+        elif (ended.status == 0) if passed is None else passed:
+            result = "passed"
+        else:
+            result, note = "failed", note or ended.last_line
+        self._tell(Step(name, result, seconds, note[:300]))
+
+    def skip(self, name: str, why: str) -> None:
+        self._tell(Step(name, "skipped", self.spent.get(name, 0.0), why[:300]))
+
+    def _tell(self, step: Step) -> None:
+        self.steps.append(step)
+        print(f"  {step.name}: {step.result} in {step.seconds:.0f} s  {step.note}", flush=True)
+
+
+def run_within(limit_s: float, command: Sequence[str], log: Path, env: Mapping[str, str]) -> Ended:
+    """Run a command in a session of its own; when it overruns, end all of that session."""
+    begun = time.monotonic()
+    status: int | None = None
+    with open(log, "ab") as sink:
+        sink.write(f"$ {shlex.join(command)}\n".encode())
+        sink.flush()
+        start = sink.tell()
+        if limit_s > 1.0:
+            child = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                start_new_session=True,
+            )
+            try:
+                status = child.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                pass
+            finally:
+                end_session(child)
+    with open(log, "rb") as source:
+        source.seek(start)
+        output = source.read().decode(errors="replace")
+    return Ended(status, time.monotonic() - begun, output)
+
+
+def end_session(child: subprocess.Popen[bytes]) -> None:
+    """End what is left of a child's session; what the kernel does not let go of is left behind."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(GRACE_S)
+
+
+# --- the steps ---
+
+
+def look_at_machine(check: Check) -> None:
+    ended = check.run("machine", [*PYTHON, "-c", MACHINE])
+    with contextlib.suppress(ValueError):
+        check.machine = json.loads(ended.last_line if ended.status == 0 else "")
+    if not check.machine:
+        check.machine = {"no_gpu": f"the interpreter does not answer: {ended.last_line or 'no output'}"}
+    check.machine |= nvidia_smi() | commit()
+    check.add("machine", ended, check.machine.get("gpu") or f"no GPU: {check.no_gpu}")
+
+
+def nvidia_smi() -> dict[str, str]:
+    """The driver, and the PCIe link at its best: at rest the link is slower."""
+    fields = ["driver_version", "pcie.link.gen.max", "pcie.link.width.max"]
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", "--id=0"]
+    said = output_of(command)
+    values = [value.strip() for value in said.split(",")]
+    names = ["driver", "pcie_generation", "pcie_lanes"]
+    return dict(zip(names, values, strict=True)) if len(values) == len(names) else {}
+
+
+def commit() -> dict[str, str]:
+    found = output_of(["git", "-C", str(ROOT), "rev-parse", "HEAD"])
+    changed = output_of(["git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no"])
+    return {"commit": found + (" with changes" if changed else "")} if found else {}
+
+
+def output_of(command: Sequence[str]) -> str:
+    """stdout of a short command; "" when it is not there or fails."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+        return done.stdout.strip() if done.returncode == 0 else ""
+    return ""
+
+
+def build_commands(check: Check) -> list[list[str]]:
+    pip = [*PYTHON, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--no-compile"]
+    target = ["--target", str(check.site)]
+    commands = []
+    if check.wheels:
+        wheels = sorted(str(path) for path in check.wheels.glob("*.whl"))
+        commands.append([*pip, "--no-index", *target, *wheels])
+    has_backend = output_of([*PYTHON, "-c", "import nanobind_backend; print('yes')"])
+    brought = check.wheels and list(check.wheels.glob("nanobind_backend-*.whl"))
+    if not has_backend and not brought:
+        commands.append([*pip, *target, "nanobind-backend>=1.0"])
+    folder = f"-Cbuild-dir={check.scratch / 'build'}"
+    commands.append([*pip, "--no-build-isolation", *target, folder, str(ROOT)])
+    return commands
+
+
+def build(check: Check) -> bool:
+    if not check.build:
+        check.skip("build", "--no-build: the installed gids is used")
+        return True
+    for command in build_commands(check):
+        ended = check.run("build", command)
+        if ended.status != 0:
+            note = ended.last_line
+            if "nanobind-backend" in command[-1]:
+                note = (
+                    f"nanobind-backend is missing and not to be had: bring its wheel by --wheels DIR ({note})"
+                )
+            check.add("build", ended, note)
+            return False
+    found = check.run("build", [*PYTHON, "-c", "import gids; print(gids.__file__)"])
+    built = found.last_line.startswith(str(check.site))
+    hidden = f"it is hidden by {found.last_line}: uninstall that, or check it with --no-build"
+    check.add("build", found, "" if built else hidden, passed=built)
+    return built
+
+
+def pytest_command(check: Check, tests: Sequence[str], report: str) -> list[str]:
+    """Verbose, so that the log of a killed run names the test that it was in."""
+    command = [*PYTHON, "-m", "pytest", "-v", "-m", "gpu", "-p", "no:cacheprovider", "-o", "timeout=45"]
+    command += ["--continue-on-collection-errors", f"--junitxml={check.out / report}", *tests]
+    if not output_of([*PYTHON, "-c", "import importlib.util as u; print(u.find_spec('dgl') or '')"]):
+        command.append("--ignore=tests/dgl")  # its tests need DGL to be collected
+    return command
+
+
+def run_tests(check: Check) -> None:
+    ended = check.run("tests", pytest_command(check, ["tests"], "tests.xml"))
+    if check.no_gpu and ended.status in (0, 5):
+        check.skip("tests", f"no GPU: {summary(ended.output)}")
+        return
+    check.add("tests", ended, summary(ended.output))
+
+
+def summary(output: str) -> str:
+    """pytest's counts; of a run that was killed, those so far, and where it was."""
+    counts = re.findall(r"^=*\s*((?:\d+ \w+(?:, )?)+) in [\d.]+s", output, re.MULTILINE)
+    if counts:
+        return str(counts[-1])
+    line = r"^(\S+::.*?) ?(?:(PASSED|FAILED|ERROR|SKIPPED)\b.*)?$"
+    ends = re.findall(line, output, re.MULTILINE)
+    if not ends:
+        return Ended(None, 0.0, output).last_line
+    passed, failed = (sum(word == end for _, end in ends) for word in ("PASSED", "FAILED"))
+    where = "" if ends[-1][1] else f", in {ends[-1][0]}"
+    return f"{passed} passed, {failed} failed{where}"
+
+
+def sanitize(check: Check, tool: str) -> None:
+    """The small GPU tests under compute-sanitizer, which instruments our kernels only."""
+    sanitizer = find_sanitizer()
+    if not check.plan.shares_s[tool]:
+        check.skip(tool, "--quick")
+        return
+    if sanitizer is None:
+        check.skip(tool, "compute-sanitizer is not on the PATH nor below CUDA_HOME")
+        return
+    command = [sanitizer, "--tool", tool, "--kernel-name", "kns=gids_", "--report-api-errors", "no"]
+    command += ["--error-exitcode", "86", *pytest_command(check, SANITIZED, f"{tool}.xml")]
+    ended = check.run(tool, command, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
+    refused = NO_SANITIZER.search(ended.output)
+    if ended.status not in (0, None) and refused:
+        check.skip(tool, f"this machine does not allow it: {refused[0]}")
+        return
+    found = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", ended.output)
+    check.add(tool, ended, "; ".join([summary(ended.output), *found[-1:]]))
+
+
+def find_sanitizer() -> str | None:
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    places = [str(Path(home) / "bin") for home in homes if home]
+    return shutil.which("compute-sanitizer") or shutil.which(
+        "compute-sanitizer", path=os.pathsep.join(places)
+    )
+
+
+def benchmark(check: Check, question: str) -> None:
+    result = check.out / f"bench-{question}.json"
+    result.unlink(missing_ok=True)
+    command = [*PYTHON, str(ROOT / "bench/gpu.py"), question, "--json", str(result)]
+    command += ["--dir", str(check.scratch), *(["--small"] if check.plan.small else [])]
+    ended = check.run(question, command)
+    figures = []
+    with contextlib.suppress(OSError, ValueError):
+        figures = json.loads(result.read_text())["figures"]
+    check.figures += [{"question": question, **figure} for figure in figures]
+    missed = [f["name"] for f in figures if f.get("passed") is False]
+    note = f"below its bar: {', '.join(missed)}" if missed else ""
+    if ended.status == 0 and not figures:
+        missed, note = ["all"], "it gave no figure"
+    check.add(question, ended, note, passed=ended.status == 0 and not missed)
+
+
+# --- the report ---
+
+
+def passed(check: Check) -> bool:
+    return all(step.result in ("passed", "skipped") for step in check.steps)
+
+
+def status(check: Check) -> int:
+    if check.no_gpu:
+        return 2
+    return 0 if passed(check) else 1
+
+
+def report(check: Check) -> str:
+    """Two tables, in Markdown."""
+    machine = check.machine
+    names = [
+        "gpu",
+        "driver",
+        "driver_cuda",
+        "toolkit_cuda",
+        "pcie_generation",
+        "torch",
+        "python",
+        "kernel",
+        "commit",
+    ]
+    lines = [", ".join(f"{name} {machine[name]}" for name in names if machine.get(name)), ""]
+    lines += ["| step | result | seconds | |", "|---|---|---|---|"]
+    lines += [
+        f"| {s.name} | {s.result} | {s.seconds:.0f} | {s.note.replace('|', '/')} |" for s in check.steps
+    ]
+    if check.figures:
+        lines += ["", "| figure | measured | bar | |", "|---|---|---|---|"]
+        for f in check.figures:
+            bar = "" if f.get("bar") is None else f"≥ {f['bar']:,.6g} {f['unit']}".strip()
+            verdict = {True: "passed", False: "failed"}.get(f.get("passed"), "")
+            lines.append(f"| {f['name']} | {f['value']:,.4g} {f['unit']} | {bar} | {verdict} |")
+    return "\n".join(lines)
+
+
+def write_json(check: Check, path: Path) -> None:
+    content = {
+        "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": check.machine,
+        "small": check.plan.small,
+        "passed": passed(check) and not check.no_gpu,
+        "no_gpu": check.no_gpu,
+        "seconds": round(time.monotonic() - check.begun, 1),
+        "steps": [asdict(step) for step in check.steps],
+        "figures": check.figures,
+    }
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def go(check: Check) -> int:
+    """Take all steps; print and write the report; the exit status."""
+    look_at_machine(check)
+    usable = build(check)
+    remaining: list[tuple[str, Callable[[], None]]] = [("tests", lambda: run_tests(check))]
+    for tool in ("memcheck", "racecheck"):
+        remaining.append((tool, lambda tool=tool: sanitize(check, tool)))  # type: ignore[misc]
+    for question in BENCHMARKS:
+        remaining.append((question, lambda question=question: benchmark(check, question)))  # type: ignore[misc]
+    for name, take in remaining:
+        if not usable:
+            check.skip(name, "gids was not built")
+        elif check.no_gpu and name != "tests":
+            check.skip(name, f"no GPU: {check.no_gpu}")
+        else:
+            take()
+    path = check.out / "gpu-check.json"
+    write_json(check, path)
+    print(f"\n{report(check)}\n\nwritten to {path}")
+    if check.no_gpu:
+        print(f"no GPU: {check.no_gpu}")
+    return status(check)
+
+
+def dry_run(plan: Plan) -> None:
+    for name, share in plan.shares_s.items():
+        what = {
+            "machine": "versions of driver, CUDA, torch, CuPy; is there a GPU?",
+            "build": "pip install --no-build-isolation --no-deps --target (scratch) .",
+            "tests": "pytest -m gpu",
+            "memcheck": "compute-sanitizer --tool memcheck, on some tests",
+            "racecheck": "compute-sanitizer --tool racecheck, on the same",
+        }.get(name, f"bench/gpu.py {name}{' --small' if plan.small else ''}")
+        print(f"{name:<10} {f'at most {share:.0f} s' if share else 'skipped':<14} {what}")
+    print(f"{'':<10} at most {sum(plan.shares_s.values()):.0f} s in all")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    out = "for logs, gpu-check.json and, meanwhile, up to 10 GB of data: on the disk to measure"
+    parser.add_argument("--out", type=Path, default=ROOT / "build/gpu-check", help=out)
+    parser.add_argument(
+        "--wheels", type=Path, help="a folder of wheels to install first (nanobind-backend, …)"
+    )
+    parser.add_argument("--quick", action="store_true", help="small benchmarks, no racecheck")
+    parser.add_argument("--no-build", action="store_true", help="use the gids that is installed")
+    parser.add_argument("--dry-run", action="store_true", help="list the steps and end")
+    args = parser.parse_args(arguments)
+    plan = QUICK if args.quick else FULL
+    if args.dry_run:
+        dry_run(plan)
+        return 0
+    if args.wheels and not args.wheels.is_dir():
+        parser.error(f"--wheels {args.wheels}: no such folder")
+    args.out.mkdir(parents=True, exist_ok=True)
+    for log in args.out.glob("*.log"):
+        log.unlink()
+    with tempfile.TemporaryDirectory(prefix="scratch-", dir=args.out.resolve()) as scratch:
+        wheels = args.wheels.resolve() if args.wheels else None
+        return go(Check(plan, args.out.resolve(), Path(scratch), wheels, not args.no_build))
+
+
+if __name__ == "__main__":
+    assert platform.system() == "Linux", "gids runs on Linux"
+    sys.exit(main())
