@@ -37,6 +37,11 @@ def sort_edges(
     Fills offsets and the sorted arrays. Returns None, or the position of the first
     destination out of range."""
 
+def sort_neighbors(offsets: NDArray[np.int64], sources: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
+    """Sort the edges of each destination by source, stably and in place.
+
+    Destination v has those from offsets[v] to offsets[v + 1]. ValueError when offsets are none."""
+
 def carry_to_sources(
     indptr: NDArray[np.int64],
     indices: NDArray[np.int32] | NDArray[np.int64],
