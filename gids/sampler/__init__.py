@@ -1,7 +1,8 @@
 """Samplers: seeds go in, minibatches come out, on the CPU or on a GPU. See docs/sampler.md."""
 
+from gids.sampler.labor import Labor
 from gids.sampler.minibatch import Block, Minibatch
 from gids.sampler.neighbor import Neighbor
 from gids.sampler.topology import Sampler, Topology
 
-__all__ = ["Block", "Minibatch", "Neighbor", "Sampler", "Topology"]
+__all__ = ["Block", "Labor", "Minibatch", "Neighbor", "Sampler", "Topology"]

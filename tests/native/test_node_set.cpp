@@ -95,9 +95,10 @@ void test_samplers_of_any_threads_agree() {
   for (i64& seed : seeds) seed = static_cast<i64>(rng() % nodes);
   const std::vector<std::span<const i64>> given{seeds};
   const std::vector<std::vector<int>> fanouts{{10}, {60}, {3}};
-  NeighborSampler one(1, 1 << 24), four(4, 1 << 24);
+  HostSampler one(1, 1 << 24), four(4, 1 << 24);
   for (u64 step = 0; step < 3; ++step) {
-    const Minibatch a = one.sample(graph, given, fanouts, step), b = four.sample(graph, given, fanouts, step);
+    const Minibatch a = sample_neighbors(one, graph, given, fanouts, step);
+    const Minibatch b = sample_neighbors(four, graph, given, fanouts, step);
     CHECK_EQUAL(a.nodes[0].count, b.nodes[0].count);
     CHECK(std::equal(a.nodes[0].ids, a.nodes[0].ids + a.nodes[0].count, b.nodes[0].ids));
     for (size_t layer = 0; layer < fanouts.size(); ++layer) {
