@@ -169,7 +169,13 @@ void draw_variates(const Numbers& numbers, u64 kappa, u32 layer, u32 number, Ids
                    nb::ndarray<u64, nb::ndim<1>, nb::c_contig, nb::device::cpu> out) {
   if (out.size() != nodes.size()) throw nb::value_error("out: one number per node");
   const sampler::Variates variates(moment_of(numbers, kappa), layer, number);
-  for (size_t i = 0; i < nodes.size(); ++i) out.data()[i] = variates.draw(static_cast<u64>(nodes.data()[i]), 0);
+  sampler::Lanes node = {}, bits;
+  for (size_t first = 0; first < nodes.size(); first += sampler::draw_lanes) {
+    const size_t count = std::min<size_t>(sampler::draw_lanes, nodes.size() - first);
+    std::copy_n(nodes.data() + first, count, node);
+    variates.of_nodes(node, static_cast<u32>(count), 1, bits);
+    std::copy_n(bits, count, out.data() + first);
+  }
 }
 
 std::tuple<u32, u32, u32, u32> philox(std::tuple<u32, u32, u32, u32> counter, std::pair<u32, u32> key) {
@@ -210,8 +216,9 @@ void bind_sampler(nb::module_& m) {
 
   m.def("variates", &draw_variates, "numbers"_a, "kappa"_a, "layer"_a, "number"_a, "nodes"_a.noconvert(),
         "out"_a.noconvert(),
-        "64 random bits for each node, as a node type (or relation) draws them first in a layer, with dependence kappa "
-        "(0: without end). out: uint64[n].");
+        "64 random bits for each node, which it has as a source of type `number` in a layer, with dependence kappa (0: "
+        "without end). out: uint64[n].");
+  m.def("philox2", &random::philox2, "counter"_a, "key"_a, "Philox2x32-10: 64 bits of 64 bits and a key of 32.");
 }
 
 }  // namespace gids

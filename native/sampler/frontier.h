@@ -44,8 +44,25 @@ struct Frontier {
     return relation.wide ? checked(static_cast<const i64*>(relation.indices), position)
                          : checked(static_cast<const int*>(relation.indices), position);
   }
+  // Those of `count` edges from a position on.
+  void sources(u64 position, u32 count, u64* out) const {
+    if (relation.wide)
+      read(static_cast<const i64*>(relation.indices), position, count, out);
+    else
+      read(static_cast<const int*>(relation.indices), position, count, out);
+  }
 
  private:
+  template <class Index>
+  void read(const Index* indices, u64 position, u32 count, u64* out) const {
+    bool bad = false;
+    for (u32 i = 0; i < count; ++i) {
+      out[i] = static_cast<u64>(static_cast<i64>(indices[position + i]));
+      bad |= out[i] >= num_src;
+    }
+    if (bad)
+      for (u32 i = 0; i < count; ++i) out[i] = checked(indices, position + i);
+  }
   template <class Index>
   u64 checked(const Index* indices, u64 position) const {
     const u64 found = static_cast<u64>(static_cast<i64>(indices[position]));

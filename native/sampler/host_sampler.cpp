@@ -97,25 +97,25 @@ Block HostSampler::collect(const Frontier& frontier, const std::function<void(si
   i64* ends = ends_.ensure(n);
   for_pieces(workers_, n, node_piece, [&](size_t first, size_t last) {
     EdgeList& list = lists_[first / node_piece];
-    list.clear();
+    list.count = 0;
     for (size_t v = first; v < last; ++v) {
       if (v + lists_ahead < last) frontier.prefetch(static_cast<u64>(frontier.begins[v + lists_ahead]));
       choose(v, list);
-      ends[v] = static_cast<i64>(list.sources.size());
+      ends[v] = static_cast<i64>(list.count);
     }
   });
   u64 edges = 0;
-  for (size_t p = 0; p < pieces; ++p) edges += lists_[p].sources.size();
+  for (size_t p = 0; p < pieces; ++p) edges += lists_[p].count;
   Block block = make_block(n, edges, true);
   i64 base = 0;
   for (size_t p = 0; p < pieces; ++p) {
     const size_t last = std::min(n, (p + 1) * node_piece);
     for (size_t v = p * node_piece; v < last; ++v) block.indptr[v + 1] = base + ends[v];
-    base += static_cast<i64>(lists_[p].sources.size());
+    base += static_cast<i64>(lists_[p].count);
   }
   for_pieces(workers_, n, node_piece, [&](size_t first, size_t) {
     const EdgeList& list = lists_[first / node_piece];
-    const size_t count = list.sources.size();
+    const size_t count = list.count;
     if (count == 0) return;
     const i64 at = block.indptr[first];
     std::memcpy(block.indices + at, list.sources.data(), count * sizeof(i64));
@@ -128,8 +128,7 @@ Block HostSampler::collect(const Frontier& frontier, const std::function<void(si
 size_t HostSampler::bytes() const {
   size_t total = begins_.bytes() + degrees_.bytes() + ends_.bytes() + pool_->idle_bytes();
   for (const NodeSet& set : sets_) total += set.bytes();
-  for (const EdgeList& list : lists_)
-    total += list.sources.capacity() * 8 + list.positions.capacity() * 8 + list.weights.capacity() * 4;
+  for (const EdgeList& list : lists_) total += list.bytes();
   return total;
 }
 

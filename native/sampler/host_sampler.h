@@ -19,19 +19,24 @@ using Seeds = std::span<const std::span<const i64>>;  // by node type; may repea
 
 // Edges that one thread has chosen, destination after destination.
 struct EdgeList {
-  std::vector<i64> sources, positions;
-  std::vector<float> weights;
+  Scratch<i64> sources, positions;
+  Scratch<float> weights;
+  size_t count = 0, room = 0;
 
+  // Before add: room for so many more.
+  void reserve(size_t more) {
+    if (count + more <= room) return;
+    room = std::max(count + more, 2 * room);
+    sources.ensure(room, count);
+    positions.ensure(room, count);
+    weights.ensure(room, count);
+  }
   void add(u64 source, u64 position, float weight) {
-    sources.push_back(static_cast<i64>(source));
-    positions.push_back(static_cast<i64>(position));
-    weights.push_back(weight);
+    sources.data()[count] = static_cast<i64>(source);
+    positions.data()[count] = static_cast<i64>(position);
+    weights.data()[count++] = weight;
   }
-  void clear() {
-    sources.clear();
-    positions.clear();
-    weights.clear();
-  }
+  size_t bytes() const { return sources.bytes() + positions.bytes() + weights.bytes(); }
 };
 
 // Calls f(begin, end) for every piece of [0, n), each of `piece` but for the last, on several threads.

@@ -19,19 +19,36 @@ constexpr double least_gain = 1e-4;  // of the expected number of nodes: less is
 
 void take_all(const Frontier& frontier, size_t v, EdgeList& list) {
   const u64 begin = static_cast<u64>(frontier.begins[v]);
+  list.reserve(frontier.degrees[v]);
   for (u64 e = 0; e < frontier.degrees[v]; ++e) list.add(frontier.source(begin + e), begin + e, 1.0f);
 }
 
 // Calls f(in-edge, its source, the source's number) for all in-edges of v; numbers above `most` may be all ones.
 template <class F>
 void for_each_number(const Frontier& frontier, size_t v, const Variates& variates, double most, F&& f) {
-  u64 node[draw_lanes] = {}, bits[draw_lanes];
+  Lanes node = {}, bits;
   const u64 begin = static_cast<u64>(frontier.begins[v]), degree = frontier.degrees[v];
   for (u64 first = 0; first < degree; first += draw_lanes) {
     const u32 count = static_cast<u32>(std::min<u64>(draw_lanes, degree - first));
-    for (u32 lane = 0; lane < count; ++lane) node[lane] = frontier.source(begin + first + lane);
-    variates.draw_first(node, count, most, bits);
+    frontier.sources(begin + first, count, node);
+    variates.of_nodes(node, count, most, bits);
     for (u32 lane = 0; lane < count; ++lane) f(first + lane, node[lane], bits[lane]);
+  }
+}
+
+void take_below(const Frontier& frontier, size_t v, u64 k, const Variates& variates, EdgeList& list) {
+  const u64 begin = static_cast<u64>(frontier.begins[v]), degree = frontier.degrees[v];
+  const u64 limit = labor::limit(degree, k);
+  const float weight = labor::weight(degree, k);
+  Lanes node = {};
+  for (u64 first = 0; first < degree; first += draw_lanes) {
+    const u32 count = static_cast<u32>(std::min<u64>(draw_lanes, degree - first));
+    frontier.sources(begin + first, count, node);
+    list.reserve(count);
+    for (u32 taken = variates.below(node, count, limit); taken; taken &= taken - 1) {
+      const u32 lane = static_cast<u32>(std::countr_zero(taken));
+      list.add(node[lane], begin + first + lane, weight);
+    }
   }
 }
 
@@ -71,6 +88,7 @@ void take_least(const Frontier& frontier, size_t v, u64 k, const Variates& varia
     if (candidates.size() > k || most >= 1) break;
   }
   settle(candidates, k);
+  list.reserve(k);
   for (u64 i = 0; i < k; ++i)
     list.add(candidates[i].source, begin + candidates[i].edge, labor::weight(degree, k));
 }
@@ -121,13 +139,7 @@ Block Labor::sample_alone(HostSampler& host, const Frontier& frontier, int fanou
     if (neighbor::sampled_count(degree, fanout) == degree) return take_all(frontier, v, list);
     if (fanout == 0) return;
     const u64 k = static_cast<u64>(fanout);
-    if (fixed_count) return take_least(frontier, v, k, variates, list);
-    const u64 begin = static_cast<u64>(frontier.begins[v]);
-    const float weight = labor::weight(degree, k);
-    const double most = static_cast<double>(k) / static_cast<double>(degree);
-    for_each_number(frontier, v, variates, most, [&](u64 e, u64 source, u64 bits) {
-      if (labor::is_taken(bits, degree, k)) list.add(source, begin + e, weight);
-    });
+    (fixed_count ? take_least : take_below)(frontier, v, k, variates, list);
   });
 }
 
@@ -139,11 +151,11 @@ Block Labor::sample_together(HostSampler& host, const Frontier& frontier, int fa
   const std::span<const i64> sources = neighborhood_.sources();
   u64* bits = bits_.ensure(sources.size());
   host.workers().parallel_for(sources.size(), source_piece, [&](size_t first, size_t last, u32) {
-    u64 node[draw_lanes] = {}, drawn[draw_lanes];
+    Lanes node = {}, drawn;
     for (size_t at = first; at < last; at += draw_lanes) {
       const size_t count = std::min<size_t>(draw_lanes, last - at);
       for (size_t lane = 0; lane < count; ++lane) node[lane] = static_cast<u64>(sources[at + lane]);
-      variates.draw_first(node, static_cast<u32>(count), 1, drawn);
+      variates.of_nodes(node, static_cast<u32>(count), 1, drawn);
       std::copy(drawn, drawn + count, bits + at);
     }
   });
@@ -152,6 +164,7 @@ Block Labor::sample_together(HostSampler& host, const Frontier& frontier, int fa
     const u64 degree = frontier.degrees[v], begin = static_cast<u64>(frontier.begins[v]);
     if (degree <= k) return take_all(frontier, v, list);
     const i64* local = neighborhood_.local(v);
+    list.reserve(degree);
     if (!options.fixed_count) {
       for (u64 e = 0; e < degree; ++e) {
         const double p = std::min(1.0, factor[v] * pi[local[e]]);

@@ -80,11 +80,11 @@ u64 Variates::between(u64 now, u64 next) const {
   return p < 1 ? static_cast<u64>(p * 0x1p64) : all_ones;
 }
 
-void Variates::draw_first(const u64 (&node)[draw_lanes], u32 count, double most, u64 (&out)[draw_lanes]) const {
-  sampler::draw_first(node, count, now_, out);
+void Variates::of_nodes(const Lanes& node, u32 count, double most, Lanes& out) const {
+  node_numbers(node, count, now_, out);
   if (!smooth_) return;
-  u64 next[draw_lanes];
-  sampler::draw_first(node, count, next_, next);
+  Lanes next;
+  node_numbers(node, count, next_, next);
   // Two looks into a table show of most numbers that they are too large, without a logarithm.
   const double limit = most < 1 ? normal_quantile(most) + slack : std::numeric_limits<double>::infinity();
   for (u32 lane = 0; lane < count; ++lane) {
@@ -92,6 +92,15 @@ void Variates::draw_first(const u64 (&node)[draw_lanes], u32 count, double most,
                          sin_ * least_quantile[next[lane] >> (64 - table_bits)];
     out[lane] = least > limit ? all_ones : between(out[lane], next[lane]);
   }
+}
+
+u32 Variates::below(const Lanes& node, u32 count, u64 limit) const {
+  if (!smooth_) return numbers_below(node, count, now_, limit);
+  Lanes bits;
+  of_nodes(node, count, static_cast<double>(limit) * 0x1p-64, bits);
+  u32 found = 0;
+  for (u32 lane = 0; lane < count; ++lane) found |= u32{bits[lane] < limit} << lane;
+  return found;
 }
 
 }  // namespace gids::sampler

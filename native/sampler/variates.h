@@ -26,7 +26,7 @@ double normal_quantile(double p);
 // A number in (0, 1) from 64 random bits.
 inline double unit(u64 bits) { return (static_cast<double>(bits >> 11) + 0.5) * 0x1p-53; }
 
-// The numbers that one relation, or one node type, draws in one layer. 64 random bits stand for each.
+// The numbers of one relation, or of one node type, in one layer. 64 random bits stand for each.
 class Variates {
  public:
   Variates(const Moment& moment, u32 layer, u32 number);
@@ -34,12 +34,15 @@ class Variates {
   bool smooth() const { return smooth_; }
   u64 key() const { return now_; }  // of the numbers where they are not smooth
 
+  // Draw i of a destination.
   u64 draw(u64 node, u32 i) const {
     const u64 bits = random::draw(now_, node, i);
     return smooth_ ? between(bits, random::draw(next_, node, i)) : bits;
   }
-  // Draw 0 of each node. What is above `most`, a probability, may come out as all ones instead.
-  void draw_first(const u64 (&node)[draw_lanes], u32 count, double most, u64 (&out)[draw_lanes]) const;
+  // The numbers of sources (random::node_number). What is above `most`, a probability, may come out as all ones.
+  void of_nodes(const Lanes& node, u32 count, double most, Lanes& out) const;
+  // Which of them are below a limit, a bit each.
+  u32 below(const Lanes& node, u32 count, u64 limit) const;
 
  private:
   u64 between(u64 now, u64 next) const;

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from sampling_model import halves, layer_key, philox, words
+from sampling_model import MASK, layer_key, words
 
 from gids.store import Graph
 
@@ -20,8 +20,17 @@ class LaborBlock:
     num_src: int = 0
 
 
+def philox2(counter: int, key: int) -> int:
+    c0, c1 = words(counter)
+    for _ in range(10):
+        product = 0xD256D193 * c0
+        c0, c1 = product >> 32 ^ key ^ c1, product & MASK
+        key = key + 0x9E3779B9 & MASK
+    return c0 | c1 << 32
+
+
 def variate(key: int, node: int) -> int:
-    return halves(philox((*words(node), 0, 0), words(key)))[0]
+    return philox2(node | key >> 32 << 32, key & MASK)
 
 
 def factor(pi: Sequence[float], k: int) -> float:

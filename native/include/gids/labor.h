@@ -9,8 +9,16 @@
 
 namespace gids::labor {
 
-// r_t as 64 bits; true with probability k / d to within 2^-64, without a division.
+// r_t as 64 bits; true with probability k / d to within 2^-64, without a division: bits * d < k * 2^64.
 GIDS_HD bool is_taken(u64 bits, u64 degree, u64 fanout) { return random::below(bits, degree) < fanout; }
+
+#if !GIDS_SIMT
+// The same as bits < limit, for a destination with many in-edges. fanout < degree.
+inline u64 limit(u64 degree, u64 fanout) {
+  __extension__ using u128 = unsigned __int128;
+  return fanout ? static_cast<u64>(((static_cast<u128>(fanout) << 64) - 1) / degree) + 1 : 0;
+}
+#endif
 
 // How often an edge that is taken counts in a sum over all neighbours: 1 / its probability.
 GIDS_HD float weight(u64 degree, u64 fanout) {
