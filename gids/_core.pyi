@@ -258,9 +258,12 @@ class HostSampler:
         seeds: list[NDArray[np.int64]],
         fanouts: list[list[int]],
         numbers: tuple[int, int, int],
+        replace: bool,
+        weights: list[NDArray[np.float32] | None],
+        kappa: int,
     ) -> _Sampled:
         """One minibatch. seeds: by node type; fanouts: by layer, the seeds' first, by relation; numbers:
-        (seed, epoch, step).
+        (seed, epoch, step); weights: by relation, of each edge; kappa 0: without end.
 
         Returns (nodes by type, by layer and relation (indptr, indices, positions, weights or None, number of
         sources))."""
@@ -275,7 +278,7 @@ class HostSampler:
         layer_dependency: bool,
         kappa: int,
     ) -> _Sampled:
-        """The same by LABOR. importance_sampling -1: to convergence; kappa 0: without end."""
+        """The same by LABOR. importance_sampling -1: to convergence."""
     @property
     def bytes(self) -> int: ...
 

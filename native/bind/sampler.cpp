@@ -4,6 +4,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -148,11 +149,22 @@ nb::tuple run(const Topology& topology, const std::vector<Ids>& seeds, const Fan
   return nb::make_tuple(nodes, layers);
 }
 
+using EdgeWeights = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
 nb::tuple sample_neighbors(OwnSampler& self, const OwningTopology& graph, const std::vector<Ids>& seeds,
-                           const Fanouts& fanouts, const Numbers& numbers) {
+                           const Fanouts& fanouts, const Numbers& numbers, bool replace,
+                           const std::vector<std::optional<EdgeWeights>>& weights, u64 kappa) {
+  sampler::NeighborOptions options{replace, kappa != 1, {}};
+  const auto& relations = graph.topology().relations;
+  if (weights.size() > relations.size()) throw nb::value_error("weights: at most one array per relation");
+  for (size_t r = 0; r < weights.size(); ++r) {
+    if (weights[r] && weights[r]->size() != relations[r].num_edges)
+      throw nb::value_error("weights: one for each edge of a relation");
+    options.weights.push_back(weights[r] ? weights[r]->data() : nullptr);
+  }
   return run(graph.topology(), seeds, fanouts, [&](sampler::Seeds spans) {
-    const u64 key = moment_of(numbers, 1).now;
-    return sampler::sample_neighbors(self.get().host, graph.topology(), spans, fanouts, key);
+    return sampler::sample_neighbors(self.get().host, graph.topology(), spans, fanouts, options,
+                                     moment_of(numbers, kappa));
   });
 }
 
@@ -206,12 +218,13 @@ void bind_sampler(nb::module_& m) {
   nb::class_<OwnSampler>(m, "HostSampler", "Threads, hash maps and buffers, used again for each minibatch.")
       .def(nb::init<u32, size_t>(), "threads"_a, "keep_bytes"_a)
       .def("neighbor", &sample_neighbors, "topology"_a, "seeds"_a.noconvert(), "fanouts"_a, "numbers"_a,
+           "replace"_a, "weights"_a, "kappa"_a,
            "One minibatch. seeds: int64[n] by node type; fanouts: by layer, the seeds' first, by relation; numbers: "
-           "(seed, epoch, step). Returns (int64[n] nodes by node type, by layer and relation (indptr, indices, "
+           "(seed, epoch, step); weights: by relation, float32[num_edges] or None; kappa 0: without end. Returns (int64[n] nodes by node type, by layer and relation (indptr, indices, "
            "positions, weights or None, number of sources)).")
       .def("labor", &sample_labor, "topology"_a, "seeds"_a.noconvert(), "fanouts"_a, "numbers"_a,
            "importance_sampling"_a, "fixed_count"_a, "layer_dependency"_a, "kappa"_a,
-           "The same by LABOR. importance_sampling -1: to convergence; kappa 0: without end.")
+           "The same by LABOR. importance_sampling -1: to convergence.")
       .def_prop_ro("bytes", &OwnSampler::bytes, "Kept between minibatches.");
 
   m.def("variates", &draw_variates, "numbers"_a, "kappa"_a, "layer"_a, "number"_a, "nodes"_a.noconvert(),

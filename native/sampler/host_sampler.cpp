@@ -91,7 +91,8 @@ Block HostSampler::make_block(u64 num_dst, u64 num_edges, bool weighted) {
   return block;
 }
 
-Block HostSampler::collect(const Frontier& frontier, const std::function<void(size_t v, EdgeList&)>& choose) {
+Block HostSampler::collect(const Frontier& frontier, const std::function<void(size_t v, EdgeList&)>& choose,
+                           bool weighted) {
   const size_t n = frontier.size(), pieces = div_ceil(n, node_piece);
   if (lists_.size() < pieces) lists_.resize(pieces);
   i64* ends = ends_.ensure(n);
@@ -106,7 +107,7 @@ Block HostSampler::collect(const Frontier& frontier, const std::function<void(si
   });
   u64 edges = 0;
   for (size_t p = 0; p < pieces; ++p) edges += lists_[p].count;
-  Block block = make_block(n, edges, true);
+  Block block = make_block(n, edges, weighted);
   i64 base = 0;
   for (size_t p = 0; p < pieces; ++p) {
     const size_t last = std::min(n, (p + 1) * node_piece);
@@ -120,7 +121,7 @@ Block HostSampler::collect(const Frontier& frontier, const std::function<void(si
     const i64 at = block.indptr[first];
     std::memcpy(block.indices + at, list.sources.data(), count * sizeof(i64));
     std::memcpy(block.positions + at, list.positions.data(), count * sizeof(i64));
-    std::memcpy(block.weights + at, list.weights.data(), count * sizeof(float));
+    if (weighted) std::memcpy(block.weights + at, list.weights.data(), count * sizeof(float));
   });
   return block;
 }

@@ -62,7 +62,8 @@ class HostSampler {
   // For `expand`: a block with room for so many edges; indptr[0] is 0.
   Block make_block(u64 num_dst, u64 num_edges, bool weighted);
   // A block of the edges that choose(v, list) adds for each destination v, on several threads.
-  Block collect(const Frontier& frontier, const std::function<void(size_t v, EdgeList&)>& choose);
+  Block collect(const Frontier& frontier, const std::function<void(size_t v, EdgeList&)>& choose,
+                bool weighted = true);
 
   cache::Workers& workers() { return workers_; }
   // What is kept between minibatches.

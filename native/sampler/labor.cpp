@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <cmath>
+#include <limits>
 
 #include "gids/labor.h"
 #include "gids/neighbor.h"
+#include "sampler/least.h"
 
 namespace gids::sampler {
 
@@ -23,19 +24,6 @@ void take_all(const Frontier& frontier, size_t v, EdgeList& list) {
   for (u64 e = 0; e < frontier.degrees[v]; ++e) list.add(frontier.source(begin + e), begin + e, 1.0f);
 }
 
-// Calls f(in-edge, its source, the source's number) for all in-edges of v; numbers above `most` may be all ones.
-template <class F>
-void for_each_number(const Frontier& frontier, size_t v, const Variates& variates, double most, F&& f) {
-  Lanes node = {}, bits;
-  const u64 begin = static_cast<u64>(frontier.begins[v]), degree = frontier.degrees[v];
-  for (u64 first = 0; first < degree; first += draw_lanes) {
-    const u32 count = static_cast<u32>(std::min<u64>(draw_lanes, degree - first));
-    frontier.sources(begin + first, count, node);
-    variates.of_nodes(node, count, most, bits);
-    for (u32 lane = 0; lane < count; ++lane) f(first + lane, node[lane], bits[lane]);
-  }
-}
-
 void take_below(const Frontier& frontier, size_t v, u64 k, const Variates& variates, EdgeList& list) {
   const u64 begin = static_cast<u64>(frontier.begins[v]), degree = frontier.degrees[v];
   const u64 limit = labor::limit(degree, k);
@@ -50,47 +38,6 @@ void take_below(const Frontier& frontier, size_t v, u64 k, const Variates& varia
       list.add(node[lane], begin + first + lane, weight);
     }
   }
-}
-
-struct Candidate {
-  double rank;
-  u64 edge, source;
-  // Parallel edges have one number: the first of them goes first.
-  bool operator<(const Candidate& other) const {
-    return rank < other.rank || (rank == other.rank && edge < other.edge);
-  }
-  static bool by_edge(const Candidate& a, const Candidate& b) { return a.edge < b.edge; }
-};
-
-std::vector<Candidate>& candidates_of_this_thread() {
-  static thread_local std::vector<Candidate> candidates;
-  candidates.clear();
-  return candidates;
-}
-
-// The first k come to the front, in the order of the edges; the next one stands behind them.
-void settle(std::vector<Candidate>& candidates, u64 k) {
-  const auto end = candidates.begin() + static_cast<std::ptrdiff_t>(k);
-  std::nth_element(candidates.begin(), end, candidates.end());
-  std::sort(candidates.begin(), end, Candidate::by_edge);
-}
-
-void take_least(const Frontier& frontier, size_t v, u64 k, const Variates& variates, EdgeList& list) {
-  const u64 degree = frontier.degrees[v], begin = static_cast<u64>(frontier.begins[v]);
-  const double wanted = static_cast<double>(k) + 4 * std::sqrt(static_cast<double>(k)) + 8;
-  double most = wanted / static_cast<double>(degree);  // nearly always enough, and few
-  auto& candidates = candidates_of_this_thread();
-  for (;; most = 1, candidates.clear()) {
-    for_each_number(frontier, v, variates, most, [&](u64 e, u64 source, u64 bits) {
-      const double r = unit(bits);
-      if (r <= most) candidates.push_back({r, e, source});
-    });
-    if (candidates.size() > k || most >= 1) break;
-  }
-  settle(candidates, k);
-  list.reserve(k);
-  for (u64 i = 0; i < k; ++i)
-    list.add(candidates[i].source, begin + candidates[i].edge, labor::weight(degree, k));
 }
 
 // c with sum over t of 1 / min(1, c pi_t) = d^2 / k, for k < d. Starting below, each round solves for c with those
@@ -139,7 +86,10 @@ Block Labor::sample_alone(HostSampler& host, const Frontier& frontier, int fanou
     if (neighbor::sampled_count(degree, fanout) == degree) return take_all(frontier, v, list);
     if (fanout == 0) return;
     const u64 k = static_cast<u64>(fanout);
-    (fixed_count ? take_least : take_below)(frontier, v, k, variates, list);
+    if (fixed_count)
+      take_least(frontier, v, k, variates, Numbered::sources, labor::weight(degree, k), list);
+    else
+      take_below(frontier, v, k, variates, list);
   });
 }
 
@@ -175,7 +125,7 @@ Block Labor::sample_together(HostSampler& host, const Frontier& frontier, int fa
     }
     // Priority sampling: given the (k + 1)-th least of r / pi, each of the k before it was below with probability
     // min(1, pi * that), so that these weights are unbiased as well.
-    auto& candidates = candidates_of_this_thread();
+    auto& candidates = no_candidates();
     for (u64 e = 0; e < degree; ++e)
       candidates.push_back({unit(bits[local[e]]) / pi[local[e]], e, static_cast<u64>(local[e])});
     settle(candidates, k);

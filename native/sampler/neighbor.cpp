@@ -1,6 +1,10 @@
 #include "sampler/neighbor.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "gids/neighbor.h"
+#include "sampler/least.h"
 #include "sampler/pick.h"
 
 namespace gids::sampler {
@@ -60,13 +64,80 @@ Block sample_uniform(HostSampler& host, const Frontier& frontier, int fanout, u6
   return block;
 }
 
+std::vector<double>& no_sums() {
+  static thread_local std::vector<double> sums;
+  sums.clear();
+  return sums;
+}
+
+// Destination v, of any kind but uniform without replacement and independent. weights: of its in-edges, or null.
+void take_any(const Frontier& frontier, size_t v, int fanout, bool replace, const float* weights,
+              const Variates& variates, EdgeList& list) {
+  const u64 degree = frontier.degrees[v], begin = static_cast<u64>(frontier.begins[v]);
+  const u64 node = static_cast<u64>(frontier.nodes[v]);
+  u64 possible = degree;
+  if (weights) possible = static_cast<u64>(std::count_if(weights, weights + degree, [](float w) { return w > 0; }));
+  if (fanout == 0 || possible == 0) return;
+  const u64 k = static_cast<u64>(fanout);
+  if (fanout == neighbor::all_neighbors || (!replace && possible <= k)) {
+    list.reserve(possible);
+    for (u64 e = 0; e < degree; ++e)
+      if (!weights || weights[e] > 0) list.add(frontier.source(begin + e), begin + e, 1);
+    return;
+  }
+  const auto add = [&](u64 e, double weight) {
+    list.add(frontier.source(begin + e), begin + e, static_cast<float>(weight));
+  };
+  if (!weights && !replace) return take_least(frontier, v, k, variates.of_edges(node), Numbered::edges, 1, list);
+  list.reserve(k);
+  if (!weights) {
+    for (u32 i = 0; i < k; ++i) add(random::below(variates.draw(node, i), degree), 1);
+    return;
+  }
+  if (replace) {  // by the inverse of the running sum
+    auto& sums = no_sums();
+    double sum = 0;
+    u64 last = 0;  // the last edge that can be drawn
+    for (u64 e = 0; e < degree; ++e) {
+      sums.push_back(sum += weights[e]);
+      if (weights[e] > 0) last = e;
+    }
+    for (u32 i = 0; i < k; ++i) {
+      const auto found = std::upper_bound(sums.begin(), sums.end(), unit(variates.draw(node, i)) * sum);
+      const u64 e = std::min(last, static_cast<u64>(found - sums.begin()));
+      add(e, sum / (static_cast<double>(k) * weights[e]));
+    }
+    return;
+  }
+  // Exponential waiting times with the weights as rates: the first k to come. Given the next one's time, each of them
+  // was earlier with probability 1 - exp(-weight * time).
+  auto& candidates = no_candidates();
+  const Variates edges = variates.of_edges(node);
+  for (u64 e = 0; e < degree; ++e)
+    if (weights[e] > 0) candidates.push_back({-std::log(unit(edges.of_node(e))) / weights[e], e, 0});
+  settle(candidates, k);
+  for (u64 i = 0; i < k; ++i)
+    add(candidates[i].edge, -1 / std::expm1(-static_cast<double>(weights[candidates[i].edge]) * candidates[k].rank));
+}
+
 }  // namespace
 
-Minibatch sample_neighbors(HostSampler& host, const Topology& graph, Seeds seeds, Fanouts fanouts, u64 key) {
-  return host.run(graph, seeds, static_cast<u32>(fanouts.size()),
-                  [&](u32 layer, u32 r, const Frontier& frontier) {
-                    return sample_uniform(host, frontier, fanouts[layer][r], random::layer_key(key, layer, r));
-                  });
+Minibatch sample_neighbors(HostSampler& host, const Topology& graph, Seeds seeds, Fanouts fanouts,
+                           const NeighborOptions& options, const Moment& moment) {
+  return host.run(graph, seeds, static_cast<u32>(fanouts.size()), [&](u32 layer, u32 r, const Frontier& frontier) {
+    const int fanout = fanouts[layer][r];
+    const float* weights = r < options.weights.size() ? options.weights[r] : nullptr;
+    const Variates variates(moment, layer, r);
+    if (!options.replace && !options.dependent && !weights)
+      return sample_uniform(host, frontier, fanout, variates.key());
+    return host.collect(
+        frontier,
+        [&](size_t v, EdgeList& list) {
+          take_any(frontier, v, fanout, options.replace, weights ? weights + frontier.begins[v] : nullptr, variates,
+                   list);
+        },
+        weights != nullptr);
+  });
 }
 
 }  // namespace gids::sampler

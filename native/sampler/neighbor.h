@@ -9,7 +9,14 @@ namespace gids::sampler {
 // By layer, the seeds' first, then by relation: 0 or more, or neighbor::all_neighbors.
 using Fanouts = std::span<const std::vector<int>>;
 
-// Uniform, without replacement. key: of the minibatch.
-Minibatch sample_neighbors(HostSampler& host, const Topology& graph, Seeds seeds, Fanouts fanouts, u64 key);
+struct NeighborOptions {
+  bool replace = false;
+  bool dependent = false;             // numbers change slowly: each in-edge has one, and the least are taken
+  std::vector<const float*> weights;  // by relation, of each edge, finite and not negative; null: all alike
+};
+
+// Blocks of relations with weights have weights: those of the estimate.
+Minibatch sample_neighbors(HostSampler& host, const Topology& graph, Seeds seeds, Fanouts fanouts,
+                           const NeighborOptions& options, const Moment& moment);
 
 }  // namespace gids::sampler

@@ -39,6 +39,18 @@ class Variates {
     const u64 bits = random::draw(now_, node, i);
     return smooth_ ? between(bits, random::draw(next_, node, i)) : bits;
   }
+  // The numbers of the in-edges of one destination, by their place among these: sources of a kind.
+  Variates of_edges(u64 node) const {
+    Variates edges = *this;
+    edges.now_ = random::draw(now_, node, 0);
+    edges.next_ = random::draw(next_, node, 0);
+    return edges;
+  }
+  // The number of a source (random::node_number).
+  u64 of_node(u64 node) const {
+    const u64 bits = random::node_number(now_, node);
+    return smooth_ ? between(bits, random::node_number(next_, node)) : bits;
+  }
   // The numbers of sources (random::node_number). What is above `most`, a probability, may come out as all ones.
   void of_nodes(const Lanes& node, u32 count, double most, Lanes& out) const;
   // Which of them are below a limit, a bit each.

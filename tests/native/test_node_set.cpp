@@ -97,8 +97,8 @@ void test_samplers_of_any_threads_agree() {
   const std::vector<std::vector<int>> fanouts{{10}, {60}, {3}};
   HostSampler one(1, 1 << 24), four(4, 1 << 24);
   for (u64 step = 0; step < 3; ++step) {
-    const Minibatch a = sample_neighbors(one, graph, given, fanouts, step);
-    const Minibatch b = sample_neighbors(four, graph, given, fanouts, step);
+    const Minibatch a = sample_neighbors(one, graph, given, fanouts, {}, moment_of(1, 0, step, 1));
+    const Minibatch b = sample_neighbors(four, graph, given, fanouts, {}, moment_of(1, 0, step, 1));
     CHECK_EQUAL(a.nodes[0].count, b.nodes[0].count);
     CHECK(std::equal(a.nodes[0].ids, a.nodes[0].ids + a.nodes[0].count, b.nodes[0].ids));
     for (size_t layer = 0; layer < fanouts.size(); ++layer) {
