@@ -279,6 +279,15 @@ class HostSampler:
         kappa: int,
     ) -> _Sampled:
         """The same by LABOR. importance_sampling -1: to convergence."""
+    def ladies(
+        self,
+        topology: NeighborTopology,
+        seeds: list[NDArray[np.int64]],
+        sizes: list[list[int]],
+        numbers: tuple[int, int, int],
+        poisson: bool,
+    ) -> _Sampled:
+        """The same by LADIES. sizes: how many sources to draw, by layer and relation."""
     @property
     def bytes(self) -> int: ...
 

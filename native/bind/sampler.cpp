@@ -16,6 +16,7 @@
 #include "gids/id_map.h"
 #include "gids/random.h"
 #include "sampler/labor.h"
+#include "sampler/ladies.h"
 #include "sampler/neighbor.h"
 #include "sampler/variates.h"
 
@@ -68,7 +69,8 @@ struct Samplers {
   Samplers(u32 threads, size_t keep_bytes) : host(threads, keep_bytes) {}
   HostSampler host;
   sampler::Labor labor;
-  size_t bytes() const { return host.bytes() + labor.bytes(); }
+  sampler::Ladies ladies;
+  size_t bytes() const { return host.bytes() + labor.bytes() + ladies.bytes(); }
 };
 
 // Makes its samplers anew in a forked child, which has neither the threads nor the memory of its parent's.
@@ -177,6 +179,13 @@ nb::tuple sample_labor(OwnSampler& self, const OwningTopology& graph, const std:
   });
 }
 
+nb::tuple sample_ladies(OwnSampler& self, const OwningTopology& graph, const std::vector<Ids>& seeds,
+                        const Fanouts& sizes, const Numbers& numbers, bool poisson) {
+  return run(graph.topology(), seeds, sizes, [&](sampler::Seeds spans) {
+    return self.get().ladies.sample(self.get().host, graph.topology(), spans, sizes, poisson, moment_of(numbers, 1));
+  });
+}
+
 void draw_variates(const Numbers& numbers, u64 kappa, u32 layer, u32 number, Ids nodes,
                    nb::ndarray<u64, nb::ndim<1>, nb::c_contig, nb::device::cpu> out) {
   if (out.size() != nodes.size()) throw nb::value_error("out: one number per node");
@@ -225,6 +234,8 @@ void bind_sampler(nb::module_& m) {
       .def("labor", &sample_labor, "topology"_a, "seeds"_a.noconvert(), "fanouts"_a, "numbers"_a,
            "importance_sampling"_a, "fixed_count"_a, "layer_dependency"_a, "kappa"_a,
            "The same by LABOR. importance_sampling -1: to convergence.")
+      .def("ladies", &sample_ladies, "topology"_a, "seeds"_a.noconvert(), "sizes"_a, "numbers"_a, "poisson"_a,
+           "The same by LADIES. sizes: how many sources to draw, by layer and relation.")
       .def_prop_ro("bytes", &OwnSampler::bytes, "Kept between minibatches.");
 
   m.def("variates", &draw_variates, "numbers"_a, "kappa"_a, "layer"_a, "number"_a, "nodes"_a.noconvert(),
