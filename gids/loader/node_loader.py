@@ -19,8 +19,8 @@ from gids.heat.graphs import graphs_of
 from gids.loader.feature_loader import FeatureLoader
 from gids.loader.sample_stream import SampleStream
 from gids.sampler import Minibatch, Neighbor, Sampler, Topology
+from gids.sampler.layered import Fanout
 from gids.sampler.minibatch import PerType
-from gids.sampler.neighbor import Fanout
 from gids.store import FeatureStore
 
 log = logging.getLogger("gids")
