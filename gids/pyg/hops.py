@@ -11,9 +11,10 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 
-from gids.sampler import Minibatch, Neighbor, Topology
+from gids.sampler import Block, Minibatch, Neighbor, Topology
 from gids.sampler.minibatch import PerType
 from gids.sampler.topology import AnyGraph, Graphs
 from gids.store import Graph
@@ -26,12 +27,11 @@ Counts = list[int] | Mapping[Relation, list[int]]
 class HopEdges:
     """A relation's sampled edges, hop after hop.
 
-    row, col: int64[num_edges], local ids of sources and destinations; col never falls. ids: int64[num_edges],
-    the edges' ids, which rows of edge features have. per_hop: how many each hop found.
+    index: int64[2, num_edges], local ids of sources and of destinations, which never fall. ids:
+    int64[num_edges], the edges' ids, which rows of edge features have. per_hop: how many each hop found.
     """
 
-    row: torch.Tensor
-    col: torch.Tensor
+    index: torch.Tensor
     ids: torch.Tensor
     per_hop: list[int]
 
@@ -52,7 +52,7 @@ class HopMinibatch(Minibatch):
     def tensors(self) -> Iterator[torch.Tensor]:
         yield from super().tensors()
         for edges in self.edges.values():
-            yield from (edges.row, edges.col, edges.ids)
+            yield from (edges.index, edges.ids)
 
 
 class HopSampler:
@@ -95,7 +95,7 @@ class HopSampler:
         nodes = dict(zip(topology.node_types, topology.seeds_by_type(seeds), strict=True))
         counts = {t: [len(ids)] for t, ids in nodes.items()}
         begins = dict.fromkeys(nodes, 0)  # of the newest nodes
-        parts: list[list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] = [[] for _ in topology.graphs]
+        parts: list[list[tuple[Block, int]]] = [[] for _ in topology.graphs]
         for fanouts in per_hop:
             frontier = {t: nodes[t][begin:] for t, begin in begins.items()}
             found = self._neighbor(expansion, fanouts).sample(
@@ -105,18 +105,13 @@ class HopSampler:
             (layer,) = found.blocks
             assert isinstance(layer, dict)
             for graph, relation, part in zip(topology.graphs, expansion.relations, parts, strict=True):
-                block = layer[relation]
-                row, col = block.coo()
-                part.append((row, col + begins[graph.relation[2]], block.edge_ids))
+                part.append((layer[relation], begins[graph.relation[2]]))
             for t in nodes:
                 begins[t] = len(nodes[t])
                 nodes[t] = found.input_nodes.get(t, nodes[t])
                 counts[t].append(len(nodes[t]) - begins[t])
-        edges = {}
-        for graph, part in zip(topology.graphs, parts, strict=True):
-            row, col, ids = map(torch.cat, zip(*part, strict=True))
-            edges[graph.relation] = HopEdges(row, col, ids, [len(hop[0]) for hop in part])
-        device = next(iter(edges.values())).row.device
+        edges = {g.relation: _joined(part) for g, part in zip(topology.graphs, parts, strict=True)}
+        device = parts[0][0][0].indices.device
         nodes = {t: ids.to(device) for t, ids in nodes.items()}  # what nothing was found of is as given
         drawn_for = {
             t: ids[: counts[t][0]] for t, ids in nodes.items() if counts[t][0] or topology.homogeneous
@@ -162,6 +157,24 @@ class HopSampler:
             by_relation = dict(zip(expansion.relations, fanouts, strict=True))
             self._samplers[fanouts] = Neighbor([by_relation], threads=self.threads)
         return self._samplers[fanouts]
+
+
+def _joined(hops: list[tuple[Block, int]]) -> HopEdges:
+    """Each hop's block, with the place of its first destination among the nodes.
+
+    On the CPU by NumPy: torch would start threads for it, which costs more on busy cores than the work.
+    """
+    per_hop = [block.num_edges for block, _ in hops]
+    blocks = [block for block, _ in hops]
+    if blocks[0].indices.device.type == "cpu":
+        index = np.empty((2, sum(per_hop)), np.int64)
+        np.concatenate([block.indices.numpy() for block in blocks], out=index[0])
+        ends = [np.repeat(np.arange(a, a + b.num_dst), np.diff(b.indptr.numpy())) for b, a in hops]
+        np.concatenate(ends, out=index[1])
+        ids = np.concatenate([block.edge_ids.numpy() for block in blocks])
+        return HopEdges(torch.from_numpy(index), torch.from_numpy(ids), per_hop)
+    pairs = [torch.stack([src, dst + begin]) for (src, dst), begin in ((b.coo(), a) for b, a in hops)]
+    return HopEdges(torch.cat(pairs, 1), torch.cat([block.edge_ids for block in blocks]), per_hop)
 
 
 class _Expansion:

@@ -41,7 +41,7 @@ class MinibatchData:
         for table, (type_, name) in self._attributes.items():
             if isinstance(type_, str):
                 data[name] = minibatch.features[table]
-        data.edge_index = torch.stack([edges.row, edges.col])
+        data.edge_index = edges.index
         for table, (type_, name) in self._attributes.items():
             if not isinstance(type_, str):
                 data[name] = minibatch.features[table]
@@ -63,7 +63,7 @@ class MinibatchData:
         for ntype, values in (minibatch.labels or {}).items():  # type: ignore[union-attr]
             data[ntype][LABEL] = values
         for relation, edges in minibatch.edges.items():
-            data[relation].edge_index = torch.stack([edges.row, edges.col])
+            data[relation].edge_index = edges.index
         for ntype, nodes in minibatch.input_nodes.items():
             data[ntype].n_id = nodes
         for relation, edges in minibatch.edges.items():

@@ -92,16 +92,16 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
             (of_hops,) = edges.values()
             return SamplerOutput(
                 node=drawn.input_nodes,
-                row=of_hops.row,
-                col=of_hops.col,
+                row=of_hops.index[0],
+                col=of_hops.index[1],
                 edge=of_hops.ids,
                 num_sampled_nodes=next(iter(drawn.nodes_per_hop.values())),
                 num_sampled_edges=of_hops.per_hop,
             )
         return HeteroSamplerOutput(
             node=drawn.input_nodes,
-            row={r: e.row for r, e in edges.items()},
-            col={r: e.col for r, e in edges.items()},
+            row={r: e.index[0] for r, e in edges.items()},
+            col={r: e.index[1] for r, e in edges.items()},
             edge={r: e.ids for r, e in edges.items()},
             num_sampled_nodes=drawn.nodes_per_hop,
             num_sampled_edges={r: e.per_hop for r, e in edges.items()},

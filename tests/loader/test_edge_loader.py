@@ -13,7 +13,7 @@ import torch
 import gids
 from gids.cuda import Device
 from gids.loader import EdgeMinibatch
-from gids.sampler import Block
+from gids.sampler import Block, Minibatch
 from gids.store import DatasetWriter
 from gids.store.names import Relation
 from gids.store.topology import edge_list
@@ -253,6 +253,20 @@ def test_a_dot_product_learns_who_buys_what(tmp_path: Path) -> None:
                     total += len(score)
     print(f"{right / total:.3f} of the pairs are told right")
     assert right / total > 0.75  # a quarter of the negatives are of the same kind
+
+
+def test_a_sampler_without_blocks_excludes_nothing(one: Path) -> None:
+    class Seeds:
+        def sample(
+            self, graphs: Any, seeds: Any, *, seed: int = 0, epoch: int = 0, step: int = 0
+        ) -> Minibatch:
+            return Minibatch(seeds, seeds, [], epoch, step)
+
+    with open_loader(one, None, sampler=Seeds()) as loader:
+        assert sum(m.positive_count for m in loader) == 1800  # type: ignore[attr-defined]
+    with open_loader(one, None, sampler=Seeds(), exclude="self") as loader:
+        with pytest.raises(TypeError, match="use exclude=None"):
+            next(iter(loader))
 
 
 def test_what_is_refused(one: Path, several: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from pyg_model import AUTHORS, CITES, PAPERS, WRITES, WRITTEN, sample_all
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import NodeLoader as PygNodeLoader
+from torch_geometric.sampler import NumNeighbors
 
 import gids
 import gids.pyg
@@ -159,8 +160,28 @@ def test_input_nodes(one_path: Path, several_path: Path) -> None:
             (typed,) = loader
             assert typed["paper"].n_id[: typed["paper"].batch_size].tolist() == ids
             assert typed["paper"].input_id.tolist() == input_ids
+    with open_loader(one_path, [1], []) as loader:
+        assert list(loader) == []
     with open_loader(several_path, [1], "author", batch_size=AUTHORS) as loader:
         assert next(iter(loader))["author"].batch_size == AUTHORS
+
+
+def test_what_data_and_num_neighbors_may_be(one_path: Path, several_path: Path) -> None:
+    store = gids.FeatureStore(several_path)
+    pair = gids.pyg.FeatureStore(store), gids.pyg.GraphStore(several_path)
+    counts: dict[Any, list[int]] = {CITES: [2, 1], WRITES: [2, 2], WRITTEN: [2, 2]}
+    by_name = NumNeighbors({"paper__cites__paper": [2, 1]}, default=[2, 2])
+    with open_loader(str(several_path), counts, "paper") as loader:
+        expected = list(loader)
+    for data, given in ((store, counts), (pair, counts), (several_path, by_name)):
+        with open_loader(data, given, "paper") as loader:
+            for batch, same in zip(loader, expected, strict=True):
+                assert_same(batch, same)
+    with open_loader(one_path, NumNeighbors([3, 2])) as loader, open_loader(one_path, (3, 2)) as other:
+        for batch, same in zip(loader, other, strict=True):
+            assert_same(batch, same)
+    with open_loader(one_path, [2], ("paper", None)) as loader:
+        assert isinstance(next(iter(loader)), HeteroData)
 
 
 def test_only_the_tables_asked_for_and_a_transform(one_path: Path, several_path: Path) -> None:
