@@ -40,7 +40,7 @@ def input_nodes_of(store: FeatureStore, nodes: InputNodes) -> Seeds:
     count = store.num_nodes(ntype)
     if given is None:
         return Seeds(ntype, torch.arange(count), None)
-    ids = given if isinstance(given, torch.Tensor) else torch.as_tensor(given)
+    ids = torch.as_tensor(given, dtype=None if len(given) else torch.int64)
     if ids.dtype == torch.bool:
         if ids.shape != (count,):
             raise ValueError(f"input_nodes is bool{list(ids.shape)}; a mask is bool[{count}], one per node")
