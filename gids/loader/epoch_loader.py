@@ -83,6 +83,7 @@ class EpochLoader(ABC):
         self._graphs = graphs_of(self.store)
         self._progress: _Progress | None = None  # of the epoch that was begun last
         self._resume: _Progress | None = None  # where the next one begins, if it is that one
+        self._seeds_digest: str | None = None  # once asked for
         self._last_stats: dict[str, Any] | None = None  # once closed
 
     def _open(
@@ -234,8 +235,10 @@ class EpochLoader(ABC):
 
     def _made_with(self) -> dict[str, Any]:
         """All that minibatches depend on, beside epoch and step."""
-        digest = hashlib.blake2b(digest_size=16)
-        self._hash_seeds(digest.update)
+        if self._seeds_digest is None:  # seeds can be many, and do not change
+            digest = hashlib.blake2b(digest_size=16)
+            self._hash_seeds(digest.update)
+            self._seeds_digest = digest.hexdigest()
         graphs = [[*g.relation, g.num_src, g.num_dst, g.num_edges] for g in self._topology.graphs]
         kind = type(self.sampler)
         return {
@@ -244,7 +247,7 @@ class EpochLoader(ABC):
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
-            "seeds": f"{self._seed_count} ({digest.hexdigest()})",
+            "seeds": f"{self._seed_count} ({self._seeds_digest})",
             "sampler": kind.__qualname__ if kind.__repr__ is object.__repr__ else repr(self.sampler),
         }
 

@@ -15,7 +15,7 @@ if importlib.util.find_spec("torch_geometric") is None:
     collect_ignore_glob = ["test_*.py"]  # of the extra `pyg`, which the extra `test` includes
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
     """Tensors here are small: threads of torch's cost more than they gain, above all on busy cores."""
     threads = torch.get_num_threads()
