@@ -1,7 +1,7 @@
 """A timeline of a loader's stages and requests, for chrome://tracing and https://ui.perfetto.dev.
 
 Called by `gids bench epoch --trace`. Stands between a loader and what tells profilers of its stages
-(stages.py), and looks at the engine's counters where stages begin and end. Bounded: it keeps the first events.
+(stages.py), and looks at the engine's counters where stages begin and end. It keeps the first events only.
 """
 
 from __future__ import annotations
