@@ -9,6 +9,7 @@
     optimum.py, replay.py, case.py what a trace would hit: at best (Belady's MIN), and in a cache of ours
     probe.py, fio.py               what the disk can do
     aggregation.py                 one run of reading and gathering
+    device_extents.py              extents into device memory, by kvikio and by pinned staging
     epoch_source.py                a dataset as the files that an epoch is trained from
     hit_ratio.py, advise.py, bandwidth.py, sampling.py, epoch.py, …_plot.py   one question each
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gids.cli.sizes import parse_bytes
+
 if TYPE_CHECKING:
     from gids.store import FeatureStore, Table
 
@@ -42,6 +44,14 @@ def positive(value: str) -> int:
         found = 0
     if found < 1:
         raise argparse.ArgumentTypeError(f"{value!r} is not a whole number of 1 or more")
+    return found
+
+
+def sizes(value: str) -> list[int]:
+    """`64KiB,1MB`, in bytes, each at least one."""
+    found = [parse_bytes(part) for part in value.split(",")]
+    if min(found) < 1:
+        raise argparse.ArgumentTypeError(f"{value!r}: each must be 1 byte or more")
     return found
 
 

@@ -6,6 +6,7 @@ The disk's ceiling is measured in the same run, by a raw probe of our own and by
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from gids.bench.aggregation import Measured, Run
+    from gids.bench.device_extents import DeviceExtents, Pace, Side
     from gids.store import FeatureStore, Table
 
 HELP = "how fast rows are read and gathered, by engine, batch and depth, beside the disk's ceiling"
@@ -27,8 +29,12 @@ EPILOG = """\
 Minibatches are sampled beforehand from the dataset's graph, or (--rows, or a dataset without topology) drawn
 uniformly from all rows. Each run begins with an empty cache, in this process, after the rows that the engine
 hands out were compared with the dataset's. The first lines, `raw probe` and `fio`, are the disk's ceiling.
+
+`kvikio` among the engines (with --device cuda) is measured on what it is for: extents of the shards read into
+device memory, in random order, beside the same through pinned staging. It takes no part in aggregation.
 """
 ENGINES = ("uring", "threads", "mmap")
+KVIKIO = "kvikio"
 STATES = ("cold", "warm")
 PROBES = ("raw probe", "fio")
 SETTINGS = {
@@ -52,6 +58,7 @@ COLUMNS = [
 ]
 FIRST_ITERATIONS = 20  # of the series from an empty cache, as in the paper's Figure 9
 _PROBE_S = 3.0
+_EXTENTS_S = 3.0
 _ROWS = 8192
 
 
@@ -67,7 +74,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--engines",
         type=arguments.words,
         metavar="NAME,…",
-        help="default: those that work here of uring, threads, mmap",
+        help="default: those that work here of uring, threads, mmap; kvikio needs --device cuda",
+    )
+    add(
+        "--extents",
+        type=arguments.sizes,
+        default=[64 << 10, 1 << 20],
+        metavar="SIZE,…",
+        help="read into device memory, beside kvikio (default: 64KiB,1MiB)",
     )
     add(
         "--depth",
@@ -95,32 +109,45 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     """Fill the report; a series for each setting has its first iterations."""
     from gids.bench.aggregation import Run, verify
 
-    engines = _engines(args.engines, report)
+    engines, with_kvikio = _engines(args.engines, args.device, report)
     for state in args.states:
         if state not in STATES:
             raise ValueError(f"no state {state!r} of the page cache (there are {', '.join(STATES)})")
     store, table = arguments.open_table(args)
     cache_bytes = _cache_bytes(args.cache, table, args.device, report)
     _describe(store, table, engines, args.device, report)
-    makers = _batch_makers(store, table, args, report)
+    makers = _batch_makers(store, table, args, report) if engines else {}
     runs = [
         Run(engine, depth, cache_bytes, args.window, args.policy, state, args.threads, args.device)
         for engine, depth, state in itertools.product(engines, args.depth, args.states)
     ]
-    for engine in engines:
-        verify(store, table, next(run for run in runs if run.engine == engine), args.seed)
-        session.check()
-    left = session.repeat * len(makers) * len(runs)
-    session.total(left)
-    batches = {name: make(args.iterations) for name, make in makers.items()}
-    probe_s = min(_PROBE_S, session.left_s() / 4 / (session.repeat * len(PROBES) * len(args.depth)))
-    for turn in range(session.repeat):
-        # The disk's speed drifts where others share it: each round has a ceiling of its own.
-        ceilings = _measure_ceilings(table, args, session, report, probe_s, args.seed + turn)
-        for name, run in itertools.product(batches, runs):
-            _measure_run(store, table, run, name, batches[name], session.left_s() / left, ceilings, report)
-            left -= 1
-            session.done()
+    with contextlib.ExitStack() as stack:
+        extents, sides = None, []
+        if with_kvikio:
+            extents = stack.enter_context(_open_extents(table, engines, args, report))
+            sides = list(itertools.product(_extent_sizes(extents, table, args), extents.sides))
+        for engine in engines:
+            verify(store, table, next(run for run in runs if run.engine == engine), args.seed)
+            session.check()
+        left = session.repeat * (len(makers) * len(runs) + len(sides))
+        session.total(left)
+        batches = {name: make(args.iterations) for name, make in makers.items()}
+        probe_s = min(_PROBE_S, session.left_s() / 4 / (session.repeat * len(PROBES) * len(args.depth)))
+        for turn in range(session.repeat):
+            # The disk's speed drifts where others share it: each round has a ceiling of its own.
+            ceilings = _measure_ceilings(table, args, session, report, probe_s, args.seed + turn)
+            for name, run in itertools.product(batches, runs):
+                most_s = session.left_s() / left
+                _measure_run(store, table, run, name, batches[name], most_s, ceilings, report)
+                left -= 1
+                session.done()
+            for extent_bytes, side in sides:
+                assert extents is not None
+                most_s = min(_EXTENTS_S, session.left_s() / left)
+                pace = extents.measure(side, extent_bytes, seconds=most_s, seed=args.seed + turn)
+                _add_extents(report, side, extent_bytes, pace, ceilings, table.page_bytes)
+                left -= 1
+                session.done()
 
 
 def columns(_: Report) -> tuple[dict[str, str], list[text.Column]]:
@@ -135,23 +162,68 @@ def plot(report: Report, path: Path) -> None:
     save_plot(path, lambda figure: draw(report, figure), width=width, height=height)
 
 
-def _engines(names: Sequence[str] | None, report: Report) -> list[str]:
+def _engines(names: Sequence[str] | None, device: str, report: Report) -> tuple[list[str], bool]:
+    """Those that aggregate, and whether kvikio is measured, too."""
     from gids import _core
 
     no_uring = _core.why_no_uring()
     if names is None:
         if no_uring:
             report.note(f"uring is left out: {no_uring}")
-        return [name for name in ENGINES if not (name == "uring" and no_uring)]
+        return [name for name in ENGINES if not (name == "uring" and no_uring)], False
     for name in names:
-        if name == "kvikio":
+        if name == KVIKIO and device == "cpu":
             raise ValueError(
-                "kvikio reads into GPU memory and takes no part in aggregation on the CPU "
-                f"(there are {', '.join(ENGINES)})"
+                "kvikio reads into GPU memory: give --device cuda "
+                f"(on the CPU there are {', '.join(ENGINES)})"
             )
-        if name not in ENGINES:
-            raise ValueError(f"no engine {name!r} (there are {', '.join(ENGINES)})")
-    return list(dict.fromkeys(names))
+        if name not in (*ENGINES, KVIKIO):
+            raise ValueError(f"no engine {name!r} (there are {', '.join(ENGINES)} and, on CUDA, {KVIKIO})")
+    return [name for name in dict.fromkeys(names) if name != KVIKIO], KVIKIO in names
+
+
+def _open_extents(
+    table: Table, engines: list[str], args: argparse.Namespace, report: Report
+) -> contextlib.AbstractContextManager[DeviceExtents]:
+    from gids.bench.device_extents import open_device_extents
+
+    report.note(
+        f"{KVIKIO} and pinned staging read extents into device memory, as the preload of hot pages does: "
+        "minibatches go another way, and their figures are not comparable with these"
+    )
+    engine = next((name for name in engines if name != "mmap"), "auto")
+    return open_device_extents(args.device, table.shard_paths, engine=engine, depths=args.depth)
+
+
+def _extent_sizes(extents: DeviceExtents, table: Table, args: argparse.Namespace) -> list[int]:
+    """As asked for, each verified, in sizes that the files have."""
+    found = sorted({extents.extent_bytes(wanted, table.page_bytes) for wanted in args.extents})
+    for extent_bytes in found:
+        extents.verify(extent_bytes, args.seed)
+    return found
+
+
+def _add_extents(
+    report: Report, side: Side, extent_bytes: int, pace: Pace, ceilings: dict[int, float], page_bytes: int
+) -> None:
+    if pace.note:
+        report.note(pace.note)
+    rate = pace.nbytes / pace.seconds
+    ceiling = max(ceilings.values()) if side.depth is None else ceilings[side.depth]
+    report.figure(
+        engine=side.name,
+        batch=f"{extent_bytes >> 10} KiB extents",
+        depth=side.depth,
+        cache=None,
+        window=None,
+        state="warm" if pace.note else "cold",
+    ).add(
+        effective_bytes_per_s=rate,
+        device_bytes_per_s=rate,
+        reads_per_s=rate / page_bytes,
+        of_ceiling=None if pace.note else rate / page_bytes / ceiling,
+        cpu_s_per_page=pace.cpu_s / (pace.nbytes / page_bytes),
+    )
 
 
 def _cache_bytes(size: str, table: Table, device: str, report: Report) -> int:

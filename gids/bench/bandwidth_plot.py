@@ -30,7 +30,7 @@ def _title(report: Report, setting: dict[str, Any], separator: str = ", ") -> st
     runs = [dict(f.setting) for f in _runs(report)]
     parts = [str(setting["engine"])]
     for key, name in (("batch", ""), ("depth", "depth "), ("state", "")):
-        if len({run[key] for run in runs}) > 1:
+        if setting[key] is not None and len({run[key] for run in runs} - {None}) > 1:
             parts.append(f"{name}{setting[key]}")
     return separator.join(parts)
 

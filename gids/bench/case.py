@@ -75,10 +75,11 @@ class Case:
 
     def run(self, policy: str, lines: int, window: int, *, pin: float = 0.0) -> dict[str, float]:
         """The figures of a cache. pin: the share of lines that PINNED pins."""
-        pinned, rest = None, lines
+        pinned, rest, in_use = None, lines, 0
         if policy == PINNED:
             assert self.traced.heat is not None
             pinned = hottest(self.traced.heat, int(lines * pin))
+            in_use = int(pinned.sum())  # for good
             policy, rest = "random", lines - int(lines * pin)
         found = self._replay(policy, rest, window, pinned)
         best = self._best(lines)
@@ -93,6 +94,9 @@ class Case:
             "loads": int(found.loads.sum()),
             "bypasses": int(found.bypasses.sum()),
             "evictions": found.evictions,
+            **(
+                {} if found.in_use is None or not lines else {"in_use_share": (in_use + found.in_use) / lines}
+            ),
         }
 
     def _best(self, lines: int) -> int:

@@ -65,6 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of each side, page cache included, beyond what it had before it opened the features (default: "
         "a quarter of them)",
     )
+    add(
+        "--trace",
+        type=Path,
+        metavar="FILE.json",
+        help="a timeline of gids' first run, for https://ui.perfetto.dev",
+    )
     add("--sides", type=arguments.words, metavar="NAME,…", help=f"default: {','.join(SIDES)}")
 
 
@@ -81,6 +87,8 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     store, table = arguments.open_table(args)
     source = look_at(store, table)
     names = _sides(args.sides, source, report)
+    if args.trace is not None:
+        _check_trace(args.trace, names, report)
     no_limit = why_no_limit()
     if no_limit:
         report.note(
@@ -99,8 +107,11 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
         session.total(left)
         for turn in range(session.repeat):
             for name in names if turn % 2 == 0 else reversed(names):
-                found = _run(configs[name], not no_limit, session, left)
-                _add(report, name, found, configs[name])
+                config = configs[name]
+                if args.trace is not None and turn == 0 and name == OURS:
+                    config = replace(config, timeline=str(args.trace.absolute()))
+                found = _run(config, not no_limit, session, left)
+                _add(report, name, found, config)
                 left -= 1
                 session.done()
 
@@ -127,6 +138,15 @@ def _sides(names: list[str] | None, source: EpochSource, report: Report) -> list
         raise ValueError(f"stock DGL cannot map table {source.table.name!r}: {source.why_no_stock}")
     report.note(f"gids alone is measured: stock DGL cannot map the table, as {source.why_no_stock}")
     return [OURS]
+
+
+def _check_trace(path: Path, names: list[str], report: Report) -> None:
+    if OURS not in names:
+        raise ValueError(f"--trace {path}: the timeline is of the side gids, which --sides leaves out")
+    if not path.absolute().parent.is_dir():
+        raise FileNotFoundError(f"no directory {path.absolute().parent} to write {path.name} in")
+    report.subject.update(timeline=str(path))
+    report.note("the first run of gids keeps the timeline as well; its figures include that")
 
 
 def _config(

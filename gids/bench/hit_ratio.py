@@ -42,6 +42,7 @@ COLUMNS = [
     text.Column("pages read", "pages_read", text.count),
     text.Column("bypassed", "bypasses", text.count),
     text.Column("evicted", "evictions", text.count),
+    text.Column("pinned %", "in_use_share", text.percent),
 ]
 _TYPICAL = {"window-pin": 8, "lookahead": 16}  # windows, as the paper and FeatureLoader have them
 WINDOWED = tuple(_TYPICAL)

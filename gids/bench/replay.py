@@ -17,6 +17,7 @@ from gids.bench.trace import ENTER, PLAN, Trace
 from gids.errors import FormatError
 
 LIVE_BATCHES = _core.USE_BITS  # window and planned minibatches together
+_SAMPLES = 16
 
 
 def _ignore() -> None:
@@ -25,19 +26,24 @@ def _ignore() -> None:
 
 @dataclass(frozen=True)
 class Counts:
-    """Pages of each minibatch from the warm one on: int64[n] each, of those that were planned."""
+    """Pages of each minibatch from the warm one on: int64[n] each, of those that were planned.
+
+    in_use: lines whose page a minibatch asks for that is in the window, or planned; the mean of what was
+    counted after planning _SAMPLES minibatches, evenly spaced. None: not counted.
+    """
 
     pages: npt.NDArray[np.int64]
     hits: npt.NDArray[np.int64]
     loads: npt.NDArray[np.int64]
     bypasses: npt.NDArray[np.int64]
     evictions: int
+    in_use: float | None = None
 
     @classmethod
-    def of(cls, rows: npt.NDArray[np.int64], evictions: int) -> Counts:
+    def of(cls, rows: npt.NDArray[np.int64], evictions: int, in_use: float | None = None) -> Counts:
         """rows: int64[n, 4] of pages, hits, loads and bypasses."""
         pages, hits, loads, bypasses = rows.T.copy()
-        return cls(pages, hits, loads, bypasses, evictions)
+        return cls(pages, hits, loads, bypasses, evictions, in_use)
 
     @property
     def hit_ratio(self) -> float:
@@ -76,6 +82,8 @@ def replay(
     batches = trace.batch_count
     counts = np.zeros((batches, 4), np.int64)
     entered = evicted_before = 0
+    in_use: list[int] = []
+    every = max(1, (batches - warm) // _SAMPLES)
     for t in range(batches):
         check()
         if t == warm:
@@ -93,8 +101,10 @@ def replay(
             entered += 1
         hits, loads, bypasses = planner.plan(t)
         counts[t] += hits + loads + bypasses, hits, loads, bypasses
+        if t >= warm and (t - warm) % every == 0:
+            in_use.append(planner.lines_in_use())
     evictions = planner.stats()["evictions"] - evicted_before
-    return Counts.of(counts[warm:], evictions)
+    return Counts.of(counts[warm:], evictions, float(np.mean(in_use)) if in_use else None)
 
 
 def replay_as_recorded(trace: Trace, table: int, *, check: Callable[[], None] = _ignore) -> Counts:

@@ -107,7 +107,8 @@ class Engine:
         """Counters since it opened.
 
         reads, requests (to the kernel, after merging), bytes_asked, bytes_read (with what alignment adds),
-        errors, retries, busy_s (time with a request in flight), latency_s (mean of a request), depth_max.
+        errors, retries, busy_s (time with a request in flight), latency_s (mean of a request), depth_max; and
+        in_flight, the requests that are in flight now.
         """
         return self.native.stats()
 

@@ -25,7 +25,7 @@ from gids.cache import POLICIES, page_heat
 from gids.cache.output_dtype import check_out_dtype
 from gids.io import Engine, open_engine
 from gids.loader.placement import DevicePlacement, HostPlacement, Placement, Sizes
-from gids.loader.stages import epoch_summary, stage_for
+from gids.loader.stages import Stage, epoch_summary, stage_for
 from gids.loader.stream import Cache, Ids, IdsOf, ReadThroughStream, WindowedStream
 from gids.store import FeatureStore, Table
 from gids.store.names import HEAT_ROLES
@@ -175,6 +175,7 @@ class FeatureLoader:
         self._lock = threading.Lock()  # guards building the cache, and who has the window
         self._windowed: weakref.ref[WindowedStream[Any]] | None = None
         self._seconds = {"sample": 0.0}
+        self._stage: Stage = stage_for(self.device)  # a Timeline puts itself before it
         self._misses_at_epoch = (0, 0)
         self._last_stats: dict[str, Any] | None = None  # once closed
 
@@ -219,7 +220,7 @@ class FeatureLoader:
                 planned_batches=lambda: self._planned,
                 on_close=lambda: _stream_ended(me, before, begun),
                 seconds=self._seconds,
-                stage=stage_for(self.device),
+                stage=self._stage,
             )
             self._windowed = weakref.ref(stream)
             return stream

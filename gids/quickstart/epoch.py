@@ -17,7 +17,7 @@ import mmap
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ import gids.dgl  # isort: skip  # before dgl: makes it importable beside a curre
 import dgl
 from torch import Tensor, nn
 
+from gids.loader.timeline import Timeline
 from gids.quickstart.counters import cpu_seconds, device_bytes_read, resident_bytes
 from gids.quickstart.isolation import (
     cached_share,
@@ -93,19 +94,25 @@ def _train(
 ) -> dict[str, Any]:
     """What is measured: all from opening the features to the last step. Returns fields of EpochResult."""
     optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
-    waits = Waits()
+    timeline = Timeline() if config.timeline else Timeline(most_events=0)
+    waits = Waits(timeline)
     training_s = 0.0
     accuracies: list[float] = []
     rows = 0
     total = config.epochs * -(-len(ids) // config.batch_size)
     Path("/proc/self/clear_refs").write_text("5")  # restarts the record of the peak
     read_before, cpu_before, begun = device_bytes_read(), cpu_seconds(), time.perf_counter()
-    with _open_loader(graph, ids, config, waits, shuffle=True) as loader:
+    with (
+        _open_loader(graph, ids, config, waits, shuffle=True) as loader,
+        _followed(loader, timeline, config),
+    ):
         for _ in range(config.epochs):
             for input_nodes, x, labels, blocks in waits.of_next(loader):
-                step_begun = time.perf_counter()
+                step_begun = time.perf_counter_ns()
                 accuracies.append(_train_step(model, optimizer, blocks, x, labels))
-                training_s += time.perf_counter() - step_begun
+                step_end = time.perf_counter_ns()
+                training_s += (step_end - step_begun) * 1e-9
+                timeline.add("training", step_begun, step_end)
                 rows += len(input_nodes)
                 kept.append(_some_rows(input_nodes, x))
                 report_progress(len(accuracies) / total)
@@ -131,7 +138,7 @@ def _train(
 @torch.no_grad()
 def _validate(model: nn.Module, graph: Any, ids: Tensor, config: EpochConfig, kept: list[Rows]) -> float:
     accuracies = []
-    waits = Waits()
+    waits = Waits(Timeline(most_events=0))
     with _open_loader(graph, ids, config, waits) as loader:
         for input_nodes, x, labels, blocks in waits.of_next(loader):
             accuracies.append(_accuracy(model(blocks, x), labels))
@@ -174,6 +181,20 @@ def _open_loader(
         gc.collect()  # so that the next one does not find its memory taken
 
 
+@contextmanager
+def _followed(loader: Any, timeline: Timeline, config: EpochConfig) -> Iterator[None]:
+    """Where a timeline is asked for: of gids' stages too. Written when the block ends, however it does."""
+    if not config.timeline:
+        yield
+        return
+    features = getattr(loader, "feature_loader", None)
+    try:
+        with timeline.follow(features) if features else nullcontext():
+            yield
+    finally:
+        timeline.write(config.timeline)
+
+
 def _make_loader(graph: Any, ids: Tensor, config: EpochConfig, waits: Waits, shuffle: bool) -> Any:
     """The two sides' only difference."""
     options: dict[str, Any] = {
@@ -211,20 +232,26 @@ def _map_features(config: EpochConfig, *, random_access: bool) -> Any:
 class Waits:
     """What the training loop waited for between two steps, by stage."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
         self._next_s = 0.0
         self._stock_read_s = 0.0
 
     def of_next(self, loader: Any) -> Iterator[tuple[Tensor, Tensor, Tensor, Any]]:
         """One epoch of (input nodes, their features, labels, blocks); the time to get each is added up."""
-        begun = time.perf_counter()
+        begun = time.perf_counter_ns()
         for input_nodes, _, blocks in loader:
             x, labels = blocks[0].srcdata["feat"], blocks[-1].dstdata["label"]
-            self._next_s += time.perf_counter() - begun
+            self._took(begun)
             yield input_nodes, x, labels, blocks
             del input_nodes, x, labels, blocks  # or a batch would live on while the next is made
-            begun = time.perf_counter()
-        self._next_s += time.perf_counter() - begun
+            begun = time.perf_counter_ns()
+        self._took(begun)
+
+    def _took(self, begun_ns: int) -> None:
+        now = time.perf_counter_ns()
+        self._next_s += (now - begun_ns) * 1e-9
+        self._timeline.add("next minibatch", begun_ns, now)
 
     def watch_stock_reads(self) -> None:
         """Time DGL's own fetching of columns: page faults and copying."""

@@ -28,6 +28,7 @@ class EpochConfig:
     map (MADV_RANDOM). threads: OpenMP threads of the training process; 0: DGL's and torch's defaults.
     most_seconds: stop after the minibatch in which they have passed; 0: never. feature_file, feature_shape: a
     file of plain float32 rows that stands for the source's feat.npy, such as the one shard of a table.
+    timeline: a file to write the training's Timeline to, or "".
     """
 
     side: str
@@ -50,6 +51,7 @@ class EpochConfig:
     learning_rate: float = 0.01
     feature_file: str = ""
     feature_shape: tuple[int, ...] = ()
+    timeline: str = ""
 
 
 @dataclass

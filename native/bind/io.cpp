@@ -122,6 +122,7 @@ nb::dict stats(const io::Engine& engine) {
   d["busy_s"] = static_cast<double>(s.busy_ns) * 1e-9;
   d["latency_s"] = s.requests ? static_cast<double>(s.latency_ns) * 1e-9 / static_cast<double>(s.requests) : 0.0;
   d["depth_max"] = s.depth_max;
+  d["in_flight"] = s.in_flight;
   return d;
 }
 

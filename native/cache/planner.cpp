@@ -48,6 +48,17 @@ size_t Planner::step_bytes() const {
   return sum + scratch_pages_.capacity() * sizeof(u64) + miss_index_.capacity() * 6;
 }
 
+u64 Planner::lines_in_use() {
+  u64 found = 0;
+  for (u64 number = retired_; number < entered_; ++number)
+    for (const u64 page : step(number).pages) {
+      const u64 w = word::load(words_[page]);
+      // Counted where it is used next, and not again where it is used later.
+      if (state_of(w) != PageState::absent && word::next_use(uses_of(w), retired_) == number - retired_) ++found;
+    }
+  return found;
+}
+
 void Planner::check(std::span<const i64> ids, u64 row_count) {
   u64 highest = 0;  // a negative id is a huge unsigned one
   for (i64 id : ids) highest = std::max(highest, static_cast<u64>(id));

@@ -80,6 +80,8 @@ class Planner {
   size_t table_bytes() const { return words_.bytes(); }
   size_t line_bytes() const { return lists_.bytes(); }
   size_t step_bytes() const;
+  // Lines whose page a live step asks for: pinned by minibatches in the window, or planned. O(their pages).
+  u64 lines_in_use();
 
   // Recounts every list and field from the words; throws std::logic_error on the first disagreement.
   void audit();

@@ -355,6 +355,7 @@ void Engine::close() {
 Stats Engine::stats() const {
   std::lock_guard lock(stats_mutex_);
   Stats s = stats_;
+  s.in_flight = in_flight_;
   if (in_flight_) s.busy_ns += now_ns() - busy_since_ns_;
   return s;
 }

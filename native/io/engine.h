@@ -91,6 +91,7 @@ struct Stats {
   u64 busy_ns = 0;             // time with at least one request in flight
   u64 latency_ns = 0;          // sum over requests, submission to completion
   u32 depth_max = 0;           // most requests ever in flight
+  u32 in_flight = 0;           // now
 };
 
 // A fault for tests: reads of `file` that touch `offset` complete with `error`, `times` times. EINTR and

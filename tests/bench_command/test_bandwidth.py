@@ -96,8 +96,8 @@ def test_a_wrong_row_is_found_before_anything_is_timed(
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--engines", "spdk"], "no engine 'spdk' (there are uring, threads, mmap)"),
-        (["--engines", "kvikio"], "kvikio reads into GPU memory"),
+        (["--engines", "spdk"], "no engine 'spdk' (there are uring, threads, mmap and, on CUDA, kvikio)"),
+        (["--engines", "kvikio"], "kvikio reads into GPU memory: give --device cuda"),
         (["--policy", "best"], "no policy 'best' (there are lookahead"),
         (["--states", "hot"], "no state 'hot' of the page cache (there are cold, warm)"),
         (["--cache", "5x"], "--cache 5x: write 2% of the pages, or 4GB of lines"),

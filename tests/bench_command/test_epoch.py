@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,21 @@ def test_stock_trains_on_the_shard_itself(dataset: Path, bench: Bench) -> None:
     assert figure["setting"]["side"] == "stock, MADV_RANDOM"
     assert figure["metrics"]["batches"]["median"] == 3
     assert figure["metrics"]["training_s"]["median"] > 0
+
+
+def test_the_timeline_has_training_waiting_and_the_loaders_stages(
+    dataset: Path, bench: Bench, tmp_path: Path
+) -> None:
+    path = tmp_path / "epoch.json"
+    status, said, report = bench("epoch", dataset, *SMALL, "--sides", "gids", "--trace", path)
+    assert status == 0, said
+    assert report["subject"]["timeline"] == str(path)
+    assert "its figures include that" in said
+    slices = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
+    counts = Counter(e["name"] for e in slices)
+    assert counts["training"] == counts["gather"] == counts["wait"] == counts["plan"] == 3
+    assert counts["next minibatch"] == 4  # the last finds that there is none
+    assert {"sample", "enter"} <= set(counts)
 
 
 def test_files_are_linked_where_they_can_be(dataset: Path, tmp_path: Path) -> None:
@@ -136,6 +153,8 @@ def test_what_is_missing_is_said(tmp_path: Path, bench: Bench, options: dict[str
     [
         (["--sides", "pyg"], "no side 'pyg' (there are gids, stock-random, stock)"),
         (["--memory-limit", "1MB"], "--memory-limit 1000000: training itself needs some"),
+        (["--sides", "stock", "--trace", "t.json"], "--trace t.json: the timeline is of the side gids"),
+        (["--sides", "gids", "--trace", "/nowhere/t.json"], "no directory /nowhere"),
         (["--window", "23"], "--window 23: give 0 to 22"),
         (["--seeds", "val"], "an epoch is of the train split"),
     ],

@@ -42,7 +42,11 @@ def test_every_policy_stands_beside_min(dataset: Path, bench: Bench, tmp_path: P
             assert all(ratio <= best[lines, None] for (lines, _), ratio in found.items())
     figure = report["figures"][-1]["metrics"]
     assert len(figure["hit_ratio"]["values"]) == 2
-    assert {"pages_read", "evictions", "bypasses", "regret", "of_min"} <= set(figure)
+    assert {"pages_read", "evictions", "bypasses", "regret", "of_min", "in_use_share"} <= set(figure)
+    for figure in report["figures"]:
+        if figure["setting"]["policy"] != "MIN":
+            least = 0.4 if figure["setting"]["policy"] == "pinned" else 0.0
+            assert least <= figure["metrics"]["in_use_share"]["median"] <= 1
     assert "window 24 is measured as 22" in said
     assert report["machine"]["cores"] >= 1
     assert report["versions"]["gids"]

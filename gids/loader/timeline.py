@@ -1,0 +1,130 @@
+"""A timeline of a loader's stages and requests, for chrome://tracing and https://ui.perfetto.dev.
+
+Called by `gids bench epoch --trace`. Stands between a loader and what tells profilers of its stages
+(stages.py), and looks at the engine's counters where stages begin and end. It keeps the first events only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gids.loader.feature_loader import FeatureLoader
+
+_PID, _TID = 1, 1
+_NS_PER_US = 1000
+
+
+class Timeline:
+    """What one thread did, in slices that nest or follow one another, and counters beside it.
+
+    most_events: as many are kept, about 100 B of JSON each; then no more, and the file says how many there
+    were. One thread at a time.
+    """
+
+    def __init__(self, most_events: int = 100_000) -> None:
+        self._most = most_events
+        self._events: list[tuple[int, int, str, float | None]] = []  # begin and length in ns, name, counter
+        self._left_out = 0
+        self._begun = time.perf_counter_ns()
+
+    def add(self, name: str, begun_ns: int, end_ns: int) -> None:
+        """A slice between two values of time.perf_counter_ns()."""
+        self._keep((begun_ns - self._begun, max(0, end_ns - begun_ns), name, None))
+
+    def count(self, name: str, at_ns: int, value: float) -> None:
+        """A counter's value from then on."""
+        self._keep((at_ns - self._begun, 0, name, value))
+
+    @contextmanager
+    def follow(self, loader: FeatureLoader) -> Iterator[None]:
+        """Keep the stages of streams that the loader opens while the block runs, and its requests in flight.
+
+        Slices `sample`, `enter`, `plan` and `gather`; and `wait` at the beginning of `gather`: as long as it
+        waited for pages, wherever within it that was.
+        """
+        told = loader._stage
+        loader._stage = _Watched(self, loader, told)
+        try:
+            yield
+        finally:
+            loader._stage = told
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the JSON, all of it or nothing. Raises OSError."""
+        part = Path(f"{os.fspath(path)}.part")
+        events = [
+            {"ph": "M", "ts": 0, "pid": _PID, "tid": _TID, "name": kind, "args": {"name": name}}
+            for kind, name in (("process_name", "gids"), ("thread_name", "training loop"))
+        ]
+        # The longer of two that begin together holds the other.
+        for begin, length, name, value in sorted(self._events, key=lambda event: (event[0], -event[1])):
+            event: dict[str, Any] = {"ts": begin / _NS_PER_US, "pid": _PID, "tid": _TID, "name": name}
+            if value is None:
+                event |= {"ph": "X", "dur": length / _NS_PER_US}
+            else:
+                event |= {"ph": "C", "args": {"value": value}}
+            events.append(event)
+        head = {"displayTimeUnit": "ms", "otherData": {"events_left_out": self._left_out}}
+        with open(part, "w") as file:
+            file.write(json.dumps(head)[:-1] + ', "traceEvents": [\n')
+            file.write(",\n".join(map(json.dumps, events)) + "\n]}\n")
+        os.replace(part, path)
+
+    def _keep(self, event: tuple[int, int, str, float | None]) -> None:
+        if len(self._events) < self._most:
+            self._events.append(event)
+        else:
+            self._left_out += 1
+
+
+class _Watched:
+    """A Stage: tells profilers as before, and the timeline."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        loader: FeatureLoader,
+        told: Callable[[str], AbstractContextManager[object]],
+    ) -> None:
+        self._timeline, self._loader, self._told = timeline, loader, told
+        # When the bytes that were read were last looked at, and how many they were.
+        self._last = (time.perf_counter_ns(), int(loader._engine.stats()["bytes_read"]))
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        with self._told(name):
+            begun = self._look()
+            waited = self._waited_ns() if name == "gather" else 0
+            try:
+                yield
+            finally:
+                end = time.perf_counter_ns()
+                self._timeline.add(name, begun, end)
+                if name == "gather":
+                    wait = min(self._waited_ns() - waited, end - begun)
+                    self._timeline.add("wait", begun, begun + wait)
+                    self._rate(end)
+                self._look()
+
+    def _look(self) -> int:
+        now = time.perf_counter_ns()
+        in_flight = self._loader._engine.stats()["in_flight"]
+        self._timeline.count("requests in flight", now, in_flight)
+        return now
+
+    def _rate(self, now: int) -> None:
+        """MB/s since the last minibatch was gathered; drawn from then on."""
+        before, bytes_before = self._last
+        bytes_read = int(self._loader._engine.stats()["bytes_read"])
+        self._timeline.count("MB/s read", before, 1e3 * (bytes_read - bytes_before) / max(1, now - before))
+        self._last = (now, bytes_read)
+
+    def _waited_ns(self) -> int:
+        return int(1e9 * self._loader.stats()["seconds"]["wait"])
