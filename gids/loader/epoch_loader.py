@@ -110,6 +110,11 @@ class EpochLoader(ABC):
             log.info("no tables are loaded: %s have no effect", ", ".join(options))
 
     @property
+    def feature_loader(self) -> FeatureLoader | None:
+        """What reads the features; None when no tables are loaded."""
+        return self._features
+
+    @property
     @abstractmethod
     def _seed_count(self) -> int: ...
 
