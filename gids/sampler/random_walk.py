@@ -9,7 +9,7 @@ import numpy as np
 
 from gids import _core
 from gids.sampler.layered import LayeredSampler, Numbers
-from gids.sampler.minibatch import Minibatch, PerType
+from gids.sampler.minibatch import Block, Minibatch, PerType
 from gids.sampler.topology import Graphs, Topology
 from gids.store import Graph
 from gids.store.names import Relation, describe_type
@@ -23,16 +23,16 @@ class RandomWalk(LayeredSampler):
     Ying et al., "Graph Convolutional Neural Networks for Web-Scale Recommender Systems" (PinSAGE), KDD 2018.
 
     num_neighbors: one per layer, from the input layer to the output layer, 1 or more. A node walks num_walks
-    times, walk_length traversals each; before every traversal but the first it goes back to where it began with
-    probability `restart`, and so it does from a dead end. A traversal goes over one in-edge; or, with a
+    times, walk_length traversals each; before every traversal but the first it goes back to where it began
+    with probability `restart`, and so it does from a dead end. A traversal goes over one in-edge; or, with a
     metapath, over one in-edge of each of its relations in turn, which must lead from a type back to it:
     [("user", "clicked by", "item"), ("item", "clicks", "user")] walks from items over users to items. It is
     needed with several relations. threads: None takes torch's.
 
     Blocks are between nodes of that type, and edges none of the graph's: positions are -1. Their weights are
     each neighbour's share of the visits to those kept and sum up to 1. The node itself does not count; of
-    nodes visited equally often those visited first come first. With several relations blocks have the relation
-    (type, "walks", type), and other types' nodes and seeds stay as given.
+    nodes visited equally often those visited first come first. With several relations blocks have the
+    relation (type, "walks", type), and other types' nodes and seeds stay as given.
 
     The minibatch depends on seeds, seed, epoch, step and graph alone.
     """
@@ -52,21 +52,19 @@ class RandomWalk(LayeredSampler):
     ) -> None:
         super().__init__(num_neighbors, threads)
         if not all(isinstance(n, int) for n in self._per_layer):
-            raise ValueError(
-                f"num_neighbors={self._per_layer}; walks need a number per layer, not by relation"
-            )
+            raise ValueError(f"num_neighbors={self._per_layer}; give a number per layer, not by relation")
         for name, value in (("num_walks", num_walks), ("walk_length", walk_length)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name}={value!r}; it must be 1 or more")
         if not 0 <= restart < 1:
             raise ValueError(f"restart={restart!r}; it is a probability, from 0 to less than 1")
         self.num_walks, self.walk_length, self.restart = num_walks, walk_length, float(restart)
-        self.metapath = None if metapath is None else [tuple(relation) for relation in metapath]
+        self.metapath = None if metapath is None else [(src, name, dst) for src, name, dst in metapath]
         if self.metapath is not None and not self.metapath:
             raise ValueError("metapath=[]; give one relation or more, or None")
         if num_walks * walk_length * (1 + len(self.metapath or [0])) >= _MOST_NUMBERS:
             raise ValueError(
-                f"num_walks={num_walks}, walk_length={walk_length}; that is more than 2^31 numbers"
+                f"num_walks={num_walks}, walk_length={walk_length}; a node may draw less than 2^31 numbers"
             )
 
     @property
@@ -87,7 +85,7 @@ class RandomWalk(LayeredSampler):
         empty = np.zeros(0, np.int64)
         walks = Graph((ntype, "walks", ntype), count, count, empty, empty, None)
         for i, layer in enumerate(minibatch.blocks):
-            [block] = layer.values() if isinstance(layer, dict) else [layer]
+            block = layer if isinstance(layer, Block) else next(iter(layer.values()))
             block.graph = walks
             if isinstance(layer, dict):
                 minibatch.blocks[i] = {walks.relation: block}  # type: ignore[call-overload]
@@ -123,8 +121,8 @@ class RandomWalk(LayeredSampler):
         for one, following in zip(ways, [*ways[1:], ways[0]], strict=True):
             if one[0] != following[2]:
                 raise ValueError(
-                    f"metapath: against its direction {one!r} leads to {one[0]!r}, and {following!r} goes on from "
-                    f"{following[2]!r}; a traversal must lead back to where it began"
+                    f"metapath: against its direction {one!r} leads to {one[0]!r}, and {following!r} goes on "
+                    f"from {following[2]!r}; a traversal must lead back to where it began"
                 )
         return path
 
