@@ -9,7 +9,7 @@ import numpy as np
 
 from gids import _core
 from gids.sampler.layered import LayeredSampler, Numbers
-from gids.sampler.minibatch import Block, Minibatch, PerType
+from gids.sampler.minibatch import Minibatch, PerType
 from gids.sampler.topology import Graphs, Topology
 from gids.store import Graph
 from gids.store.names import Relation, describe_type
@@ -84,11 +84,12 @@ class RandomWalk(LayeredSampler):
         count = topology.node_counts[topology.node_types.index(ntype)]
         empty = np.zeros(0, np.int64)
         walks = Graph((ntype, "walks", ntype), count, count, empty, empty, None)
-        for i, layer in enumerate(minibatch.blocks):
-            block = layer if isinstance(layer, Block) else next(iter(layer.values()))
+        layers: list[Any] = minibatch.blocks
+        for i, layer in enumerate(layers):
+            [block] = layer.values() if isinstance(layer, dict) else [layer]
             block.graph = walks
             if isinstance(layer, dict):
-                minibatch.blocks[i] = {walks.relation: block}  # type: ignore[call-overload]
+                layers[i] = {walks.relation: block}
         return minibatch
 
     def __repr__(self) -> str:
