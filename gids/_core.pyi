@@ -312,6 +312,18 @@ class HostSampler:
         poisson: bool,
     ) -> _Sampled:
         """The same by LADIES. sizes: how many sources to draw, by layer and relation."""
+    def walk(
+        self,
+        topology: NeighborTopology,
+        seeds: list[NDArray[np.int64]],
+        counts: list[list[int]],
+        numbers: tuple[int, int, int],
+        path: list[int],
+        walks: int,
+        length: int,
+        restart: float,
+    ) -> _Sampled:
+        """The same by random walks; one block in a layer. counts: neighbours, by layer; path: relations."""
     @property
     def bytes(self) -> int: ...
 
