@@ -311,8 +311,8 @@ def variates(
     nodes: NDArray[np.int64],
     out: NDArray[np.uint64],
 ) -> None:
-    """64 random bits for each node, which it has as a source of type `number` in a layer, with dependence kappa
-    (0: without end). out: uint64[n]."""
+    """64 random bits for each node, which it has as a source of type `number` in a layer, with dependence
+    kappa (0: without end). out: uint64[n]."""
 
 def philox2(counter: int, key: int) -> int:
     """Philox2x32-10: 64 bits of 64 bits and a key of 32."""
