@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from gids import _core
-from gids.sampler.layered import Fanout, LayeredSampler, Numbers, check_dependency
+from gids.cuda import Device
+from gids.sampler.layered import Fanout, LayeredSampler, Layers, Numbers, check_dependency
+from gids.sampler.on_device import DeviceSampler
 from gids.sampler.topology import Topology
 
 _TO_CONVERGENCE = -1
@@ -30,6 +34,8 @@ class Labor(LayeredSampler):
 
     Blocks have weights, 1 / the probability of each edge. With parallel edges fixed_count is slightly biased:
     they share one number. The minibatch depends on seeds, seed, epoch, step and graph alone.
+
+    GPUs sample LABOR-0 by thresholds, without batch_dependency.
     """
 
     def __init__(
@@ -56,6 +62,11 @@ class Labor(LayeredSampler):
         self.fixed_count, self.layer_dependency = bool(fixed_count), bool(layer_dependency)
         self.batch_dependency = batch_dependency
         self._kappa = check_dependency(batch_dependency)
+        self._devices: dict[Device, DeviceSampler] = {}
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + sum(d.nbytes for d in self._devices.values())
 
     @property
     def fanouts(self) -> list[Fanout]:
@@ -96,4 +107,20 @@ class Labor(LayeredSampler):
             self.fixed_count,
             self.layer_dependency,
             self._kappa,
+        )
+
+    def _sample_on(
+        self,
+        device: Device,
+        topology: Topology,
+        seeds: list[torch.Tensor],
+        fanouts: list[list[int]],
+        numbers: Numbers,
+    ) -> Layers:
+        if self.importance_sampling or self.fixed_count or self._kappa != 1:
+            return super()._sample_on(device, topology, seeds, fanouts, numbers)
+        if device not in self._devices:
+            self._devices[device] = DeviceSampler(device)
+        return self._devices[device].sample(
+            topology, seeds, fanouts, numbers, labor=True, layer_dependency=self.layer_dependency
         )

@@ -1,6 +1,6 @@
-"""Neighbour sampling by GPU kernels, native/sampler/neighbor.cu: launches them, owns the memory between them.
+"""Sampling by GPU kernels, native/sampler/neighbor.cu: launches them, owns the memory between them.
 
-Called by Neighbor. Chooses and numbers exactly as the CPU's sampler does.
+Called by Neighbor, and by Labor for LABOR-0. Chooses and numbers exactly as the CPU's sampler does.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class _Draw:
     begins: torch.Tensor
     degrees: torch.Tensor
     indptr: torch.Tensor
+    labor: bool = False
     capacity: int = 0
     base: int = 0
 
@@ -77,9 +78,12 @@ class DeviceSampler:
         seeds: list[torch.Tensor],
         fanouts: list[list[int]],
         numbers: tuple[int, int, int],
+        *,
+        labor: bool = False,
+        layer_dependency: bool = False,
     ) -> tuple[list[torch.Tensor], list[list[Block]]]:
-        """Nodes by type, and by layer (the seeds' first) a block of each relation. Raises as
-        Neighbor.sample."""
+        """Nodes by type, and by layer (the seeds' first) a block of each relation; by LABOR-0, or as
+        Neighbor does. Raises as Neighbor.sample."""
         if any(p.closed for p in topology.pinned):
             raise ValueError("a PinnedGraph of this topology is closed; pin the graph again")
         stream = self._device.current_stream()
@@ -96,8 +100,12 @@ class DeviceSampler:
             self._launch("gids_check_seeds", len(ids), ids, len(ids), topology.node_counts[t], faults[t:])
         layers = []
         for hop, layer in enumerate(fanouts):
-            keys = [_core.layer_key(*numbers, hop, r) for r in range(relations)]
-            layers.append(self._layer(topology, nodes, layer, keys, faults))
+            if labor:  # a source has one number, whichever the relation
+                shared = 0 if layer_dependency else hop
+                keys = [_core.layer_key(*numbers, shared, src) for src, _ in topology.ends]
+            else:
+                keys = [_core.layer_key(*numbers, hop, r) for r in range(relations)]
+            layers.append(self._layer(topology, nodes, layer, keys, faults, labor))
         return nodes, layers
 
     def _layer(
@@ -107,10 +115,11 @@ class DeviceSampler:
         fanouts: list[int],
         keys: list[int],
         faults: torch.Tensor,
+        labor: bool,
     ) -> list[Block]:
         """Extends nodes by those that one layer finds."""
         draws = [
-            self._count(topology, r, nodes[dst], fanouts[r], faults)
+            self._count(topology, r, nodes[dst], fanouts[r], faults, keys[r] if labor else None)
             for r, (_, dst) in enumerate(topology.ends)
         ]
         capacities = self._capacities(draws, len(nodes))
@@ -147,7 +156,13 @@ class DeviceSampler:
         ]
 
     def _count(
-        self, topology: Topology, number: int, nodes: torch.Tensor, fanout: int, faults: torch.Tensor
+        self,
+        topology: Topology,
+        number: int,
+        nodes: torch.Tensor,
+        fanout: int,
+        faults: torch.Tensor,
+        labor_key: int | None,
     ) -> _Draw:
         pinned, graph, n = topology.pinned[number], topology.graphs[number], len(nodes)
         begins = self._take("begins", number, n, torch.int64)
@@ -159,12 +174,21 @@ class DeviceSampler:
             *(nodes, n, graph.num_dst, pinned.indptr_address, graph.num_edges, np.int32(fanout)),
             *(begins, degrees, indptr[1:], faults[len(topology.node_types) + 2 * number :]),
         )
+        labor = labor_key is not None
+        if labor_key is not None and fanout > 0:
+            self._launch(
+                "gids_count_labor",
+                32 * n,
+                *(n, begins, degrees, labor_key, np.uint32(fanout)),
+                *(pinned.indices_address, np.uint32(pinned.wide), graph.num_src, indptr[1:]),
+                faults[len(topology.node_types) + 2 * number + 1 :],
+            )
         indptr.cumsum_(0)
-        return _Draw(pinned, number, topology.ends[number][0], fanout, n, begins, degrees, indptr)
+        return _Draw(pinned, number, topology.ends[number][0], fanout, n, begins, degrees, indptr, labor)
 
     def _capacities(self, draws: list[_Draw], types: int) -> list[int]:
         """Gives every relation its places; returns how many each source type has."""
-        counted = [draw for draw in draws if not 0 <= draw.fanout <= _LARGEST_ASSUMED]
+        counted = [d for d in draws if d.labor or not 0 <= d.fanout <= _LARGEST_ASSUMED]
         if counted:  # only the degrees tell: waits for them
             counts = torch.cat([draw.indptr[draw.n :] for draw in counted]).tolist()
             for draw, count in zip(counted, counts, strict=True):
@@ -223,6 +247,14 @@ class DeviceSampler:
                 *edges,
             )
             return
+        if draw.labor:
+            self._launch(
+                "gids_draw_labor",
+                32 * draw.n if draw.fanout else 0,
+                *(draw.n, draw.begins, draw.degrees, draw.indptr, key, np.uint32(draw.fanout)),
+                *edges,
+            )
+            return
         width = min(32, 1 << max(0, draw.fanout - 1).bit_length())
         self._launch(
             "gids_draw_neighbors",
@@ -249,7 +281,12 @@ class DeviceSampler:
             *(count, known, draw.base, table.slots, table.slot_of, table.ranks),
             *(table.sources, table.positions, indices, positions, nodes[draw.src]),
         )
-        return Block(draw.indptr, indices, positions, len(nodes[draw.src]), topology.graphs[draw.number])
+        weights = None
+        if draw.labor:
+            each = (draw.degrees.double() / draw.fanout).clamp(min=1).float()
+            weights = each.repeat_interleave(draw.indptr.diff(), output_size=count)
+        graph = topology.graphs[draw.number]
+        return Block(draw.indptr, indices, positions, len(nodes[draw.src]), graph, weights)
 
     def _launch(self, kernel: str, threads: int, *args: Argument) -> None:
         """threads: how many have something to do."""

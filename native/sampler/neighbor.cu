@@ -7,6 +7,7 @@
 // layer has a place, base + its number among its relation's edges, and what it reads is noted in the type's id map
 // at known + place. An edge that finds its own place there leads to a new node.
 #include "gids/id_map.h"
+#include "gids/labor.h"
 #include "gids/neighbor.h"
 #include "gids/random.h"
 
@@ -32,6 +33,11 @@ __device__ void note_fault(u64* fault, u64 at) {
   }
 }
 
+__device__ u64 read_source(const void* indices, u32 wide, u64 position) {
+  return wide ? static_cast<u64>(static_cast<const i64*>(indices)[position])
+              : static_cast<u64>(static_cast<i64>(static_cast<const int*>(indices)[position]));
+}
+
 // Where the edges of one relation come from, and where they go.
 struct Edges {
   const void* indices;
@@ -45,8 +51,7 @@ struct Edges {
 
   // The edge at a place is the one at a position of the indices.
   __device__ void take(u64 place, u64 position) const {
-    u64 source = wide ? static_cast<u64>(static_cast<const i64*>(indices)[position])
-                      : static_cast<u64>(static_cast<i64>(static_cast<const int*>(indices)[position]));
+    u64 source = read_source(indices, wide, position);
     if (source >= num_src) {
       note_fault(fault, position);
       source = 0;
@@ -133,6 +138,52 @@ extern "C" __global__ void gids_draw_neighbors(const i64* nodes, u64 n, const i6
       }
       if (i < count) edges.take(place + i, begin + offset);
       __syncwarp();  // later chunks look at these positions
+    }
+  }
+}
+
+// How many in-edges LABOR-0 takes of each node that has more than the fanout; a warp takes one node. A source that is
+// no node is found out when it is taken.
+extern "C" __global__ void gids_count_labor(u64 n, const i64* begins, const u64* degrees, u64 layer_key, u32 fanout,
+                                            const void* indices, u32 wide, u64 num_src, i64* counts, u64* fault) {
+  const u32 lane = threadIdx.x % warp_lanes;
+  for (u64 v = thread_index() / warp_lanes; v < n; v += thread_count() / warp_lanes) {
+    const u64 degree = degrees[v], begin = static_cast<u64>(begins[v]);
+    if (degree <= fanout) continue;
+    i64 count = 0;
+    for (u64 first = 0; first < degree; first += warp_lanes) {
+      bool taken = false;
+      if (first + lane < degree) {
+        const u64 source = read_source(indices, wide, begin + first + lane);
+        if (source >= num_src) note_fault(fault, begin + first + lane);
+        taken = gids::labor::is_taken(gids::random::node_number(layer_key, source), degree, fanout);
+      }
+      count += __popc(__ballot_sync(~0u, taken));
+    }
+    if (lane == 0) counts[v] = count;
+  }
+}
+
+// Takes these in-edges, and all of a node that has no more, in the graph's order.
+extern "C" __global__ void gids_draw_labor(u64 n, const i64* begins, const u64* degrees, const i64* offsets,
+                                           u64 layer_key, u32 fanout, const void* indices, u32 wide, u64 num_src,
+                                           u64 known, u64 base, u64* slots, u32 log2_slots, u32* sources,
+                                           i64* positions, u32* slot_of, u64* fault) {
+  const Edges edges{indices, wide, log2_slots, num_src, known, slots, sources, positions, slot_of, fault};
+  const u32 lane = threadIdx.x % warp_lanes;
+  for (u64 v = thread_index() / warp_lanes; v < n; v += thread_count() / warp_lanes) {
+    const u64 degree = degrees[v], begin = static_cast<u64>(begins[v]);
+    u64 place = base + static_cast<u64>(offsets[v]);
+    for (u64 first = 0; first < degree; first += warp_lanes) {
+      const u64 position = begin + first + lane;
+      bool taken = false;
+      if (first + lane < degree)
+        taken = degree <= fanout ||
+                gids::labor::is_taken(
+                    gids::random::node_number(layer_key, read_source(indices, wide, position)), degree, fanout);
+      const u32 all_taken = __ballot_sync(~0u, taken);
+      if (taken) edges.take(place + static_cast<u64>(__popc(all_taken & ((1u << lane) - 1))), position);
+      place += static_cast<u64>(__popc(all_taken));
     }
   }
 }

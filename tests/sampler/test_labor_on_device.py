@@ -1,0 +1,78 @@
+"""LABOR-0 on a device: bit by bit what the CPU samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sampling_graphs import citations, make_graph, mixed_degrees
+
+from gids.cuda import Device
+from gids.errors import FormatError
+from gids.sampler import Block, Labor, Minibatch
+from gids.store import Graph
+
+
+def all_blocks(minibatch: Minibatch) -> list[Block]:
+    layers: list[Any] = minibatch.blocks
+    return [b for layer in layers for b in (layer.values() if isinstance(layer, dict) else [layer])]
+
+
+def assert_same(on_device: Minibatch, on_host: Minibatch) -> None:
+    for one, other in zip(all_blocks(on_device), all_blocks(on_host), strict=True):
+        assert one.num_src == other.num_src
+        for name in ("indptr", "indices", "positions", "weights"):
+            assert torch.equal(getattr(one, name).cpu(), getattr(other, name)), name
+    ours, theirs = on_device.input_nodes, on_host.input_nodes
+    if isinstance(ours, dict):
+        assert isinstance(theirs, dict)
+        assert {t: n.tolist() for t, n in ours.items()} == {t: n.tolist() for t, n in theirs.items()}
+    else:
+        assert ours.tolist() == theirs.tolist()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_a_device_samples_what_the_cpu_does(device: Device, dtype: type) -> None:
+    graph = make_graph(mixed_degrees(600), dtype=dtype)
+    seeds = torch.from_numpy(np.random.default_rng(1).permutation(600)[:30])
+    with graph.pin(device, place="indptr" if dtype == np.int32 else "host") as pinned:
+        for options in ({}, {"layer_dependency": True}):
+            for fanouts in ([3, 5], [40], [-1, 2]):
+                sampler = Labor(fanouts, **options)  # type: ignore[arg-type]
+                for given in (seeds, seeds[:0], torch.tensor([5, 5, 2])):
+                    minibatch = sampler.sample(pinned, given, seed=7, epoch=2, step=5)
+                    assert_same(minibatch, sampler.sample(graph, given, seed=7, epoch=2, step=5))
+        assert minibatch.input_nodes.device == device.torch_device  # type: ignore[union-attr]
+
+
+def test_relations_are_sampled_as_on_the_cpu(device: Device) -> None:
+    graphs = citations()
+    fanouts = [
+        {g.relation: n for g, n in zip(graphs, numbers, strict=True)}
+        for numbers in ((3, 0, -1, 1), (5, 2, 4, 1))
+    ]
+    sampler = Labor(fanouts)
+    seeds = {"paper": torch.arange(5, 25), "author": torch.arange(9)}
+    pinned = [g.pin(device) for g in graphs]
+    assert_same(sampler.sample(pinned, seeds, step=3), sampler.sample(graphs, seeds, step=3))
+    for p in pinned:
+        p.close()
+
+
+def test_what_a_device_refuses(device: Device) -> None:
+    good = make_graph([4] * 20)
+    indices = good.indices.copy()
+    indices[[41, 42]] = 20, -1
+    spoiled = Graph(good.relation, 20, 20, good.indptr, indices, None)
+    for fanout in (3, 4):
+        with (
+            spoiled.pin(device) as pinned,
+            pytest.raises(FormatError, match=r"indices\[41\] is outside 0 to 19"),
+        ):
+            Labor([fanout]).sample(pinned, torch.arange(20))
+    with good.pin(device) as pinned:
+        for options in ({"importance_sampling": 1}, {"fixed_count": True}, {"batch_dependency": 2}):
+            with pytest.raises(ValueError, match="on the CPU alone; pass graphs that are not pinned"):
+                Labor([3], **options).sample(pinned, torch.arange(20))  # type: ignore[arg-type]
