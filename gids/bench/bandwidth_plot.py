@@ -60,7 +60,7 @@ def _draw_iterations(report: Report, figure: Any) -> None:
             )
         ceiling = _ceiling(report)
         if ceiling is not None:
-            panel.axhline(ceiling, color="black", linestyle="--", linewidth=1.1, label="disk's ceiling")
+            panel.axhline(ceiling, color="black", linestyle="--", linewidth=1.1, label="disk's ceiling, single pages")
         panel.set_xlabel("iteration, from an empty cache")
         panel.set_ylabel("MB/s")
         panel.set_ylim(bottom=0)
@@ -93,7 +93,7 @@ def _draw_rates(report: Report, figure: Any) -> None:
         panel.bar_label(drawn, fmt="%.0f", fontsize=7, padding=1)
     ceiling = _ceiling(report)
     if ceiling is not None:
-        panel.axhline(ceiling, color="black", linestyle="--", linewidth=1.1, label="disk's ceiling")
+        panel.axhline(ceiling, color="black", linestyle="--", linewidth=1.1, label="disk's ceiling, single pages")
     panel.margins(y=0.12)
     panel.set_xticks(range(len(runs)), [_title(report, dict(f.setting), "\n") for f in runs], fontsize=8)
     panel.grid(axis="x", visible=False)
