@@ -1,20 +1,22 @@
-"""How fast does gids sample neighbourhoods, beside DGL's NeighborSampler and on a GPU?
+"""How fast does gids sample neighbourhoods, beside DGL's NeighborSampler and LaborSampler and on a GPU?
 
     python bench/sampling.py                  # the CPU against DGL: 16 M edges, five minutes
     python bench/sampling.py --device cuda    # a GPU that samples the topology where it lies in host memory
     python bench/sampling.py --small          # seconds; only shows that it works
 
 Beside DGL: an R-MAT graph (a = 0.57, shuffled ids, int64), the same in memory for all sides, and the same
-seeds and fanouts. DGL in both forms that it has: as it is by default (fused where there is more than one
-thread), and not fused; the faster of the two is the baseline. The same number of threads; sides take turns,
-in alternating order; medians over the rounds. On a GPU: 537 M edges, power-law degrees, mostly sources of
-small ids; the time includes everything, from Python to the last kernel. Every edge of some minibatches is
-compared with the graph first. Input nodes are unique.
+seeds and fanouts. DGL's NeighborSampler in both forms that it has: as it is by default (fused where there is
+more than one thread), and not fused; the faster of the two is the baseline. Labor (LABOR-0, by thresholds)
+beside LaborSampler as it is by default. The same number of threads; sides take turns, in alternating order;
+medians over the rounds. On a GPU: Neighbor, 537 M edges, power-law degrees, mostly sources of small ids; the
+time includes everything, from Python to the last kernel. Every edge of some minibatches is compared with the
+graph first. Input nodes are unique.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
 from collections.abc import Callable
@@ -30,7 +32,7 @@ from harness import alternate, median_ratio, write_json
 from traces import rmat
 
 from gids import cuda
-from gids.sampler import Block, Minibatch, Neighbor, Topology
+from gids.sampler import Block, Labor, Minibatch, Neighbor, Sampler, Topology
 from gids.store import Graph
 from gids.store.names import RELATION
 
@@ -52,6 +54,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--rounds", type=int, default=9)
     add("--threads", type=lambda text: list(map(int, text.split(","))), help="default: 1 and torch's")
     add("--seed", type=int, default=0)
+    add("--samplers", choices=["neighbor", "labor"], nargs="+", default=["neighbor", "labor"])
     add("--device", choices=["cpu", "cuda"], default="cpu")
     add("--place", choices=["host", "indptr", "device"], nargs="*", default=["host", "indptr", "device"])
     add("--json", type=Path, metavar="FILE", help="write all results")
@@ -91,7 +94,9 @@ def make_seeds(args: argparse.Namespace, graph: Graph) -> list[torch.Tensor]:
 
 
 def verify(graph: Graph, minibatch: Minibatch, fanouts: list[int]) -> None:
-    """Each destination has as many edges as it should, different and the graph's; no node comes twice."""
+    """Each destination has as many edges as it should (LABOR-0: as it may, with the right weights),
+    different and the graph's; no node comes twice.
+    """
     assert isinstance(minibatch.input_nodes, torch.Tensor)
     nodes = minibatch.input_nodes.cpu().numpy()
     assert len(np.unique(nodes)) == len(nodes)
@@ -103,7 +108,13 @@ def verify(graph: Graph, minibatch: Minibatch, fanouts: list[int]) -> None:
         assert np.array_equal(graph.indices[positions], nodes[src])
         assert ((graph.indptr[nodes[dst]] <= positions) & (positions < graph.indptr[nodes[dst] + 1])).all()
         degrees = np.diff(graph.indptr)[nodes[: block.num_dst]]
-        assert np.array_equal(block.indptr.cpu().diff().numpy(), np.minimum(degrees, fanout))
+        wanted = np.minimum(degrees, fanout)
+        if block.weights is None:
+            assert np.array_equal(block.indptr.cpu().diff().numpy(), wanted)
+        else:
+            expected = (degrees / np.maximum(wanted, 1))[dst]
+            assert np.allclose(block.weights.cpu().numpy(), expected)
+            assert (block.indptr.cpu().diff().numpy() <= degrees).all()
 
 
 def timed(
@@ -118,7 +129,7 @@ def timed(
     return sum(n for n, _ in sizes) / seconds, sum(e for _, e in sizes) / seconds
 
 
-def gids_side(topology: Topology, sampler: Neighbor, seeds: list[torch.Tensor]) -> Callable[[], Rate]:
+def gids_side(topology: Topology, sampler: Sampler, seeds: list[torch.Tensor]) -> Callable[[], Rate]:
     def sample(step: int, ids: torch.Tensor) -> tuple[int, int]:
         minibatch = sampler.sample(topology, ids, step=step)
         return len(minibatch.input_nodes), sum(b.num_edges for b in minibatch.blocks)  # type: ignore[union-attr]
@@ -127,11 +138,7 @@ def gids_side(topology: Topology, sampler: Neighbor, seeds: list[torch.Tensor]) 
     return lambda: timed(sample, seeds, device.current_stream().synchronize if device else lambda: None)
 
 
-def dgl_side(graph: Any, fanouts: list[int], fused: bool, seeds: list[torch.Tensor]) -> Callable[[], Rate]:
-    import dgl
-
-    sampler = dgl.dataloading.NeighborSampler(fanouts, fused=fused)
-
+def dgl_side(graph: Any, sampler: Any, seeds: list[torch.Tensor]) -> Callable[[], Rate]:
     def sample(step: int, ids: torch.Tensor) -> tuple[int, int]:
         nodes, _, blocks = sampler.sample(graph, ids)
         return len(nodes), sum(block.num_edges() for block in blocks)
@@ -152,23 +159,31 @@ def compare_with_dgl(args: argparse.Namespace) -> dict[str, Any]:
     print(
         f"{graph.num_dst:,} nodes, {graph.num_edges:,} edges, fanouts {args.fanouts}, {args.batch_size} seeds"
     )
-    for threads in args.threads or sorted({1, torch.get_num_threads()}):
+    dgl_samplers = dgl.dataloading
+    all_threads = args.threads or sorted({1, torch.get_num_threads()})
+    for kind, threads in itertools.product(args.samplers, all_threads):
         torch.set_num_threads(threads)
-        sampler = Neighbor(args.fanouts, threads=threads)
+        sampler: Sampler
+        if kind == "neighbor":
+            sampler = Neighbor(args.fanouts, threads=threads)
+            peers = {
+                "dgl": dgl_samplers.NeighborSampler(args.fanouts),
+                "dgl, not fused": dgl_samplers.NeighborSampler(args.fanouts, fused=False),
+            }
+        else:
+            sampler = Labor(args.fanouts, threads=threads)
+            peers = {"dgl": dgl_samplers.LaborSampler(args.fanouts)}
         for step in range(2):
             verify(graph, sampler.sample(topology, seeds[step], step=step), args.fanouts)
-        sides = {
-            "gids": gids_side(topology, sampler, seeds),
-            "dgl": dgl_side(of_dgl, args.fanouts, True, seeds),
-            "dgl, not fused": dgl_side(of_dgl, args.fanouts, False, seeds),
-        }
+        sides = {"gids": gids_side(topology, sampler, seeds)}
+        sides |= {name: dgl_side(of_dgl, peer, seeds) for name, peer in peers.items()}
         for side in sides.values():
             side()  # memory that all of them use again
         rates = alternate(sides, args.rounds)
-        peer = max(("dgl", "dgl, not fused"), key=lambda name: median(n for n, _ in rates[name]))
+        peer = max(peers, key=lambda name: median(n for n, _ in rates[name]))
         ratio = median_ratio([e for _, e in rates["gids"]], [e for _, e in rates[peer]])
-        results[str(threads)] = {"rates": rates, "peer": peer, "ratio": ratio}
-        print(f"{threads} thread{'s' * (threads > 1)}:")
+        results[f"{kind}, {threads} threads"] = {"rates": rates, "peer": peer, "ratio": ratio}
+        print(f"{kind}, {threads} thread{'s' * (threads > 1)}:")
         for name, measured in rates.items():
             nodes, edges = (median(m[i] for m in measured) / 1e6 for i in (0, 1))
             print(f"  {name:16} {nodes:7.2f} M input nodes/s  {edges:7.2f} M edges/s")

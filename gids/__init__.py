@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gids.errors import FormatError, MemoryBudgetError, StorageError
-    from gids.loader import FeatureLoader, NodeLoader
+    from gids.loader import EdgeLoader, FeatureLoader, NodeLoader
     from gids.store import FeatureStore
 
 __all__ = [
+    "EdgeLoader",
     "FeatureLoader",
     "FeatureStore",
     "FormatError",
@@ -19,6 +20,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "EdgeLoader": "gids.loader",
     "FeatureLoader": "gids.loader",
     "FeatureStore": "gids.store",
     "FormatError": "gids.errors",

@@ -37,6 +37,11 @@ def sort_edges(
     Fills offsets and the sorted arrays. Returns None, or the position of the first
     destination out of range."""
 
+def sort_neighbors(offsets: NDArray[np.int64], sources: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
+    """Sort the edges of each destination by source, stably and in place.
+
+    Destination v has those from offsets[v] to offsets[v + 1]. ValueError when offsets are none."""
+
 def carry_to_sources(
     indptr: NDArray[np.int64],
     indices: NDArray[np.int32] | NDArray[np.int64],
@@ -264,24 +269,62 @@ class NeighborTopology:
     ) -> None:
         """The next relation; the arrays are kept and not copied."""
 
-class NeighborSampler:
+_Arrays = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float32] | None, int]
+_Sampled = tuple[list[NDArray[np.int64]], list[list[_Arrays]]]
+
+class HostSampler:
     """Threads, hash maps and buffers, used again for each minibatch."""
 
     def __init__(self, threads: int, keep_bytes: int) -> None: ...
-    def sample(
+    def neighbor(
         self,
         topology: NeighborTopology,
         seeds: list[NDArray[np.int64]],
         fanouts: list[list[int]],
-        seed: int,
-        epoch: int,
-        step: int,
-    ) -> tuple[
-        list[NDArray[np.int64]],
-        list[list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int]]],
-    ]:
-        """One minibatch. seeds: by node type; fanouts: by layer, the seeds' first, by relation.
+        numbers: tuple[int, int, int],
+        replace: bool,
+        weights: list[NDArray[np.float32] | None],
+        kappa: int,
+    ) -> _Sampled:
+        """One minibatch. seeds: by node type; fanouts: by layer, the seeds' first, by relation; numbers:
+        (seed, epoch, step); weights: by relation, of each edge; kappa 0: without end.
 
-        Returns (nodes by type, by layer and relation (indptr, indices, positions, number of sources))."""
+        Returns (nodes by type, by layer and relation (indptr, indices, positions, weights or None, number of
+        sources))."""
+    def labor(
+        self,
+        topology: NeighborTopology,
+        seeds: list[NDArray[np.int64]],
+        fanouts: list[list[int]],
+        numbers: tuple[int, int, int],
+        importance_sampling: int,
+        fixed_count: bool,
+        layer_dependency: bool,
+        kappa: int,
+    ) -> _Sampled:
+        """The same by LABOR. importance_sampling -1: to convergence."""
+    def ladies(
+        self,
+        topology: NeighborTopology,
+        seeds: list[NDArray[np.int64]],
+        sizes: list[list[int]],
+        numbers: tuple[int, int, int],
+        poisson: bool,
+    ) -> _Sampled:
+        """The same by LADIES. sizes: how many sources to draw, by layer and relation."""
     @property
     def bytes(self) -> int: ...
+
+def variates(
+    numbers: tuple[int, int, int],
+    kappa: int,
+    layer: int,
+    number: int,
+    nodes: NDArray[np.int64],
+    out: NDArray[np.uint64],
+) -> None:
+    """64 random bits for each node, which it has as a source of type `number` in a layer, with dependence kappa
+    (0: without end). out: uint64[n]."""
+
+def philox2(counter: int, key: int) -> int:
+    """Philox2x32-10: 64 bits of 64 bits and a key of 32."""

@@ -21,6 +21,7 @@ BENCH = Path(__file__).parents[1] / "bench"
         ("cache.py", ["carry", "--repeat", "1"], "edges carried per second (bar"),
         ("aggregation.py", [], "cold aggregation over torch"),
         ("convert.py", [], "peak memory of converting"),
+        ("edges.py", ["--memory", "4MB", "--options", "dedup"], "10^9 edges, extrapolated"),
         ("epoch.py", [], "speed-up over stock as it is"),
         ("device_queue.py", [], "of Engine.read (bar"),
         ("sampling.py", [], "M edges/s"),

@@ -11,7 +11,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-COMMANDS = ("bench", "convert", "heat", "info", "quickstart", "verify")  # a new one adds its module
+# A new subcommand adds its module.
+COMMANDS = ("bench", "convert", "export", "generate", "heat", "info", "quickstart", "verify")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -5,25 +5,17 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-from collections.abc import Callable
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gids.cli.progress import Progress
 from gids.cli.sizes import format_bytes, parse_bytes
 
-if TYPE_CHECKING:
-    from gids.store.convert import Source
-
 _EPILOG = """\
-SRC is one of
-  features.npy      an array of one row per node (--table names it; default feat of node type _N)
-  data.npz          features (attr_* CSR, or dense), graph (adj_* CSR, edge_index, or indptr and indices),
-                    labels, train/val/test_idx or _mask
-  features.bin      raw binary, with --dtype and --shape
-  DIRECTORY         those arrays as files; or nodes/TYPE/ and edges/SOURCE.RELATION.DESTINATION/ of them
-  graph.dgl         a file of dgl.save_graphs with one graph (needs gids[dgl])
-
+The format of SRC is found out; where it could be several, say --from NAME.
+`gids convert --list` explains them all.
 A conversion that was killed resumes when the same command is given again.
 """
 
@@ -31,13 +23,23 @@ A conversion that was killed resumes when the same command is given again.
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "convert",
-        help="make a dataset from .npy, .npz, raw binary, a directory or a DGL graph file",
+        help="make a dataset from the formats that graphs come in",
         description="Make a dataset directory DST (NAME.gids) from SRC.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("source", metavar="SRC", type=Path)
     parser.add_argument("path", metavar="DST", type=Path)
+    parser.add_argument("--list", action=_List, help="explain the formats of SRC and exit")
+    parser.add_argument(
+        "--from", dest="reader", metavar="NAME", help="the format of SRC (default: found out)"
+    )
+    parser.add_argument(
+        "--labels", metavar="NAME", help="which labels, of a source with several (IGB: 19 or 2K)"
+    )
+    parser.add_argument(
+        "--num-nodes", type=int, metavar="N", help="of an edge list (default: the largest id plus 1)"
+    )
     parser.add_argument(
         "--table", default="feat", metavar="[TYPE.]KEY", help="name of a single array (default: feat)"
     )
@@ -66,7 +68,24 @@ def add_parser(subparsers: Any) -> None:
         help="spread the pages over directories, one per SSD",
     )
     parser.add_argument(
-        "--index-dtype", choices=("int64", "int32"), default="int64", help="of graph indices (default: int64)"
+        "--index-dtype",
+        choices=("int64", "int32", "auto"),
+        default="int64",
+        help="of graph indices; auto: int32 where they fit (default: int64)",
+    )
+    parser.add_argument(
+        "--reverse-edges",
+        action="store_true",
+        help="add the reverse of every edge: to the relation itself, or as rev_RELATION between two types",
+    )
+    parser.add_argument(
+        "--self-loops",
+        action="store_true",
+        help="give every node one edge to itself, in relations of one type",
+    )
+    parser.add_argument("--dedup", action="store_true", help="of equal edges keep one; sorts neighbors")
+    parser.add_argument(
+        "--sort-neighbors", action="store_true", help="sort the in-edges of every node by source"
     )
     parser.add_argument("--no-edge-ids", action="store_true", help="drop the original order of edges")
     parser.add_argument(
@@ -93,18 +112,30 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gids.store.convert import Options, convert, source_kind
-    from gids.store.convert.source import source_files
+    from gids.store.convert import Options, convert
+    from gids.store.convert.readers import Choices, find_reader, open_source
 
-    kind = source_kind(args.source)
+    reader = find_reader(args.source, args.reader)
     casts = dict(_cast(text) for text in args.dtype)
-    raw_dtype = casts.pop("", None) if args.shape else None
+    is_raw = args.shape or reader.is_raw(args.source)
+    choices = Choices(
+        table=args.table,
+        dtype=casts.pop("", None) if is_raw else None,
+        shape=args.shape,
+        labels=args.labels,
+        num_nodes=args.num_nodes,
+        load_graphs=_load_graphs,
+    )
     options = Options(
         page_bytes=args.page_bytes,
         stripe=tuple(args.stripe),
         dtypes=casts,
         index_dtype=args.index_dtype,
         keep_edge_ids=not args.no_edge_ids,
+        reverse_edges=args.reverse_edges,
+        self_loops=args.self_loops,
+        sort_neighbors=args.sort_neighbors,
+        dedup=args.dedup,
         split=args.split or None,
         seed=args.seed,
         workers=args.workers,
@@ -113,11 +144,18 @@ def run(args: argparse.Namespace) -> int:
     )
     with Progress("convert", quiet=args.quiet) as progress:
         convert(
-            source_files(args.source),
-            _opener(args, kind, raw_dtype),
+            reader.files(args.source),
+            lambda scratch: open_source(reader, args.source, scratch, choices),
             args.path,
             options,
-            key={"--table": args.table, "--shape": args.shape, "--dtype of raw data": raw_dtype},
+            key={
+                "--from": reader.name,
+                "--table": args.table,
+                "--shape": args.shape,
+                "--dtype of raw data": choices.dtype,
+                "--labels": args.labels,
+                "--num-nodes": args.num_nodes,
+            },
             say=_ignore if args.quiet else progress.say,
             on_total=progress.total,
             on_bytes=progress.add,
@@ -127,26 +165,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _opener(args: argparse.Namespace, kind: str, raw_dtype: str | None) -> Callable[[Path], Source]:
-    from gids.store.convert.dgl_graph import read_dgl_graph
-    from gids.store.convert.readers import read_source
-
-    def open_dgl(_: Path) -> Source:
-        graph, notes = _load_dgl(args.source)
-        source = read_dgl_graph(graph)
-        source.notes += notes
-        return source
-
-    def open_arrays(scratch: Path) -> Source:
-        return read_source(args.source, scratch, table=args.table, dtype=raw_dtype, shape=args.shape)
-
-    return open_dgl if kind == "dgl" else open_arrays
-
-
-def _load_dgl(path: Path) -> tuple[Any, list[str]]:
-    """The one graph of a file of dgl.save_graphs, and what to tell the user. Loads it whole, as DGL does."""
-    from gids.errors import FormatError
-
+def _load_graphs(path: str) -> Any:
+    """dgl.load_graphs."""
     try:
         importlib.import_module("gids.dgl")  # makes DGL importable under a current torch
         import dgl
@@ -154,10 +174,22 @@ def _load_dgl(path: Path) -> tuple[Any, list[str]]:
         raise ImportError(
             f"{path} is a DGL graph file, and DGL is missing: pip install 'gids[dgl]' ({error})"
         ) from None
-    graphs, labels = dgl.load_graphs(str(path))
-    if len(graphs) != 1:
-        raise FormatError(f"{path} holds {len(graphs)} graphs; save the one to convert in a file of its own")
-    return graphs[0], [f"left out {name!r}: a label of the whole graph" for name in labels]
+    return dgl.load_graphs(path)
+
+
+class _List(argparse.Action):
+    """--list: explains the readers, which are imported only then."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, **options)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from gids.store.convert.readers import READERS
+
+        for reader in READERS:
+            layout = textwrap.indent(reader.layout, "    ")
+            print(f"{reader.name}: {reader.summary}\n{layout}\n")
+        parser.exit()
 
 
 def _report(args: argparse.Namespace) -> None:

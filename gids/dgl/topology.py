@@ -6,19 +6,15 @@ allow formats beside CSC, which would be made in memory. So the graph is put tog
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Sequence
 from typing import Any
 
 import dgl
-import numpy as np
 import torch
 from dgl import heterograph_index, utils
-from torch import Tensor
 
 from gids.store import FeatureStore, Graph
-
-_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+from gids.store.private_map import private_tensor
 
 
 def graph(store: FeatureStore, *, formats: str | Sequence[str] = "csc", masks: bool = False) -> Any:
@@ -66,30 +62,14 @@ def _heterograph(store: FeatureStore, formats: list[str]) -> Any:
 
 def _relation_index(part: Graph, formats: list[str]) -> Any:
     source, _, destination = part.relation
-    edge_ids = torch.empty(0, dtype=torch.int64) if part.edge_ids is None else _as_int64(part.edge_ids)
+    edge_ids = torch.empty(0, dtype=torch.int64) if part.edge_ids is None else private_tensor(part.edge_ids)
     return heterograph_index.create_unitgraph_from_csr(
         1 if source == destination else 2,
         part.num_src,
         part.num_dst,
-        _as_int64(part.indptr),
-        _as_int64(part.indices),
+        private_tensor(part.indptr),
+        private_tensor(part.indices),
         edge_ids,  # none means that an edge's id is its position
         formats,
         transpose=True,
     )
-
-
-def _as_int64(array: np.ndarray[Any, Any]) -> Tensor:
-    if array.dtype != np.int64 or not isinstance(array, np.memmap) or not array.size or not array.filename:
-        return torch.from_numpy(array.astype(np.int64))
-    # Mapped anew, privately: some of DGL's code (negative_sampler.GlobalUniform) sorts a graph's rows in
-    # place, which would crash on the store's read-only mapping. Pages that nobody writes stay the file's own.
-    with open(array.filename, "rb") as file:
-        mapping = mmap.mmap(
-            file.fileno(),
-            0,
-            flags=mmap.MAP_PRIVATE
-            | _MAP_NORESERVE,  # else the kernel asks for as much memory as the file is long
-            prot=mmap.PROT_READ | mmap.PROT_WRITE,
-        )
-    return torch.frombuffer(mapping, dtype=torch.int64, count=array.size, offset=array.offset)

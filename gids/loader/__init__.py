@@ -1,7 +1,17 @@
 """The loader: composes sampling, cache and I/O into a stream of minibatches with features."""
 
+from gids.loader.edge_loader import EdgeLoader, EdgeMinibatch
+from gids.loader.epoch_loader import SampledEpoch
 from gids.loader.feature_loader import FeatureLoader
-from gids.loader.node_loader import NodeEpoch, NodeLoader
+from gids.loader.node_loader import NodeLoader
 from gids.loader.stream import ReadThroughStream, WindowedStream
 
-__all__ = ["FeatureLoader", "NodeEpoch", "NodeLoader", "ReadThroughStream", "WindowedStream"]
+__all__ = [
+    "EdgeLoader",
+    "EdgeMinibatch",
+    "FeatureLoader",
+    "NodeLoader",
+    "ReadThroughStream",
+    "SampledEpoch",
+    "WindowedStream",
+]

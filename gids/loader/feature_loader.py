@@ -191,8 +191,8 @@ class FeatureLoader:
         minibatches: sampled in the consumer's thread, ahead by the window. ids_of: the rows that a minibatch
         reads, int64[n] for each table, on the CPU or on the loader's device, may repeat; features come as
         [n, *shape] of the table's dtype in that order. The tensors are the consumer's to keep; on CUDA they
-        are ready for the stream that is current when they are handed out. bytes_of: host memory that a
-        sampled minibatch takes, counted as part of the window.
+        are ready for the stream that is current when they are handed out. bytes_of: memory that a sampled
+        minibatch takes: part of the window, within memory_bytes; on CUDA told as "minibatches", beside it.
 
         One stream at a time uses the window; while it is open, further ones read through the cache without
         lookahead. A stream is closed by its end, by close(), or by dropping it.

@@ -1,32 +1,24 @@
 """NodeLoader: seeds and a sampler over a store's topology, with features and labels. It needs no DGL.
 
-The composition of sampler and FeatureLoader: it decides which seeds come when, and nothing about how they are
-sampled or how rows are read.
+The user's entry to training on nodes. It knows what a seed is; the rest is EpochLoader's.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from gids import cuda
-from gids.heat.graphs import graphs_of
-from gids.loader.feature_loader import FeatureLoader
-from gids.loader.sample_stream import SampleStream
-from gids.sampler import Minibatch, Neighbor, Sampler, Topology
+from gids.loader.epoch_loader import Draw, EpochLoader
+from gids.sampler import Minibatch, Sampler, Topology
 from gids.sampler.minibatch import PerType
-from gids.sampler.neighbor import Fanout
 from gids.store import FeatureStore
 
-log = logging.getLogger("gids")
 
-
-class NodeLoader:
+class NodeLoader(EpochLoader):
     """Minibatches for training on nodes: sampled from a store's topology, features read through a cache.
 
     Args:
@@ -36,21 +28,23 @@ class NodeLoader:
             minibatches of dictionaries.
         sampler: fanouts, as ``gids.sampler.Neighbor`` takes them (one per layer, the last is that of the
             seeds), or a sampler.
-        tables: names of the node tables to load, such as ``"paper.feat"``. None: all of
-            nodes that the sampler can reach. Empty: none, for minibatches without features.
+        tables: names of the tables to load, such as ``"paper.feat"``. None: all of nodes that the sampler
+            can reach. Empty: none, for minibatches without features. Of a table of edges a minibatch gets
+            the rows of all its blocks' edges, one block after the other, the input layer's first.
         batch_size: seeds of all types together.
         shuffle: in a new order every epoch, over all types; otherwise the given order, type after type.
         drop_last: leave out the last minibatch of an epoch when it is smaller.
         seed: of the order and of what is sampled.
         device: ``"cpu"``, or a CUDA device: then the topology is pinned, kernels sample it on a stream of
             the loader's own, beside the training, and minibatches are ready for torch's current stream.
-        labels: give the seeds' labels, where the store has them.
+        labels: give labels, where the store has them: of the seeds, or (``"inputs"``) of all input nodes.
         place: of the pinned topology, as ``Graph.pin`` takes it.
         options: of gids.FeatureLoader: ``window_batches``, ``memory_bytes``, ``policy``, …
 
     Every ``for`` is one epoch; ``epoch`` is the number of the next one, counts up, and may be set. What a
     minibatch holds depends on the store, the arguments and the epoch alone: neither on the window, the
-    threads, the cache nor the device.
+    threads, the cache nor the device. ``state_dict()`` in the middle of an epoch, and ``load_state_dict()``
+    of a loader made alike, go on with the minibatches that were still to come.
 
     Raises FormatError for a dataset without topology, KeyError for a table or type that the store does not
     have, IndexError for a seed that is no node, ValueError and TypeError for other arguments, and what
@@ -70,148 +64,58 @@ class NodeLoader:
         drop_last: bool = False,
         seed: int = 0,
         device: str | torch.device = "cpu",
-        labels: bool = True,
+        labels: bool | Literal["inputs"] = True,
         place: str = "auto",
         **options: Any,
     ) -> None:
-        self.store = store if isinstance(store, FeatureStore) else FeatureStore(store)
-        if batch_size < 1:
-            raise ValueError(f"batch_size={batch_size}; a minibatch has at least one seed")
-        if not 0 <= seed < 1 << 64:
-            raise ValueError(f"seed={seed}; it must be from 0 to 2^64 - 1")
-        if isinstance(sampler, str | bytes):
-            raise TypeError(f"sampler={sampler!r}; give fanouts, such as [10, 10], or a sampler")
-        self.sampler: Sampler = (
-            Neighbor(sampler, threads=options.get("threads")) if isinstance(sampler, Sequence) else sampler
+        super().__init__(
+            store,
+            sampler,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            seed=seed,
+            threads=options.get("threads"),
         )
-        self.batch_size, self.shuffle, self.drop_last, self.seed = batch_size, shuffle, drop_last, seed
-        self.epoch = 0
-        graphs = graphs_of(self.store)
+        if labels not in (True, False, "inputs"):
+            raise ValueError(f"labels={labels!r}; it must be True, False or 'inputs'")
         of_tensors = isinstance(seeds, torch.Tensor | np.ndarray)
-        if of_tensors and len(graphs) > 1:
+        if of_tensors and len(self._graphs) > 1:
             raise TypeError(
-                f"{self.store.name} has {len(graphs)} relations: give seeds by node type, such as "
-                f"{{{graphs[0].relation[2]!r}: ids}}"
+                f"{self.store.name} has {len(self._graphs)} relations: give seeds by node type, such as "
+                f"{{{self._graphs[0].relation[2]!r}: ids}}"
             )
-        topology = Topology(graphs[0] if of_tensors else graphs)
+        topology = Topology(self._graphs[0] if of_tensors else self._graphs)
         self._seeds = _Seeds(topology, seeds)
-        self._tables = self._node_tables(topology, tables)
         self._labels = {
             t: self.store.labels[t] for t in topology.node_types if labels and t in self.store.labels
         }
-        self._device: cuda.Device | None = None
-        if torch.device(device).type != "cpu":
-            self._device = cuda.open_device(device)
-            pinned = [graph.pin(self._device, place=place) for graph in graphs]
-            topology = Topology(pinned[0] if of_tensors else pinned)
-        self._topology = topology
-        self._stream = SampleStream(self._device)
-        self._features: FeatureLoader | None = None
-        if self._tables:
-            self._features = FeatureLoader(self.store, list(self._tables), device=device, **options)
-        elif options:
-            log.info("no tables are loaded: %s have no effect", ", ".join(options))
-        self._last_stats: dict[str, Any] | None = None  # once closed
+        self._label_inputs = labels == "inputs"
+        self._open(topology, tables, device, place, options)
 
     @property
-    def feature_loader(self) -> FeatureLoader | None:
-        """What reads the features; None when no tables are loaded."""
-        return self._features
+    def _seed_count(self) -> int:
+        return self._seeds.count
 
-    def __len__(self) -> int:
-        """Minibatches in an epoch."""
-        count = self._seeds.count
-        return count // self.batch_size if self.drop_last else -(-count // self.batch_size)
+    def _hash_seeds(self, update: Callable[[Any], None]) -> None:
+        self._seeds.hash(update)
 
-    def __iter__(self) -> NodeEpoch:
-        if self._last_stats is not None:
-            raise ValueError("this NodeLoader is closed; make a new one")
-        epoch, self.epoch = self.epoch, self.epoch + 1
-        source = _sampled(self, epoch)
-        if self._features is None:
-            return NodeEpoch(((minibatch, {}) for minibatch in source), self._stream)
-        tables = self._tables
+    def _drawing(self) -> Draw:
+        topology, sampler, all_seeds, seed = self._topology, self.sampler, self._seeds, self.seed
+        labels, of_inputs, stream = self._labels, self._label_inputs, self._stream
 
-        def rows_of(minibatch: Minibatch) -> Mapping[str, torch.Tensor]:
-            nodes = minibatch.input_nodes
-            return {
-                name: nodes[ntype] if isinstance(nodes, dict) else nodes for name, ntype in tables.items()
-            }
+        def draw(places: np.ndarray, epoch: int, step: int) -> Minibatch:
+            seeds = all_seeds.at(places)
+            sampled = sampler.sample(topology, seeds, seed=seed, epoch=epoch, step=step)
+            labelled = sampled.input_nodes if of_inputs else seeds
+            if isinstance(labelled, dict):
+                found = {t: labels[t][ids.cpu()] for t, ids in labelled.items() if t in labels}
+                sampled.labels = {t: stream.to_device(values) for t, values in found.items()} or None
+            elif labels:
+                sampled.labels = stream.to_device(labels[topology.node_types[0]][labelled.cpu()])
+            return sampled
 
-        return NodeEpoch(self._features.attach(source, rows_of, bytes_of=lambda m: m.nbytes), self._stream)
-
-    def stats(self) -> dict[str, Any]:
-        """The FeatureLoader's counters, and ``memory`` with the sampler's and the topology's bytes as well.
-
-        ``"topology"``: pinned host memory, none on the CPU, where the topology stays mapped; ``"topology on
-        the device"`` and ``"sampler"`` (host and device). Goes on telling what they were once closed.
-        """
-        if self._last_stats is not None:
-            return self._last_stats
-        result = self._features.stats() if self._features is not None else {}
-        memory = dict(result.get("memory", {}))
-        memory["topology"] = sum(p.host_bytes for p in self._topology.pinned)
-        memory["topology on the device"] = sum(p.device_bytes for p in self._topology.pinned)
-        memory["sampler"] = int(getattr(self.sampler, "nbytes", 0))
-        return {**result, "memory": memory, "epoch": self.epoch}
-
-    def close(self) -> None:
-        """End the open epoch, let reads and kernels finish, release cache and topology. Idempotent."""
-        if self._last_stats is None:
-            self._last_stats = self.stats()
-            if self._features is not None:
-                self._features.close()
-            self._stream.synchronize()
-            for pinned in self._topology.pinned:
-                pinned.close()
-
-    def __enter__(self) -> NodeLoader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __getstate__(self) -> None:
-        raise TypeError("a NodeLoader cannot be pickled; pass the FeatureStore and build one in each process")
-
-    def _node_tables(self, topology: Topology, names: Sequence[str] | None) -> dict[str, str]:
-        """Table name -> node type."""
-        if names is None:
-            every = self.store.tables.values()
-            return {t.name: str(t.type) for t in every if t.kind == "node" and t.type in topology.node_types}
-        if isinstance(names, str):
-            raise TypeError(f"tables={names!r}; give a list, [{names!r}]")
-        tables = {}
-        for table in map(self.store.table, names):
-            if table.kind != "node":
-                raise ValueError(f"{table.name} has rows of edges; NodeLoader loads rows of nodes")
-            if table.type not in topology.node_types:
-                known = ", ".join(map(repr, topology.node_types))
-                raise ValueError(
-                    f"{table.name}: no relation leads to or from {table.type!r} (there are {known})"
-                )
-            tables[table.name] = str(table.type)
-        return tables
-
-
-class NodeEpoch(Iterator[Minibatch]):
-    """One epoch of a NodeLoader. After a StorageError the next minibatch can be asked for."""
-
-    def __init__(
-        self, stream: Iterator[tuple[Minibatch, dict[str, torch.Tensor]]], sampled_on: SampleStream
-    ) -> None:
-        self._stream = stream
-        self._sampled_on = sampled_on
-
-    def __next__(self) -> Minibatch:
-        minibatch, features = next(self._stream)
-        self._sampled_on.hand_over(minibatch)
-        minibatch.features = dict(features)
-        return minibatch
-
-    def close(self) -> None:
-        """End the epoch here. Idempotent; the end, and dropping it, do the same."""
-        cast(Any, self._stream).close()
+        return draw
 
 
 class _Seeds:
@@ -229,12 +133,6 @@ class _Seeds:
         self._ends = np.cumsum([0, *map(len, self._ids)])
         self.count = int(self._ends[-1])
 
-    def order(self, seed: int, epoch: int, shuffle: bool) -> np.ndarray:
-        """Places of all seeds, in the order of an epoch."""
-        if not shuffle:
-            return np.arange(self.count)
-        return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(self.count)
-
     def at(self, places: np.ndarray) -> PerType:
         if self._homogeneous:
             return self._ids[0][torch.from_numpy(places)]
@@ -245,23 +143,7 @@ class _Seeds:
                 found[ntype] = ids[torch.from_numpy(of_type)]
         return found
 
-
-def _sampled(loader: NodeLoader, epoch: int) -> Iterator[Minibatch]:
-    """The minibatches of an epoch, with labels and without features."""
-    topology, sampler, all_seeds = loader._topology, loader.sampler, loader._seeds
-    seed, batch_size, labels, stream = loader.seed, loader.batch_size, loader._labels, loader._stream
-    order = all_seeds.order(seed, epoch, loader.shuffle)
-    steps = len(loader)
-    del loader  # an open epoch does not hold it
-
-    def minibatch(step: int) -> Minibatch:
-        seeds = all_seeds.at(order[step * batch_size : (step + 1) * batch_size])
-        sampled = sampler.sample(topology, seeds, seed=seed, epoch=epoch, step=step)
-        if isinstance(seeds, dict):
-            found = {t: labels[t][ids] for t, ids in seeds.items() if t in labels}
-            sampled.labels = {t: stream.to_device(values) for t, values in found.items()} or None
-        elif labels:
-            sampled.labels = stream.to_device(labels[topology.node_types[0]][seeds])
-        return sampled
-
-    return (stream.make(minibatch, step) for step in range(steps))
+    def hash(self, update: Callable[[Any], None]) -> None:
+        for ntype, ids in zip(self._types, self._ids, strict=True):
+            update(f"{ntype} {len(ids)};".encode())
+            update(ids.contiguous().numpy())

@@ -1,7 +1,9 @@
 """Samplers: seeds go in, minibatches come out, on the CPU or on a GPU. See docs/sampler.md."""
 
+from gids.sampler.labor import Labor
+from gids.sampler.ladies import Ladies
 from gids.sampler.minibatch import Block, Minibatch
 from gids.sampler.neighbor import Neighbor
 from gids.sampler.topology import Sampler, Topology
 
-__all__ = ["Block", "Minibatch", "Neighbor", "Sampler", "Topology"]
+__all__ = ["Block", "Labor", "Ladies", "Minibatch", "Neighbor", "Sampler", "Topology"]

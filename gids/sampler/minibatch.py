@@ -26,8 +26,12 @@ class Block:
     All on the sampler's device. Destinations are the first num_dst nodes of their type, sources the first
     num_src of theirs, so where both have one type a block's destinations are its first sources.
 
+    weights: float32[num_edges], 1 / the probability with which each edge was taken, so that the sum of weight
+    x feature over a destination's edges estimates the sum over all its neighbours without bias
+    (docs/sampler.md says how to take means); None where all sampled neighbours count alike.
+
     A destination's edges stand in the order in which they were drawn, or in the graph's order when all were
-    taken.
+    taken or the sampler looks at all of them.
     """
 
     indptr: torch.Tensor
@@ -35,6 +39,7 @@ class Block:
     positions: torch.Tensor
     num_src: int
     graph: Graph = field(repr=False)
+    weights: torch.Tensor | None = None
 
     @property
     def num_dst(self) -> int:
@@ -97,6 +102,8 @@ class Minibatch:
         for layer in self.blocks:
             for block in _all(layer):
                 yield from (block.indptr, block.indices, block.positions)
+                if block.weights is not None:
+                    yield block.weights
 
 
 def _all(item: V | dict[str, V] | dict[Relation, V]) -> list[V]:

@@ -38,12 +38,12 @@ class TensorRows:
 
     def __init__(self, values: torch.Tensor) -> None:
         values = values.detach()
-        self._values = values.to(torch.uint8) if values.dtype == torch.bool else values
+        self.values = values.to(torch.uint8) if values.dtype == torch.bool else values
         self.shape = tuple(values.shape)
-        self.dtype: torch.dtype = self._values.dtype
+        self.dtype: torch.dtype = self.values.dtype
 
     def read_into(self, start: int, out: torch.Tensor) -> None:
-        out.copy_(self._values[start : start + len(out)])
+        out.copy_(self.values[start : start + len(out)])
 
 
 class ArrayRows:

@@ -1,7 +1,8 @@
 """Synthetic graphs to try and to measure with: learnable, power-law, of any size.
 
-``write_graph`` writes the directory of ``.npy`` files that ``gids convert`` takes. Called by
-``gids quickstart``, the benchmarks and the tests. Knows nothing of datasets, loaders or DGL.
+``write_graph`` and ``write_typed_graph`` write the directory of ``.npy`` files that ``gids convert`` takes.
+Called by ``gids generate``, ``gids quickstart``, the benchmarks and the tests. Knows nothing of datasets,
+loaders or DGL.
 
 The model is a degree-corrected block model. Every node has a class. Both degrees follow power laws:
 an in-degree is drawn from a capped Pareto law, and the source of an edge is drawn by popularity rank
@@ -10,6 +11,9 @@ any class otherwise. A row of features is a class's centroid plus white noise: i
 probability ``candour``, any class's otherwise. So one row alone misleads as often as not, and a
 neighbourhood tells the class. Ids carry no order: popularity and class are scattered over them. An edge
 may occur twice, and a node may be its own neighbour.
+
+With types, authors write papers and papers cite papers. An author has a class too, and papers take half of
+their in-edges from authors of their class, so that both relations help to tell a paper's class.
 
 Every number comes from a counter (seed, purpose, block), so a graph depends on its parameters only.
 Memory: about 40 bytes per node and a few blocks; neither edges nor features are ever held whole.
@@ -20,7 +24,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +47,8 @@ class GraphSpec:
 
     homophily: probability that an edge stays in the target's class by choice. candour: probability that
     a row shows its own class by choice. signal: norm of a class's centroid, where the noise has standard
-    deviation 1 in every dimension. train_count, val_count, test_count: sizes of the disjoint splits.
+    deviation 1 in every dimension. train_count, val_count, test_count: sizes of the disjoint splits. skew:
+    exponent of the popularity law of sources, 0 (all alike) to below 1.
     Raises ValueError for sizes that make no graph.
     """
 
@@ -58,6 +63,7 @@ class GraphSpec:
     val_count: int = 0
     test_count: int = 0
     seed: int = 0
+    skew: float = POPULARITY_EXPONENT
 
     def __post_init__(self) -> None:
         if self.node_count < 1 or self.dim < 1 or self.degree < 0 or self.seed < 0:
@@ -69,6 +75,8 @@ class GraphSpec:
             raise ValueError(f"classes must be 1 to {min(self.node_count, 32767)}, got {self.classes}")
         if not (0 <= self.homophily <= 1 and 0 <= self.candour <= 1):
             raise ValueError(f"homophily and candour are probabilities, got {self.homophily}, {self.candour}")
+        if not 0 <= self.skew < 1:
+            raise ValueError(f"skew must be from 0 to below 1, got {self.skew}")
         splits = (self.train_count, self.val_count, self.test_count)
         if min(splits) < 0 or sum(splits) > self.node_count:
             raise ValueError(f"splits of {splits} nodes do not fit into {self.node_count} nodes")
@@ -109,9 +117,51 @@ def write_graph(
     _write_splits(root, spec)
     indptr = _draw_indptr(spec)
     np.save(root / "indptr.npy", indptr)
-    _write_indices(root, spec, labels, indptr, report)
+    _write_indices(root, spec, labels, _Sources(spec, labels, "popularity"), indptr, report)
     _write_features(root, spec, labels, threads or os.cpu_count() or 1, report)
     return root
+
+
+def write_typed_graph(
+    directory: str | os.PathLike[str],
+    spec: GraphSpec,
+    *,
+    threads: int = 0,
+    progress: Callable[[str, float], None] | None = None,
+) -> Path:
+    """write_graph with two types: spec.node_count papers, with labels and splits, and half as many authors.
+
+    Writes nodes/{paper,author}/feat.npy, nodes/paper/{labels,…}.npy, and of paper.cites.paper and
+    author.writes.paper, which have half of the edges each, edges/RELATION/{indptr,indices}.npy.
+    """
+    root = Path(directory)
+    report = progress or (lambda what, share: None)
+    of_author = replace(spec, node_count=max(spec.classes, spec.node_count // 2), **_NO_SPLITS)
+    half = replace(spec, degree=spec.degree / 2)
+    papers, authors = _draw_labels(spec), _draw_labels(of_author, "author labels")
+    paper_folder = _folder(root / "nodes/paper")
+    np.save(paper_folder / "labels.npy", papers.astype(np.int64))
+    _write_splits(paper_folder, spec)
+    for name, sources in (
+        ("paper.cites.paper", _Sources(spec, papers, "popularity")),
+        ("author.writes.paper", _Sources(of_author, authors, "author popularity")),
+    ):
+        folder = _folder(root / "edges" / name)
+        indptr = _draw_indptr(half, name)
+        np.save(folder / "indptr.npy", indptr)
+        _write_indices(folder, half, papers, sources, indptr, report, name)
+    threads = threads or os.cpu_count() or 1
+    _write_features(paper_folder, spec, papers, threads, report)
+    _write_features(_folder(root / "nodes/author"), of_author, authors, threads, report, "author features")
+    return root
+
+
+_NO_SPLITS = {"train_count": 0, "val_count": 0, "test_count": 0}
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def _generator(spec: GraphSpec, purpose: str, block: int = 0) -> np.random.Generator:
@@ -119,8 +169,8 @@ def _generator(spec: GraphSpec, purpose: str, block: int = 0) -> np.random.Gener
     return np.random.Generator(np.random.SFC64([spec.seed, key, block]))
 
 
-def _draw_labels(spec: GraphSpec) -> NDArray[np.int16]:
-    labels = _generator(spec, "labels").integers(spec.classes, size=spec.node_count, dtype=np.int16)
+def _draw_labels(spec: GraphSpec, purpose: str = "labels") -> NDArray[np.int16]:
+    labels = _generator(spec, purpose).integers(spec.classes, size=spec.node_count, dtype=np.int16)
     labels[: spec.classes] = np.arange(spec.classes)  # no class is empty
     return labels
 
@@ -133,48 +183,66 @@ def _write_splits(root: Path, spec: GraphSpec) -> None:
         np.save(root / f"{name}_idx.npy", np.sort(ids))
 
 
-def _draw_indptr(spec: GraphSpec) -> NDArray[np.int64]:
-    rng = _generator(spec, "indptr")
+def _draw_indptr(spec: GraphSpec, purpose: str = "indptr") -> NDArray[np.int64]:
+    rng = _generator(spec, purpose)
     weights = np.minimum((1 - rng.random(spec.node_count)) ** (-1 / IN_DEGREE_TAIL), IN_DEGREE_CAP)
     expected = weights * (spec.degree / weights.mean())
     in_degrees = np.floor(expected + rng.random(spec.node_count)).astype(np.int64)
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(in_degrees)])
 
 
+class _Sources:
+    """The nodes that edges may come from, by class and popularity."""
+
+    def __init__(self, spec: GraphSpec, labels: NDArray[np.int16], purpose: str) -> None:
+        # members: the nodes of class 0 by falling popularity, then those of class 1, ...
+        order = _generator(spec, purpose).permutation(spec.node_count)
+        self._members = order[np.argsort(labels[order], kind="stable")]
+        self._sizes = np.bincount(labels, minlength=spec.classes)
+        self._starts = np.cumsum(self._sizes) - self._sizes
+        self._power = 1 - spec.skew
+        self._low = POPULARITY_SHIFT**self._power
+        self._spans = (self._sizes + POPULARITY_SHIFT) ** self._power - self._low
+
+    def draw(self, classes: NDArray[np.int16], uniform: NDArray[np.float64]) -> NDArray[np.int64]:
+        """A source of each class: the inverse of the popularity law's distribution function takes a uniform
+        number to a rank."""
+        ranks = (uniform * self._spans[classes] + self._low) ** (1 / self._power) - POPULARITY_SHIFT
+        places = np.minimum(ranks.astype(np.int64), self._sizes[classes] - 1)
+        found: NDArray[np.int64] = self._members[self._starts[classes] + places]
+        return found
+
+
 def _write_indices(
     root: Path,
     spec: GraphSpec,
     labels: NDArray[np.int16],
+    sources: _Sources,
     indptr: NDArray[np.int64],
     report: Callable[[str, float], None],
+    purpose: str = "indices",
 ) -> None:
-    # members: the nodes of class 0 by falling popularity, then those of class 1, ...
-    members = _generator(spec, "popularity").permutation(spec.node_count)
-    members = members[np.argsort(labels[members], kind="stable")]
-    sizes = np.bincount(labels, minlength=spec.classes)
-    starts = np.cumsum(sizes) - sizes
-    power = 1 - POPULARITY_EXPONENT
-    low = POPULARITY_SHIFT**power
-    spans = (sizes + POPULARITY_SHIFT) ** power - low
     with (root / "indices.npy").open("wb") as file:
         file.write(_npy_header("<i8", (int(indptr[-1]),)))
         for block, first in enumerate(range(0, spec.node_count, EDGE_BLOCK_NODES)):
             last = min(first + EDGE_BLOCK_NODES, spec.node_count)
-            rng = _generator(spec, "indices", block)
+            rng = _generator(spec, purpose, block)
             classes = np.repeat(labels[first:last], np.diff(indptr[first : last + 1]))
             draw = rng.random(len(classes))
             strays = np.flatnonzero(draw >= spec.homophily)
             classes[strays] = rng.integers(spec.classes, size=len(strays), dtype=np.int16)
-            # The inverse of the popularity law's distribution function takes a uniform number to a rank.
             rng.random(out=draw)
-            ranks = ((draw * spans[classes] + low) ** (1 / power) - POPULARITY_SHIFT).astype(np.int64)
-            np.minimum(ranks, sizes[classes] - 1, out=ranks)
-            file.write(members[starts[classes] + ranks].data)
+            file.write(sources.draw(classes, draw).data)
             report("edges", last / spec.node_count)
 
 
 def _write_features(
-    root: Path, spec: GraphSpec, labels: NDArray[np.int16], threads: int, report: Callable[[str, float], None]
+    root: Path,
+    spec: GraphSpec,
+    labels: NDArray[np.int16],
+    threads: int,
+    report: Callable[[str, float], None],
+    purpose: str = "features",
 ) -> None:
     centroids = _generator(spec, "centroids").standard_normal((spec.classes, spec.dim), dtype=np.float32)
     centroids *= spec.signal / np.linalg.norm(centroids, axis=1, keepdims=True)
@@ -188,7 +256,7 @@ def _write_features(
         def write_block(block: int) -> None:
             first = block * block_rows
             shown = labels[first : first + block_rows].copy()
-            rng = _generator(spec, "features", block)
+            rng = _generator(spec, purpose, block)
             others = np.flatnonzero(rng.random(len(shown)) >= spec.candour)
             shown[others] = rng.integers(spec.classes, size=len(others), dtype=np.int16)
             rows = rng.standard_normal((len(shown), spec.dim), dtype=np.float32)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,10 @@ import torch
 from gids.errors import StorageError
 from gids.store.dtypes import TABLE_DTYPES, byte_view
 from gids.store.files import Locator, map_array, shard_files
+from gids.store.geometry import div_ceil
 from gids.store.manifest import TableEntry
 from gids.store.names import Relation
+from gids.store.scan import scan
 
 
 class Table:
@@ -90,6 +92,26 @@ class Table:
                 mine = np.flatnonzero(shards == shard)
                 target[mine] = view[places[mine], slots[mine]]
         return out
+
+    def scan(
+        self, rows_per_block: int, *, order: Sequence[int] | None = None
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """All rows in blocks: (first row, dtype[n, *shape]), n = rows_per_block but in the last block.
+
+        order: the numbers of the blocks to read, in any order; default 0, 1, 2, … to the end. Each block is
+        memory of the caller's own. The next block is read while one is in use: memory is four blocks.
+        Blocks when reading is slower than its use; leaves nothing in the page cache. Raises ValueError,
+        IndexError for a block that is none, StorageError (when a block is reached).
+        """
+        if rows_per_block < 1:
+            raise ValueError(f"rows_per_block is {rows_per_block}; it must be at least 1")
+        count = div_ceil(self.row_count, rows_per_block)
+        numbers = range(count) if order is None else order
+        wrong = [n for n in numbers if not 0 <= n < count]
+        if wrong:
+            raise IndexError(f"block {wrong[0]} is out of range for {self._where} ({count} blocks)")
+        starts = [n * rows_per_block for n in numbers]
+        return scan(self._layout, self.shard_paths, self.dtype, self.shape, rows_per_block, starts)
 
     def _checked(self, ids: torch.Tensor | np.ndarray | Sequence[int]) -> np.ndarray:
         if isinstance(ids, torch.Tensor):

@@ -108,6 +108,25 @@ def out_edges(indptr: Values, indices: Values, *, num_dst: int) -> EdgeSource:
     return EdgeSource(columns.shape[0], pointers.shape[0] - 1, num_dst, pieces)
 
 
+def in_edges(
+    indptr: Values, indices: Values, edge_ids: Values | None, *, num_src: int, num_dst: int
+) -> EdgeSource:
+    """The edges of topology that is sorted by destination (CSC), to be sorted anew or added to."""
+    turned = out_edges(indptr, indices, num_dst=num_src)
+    ids_of = None if edge_ids is None else as_rows(edge_ids)
+
+    def pieces(block_bytes: int) -> Iterator[Edges]:
+        for destinations, sources, positions in turned.pieces(block_bytes):
+            ids = positions
+            if ids_of is not None:
+                first = int(positions[0])
+                found = read_range(ids_of, first, first + len(positions)).to(torch.int64).numpy()
+                ids = check_ids(found, turned.count, "edge_ids", first)
+            yield sources, destinations, ids
+
+    return EdgeSource(turned.count, num_src, num_dst, pieces)
+
+
 def out_degrees(indices: Sequence[Rows], num_src: int, memory_bytes: int) -> Iterator[np.ndarray]:
     """uint32 pieces of: how often each node occurs in all of these arrays, at most 2^32 - 1.
 

@@ -21,7 +21,7 @@ from gids.store.array_file import ArrayFile, file_crc32c
 from gids.store.dtypes import dtype_name
 from gids.store.files import array_header
 from gids.store.geometry import DEFAULT_PAGE_BYTES, Geometry, table_page_bytes
-from gids.store.graph_writer import GraphWriter
+from gids.store.graph_writer import EdgeOrder, GraphWriter
 from gids.store.manifest import (
     ArrayEntry,
     Manifest,
@@ -228,18 +228,24 @@ class DatasetWriter:
         edges: EdgeSource,
         *,
         keep_ids: bool = True,
+        sort_neighbors: bool = False,
+        dedup: bool = False,
         index_dtype: str = "int64",
     ) -> None:
         """Sort edges by destination (stable) and write the relation's topology.
 
         edges: see topology.edge_list and out_edges. keep_ids: write edge_ids, unless the edges were sorted.
+        sort_neighbors: sort the edges of one destination by source. dedup: of equal edges keep one (needs
+        keep_ids=False; sorts neighbors).
         """
         self._declare(relation, edges.num_src, edges.num_dst)
+        order = EdgeOrder(keep_ids=keep_ids, sort_neighbors=sort_neighbors, dedup=dedup)
 
         def write(files: GraphWriter) -> dict[str, ArrayEntry]:
-            return files.write_sorted(edges, self._place.scratch, self._memory_bytes // 2, keep_ids=keep_ids)
+            memory_bytes = self._memory_bytes // 2
+            return files.write_sorted(edges, self._place.scratch, memory_bytes, order, workers=self._workers)
 
-        self._add_graph(relation, edges.count, index_dtype, write)
+        self._add_graph(relation, edges.count, index_dtype, write, is_exact=not dedup)
 
     def _declare(self, relation: Relation, num_src: int | None, num_dst: int | None) -> None:
         for ntype, count in ((relation[0], num_src), (relation[2], num_dst)):
@@ -262,8 +268,12 @@ class DatasetWriter:
         edge_count: int,
         index_dtype: str,
         write: Callable[[GraphWriter], dict[str, ArrayEntry]],
+        *,
+        is_exact: bool = True,
     ) -> None:
-        arrays = self._add_edges(relation, edge_count)
+        """is_exact: edge_count is how many there will be, not only at most."""
+        if is_exact:
+            self._add_edges(relation, edge_count)
 
         def work() -> dict[str, Any]:
             try:
@@ -281,6 +291,7 @@ class DatasetWriter:
                 raise FormatError(f"relation {describe_type(relation)}: {error}") from None
 
         found = self._once(f"graph {encode_path(*relation)}", edge_count * 8, work)
+        arrays = self._add_edges(relation, found["indices"]["shape"][0])
         arrays.update({role: _array_entry(fields) for role, fields in found.items()})
 
     def write_labels(self, ntype: str, labels: Values) -> None:

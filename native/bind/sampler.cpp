@@ -1,9 +1,10 @@
-// gids._core: NeighborTopology, NeighborSampler and the random numbers behind them. Checks types and shapes, holds
+// gids._core: NeighborTopology, HostSampler and the random numbers behind them. Checks types and shapes, holds
 // the graph's arrays, releases the GIL while a minibatch is made.
 #include <unistd.h>
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -14,7 +15,10 @@
 #include "bind/bind.h"
 #include "gids/id_map.h"
 #include "gids/random.h"
+#include "sampler/labor.h"
+#include "sampler/ladies.h"
 #include "sampler/neighbor.h"
+#include "sampler/variates.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -22,11 +26,12 @@ using namespace nb::literals;
 namespace gids {
 namespace {
 
-using sampler::NeighborSampler;
+using sampler::HostSampler;
 using sampler::Topology;
 
 using Ids = nb::ndarray<const i64, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using AnyIds = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using OutWeights = nb::ndarray<nb::numpy, float, nb::ndim<1>>;
 using OutIds = nb::ndarray<nb::numpy, i64, nb::ndim<1>>;
 
 // Owns a reference to every array that the sampler reads.
@@ -59,7 +64,16 @@ class OwningTopology {
   std::vector<AnyIds> indices_;
 };
 
-// Makes its sampler anew in a forked child, which has neither the threads nor the memory of its parent's.
+// Threads and memory that all samplers share, and what single ones keep.
+struct Samplers {
+  Samplers(u32 threads, size_t keep_bytes) : host(threads, keep_bytes) {}
+  HostSampler host;
+  sampler::Labor labor;
+  sampler::Ladies ladies;
+  size_t bytes() const { return host.bytes() + labor.bytes() + ladies.bytes(); }
+};
+
+// Makes its samplers anew in a forked child, which has neither the threads nor the memory of its parent's.
 class OwnSampler {
  public:
   OwnSampler(u32 threads, size_t keep_bytes) : threads_(threads), keep_bytes_(keep_bytes) {
@@ -69,26 +83,26 @@ class OwnSampler {
   OwnSampler(const OwnSampler&) = delete;
   OwnSampler& operator=(const OwnSampler&) = delete;
 
-  NeighborSampler& get() {
+  Samplers& get() {
     leave_parent();
-    if (!sampler_) sampler_ = std::make_unique<NeighborSampler>(threads_, keep_bytes_);
+    if (!samplers_) samplers_ = std::make_unique<Samplers>(threads_, keep_bytes_);
     pid_ = getpid();
-    return *sampler_;
+    return *samplers_;
   }
   size_t bytes() {
     leave_parent();
-    return sampler_ ? sampler_->bytes() : 0;
+    return samplers_ ? samplers_->bytes() : 0;
   }
 
  private:
   void leave_parent() {
-    if (sampler_ && getpid() != pid_) (void)sampler_.release();
+    if (samplers_ && getpid() != pid_) (void)samplers_.release();
   }
 
   u32 threads_;
   size_t keep_bytes_;
   pid_t pid_ = 0;
-  std::unique_ptr<NeighborSampler> sampler_;
+  std::unique_ptr<Samplers> samplers_;
 };
 
 nb::capsule owner_of(const sampler::Buffer& buffer) {
@@ -99,13 +113,24 @@ nb::capsule owner_of(const sampler::Buffer& buffer) {
 nb::tuple arrays_of(const sampler::Block& block) {
   const nb::capsule owner = owner_of(block.memory);
   const u64 edges = block.num_edges;
+  nb::object weights = nb::none();
+  if (block.weights) weights = nb::cast(OutWeights(block.weights, {edges}, owner));
   return nb::make_tuple(OutIds(block.indptr, {block.num_dst + 1}, owner), OutIds(block.indices, {edges}, owner),
-                        OutIds(block.positions, {edges}, owner), block.num_src);
+                        OutIds(block.positions, {edges}, owner), weights, block.num_src);
 }
 
-nb::tuple sample(OwnSampler& self, const OwningTopology& graph, const std::vector<Ids>& seeds,
-                 const std::vector<std::vector<int>>& fanouts, u64 seed, u64 epoch, u64 step) {
-  const Topology& topology = graph.topology();
+using Numbers = std::tuple<u64, u64, u64>;  // seed, epoch, step
+using Fanouts = std::vector<std::vector<int>>;
+
+sampler::Moment moment_of(const Numbers& numbers, u64 kappa) {
+  const auto [seed, epoch, step] = numbers;
+  return sampler::moment_of(seed, epoch, step, kappa);
+}
+
+// sample(spans of the seeds) runs without the GIL.
+template <class Sample>
+nb::tuple run(const Topology& topology, const std::vector<Ids>& seeds, const Fanouts& fanouts,
+              const Sample& sample) {
   if (seeds.size() != topology.node_types.size()) throw nb::value_error("seeds: one array per node type");
   for (const auto& layer : fanouts)
     if (layer.size() != topology.relations.size()) throw nb::value_error("fanouts: one per relation in each layer");
@@ -114,7 +139,7 @@ nb::tuple sample(OwnSampler& self, const OwningTopology& graph, const std::vecto
   sampler::Minibatch minibatch;
   {
     nb::gil_scoped_release unlocked;
-    minibatch = self.get().sample(topology, spans, fanouts, random::minibatch_key(seed, epoch, step));
+    minibatch = sample(spans);
   }
   nb::list nodes, layers;
   for (const auto& list : minibatch.nodes) nodes.append(OutIds(list.ids, {list.count}, owner_of(list.memory)));
@@ -124,6 +149,54 @@ nb::tuple sample(OwnSampler& self, const OwningTopology& graph, const std::vecto
     layers.append(layer);
   }
   return nb::make_tuple(nodes, layers);
+}
+
+using EdgeWeights = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+nb::tuple sample_neighbors(OwnSampler& self, const OwningTopology& graph, const std::vector<Ids>& seeds,
+                           const Fanouts& fanouts, const Numbers& numbers, bool replace,
+                           const std::vector<std::optional<EdgeWeights>>& weights, u64 kappa) {
+  sampler::NeighborOptions options{replace, kappa != 1, {}};
+  const auto& relations = graph.topology().relations;
+  if (weights.size() > relations.size()) throw nb::value_error("weights: at most one array per relation");
+  for (size_t r = 0; r < weights.size(); ++r) {
+    if (weights[r] && weights[r]->size() != relations[r].num_edges)
+      throw nb::value_error("weights: one for each edge of a relation");
+    options.weights.push_back(weights[r] ? weights[r]->data() : nullptr);
+  }
+  return run(graph.topology(), seeds, fanouts, [&](sampler::Seeds spans) {
+    return sampler::sample_neighbors(self.get().host, graph.topology(), spans, fanouts, options,
+                                     moment_of(numbers, kappa));
+  });
+}
+
+nb::tuple sample_labor(OwnSampler& self, const OwningTopology& graph, const std::vector<Ids>& seeds,
+                       const Fanouts& fanouts, const Numbers& numbers, int importance_sampling, bool fixed_count,
+                       bool layer_dependency, u64 kappa) {
+  return run(graph.topology(), seeds, fanouts, [&](sampler::Seeds spans) {
+    return self.get().labor.sample(self.get().host, graph.topology(), spans, fanouts,
+                                   {importance_sampling, fixed_count, layer_dependency}, moment_of(numbers, kappa));
+  });
+}
+
+nb::tuple sample_ladies(OwnSampler& self, const OwningTopology& graph, const std::vector<Ids>& seeds,
+                        const Fanouts& sizes, const Numbers& numbers, bool poisson) {
+  return run(graph.topology(), seeds, sizes, [&](sampler::Seeds spans) {
+    return self.get().ladies.sample(self.get().host, graph.topology(), spans, sizes, poisson, moment_of(numbers, 1));
+  });
+}
+
+void draw_variates(const Numbers& numbers, u64 kappa, u32 layer, u32 number, Ids nodes,
+                   nb::ndarray<u64, nb::ndim<1>, nb::c_contig, nb::device::cpu> out) {
+  if (out.size() != nodes.size()) throw nb::value_error("out: one number per node");
+  const sampler::Variates variates(moment_of(numbers, kappa), layer, number);
+  sampler::Lanes node = {}, bits;
+  for (size_t first = 0; first < nodes.size(); first += sampler::draw_lanes) {
+    const size_t count = std::min<size_t>(sampler::draw_lanes, nodes.size() - first);
+    std::copy_n(nodes.data() + first, count, node);
+    variates.of_nodes(node, static_cast<u32>(count), 1, bits);
+    std::copy_n(bits, count, out.data() + first);
+  }
 }
 
 std::tuple<u32, u32, u32, u32> philox(std::tuple<u32, u32, u32, u32> counter, std::pair<u32, u32> key) {
@@ -151,12 +224,25 @@ void bind_sampler(nb::module_& m) {
            "name"_a, "The next relation: int64[num_dst + 1] and int32 or int64[num_edges], kept and not copied.");
 
   nb::exception<sampler::BadTopology>(m, "BadTopology", PyExc_ValueError);
-  nb::class_<OwnSampler>(m, "NeighborSampler", "Threads, hash maps and buffers, used again for each minibatch.")
+  nb::class_<OwnSampler>(m, "HostSampler", "Threads, hash maps and buffers, used again for each minibatch.")
       .def(nb::init<u32, size_t>(), "threads"_a, "keep_bytes"_a)
-      .def("sample", &sample, "topology"_a, "seeds"_a.noconvert(), "fanouts"_a, "seed"_a, "epoch"_a, "step"_a,
-           "One minibatch. seeds: int64[n] by node type; fanouts: by layer, the seeds' first, by relation. Returns "
-           "(int64[n] nodes by node type, by layer and relation (indptr, indices, positions, number of sources)).")
+      .def("neighbor", &sample_neighbors, "topology"_a, "seeds"_a.noconvert(), "fanouts"_a, "numbers"_a,
+           "replace"_a, "weights"_a, "kappa"_a,
+           "One minibatch. seeds: int64[n] by node type; fanouts: by layer, the seeds' first, by relation; numbers: "
+           "(seed, epoch, step); weights: by relation, float32[num_edges] or None; kappa 0: without end. Returns (int64[n] nodes by node type, by layer and relation (indptr, indices, "
+           "positions, weights or None, number of sources)).")
+      .def("labor", &sample_labor, "topology"_a, "seeds"_a.noconvert(), "fanouts"_a, "numbers"_a,
+           "importance_sampling"_a, "fixed_count"_a, "layer_dependency"_a, "kappa"_a,
+           "The same by LABOR. importance_sampling -1: to convergence.")
+      .def("ladies", &sample_ladies, "topology"_a, "seeds"_a.noconvert(), "sizes"_a, "numbers"_a, "poisson"_a,
+           "The same by LADIES. sizes: how many sources to draw, by layer and relation.")
       .def_prop_ro("bytes", &OwnSampler::bytes, "Kept between minibatches.");
+
+  m.def("variates", &draw_variates, "numbers"_a, "kappa"_a, "layer"_a, "number"_a, "nodes"_a.noconvert(),
+        "out"_a.noconvert(),
+        "64 random bits for each node, which it has as a source of type `number` in a layer, with dependence kappa (0: "
+        "without end). out: uint64[n].");
+  m.def("philox2", &random::philox2, "counter"_a, "key"_a, "Philox2x32-10: 64 bits of 64 bits and a key of 32.");
 }
 
 }  // namespace gids

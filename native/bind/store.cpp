@@ -76,6 +76,17 @@ nb::object sort_edges(Ids sources, Ids destinations, Ids ids, int64_t first, Out
   return position_or_none(bad);
 }
 
+void sort_neighbors(Ids offsets, OutIds sources, OutIds ids) {
+  const size_t count = offsets.size() ? offsets.size() - 1 : 0;
+  const i64* at = ids_of(offsets);
+  if (ids.size() != sources.size()) throw nb::value_error("sort_neighbors: sources and ids differ in length");
+  for (size_t slot = 0; slot < count; ++slot)
+    if (at[slot] < 0 || at[slot + 1] < at[slot] || static_cast<size_t>(at[slot + 1]) > sources.size())
+      throw nb::value_error("sort_neighbors: offsets fall, or leave the edges");
+  nb::gil_scoped_release unlocked;
+  store::sort_neighbors(at, count, ids_of(sources), ids_of(ids));
+}
+
 template <class Index>
 nb::object carry_to_sources(Ids indptr, Indices<Index> indices, Shares shares, Visits visits) {
   if (indptr.size() != shares.size() + 1)
@@ -108,6 +119,9 @@ void bind_store(nb::module_& m) {
         "first"_a, "offsets"_a.noconvert(), "sorted_sources"_a.noconvert(), "sorted_ids"_a.noconvert(),
         "Stable sort of edges by destination, all in [first, first + len(offsets) - 1). Fills offsets and the "
         "sorted arrays. Returns None, or the position of the first destination out of range.");
+  m.def("sort_neighbors", &sort_neighbors, "offsets"_a.noconvert(), "sources"_a.noconvert(), "ids"_a.noconvert(),
+        "Sort the edges of each destination by source, stably and in place: destination v has those from "
+        "offsets[v] to offsets[v + 1]. ValueError when offsets are none.");
   m.def("carry_to_sources", &carry_to_sources<int32_t>, "indptr"_a.noconvert(), "indices"_a.noconvert(),
         "shares"_a.noconvert(), "visits"_a.noconvert(),
         "Add shares[v] (float64) to visits[s] for each in-edge of destination v from source s; v has the edges "

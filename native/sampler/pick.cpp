@@ -3,36 +3,13 @@
 #include <algorithm>
 #include <vector>
 
+#include "sampler/draws.h"
+
 namespace gids::sampler {
 
 namespace {
 
 constexpr u32 small_fanout = 48;  // up to here a look at all earlier draws is cheaper than a hash set
-
-// Draws 2 i and 2 i + 1 of every lane.
-using Pairs = u64[2][pick_lanes];
-
-inline __attribute__((always_inline)) void draw_pairs_here(const u64* node, u64 key, u32 i, Pairs& out) {
-  for (u32 lane = 0; lane < pick_lanes; ++lane) {
-    const random::Words pair = random::draw_pair(key, node[lane], i);
-    out[0][lane] = random::low_half(pair);
-    out[1][lane] = random::high_half(pair);
-  }
-}
-
-#if defined(__x86_64__)
-__attribute__((target("avx2"))) void draw_pairs_avx2(const u64* node, u64 key, u32 i, Pairs& out) {
-  draw_pairs_here(node, key, i, out);
-}
-const bool has_avx2 = __builtin_cpu_supports("avx2");
-#endif
-
-void draw_pairs(const u64* node, u64 key, u32 i, Pairs& out) {
-#if defined(__x86_64__)
-  if (has_avx2) return draw_pairs_avx2(node, key, i, out);
-#endif
-  draw_pairs_here(node, key, i, out);
-}
 
 // The offsets that one node has drawn.
 class HashSet {
@@ -72,7 +49,7 @@ void pick_large(const Picks& picks, u64 key, u32 fanout) {
 
 void pick(const Picks& picks, u64 key, u32 fanout) {
   if (fanout > small_fanout) return pick_large(picks, key, fanout);
-  Pairs pairs[small_fanout / 2];
+  DrawPairs pairs[small_fanout / 2];
   for (u32 i = 0; i < fanout; i += 2) draw_pairs(picks.node, key, i / 2, pairs[i / 2]);
   for (u32 lane = 0; lane < picks.count; ++lane) {
     const u64 degree = picks.degree[lane];

@@ -1,12 +1,13 @@
 // Draws the sampled positions of a few nodes at once, so that the processor computes their random numbers side by
-// side. Called by NeighborSampler; touches no graph.
+// side. Called by neighbor.cpp; touches no graph.
 #pragma once
 
 #include "gids/neighbor.h"
+#include "sampler/draws.h"
 
 namespace gids::sampler {
 
-constexpr u32 pick_lanes = 32;
+constexpr u32 pick_lanes = draw_lanes;
 
 // Nodes that have more neighbours than the fanout, and where the positions of their sampled edges go.
 struct Picks {

@@ -2,6 +2,8 @@
 #include "store/topology.h"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 namespace gids::store {
 
@@ -36,6 +38,21 @@ size_t sort_edges(const i64* sources, const i64* destinations, const i64* ids, s
   for (size_t slot = count; slot > 0; --slot) offsets[slot] = offsets[slot - 1];
   offsets[0] = 0;
   return kAllInRange;
+}
+
+void sort_neighbors(const i64* offsets, size_t count, i64* sources, i64* ids) {
+  std::vector<std::pair<i64, i64>> pairs;
+  for (size_t slot = 0; slot < count; ++slot) {
+    const i64 begin = offsets[slot], end = offsets[slot + 1];
+    if (std::is_sorted(sources + begin, sources + end)) continue;
+    pairs.clear();
+    for (i64 at = begin; at < end; ++at) pairs.emplace_back(sources[at], ids[at]);
+    std::stable_sort(pairs.begin(), pairs.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    for (i64 at = begin; at < end; ++at) {
+      sources[at] = pairs[static_cast<size_t>(at - begin)].first;
+      ids[at] = pairs[static_cast<size_t>(at - begin)].second;
+    }
+  }
 }
 
 template <class Index>

@@ -23,6 +23,10 @@ size_t count_sources(const Index* indices, size_t n, i64 limit, i64 first, size_
 size_t sort_edges(const i64* sources, const i64* destinations, const i64* ids, size_t n, i64 first, size_t count,
                   i64* offsets, i64* sorted_sources, i64* sorted_ids) noexcept;
 
+// Stable sort by source of the edges of each of `count` destinations, whose edges are offsets[slot] to
+// offsets[slot + 1] of sources and ids. offsets are sort_edges' own. Memory: 16 bytes per edge of one destination.
+void sort_neighbors(const i64* offsets, size_t count, i64* sources, i64* ids);
+
 // visits[s] += shares[v] for each in-edge of destination v from source s. Destination v of `count` has the edges
 // indptr[v] to indptr[v + 1] of indices (edge_count of them). Returns the position in indices of the first source
 // outside [0, source_count), kBadIndptr, or kAllInRange; nothing is written out of range.

@@ -453,6 +453,21 @@ def test_room_is_checked_before_anything_is_written(tmp_path, capsys):
     assert [p.name for p in tmp_path.iterdir()] == ["x.npy"]
 
 
+def peak_bytes(*arguments):
+    """What a conversion in a fresh process has resident at most."""
+    code = (
+        "import sys; from gids.cli import main; status = main(sys.argv[1:]);"
+        "peak = next(line for line in open('/proc/self/status') if line.startswith('VmHWM'));"
+        "print('peak', peak.split()[1]); sys.exit(status)"
+    )
+    start = time.monotonic()
+    command = [sys.executable, "-P", "-c", code, "convert", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    peak = int(done.stdout.split("peak")[1]) * 1024
+    print(f"peak {peak / 1e6:.0f} MB, {time.monotonic() - start:.1f} s")
+    return peak
+
+
 @pytest.mark.slow
 def test_a_large_array_is_never_in_memory(tmp_path):
     """1 GiB (sparse) with less than 500 MB resident, torch included."""
@@ -460,20 +475,23 @@ def test_a_large_array_is_never_in_memory(tmp_path):
     with open(tmp_path / "x.npy", "wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         file.truncate(file.tell() + (1 << 30))
-    code = (
-        "import resource, sys; from gids.cli import main; status = main(sys.argv[1:]);"
-        "print('peak', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss); sys.exit(status)"
-    )
-    start = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code, "convert", tmp_path / "x.npy", tmp_path / "x.gids"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    peak_bytes = int(done.stdout.split("peak")[1]) * 1024
-    print(f"peak {peak_bytes / 1e6:.0f} MB, {time.monotonic() - start:.1f} s")
-    assert peak_bytes < 500e6
+    assert peak_bytes(tmp_path / "x.npy", tmp_path / "x.gids") < 500e6
+
+
+@pytest.mark.slow
+def test_a_packed_array_is_never_in_memory_nor_unpacked(tmp_path):
+    """256 MiB in an .npz of a quarter of a MB."""
+    np.savez_compressed(tmp_path / "x.npz", feat=np.zeros((1 << 16, 1024), np.float32))
+    assert peak_bytes(tmp_path / "x.npz", tmp_path / "x.gids", "--memory", "32MB") < 332e6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--dedup", "--reverse-edges"]])
+def test_edges_are_sorted_in_the_memory_that_is_given(tmp_path, options):
+    """2.5 million edges, which in memory would take 160 MB."""
+    edges = RNG.integers(0, 150_000, (2, 2_500_000))
+    save(tmp_path / "s", edge_index=edges, num_nodes=np.array(150_000))
+    assert peak_bytes(tmp_path / "s", tmp_path / "x.gids", "--memory", "16MB", *options) < 316e6
 
 
 def test_a_quiet_conversion_prints_nothing(tmp_path, capfd):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -54,7 +55,7 @@ def two_types(tmp_path_factory: pytest.TempPathFactory, source: Rows) -> Path:
         for name in ("paper.feat", "author.feat"):
             writer.write_table("node", name.split(".")[0], "feat", source[name])
         count = len(in_edges(AUTHORS, PAPERS, PAPERS)[1])
-        writer.write_table("edge", ("author", "writes", "paper"), "year", torch.zeros(count, 1))
+        writer.write_table("edge", ("author", "writes", "paper"), "year", torch.arange(count).view(-1, 1))
         writer.write_labels("paper", source["paper.label"])
         for relation, num_src, num_dst in (
             (("paper", "cites", "paper"), PAPERS, PAPERS),
@@ -147,6 +148,131 @@ def test_only_the_tables_asked_for(two_types: Path, source: Rows) -> None:
         m = next(iter(loader))
         assert m.features == {}
         assert len(m.labels["paper"]) == 50  # type: ignore[index]
+
+
+def test_rows_of_edges(two_types: Path) -> None:
+    """Those of all blocks' edges, the input layer's first."""
+    options = {"seeds": {"paper": torch.arange(0, PAPERS, 9)}, "tables": ["author.writes.paper.year"]}
+    with open_loader(two_types, **options) as loader:
+        for m in loader:
+            blocks = [layer["author", "writes", "paper"] for layer in m.blocks]  # type: ignore[index, call-overload]
+            ids = torch.cat([block.edge_ids for block in blocks])
+            assert torch.equal(m.features["author.writes.paper.year"], ids.view(-1, 1))
+            assert len(ids) > 0
+
+
+def test_labels_of_all_input_nodes(one_type: Path, two_types: Path, source: Rows) -> None:
+    with open_loader(one_type, labels="inputs") as loader:
+        for m in loader:
+            assert torch.equal(m.labels, source["paper.label"][m.input_nodes])  # type: ignore[index, arg-type]
+    with open_loader(two_types, labels="inputs", seeds={"author": torch.arange(100)}) as loader:
+        for m in loader:
+            assert torch.equal(m.labels["paper"], source["paper.label"][m.input_nodes["paper"]])  # type: ignore[index]
+            assert m.labels.keys() == {"paper"}  # type: ignore[union-attr]
+
+
+def test_the_order_of_an_epoch(one_type: Path) -> None:
+    seeds = torch.arange(0, PAPERS, 3)
+    with open_loader(one_type, seeds=seeds, tables=[]) as loader:
+        for epoch in range(2):
+            found = torch.cat([m.seeds for m in loader])  # type: ignore[misc]
+            assert torch.equal(found, seeds[loader.order(epoch)])
+
+
+@pytest.mark.parametrize("stop_after", [0, 1, 4, 7])
+def test_an_interrupted_epoch_goes_on_with_the_same_minibatches(one_type: Path, stop_after: int) -> None:
+    """From a state that went through a file, in loaders that differ in what does not matter."""
+    with open_loader(one_type) as loader:
+        expected = [fingerprint(m) for _ in range(3) for m in loader]
+        length = len(loader)
+    assert length == 7
+    with open_loader(one_type) as loader:
+        found = [fingerprint(m) for m in loader]
+        epoch = iter(loader)
+        for _ in range(stop_after):
+            found.append(fingerprint(next(epoch)))
+        state = json.loads(json.dumps(loader.state_dict()))
+        assert (state["epoch"], state["step"]) == ((1, stop_after) if stop_after < length else (2, 0))
+    for options in (
+        {"window_batches": 0},
+        {"window_batches": 20, "threads": 1, "cache_bytes": 0},
+        {"tables": [], "labels": False},
+    ):
+        with open_loader(one_type, **options) as loader:
+            loader.load_state_dict(state)
+            assert loader.state_dict() == state
+            rest = []
+            while loader.epoch < 3:
+                rest += [(m.epoch, m.step, fingerprint(m)) for m in loader]
+            assert found + [r[2] for r in rest] == expected
+            steps = [divmod(i, length) for i in range(length + stop_after, 3 * length)]
+            assert [r[:2] for r in rest] == steps
+
+
+def test_what_a_state_says(one_type: Path) -> None:
+    with open_loader(one_type) as loader:
+
+        def at() -> tuple[int, int]:
+            state = loader.state_dict()
+            return state["epoch"], state["step"]
+
+        assert at() == (0, 0)
+        epoch = iter(loader)
+        assert at() == (0, 0)
+        next(epoch)
+        next(epoch)
+        assert at() == (0, 2)
+        saved = loader.state_dict()
+        second = iter(loader)  # the one begun last counts
+        next(second)
+        assert at() == (1, 1)
+        list(second)
+        assert at() == (2, 0)
+        loader.epoch = 9
+        assert at() == (9, 0)
+        loader.load_state_dict(saved)
+        assert at() == (0, 2)
+        loader.epoch = 5  # asks for that epoch's beginning
+        assert at() == (5, 0)
+        assert next(iter(loader)).step == 0
+
+
+def test_a_minibatch_that_could_not_be_read_is_not_repeated(one_type: Path) -> None:
+    with open_loader(one_type, window_batches=4, cache_bytes=0) as loader:
+        assert loader._features is not None
+        loader._features._engine.inject_faults([(0, page * 4096, errno.EIO, 1 << 30) for page in range(126)])
+        epoch = iter(loader)
+        for step in range(3):
+            assert loader.state_dict()["step"] == step
+            with pytest.raises(gids.StorageError):
+                next(epoch)
+
+
+def test_a_state_of_another_loader_is_refused(one_type: Path, two_types: Path) -> None:
+    with open_loader(one_type) as loader:
+        state = loader.state_dict()
+    paper = {"paper": torch.arange(0, PAPERS, 3)}
+    for message, path, options in (
+        ("seed = 0, and this one has 1", one_type, {"seed": 1}),
+        ("batch_size = 100, and this one has 50", one_type, {"batch_size": 50}),
+        ("shuffle = True", one_type, {"shuffle": False}),
+        ("drop_last = False", one_type, {"drop_last": True}),
+        ("seeds = '667 ", one_type, {"seeds": torch.arange(1, PAPERS, 3)}),
+        (r"sampler = 'Neighbor\(\[3, 4\]\)'", one_type, {"sampler": [3, 5]}),
+        ("topology = ", two_types, {"seeds": paper}),
+    ):
+        with open_loader(path, tables=[], **options) as other, pytest.raises(ValueError, match=message):
+            other.load_state_dict(state)
+    with open_loader(one_type, tables=[]) as loader:
+        for message, wrong in (
+            ("no state of a NodeLoader: it has 'model'", {"model": 1}),
+            ("version 2", {**state, "version": 2}),
+            ("epoch -1", {**state, "epoch": -1}),
+            ("step 8; an epoch has 7 steps", {**state, "step": 8}),
+        ):
+            with pytest.raises(ValueError, match=message):
+                loader.load_state_dict(wrong)
+        assert loader.state_dict() == state
 
 
 def test_minibatches_depend_on_epoch_and_seed_alone(one_type: Path) -> None:
@@ -244,7 +370,6 @@ def test_an_unreadable_page_costs_the_minibatches_that_need_it(one_type: Path, s
 
 
 def test_what_is_refused(one_type: Path, two_types: Path, tmp_path: Path) -> None:
-    paper = {"paper": torch.arange(5)}
     for error, message, path, options in (
         (ValueError, "batch_size=0", one_type, {"batch_size": 0}),
         (ValueError, "seed=-1", one_type, {"seed": -1}),
@@ -256,7 +381,7 @@ def test_what_is_refused(one_type: Path, two_types: Path, tmp_path: Path) -> Non
         (TypeError, "give fanouts", one_type, {"sampler": "neighbor"}),
         (KeyError, "no table 'x'", one_type, {"tables": ["x"]}),
         (TypeError, "give a list", one_type, {"tables": "paper.feat"}),
-        (ValueError, "rows of edges", two_types, {"seeds": paper, "tables": ["author.writes.paper.year"]}),
+        (ValueError, "labels='all'", one_type, {"labels": "all"}),
         (ValueError, "window_batches=30", one_type, {"window_batches": 30}),
     ):
         with pytest.raises(error, match=message):

@@ -6,6 +6,8 @@
 
 #include "check.h"
 #include "gids/id_map.h"
+#include "sampler/labor.h"
+#include "sampler/ladies.h"
 #include "sampler/neighbor.h"
 #include "sampler/node_set.h"
 
@@ -95,9 +97,10 @@ void test_samplers_of_any_threads_agree() {
   for (i64& seed : seeds) seed = static_cast<i64>(rng() % nodes);
   const std::vector<std::span<const i64>> given{seeds};
   const std::vector<std::vector<int>> fanouts{{10}, {60}, {3}};
-  NeighborSampler one(1, 1 << 24), four(4, 1 << 24);
-  for (u64 step = 0; step < 3; ++step) {
-    const Minibatch a = one.sample(graph, given, fanouts, step), b = four.sample(graph, given, fanouts, step);
+  HostSampler one(1, 1 << 24), four(4, 1 << 24);
+  Labor labor_of_one, labor_of_four;
+  Ladies ladies_of_one, ladies_of_four;
+  const auto equal = [&](const Minibatch& a, const Minibatch& b) {
     CHECK_EQUAL(a.nodes[0].count, b.nodes[0].count);
     CHECK(std::equal(a.nodes[0].ids, a.nodes[0].ids + a.nodes[0].count, b.nodes[0].ids));
     for (size_t layer = 0; layer < fanouts.size(); ++layer) {
@@ -105,7 +108,22 @@ void test_samplers_of_any_threads_agree() {
       CHECK_EQUAL(x.num_edges, y.num_edges);
       CHECK(std::equal(x.indices, x.indices + x.num_edges, y.indices));
       CHECK(std::equal(x.positions, x.positions + x.num_edges, y.positions));
+      CHECK_EQUAL(x.weights == nullptr, y.weights == nullptr);
+      if (x.weights) CHECK(std::equal(x.weights, x.weights + x.num_edges, y.weights));
     }
+  };
+  for (u64 step = 0; step < 3; ++step) {
+    const Moment moment = moment_of(1, 0, step, 1), slow = moment_of(1, 0, step, 2);
+    equal(sample_neighbors(one, graph, given, fanouts, {}, moment),
+          sample_neighbors(four, graph, given, fanouts, {}, moment));
+    equal(sample_neighbors(one, graph, given, fanouts, {false, true, {}}, slow),
+          sample_neighbors(four, graph, given, fanouts, {false, true, {}}, slow));
+    for (const LaborOptions options : {LaborOptions{}, {1, true, false}, {LaborOptions::to_convergence, false, true}})
+      equal(labor_of_one.sample(one, graph, given, fanouts, options, slow),
+            labor_of_four.sample(four, graph, given, fanouts, options, slow));
+    for (const bool poisson : {false, true})
+      equal(ladies_of_one.sample(one, graph, given, fanouts, poisson, moment),
+            ladies_of_four.sample(four, graph, given, fanouts, poisson, moment));
   }
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from labor_model import philox2
 from sampling_model import layer_key, philox
 
 from gids import _core
@@ -26,6 +27,18 @@ def test_philox_gives_the_published_vectors(
 ) -> None:
     assert _core.philox(counter, key) == expected  # type: ignore[arg-type]
     assert philox(counter, key) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "expected"),
+    [
+        (0, 0, 0x6CD10DF2FF1DAE59),
+        (0xFFFFFFFFFFFFFFFF, 0xFFFFFFFF, 0xAB4FD7AD2C3F628B),
+        (0x85A308D3243F6A88, 0x13198A2E, 0xF62A4C12DD7CE038),
+    ],
+)
+def test_philox2_gives_the_published_vectors(counter: int, key: int, expected: int) -> None:
+    assert _core.philox2(counter, key) == philox2(counter, key) == expected
 
 
 def test_keys_are_the_models_and_differ_in_every_part() -> None:

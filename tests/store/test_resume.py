@@ -131,6 +131,20 @@ def test_an_interrupted_conversion_continues_where_it_was(tmp_path, source):
         assert contents(tmp_path / "b.gids")[name] == data, name
 
 
+def test_a_packed_source_continues_too(tmp_path, source):
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    np.savez_compressed(packed / "x.npz", **{f.stem: np.load(f) for f in source.iterdir()})
+    options = {"dedup": True, "self_loops": True}
+    interrupted(packed, tmp_path / "a.gids", **options)
+    said = []
+    run(packed, tmp_path / "a.gids", say=said.append, **options)
+    assert said == ["resuming an unfinished conversion"]
+    run(source, tmp_path / "b.gids", **options)
+    for name, data in contents(tmp_path / "a.gids").items():
+        assert contents(tmp_path / "b.gids")[name] == data, name
+
+
 def test_what_is_done_is_not_read_again(tmp_path, source, monkeypatch):
     from gids.store.rows import FileRows
 

@@ -1,19 +1,25 @@
-"""Opens arrays in files, without reading them: .npy, members of .npz, raw binary. Called by the readers."""
+"""Opens arrays in files, without reading them: .npy, members of .npz, raw binary. Called by the readers.
+
+Members that np.savez_compressed packed are read as streams; those that cannot be are unpacked to scratch.
+"""
 
 from __future__ import annotations
 
 import math
 import os
 import struct
+import tokenize
 import zipfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import numpy as np
 
 from gids.errors import FormatError
+from gids.store.convert.packed_rows import PackedMember, PackedRows
 from gids.store.convert.space import check_space
 from gids.store.dtypes import table_dtype, torch_dtype_of
 from gids.store.rows import ColumnRows, FileRows, Rows
@@ -38,11 +44,8 @@ def open_npy(path: Path, offset: int = 0) -> Found:
         file.seek(offset)
         shape, is_fortran, dtype = _read_header(file, path)
         start = file.tell()
-    if dtype.hasobject:
-        return Found(None, why="Python objects, which only unpickling could read")
-    torch_dtype = torch_dtype_of(dtype)
-    if torch_dtype is None:
-        return Found(None, why=f"of type {dtype}, not numbers")
+    if dtype.hasobject or (torch_dtype := torch_dtype_of(dtype)) is None:
+        return _unusable(dtype)
     is_swapped = dtype.byteorder == ">"
     flat = is_fortran and len(shape) > 1
     rows: Rows = FileRows(
@@ -58,7 +61,7 @@ def _read_header(file: BinaryIO, path: Path) -> tuple[tuple[int, ...], bool, np.
             return np.lib.format.read_array_header_1_0(file)
         if version == (2, 0):
             return np.lib.format.read_array_header_2_0(file)
-    except ValueError as error:
+    except (ValueError, SyntaxError, tokenize.TokenError) as error:
         raise FormatError(f"{path} is not a valid .npy file: {error}") from None
     raise FormatError(f"{path} is a .npy file of version {version}; 1.0 and 2.0 can be read")
 
@@ -66,27 +69,77 @@ def _read_header(file: BinaryIO, path: Path) -> tuple[tuple[int, ...], bool, np.
 def open_npz(path: Path, scratch: Path) -> dict[str, Found]:
     """The arrays of a .npz file by name.
 
-    Members that np.savez stored are read in place; those that np.savez_compressed packed are unpacked to
-    scratch first, since only files can be read a range at a time.
+    Members that np.savez stored are read in place, deflated ones (np.savez_compressed) as streams. A deflated
+    array in Fortran order, and anything packed otherwise, is unpacked to scratch first.
     """
     found = {}
     try:
         with zipfile.ZipFile(path) as archive:
-            packed = [m for m in archive.infolist() if m.compress_type != zipfile.ZIP_STORED]
-            check_space([(scratch, sum(m.file_size for m in packed))], [])
             for number, member in enumerate(archive.infolist()):
                 name = member.filename.removesuffix(".npy")
                 if not member.filename.endswith(".npy"):
                     found[member.filename] = Found(None, why="not an array")
-                elif member not in packed and not member.flag_bits & 1:
-                    found[name] = open_npy(path, _data_offset(path, member))
+                elif member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1:
+                    found[name] = _open_stored(path, member)
+                elif (rows := _open_deflated(path, archive, member)) is not None:
+                    found[name] = rows
                 else:
                     unpacked = scratch / f"{path.stem}-{number}.npy"
+                    check_space([(scratch, member.file_size)], [])
                     _unpack(archive, member, unpacked)
                     found[name] = open_npy(unpacked)
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
         raise FormatError(f"{path} is not a valid .npz file: {error}") from None
     return found
+
+
+def _open_stored(path: Path, member: zipfile.ZipInfo) -> Found:
+    offset = _data_offset(path, member)
+    found = open_npy(path, offset)
+    with open(path, "rb") as file:
+        file.seek(offset)
+        _read_header(file, path)
+        _check_size(path, member, found.rows, file.tell() - offset)
+    return found
+
+
+def _open_deflated(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Found | None:
+    """The rows of a deflated member, or None when it cannot be read as a stream."""
+    if member.compress_type != zipfile.ZIP_DEFLATED or member.flag_bits & 1:
+        return None
+    packed = PackedMember(
+        path, member.filename, _data_offset(path, member), member.compress_size, member.file_size, member.CRC
+    )
+    try:
+        with archive.open(member) as file:
+            shape, is_fortran, dtype = _read_header(cast(BinaryIO, file), path)
+            start = file.tell()
+    except (zlib.error, EOFError) as error:
+        raise FormatError(f"{path} is damaged in its member {member.filename}: {error}") from None
+    if dtype.hasobject or (torch_dtype := torch_dtype_of(dtype)) is None:
+        return _unusable(dtype)
+    if is_fortran and len(shape) > 1:
+        return None
+    rows = PackedRows(packed, shape, torch_dtype, offset=start, byte_swapped=dtype.byteorder == ">")
+    _check_size(path, member, rows, start)
+    return Found(rows, dtype.kind == "b")
+
+
+def _check_size(path: Path, member: zipfile.ZipInfo, rows: Rows | None, header_bytes: int) -> None:
+    if rows is None:
+        return
+    needed = header_bytes + math.prod(rows.shape) * rows.dtype.itemsize
+    if member.file_size < needed:
+        raise FormatError(
+            f"{path} is truncated: its member {member.filename} has {member.file_size} bytes, "
+            f"but {rows.shape} {rows.dtype} needs {needed}"
+        )
+
+
+def _unusable(dtype: np.dtype[np.generic]) -> Found:
+    if dtype.hasobject:
+        return Found(None, why="Python objects, which only unpickling could read")
+    return Found(None, why=f"of type {dtype}, not numbers")
 
 
 def _data_offset(path: Path, member: zipfile.ZipInfo) -> int:
@@ -109,8 +162,9 @@ def open_raw(path: Path, dtype: str | None, shape: tuple[int, ...] | None) -> Ro
     """The rows of a raw file. One length of shape may be -1: as many as the file has. Raises FormatError."""
     if dtype is None or not shape:
         raise FormatError(
-            f"{path} is neither .npy, .npz, a DGL graph file nor a directory; "
-            "for raw binary say what it holds: --dtype float32 --shape ROWS,DIM"
+            f"{path} is of no format that its content tells: --from NAME says which (`gids convert --list` "
+            "explains them), archives must be unpacked first; for raw binary, "
+            "say what it holds: --dtype float32 --shape ROWS,DIM"
         )
     type_ = table_dtype(dtype)
     size = os.path.getsize(path)
@@ -128,10 +182,14 @@ def open_raw(path: Path, dtype: str | None, shape: tuple[int, ...] | None) -> Ro
 
 
 def directory_arrays(
-    folder: Path, scratch: Path, dtype: str | None, shape: tuple[int, ...] | None
+    folder: Path,
+    scratch: Path,
+    dtype: str | None,
+    shape: tuple[int, ...] | None,
+    leave_out: Container[Path] = (),
 ) -> Iterator[tuple[str, Found]]:
     """(name, array) of each .npy, .npz member and .bin in a directory, by file name."""
-    for path in sorted(folder.iterdir()):
+    for path in sorted(p for p in folder.iterdir() if p not in leave_out):
         if path.suffix == ".npy":
             yield path.stem, open_npy(path)
         elif path.suffix == ".npz":

@@ -12,13 +12,16 @@ import torch
 
 from gids.errors import FormatError
 from gids.store.convert.array_files import Found
+from gids.store.convert.edges import two_rows
+from gids.store.convert.packed_rows import PackedRows
 from gids.store.convert.source import InEdges, Source, TableSource
 from gids.store.convert.sparse import SparseRows
 from gids.store.names import NODE, RELATION, Relation
-from gids.store.rows import ColumnRows, FileRows, GeneratedRows, Rows, TensorRows, blocks, read_range
+from gids.store.rows import FileRows, Rows, TensorRows, blocks, read_range
 from gids.store.topology import edge_list, out_edges
 
 LABELS = ("label", "labels", "y")
+MASKS = {"train_mask": "train", "val_mask": "val", "valid_mask": "val", "test_mask": "test"}
 _SPLITS = {"train": ("train",), "val": ("val", "valid"), "test": ("test",)}
 _BLOCK_BYTES = 8 << 20
 
@@ -139,7 +142,7 @@ class NamedArrays:
         if in_edges is not None:
             self._source.graphs[relation] = InEdges(in_edges[0], in_edges[1], edge_ids)
         elif edge_index is not None:
-            sources, destinations = _two_rows(edge_index, self.describe("edge_index"))
+            sources, destinations = two_rows(edge_index, self.describe("edge_index"))
             num_src, num_dst = self._source.node_count(relation[0]), self._source.node_count(relation[2])
             self._source.graphs[relation] = edge_list(sources, destinations, num_src=num_src, num_dst=num_dst)
 
@@ -169,24 +172,6 @@ def mask_ids(mask: Rows) -> Rows:
     return TensorRows(torch.cat(found) if found else torch.empty(0, dtype=torch.int64))
 
 
-def _two_rows(pair: Rows, what: str) -> tuple[Rows, Rows]:
-    """The two rows of an array of shape (2, n), in either order of elements."""
-    if len(pair.shape) != 2 or pair.shape[0] != 2:
-        raise FormatError(f"{what} has shape {pair.shape}; it must be (2, number of edges)")
-    if isinstance(pair, FileRows):
-        return pair.row(0), pair.row(1)
-    assert isinstance(pair, ColumnRows)
-    pairs = pair.elements.reshaped((pair.shape[1], 2))
-    return _column(pairs, 0), _column(pairs, 1)
-
-
-def _column(rows: Rows, index: int) -> Rows:
-    def fill(start: int, out: torch.Tensor) -> None:
-        out.copy_(read_range(rows, start, start + len(out))[:, index])
-
-    return GeneratedRows(rows.shape[:1], rows.dtype, fill)
-
-
 def _row_count(rows: Rows, what: str) -> int:
     if not rows.shape:
         raise FormatError(f"{what} is a single number; its first dimension must be rows")
@@ -194,7 +179,7 @@ def _row_count(rows: Rows, what: str) -> int:
 
 
 def _scalar(rows: Rows) -> int:
-    elements = rows.reshaped((1,)) if isinstance(rows, FileRows) and rows.shape == () else rows
+    elements = rows.reshaped((1,)) if isinstance(rows, (FileRows, PackedRows)) and rows.shape == () else rows
     if elements.shape != (1,) or elements.dtype.is_floating_point:
         raise FormatError(
             f"num_nodes has shape {rows.shape} and type {rows.dtype}; it must be one whole number"

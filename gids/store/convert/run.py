@@ -11,13 +11,16 @@ from typing import Any
 import torch
 
 from gids.errors import FormatError
+from gids.store.convert.edge_options import add_reverse_edges, add_self_loops, as_edges, refuse_tables
+from gids.store.convert.labels import normalised
 from gids.store.convert.source import InEdges, Source, TableSource
 from gids.store.convert.space import check_space
 from gids.store.convert.split import random_split
 from gids.store.dtypes import table_dtype
 from gids.store.edge_sort import EDGE_BYTES
 from gids.store.geometry import DEFAULT_PAGE_BYTES, Geometry
-from gids.store.names import table_name
+from gids.store.names import Relation, table_name
+from gids.store.topology import EdgeSource
 from gids.store.writer import DatasetWriter
 
 
@@ -27,7 +30,9 @@ class Options:
 
     dtypes: table name or key -> type to cast to; "" stands for every other table. split: fractions of train,
     val and test for labels that come without splits, or None. stripe: directories for one shard each.
-    workers and memory_bytes do not change the result.
+    index_dtype: "int64", "int32", or "auto": int32 for every relation that it can number. reverse_edges,
+    self_loops: see edge_options. sort_neighbors, dedup: see DatasetWriter.write_edges. workers and
+    memory_bytes do not change the result.
     """
 
     page_bytes: int = DEFAULT_PAGE_BYTES
@@ -35,6 +40,10 @@ class Options:
     dtypes: Mapping[str, str] = field(default_factory=dict)
     index_dtype: str = "int64"
     keep_edge_ids: bool = True
+    reverse_edges: bool = False
+    self_loops: bool = False
+    sort_neighbors: bool = False
+    dedup: bool = False
     split: tuple[float, ...] | None = (0.6, 0.2, 0.2)
     seed: int = 0
     workers: int = 2
@@ -49,6 +58,10 @@ class Options:
             "--dtype": dict(self.dtypes),
             "--index-dtype": self.index_dtype,
             "--no-edge-ids": not self.keep_edge_ids,
+            "--reverse-edges": self.reverse_edges,
+            "--self-loops": self.self_loops,
+            "--sort-neighbors": self.sort_neighbors,
+            "--dedup": self.dedup,
             "--split": self.split,
             "--seed": self.seed,
         }
@@ -99,6 +112,7 @@ def convert(
         source = open_source(writer.scratch)
         for note in source.notes:
             say(note)
+        _change_edges(source, options)
         _check(source, options)
         on_total(sum(size for _, size in _table_bytes(source, options, 1)) + 8 * _edge_count(source))
         check_space(_needed(source, options, writer), _written(writer))
@@ -118,16 +132,25 @@ def _write(source: Source, options: Options, writer: DatasetWriter) -> None:
     for ntype, count in source.nodes.items():
         writer.add_nodes(ntype, count)
     for relation, topology in source.graphs.items():
+        index_dtype = _index_dtype(relation, source, options)
+        has_loops = options.self_loops and relation[0] == relation[2]
+        keep_ids = options.keep_edge_ids and not (options.dedup or has_loops)
         if isinstance(topology, InEdges):
-            ids = topology.edge_ids if options.keep_edge_ids else None
+            ids = topology.edge_ids if keep_ids else None
             writer.write_graph(
-                relation, topology.indptr, topology.indices, edge_ids=ids, index_dtype=options.index_dtype
+                relation, topology.indptr, topology.indices, edge_ids=ids, index_dtype=index_dtype
             )
         else:
             writer.write_edges(
-                relation, topology, keep_ids=options.keep_edge_ids, index_dtype=options.index_dtype
+                relation,
+                topology,
+                keep_ids=keep_ids,
+                sort_neighbors=options.sort_neighbors,
+                dedup=options.dedup,
+                index_dtype=index_dtype,
             )
-    for ntype, labels in source.labels.items():
+    for ntype, found in source.labels.items():
+        labels = normalised(found)
         writer.write_labels(ntype, labels)
         if ntype not in source.splits and options.split is not None:
             source.splits[ntype] = random_split(labels, options.split, options.seed)
@@ -136,6 +159,28 @@ def _write(source: Source, options: Options, writer: DatasetWriter) -> None:
             writer.write_split(ntype, split, ids)
     for table in source.tables:
         writer.write_table(table.kind, table.type, table.key, table.rows, dtype=_dtype(table, options))
+
+
+def _change_edges(source: Source, options: Options) -> None:
+    """Apply what the options add to the graph, and list edges anew where they must be sorted anew."""
+    if options.reverse_edges:
+        add_reverse_edges(source)
+    if options.self_loops:
+        add_self_loops(source)
+    if options.sort_neighbors or options.dedup:
+        for relation, topology in source.graphs.items():
+            ends = (source.node_count(relation[0]), source.node_count(relation[2]))
+            source.graphs[relation] = as_edges(topology, *ends)
+    if options.dedup:
+        for relation in source.graphs:
+            refuse_tables(source, relation, "--dedup leaves out edges")
+
+
+def _index_dtype(relation: Relation, source: Source, options: Options) -> str:
+    if options.index_dtype != "auto":
+        return options.index_dtype
+    most = max(source.node_count(relation[0]), _count(source.graphs[relation]))
+    return "int32" if most <= 1 << 31 else "int64"
 
 
 def _check(source: Source, options: Options) -> None:
@@ -167,7 +212,11 @@ def _table_bytes(source: Source, options: Options, shard_count: int) -> Iterator
 
 
 def _edge_count(source: Source) -> int:
-    return sum(t.indices.shape[0] if isinstance(t, InEdges) else t.count for t in source.graphs.values())
+    return sum(map(_count, source.graphs.values()))
+
+
+def _count(topology: InEdges | EdgeSource) -> int:
+    return topology.indices.shape[0] if isinstance(topology, InEdges) else topology.count
 
 
 def _written(writer: DatasetWriter) -> set[Path]:
@@ -186,8 +235,8 @@ def _needed(source: Source, options: Options, writer: DatasetWriter) -> Iterator
         pages += size_bytes // options.page_bytes
         yield _place(writer, writer.folders[shard]), size_bytes
     yield writer.path.parent, 4 * pages  # checksums
-    itemsize = torch.int32.itemsize if options.index_dtype == "int32" else torch.int64.itemsize
-    for topology in source.graphs.values():
+    for relation, topology in source.graphs.items():
+        itemsize = table_dtype(_index_dtype(relation, source, options)).itemsize
         if isinstance(topology, InEdges):
             yield writer.path.parent, 2 * itemsize * topology.indices.shape[0]
         else:

@@ -10,8 +10,6 @@ from gids.store.names import Relation
 from gids.store.rows import Rows
 from gids.store.topology import EdgeSource
 
-DGL_MAGIC = (0xDD2E4FF046B4A13F).to_bytes(8, "little")
-
 
 @dataclass(frozen=True)
 class TableSource:
@@ -61,21 +59,14 @@ class Source:
         return self.nodes[ntype]
 
 
-def source_kind(path: Path) -> str:
-    """What a file begins with: "npy", "npz", "dgl", else "raw"; or "directory". Raises FileNotFoundError."""
-    if path.is_dir():
-        return "directory"
-    if not path.exists():
-        raise FileNotFoundError(f"no source at {path}")
-    with open(path, "rb") as file:
-        start = file.read(8)
-    if start.startswith(b"\x93NUMPY"):
-        return "npy"
-    if start.startswith(b"PK\x03\x04"):
-        return "npz"
-    return "dgl" if start == DGL_MAGIC else "raw"
-
-
 def source_files(path: Path) -> list[Path]:
     """The files that a source consists of, sorted."""
     return sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+
+
+def starts_with(path: Path, *magics: bytes) -> bool:
+    """Whether a file begins with one of these bytes; False for directories."""
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return file.read(max(map(len, magics))).startswith(magics)

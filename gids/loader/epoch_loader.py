@@ -1,0 +1,329 @@
+"""EpochLoader: what NodeLoader and EdgeLoader share. Epochs of sampled minibatches with features, resumable.
+
+The composition of sampler and FeatureLoader: it decides which seeds come when, and nothing about what a seed
+is, how it is sampled or how rows are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self, cast, runtime_checkable
+
+import numpy as np
+import torch
+
+from gids import cuda
+from gids.errors import StorageError
+from gids.heat.graphs import graphs_of
+from gids.loader.feature_loader import FeatureLoader
+from gids.loader.sample_stream import SampleStream
+from gids.sampler import Minibatch, Neighbor, Sampler, Topology
+from gids.sampler.layered import Fanout
+from gids.store import FeatureStore, Table
+from gids.store.names import Relation
+
+log = logging.getLogger("gids")
+
+Draw = Callable[[np.ndarray, int, int], Minibatch]
+"""(places of the seeds, epoch, step) -> minibatch, with labels and without features."""
+
+_STATE_VERSION = 1
+
+
+@runtime_checkable
+class HasEdgeIds(Protocol):
+    """A minibatch that says itself which edges of a relation it has, rather than by its blocks."""
+
+    def edge_ids_of(self, relation: Relation) -> torch.Tensor: ...
+
+
+@dataclass
+class _Progress:
+    """How far an epoch is: step is that of the next minibatch."""
+
+    epoch: int
+    step: int
+
+
+class EpochLoader(ABC):
+    """Epochs over seeds of some kind. Not made by users: see NodeLoader and EdgeLoader.
+
+    Attributes: store; sampler; tables: by name, those that features are loaded from; batch_size, shuffle,
+    drop_last, seed, as given; epoch: the number of the next epoch, which may be set.
+    """
+
+    def __init__(
+        self,
+        store: FeatureStore | str | os.PathLike[str],
+        sampler: Sampler | Sequence[Fanout],
+        *,
+        batch_size: int,
+        shuffle: bool,
+        drop_last: bool,
+        seed: int,
+        threads: int | None,
+    ) -> None:
+        self.store = store if isinstance(store, FeatureStore) else FeatureStore(store)
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size}; a minibatch has at least one seed")
+        if not 0 <= seed < 1 << 64:
+            raise ValueError(f"seed={seed}; it must be from 0 to 2^64 - 1")
+        if isinstance(sampler, str | bytes):
+            raise TypeError(f"sampler={sampler!r}; give fanouts, such as [10, 10], or a sampler")
+        self.sampler: Sampler = (
+            Neighbor(sampler, threads=threads) if isinstance(sampler, Sequence) else sampler
+        )
+        self.batch_size, self.shuffle, self.drop_last, self.seed = batch_size, shuffle, drop_last, seed
+        self.epoch = 0
+        self._graphs = graphs_of(self.store)
+        self._progress: _Progress | None = None  # of the epoch that was begun last
+        self._resume: _Progress | None = None  # where the next one begins, if it is that one
+        self._seeds_digest: str | None = None  # once asked for
+        self._last_stats: dict[str, Any] | None = None  # once closed
+
+    def _open(
+        self,
+        topology: Topology,
+        tables: Sequence[str] | None,
+        device: str | torch.device,
+        place: str,
+        options: Mapping[str, Any],
+    ) -> None:
+        """The end of construction: what holds memory."""
+        self.tables: Mapping[str, Table] = self._tables_of(topology, tables)
+        self._device: cuda.Device | None = None
+        if torch.device(device).type != "cpu":
+            self._device = cuda.open_device(device)
+            pinned = [graph.pin(self._device, place=place) for graph in topology.graphs]
+            topology = Topology(pinned[0] if topology.homogeneous else pinned)
+        self._topology = topology
+        self._stream = SampleStream(self._device)
+        self._features: FeatureLoader | None = None
+        if self.tables:
+            self._features = FeatureLoader(self.store, list(self.tables), device=device, **options)
+        elif options:
+            log.info("no tables are loaded: %s have no effect", ", ".join(options))
+
+    @property
+    def feature_loader(self) -> FeatureLoader | None:
+        """What reads the features; None when no tables are loaded."""
+        return self._features
+
+    @property
+    @abstractmethod
+    def _seed_count(self) -> int: ...
+
+    @abstractmethod
+    def _drawing(self) -> Draw:
+        """How minibatches are made; it does not hold this loader, so that an open epoch does not."""
+
+    @abstractmethod
+    def _hash_seeds(self, update: Callable[[Any], None]) -> None:
+        """Pass every array of seeds to update."""
+
+    def order(self, epoch: int) -> torch.Tensor:
+        """int64[seeds]: the places, among the seeds as given, of an epoch's seeds in their order.
+
+        Minibatch `step` has those from step * batch_size on.
+        """
+        if not self.shuffle:
+            return torch.arange(self._seed_count)
+        generator = np.random.Generator(np.random.Philox(key=[self.seed, epoch]))
+        return torch.from_numpy(generator.permutation(self._seed_count))
+
+    def __len__(self) -> int:
+        """Minibatches in an epoch."""
+        count = self._seed_count
+        return count // self.batch_size if self.drop_last else -(-count // self.batch_size)
+
+    def __iter__(self) -> SampledEpoch:
+        if self._last_stats is not None:
+            raise ValueError(f"this {type(self).__name__} is closed; make a new one")
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        resume, self._resume = self._resume, None
+        progress = _Progress(epoch, resume.step if resume and resume.epoch == epoch else 0)
+        self._progress = progress
+        steps = range(progress.step, len(self))
+        source = _sampled(
+            self._drawing(), self.order(epoch).numpy(), epoch, steps, self.batch_size, self._stream
+        )
+        if self._features is None:
+            return SampledEpoch(((minibatch, {}) for minibatch in source), self._stream, progress)
+        tables = self.tables
+
+        def rows_of(minibatch: Minibatch) -> Mapping[str, torch.Tensor]:
+            return {name: _rows(minibatch, table) for name, table in tables.items()}
+
+        stream = self._features.attach(source, rows_of, bytes_of=lambda m: m.nbytes)
+        return SampledEpoch(stream, self._stream, progress)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the next minibatch comes from, for ``load_state_dict`` of a loader made alike, also later.
+
+        That is the minibatch after the last that the epoch begun last has handed out; the first of the next
+        epoch when that one is through. Plain numbers and texts, so that any checkpoint holds them.
+        """
+        at = _Progress(self.epoch, 0)
+        if self._resume is not None and self._resume.epoch == self.epoch:
+            at = self._resume
+        elif self._progress is not None and self._progress.epoch + 1 == self.epoch:
+            at = self._progress if self._progress.step < len(self) else at
+        return {"version": _STATE_VERSION, "epoch": at.epoch, "step": at.step, "made_with": self._made_with()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next ``for`` goes on where state_dict() was taken, with the same minibatches; ``epoch`` is that
+        epoch's number. Window, cache, threads and device may differ, and the dataset may lie elsewhere.
+
+        Raises ValueError for a state of another loader, and says in what it differs.
+        """
+        try:
+            version, epoch, step = (int(state[key]) for key in ("version", "epoch", "step"))
+            saved = dict(state["made_with"])
+        except (KeyError, TypeError, ValueError):
+            raise ValueError(f"this is no state of a {type(self).__name__}: it has {_brief(state)}") from None
+        if version != _STATE_VERSION:
+            raise ValueError(f"the state has version {version}, and this gids reads version {_STATE_VERSION}")
+        for key, mine in self._made_with().items():
+            if saved.get(key) != mine:
+                raise ValueError(
+                    f"the state was saved by a loader with {key} = {saved.get(key)!r}, and this one has "
+                    f"{mine!r}: the minibatches would differ; make the loader with the same arguments"
+                )
+        if epoch < 0 or not 0 <= step <= len(self):
+            raise ValueError(
+                f"the state stands at epoch {epoch}, step {step}; an epoch has {len(self)} steps"
+            )
+        self.epoch = epoch
+        self._resume = _Progress(epoch, step)
+
+    def stats(self) -> dict[str, Any]:
+        """The FeatureLoader's counters, and ``memory`` with the sampler's and the topology's bytes as well.
+
+        ``"topology"``: pinned host memory, none on the CPU, where the topology stays mapped; ``"topology on
+        the device"`` and ``"sampler"`` (host and device). Goes on telling what they were once closed.
+        """
+        if self._last_stats is not None:
+            return self._last_stats
+        result = self._features.stats() if self._features is not None else {}
+        memory = dict(result.get("memory", {}))
+        memory["topology"] = sum(p.host_bytes for p in self._topology.pinned)
+        memory["topology on the device"] = sum(p.device_bytes for p in self._topology.pinned)
+        memory["sampler"] = int(getattr(self.sampler, "nbytes", 0))
+        return {**result, "memory": memory, "epoch": self.epoch}
+
+    def close(self) -> None:
+        """End the open epoch, let reads and kernels finish, release cache and topology. Idempotent."""
+        if self._last_stats is None:
+            self._last_stats = self.stats()
+            if self._features is not None:
+                self._features.close()
+            self._stream.synchronize()
+            for pinned in self._topology.pinned:
+                pinned.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> None:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be pickled; pass the FeatureStore and build one in each process "
+            "(a checkpoint takes its state_dict())"
+        )
+
+    def _made_with(self) -> dict[str, Any]:
+        """All that minibatches depend on, beside epoch and step."""
+        if self._seeds_digest is None:  # seeds can be many, and do not change
+            digest = hashlib.blake2b(digest_size=16)
+            self._hash_seeds(digest.update)
+            self._seeds_digest = digest.hexdigest()
+        graphs = [[*g.relation, g.num_src, g.num_dst, g.num_edges] for g in self._topology.graphs]
+        kind = type(self.sampler)
+        return {
+            "topology": graphs,
+            "seed": self.seed,
+            "batch_size": self.batch_size,
+            "shuffle": self.shuffle,
+            "drop_last": self.drop_last,
+            "seeds": f"{self._seed_count} ({self._seeds_digest})",
+            "sampler": kind.__qualname__ if kind.__repr__ is object.__repr__ else repr(self.sampler),
+        }
+
+    def _tables_of(self, topology: Topology, names: Sequence[str] | None) -> dict[str, Table]:
+        """By name, what features are loaded from."""
+        if names is None:
+            every = self.store.tables.values()
+            return {t.name: t for t in every if t.kind == "node" and t.type in topology.node_types}
+        if isinstance(names, str):
+            raise TypeError(f"tables={names!r}; give a list, [{names!r}]")
+        tables = {}
+        for table in map(self.store.table, names):
+            if table.kind == "edge" and table.type not in topology.relations:
+                raise ValueError(f"{table.name}: the dataset has no topology of that relation")
+            if table.kind == "node" and table.type not in topology.node_types:
+                known = ", ".join(map(repr, topology.node_types))
+                raise ValueError(
+                    f"{table.name}: no relation leads to or from {table.type!r} (there are {known})"
+                )
+            tables[table.name] = table
+        return tables
+
+
+class SampledEpoch(Iterator[Minibatch]):
+    """One epoch of a loader. After a StorageError the next minibatch can be asked for."""
+
+    def __init__(
+        self,
+        stream: Iterator[tuple[Minibatch, dict[str, torch.Tensor]]],
+        sampled_on: SampleStream,
+        progress: _Progress,
+    ) -> None:
+        self._stream = stream
+        self._sampled_on = sampled_on
+        self._progress = progress
+
+    def __next__(self) -> Minibatch:
+        try:
+            minibatch, features = next(self._stream)
+        except StorageError:
+            self._progress.step += 1  # it had its turn
+            raise
+        self._progress.step += 1
+        self._sampled_on.hand_over(minibatch)
+        minibatch.features = dict(features)
+        return minibatch
+
+    def close(self) -> None:
+        """End the epoch here. Idempotent; the end, and dropping it, do the same."""
+        cast(Any, self._stream).close()
+
+
+def _sampled(
+    draw: Draw, order: np.ndarray, epoch: int, steps: Iterable[int], batch_size: int, stream: SampleStream
+) -> Iterator[Minibatch]:
+    def minibatch(step: int) -> Minibatch:
+        return draw(order[step * batch_size : (step + 1) * batch_size], epoch, step)
+
+    return (stream.make(minibatch, step) for step in steps)
+
+
+def _rows(minibatch: Minibatch, table: Table) -> torch.Tensor:
+    """The rows of a table that a minibatch reads."""
+    if isinstance(table.type, str):
+        nodes = minibatch.input_nodes
+        return nodes[table.type] if isinstance(nodes, dict) else nodes
+    if isinstance(minibatch, HasEdgeIds):
+        return minibatch.edge_ids_of(table.type)
+    blocks = [layer[table.type] if isinstance(layer, dict) else layer for layer in minibatch.blocks]
+    return torch.cat([block.edge_ids for block in blocks])
+
+
+def _brief(state: object) -> str:
+    return ", ".join(map(repr, state)) if isinstance(state, Mapping) else type(state).__name__

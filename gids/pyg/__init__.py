@@ -1,0 +1,16 @@
+"""PyG with features on disk: ``NeighborLoader(store, num_neighbors, …)``, and PyG's store interfaces.
+
+The user's entry; it composes gids.loader and gids.sampler and decides nothing about caching. It needs
+neither pyg-lib nor torch-sparse.
+"""
+
+try:
+    import torch_geometric  # noqa: F401
+except ImportError as error:
+    raise ImportError(f"gids.pyg needs PyG: pip install 'gids[pyg]' ({error})") from error
+
+from gids.pyg.neighbor_loader import NeighborLoader
+from gids.pyg.neighbor_sampler import NeighborSampler
+from gids.pyg.stores import FeatureStore, GraphStore
+
+__all__ = ["FeatureStore", "GraphStore", "NeighborLoader", "NeighborSampler"]

@@ -1,0 +1,206 @@
+"""Sampling in PyG's manner: in each hop only the nodes that the hop before found draw neighbours.
+
+gids.sampler.Neighbor samples in DGL's: in each layer all nodes so far do. A hop is one layer of it over a
+topology in which the destinations are types of their own: the seeds of these are the newest nodes, and the
+seeds of the real types are all nodes so far, which draw nothing and are numbered first. Knows nothing of PyG.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from gids.sampler import Block, Minibatch, Neighbor, Topology
+from gids.sampler.minibatch import PerType
+from gids.sampler.topology import AnyGraph, Graphs
+from gids.store import Graph
+from gids.store.names import Relation
+
+Counts = list[int] | Mapping[Relation, list[int]]
+
+
+@dataclass
+class HopEdges:
+    """A relation's sampled edges, hop after hop.
+
+    index: int64[2, num_edges], local ids of sources and of destinations, which never fall. ids:
+    int64[num_edges], the edges' ids, which rows of edge features have. per_hop: how many each hop found.
+    """
+
+    index: torch.Tensor
+    ids: torch.Tensor
+    per_hop: list[int]
+
+
+@dataclass
+class HopMinibatch(Minibatch):
+    """What HopSampler draws: a Minibatch with edges of hops in place of blocks, of which there are none.
+
+    nodes_per_hop: by node type, how many seeds, and then how many new nodes each hop has found.
+    """
+
+    edges: dict[Relation, HopEdges] = field(default_factory=dict)
+    nodes_per_hop: dict[str, list[int]] = field(default_factory=dict)
+
+    def edge_ids_of(self, relation: Relation) -> torch.Tensor:
+        return self.edges[relation].ids
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        yield from super().tensors()
+        for edges in self.edges.values():
+            yield from (edges.index, edges.ids)
+
+
+class HopSampler:
+    """Uniform neighbours without replacement, each node's drawn once, by the hop after it was found.
+
+    num_neighbors: for each hop, the seeds' first (PyG's order), how many neighbours a node draws: 1 or more,
+    -1 for all, 0 for none; or such a list for each relation. threads: on the CPU; None takes torch's.
+
+    Minibatches are HopMinibatches, and functions of the arguments of sample() alone, as Neighbor's are: the
+    same with any number of threads and on any device. Memory: as Neighbor, for each hop.
+    """
+
+    def __init__(self, num_neighbors: Counts, *, threads: int | None = None) -> None:
+        per_relation = list(num_neighbors.values()) if isinstance(num_neighbors, Mapping) else [num_neighbors]
+        lengths = {len(hops) for hops in per_relation if isinstance(hops, Sequence)}
+        numbers = [n for hops in per_relation if isinstance(hops, Sequence) for n in hops]
+        if (
+            len(lengths) != 1
+            or lengths == {0}
+            or not all(isinstance(hops, list | tuple) for hops in per_relation)
+            or not all(isinstance(n, int) and not isinstance(n, bool) and n >= -1 for n in numbers)
+        ):
+            raise ValueError(
+                f"num_neighbors={num_neighbors}; give a number for each hop (1 or more, -1 for all "
+                "neighbours, 0 for none), or a list of as many for each relation"
+            )
+        self.num_neighbors = num_neighbors
+        self.hops = lengths.pop()
+        self.threads = threads
+        self._samplers: dict[tuple[int, ...], Neighbor] = {}
+        self._expansion: tuple[Topology, _Expansion] | None = None
+
+    def sample(
+        self, graphs: Graphs | Topology, seeds: PerType, *, seed: int = 0, epoch: int = 0, step: int = 0
+    ) -> HopMinibatch:
+        """One minibatch. Arguments, device, errors: as of gids.sampler.Neighbor.sample."""
+        topology = Topology.of(graphs)
+        expansion = self._expansion_of(topology)
+        per_hop = self._per_hop(topology)
+        nodes = dict(zip(topology.node_types, topology.seeds_by_type(seeds), strict=True))
+        counts = {t: [len(ids)] for t, ids in nodes.items()}
+        begins = dict.fromkeys(nodes, 0)  # of the newest nodes
+        parts: list[list[tuple[Block, int]]] = [[] for _ in topology.graphs]
+        for fanouts in per_hop:
+            frontier = {t: nodes[t][begin:] for t, begin in begins.items()}
+            found = self._neighbor(expansion, fanouts).sample(
+                expansion.topology, expansion.seeds(nodes, frontier), seed=seed, epoch=epoch, step=step
+            )
+            assert isinstance(found.input_nodes, dict)
+            (layer,) = found.blocks
+            assert isinstance(layer, dict)
+            for graph, relation, part in zip(topology.graphs, expansion.relations, parts, strict=True):
+                part.append((layer[relation], begins[graph.relation[2]]))
+            for t in nodes:
+                begins[t] = len(nodes[t])
+                nodes[t] = found.input_nodes.get(t, nodes[t])
+                counts[t].append(len(nodes[t]) - begins[t])
+        edges = {g.relation: _joined(part) for g, part in zip(topology.graphs, parts, strict=True)}
+        device = parts[0][0][0].indices.device
+        nodes = {t: ids.to(device) for t, ids in nodes.items()}  # what nothing was found of is as given
+        drawn_for = {
+            t: ids[: counts[t][0]] for t, ids in nodes.items() if counts[t][0] or topology.homogeneous
+        }
+        if topology.homogeneous:
+            (input_nodes,), (given,) = nodes.values(), drawn_for.values()
+            return HopMinibatch(given, input_nodes, [], epoch, step, edges=edges, nodes_per_hop=counts)
+        return HopMinibatch(drawn_for, nodes, [], epoch, step, edges=edges, nodes_per_hop=counts)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory kept between minibatches, on the host and on devices."""
+        return sum(s.nbytes for s in self._samplers.values())
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"num_neighbors": self.num_neighbors, "threads": self.threads}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__init__(**state)  # type: ignore[misc]  # what workers and checkpoints carry are the arguments
+
+    def __repr__(self) -> str:
+        return f"HopSampler({self.num_neighbors})"
+
+    def _expansion_of(self, topology: Topology) -> _Expansion:
+        if self._expansion is None or self._expansion[0] is not topology:
+            self._expansion = (topology, _Expansion(topology))
+        return self._expansion[1]
+
+    def _per_hop(self, topology: Topology) -> list[tuple[int, ...]]:
+        """For each hop a number for each relation."""
+        counts = self.num_neighbors
+        if not isinstance(counts, Mapping):
+            return [(n,) * len(topology.relations) for n in counts]
+        if counts.keys() != set(topology.relations):
+            raise ValueError(
+                f"num_neighbors has {sorted(counts)}, and the graph {sorted(topology.relations)}: give a "
+                "list for each relation, of zeros to leave it out"
+            )
+        return list(zip(*(counts[r] for r in topology.relations), strict=True))
+
+    def _neighbor(self, expansion: _Expansion, fanouts: tuple[int, ...]) -> Neighbor:
+        if fanouts not in self._samplers:
+            by_relation = dict(zip(expansion.relations, fanouts, strict=True))
+            self._samplers[fanouts] = Neighbor([by_relation], threads=self.threads)
+        return self._samplers[fanouts]
+
+
+def _joined(hops: list[tuple[Block, int]]) -> HopEdges:
+    """Each hop's block, with the place of its first destination among the nodes.
+
+    On the CPU by NumPy: torch would start threads for it, which costs more on busy cores than the work.
+    """
+    per_hop = [block.num_edges for block, _ in hops]
+    blocks = [block for block, _ in hops]
+    if blocks[0].indices.device.type == "cpu":
+        index = np.empty((2, sum(per_hop)), np.int64)
+        np.concatenate([block.indices.numpy() for block in blocks], out=index[0])
+        ends = [np.repeat(np.arange(a, a + b.num_dst), np.diff(b.indptr.numpy())) for b, a in hops]
+        np.concatenate(ends, out=index[1])
+        ids = np.concatenate([block.edge_ids.numpy() for block in blocks])
+        return HopEdges(torch.from_numpy(index), torch.from_numpy(ids), per_hop)
+    pairs = [torch.stack([src, dst + begin]) for (src, dst), begin in ((b.coo(), a) for b, a in hops)]
+    return HopEdges(torch.cat(pairs, 1), torch.cat([block.edge_ids for block in blocks]), per_hop)
+
+
+class _Expansion:
+    """A topology whose relations lead to types of their own, one for each destination type."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._newest: dict[str, str] = {}
+        for ntype in topology.node_types:
+            name = f"newest {ntype}"
+            while name in topology.node_types or name in self._newest.values():
+                name += "'"
+            self._newest[ntype] = name
+        self.topology = Topology([self._to_newest(g) for g in topology.pinned or topology.graphs])
+        self.relations = self.topology.relations
+
+    def seeds(self, nodes: dict[str, torch.Tensor], newest: dict[str, torch.Tensor]) -> PerType:
+        types = self.topology.node_types
+        every = {**nodes, **{self._newest[t]: ids for t, ids in newest.items()}}
+        return {t: ids for t, ids in every.items() if t in types}
+
+    def _to_newest(self, given: AnyGraph) -> AnyGraph:
+        graph = given if isinstance(given, Graph) else given.graph
+        src, name, dst = graph.relation
+        changed = replace(graph, relation=(src, name, self._newest[dst]))
+        if isinstance(given, Graph):
+            return changed
+        other = copy.copy(given)  # the same memory, which lives while the topology does
+        other.graph = changed
+        return other

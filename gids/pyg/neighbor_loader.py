@@ -1,0 +1,212 @@
+"""NeighborLoader: PyG's minibatches from a store, whose features are read ahead through a cache.
+
+The user's entry. It composes NodeLoader and HopSampler, and names things as PyG does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import NumNeighbors
+
+from gids.heat.graphs import graphs_of
+from gids.loader import NodeLoader, SampledEpoch
+from gids.pyg.attributes import attribute_of
+from gids.pyg.hops import Counts, HopSampler
+from gids.pyg.input_nodes import InputNodes, input_nodes_of
+from gids.pyg.minibatch_data import MinibatchData
+from gids.pyg.num_neighbors import counts_of
+from gids.pyg.stores import store_of
+from gids.store import FeatureStore
+
+_NOTHING_TO_DO = {
+    "num_workers",
+    "persistent_workers",
+    "prefetch_factor",
+    "pin_memory",
+    "pin_memory_device",
+    "timeout",
+    "multiprocessing_context",
+    "worker_init_fn",
+    "filter_per_worker",
+    "is_sorted",
+    "temporal_strategy",
+}
+"""Arguments of PyG's loader about workers and about arrays in memory."""
+
+_ONLY: dict[str, object] = {
+    "replace": False,
+    "disjoint": False,
+    "directed": True,
+    "time_attr": None,
+    "input_time": None,
+    "weight_attr": None,
+    "neighbor_sampler": None,
+    "transform_sampler_output": None,
+    "sampler": None,
+    "batch_sampler": None,
+    "generator": None,
+    "collate_fn": None,
+}
+"""Arguments of PyG's loader whose default is all that there is."""
+
+
+class NeighborLoader:
+    """``torch_geometric.loader.NeighborLoader`` over a dataset on disk: the same arguments, the same
+    ``Data`` or ``HeteroData``.
+
+    Args:
+        data: the dataset's path, an open gids.FeatureStore, or (gids.pyg.FeatureStore, gids.pyg.GraphStore).
+        num_neighbors: for each hop, the seeds' first, how many neighbours every newly found node draws, -1
+            for all; or a dictionary of such lists by edge type.
+        input_nodes: the seeds: int64[n], or bool[num_nodes], or None for all nodes, or (of a dataset with
+            several types) a node type, or (node type, one of those).
+        batch_size, shuffle, drop_last: as there.
+        transform: called with each Data.
+        tables: names of the tables to load, such as ``"paper.feat"``; None: all of the nodes and edges that
+            the topology has; empty: none.
+        labels: give ``y``, where the store has labels.
+        seed: of the order and of what is sampled; torch's generator has no part in them.
+        device: ``"cpu"``, or ``"cuda"``: then sampling, cache and all that is handed out are there.
+        options: of gids.NodeLoader and gids.FeatureLoader: ``memory_bytes``, ``window_batches``, …;
+            ``num_workers`` and other arguments of PyG's loader about workers have nothing to do: sampling has
+            native threads, and reading is asynchronous.
+
+    Of a minibatch: ``x`` (a table of another key than "feat": that name), ``edge_attr``, ``y``,
+    ``edge_index``, ``n_id``, ``e_id``, ``input_id``, ``batch_size``, ``num_sampled_nodes``,
+    ``num_sampled_edges``. Nodes and edges stand in the order of pyg-lib: seeds first, then hop by hop.
+
+    Each ``for`` is one epoch, ``epoch`` the number of the next; ``state_dict()`` and ``load_state_dict()``
+    resume in the middle of one, as of gids.NodeLoader.
+
+    Raises as gids.NodeLoader; ValueError for an argument of PyG's that is not supported (replace, disjoint,
+    subgraph_type, weights, times). While iterating: StorageError belongs to one minibatch.
+    """
+
+    def __init__(
+        self,
+        data: FeatureStore | str | os.PathLike[str] | tuple[Any, Any],
+        num_neighbors: Counts | NumNeighbors,
+        input_nodes: InputNodes = None,
+        *,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        transform: Callable[[Any], Any] | None = None,
+        tables: Sequence[str] | None = None,
+        labels: bool = True,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+        subgraph_type: object = "directional",
+        **options: Any,
+    ) -> None:
+        store = store_of(data)
+        for name, supported in _ONLY.items():
+            if options.pop(name, supported) is not supported:
+                raise ValueError(f"{name} is not supported; gids.pyg.NeighborLoader has {supported} only")
+        if str(getattr(subgraph_type, "value", subgraph_type)) != "directional":
+            raise ValueError(f"subgraph_type={subgraph_type!r} is not supported: it must be 'directional'")
+        for name in _NOTHING_TO_DO & options.keys():
+            del options[name]
+        seeds = input_nodes_of(store, input_nodes)
+        graphs = graphs_of(store)
+        if tables is None:
+            types = {t for g in graphs for t in (g.relation[0], g.relation[2])} | {g.relation for g in graphs}
+            tables = [t.name for t in store.tables.values() if t.type in types]
+        counts = counts_of(num_neighbors, None if seeds.ntype is None else [g.relation for g in graphs])
+        self._loader = NodeLoader(
+            store,
+            seeds.ids if seeds.ntype is None else {seeds.ntype: seeds.ids},
+            HopSampler(counts, threads=options.get("threads")),
+            tables=tables,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            seed=seed,
+            device=device,
+            labels="inputs" if labels else False,
+            **options,
+        )
+        self.transform = transform
+        self._data = MinibatchData(
+            {name: (table.type, attribute_of(store, table)) for name, table in self._loader.tables.items()},
+            input_type=seeds.ntype,
+        )
+        self._input_ids = seeds.input_ids
+
+    @property
+    def store(self) -> FeatureStore:
+        return self._loader.store
+
+    @property
+    def batch_size(self) -> int:
+        return self._loader.batch_size
+
+    @property
+    def epoch(self) -> int:
+        """The number of the next epoch; may be set."""
+        return self._loader.epoch
+
+    @epoch.setter
+    def epoch(self, number: int) -> None:
+        self._loader.epoch = number
+
+    def __len__(self) -> int:
+        """Minibatches in an epoch."""
+        return len(self._loader)
+
+    def __iter__(self) -> NeighborEpoch:
+        places = self._loader.order(self._loader.epoch)
+        input_ids = places if self._input_ids is None else self._input_ids[places]
+        return NeighborEpoch(iter(self._loader), input_ids, self.batch_size, self._data, self.transform)
+
+    def stats(self) -> dict[str, Any]:
+        """As of gids.NodeLoader."""
+        return self._loader.stats()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of gids.NodeLoader."""
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """As of gids.NodeLoader."""
+        self._loader.load_state_dict(state)
+
+    def close(self) -> None:
+        """End the open epoch, release cache and topology. Idempotent."""
+        self._loader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class NeighborEpoch(Iterator[Any]):
+    """One epoch of a NeighborLoader. After a StorageError the next minibatch can be asked for."""
+
+    def __init__(
+        self,
+        epoch: SampledEpoch,
+        input_ids: torch.Tensor,
+        batch_size: int,
+        data: MinibatchData,
+        transform: Callable[[Any], Any] | None,
+    ) -> None:
+        self._epoch, self._input_ids, self._batch_size = epoch, input_ids, batch_size
+        self._data, self._transform = data, transform
+
+    def __next__(self) -> Data | HeteroData | Any:
+        minibatch = next(self._epoch)
+        first = minibatch.step * self._batch_size
+        data = self._data.of(minibatch, self._input_ids[first : first + self._batch_size])
+        return data if self._transform is None else self._transform(data)
+
+    def close(self) -> None:
+        """End the epoch here. Idempotent."""
+        self._epoch.close()

@@ -1,0 +1,141 @@
+"""NeighborSampler: gids' sampling as PyG's BaseSampler, for PyG's own loaders. The user's entry."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import (
+    BaseSampler,
+    EdgeSamplerInput,
+    HeteroSamplerOutput,
+    NegativeSampling,
+    NodeSamplerInput,
+    NumNeighbors,
+    SamplerOutput,
+)
+from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
+
+from gids.heat.graphs import graphs_of
+from gids.pyg.attributes import is_homogeneous
+from gids.pyg.hops import Counts, HopSampler
+from gids.pyg.num_neighbors import counts_of
+from gids.pyg.stores import store_of
+from gids.sampler import Topology
+from gids.store import Graph
+from gids.store.names import RELATION, Relation, describe_type
+
+
+class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
+    """Uniform neighbour sampling for PyG's loaders, without pyg-lib and torch-sparse.
+
+    data: what the loader is given: Data or HeteroData in memory, or (gids.pyg.FeatureStore,
+    gids.pyg.GraphStore); a dataset's path or a gids.FeatureStore do as well. num_neighbors: as PyG's.
+    threads: that sample; None takes torch's number, which is 1 in a DataLoader's workers.
+
+    ``torch_geometric.loader.NodeLoader(data, node_sampler=NeighborSampler(data, [10, 10]), …)``, or
+    ``LinkLoader`` with ``link_sampler=``. Random numbers come from torch's generator, one for each minibatch,
+    so that torch.manual_seed repeats a run and workers differ.
+
+    Raises TypeError for other data, ValueError for num_neighbors, KeyError and FormatError for a dataset
+    without topology; while sampling IndexError for a seed that is no node.
+    """
+
+    def __init__(
+        self, data: Any, num_neighbors: Counts | NumNeighbors, *, threads: int | None = None
+    ) -> None:
+        self._made_of = (data, num_neighbors, threads)
+        if isinstance(data, Data | HeteroData):
+            self._graphs = _graphs_in_memory(data)
+            self._homogeneous = isinstance(data, Data)
+        else:
+            store = store_of(data)
+            self._graphs = graphs_of(store)
+            self._homogeneous = is_homogeneous(store)
+        counts = counts_of(num_neighbors, None if self._homogeneous else [g.relation for g in self._graphs])
+        self._samplers = [HopSampler(counts, threads=threads)]  # the last one is of this process
+        self._topology = self._new_topology()
+        self._process = os.getpid()
+
+    def sample_from_nodes(
+        self, index: NodeSamplerInput, **kwargs: Any
+    ) -> SamplerOutput | HeteroSamplerOutput:
+        """PyG's entry for NodeLoader."""
+        return node_sample(index, self._sample)
+
+    def sample_from_edges(
+        self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None, **kwargs: Any
+    ) -> SamplerOutput | HeteroSamplerOutput:
+        """PyG's entry for LinkLoader."""
+        counts = dict(zip(self._topology.node_types, self._topology.node_counts, strict=True))
+        num_nodes = next(iter(counts.values())) if self._homogeneous else counts
+        return edge_sample(index, self._sample, num_nodes, False, None, neg_sampling)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        data, num_neighbors, threads = self._made_of
+        return _remade, (data, num_neighbors, threads)
+
+    def _sample(
+        self, seed: torch.Tensor | dict[str, torch.Tensor], seed_time: object = None
+    ) -> SamplerOutput | HeteroSamplerOutput:
+        if self._process != os.getpid():  # a forked worker: threads stay behind
+            last = self._samplers[-1]
+            self._samplers.append(HopSampler(last.num_neighbors, threads=last.threads))
+            self._topology = self._new_topology()
+            self._process = os.getpid()
+        number = int(torch.randint(torch.iinfo(torch.int64).max, ()))
+        drawn = self._samplers[-1].sample(self._topology, seed, seed=number)
+        edges = drawn.edges
+        if isinstance(drawn.input_nodes, torch.Tensor):
+            (of_hops,) = edges.values()
+            return SamplerOutput(
+                node=drawn.input_nodes,
+                row=of_hops.index[0],
+                col=of_hops.index[1],
+                edge=of_hops.ids,
+                num_sampled_nodes=next(iter(drawn.nodes_per_hop.values())),
+                num_sampled_edges=of_hops.per_hop,
+            )
+        return HeteroSamplerOutput(
+            node=drawn.input_nodes,
+            row={r: e.index[0] for r, e in edges.items()},
+            col={r: e.index[1] for r, e in edges.items()},
+            edge={r: e.ids for r, e in edges.items()},
+            num_sampled_nodes=drawn.nodes_per_hop,
+            num_sampled_edges={r: e.per_hop for r, e in edges.items()},
+        )
+
+    def _new_topology(self) -> Topology:
+        return Topology(self._graphs[0] if self._homogeneous else self._graphs)
+
+
+def _remade(data: Any, num_neighbors: Any, threads: int | None) -> NeighborSampler:
+    return NeighborSampler(data, num_neighbors, threads=threads)
+
+
+def _graphs_in_memory(data: Data | HeteroData) -> list[Graph]:
+    """A copy of the topology, sorted by destination: 16 bytes per edge. Edges to a node keep their order."""
+    if isinstance(data, Data):
+        return [_graph(data, RELATION, data.num_nodes, data.num_nodes)]
+    counts = {ntype: data[ntype].num_nodes for ntype in data.node_types}
+    return [
+        _graph(storage, relation, counts[relation[0]], counts[relation[2]])
+        for relation, storage in data.edge_items()
+    ]
+
+
+def _graph(storage: Any, relation: Relation, num_src: int, num_dst: int) -> Graph:
+    if "edge_index" not in storage:
+        raise TypeError(f"{describe_type(relation)} has no edge_index; give edges as that: data.edge_index")
+    row, col = storage.edge_index.cpu()
+    order = col.argsort(stable=True)
+    if len(col) and not (col.min() >= 0 and col.max() < num_dst):
+        raise IndexError(
+            f"edge_index of {describe_type(relation)} leads to nodes {int(col.min())} to {int(col.max())}; "
+            f"ids run from 0 to {num_dst - 1}"
+        )
+    indptr = torch.zeros(num_dst + 1, dtype=torch.int64)
+    torch.cumsum(torch.bincount(col, minlength=num_dst), 0, out=indptr[1:])
+    return Graph(relation, num_src, num_dst, indptr.numpy(), row[order].numpy(), order.numpy())

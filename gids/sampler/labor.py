@@ -1,0 +1,99 @@
+"""Labor: layer-neighbour sampling, where nodes that share neighbours sample the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gids import _core
+from gids.sampler.layered import Fanout, LayeredSampler, Numbers, check_dependency
+from gids.sampler.topology import Topology
+
+_TO_CONVERGENCE = -1
+
+
+class Labor(LayeredSampler):
+    """As Neighbor, with fewer different neighbours: in a layer every neighbour t has one random number r_t,
+    and a node with d > fanout neighbours takes those with small numbers.
+
+    Balin and Catalyurek, "Layer-Neighbor Sampling: Defusing Neighborhood Explosion in GNNs", NeurIPS 2023.
+    For a node alone the estimate is about as good as Neighbor's; a minibatch has far fewer input nodes.
+
+    fanouts, threads: as Neighbor takes them; a fanout is an expectation unless fixed_count is set.
+    importance_sampling: 0, LABOR-0: t is taken with probability fanout / d. i >= 1, LABOR-i: neighbours of
+    nodes with few neighbours, which come anyhow, get higher probabilities, improved i times; -1, LABOR-*:
+    until the expected number of nodes no longer falls. fixed_count: exactly `fanout` neighbours, those with
+    the smallest numbers (sequential Poisson sampling). layer_dependency: a node has the same number in every
+    layer.
+    batch_dependency: in how many minibatches the numbers change wholly, 1 (each draws anew) or more, or
+    math.inf (only from epoch to epoch); successive minibatches then read more of the same rows.
+
+    Blocks have weights, 1 / the probability of each edge. With parallel edges fixed_count is slightly biased:
+    they share one number. The minibatch depends on seeds, seed, epoch, step and graph alone.
+    """
+
+    def __init__(
+        self,
+        fanouts: Sequence[Fanout],
+        *,
+        importance_sampling: int = 0,
+        fixed_count: bool = False,
+        layer_dependency: bool = False,
+        batch_dependency: float = 1,
+        threads: int | None = None,
+    ) -> None:
+        super().__init__(fanouts, threads)
+        if (
+            not isinstance(importance_sampling, int)
+            or isinstance(importance_sampling, bool)
+            or not _TO_CONVERGENCE <= importance_sampling < 1 << 31
+        ):
+            raise ValueError(
+                f"importance_sampling={importance_sampling!r}; give how often the probabilities are "
+                "improved: 0 or more, or -1 for convergence"
+            )
+        self.importance_sampling = importance_sampling
+        self.fixed_count, self.layer_dependency = bool(fixed_count), bool(layer_dependency)
+        self.batch_dependency = batch_dependency
+        self._kappa = check_dependency(batch_dependency)
+
+    @property
+    def fanouts(self) -> list[Fanout]:
+        return self._per_layer
+
+    def __repr__(self) -> str:
+        options = "".join(
+            f", {name}={value!r}"
+            for name, value in self._arguments().items()
+            if name not in ("fanouts", "threads") and value != (name == "batch_dependency")
+        )
+        return f"Labor({self.fanouts}{options})"
+
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "fanouts": self.fanouts,
+            "importance_sampling": self.importance_sampling,
+            "fixed_count": self.fixed_count,
+            "layer_dependency": self.layer_dependency,
+            "batch_dependency": self.batch_dependency,
+            "threads": self.threads,
+        }
+
+    def _call(
+        self,
+        host: _core.HostSampler,
+        topology: Topology,
+        seeds: list[Any],
+        fanouts: list[list[int]],
+        numbers: Numbers,
+    ) -> _core._Sampled:
+        return host.labor(
+            topology.native,
+            seeds,
+            fanouts,
+            numbers,
+            self.importance_sampling,
+            self.fixed_count,
+            self.layer_dependency,
+            self._kappa,
+        )

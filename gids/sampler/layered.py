@@ -1,0 +1,216 @@
+"""LayeredSampler: what the samplers share that go from layer to layer. Subclasses say what a layer draws."""
+
+from __future__ import annotations
+
+import math
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from gids import _core
+from gids.cuda import Device
+from gids.errors import FormatError
+from gids.sampler.minibatch import Block, Minibatch, PerType
+from gids.sampler.topology import Graphs, Topology
+from gids.store.names import Relation, describe_type
+
+Fanout = int | Mapping[Relation, int]
+Numbers = tuple[int, int, int]
+"""Seed, epoch and step."""
+Layers = tuple[list[torch.Tensor], list[list[Block]]]
+"""Nodes by type; by layer, the seeds' first, a block of each relation."""
+
+_KEEP_BYTES = 512 << 20
+"""Buffers of minibatches on the CPU are used again as long as they and those in use take at most this."""
+_MAX_FANOUT = (1 << 31) - 1
+_U64 = (1 << 64) - 1
+_MAX_KAPPA = 1 << 63
+
+
+class LayeredSampler(ABC):
+    """Arguments that are numbers per layer, the lock, pickling, and minibatches made of native arrays."""
+
+    _numbers_are = "fanouts"  # the argument that has a number per layer
+    _least = -1
+
+    def __init__(self, per_layer: Sequence[Fanout], threads: int | None) -> None:
+        name, layers = self._numbers_are, list(per_layer)
+        if not layers or not all(_is_number(f, self._least) for layer in layers for f in _values(layer)):
+            every = ", -1 for all neighbours" if self._least < 0 else ""
+            raise ValueError(
+                f"{name}={layers}; give one per layer: 1 or more{every}, or a "
+                "dictionary by relation, where 0 leaves one out"
+            )
+        if any(f == 0 for f in layers):
+            raise ValueError(f"{name}={layers}; a layer without neighbours computes nothing: leave it out")
+        self.threads = threads if threads is not None else torch.get_num_threads()
+        if self.threads < 1:
+            raise ValueError(f"threads={threads}; at least one thread samples")
+        self._per_layer = layers
+        self._host: _core.HostSampler | None = None
+        self._lock = threading.Lock()  # the memory that minibatches are made in is one
+
+    def sample(
+        self, graphs: Graphs | Topology, seeds: PerType, *, seed: int = 0, epoch: int = 0, step: int = 0
+    ) -> Minibatch:
+        """One minibatch, on the device for which the graphs are pinned, else on the CPU.
+
+        graphs: a Graph or PinnedGraph, several as a sequence or dictionary, or a Topology made of them once.
+        seeds: int64[n] of node ids, or a dictionary by node type of such. Seeds that repeat are kept, each
+        with edges of its own (drawn alike), as DGL does; edges to such a node refer to its first place. seed,
+        epoch, step: 0 or more, below 2^64; together they choose the random numbers.
+
+        On the CPU this blocks, without the GIL. On a device it works on torch's current stream and waits for
+        it once or twice per layer. The tensors are the caller's to keep.
+
+        Raises IndexError for a seed that is no node, FormatError for a topology that contradicts itself,
+        TypeError and ValueError for arguments.
+        """
+        topology = Topology.of(graphs)
+        numbers = (seed, epoch, step)
+        if not all(isinstance(n, int) and 0 <= n <= _U64 for n in numbers):
+            raise ValueError(f"seed={seed}, epoch={epoch}, step={step}; each must be from 0 to 2^64 - 1")
+        fanouts = self._fanouts_of(topology)
+        given = topology.seeds_by_type(seeds)
+        with self._lock:
+            if topology.device is None:
+                nodes, layers = self._on_host(topology, given, fanouts, numbers)
+            else:
+                nodes, layers = self._sample_on(topology.device, topology, given, fanouts, numbers)
+        if topology.homogeneous:
+            blocks = [layer[0] for layer in reversed(layers)]
+            return Minibatch(given[0].to(nodes[0].device), nodes[0], blocks, epoch, step)
+        return Minibatch(
+            {
+                t: ids.to(n.device)
+                for t, ids, n in zip(topology.node_types, given, nodes, strict=True)
+                if len(ids)
+            },
+            dict(zip(topology.node_types, nodes, strict=True)),
+            [dict(zip(topology.relations, layer, strict=True)) for layer in reversed(layers)],
+            epoch,
+            step,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Memory kept between minibatches, on the host and on devices."""
+        return self._host.bytes if self._host is not None else 0
+
+    @abstractmethod
+    def _arguments(self) -> dict[str, Any]:
+        """What makes an equal sampler; what workers and checkpoints carry."""
+
+    @abstractmethod
+    def _call(
+        self,
+        host: _core.HostSampler,
+        topology: Topology,
+        seeds: list[Any],
+        fanouts: list[list[int]],
+        numbers: Numbers,
+    ) -> _core._Sampled:
+        """The native sampler. seeds: int64[n] arrays by node type."""
+
+    def _sample_on(
+        self,
+        device: Device,
+        topology: Topology,
+        seeds: list[torch.Tensor],
+        fanouts: list[list[int]],
+        numbers: Numbers,
+    ) -> Layers:
+        raise ValueError(
+            f"the graphs are pinned for {device.torch_device}, and {self!r} samples on the CPU alone; pass "
+            "graphs that are not pinned"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self._arguments()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]  # of the subclass
+
+    def _fanouts_of(self, topology: Topology) -> list[list[int]]:
+        """By layer, the seeds' first, and by relation."""
+        result = []
+        for layer in reversed(self._per_layer):
+            if not isinstance(layer, Mapping):
+                result.append([layer] * len(topology.relations))
+                continue
+            if missing := [r for r in topology.relations if r not in layer]:
+                named = ", ".join(map(describe_type, missing))
+                raise ValueError(
+                    f"{self._numbers_are}={layer} lacks {named}; give every relation a number, 0 leaves it "
+                    "out"
+                )
+            if unknown := [r for r in layer if r not in topology.relations]:
+                raise ValueError(
+                    f"{self._numbers_are}={layer} names {unknown[0]!r}, and no graph has that relation"
+                )
+            result.append([layer[r] for r in topology.relations])
+        return result
+
+    def _on_host(
+        self,
+        topology: Topology,
+        seeds: list[torch.Tensor],
+        fanouts: list[list[int]],
+        numbers: Numbers,
+    ) -> Layers:
+        if self._host is None:
+            self._host = _core.HostSampler(self.threads, _KEEP_BYTES)
+        for ids, ntype in zip(seeds, topology.node_types, strict=True):
+            if ids.device.type != "cpu":
+                raise ValueError(
+                    f"seeds of {ntype!r} are on {ids.device}; graphs that are not pinned need the CPU"
+                )
+        try:
+            nodes, layers = self._call(self._host, topology, [ids.numpy() for ids in seeds], fanouts, numbers)
+        except _core.BadTopology as error:
+            raise FormatError(str(error)) from None
+        tensor = torch.from_numpy
+        return [tensor(n) for n in nodes], [
+            [
+                Block(
+                    tensor(indptr),
+                    tensor(indices),
+                    tensor(positions),
+                    num_src,
+                    graph,
+                    None if weights is None else tensor(weights),
+                )
+                for (indptr, indices, positions, weights, num_src), graph in zip(
+                    layer, topology.graphs, strict=True
+                )
+            ]
+            for layer in layers
+        ]
+
+
+def check_dependency(batch_dependency: float) -> int:
+    """As the native samplers take it: a number, and 0 for infinity."""
+    if batch_dependency == math.inf:
+        return 0
+    if (
+        isinstance(batch_dependency, bool)
+        or not isinstance(batch_dependency, int | float)
+        or batch_dependency != batch_dependency // 1
+        or not 1 <= batch_dependency < _MAX_KAPPA
+    ):
+        raise ValueError(
+            f"batch_dependency={batch_dependency!r}; give how many minibatches the random numbers take to "
+            "change: 1 (independent minibatches) or more, or math.inf"
+        )
+    return int(batch_dependency)
+
+
+def _values(layer: Fanout) -> list[int]:
+    return list(layer.values()) if isinstance(layer, Mapping) else [layer]
+
+
+def _is_number(given: object, least: int) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool) and least <= given <= _MAX_FANOUT

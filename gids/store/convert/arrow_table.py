@@ -1,0 +1,192 @@
+"""Columns of Parquet and Arrow files as Rows, decoded a batch at a time. Called by readers/parquet.py.
+
+A table may be one file or several that follow each other. A row group of Parquet (a record batch of Arrow) is
+where reading can start from; within it, batches of about 2 MiB are decoded in order.
+"""
+
+from __future__ import annotations
+
+import importlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gids.errors import FormatError
+from gids.store.convert.source import starts_with
+from gids.store.convert.stream_rows import StreamRows
+from gids.store.dtypes import torch_dtype_of
+
+_BATCH_BYTES = 2 << 20
+_PARQUET, _ARROW = b"PAR1", b"ARROW1"
+
+
+def is_arrow(path: Path) -> bool:
+    """Whether a file is Parquet or an Arrow file (Feather 2)."""
+    return starts_with(path, _PARQUET, _ARROW)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Rows that can be decoded from their start: batches(columns, rows of each)."""
+
+    row_count: int
+    batches: Callable[[list[str], int], Iterator[Any]]
+
+
+class ArrowTable:
+    """The columns of files that follow each other. Raises FormatError, and ImportError without pyarrow.
+
+    Attributes: row_count; types (column -> type, of pyarrow).
+    """
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        try:
+            self._arrow: Any = importlib.import_module("pyarrow")
+        except ImportError:
+            raise ImportError(f"{files[0]} needs pyarrow: pip install 'gids[parquet]'") from None
+        self._files = files
+        self._chunks: list[_Chunk] = []
+        self.types: dict[str, Any] = {}
+        for file in files:
+            schema, chunks = self._guarded(file, partial(self._open, file))
+            types = {field.name: field.type for field in schema}
+            if self.types and types != self.types:
+                raise FormatError(f"{file} has other columns than {files[0]}")
+            self.types = types
+            self._chunks += chunks
+        self._starts = [0, *accumulate(chunk.row_count for chunk in self._chunks)]
+        self.row_count = self._starts[-1]
+
+    def _guarded(self, file: Path, work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except (self._arrow.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno:
+                raise
+            raise FormatError(f"{file} is damaged or truncated: {error}") from None
+
+    def _open(self, path: Path) -> tuple[Any, list[_Chunk]]:
+        if starts_with(path, _PARQUET):
+            parquet = importlib.import_module("pyarrow.parquet")
+            file = parquet.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
+            counts = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+            return file.schema_arrow, [
+                _Chunk(n, self._parquet_batches(path, file, i)) for i, n in enumerate(counts)
+            ]
+        if not starts_with(path, _ARROW):
+            raise FormatError(f"{path} is neither Parquet nor an Arrow file")
+        reader = importlib.import_module("pyarrow.ipc").open_file(self._arrow.memory_map(str(path)))
+        batches = range(reader.num_record_batches)
+        return reader.schema, [
+            _Chunk(reader.get_batch(i).num_rows, self._arrow_batches(path, reader, i)) for i in batches
+        ]
+
+    def _parquet_batches(
+        self, path: Path, file: Any, group: int
+    ) -> Callable[[list[str], int], Iterator[Any]]:
+        def batches(columns: list[str], rows: int) -> Iterator[Any]:
+            found = file.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
+            while (batch := self._guarded(path, lambda: next(found, None))) is not None:
+                yield batch
+
+        return batches
+
+    def _arrow_batches(
+        self, path: Path, reader: Any, index: int
+    ) -> Callable[[list[str], int], Iterator[Any]]:
+        def batches(columns: list[str], rows: int) -> Iterator[Any]:
+            batch = self._guarded(path, lambda: reader.get_batch(index)).select(columns)
+            for first in range(0, batch.num_rows, rows):
+                yield batch.slice(first, rows)
+
+        return batches
+
+    def dtype(self, column: str) -> torch.dtype | None:
+        """The type of a column's numbers, or None when it holds none (text, dates, lists of lists)."""
+        kind = self.types[column]
+        if self._is_list_type(kind):
+            kind = kind.value_type
+        types = self._arrow.types
+        if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+            return None
+        return torch_dtype_of(np.dtype(kind.to_pandas_dtype()))
+
+    def is_list(self, column: str) -> bool:
+        """Whether a column has a list of numbers in each row."""
+        return self._is_list_type(self.types[column])
+
+    def _is_list_type(self, kind: Any) -> bool:
+        types = self._arrow.types
+        return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+    def rows(self, columns: Sequence[str]) -> StreamRows:
+        """The rows of one column (a list column has a row of numbers in each), or of several side by side."""
+        dtype = self.dtype(columns[0])
+        assert dtype is not None, columns
+        if len(columns) > 1:
+            shape: tuple[int, ...] = (self.row_count, len(columns))
+        elif self.is_list(columns[0]):
+            shape = (self.row_count, self._width(columns[0]))
+        else:
+            shape = (self.row_count,)
+        step = max(1, _BATCH_BYTES // max(1, dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))))
+
+        def open_at(row: int) -> tuple[int, Iterator[torch.Tensor]]:
+            first = bisect_right(self._starts, row) - 1
+            return self._starts[first], self._decoded(first, list(columns), step, shape)
+
+        return StreamRows(shape, dtype, open_at)
+
+    def _width(self, column: str) -> int:
+        """How many numbers a row of a list column has."""
+        kind = self.types[column]
+        if self._arrow.types.is_fixed_size_list(kind):
+            return int(kind.list_size)
+        for chunk in self._chunks:
+            for batch in chunk.batches([column], 64):
+                for value in batch.column(0):
+                    if value.is_valid:
+                        return len(value)
+        return 0
+
+    def _decoded(
+        self, first: int, columns: list[str], step: int, shape: tuple[int, ...]
+    ) -> Iterator[torch.Tensor]:
+        for index in range(first, len(self._chunks)):
+            row = self._starts[index]
+            for batch in self._chunks[index].batches(columns, step):
+                parts = [self._numbers(batch.column(c), c, row, shape) for c in columns]
+                values = np.stack(parts, axis=1) if len(columns) > 1 else parts[0]
+                yield torch.from_numpy(np.ascontiguousarray(values).copy())
+                row += batch.num_rows
+
+    def _numbers(self, values: Any, column: str, row: int, shape: tuple[int, ...]) -> np.ndarray:
+        where = f"column {column!r} of {self._files[0].name}"
+        count = len(values)
+        is_list = self._is_list_type(values.type)
+        if is_list:
+            if values.null_count:
+                raise FormatError(f"{where} has a row without a value after row {row}")
+            flat = values.flatten()
+            lengths = np.asarray(values.value_lengths())
+            if len(flat) != count * shape[1] or (lengths != shape[1]).any():
+                raise FormatError(f"{where} has rows of another length than {shape[1]} after row {row}")
+            values = flat
+        found: np.ndarray = self._without_gaps(values, where, row).to_numpy(zero_copy_only=False)
+        if found.dtype == np.bool_:
+            found = found.view(np.uint8)
+        return found.reshape(count, shape[1]) if is_list else found
+
+    def _without_gaps(self, values: Any, where: str, row: int) -> Any:
+        if values.null_count and not self._arrow.types.is_floating(values.type):
+            raise FormatError(
+                f"{where} has rows without a value after row {row}; fill them, with -1 for labels"
+            )
+        return values

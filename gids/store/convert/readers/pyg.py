@@ -1,0 +1,166 @@
+"""PyTorch Geometric's saved graphs: Data and HeteroData, their to_dict(), and InMemoryDataset's files.
+
+Needs no torch_geometric: torch_file makes its classes inert records, and their fields are looked at here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gids.errors import FormatError
+from gids.store.convert.edges import edge_array, most_id
+from gids.store.convert.named import LABELS, MASKS, mask_ids
+from gids.store.convert.readers.reader import Choices, Reader
+from gids.store.convert.source import InEdges, Source, TableSource
+from gids.store.convert.torch_file import is_torch_file, load_torch, mapped_rows
+from gids.store.names import NODE, RELATION, Relation
+from gids.store.rows import Rows, TensorRows
+
+_SPLITS = {"train_idx": "train", "val_idx": "val", "valid_idx": "val", "test_idx": "test"}
+_SAVE = "save data.to_dict() with torch.save"
+
+
+def _read(path: Path, scratch: Path, choices: Choices) -> Source:
+    stores = _stores(load_torch(path), path)
+    graph = _Graph(path, Source())
+    for key, store in stores.items():
+        if isinstance(key, str):
+            graph.add_nodes(key, store)
+    graph.learn_ends(stores)
+    for key, store in stores.items():
+        if not isinstance(key, str):
+            graph.add_edges(key, store)
+    return graph.source
+
+
+def _stores(saved: Any, path: Path) -> dict[str | Relation, Mapping[str, Any]]:
+    """The attributes of each node type and relation of what torch.save was given."""
+    if isinstance(saved, tuple) and len(saved) in (2, 3):  # (data, slices, class), of InMemoryDataset
+        if saved[1] is not None:
+            raise FormatError(f"{path} holds several graphs in one; {_SAVE} of the graph to convert")
+        saved = saved[0]
+    fields = _fields(saved)
+    if not fields:
+        raise FormatError(f"{path} holds a {type(saved).__name__}, not a graph of PyG; {_SAVE}")
+    if "_node_store_dict" in fields:
+        nodes, edges = fields["_node_store_dict"], fields["_edge_store_dict"]
+        return {key: _mapping(store, path) for key, store in {**nodes, **edges}.items()}
+    if "_store" in fields:
+        return _homogeneous(_mapping(fields["_store"], path))
+    if any(isinstance(key, tuple) for key in fields) or "_global_store" in fields:
+        return {key: _mapping(store, path) for key, store in fields.items() if key != "_global_store"}
+    return _homogeneous(fields)
+
+
+def _fields(saved: Any) -> Mapping[str, Any]:
+    """The fields of a Record, or of PyG's own class where its package is imported; a dictionary as it is."""
+    found = saved if isinstance(saved, Mapping) else getattr(saved, "__dict__", {})
+    return found if isinstance(found, Mapping) else {}
+
+
+def _mapping(store: Any, path: Path) -> Mapping[str, Any]:
+    found = store if isinstance(store, Mapping) else _fields(store).get("_mapping")
+    if not isinstance(found, Mapping):
+        raise FormatError(f"{path} was saved by an unknown version of PyG; {_SAVE}")
+    return found
+
+
+def _homogeneous(fields: Mapping[str, Any]) -> dict[str | Relation, Mapping[str, Any]]:
+    edges = {k: v for k, v in fields.items() if k.startswith("edge_") or k in ("adj", "adj_t")}
+    return {NODE: {k: v for k, v in fields.items() if k not in edges}, RELATION: edges}
+
+
+class _Graph:
+    """The source being made of the stores of a file."""
+
+    def __init__(self, path: Path, source: Source) -> None:
+        self._path, self.source = path, source
+
+    def add_nodes(self, ntype: str, store: Mapping[str, Any]) -> None:
+        if isinstance(count := store.get("num_nodes"), (int, torch.Tensor)):
+            self.source.add_nodes(ntype, int(count), f"num_nodes of {ntype!r}")
+        for key, values in store.items():
+            if key == "num_nodes":
+                continue
+            if (rows := self._rows(key, ntype, values)) is None:
+                continue
+            if key in MASKS and len(rows.shape) == 1:
+                self._learn(ntype, rows, key)
+                self.source.splits.setdefault(ntype, {})[MASKS[key]] = mask_ids(rows)
+            elif key in _SPLITS:
+                self.source.splits.setdefault(ntype, {})[_SPLITS[key]] = rows
+            else:
+                self._learn(ntype, rows, key)
+                if key in LABELS and ntype not in self.source.labels:
+                    self.source.labels[ntype] = rows
+                else:
+                    self.source.tables.append(TableSource("node", ntype, key, rows))
+
+    def _learn(self, ntype: str, rows: Rows, key: str) -> None:
+        self.source.add_nodes(ntype, rows.shape[0], f"{key!r} of {ntype!r} in {self._path}")
+
+    def learn_ends(self, stores: Mapping[str | Relation, Mapping[str, Any]]) -> None:
+        """Learn from the edges how many nodes there are, as PyG does, where nothing else tells."""
+        counts: dict[str, int] = {}
+        for relation, store in stores.items():
+            edges = store.get("edge_index")
+            if isinstance(relation, str) or not isinstance(edges, torch.Tensor) or edges.dim() != 2:
+                continue
+            for row, ntype in zip(edges, (relation[0], relation[2]), strict=False):
+                if ntype not in self.source.nodes:
+                    most = most_id(mapped_rows(row, self._path))
+                    counts[ntype] = max(counts.get(ntype, 0), 1 + most)
+        for ntype, count in counts.items():
+            self.source.add_nodes(ntype, count, "edge_index")
+            self.source.notes.append(f"{ntype!r} has no features nor num_nodes: {count} nodes, by the edges")
+
+    def add_edges(self, relation: Relation, store: Mapping[str, Any]) -> None:
+        for key, values in store.items():
+            if key == "adj_t" and isinstance(values, torch.Tensor) and values.layout == torch.sparse_csr:
+                self.source.add_nodes(relation[2], values.shape[0], "adj_t")
+                self.source.add_nodes(relation[0], values.shape[1], "adj_t")
+                in_edges = InEdges(TensorRows(values.crow_indices()), TensorRows(values.col_indices()), None)
+                self.source.graphs[relation] = in_edges
+            elif (rows := self._rows(key, relation, values)) is None:
+                continue
+            elif key == "edge_index":
+                num_src, num_dst = (self.source.node_count(t) for t in (relation[0], relation[2]))
+                if rows.shape[:1] != (2,):
+                    raise FormatError(f"edge_index of {relation} has shape {rows.shape}; it must be (2, E)")
+                self.source.graphs[relation] = edge_array(
+                    rows, "edge_index", num_src=num_src, num_dst=num_dst
+                )
+            else:
+                self.source.tables.append(TableSource("edge", relation, key, rows))
+
+    def _rows(self, key: str, where: str | Relation, values: Any) -> Rows | None:
+        if not isinstance(values, torch.Tensor) or values.layout != torch.strided or not values.dim():
+            self.source.notes.append(f"left out {key!r} of {where!r}: a {_describe(values)}")
+            return None
+        return mapped_rows(values, self._path)
+
+
+def _describe(values: Any) -> str:
+    if isinstance(values, torch.Tensor):
+        return f"tensor of layout {values.layout}" if values.dim() else "single number"
+    return type(values).__name__
+
+
+_LAYOUT = """\
+Needs no torch_geometric (torch 2.6 or newer; before: to_dict() only). Tensors are mapped, never
+unpickled as anything else. x and all else with a row per node: tables; y: labels; train_mask, val_mask,
+test_mask: splits; edge_index (or adj_t as torch.sparse_csr): the graph; edge_attr, edge_weight, ...:
+tables of edges. What holds other classes (torch_sparse.SparseTensor, transforms, ...) is refused by
+name: save data.to_dict() without it."""
+
+READER = Reader(
+    "pyg",
+    "a file of torch.save with PyG's Data or HeteroData, their to_dict(), or an InMemoryDataset of one graph",
+    _LAYOUT,
+    is_torch_file,
+    _read,
+)

@@ -1,0 +1,50 @@
+"""Reader: what every format of sources is to `gids convert`. Each file of this folder makes one or a few.
+
+A reader looks at names, headers and sizes, and gives a Source whose arrays are read later, a block at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gids.store.convert.source import Source, source_files
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the user says about a source, for readers that need to be told.
+
+    table: KEY or TYPE.KEY of a single array. dtype, shape: of raw binary. labels: which label array, where
+    there are several. num_nodes: how many nodes there are, where only edges tell. load_graphs:
+    dgl.load_graphs, when DGL is at hand.
+    """
+
+    table: str = "feat"
+    dtype: str | None = None
+    shape: tuple[int, ...] | None = None
+    labels: str | None = None
+    num_nodes: int | None = None
+    load_graphs: Callable[[str], Any] | None = None
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A format.
+
+    name: for --from. summary: one line. layout: which files it reads, and what becomes of them. recognises:
+    whether a path that exists is surely of this format. read(path, scratch, choices): what the path holds;
+    scratch is a directory for files that are needed as long as the result. Raises FormatError. files: what a
+    source consists of, to notice changes. is_raw: whether a path has no type of its own, so that --dtype says
+    how to read it, not what to cast it to.
+    """
+
+    name: str
+    summary: str
+    layout: str
+    recognises: Callable[[Path], bool]
+    read: Callable[[Path, Path, Choices], Source]
+    files: Callable[[Path], list[Path]] = source_files
+    is_raw: Callable[[Path], bool] = lambda _: False

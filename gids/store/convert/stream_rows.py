@@ -1,0 +1,74 @@
+"""StreamRows: rows that can only be produced in order, as Rows that any thread may ask for. Used by readers.
+
+The source of a compressed array is a stream. A table's writer asks for every row once, from several threads,
+nearly in order; so rows that were passed over are kept until they are asked for, and a range that lies
+further back starts the stream again, from the last place that it can start from.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from gids.store.dtypes import byte_view
+
+KEPT_BYTES = 64 << 20  # of rows that were passed over, at most; the threads' requests lie closer together
+
+Opener = Callable[[int], tuple[int, Iterator[torch.Tensor]]]
+
+
+class StreamRows:
+    """shape[0] rows of shape[1:] elements of dtype.
+
+    open_at(row): a place to start from at or before a row, and the pieces from there on, a few MiB each.
+    Memory: a piece or two when read in order, KEPT_BYTES at most.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, open_at: Opener) -> None:
+        self.shape = shape
+        self.dtype: torch.dtype = dtype
+        self._open_at = open_at
+        self._lock = threading.Lock()
+        self._pieces: Iterator[torch.Tensor] | None = None
+        self._at = 0  # the row that the next piece begins with
+        self._kept: list[_Piece] = []
+
+    def read_into(self, start: int, out: torch.Tensor) -> None:
+        with self._lock:
+            done = 0
+            while done < len(out):
+                piece = self._piece_with(start + done)
+                part = piece.rows[start + done - piece.first :][: len(out) - done]
+                byte_view(out[done : done + len(part)])[:] = byte_view(part)
+                done += len(part)
+                piece.unread -= len(part)
+                if piece.unread <= 0:
+                    self._kept.remove(piece)
+
+    def _piece_with(self, row: int) -> _Piece:
+        for piece in self._kept:
+            if piece.first <= row < piece.first + len(piece.rows):
+                return piece
+        if self._pieces is None or row < self._at:
+            self._at, self._pieces = self._open_at(row)
+            self._kept.clear()
+        while True:
+            rows = next(self._pieces)
+            self._kept.append(_Piece(self._at, rows, unread=len(rows)))
+            self._at += len(rows)
+            while sum(piece.rows.nbytes for piece in self._kept) > KEPT_BYTES and len(self._kept) > 1:
+                del self._kept[0]
+            if row < self._at:
+                return self._kept[-1]
+
+
+@dataclass(eq=False)
+class _Piece:
+    """Rows from `first` on, of which so many are still to be asked for."""
+
+    first: int
+    rows: torch.Tensor
+    unread: int

@@ -1,0 +1,122 @@
+"""Tables of numbers in text files (.csv, .tsv, .txt, gzipped or not), parsed once to a scratch file.
+
+Called by the readers. Text has no offsets to read a range at, so the numbers are written down in binary, a
+block at a time; the whole is never in memory.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import torch
+
+from gids.errors import FormatError
+from gids.store.convert.space import check_space
+from gids.store.rows import FileRows
+
+_BLOCK_CHARS = 4 << 20
+_NOT_WHOLE = re.compile(r"[.eEnN]")  # of 1.5, 1e3, nan, inf
+
+
+def read_text(path: Path, scratch: Path, dtype: torch.dtype | None = None) -> FileRows:
+    """The numbers of a text file as rows[lines, columns], in a file in scratch.
+
+    Columns are divided by commas, tabs or spaces; `#` begins a comment; a first line of words is a header.
+    dtype: int64 when all numbers are whole, else float32, unless told. Raises FormatError for lines of
+    another length, what is no number, a number that dtype does not hold, and a damaged .gz.
+    """
+    kinds = [dtype] if dtype is not None else [torch.int64, torch.float32]
+    target = scratch / f"{zlib.crc32(str(path).encode()):08x}-{path.name}.bin"
+    for kind in kinds:
+        shape = _parse(path, target, kind, give_up=kind is not kinds[-1])
+        if shape is not None:
+            return FileRows(target, shape, kind)
+    raise AssertionError("the last kind is never given up")
+
+
+def _parse(path: Path, target: Path, dtype: torch.dtype, *, give_up: bool) -> tuple[int, int] | None:
+    """Write the numbers; their shape, or None when they are not whole and give_up is set."""
+    kind = np.dtype(str(dtype).removeprefix("torch."))
+    rows, columns = 0, 0
+    with open(target, "wb") as out:
+        for first, lines in _blocks_of_lines(path):
+            if give_up and any(map(_NOT_WHOLE.search, lines)):
+                return None
+            values = _numbers(path, first, lines, kind)
+            if columns not in (0, values.shape[1]):
+                raise FormatError(
+                    f"{path} has {values.shape[1]} columns from line {first} on, {columns} before"
+                )
+            columns = values.shape[1]
+            rows += len(values)
+            check_space([(target.parent, values.nbytes)], [])
+            out.write(values.data)
+    if not rows:
+        raise FormatError(f"{path} holds no numbers")
+    return rows, columns
+
+
+def _numbers(path: Path, first: int, lines: list[str], dtype: np.dtype[np.generic]) -> np.ndarray:
+    delimiter = "," if "," in lines[0] else None
+    try:
+        return np.loadtxt(lines, dtype, comments="#", delimiter=delimiter, ndmin=2)
+    except ValueError as error:
+        raise FormatError(f"{path}, in the lines from {first} on: {error}") from None
+
+
+def _blocks_of_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """(number of the first line, lines that are not empty or comments) of successive blocks."""
+    number = 1
+    with _open(path) as file:
+        try:
+            header = file.readline()
+            if not _is_words(header):
+                file.seek(0)
+            else:
+                number += 1
+            while lines := file.readlines(_BLOCK_CHARS):
+                kept = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+                if kept:
+                    yield number, kept
+                number += len(lines)
+        except (OSError, EOFError, zlib.error) as error:
+            if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
+                raise
+            raise FormatError(f"{path} is damaged or truncated: {error}") from None
+        except UnicodeDecodeError:
+            raise FormatError(f"{path} is not text") from None
+
+
+def _open(path: Path) -> IO[str]:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="ascii")
+    return open(path, encoding="ascii")
+
+
+def _is_words(line: str) -> bool:
+    fields = [f for f in re.split(r"[\s,]+", line.strip()) if f]
+    return bool(fields) and not line.lstrip().startswith("#") and not any(map(_is_number, fields))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def first_words(path: Path, limit: int = 10_000) -> list[list[str]]:
+    """The fields of the lines of a small text file, divided by commas. Raises FormatError."""
+    try:
+        with _open(path) as file:
+            return [line.strip().split(",") for line in itertools.islice(file, limit) if line.strip()]
+    except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
+        raise FormatError(f"{path} is damaged or truncated: {error}") from None

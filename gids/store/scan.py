@@ -1,0 +1,80 @@
+"""Scan: the rows of a table from first to last, a block at a time, read ahead. Called by Table.scan.
+
+Reads go around the memory map, a page-aligned extent of every shard at a time, and what was read leaves the
+page cache. Memory: two blocks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gids.store.dtypes import byte_view
+from gids.store.geometry import Geometry, div_ceil
+from gids.store.rows import read_exactly
+
+
+def scan(
+    layout: Geometry,
+    shards: Sequence[Path],
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    rows_per_block: int,
+    starts: Sequence[int],
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """(first row, rows) of the blocks that begin at starts, in that order; the next is read meanwhile."""
+    with ExitStack() as stack:
+        fds = [_open(stack, path) for path in shards]
+        pool = stack.enter_context(ThreadPoolExecutor(1, "gids-scan"))
+
+        def read(start: int) -> torch.Tensor:
+            count = min(rows_per_block, layout.row_count - start)
+            return _read(layout, fds, shards, dtype, shape, start, count)
+
+        ahead = None
+        for index, start in enumerate(starts):
+            future = ahead or pool.submit(read, start)
+            ahead = pool.submit(read, starts[index + 1]) if index + 1 < len(starts) else None
+            yield start, future.result()
+
+
+def _open(stack: ExitStack, path: Path) -> int:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    stack.callback(os.close, fd)
+    return fd
+
+
+def _read(
+    layout: Geometry,
+    fds: Sequence[int],
+    shards: Sequence[Path],
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    start: int,
+    count: int,
+) -> torch.Tensor:
+    first, last = start // layout.rows_per_page, div_ceil(start + count, layout.rows_per_page)
+    pages = np.empty((last - first, layout.page_bytes), np.uint8)
+    for shard, fd in enumerate(fds):
+        mine = pages[(shard - first) % len(fds) :: len(fds)]
+        if not len(mine):
+            continue
+        page = first + (shard - first) % len(fds)
+        _, offset = layout.page_location(page)
+        # With one shard the pages lie in place already; with several they are read together, then spread.
+        extent = mine if len(fds) == 1 else np.empty(mine.shape, np.uint8)
+        read_exactly(fd, extent.reshape(-1), offset, shards[shard])
+        os.posix_fadvise(fd, offset, extent.size, os.POSIX_FADV_DONTNEED)
+        if extent is not mine:
+            mine[:] = extent
+    out = torch.empty((count, *shape), dtype=dtype)
+    rows = pages[:, : layout.rows_per_page * layout.row_bytes].reshape(-1, layout.row_bytes)
+    skipped = start - first * layout.rows_per_page
+    byte_view(out).reshape(count, layout.row_bytes)[:] = rows[skipped : skipped + count]
+    return out

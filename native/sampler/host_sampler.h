@@ -1,0 +1,84 @@
+// What all samplers on the host share: threads, the nodes found so far, memory, and the way from layer to layer. A
+// sampler is a function that turns a frontier into a block; see neighbor.h and labor.h. Knows arrays and threads;
+// nothing of files, features or Python.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "cache/workers.h"
+#include "sampler/frontier.h"
+#include "sampler/minibatch.h"
+#include "sampler/node_set.h"
+#include "sampler/scratch.h"
+
+namespace gids::sampler {
+
+using Seeds = std::span<const std::span<const i64>>;  // by node type; may repeat
+
+// Edges that one thread has chosen, destination after destination.
+struct EdgeList {
+  Scratch<i64> sources, positions;
+  Scratch<float> weights;
+  size_t count = 0, room = 0;
+
+  // Before add: room for so many more.
+  void reserve(size_t more) {
+    if (count + more <= room) return;
+    room = std::max(count + more, 2 * room);
+    sources.ensure(room, count);
+    positions.ensure(room, count);
+    weights.ensure(room, count);
+  }
+  void add(u64 source, u64 position, float weight) {
+    sources.data()[count] = static_cast<i64>(source);
+    positions.data()[count] = static_cast<i64>(position);
+    weights.data()[count++] = weight;
+  }
+  size_t bytes() const { return sources.bytes() + positions.bytes() + weights.bytes(); }
+};
+
+// Calls f(begin, end) for every piece of [0, n), each of `piece` but for the last, on several threads.
+template <class F>
+void for_pieces(cache::Workers& workers, size_t n, size_t piece, const F& f) {
+  workers.parallel_for(n, piece, [&](size_t first, size_t last, u32) {  // one thread alone gets all of them at once
+    for (size_t begin = first; begin < last; begin += piece) f(begin, std::min(last, begin + piece));
+  });
+}
+
+class HostSampler {
+ public:
+  HostSampler(u32 threads, size_t keep_bytes)
+      : workers_(threads), pool_(std::make_shared<cache::BufferPool>(keep_bytes)) {}
+
+  // Makes a block whose indices are node ids; they become local ids afterwards.
+  using Expand = std::function<Block(u32 layer, u32 relation, const Frontier&)>;
+
+  // Every relation draws from the nodes that the layers before have found. Throws std::out_of_range for a seed that
+  // is no node, BadTopology. One caller at a time.
+  Minibatch run(const Topology& graph, Seeds seeds, u32 layers, const Expand& expand);
+
+  // For `expand`: a block with room for so many edges; indptr[0] is 0.
+  Block make_block(u64 num_dst, u64 num_edges, bool weighted);
+  // A block of the edges that choose(v, list) adds for each destination v, on several threads.
+  Block collect(const Frontier& frontier, const std::function<void(size_t v, EdgeList&)>& choose,
+                bool weighted = true);
+
+  cache::Workers& workers() { return workers_; }
+  // What is kept between minibatches.
+  size_t bytes() const;
+
+ private:
+  void read_ranges(const Relation& relation, std::span<const i64> nodes);
+
+  cache::Workers workers_;
+  std::shared_ptr<cache::BufferPool> pool_;
+  std::vector<NodeSet> sets_;  // by node type
+  Scratch<i64> begins_;
+  Scratch<u64> degrees_;
+  std::vector<EdgeList> lists_;  // by piece of the frontier
+  Scratch<i64> ends_;            // of each destination's edges in its list
+};
+
+}  // namespace gids::sampler

@@ -1,0 +1,30 @@
+// LADIES on the host: the sources of a layer are drawn together, in proportion to how much they weigh for the layer's
+// destinations. Called by the bindings. See docs/sampler.md for the formulas.
+#pragma once
+
+#include "sampler/neighborhood.h"
+#include "sampler/variates.h"
+
+namespace gids::sampler {
+
+class Ladies {
+ public:
+  // sizes: how many sources to draw, as sample_neighbors takes fanouts. poisson: each source by its own number, so many
+  // in expectation, instead of so many draws with replacement. Blocks have weights.
+  Minibatch sample(HostSampler& host, const Topology& graph, Seeds seeds, std::span<const std::vector<int>> sizes,
+                   bool poisson, const Moment& moment);
+  size_t bytes() const { return neighborhood_.bytes() + norms_.bytes() + sums_.bytes() + counts_.bytes(); }
+
+ private:
+  Block sample_layer(HostSampler& host, const Frontier& frontier, int size, bool poisson, const Variates& variates);
+  double weigh(const Frontier& frontier);
+  void draw(u64 size, double total, const Variates& variates);
+  void draw_poisson(u64 size, const Variates& variates);
+
+  Neighborhood neighborhood_;
+  Scratch<double> norms_;  // of each source: the squared norm of its column of the row-normalised adjacency matrix
+  Scratch<double> sums_;   // running
+  Scratch<float> counts_;  // of each source: how much an edge from it counts in a sum; 0: not drawn
+};
+
+}  // namespace gids::sampler

@@ -1,0 +1,57 @@
+"""`gids export`: what was converted comes back out, byte for byte."""
+
+import numpy as np
+import pytest
+import torch
+
+from gids.cli import main
+from gids.store import DatasetWriter
+
+RNG = np.random.default_rng(12)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "uint8", "int32", "int64"])
+@pytest.mark.parametrize("shape", [(999,), (500, 7), (40, 2, 3), (0, 5)])
+def test_an_array_comes_back_byte_for_byte(tmp_path, dtype, shape):
+    np.save(tmp_path / "x.npy", RNG.integers(0, 100, shape).astype(dtype))
+    assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids"), "--quiet"]) == 0
+    arguments = ["export", str(tmp_path / "x.gids"), "feat", str(tmp_path / "y.npy"), "--memory", "20k"]
+    assert main([*arguments, "--quiet"]) == 0
+    assert (tmp_path / "y.npy").read_bytes() == (tmp_path / "x.npy").read_bytes()
+
+
+def dataset(path):
+    values = torch.from_numpy(RNG.standard_normal((30, 4), np.float32)).to(torch.bfloat16)
+    with DatasetWriter(path, stripe=[path.parent]) as writer:
+        writer.write_table("node", "a", "x", values)
+        writer.write_table("node", "b", "x", torch.arange(3))
+    return values
+
+
+def test_bfloat16_is_widened_and_shards_elsewhere_are_allowed(tmp_path, capsys):
+    values = dataset(tmp_path / "d.gids")
+    allow = ["--allow-dir", str(tmp_path)]
+    assert main(["export", str(tmp_path / "d.gids"), "a.x", str(tmp_path / "x.npy"), *allow]) == 0
+    assert np.array_equal(np.load(tmp_path / "x.npy"), values.float())
+    assert capsys.readouterr().out == f"{tmp_path}/x.npy: float32[30, 4], 480 B\n"
+
+
+def test_a_table_that_is_not_there_or_not_one_is_one_line(tmp_path, capsys):
+    dataset(tmp_path / "d.gids")
+    for table, message in (("y", "no table 'y' in d.gids"), ("x", "2 tables of d.gids have key 'x'")):
+        arguments = [str(tmp_path / "d.gids"), table, str(tmp_path / "x.npy"), "--allow-dir", str(tmp_path)]
+        assert main(["export", *arguments]) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "x.npy").exists()
+
+
+def test_a_file_is_only_replaced_when_asked(tmp_path, capsys):
+    dataset(tmp_path / "d.gids")
+    (tmp_path / "x.npy").write_text("mine")
+    arguments = ["export", str(tmp_path / "d.gids"), "b.x", str(tmp_path / "x.npy")]
+    arguments += ["--allow-dir", str(tmp_path)]
+    assert main(arguments) == 2
+    assert "exists; choose another name, or --overwrite it" in capsys.readouterr().err
+    assert (tmp_path / "x.npy").read_text() == "mine"
+    assert main([*arguments, "--overwrite"]) == 0
+    assert np.load(tmp_path / "x.npy").tolist() == [0, 1, 2]

@@ -1,0 +1,107 @@
+"""`gids generate`: a graph that converts, in one type or two; the same options give the same bytes."""
+
+import numpy as np
+import pytest
+
+from gids import FeatureStore
+from gids.cli import main
+
+SMALL = ["--nodes", "3e3", "--edges", "3e4", "--dim", "12", "--classes", "5"]
+
+
+def files(path):
+    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+def generate(path, *arguments):
+    assert main(["generate", str(path), *SMALL, *arguments]) == 0
+    return files(path)
+
+
+def test_one_type_converts(tmp_path, capsys):
+    generate(tmp_path / "g", "--split", "0.5,0.1,0")
+    assert f"now: gids convert {tmp_path}/g {tmp_path}/g.gids" in capsys.readouterr().out
+    assert main(["convert", str(tmp_path / "g"), str(tmp_path / "g.gids")]) == 0
+    store = FeatureStore(tmp_path / "g.gids")
+    assert store.table("feat").shape == (12,)
+    assert store.num_edges() == pytest.approx(30_000, rel=0.05)
+    assert {name: len(ids) for name, ids in store.splits["_N"].items()} == {
+        "train": 1500,
+        "val": 300,
+        "test": 0,
+    }
+    assert set(store.labels["_N"].tolist()) == set(range(5))
+
+
+def test_two_types_convert_and_both_relations_tell_the_class(tmp_path):
+    generate(tmp_path / "g", "--hetero")
+    assert main(["convert", str(tmp_path / "g"), str(tmp_path / "g.gids"), "--reverse-edges"]) == 0
+    store = FeatureStore(tmp_path / "g.gids")
+    assert (store.num_nodes("paper"), store.num_nodes("author")) == (3000, 1500)
+    assert ("paper", "rev_writes", "author") in store.relations
+    labels, feat = store.labels["paper"].numpy(), {}
+    for ntype in ("paper", "author"):
+        feat[ntype] = store.read_rows(range(store.num_nodes(ntype)), f"{ntype}.feat").numpy()
+    centroids = np.stack([feat["paper"][labels == c].mean(0) for c in range(5)])
+    for relation in (("paper", "cites", "paper"), ("author", "writes", "paper")):
+        graph = store.graph(relation)
+        found = np.diff(graph.indptr) > 0
+        rows = feat[relation[0]][graph.indices]
+        means = np.add.reduceat(rows, graph.indptr[:-1][found]) / np.diff(graph.indptr)[found][:, None]
+        nearest = (means @ centroids.T - (centroids**2).sum(1) / 2).argmax(1)
+        assert (nearest == labels[found]).mean() > 0.6, relation
+
+
+@pytest.mark.parametrize("kind", [[], ["--hetero"]])
+def test_a_seed_gives_the_same_bytes(tmp_path, kind):
+    assert generate(tmp_path / "a", *kind) == generate(tmp_path / "b", *kind)
+    other = generate(tmp_path / "c", *kind, "--seed", "1")
+    name = "nodes/author/feat.npy" if kind else "feat.npy"
+    assert other[name] != files(tmp_path / "a")[name]
+
+
+def test_skew_makes_few_sources_popular(tmp_path):
+    shares = []
+    for skew in ("0", "0.5", "0.9"):
+        generate(tmp_path / skew, "--skew", skew)
+        counts = np.sort(np.bincount(np.load(tmp_path / skew / "indices.npy"), minlength=3000))[::-1]
+        shares.append(counts[:30].sum() / counts.sum())
+    assert shares[0] < 0.02 < shares[1] < shares[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--skew", "1"], "skew must be from 0 to below 1"),
+        (["--classes", "0"], "classes must be 1 to"),
+        (["--nodes", "1e14"], "not enough room"),
+        (["--dim", "0"], "dim >= 1"),
+    ],
+)
+def test_bad_sizes_are_one_line_and_leave_nothing(tmp_path, capsys, arguments, message):
+    assert main(["generate", str(tmp_path / "g"), *SMALL, *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_there_is_kept(tmp_path, capsys):
+    assert main(["generate", str(tmp_path), *SMALL]) == 2
+    assert "exists; choose another name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--nodes", "1.5"], ["--edges", "many"], ["--split", "0.9,0.9,0"]])
+def test_numbers_that_are_none_show_the_usage(arguments, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["generate", "g", *arguments])
+    assert "usage: gids generate" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_leaves_nothing(tmp_path, monkeypatch):
+    from gids.store import synthetic
+
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(synthetic, "_write_features", fail)
+    assert main(["generate", str(tmp_path / "g"), *SMALL]) == 130
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,97 @@
+"""HopSampler alone: names, zeros, faults. What it yields is compared through the loaders."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import gids
+from gids.pyg.hops import HopSampler
+from gids.store import Graph
+from gids.store.names import Relation
+
+
+def graph(relation: Relation, num_src: int, num_dst: int, seed: int) -> Graph:
+    rng = np.random.default_rng(seed)
+    indptr = np.concatenate([[0], np.cumsum(rng.integers(0, 5, num_dst))])
+    return Graph(relation, num_src, num_dst, indptr, rng.integers(0, num_src, indptr[-1]), None)
+
+
+def test_types_may_have_any_name() -> None:
+    """The sampler makes types of its own from those that there are."""
+    names = ["a", "newest a", "newest newest a"]
+    graphs = [graph((s, "to", d), 20, 20, i) for i, (s, d) in enumerate((s, d) for s in names for d in names)]
+    seeds = {name: torch.tensor([3, 5]) for name in names}
+    found = HopSampler([-1, -1]).sample(graphs, seeds)
+    other = ["x", "y", "z"]
+    as_other = dict(zip(names, other, strict=True))
+    renamed = [
+        Graph((as_other[g.relation[0]], "to", as_other[g.relation[2]]), 20, 20, g.indptr, g.indices, None)
+        for g in graphs
+    ]
+    expected = HopSampler([-1, -1]).sample(renamed, {as_other[t]: ids for t, ids in seeds.items()})
+    for a, b in zip(found.tensors(), expected.tensors(), strict=True):
+        assert torch.equal(a, b)
+    assert found.nodes_per_hop == dict(zip(names, expected.nodes_per_hop.values(), strict=True))
+
+
+def test_a_type_that_is_never_a_source() -> None:
+    graphs = [graph(("a", "to", "b"), 30, 10, 0)]
+    found = HopSampler([3, 3]).sample(graphs, {"b": torch.arange(10)})
+    assert found.nodes_per_hop["b"] == [10, 0, 0]
+    assert found.nodes_per_hop["a"] == [0, found.edges["a", "to", "b"].index[0].max() + 1, 0]
+    assert found.input_nodes["b"].tolist() == list(range(10))  # type: ignore[index]
+
+
+def test_zero_leaves_a_hop_or_a_relation_out() -> None:
+    graphs = [graph(("a", "one", "a"), 30, 30, 0), graph(("a", "two", "a"), 30, 30, 1)]
+    counts = {("a", "one", "a"): [0, 2], ("a", "two", "a"): [3, 0]}
+    found = HopSampler(counts).sample(graphs, {"a": torch.arange(5)})
+    assert found.edges["a", "one", "a"].per_hop[0] == 0
+    assert found.edges["a", "two", "a"].per_hop[1] == 0
+    assert found.edges["a", "one", "a"].per_hop[1] > 0
+
+
+def test_no_seeds() -> None:
+    found = HopSampler([3, 3]).sample(graph(("a", "to", "a"), 30, 30, 0), torch.empty(0, dtype=torch.int64))
+    assert found.nodes_per_hop == {"a": [0, 0, 0]}
+    assert found.edges["a", "to", "a"].index.shape == (2, 0)
+
+
+def test_it_can_be_sent_to_processes() -> None:
+    whole = graph(("a", "to", "a"), 30, 30, 0)
+    sampler = HopSampler([3, 2], threads=1)
+    found = sampler.sample(whole, torch.arange(9), seed=4)
+    again = pickle.loads(pickle.dumps(sampler)).sample(whole, torch.arange(9), seed=4)
+    for a, b in zip(found.tensors(), again.tensors(), strict=True):
+        assert torch.equal(a, b)
+    assert sampler.nbytes > 0
+
+
+def test_what_is_refused() -> None:
+    whole = graph(("a", "to", "a"), 30, 30, 0)
+    seeds = torch.arange(3)
+    wrong: list[Any] = [
+        [],
+        [1.5],
+        [True],
+        [-2],
+        {("a", "to", "a"): 3},
+        {("a", "x", "a"): [1], ("a", "y", "a"): []},
+    ]
+    for counts in wrong:
+        with pytest.raises(ValueError, match="give a number for each hop"):
+            HopSampler(counts)
+    with pytest.raises(ValueError, match="give a list for each relation"):
+        HopSampler({("a", "x", "a"): [1]}).sample(whole, seeds)
+    with pytest.raises(IndexError, match="seed 30"):
+        HopSampler([1]).sample(whole, torch.tensor([2, 30]))
+    with pytest.raises(TypeError, match="give int64"):
+        HopSampler([1]).sample(whole, seeds.int())
+    broken = Graph(("a", "to", "a"), 3, 3, np.array([0, 2, 1, 2]), np.array([0, 1]), None)
+    with pytest.raises(gids.FormatError, match="indptr falls"):
+        HopSampler([-1]).sample(broken, seeds)

@@ -1,0 +1,266 @@
+"""gids.pyg.NeighborLoader: PyG's minibatches, attribute by attribute, from a dataset on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pyg_model import AUTHORS, CITES, PAPERS, WRITES, WRITTEN, sample_all
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader import NodeLoader as PygNodeLoader
+from torch_geometric.sampler import NumNeighbors
+
+import gids
+import gids.pyg
+from gids.cuda import Device
+from gids.store import DatasetWriter
+
+
+def open_loader(path: Any, num_neighbors: Any, nodes: Any = None, **options: Any) -> gids.pyg.NeighborLoader:
+    given = {"batch_size": 32, "memory_bytes": 64 << 20, "cache_bytes": 60_000, **options}
+    return gids.pyg.NeighborLoader(path, num_neighbors, nodes, **given)
+
+
+def stores(data: Data | HeteroData) -> dict[Any, Any]:
+    if isinstance(data, Data):
+        return {None: data}
+    return {**dict(data.node_items()), **dict(data.edge_items())}
+
+
+def assert_same(ours: Data | HeteroData, theirs: Data | HeteroData) -> None:
+    """The same attributes with the same values."""
+    assert type(ours) is type(theirs)
+    mine, other = stores(ours), stores(theirs)
+    assert mine.keys() == other.keys()
+    for key, storage in mine.items():
+        assert set(storage.keys()) == set(other[key].keys()), key
+        for name, value in storage.items():
+            if isinstance(value, torch.Tensor):
+                assert value.dtype == other[key][name].dtype
+                assert torch.equal(value, other[key][name]), (key, name)
+            else:
+                assert value == other[key][name], (key, name)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_minibatches_are_those_of_pygs_own_node_loader(one: Data, one_path: Path, shuffle: bool) -> None:
+    """All neighbours are taken, so that nothing is drawn; PyG's loader puts its Data together from memory."""
+    with open_loader(one_path, [-1, -1], shuffle=shuffle, seed=3) as loader:
+        ours = list(loader)
+        order = torch.cat([batch.input_id for batch in ours])
+        assert len(loader) == len(ours) == -(-PAPERS // 32)
+    sampler = gids.pyg.NeighborSampler(one, [-1, -1])
+    theirs = PygNodeLoader(one, sampler, input_nodes=order, batch_size=32, input_id=order)
+    for batch, expected in zip(ours, theirs, strict=True):
+        assert_same(batch, expected)
+    assert (order.tolist() == list(range(PAPERS))) != shuffle
+    assert sorted(order.tolist()) == list(range(PAPERS))
+
+
+def test_typed_minibatches_are_those_of_pygs_own_node_loader(several: HeteroData, several_path: Path) -> None:
+    counts = {CITES: [-1, 0], WRITES: [-1, -1], WRITTEN: [0, -1]}
+    nodes = torch.arange(3, AUTHORS, 2)
+    with open_loader(several_path, counts, ("author", nodes)) as loader:
+        ours = list(loader)
+    sampler = gids.pyg.NeighborSampler(several, counts)
+    theirs = PygNodeLoader(several, sampler, input_nodes=("author", nodes), batch_size=32)
+    for batch, expected in zip(ours, theirs, strict=True):
+        assert_same(batch, expected)
+    assert [len(b["author"].input_id) for b in ours] == [b["author"].batch_size for b in ours]
+
+
+def test_nodes_and_edges_stand_in_pyg_libs_order(one_path: Path) -> None:
+    store = gids.FeatureStore(one_path)
+    seeds = torch.tensor([5, 599, 17, 5, 0])
+    with open_loader(store, [-1] * 3, seeds, batch_size=5) as loader:
+        (batch,) = loader
+    nodes, edges, node_counts, edge_counts = sample_all([store.graph()], {"paper": seeds.tolist()}, 3)
+    assert batch.n_id.tolist() == nodes["paper"]
+    assert list(zip(*batch.edge_index.tolist(), batch.e_id.tolist(), strict=True)) == edges[CITES]
+    assert batch.num_sampled_nodes == node_counts["paper"]
+    assert batch.num_sampled_edges == edge_counts[CITES]
+    assert batch.batch_size == 5
+
+
+def test_types_stand_in_pyg_libs_order(several_path: Path) -> None:
+    store = gids.FeatureStore(several_path)
+    seeds = torch.tensor([5, 599, 17, 0])
+    with open_loader(store, [-1, -1], ("paper", seeds), batch_size=4) as loader:
+        (batch,) = loader
+    graphs = [store.graph(r) for r in store.relations]
+    nodes, edges, node_counts, edge_counts = sample_all(graphs, {"paper": seeds.tolist()}, 2)
+    for ntype in ("paper", "author"):
+        assert batch[ntype].n_id.tolist() == nodes[ntype]
+        assert batch[ntype].num_sampled_nodes == node_counts[ntype]
+    for relation in (CITES, WRITES, WRITTEN):
+        found = zip(*batch[relation].edge_index.tolist(), batch[relation].e_id.tolist(), strict=True)
+        assert list(found) == edges[relation]
+        assert batch[relation].num_sampled_edges == edge_counts[relation]
+
+
+def test_every_node_draws_once_and_in_its_hop(one: Data, one_path: Path) -> None:
+    in_degree = torch.bincount(one.edge_index[1], minlength=PAPERS)
+    with open_loader(one_path, [4, 3, 2], shuffle=True) as loader:
+        for batch in loader:
+            row, col = batch.edge_index
+            source, destination = one.edge_index[:, batch.e_id]
+            assert torch.equal(batch.n_id[row], source)
+            assert torch.equal(batch.n_id[col], destination)
+            assert len(batch.e_id.unique()) == len(batch.e_id)
+            assert torch.equal(batch.x, one.x[batch.n_id])
+            assert torch.equal(batch.y, one.y[batch.n_id])
+            assert torch.equal(batch.edge_attr, one.edge_attr[batch.e_id])
+            assert torch.equal(batch.n_id[: batch.batch_size], batch.input_id)
+            hop_of = torch.arange(4).repeat_interleave(torch.tensor(batch.num_sampled_nodes))
+            fanout = torch.tensor([4, 3, 2, 0])[hop_of]
+            drawn = torch.bincount(col, minlength=len(batch.n_id))
+            assert torch.equal(drawn, torch.minimum(in_degree[batch.n_id], fanout))
+            ends = torch.cumsum(torch.tensor(batch.num_sampled_edges), 0)
+            assert torch.equal(hop_of[col], torch.searchsorted(ends, torch.arange(len(col)), right=True))
+
+
+def test_neighbours_are_drawn_uniformly(tmp_path: Path) -> None:
+    """2 of the 6 sources of node 0: each of the 15 pairs as often, in the first hop and in the second."""
+    with DatasetWriter(tmp_path / "star.gids") as writer:
+        writer.add_nodes("v", 8)
+        writer.write_graph(
+            ("v", "e", "v"), *(np.array(a) for a in ([0, 6, *[6] * 6, 7], [1, 2, 3, 4, 5, 6, 0]))
+        )
+    for seed_node, hops in ((0, [2]), (7, [1, 2])):
+        counts: dict[tuple[int, ...], int] = {}
+        with open_loader(tmp_path / "star.gids", hops, [seed_node] * 3000, batch_size=1) as loader:
+            for batch in loader:
+                pair = tuple(sorted(batch.n_id[-2:].tolist()))
+                counts[pair] = counts.get(pair, 0) + 1
+        expected = 3000 / 15
+        chi_square = sum((n - expected) ** 2 / expected for n in counts.values())
+        assert len(counts) == 15
+        assert chi_square < 36.1, counts  # 14 degrees of freedom: 1 in 1000
+
+
+def test_input_nodes(one_path: Path, several_path: Path) -> None:
+    mask = torch.zeros(PAPERS, dtype=torch.bool)
+    mask[[7, 30, 200]] = True
+    for nodes, ids, input_ids in (
+        (None, list(range(PAPERS)), list(range(PAPERS))),
+        ([9, 4], [9, 4], [0, 1]),
+        (torch.tensor([9, 4], dtype=torch.int32), [9, 4], [0, 1]),
+        (np.array([9, 4]), [9, 4], [0, 1]),
+        (mask, [7, 30, 200], [7, 30, 200]),
+    ):
+        with open_loader(one_path, [1], nodes, batch_size=PAPERS) as loader:
+            (batch,) = loader
+            assert batch.n_id[: batch.batch_size].tolist() == ids
+            assert batch.input_id.tolist() == input_ids
+        with open_loader(several_path, [1], ("paper", nodes), batch_size=PAPERS) as loader:
+            (typed,) = loader
+            assert typed["paper"].n_id[: typed["paper"].batch_size].tolist() == ids
+            assert typed["paper"].input_id.tolist() == input_ids
+    with open_loader(one_path, [1], []) as loader:
+        assert list(loader) == []
+    with open_loader(several_path, [1], "author", batch_size=AUTHORS) as loader:
+        assert next(iter(loader))["author"].batch_size == AUTHORS
+
+
+def test_what_data_and_num_neighbors_may_be(one_path: Path, several_path: Path) -> None:
+    store = gids.FeatureStore(several_path)
+    pair = gids.pyg.FeatureStore(store), gids.pyg.GraphStore(several_path)
+    counts: dict[Any, list[int]] = {CITES: [2, 1], WRITES: [2, 2], WRITTEN: [2, 2]}
+    by_name = NumNeighbors({"paper__cites__paper": [2, 1]}, default=[2, 2])
+    with open_loader(str(several_path), counts, "paper") as loader:
+        expected = list(loader)
+    for data, given in ((store, counts), (pair, counts), (several_path, by_name)):
+        with open_loader(data, given, "paper") as loader:
+            for batch, same in zip(loader, expected, strict=True):
+                assert_same(batch, same)
+    with open_loader(one_path, NumNeighbors([3, 2])) as loader, open_loader(one_path, (3, 2)) as other:
+        for batch, same in zip(loader, other, strict=True):
+            assert_same(batch, same)
+    with open_loader(one_path, [2], ("paper", None)) as loader:
+        assert isinstance(next(iter(loader)), HeteroData)
+
+
+def test_only_the_tables_asked_for_and_a_transform(one_path: Path, several_path: Path) -> None:
+    with open_loader(one_path, [2], tables=[], labels=False, transform=lambda d: d.keys()) as loader:
+        assert "x" not in next(iter(loader))
+        assert "y" not in next(iter(loader))
+    with open_loader(several_path, [2], "paper", tables=["author.feat"]) as loader:
+        batch = next(iter(loader))
+        assert "x" in batch["author"]
+        assert "x" not in batch["paper"]
+        assert "edge_attr" not in batch[WRITES]
+
+
+def test_minibatches_depend_on_seed_and_epoch_alone(one_path: Path) -> None:
+    def run(**options: Any) -> list[list[int]]:
+        with open_loader(one_path, [3, 3], shuffle=True, **options) as loader:
+            return [b.n_id.tolist() + b.e_id.tolist() for _ in range(2) for b in loader]
+
+    expected = run()
+    for options in ({"window_batches": 0}, {"threads": 1}, {"threads": 4, "num_workers": 3}, {"tables": []}):
+        assert run(**options) == expected, options
+    assert run(seed=1) != expected
+    assert expected[: len(expected) // 2] != expected[len(expected) // 2 :]
+
+
+def test_an_epoch_goes_on_where_it_was_saved(one: Data, one_path: Path) -> None:
+    nodes = torch.arange(0, PAPERS, 2)
+    with open_loader(one_path, [3, 2], nodes, shuffle=True) as loader:
+        for _ in loader:
+            pass
+        epoch = iter(loader)
+        next(epoch), next(epoch)
+        state = loader.state_dict()
+        expected = list(epoch) + list(loader)
+    with open_loader(one_path, [3, 2], nodes, shuffle=True) as loader:
+        loader.load_state_dict(state)
+        assert loader.epoch == 1
+        found = list(loader) + list(loader)
+        assert loader.epoch == 3
+    for batch, other in zip(found, expected, strict=True):
+        assert_same(batch, other)
+
+
+def test_minibatches_are_made_on_the_device(
+    one_path: Path, several_path: Path, device: Device, cuda_is: Callable[[Device], None]
+) -> None:
+    cuda_is(device)
+    for path, nodes in ((one_path, torch.arange(0, PAPERS, 9)), (several_path, ("author", [1, 5, 70, 9]))):
+        options: dict[str, Any] = {"shuffle": True, "batch_size": 20}
+        with open_loader(path, [3, -1], nodes, **options) as loader:
+            expected = list(loader)
+        with open_loader(path, [3, -1], nodes, device="cuda", place="host", **options) as loader:
+            for batch, same in zip(loader, expected, strict=True):
+                assert_same(batch.cpu(), same)
+                for storage in stores(batch).values():
+                    for name, value in storage.items():
+                        if isinstance(value, torch.Tensor) and name != "input_id":
+                            assert value.device == device.torch_device
+
+
+def test_what_is_refused(one: Data, one_path: Path, several_path: Path) -> None:
+    for error, message, path, counts, nodes, options in (
+        (TypeError, "node_sampler=gids.pyg", one, [2], None, {}),
+        (ValueError, "num_neighbors", one_path, [], None, {}),
+        (ValueError, "num_neighbors", one_path, [-2], None, {}),
+        (TypeError, "give a list", one_path, {CITES: [2]}, None, {}),
+        (ValueError, "edge type", several_path, {CITES: [2]}, "paper", {}),
+        (ValueError, "hops", several_path, {CITES: [2], WRITES: [2, 2], WRITTEN: [2]}, "paper", {}),
+        (ValueError, "must be a node type", several_path, [2], None, {}),
+        (KeyError, "no node type 'venue'", several_path, [2], "venue", {}),
+        (ValueError, "a mask is", one_path, [2], torch.ones(3, dtype=torch.bool), {}),
+        (TypeError, "give int64", one_path, [2], torch.ones(3), {}),
+        (IndexError, "ids run from 0 to 599", one_path, [2], [600], {}),
+        (ValueError, "replace is not supported", one_path, [2], None, {"replace": True}),
+        (ValueError, "disjoint is not supported", one_path, [2], None, {"disjoint": True}),
+        (ValueError, "weight_attr is not supported", one_path, [2], None, {"weight_attr": "w"}),
+        (ValueError, "subgraph_type='induced'", one_path, [2], None, {"subgraph_type": "induced"}),
+        (TypeError, "num_neighbours", one_path, [2], None, {"num_neighbours": 3}),
+        (KeyError, "no table 'z'", one_path, [2], None, {"tables": ["z"]}),
+    ):
+        with pytest.raises(error, match=message):
+            open_loader(path, counts, nodes, **options)

@@ -1,0 +1,194 @@
+"""gids.pyg.FeatureStore, GraphStore and NeighborSampler: PyG's interfaces, and PyG's own loaders on them."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pyg_model import AUTHORS, CITES, PAPERS, WRITES, WRITTEN
+from torch_geometric.data import Data, HeteroData, TensorAttr
+from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
+from torch_geometric.loader import LinkLoader, NodeLoader
+from torch_geometric.sampler import NegativeSampling
+from torch_geometric.sampler import NeighborSampler as PygNeighborSampler
+
+import gids
+import gids.pyg
+
+
+def both(path: Path) -> tuple[gids.pyg.FeatureStore, gids.pyg.GraphStore]:
+    store = gids.FeatureStore(path)
+    return gids.pyg.FeatureStore(store), gids.pyg.GraphStore(store)
+
+
+def test_tensors_are_the_rows_of_the_source(several: HeteroData, several_path: Path) -> None:
+    features, _ = both(several_path)
+    ids = torch.tensor([5, 0, 5, PAPERS - 1])
+    mask = torch.zeros(PAPERS, dtype=torch.bool)
+    mask[[3, 9]] = True
+    x = several["paper"].x
+    for index, expected in (
+        (ids, x[ids]),
+        (mask, x[mask]),
+        (slice(10, 20, 3), x[10:20:3]),
+        (None, x),
+        (7, x[7:8]),
+        (torch.empty(0, dtype=torch.int64), x[:0]),
+    ):
+        assert torch.equal(features.get_tensor("paper", "x", index=index), expected)
+    assert torch.equal(features["paper", "y", ids], several["paper"].y[ids])
+    assert torch.equal(features["author"].x[:], several["author"].x)
+    assert torch.equal(features.get_tensor(WRITES, "edge_attr", index=ids), several[WRITES].edge_attr[ids])
+    assert features.get_tensor_size("author", "x") == (AUTHORS, 7)
+    assert features.get_tensor_size("paper", "y") == (PAPERS,)
+    attrs = [TensorAttr("paper", "x", ids), TensorAttr("author", "x", ids[:3])]
+    assert [len(t) for t in features.multi_get_tensor(attrs)] == [4, 3]
+    assert {(a.group_name, a.attr_name) for a in features.get_all_tensor_attrs()} == {
+        ("paper", "x"),
+        ("author", "x"),
+        (WRITES, "edge_attr"),
+        ("paper", "y"),
+    }
+
+
+def test_a_homogeneous_dataset_has_no_group_names(one: Data, one_path: Path) -> None:
+    features, graphs = both(one_path)
+    assert [(a.group_name, a.attr_name) for a in features.get_all_tensor_attrs()] == [
+        (None, "x"),
+        (None, "y"),
+    ]
+    assert torch.equal(features.get_tensor(None, "x", index=None), one.x)
+    assert torch.equal(features.get_tensor(None, "edge_attr", index=None), one.edge_attr)
+    (attr,) = graphs.get_all_edge_attrs()
+    assert (attr.edge_type, attr.layout, attr.size) == (None, EdgeLayout.CSC, (PAPERS, PAPERS))
+
+
+def test_topology_in_every_layout(one: Data, one_path: Path, several: HeteroData, several_path: Path) -> None:
+    """Permutations lead back to the source's edges."""
+    _, graphs = both(several_path)
+    assert {a.edge_type for a in graphs.get_all_edge_attrs()} == {CITES, WRITES, WRITTEN}
+    for layout in ("csc", "csr", "coo"):
+        rows, cols, orders = getattr(graphs, layout)()
+        for relation in (CITES, WRITES, WRITTEN):
+            row, col, order = rows[relation], cols[relation], orders[relation]
+            assert row.dtype == col.dtype == torch.int64
+            if layout == "csc":
+                col = torch.arange(len(col) - 1).repeat_interleave(col.diff())
+            if layout == "csr":
+                row = torch.arange(len(row) - 1).repeat_interleave(row.diff())
+            assert torch.equal(torch.stack([row, col]), several[relation].edge_index[:, order])
+            assert len(order.unique()) == len(order)
+    _, graph = both(one_path)
+    row, colptr = graph.get_edge_index(None, "csc")
+    assert len(colptr) == PAPERS + 1
+    assert len(row) == one.edge_index.shape[1]
+    with pytest.raises(KeyError, match="not found"):
+        graph.get_edge_index(None, "coo")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_pygs_node_loader_runs_on_the_stores(one: Data, one_path: Path, workers: int) -> None:
+    data = both(one_path)
+    sampler = gids.pyg.NeighborSampler(data, [4, 3])
+    if workers:
+        sampler.sample_from_nodes(next(iter([_input(torch.arange(3))])))  # threads that no fork inherits
+    loader = NodeLoader(
+        data, sampler, input_nodes=torch.arange(0, PAPERS, 3), batch_size=50, num_workers=workers
+    )
+    torch.manual_seed(0)
+    batches = list(loader)
+    assert len(batches) == 4
+    for batch in batches:
+        assert torch.equal(batch.x, one.x[batch.n_id])
+        assert torch.equal(batch.y, one.y[batch.n_id])
+        assert torch.equal(batch.n_id[batch.edge_index], one.edge_index[:, batch.e_id])
+        assert len(batch.num_sampled_nodes) == 3
+    torch.manual_seed(0)
+    for batch, again in zip(batches, loader, strict=True):
+        assert torch.equal(batch.n_id, again.n_id)
+
+
+def _input(nodes: torch.Tensor) -> Any:
+    from torch_geometric.sampler import NodeSamplerInput
+
+    return NodeSamplerInput(None, nodes)
+
+
+def test_pygs_node_loader_runs_on_stores_of_several_types(several: HeteroData, several_path: Path) -> None:
+    data = both(several_path)
+    sampler = gids.pyg.NeighborSampler(data, [4, 3])
+    for batch in NodeLoader(data, sampler, input_nodes="author", batch_size=60):
+        for ntype in ("paper", "author"):
+            assert torch.equal(batch[ntype].x, several[ntype].x[batch[ntype].n_id])
+        for relation in (CITES, WRITES, WRITTEN):
+            row, col = batch[relation].edge_index
+            ends = torch.stack([batch[relation[0]].n_id[row], batch[relation[2]].n_id[col]])
+            assert torch.equal(ends, several[relation].edge_index[:, batch[relation].e_id])
+
+
+def test_pygs_link_loader_runs_on_the_sampler(one: Data, several: HeteroData) -> None:
+    sampler = gids.pyg.NeighborSampler(one, [3])
+    pairs = one.edge_index[:, :100]
+    loader = LinkLoader(one, sampler, pairs, neg_sampling=NegativeSampling("binary"), batch_size=20)
+    for step, batch in enumerate(loader):
+        found = batch.n_id[batch.edge_label_index[:, :20]]
+        assert torch.equal(found, pairs[:, 20 * step : 20 * step + 20])
+        assert batch.edge_label.tolist() == [1.0] * 20 + [0.0] * 20
+    sampler = gids.pyg.NeighborSampler(several, [3, 2])
+    pairs = several[WRITES].edge_index[:, :50]
+    for batch in LinkLoader(several, sampler, (WRITES, pairs), batch_size=50):
+        row, col = batch[WRITES].edge_label_index
+        assert torch.equal(torch.stack([batch["author"].n_id[row], batch["paper"].n_id[col]]), pairs)
+
+
+def test_pygs_own_sampler_reads_the_graph_store(one_path: Path, several_path: Path) -> None:
+    """pyg-lib samples what its constructor prepares."""
+    with pytest.warns(UserWarning, match="pyg-lib"):
+        sampler = PygNeighborSampler(both(one_path), [2])
+    graph = gids.FeatureStore(one_path).graph()
+    assert np.array_equal(sampler.colptr, graph.indptr)
+    assert np.array_equal(sampler.row, graph.indices)
+    assert np.array_equal(sampler.edge_permutation, graph.edge_ids)
+    with pytest.warns(UserWarning, match="pyg-lib"):
+        sampler = PygNeighborSampler(both(several_path), [2])
+    assert sampler.num_nodes == {"paper": PAPERS, "author": AUTHORS}
+    assert len(sampler.colptr_dict) == 3
+
+
+def test_stores_and_samplers_can_be_sent_to_processes(several_path: Path) -> None:
+    features, graphs = pickle.loads(pickle.dumps(both(several_path)))
+    assert len(features.get_tensor("author", "x", index=None)) == AUTHORS
+    assert len(graphs.get_all_edge_attrs()) == 3
+    sampler = pickle.loads(pickle.dumps(gids.pyg.NeighborSampler((features, graphs), [2])))
+    assert repr(sampler._samplers[-1]).startswith("HopSampler")
+
+
+def test_what_is_refused(one: Data, one_path: Path, several_path: Path) -> None:
+    features, graphs = both(several_path)
+    with pytest.raises(KeyError, match=r"no 'z' of 'paper' \(it has 'paper' 'x'"):
+        features.get_tensor("paper", "z", index=None)
+    with pytest.raises(IndexError, match="out of range"):
+        features.get_tensor("paper", "x", index=torch.tensor([PAPERS]))
+    with pytest.raises(TypeError, match="cannot be changed"):
+        features.put_tensor(torch.zeros(3), "paper", "x", index=None)
+    with pytest.raises(TypeError, match="cannot be changed"):
+        features.remove_tensor("paper", "x", index=None)
+    with pytest.raises(TypeError, match="cannot be changed"):
+        graphs.put_edge_index((torch.zeros(1), torch.zeros(1)), EdgeAttr(CITES, "coo"))
+    with pytest.raises(TypeError, match="cannot be changed"):
+        graphs.remove_edge_index(CITES, "csc")
+    with pytest.raises(KeyError):
+        graphs.get_edge_index(("paper", "x", "paper"), "csc")
+    with pytest.raises(ValueError, match="not of one gids dataset"):
+        gids.pyg.NeighborSampler((features, both(one_path)[1]), [2])
+    with pytest.raises(TypeError, match="no edge_index"):
+        gids.pyg.NeighborSampler(Data(x=one.x), [2])
+    broken = Data(x=one.x, edge_index=torch.tensor([[0], [PAPERS]]), num_nodes=PAPERS)
+    with pytest.raises(IndexError, match="ids run from 0"):
+        gids.pyg.NeighborSampler(broken, [2])
+    with pytest.raises(IndexError, match="seed"):
+        gids.pyg.NeighborSampler(one, [2]).sample_from_nodes(_input(torch.tensor([PAPERS])))

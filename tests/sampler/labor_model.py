@@ -1,0 +1,127 @@
+"""LABOR, obviously: one node at a time, c_s by bisection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from sampling_model import MASK, layer_key, words
+
+from gids.store import Graph
+
+
+@dataclass
+class LaborBlock:
+    indptr: list[int] = field(default_factory=lambda: [0])
+    indices: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+    num_src: int = 0
+
+
+def philox2(counter: int, key: int) -> int:
+    c0, c1 = words(counter)
+    for _ in range(10):
+        product = 0xD256D193 * c0
+        c0, c1 = product >> 32 ^ key ^ c1, product & MASK
+        key = key + 0x9E3779B9 & MASK
+    return c0 | c1 << 32
+
+
+def variate(key: int, node: int) -> int:
+    return philox2(node | key >> 32 << 32, key & MASK)
+
+
+def factor(pi: Sequence[float], k: int) -> float:
+    """c with sum of 1 / min(1, c pi) = d^2 / min(k, d)."""
+    d = len(pi)
+    if d <= k:
+        return max((1 / p for p in pi), default=0.0)
+    low, high = 0.0, 1 / min(pi)
+    each = np.array(pi)
+    for _ in range(60):
+        c = (low + high) / 2
+        low, high = (c, high) if (1 / np.minimum(1, c * each)).sum() > d * d / k else (low, c)
+    return (low + high) / 2
+
+
+def probabilities(neighbours: Sequence[Sequence[int]], k: int, times: int) -> dict[int, float]:
+    pi = {t: 1.0 for of_node in neighbours for t in of_node}
+    before = float("inf")
+    while times:
+        most = dict.fromkeys(pi, 0.0)
+        for of_node in neighbours:
+            c = factor([pi[t] for t in of_node], k)
+            for t in of_node:
+                most[t] = max(most[t], c)
+        pi = {t: p * most[t] for t, p in pi.items()}
+        expected = sum(min(1, p) for p in pi.values())
+        if times < 0 and expected >= before * (1 - 1e-4):
+            break
+        before, times = expected, times - 1
+    return pi
+
+
+def choose(
+    of_node: Sequence[int], pi: dict[int, float], k: int, key: int, fixed_count: bool, plain: bool
+) -> list[tuple[int, float]]:
+    """(which in-edge, weight)."""
+    d = len(of_node)
+    if k == -1 or d <= k:
+        return [(e, 1.0) for e in range(d)]
+    bits = [variate(key, t) for t in of_node]
+    r = [((b >> 11) + 0.5) / 2**53 for b in bits]
+    if plain and not fixed_count:
+        return [(e, d / k) for e in range(d) if bits[e] * d >> 64 < k]
+    if fixed_count:
+        order = sorted(range(d), key=lambda e: (r[e] / pi[of_node[e]], e))
+        last = r[order[k]] / pi[of_node[order[k]]]
+        return [(e, d / k if plain else 1 / min(1, pi[of_node[e]] * last)) for e in sorted(order[:k])]
+    c = factor([pi[t] for t in of_node], k)
+    p = [min(1, c * pi[t]) for t in of_node]
+    return [(e, 1 / p[e]) for e in range(d) if r[e] <= p[e]]
+
+
+def sample(
+    graphs: Sequence[Graph],
+    seeds: dict[str, list[int]],
+    fanouts: Sequence[Sequence[int]],
+    numbers: tuple[int, int, int],
+    *,
+    times: int,
+    fixed_count: bool,
+    layer_dependency: bool,
+) -> tuple[dict[str, list[int]], list[list[LaborBlock]]]:
+    """(nodes by type, blocks by layer and relation); layers and their fanouts go from the seeds on."""
+    types = list(dict.fromkeys(t for g in graphs for t in (g.relation[0], g.relation[2])))
+    nodes = {t: list(seeds.get(t, [])) for t in types}
+    local: dict[str, dict[int, int]] = {t: {} for t in types}
+    for t in types:
+        for at, node in enumerate(nodes[t]):
+            local[t].setdefault(node, at)
+    layers = []
+    for layer, layer_fanouts in enumerate(fanouts):
+        frontier = {t: list(nodes[t]) for t in types}
+        blocks = []
+        for graph, k in zip(graphs, layer_fanouts, strict=True):
+            src, _, dst = graph.relation
+            key = layer_key(*numbers, 0 if layer_dependency else layer, types.index(src))
+            ranges = [(int(graph.indptr[v]), int(graph.indptr[v + 1])) for v in frontier[dst]]
+            neighbours = [graph.indices[begin:end].tolist() for begin, end in ranges]
+            pi = probabilities(neighbours, k, times if k > 0 else 0)
+            block = LaborBlock()
+            for (begin, _), of_node in zip(ranges, neighbours, strict=True):
+                for e, weight in choose(of_node, pi, k, key, fixed_count, times == 0 or k < 1):
+                    if of_node[e] not in local[src]:
+                        local[src][of_node[e]] = len(nodes[src])
+                        nodes[src].append(of_node[e])
+                    block.indices.append(local[src][of_node[e]])
+                    block.positions.append(begin + e)
+                    block.weights.append(weight)
+                block.indptr.append(len(block.indices))
+            blocks.append(block)
+        for graph, block in zip(graphs, blocks, strict=True):
+            block.num_src = len(nodes[graph.relation[0]])
+        layers.append(blocks)
+    return nodes, layers

@@ -1,0 +1,138 @@
+"""Dependent minibatches: numbers that are uniform in each and change slowly between them. Seeds are fixed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sampling_graphs import make_graph
+from scipy import stats
+
+from gids import _core
+from gids.sampler import Labor, Minibatch, Neighbor, Sampler
+from gids.store import Graph
+
+UNLIKELY = 1e-3  # one correct sampler in a thousand fails; these seeds do not
+
+
+def variates(step: int, kappa: int, *, seed: int = 3, epoch: int = 1, nodes: int = 20_000) -> np.ndarray:
+    """In [0, 1), of nodes 0, 1, …"""
+    out = np.empty(nodes, np.uint64)
+    _core.variates((seed, epoch, step), kappa, 0, 0, np.arange(nodes), out)
+    return out / 2.0**64
+
+
+def make(kind: str, kappa: float, **options: Any) -> Sampler:
+    sampler: Any = {"neighbor": Neighbor, "labor": Labor}[kind]
+    return sampler([5, 5], batch_dependency=kappa, **options)  # type: ignore[no-any-return]
+
+
+def dense(nodes: int = 3000, degree: int = 60) -> Graph:
+    return make_graph(np.full(nodes, degree), seed=8)
+
+
+def assert_same(one: Minibatch, other: Minibatch) -> None:
+    assert torch.equal(one.input_nodes, other.input_nodes)  # type: ignore[arg-type]
+    for a, b in zip(one.blocks, other.blocks, strict=True):
+        assert torch.equal(a.positions, b.positions)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kappa", [2, 8, 64])
+def test_numbers_are_uniform_at_every_c(kappa: int) -> None:
+    for step in range(0, kappa + 1, max(1, kappa // 8)):
+        r = variates(5 * kappa + step, kappa)
+        p = stats.chisquare(np.bincount((r * 100).astype(int), minlength=100)).pvalue
+        assert p > UNLIKELY, (step, p)
+        assert stats.kstest(r, "uniform").pvalue > UNLIKELY
+
+
+@pytest.mark.parametrize("kappa", [2, 8, 64])
+def test_a_group_leads_from_its_own_numbers_to_those_of_the_next(kappa: int) -> None:
+    """As the formula says, and with the correlation that it says."""
+    ends = [variates(group, 1) for group in (5, 6)]
+    np.testing.assert_array_equal(variates(5 * kappa, kappa), ends[0])
+    np.testing.assert_array_equal(variates(6 * kappa, kappa), ends[1])
+    normal = [stats.norm.ppf(end) for end in ends]
+    for i in range(1, kappa, max(1, kappa // 4)):
+        angle = i / kappa * math.pi / 2
+        n = math.cos(angle) * normal[0] + math.sin(angle) * normal[1]
+        np.testing.assert_allclose(variates(5 * kappa + i, kappa), stats.norm.cdf(n), atol=1e-12)
+
+
+def test_without_end_only_the_epoch_matters() -> None:
+    np.testing.assert_array_equal(variates(0, 0), variates(1 << 40, 0))
+    np.testing.assert_array_equal(variates(7, 0), variates(0, 1))
+    assert abs(np.corrcoef(variates(7, 0), variates(7, 0, epoch=2))[0, 1]) < 0.03
+
+
+@pytest.mark.parametrize("kind", ["neighbor", "labor"])
+def test_one_is_independent_and_infinity_the_same_for_an_epoch(kind: str) -> None:
+    graph, seeds = dense(), torch.arange(100)
+    plain: Any = {"neighbor": Neighbor, "labor": Labor}[kind]([5, 5])
+    for step in (0, 9):
+        assert_same(make(kind, 1).sample(graph, seeds, step=step), plain.sample(graph, seeds, step=step))
+    endless = make(kind, math.inf)
+    first = endless.sample(graph, seeds, epoch=2)
+    assert_same(first, endless.sample(graph, seeds, epoch=2, step=12345))
+    other = endless.sample(graph, seeds, epoch=3)
+    assert first.input_nodes.tolist() != other.input_nodes.tolist()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kind", ["neighbor", "labor"])
+def test_steps_may_be_sampled_in_any_order(kind: str) -> None:
+    graph, seeds = dense(500, 30), torch.arange(60)
+    sampler = make(kind, 4)
+    in_turn = [sampler.sample(graph, seeds, step=step) for step in range(10)]
+    for step in (9, 3, 6, 0):
+        assert_same(make(kind, 4, threads=2).sample(graph, seeds, step=step), in_turn[step])
+
+
+@pytest.mark.parametrize("kind", ["neighbor", "labor"])
+def test_the_larger_kappa_the_more_two_minibatches_share(kind: str) -> None:
+    graph, seeds = dense(), torch.arange(100)
+    shares = []
+    for kappa in (1, 4, 16, 64, math.inf):
+        one, other = (make(kind, kappa).sample(graph, seeds, step=s).blocks[1] for s in (0, 1))
+        shared = np.intersect1d(one.positions, other.positions)  # type: ignore[union-attr]
+        shares.append(len(shared) / one.num_edges)  # type: ignore[union-attr]
+    print(shares)
+    assert (np.diff(shares) > 0).all()
+    assert shares[0] < 0.15
+    assert shares[-1] == 1
+
+
+@pytest.mark.parametrize("kind", ["neighbor", "labor"])
+def test_full_neighbourhoods_gain_nothing(kind: str) -> None:
+    graph, seeds = dense(500, 30), torch.arange(20)
+    plain: Any = {"neighbor": Neighbor, "labor": Labor}[kind]
+    for fanouts in ([-1, -1], [30, 30]):
+        one = plain(fanouts).sample(graph, seeds, step=3)
+        for kappa in (8, math.inf):
+            assert_same(one, plain(fanouts, batch_dependency=kappa).sample(graph, seeds, step=3))
+
+
+@pytest.mark.parametrize("kind", ["neighbor", "labor"])
+def test_an_lru_cache_misses_less_as_kappa_grows(kind: str) -> None:
+    graph, steps = dense(20_000, 100), 60
+    order = torch.from_numpy(np.random.default_rng(1).permutation(graph.num_dst))
+    rates = []
+    for kappa in (1, 16, 256):
+        sampler: Any = {"neighbor": Neighbor, "labor": Labor}[kind](
+            [5, 10], batch_dependency=kappa, threads=1
+        )
+        planner = _core.Planner(graph.num_src, 5000, policy="lru")
+        loads = nodes = 0
+        for step in range(steps):
+            minibatch = sampler.sample(graph, order[step * 64 : (step + 1) * 64], seed=2, step=step)
+            planner.enter(step, minibatch.input_nodes.numpy())
+            hits, missed, bypassed = planner.plan(step)
+            planner.retire(step)
+            if step >= 10:
+                loads, nodes = loads + missed + bypassed, nodes + hits + missed + bypassed
+        rates.append(loads / nodes)
+    print(rates)
+    assert (np.diff(rates) < 0).all()
+    assert rates[-1] < 0.95 * rates[0]

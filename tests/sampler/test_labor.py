@@ -1,0 +1,182 @@
+"""LABOR: bit by bit what its model says, with any threads; what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from labor_model import sample
+from sampling_graphs import citations, make_graph, mixed_degrees
+
+from gids.errors import FormatError
+from gids.sampler import Block, Labor, Minibatch
+from gids.store import Graph
+
+
+def assert_equal(
+    minibatch: Minibatch, graphs: Sequence[Graph], seeds: dict[str, torch.Tensor], sampler: Labor
+) -> None:
+    """sampler: with the same number for every relation."""
+    fanouts = [[f] * len(graphs) for f in reversed(sampler.fanouts)]
+    nodes, layers = sample(
+        graphs,
+        {t: ids.tolist() for t, ids in seeds.items()},
+        fanouts,  # type: ignore[arg-type]
+        (7, minibatch.epoch, minibatch.step),
+        times=sampler.importance_sampling,
+        fixed_count=sampler.fixed_count,
+        layer_dependency=sampler.layer_dependency,
+    )
+    found = minibatch.input_nodes
+    if isinstance(found, torch.Tensor):
+        found = {graphs[0].relation[0]: found}
+    assert {t: ids.tolist() for t, ids in found.items()} == nodes
+    for layer, models in zip(reversed(minibatch.blocks), layers, strict=True):
+        blocks = layer.values() if isinstance(layer, dict) else [layer]
+        for block, model in zip(blocks, models, strict=True):
+            assert isinstance(block, Block)
+            assert block.indptr.tolist() == model.indptr
+            assert block.indices.tolist() == model.indices
+            assert block.positions.tolist() == model.positions
+            assert block.num_src == model.num_src
+            assert block.weights is not None
+            assert block.weights.dtype == torch.float32
+            np.testing.assert_allclose(block.weights.numpy(), model.weights, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"fixed_count": True},
+        {"layer_dependency": True},
+        {"importance_sampling": 1},
+        {"importance_sampling": 3, "layer_dependency": True},
+        {"importance_sampling": -1},
+        {"importance_sampling": 1, "fixed_count": True},
+    ],
+    ids=str,
+)
+def test_it_samples_what_the_model_does(options: dict[str, Any]) -> None:
+    graph = make_graph(mixed_degrees(200), dtype=np.int32)
+    type_ = graph.relation[0]
+    seeds = torch.from_numpy(np.random.default_rng(1).permutation(200)[:20])
+    for fanouts in ([10], [3, 40], [-1, 4]):
+        sampler = Labor(fanouts, threads=2, **options)
+        minibatch = sampler.sample(graph, seeds, seed=7, epoch=3, step=1 << 40)
+        assert_equal(minibatch, [graph], {type_: seeds}, sampler)
+
+
+def test_relations_from_one_type_share_their_numbers() -> None:
+    graphs = citations()
+    seeds = {"paper": torch.arange(5, 25), "author": torch.arange(9)}
+    for options in ({}, {"fixed_count": True}, {"importance_sampling": 1}):
+        sampler = Labor([3, 4], **options)  # type: ignore[arg-type]
+        assert_equal(sampler.sample(graphs, seeds, seed=7), graphs, seeds, sampler)
+
+
+def test_a_relation_may_be_left_out() -> None:
+    graphs = citations()
+    for importance_sampling in (0, 1):
+        fanouts = {g.relation: i for i, g in enumerate(graphs)}
+        minibatch = Labor([fanouts], importance_sampling=importance_sampling).sample(
+            graphs, {"paper": torch.arange(50)}
+        )
+        edges = [block.num_edges for block in minibatch.blocks[0].values()]  # type: ignore[union-attr]
+        assert edges[0] == edges[2] == 0
+        assert edges[1] > 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"fixed_count": True, "batch_dependency": 8},
+        {"importance_sampling": -1},
+        {"importance_sampling": 2, "fixed_count": True},
+        {"batch_dependency": 8},
+    ],
+    ids=str,
+)
+def test_the_number_of_threads_changes_nothing(options: dict[str, Any]) -> None:
+    graph = make_graph(mixed_degrees(10_000), dtype=np.int32)
+    seeds = torch.from_numpy(np.random.default_rng(2).permutation(10_000)[:500])
+    samplers = [Labor([5, 10], threads=n, **options) for n in (1, 2, 8)]
+    for step in (0, 3):
+        first, *others = [s.sample(graph, seeds, seed=1, step=step) for s in samplers]
+        assert sum(b.num_edges for b in first.blocks) > 10_000  # type: ignore[union-attr]
+        for other in others:
+            assert_same(first, other)
+
+
+def assert_same(one: Minibatch, other: Minibatch) -> None:
+    assert torch.equal(one.input_nodes, other.input_nodes)  # type: ignore[arg-type]
+    for a, b in zip(one.blocks, other.blocks, strict=True):
+        for name in ("indptr", "indices", "positions", "weights"):
+            assert torch.equal(getattr(a, name), getattr(b, name))
+
+
+@pytest.mark.parametrize("seeds", [[], [5, 5, 2, 5], [0]], ids=str)
+def test_seeds_may_be_none_may_repeat_and_may_be_isolated(seeds: list[int]) -> None:
+    ids = torch.tensor(seeds, dtype=torch.int64)
+    for graph in (make_graph(mixed_degrees(50)), make_graph([0] * 9)):
+        for importance_sampling in (0, -1):
+            sampler = Labor([2, 3], importance_sampling=importance_sampling)
+            assert_equal(sampler.sample(graph, ids, seed=7), [graph], {graph.relation[0]: ids}, sampler)
+
+
+def test_a_sampler_travels_as_its_arguments_and_says_them() -> None:
+    sampler = Labor([2, 3], importance_sampling=1, batch_dependency=math.inf, fixed_count=True, threads=1)
+    assert repr(sampler) == "Labor([2, 3], importance_sampling=1, fixed_count=True, batch_dependency=inf)"
+    assert repr(Labor([4])) == "Labor([4])"
+    graph, seeds = make_graph(mixed_degrees(60)), torch.arange(20)
+    before = sampler.sample(graph, seeds)
+    for other in (pickle.loads(pickle.dumps(sampler)), copy.deepcopy(sampler)):
+        assert_same(before, other.sample(graph, seeds))
+    assert sampler.nbytes > 0
+    edges = sum(b.num_edges for b in before.blocks)  # type: ignore[union-attr]
+    ends = sum(b.num_dst + 1 for b in before.blocks)  # type: ignore[union-attr]
+    assert before.nbytes == 8 * (20 + len(before.input_nodes) + ends) + 20 * edges
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize("kappa", [0, -1, 0.5, 1.5, math.nan, True, "8", None], ids=str)
+def test_bad_batch_dependencies(kappa: Any) -> None:
+    with pytest.raises(ValueError, match=r"batch_dependency=.*or more, or math\.inf"):
+        Labor([2], batch_dependency=kappa)
+
+
+@pytest.mark.parametrize("times", [-2, 1.0, True, None], ids=str)
+def test_bad_importance_sampling(times: Any) -> None:
+    with pytest.raises(ValueError, match=r"importance_sampling=.*-1 for convergence"):
+        Labor([2], importance_sampling=times)
+
+
+def test_bad_fanouts_and_seeds() -> None:
+    with pytest.raises(ValueError, match="fanouts="):
+        Labor([0])
+    with pytest.raises(IndexError, match="seed 50 is no '_N' node"):
+        Labor([2]).sample(make_graph([3] * 50), torch.tensor([50]))
+
+
+@pytest.mark.parametrize("options", [{}, {"fixed_count": True}, {"importance_sampling": 1}], ids=str)
+def test_a_topology_that_contradicts_itself(options: dict[str, Any]) -> None:
+    good = make_graph([4] * 20)
+    indices = good.indices.copy()
+    indices[[41, 42]] = 20, -1
+    spoiled = Graph(good.relation, 20, 20, good.indptr, indices, None)
+    for fanout in (3, 4, -1):
+        sampler = Labor([fanout], threads=2, **options)
+        with pytest.raises(FormatError, match=r"indices\[41\] is outside 0 to 19"):
+            sampler.sample(spoiled, torch.arange(20))
+        assert_equal(
+            sampler.sample(good, torch.arange(20), seed=7), [good], {"_N": torch.arange(20)}, sampler
+        )

@@ -1,0 +1,168 @@
+"""LABOR: the probabilities it promises, estimates without bias, fewer nodes. Seeds are fixed."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from sampling_graphs import make_graph
+from scipy import stats
+
+from gids.sampler import Block, Labor, Neighbor, Sampler
+from gids.store import Graph
+from gids.store.names import RELATION
+
+UNLIKELY = 1e-3  # one correct sampler in a thousand fails; these seeds do not
+EVERY_KIND: list[dict[str, Any]] = [
+    {"importance_sampling": times, "fixed_count": fixed} for times in (0, 1, -1) for fixed in (False, True)
+]
+
+
+def distinct_graph(nodes: int = 60, num_src: int = 90, seed: int = 0) -> Graph:
+    """Degrees of 1 to 40, no parallel edges."""
+    rng = np.random.default_rng(seed)
+    lists = [rng.permutation(num_src)[: rng.integers(1, 41)] for _ in range(nodes)]
+    indptr = np.concatenate([[0], np.cumsum([len(one) for one in lists])]).astype(np.int64)
+    return Graph(("a", "to", "b"), num_src, nodes, indptr, np.concatenate(lists), None)
+
+
+def one_block(sampler: Sampler, graph: Graph, step: int, nodes: int) -> Block:
+    minibatch = sampler.sample([graph], {graph.relation[2]: torch.arange(nodes)}, seed=3, step=step)
+    [block] = minibatch.blocks[0].values()  # type: ignore[union-attr]
+    return block
+
+
+def assert_p(p: float) -> None:
+    assert UNLIKELY < p < 1 - UNLIKELY, p
+
+
+@pytest.mark.parametrize(("degree", "fanout"), [(2, 1), (7, 3), (33, 32), (200, 10)])
+def test_every_edge_is_taken_with_probability_k_over_d(degree: int, fanout: int) -> None:
+    """Every node with sources of its own, so that all are independent."""
+    nodes = 4000
+    indptr = np.arange(nodes + 1) * degree
+    graph = Graph(("a", "to", "b"), nodes * degree, nodes, indptr, np.arange(nodes * degree), None)
+    block = one_block(Labor([fanout]), graph, 0, nodes)
+    p = fanout / degree
+    counts = np.bincount(block.positions.numpy() % degree, minlength=degree)
+    statistic = ((counts - nodes * p) ** 2).sum() / (nodes * p * (1 - p))
+    assert_p(float(stats.chi2.sf(statistic, degree)))
+    how_many = np.bincount(block.indptr.diff().numpy(), minlength=degree + 1)
+    expected = nodes * stats.binom.pmf(np.arange(degree + 1), degree, p)
+    rare = expected < 5
+    how_many = np.append(how_many[~rare], how_many[rare].sum())
+    expected = np.append(expected[~rare], expected[rare].sum())
+    assert_p(float(stats.chisquare(how_many[expected > 0], expected[expected > 0]).pvalue))
+    exactly = one_block(Labor([fanout], fixed_count=True), graph, 0, nodes)
+    assert set(exactly.indptr.diff().tolist()) == {fanout}
+    counts = np.bincount(exactly.positions.numpy() % degree, minlength=degree)
+    variance = nodes * p * (1 - p) * degree / (degree - 1)  # as drawn without replacement
+    assert_p(float(stats.chi2.sf(((counts - nodes * p) ** 2).sum() / variance, degree - 1)))
+
+
+@pytest.mark.parametrize("times", [0, 1, 3, -1])
+def test_every_edge_is_taken_with_one_over_its_weight(times: int) -> None:
+    graph, steps = distinct_graph(), 3000
+    sampler = Labor([5], importance_sampling=times, threads=1)
+    counts, weights = np.zeros(graph.num_edges), np.ones(graph.num_edges)
+    for step in range(steps):
+        block = one_block(sampler, graph, step, graph.num_dst)
+        counts[block.positions] += 1
+        weights[block.positions] = block.weights
+    p = 1 / weights
+    assert (counts[p == 1] == steps).all()
+    degrees = np.diff(graph.indptr)
+    variances = np.add.reduceat(1 / p, graph.indptr[:-1])
+    many = degrees > 5
+    np.testing.assert_allclose(variances[many], degrees[many] ** 2 / 5, rtol=1e-5)  # as Neighbor's would be
+    _, first = np.unique(graph.indices, return_index=True)  # edges with one source are not independent
+    free = first[p[first] < 1]
+    z = (counts[free] - steps * p[free]) / np.sqrt(steps * p[free] * (1 - p[free]))
+    assert_p(float(stats.chi2.sf((z**2).sum(), len(free))))
+
+
+@pytest.mark.parametrize("options", EVERY_KIND, ids=str)
+def test_sums_are_estimated_without_bias(options: dict[str, Any]) -> None:
+    graph, steps = distinct_graph(seed=1), 3000
+    x = np.random.default_rng(4).normal(2, 1, graph.num_src)
+    exact = np.add.reduceat(x[graph.indices], graph.indptr[:-1])
+    sampler = Labor([4], threads=1, **options)
+    estimates = np.empty((steps, graph.num_dst))
+    for step in range(steps):
+        block = one_block(sampler, graph, step, graph.num_dst)
+        assert block.weights is not None
+        values = block.weights.numpy() * x[graph.indices[block.positions.numpy()]]
+        ends = np.repeat(np.arange(graph.num_dst), np.diff(block.indptr.numpy()))
+        estimates[step] = np.bincount(ends, values, graph.num_dst)
+    spread = estimates.std(0, ddof=1) / np.sqrt(steps)
+    certain = spread < 1e-6
+    np.testing.assert_allclose(estimates.mean(0)[certain], exact[certain], rtol=1e-5)
+    assert certain.sum() < graph.num_dst / 3
+    z = (estimates.mean(0) - exact)[~certain] / spread[~certain]
+    assert np.abs(z).max() < stats.norm.isf(UNLIKELY / len(z)), z
+
+
+def dense(nodes: int = 3000, degree: int = 60) -> Graph:
+    return make_graph(np.full(nodes, degree), seed=8)
+
+
+def cornell() -> Graph:
+    """A friendship network of the Facebook100 data, where it is at hand."""
+    path = Path(__file__).parents[3] / "shared" / "data" / "cornell5.mat"
+    if not path.exists():
+        path = Path("/work/shared/data/cornell5.mat")
+    if not path.exists():
+        pytest.skip("cornell5.mat is not here")
+    io = pytest.importorskip("scipy.io")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        matrix = io.loadmat(path)["A"].tocsc()
+    nodes = matrix.shape[0]
+    return Graph(RELATION, nodes, nodes, matrix.indptr.astype(np.int64), matrix.indices, None)
+
+
+def mean_nodes(sampler: Sampler, graph: Graph, seeds: int, steps: int = 8) -> npt.NDArray[np.float64]:
+    """By layer: how many nodes are known after it."""
+    order = torch.from_numpy(np.random.default_rng(0).permutation(graph.num_dst)[:seeds])
+    sizes = []
+    for step in range(steps):
+        blocks = sampler.sample(graph, order, seed=9, step=step).blocks
+        sizes.append([block.num_src for block in reversed(blocks)])  # type: ignore[union-attr]
+    return np.mean(sizes, 0)
+
+
+@pytest.mark.parametrize("make", [dense, cornell])
+def test_labor_samples_fewer_nodes_and_the_more_it_improves_the_fewer(make: Any) -> None:
+    graph = make()
+    fanouts = [10, 10]
+    neighbor = mean_nodes(Neighbor(fanouts), graph, 200)
+    for fixed_count in (False, True):
+        kinds = [
+            mean_nodes(Labor(fanouts, importance_sampling=i, fixed_count=fixed_count), graph, 200)
+            for i in (0, 1, -1)
+        ]
+        sizes = np.array([neighbor, *kinds])
+        print(sizes)
+        assert (np.diff(sizes[:, 1]) <= 0).all()
+        assert sizes[1, 1] < 0.95 * sizes[0, 1]
+    together = mean_nodes(Labor(fanouts, layer_dependency=True), graph, 200)
+    assert together[1] < mean_nodes(Labor(fanouts), graph, 200)[1]
+
+
+@pytest.mark.parametrize("kind", ["neighbor", "labor-0", "labor-*"])
+def test_larger_minibatches_need_fewer_nodes_per_seed(kind: str) -> None:
+    """E|S| / |seeds| does not rise, E|S| is concave (theorems 3.1, 3.2 of "Cooperative Minibatching")."""
+    fanouts = [8, 8]
+    sampler: Sampler = Neighbor(fanouts)
+    if kind != "neighbor":
+        sampler = Labor(fanouts, importance_sampling=0 if kind == "labor-0" else -1)
+    graph = dense(2000)
+    batch_sizes = np.array([8, 16, 32, 64, 128, 256, 512])
+    sizes = np.array([mean_nodes(sampler, graph, n, 12)[-1] for n in batch_sizes])
+    assert (np.diff(sizes / batch_sizes) < 0).all()
+    assert (np.diff(np.diff(sizes) / np.diff(batch_sizes)) < 0).all()

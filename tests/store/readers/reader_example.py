@@ -1,0 +1,77 @@
+"""What the tests of readers share: convert a source, compare the dataset with it, and count what is left."""
+
+import os
+
+import numpy as np
+import torch
+
+from gids import FeatureStore
+from gids.cli import main
+from gids.store import verify
+
+
+def convert(source, target, *arguments):
+    """Run the command; the dataset, every byte of it checked."""
+    assert main(["convert", str(source), str(target), *map(str, arguments)]) == 0
+    assert list(verify(target)) == []
+    return FeatureStore(target)
+
+
+def refused(capsys, source, target, *arguments):
+    """Run the command on a bad source: its one line of error. Nothing may be left beside the source."""
+    before = sorted(target.parent.rglob("*"))
+    assert main(["convert", str(source), str(target), *map(str, arguments)]) == 2
+    assert sorted(target.parent.rglob("*")) == before
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("gids convert: ")
+    return error
+
+
+def assert_dataset(store, *, tables, edges, labels, splits):
+    """The dataset has exactly these: table name -> array; relation -> (sources, destinations, num_dst)."""
+    assert sorted(store.tables) == sorted(tables)
+    for name, expected in tables.items():
+        assert_table(store, name, expected)
+    assert sorted(store.relations) == sorted(edges)
+    for relation, (sources, destinations) in edges.items():
+        assert_graph(store, relation, sources, destinations)
+    assert sorted(store.labels) == sorted(labels)
+    for ntype, expected in labels.items():
+        assert store.labels[ntype].dtype == torch.int64
+        assert np.array_equal(store.labels[ntype], expected)
+    assert sorted(store.splits) == sorted(splits)
+    for ntype, expected in splits.items():
+        found = {name: ids.tolist() for name, ids in store.splits[ntype].items()}
+        assert found == {name: np.asarray(ids).tolist() for name, ids in expected.items()}
+
+
+def assert_table(store, name, expected):
+    """Bit for bit, type and shape included."""
+    table = store.table(name)
+    found = table.read_rows(range(table.row_count)).numpy()
+    expected = np.asarray(expected)
+    assert found.shape == expected.shape
+    assert found.dtype == expected.dtype
+    assert found.tobytes() == np.ascontiguousarray(expected).tobytes()
+
+
+def assert_graph(store, relation, sources, destinations):
+    """In-edges, stably sorted by destination, and which edge of the source each of them is."""
+    graph = store.graph(relation)
+    order = np.argsort(destinations, kind="stable")
+    counts = np.bincount(destinations, minlength=store.num_nodes(relation[2]))
+    assert np.array_equal(graph.indptr, np.concatenate([[0], np.cumsum(counts)]))
+    assert np.array_equal(graph.indices, np.asarray(sources)[order])
+    ids = np.arange(len(order)) if graph.edge_ids is None else graph.edge_ids
+    assert np.array_equal(ids, order)
+
+
+def save(path, **arrays):
+    """.npy files in a directory, which is made."""
+    path.mkdir(parents=True, exist_ok=True)
+    for name, values in arrays.items():
+        np.save(path / f"{name}.npy", values)
+
+
+def truncate(path, share=0.5):
+    os.truncate(path, int(path.stat().st_size * share))

@@ -1,0 +1,123 @@
+"""Edge lists in text, .npy and raw binary, alone or beside arrays of nodes."""
+
+import gzip
+
+import numpy as np
+import pytest
+from reader_example import assert_dataset, assert_graph, assert_table, convert, refused, save, truncate
+
+RNG = np.random.default_rng(11)
+N, E = 90, 700
+EDGES = RNG.integers(0, N, (2, E))
+EDGES[0, 3] = N - 1
+FEAT = RNG.standard_normal((N, 5), np.float32)
+HOMOGENEOUS = ("_N", "_E", "_N")
+
+
+def text(path, *, header="", delimiter=",", values=EDGES.T):
+    content = header + "".join(delimiter.join(map(str, row)) + "\n" for row in values)
+    path.write_bytes(gzip.compress(content.encode()) if path.suffix == ".gz" else content.encode())
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "delimiter"),
+    [
+        ("e.csv", "", ","),
+        ("e.csv", "src,dst\n", ","),
+        ("e.csv.gz", "", ", "),
+        ("e.tsv", "", "\t"),
+        ("snap.txt", "# Directed graph\n# FromNodeId ToNodeId\n", "\t"),
+        ("e.txt.gz", "\n", "  "),
+    ],
+)
+def test_text(tmp_path, capsys, name, header, delimiter):
+    text(tmp_path / name, header=header, delimiter=delimiter)
+    store = convert(tmp_path / name, tmp_path / "e.gids")
+    assert_dataset(store, tables={}, edges={HOMOGENEOUS: EDGES}, labels={}, splits={})
+    assert f"{N} nodes, by the largest id" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        (np.arange(E), np.arange(E)),
+        (np.arange(E) / 8, np.arange(E) / 8),
+    ],
+)
+def test_a_third_column_is_a_weight(tmp_path, weights, expected):
+    text(tmp_path / "e.csv", values=[(*map(int, pair), w) for pair, w in zip(EDGES.T, weights, strict=True)])
+    store = convert(tmp_path / "e.csv", tmp_path / "e.gids")
+    weight = {"_N._E._N.weight": expected}
+    assert_dataset(store, tables=weight, edges={HOMOGENEOUS: EDGES}, labels={}, splits={})
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_npy_of_either_shape(tmp_path, transposed):
+    np.save(tmp_path / "e.npy", EDGES.T.astype(np.int32) if transposed else EDGES)
+    store = convert(tmp_path / "e.npy", tmp_path / "e.gids", "--from", "edges", "--num-nodes", N + 9)
+    assert store.num_nodes() == N + 9
+    assert_graph(store, HOMOGENEOUS, *EDGES)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32"])
+def test_raw_pairs(tmp_path, dtype):
+    EDGES.T.astype(dtype).tofile(tmp_path / "e.bin")
+    store = convert(tmp_path / "e.bin", tmp_path / "e.gids", "--from", "edges", "--dtype", dtype)
+    assert_graph(store, HOMOGENEOUS, *EDGES)
+
+
+def test_beside_arrays_of_nodes(tmp_path):
+    save(tmp_path / "s", feat=FEAT, labels=np.arange(N) % 4, val_idx=np.array([3]))
+    text(tmp_path / "s/edges.csv")
+    assert_dataset(
+        convert(tmp_path / "s", tmp_path / "s.gids"),
+        tables={"_N.feat": FEAT},
+        edges={HOMOGENEOUS: EDGES},
+        labels={"_N": np.arange(N) % 4},
+        splits={"_N": {"val": [3]}},
+    )
+
+
+def test_features_beside_edges_are_cast(tmp_path):
+    save(tmp_path / "s", feat=FEAT)
+    text(tmp_path / "s/edges.csv")
+    store = convert(tmp_path / "s", tmp_path / "s.gids", "--dtype", "float16")
+    assert_table(store, "feat", FEAT.astype(np.float16))
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "message"),
+    [
+        ("1,2\n3\n", (), "columns"),
+        ("1,2,3,4\n", (), "has 4 columns; edges have 2"),
+        ("1.5,2\n", (), "numbers with fractions; edges are pairs"),
+        ("1.5,2,3\n", (), "has ids with fractions"),
+        ("1,2\nx,y\n", (), "could not convert"),
+        ("1,2\n-1,2\n", (), "is -1; it must be"),
+        ("1,2\n5,2\n", ("--num-nodes", "5"), "is 5; it must be from 0 to 4"),
+        ("1,99999999999999999999\n", (), "could not convert"),
+    ],
+)
+def test_bad_text_is_one_line(tmp_path, capsys, content, arguments, message):
+    (tmp_path / "e.csv").write_text(content)
+    assert message in refused(capsys, tmp_path / "e.csv", tmp_path / "x.gids", *arguments)
+
+
+def test_other_bad_sources_are_one_line(tmp_path, capsys):
+    def error(path, *arguments):
+        return refused(capsys, path, tmp_path / "x.gids", *arguments)
+
+    np.save(tmp_path / "e.npy", EDGES + 0.5)
+    assert "edges are whole numbers of shape" in error(tmp_path / "e.npy", "--from", "edges")
+    np.save(tmp_path / "e.npy", EDGES.reshape(4, -1))
+    assert "of shape (2, E) or (E, 2)" in error(tmp_path / "e.npy", "--from", "edges")
+    (tmp_path / "e.bin").write_bytes(bytes(33))
+    assert "no multiple of the 16 of one row" in error(tmp_path / "e.bin", "--from", "edges")
+    text(tmp_path / "e.csv.gz")
+    truncate(tmp_path / "e.csv.gz")
+    assert "is damaged or truncated" in error(tmp_path / "e.csv.gz")
+    (tmp_path / "d").mkdir()
+    assert "has no file edges.csv" in error(tmp_path / "d", "--from", "edges")
+    save(tmp_path / "d", feat=FEAT[:9])
+    text(tmp_path / "d/edges.csv")
+    assert "it must be from 0 to 8" in error(tmp_path / "d")

@@ -1,0 +1,172 @@
+"""GraphBolt's OnDiskDataset: the metadata.yaml and files of its documentation, of one type and of several."""
+
+import numpy as np
+import pytest
+import torch
+from reader_example import assert_dataset, convert, refused, save, truncate
+
+yaml = pytest.importorskip("yaml")
+RNG = np.random.default_rng(8)
+N, E = 70, 400
+EDGES = RNG.integers(0, N, (2, E))
+FEAT = RNG.standard_normal((N, 12), np.float32)
+WEIGHT = RNG.standard_normal((E, 2))
+SETS = {"train": np.arange(20), "validation": np.array([33, 31]), "test": np.arange(40, 50)}
+CLASSES = RNG.integers(0, 10, N)
+HOMOGENEOUS = ("_N", "_E", "_N")
+
+
+def entry(path, kind="numpy", **more):
+    return {"path": path, "format": kind, "in_memory": False, **more}
+
+
+def node_sets(ntype=None, *, seeds="seeds"):
+    """The task and its files' contents."""
+    task = {"name": "node_classification", "num_classes": 10}
+    for part in SETS:
+        arrays = [entry(f"set/{part}_{name}.npy", name=name) for name in (seeds, "labels")]
+        task[f"{part}_set"] = [{"data": arrays, **({"type": ntype} if ntype else {})}]
+    return task
+
+
+def write(root, meta):
+    save(
+        root / "set",
+        **{f"{part}_{name}": ids for part, ids in SETS.items() for name in ("seeds", "seed_nodes")},
+    )
+    save(root / "set", **{f"{part}_labels": CLASSES[ids] for part, ids in SETS.items()})
+    (root / "metadata.yaml").write_text(yaml.safe_dump(meta))
+
+
+def homogeneous(root, **changes):
+    """As the documentation's homogeneous example: edges.csv, features of nodes and edges."""
+    (root / "edges").mkdir(parents=True)
+    np.savetxt(root / "edges/e.csv", EDGES.T, fmt="%d", delimiter=",")
+    save(root / "data", feat=FEAT)
+    torch.save(torch.from_numpy(WEIGHT), root / "data/weight.pt")
+    meta = {
+        "dataset_name": "homo",
+        "graph": {
+            "nodes": [{"num": N}],
+            "edges": [{"format": "csv", "path": "edges/e.csv"}],
+            "feature_data": [entry("data/feat.npy", domain="node", name="feat", type=None)],
+        },
+        "feature_data": [
+            entry("data/feat.npy", domain="node", name="feat", type=None),
+            entry("data/weight.pt", "torch", domain="edge", name="weight"),
+        ],
+        "tasks": [node_sets()],
+        **changes,
+    }
+    write(root, meta)
+    return meta
+
+
+def labels():
+    found = np.full(N, -1)
+    for ids in SETS.values():
+        found[ids] = CLASSES[ids]
+    return found
+
+
+SPLITS = {"train": SETS["train"], "val": SETS["validation"], "test": SETS["test"]}
+
+
+def test_one_type(tmp_path):
+    homogeneous(tmp_path / "g")
+    assert_dataset(
+        convert(tmp_path / "g", tmp_path / "g.gids"),
+        tables={"_N.feat": FEAT, "_N._E._N.weight": WEIGHT},
+        edges={HOMOGENEOUS: EDGES},
+        labels={"_N": labels()},
+        splits={"_N": SPLITS},
+    )
+
+
+def test_several_types_and_the_older_name_of_seeds(tmp_path, capsys):
+    root = tmp_path / "g"
+    likes = RNG.integers(0, [[30], [N]], (2, 90))
+    save(root / "edges", likes=likes, also=EDGES)
+    save(root / "data", user=FEAT[:30].astype(np.float16), item=FEAT)
+    meta = {
+        "dataset_name": "hetero",
+        "graph": {
+            "nodes": [{"type": "user", "num": 30}, {"type": "item", "num": N}],
+            "edges": [
+                {"type": "user:like:item", "format": "numpy", "path": "edges/likes.npy"},
+                {"type": "item:also:item", "format": "numpy", "path": "edges/also.npy"},
+            ],
+        },
+        "feature_data": [
+            entry(f"data/{ntype}.npy", domain="node", type=ntype, name="feat") for ntype in ("user", "item")
+        ],
+        "tasks": [node_sets("item", seeds="seed_nodes"), {"name": "link_prediction"}],
+    }
+    write(root, meta)
+    assert_dataset(
+        convert(root, tmp_path / "g.gids", "--from", "graphbolt"),
+        tables={"user.feat": FEAT[:30].astype(np.float16), "item.feat": FEAT},
+        edges={("user", "like", "item"): likes, ("item", "also", "item"): EDGES},
+        labels={"item": labels()},
+        splits={"item": SPLITS},
+    )
+    assert "left out task 'link_prediction'" in capsys.readouterr().err
+
+
+def test_seeds_of_links_are_left_out(tmp_path, capsys):
+    pairs = [{"type": "_N:_E:_N", "data": [entry("set/pairs.npy", name="seeds")]}]
+    homogeneous(tmp_path / "g", tasks=[{"name": "link_prediction", "train_set": pairs}])
+    save(tmp_path / "g/set", pairs=EDGES.T)
+    store = convert(tmp_path / "g", tmp_path / "g.gids")
+    assert dict(store.splits) == {}
+    assert "its seeds are not nodes" in capsys.readouterr().err
+
+
+def graph(**changes):
+    made = {"nodes": [{"num": N}], "edges": [{"format": "csv", "path": "edges/e.csv"}], **changes}
+    return {"graph": made}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (graph(nodes=[{"num": N + 1}]), f"is for {N} '_N' nodes, but there are {N + 1}"),
+        (graph(nodes=[{"type": "a"}]), "an entry of nodes has no num"),
+        (graph(edges=[{"format": "numpy", "path": "data/feat.npy"}]), "GraphBolt's edges are (2, E)"),
+        (graph(edges=[{"format": "csv", "path": "gone.csv"}]), "gone.csv, which is missing"),
+        (graph(edges=[{"format": "csv", "path": "../e.csv"}]), "lies outside the dataset"),
+        (graph(edges=[{"format": "csv", "path": "set/train_seeds.npy"}]), "is not text"),
+        (graph(edges=[{"type": "a:b", "format": "csv", "path": "x"}]), "must be SOURCE:RELATION:DESTINATION"),
+        (graph(edges="edges/e.csv"), "edges must be a list"),
+        (graph(nodes=[]), "number of '_N' nodes is not known"),
+        ({"feature_data": [entry("data/feat.npy", "parquet", domain="node", name="x")]}, "format 'parquet'"),
+        ({"feature_data": [entry("set/train_seeds.npy", domain="node", name="x")]}, "is for 20 '_N' nodes"),
+    ],
+)
+def test_a_bad_dataset_is_one_line(tmp_path, capsys, changes, message):
+    homogeneous(tmp_path / "g", **changes)
+    assert message in refused(capsys, tmp_path / "g", tmp_path / "x.gids")
+
+
+def test_what_graphbolt_preprocessed_is_refused(tmp_path, capsys):
+    (tmp_path / "g").mkdir()
+    topology = {"type": "FusedCSCSamplingGraph", "path": "fused_csc_sampling_graph.pt"}
+    write(tmp_path / "g", {"graph_topology": topology, "feature_data": []})
+    assert "convert the directory above" in refused(capsys, tmp_path / "g", tmp_path / "x.gids")
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda root: (root / "metadata.yaml").write_text("a: [1"), "is not valid YAML"),
+        (lambda root: (root / "metadata.yaml").write_text("- 1"), "must be a mapping"),
+        (lambda root: truncate(root / "data/weight.pt"), "is truncated"),
+        (lambda root: save(root / "set", test_labels=np.arange(3)), "have shape (3,) for 10 seeds"),
+        (lambda root: save(root / "set", test_seeds=np.arange(N - 9, N + 1)), f"go up to {N}"),
+        (lambda root: (root / "edges/e.csv").write_text("1,2\n3\n"), "columns"),
+    ],
+)
+def test_a_damaged_dataset_is_one_line(tmp_path, capsys, harm, message):
+    homogeneous(tmp_path / "g")
+    harm(tmp_path / "g")
+    assert message in refused(capsys, tmp_path / "g", tmp_path / "x.gids")

@@ -1,0 +1,87 @@
+"""MAG240M, in the files that ogb.lsc.MAG240MDataset reads."""
+
+import numpy as np
+import pytest
+import torch
+from reader_example import assert_dataset, convert, refused, save, truncate
+
+RNG = np.random.default_rng(4)
+COUNTS = {"paper": 90, "author": 120, "institution": 11}
+RELATIONS = {
+    ("author", "affiliated_with", "institution"): 200,
+    ("author", "writes", "paper"): 400,
+    ("paper", "cites", "paper"): 300,
+}
+FEAT = RNG.standard_normal((90, 768)).astype(np.float16)
+YEAR = RNG.integers(1990, 2020, 90)
+LABEL = np.where(RNG.random(90) < 0.5, np.nan, RNG.integers(0, 153, 90)).astype(np.float32)
+SPLIT = {"train": np.arange(30), "valid": np.arange(30, 40), "test": np.array([80, 60, 70])}
+
+
+def write(root):
+    """The dataset; its edges."""
+    edges = {r: np.stack([RNG.integers(0, COUNTS[t], n) for t in r[::2]]) for r, n in RELATIONS.items()}
+    for relation, pairs in edges.items():
+        save(root / "processed" / "___".join(relation), edge_index=pairs)
+    save(root / "processed/paper", node_feat=FEAT, node_label=LABEL, node_year=YEAR)
+    torch.save({**COUNTS, "num_classes": 153}, root / "meta.pt")
+    torch.save(SPLIT, root / "split_dict.pt")
+    (root / "RELEASE_v1.txt").touch()
+    return edges
+
+
+@pytest.mark.parametrize("folder", ["mag240m_kddcup2021", "."])
+def test_mag240m(tmp_path, folder):
+    edges = write(tmp_path / "data" / folder)
+    store = convert(tmp_path / "data", tmp_path / "m.gids")
+    assert_dataset(
+        store,
+        tables={"paper.feat": FEAT, "paper.year": YEAR},
+        edges=edges,
+        labels={"paper": np.nan_to_num(LABEL, nan=-1).astype(np.int64)},
+        splits={"paper": {"train": SPLIT["train"], "val": SPLIT["valid"], "test": SPLIT["test"]}},
+    )
+    assert {t: store.num_nodes(t) for t in store.node_types} == COUNTS
+
+
+def test_the_newer_names_of_the_test_split(tmp_path):
+    write(tmp_path / "m")
+    newer = {"train": SPLIT["train"], "test-whole": SPLIT["test"], "test-dev": SPLIT["test"][:1]}
+    torch.save({name: torch.from_numpy(ids) for name, ids in newer.items()}, tmp_path / "m/split_dict.pt")
+    splits = convert(tmp_path / "m", tmp_path / "m.gids").splits["paper"]
+    assert {name: ids.tolist() for name, ids in splits.items()} == {
+        "train": list(range(30)),
+        "test": [80, 60, 70],
+    }
+
+
+class Hostile:
+    """What unpickling would run."""
+
+    def __reduce__(self):
+        return (print, ("unpickled",))
+
+
+CITES = "processed/paper___cites___paper"
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda root: save(root / CITES, edge_index=np.zeros((2, 5)) + 0.5), "edges are whole numbers"),
+        (lambda root: save(root / CITES, edge_index=np.full((2, 5), 90)), "is 90; it must be from 0 to 89"),
+        (lambda root: save(root / CITES, edge_index=np.zeros((5, 2), int)), "it must be (2, E)"),
+        (lambda root: truncate(root / CITES / "edge_index.npy"), "is truncated"),
+        (lambda root: save(root / "processed/paper", node_feat=FEAT[:9]), "is for 9 'paper' nodes"),
+        (lambda root: save(root / "processed/paper", node_label=LABEL + 0.5), "classes are whole numbers"),
+        (lambda root: torch.save({"paper": 90}, root / "meta.pt"), "does not say how many 'author' nodes"),
+        (lambda root: torch.save(Hostile(), root / "meta.pt"), "it asks for builtins.print"),
+        (lambda root: truncate(root / "split_dict.pt"), "is truncated"),
+        (lambda root: torch.save([1], root / "split_dict.pt"), "not a dictionary of splits"),
+    ],
+)
+def test_a_bad_dataset_is_one_line(tmp_path, capsys, harm, message):
+    write(tmp_path / "m")
+    harm(tmp_path / "m")
+    assert message in refused(capsys, tmp_path / "m", tmp_path / "x.gids")
+    assert "unpickled" not in capsys.readouterr().out

@@ -1,0 +1,106 @@
+"""MATLAB files with an adjacency matrix: Facebook100's, and others."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from reader_example import assert_dataset, convert, refused, truncate
+
+io = pytest.importorskip("scipy.io")
+sparse = pytest.importorskip("scipy.sparse")
+RNG = np.random.default_rng(10)
+N = 80
+A = sparse.random(N, N, 0.1, "csc", random_state=1)
+HOMOGENEOUS = ("_N", "_E", "_N")
+CORNELL = Path("/work/shared/data/cornell5.mat")
+
+
+def one_hot(info):
+    """As PyG's LINKXDataset: for every column but gender, a place for each value that occurs."""
+    columns = [info[:, i] for i in range(info.shape[1]) if i != 1]
+    return np.concatenate([c[:, None] == np.unique(c)[None] for c in columns], axis=1).astype(np.float32)
+
+
+def edges_of(matrix):
+    """Edges in order of destination, then source: that of the file's columns."""
+    coo = matrix.tocsc().tocoo()
+    order = np.lexsort((coo.row, coo.col))
+    return np.stack([coo.row[order], coo.col[order]])
+
+
+def facebook(path, **changes):
+    info = RNG.integers(0, 4, (N, 7)).astype(np.uint16)
+    io.savemat(path, {"A": (A != 0).astype(float), "local_info": info, **changes})
+    return info
+
+
+def test_facebook100(tmp_path):
+    info = facebook(tmp_path / "reed.mat")
+    assert_dataset(
+        convert(tmp_path / "reed.mat", tmp_path / "r.gids", "--split", "none"),
+        tables={"_N.feat": one_hot(info)},
+        edges={HOMOGENEOUS: edges_of(A)},
+        labels={"_N": info[:, 1].astype(np.int64) - 1},
+        splits={},
+    )
+
+
+@pytest.mark.skipif(not CORNELL.exists(), reason=f"needs {CORNELL}")
+def test_cornell5(tmp_path):
+    store = convert(CORNELL, tmp_path / "c.gids", "--index-dtype", "int32", "--dtype", "float16")
+    found = io.loadmat(CORNELL)
+    info, table = found["local_info"], store.table("feat")
+    assert table.shape == (4735,)  # as published
+    ids = np.sort(RNG.integers(0, len(info), 500))
+    expected = one_hot(info)
+    assert np.array_equal(table.read_rows(ids).numpy(), expected[ids].astype(np.float16))
+    graph = store.graph()
+    assert np.array_equal(graph.indices, edges_of(found["A"])[0])
+    assert np.array_equal(np.diff(graph.indptr), np.bincount(edges_of(found["A"])[1], minlength=len(info)))
+    assert store.labels["_N"].tolist() == (info[:, 1].astype(int) - 1).tolist()
+
+
+def test_other_names_weights_and_sparse_attributes(tmp_path, capsys):
+    attributes = sparse.random(N, 9, 0.3, "csr", random_state=2)
+    arrays = {"Network": A, "Attributes": attributes, "Label": np.arange(N)[:, None] % 3, "Class": ["x"]}
+    io.savemat(tmp_path / "b.mat", arrays | {"dense": np.arange(N * 2.0).reshape(N, 2)})
+    store = convert(tmp_path / "b.mat", tmp_path / "b.gids", "--split", "none", "--from", "matlab")
+    assert_dataset(
+        store,
+        tables={
+            "_N.Attributes": attributes.toarray(),
+            "_N.dense": np.arange(N * 2.0).reshape(N, 2),
+            "_N._E._N.weight": A.data,
+        },
+        edges={HOMOGENEOUS: edges_of(A)},
+        labels={"_N": np.arange(N) % 3},
+        splits={},
+    )
+    assert "left out 'Class'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"A": np.eye(3)}, "has 0 sparse square matrices"),
+        (
+            {"A": sparse.eye(N, format="csc"), "adj": sparse.eye(N, format="csc")},
+            "has 2 sparse square matrices",
+        ),
+        ({"local_info": np.zeros((N - 1, 7))}, "it must have a row per node"),
+        ({"local_info": np.zeros((N, 1))}, "it must have a row per node"),
+        ({"label": np.arange(N) + 0.5}, "classes are whole numbers"),
+    ],
+)
+def test_a_bad_file_is_one_line(tmp_path, capsys, changes, message):
+    facebook(tmp_path / "x.mat", **changes)
+    assert message in refused(capsys, tmp_path / "x.mat", tmp_path / "x.gids")
+
+
+def test_a_damaged_or_newer_file_is_one_line(tmp_path, capsys):
+    facebook(tmp_path / "x.mat")
+    truncate(tmp_path / "x.mat")
+    assert "is not a valid MATLAB file" in refused(capsys, tmp_path / "x.mat", tmp_path / "x.gids")
+    header = b"MATLAB 7.3 MAT-file, Platform: GLNXA64".ljust(124) + b"\x00\x02IM"
+    (tmp_path / "x.mat").write_bytes(header + bytes(384))
+    assert "is of MATLAB 7.3 (HDF5)" in refused(capsys, tmp_path / "x.mat", tmp_path / "x.gids")

@@ -1,0 +1,220 @@
+"""OGB's node property datasets, in the files that its own loaders read: binary, text, several types."""
+
+import gzip
+
+import numpy as np
+import pytest
+import torch
+from reader_example import assert_dataset, convert, refused, truncate
+
+RNG = np.random.default_rng(3)
+NODES, EDGES = 400, 3000
+E = RNG.integers(0, NODES, (2, EDGES))
+FEAT = RNG.standard_normal((NODES, 16), np.float32)
+YEAR = RNG.integers(1990, 2020, (NODES, 1))
+LABEL = np.where(RNG.random((NODES, 1)) < 0.3, np.nan, RNG.integers(0, 9, (NODES, 1))).astype(np.float32)
+SPLITS = {"train": [5, 3, 9], "valid": [1, 2], "test": [7, 8, 0, 4]}
+HOMOGENEOUS = ("_N", "_E", "_N")
+
+
+def csv(path, values):
+    """As pandas writes it: no header, a gzipped text."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt") as file:
+        for row in np.atleast_2d(values):
+            file.write(",".join(str(v) for v in np.atleast_1d(row)) + "\n")
+
+
+def column(values):
+    return np.asarray(values).reshape(-1, 1)
+
+
+def classes(label):
+    return np.nan_to_num(label[:, 0], nan=-1).astype(np.int64)
+
+
+def papers100m(root, **changes):
+    """ogbn-papers100M in small: compressed .npz files, the split as a dictionary of torch."""
+    data = {
+        "edge_index": E,
+        "node_feat": FEAT,
+        "node_year": YEAR,
+        "num_nodes_list": np.array([NODES]),
+        "num_edges_list": np.array([EDGES]),
+        **changes,
+    }
+    (root / "raw").mkdir(parents=True)
+    np.savez_compressed(root / "raw/data.npz", **{k: v for k, v in data.items() if v is not None})
+    np.savez_compressed(root / "raw/node-label.npz", node_label=LABEL)
+    for part, ids in SPLITS.items():
+        csv(root / f"split/time/{part}.csv.gz", column(ids))
+    return root
+
+
+def arxiv(root):
+    """ogbn-arxiv in small: text files."""
+    csv(root / "raw/edge.csv.gz", E.T)
+    csv(root / "raw/node-feat.csv.gz", FEAT)
+    csv(root / "raw/node_year.csv.gz", YEAR)
+    csv(root / "raw/node-label.csv.gz", column(np.arange(NODES) % 7))
+    csv(root / "raw/num-node-list.csv.gz", [[NODES]])
+    csv(root / "raw/num-edge-list.csv.gz", [[EDGES]])
+    for part, ids in SPLITS.items():
+        csv(root / f"split/time/{part}.csv.gz", column(ids))
+    return root
+
+
+def expected_splits():
+    return {"_N": {"train": SPLITS["train"], "val": SPLITS["valid"], "test": SPLITS["test"]}}
+
+
+def test_papers100m(tmp_path):
+    store = convert(papers100m(tmp_path / "ogbn_papers100M"), tmp_path / "p.gids")
+    assert_dataset(
+        store,
+        tables={"_N.feat": FEAT, "_N.year": YEAR},
+        edges={HOMOGENEOUS: E},
+        labels={"_N": classes(LABEL)},
+        splits=expected_splits(),
+    )
+
+
+def test_members_that_are_stored_and_a_split_of_torch(tmp_path):
+    root = papers100m(tmp_path / "s", edge_attr=RNG.standard_normal((EDGES, 2), np.float32))
+    data = dict(np.load(root / "raw/data.npz"))
+    np.savez(root / "raw/data.npz", **data)
+    for part in SPLITS:
+        (root / f"split/time/{part}.csv.gz").unlink()
+    torch.save({k: np.array(v) for k, v in SPLITS.items()}, root / "split/time/split_dict.pt")
+    store = convert(root, tmp_path / "p.gids", "--from", "ogb")
+    tables = {"_N.feat": FEAT, "_N.year": YEAR, "_N._E._N.attr": data["edge_attr"]}
+    labels = {"_N": classes(LABEL)}
+    assert_dataset(store, tables=tables, edges={HOMOGENEOUS: E}, labels=labels, splits=expected_splits())
+
+
+def test_text(tmp_path):
+    store = convert(arxiv(tmp_path / "ogbn_arxiv"), tmp_path / "a.gids")
+    assert_dataset(
+        store,
+        tables={"_N.feat": FEAT, "_N.year": YEAR},
+        edges={HOMOGENEOUS: E},
+        labels={"_N": np.arange(NODES) % 7},
+        splits=expected_splits(),
+    )
+
+
+def test_products_says_that_half_the_edges_are_missing(tmp_path, capsys):
+    convert(arxiv(tmp_path / "ogbn_products"), tmp_path / "a.gids")
+    assert "lists each edge of this dataset once: --reverse-edges" in capsys.readouterr().err
+
+
+def mag(root):
+    """ogbn-mag in small: relations, papers alone with features, labels and splits."""
+    counts = {"author": 30, "institution": 5, "paper": 50}
+    triplets = {
+        ("author", "affiliated_with", "institution"): 40,
+        ("author", "writes", "paper"): 200,
+        ("paper", "cites", "paper"): 90,
+    }
+    raw = root / "raw"
+    csv(raw / "num-node-dict.csv.gz", [list(counts), list(counts.values())])
+    csv(raw / "triplet-type-list.csv.gz", list(triplets))
+    csv(raw / "nodetype-has-feat.csv.gz", [list(counts), ["False", "False", "True"]])
+    edges = {}
+    for triplet, count in triplets.items():
+        pair = [RNG.integers(0, counts[triplet[0]], count), RNG.integers(0, counts[triplet[2]], count)]
+        edges[triplet] = np.stack(pair)
+        folder = raw / "relations" / "___".join(triplet)
+        csv(folder / "edge.csv.gz", edges[triplet].T)
+        csv(folder / "num-edge-list.csv.gz", [[count]])
+        csv(folder / "edge_reltype.csv.gz", column(np.full(count, 2)))
+    csv(raw / "node-feat/paper/node-feat.csv.gz", FEAT[:50])
+    csv(raw / "node-feat/paper/node_year.csv.gz", YEAR[:50])
+    csv(raw / "node-label/paper/node-label.csv.gz", column(np.arange(50)))
+    csv(root / "split/time/nodetype-has-split.csv.gz", [list(counts), ["False", "False", "True"]])
+    for part, ids in SPLITS.items():
+        csv(root / f"split/time/paper/{part}.csv.gz", column(ids))
+    return edges
+
+
+def test_several_types(tmp_path):
+    edges = mag(tmp_path / "ogbn_mag")
+    store = convert(tmp_path / "ogbn_mag", tmp_path / "m.gids")
+    types = {".".join([*r, "reltype"]): np.full((e.shape[1], 1), 2) for r, e in edges.items()}
+    assert_dataset(
+        store,
+        tables={"paper.feat": FEAT[:50], "paper.year": YEAR[:50], **types},
+        edges=edges,
+        labels={"paper": np.arange(50)},
+        splits={"paper": expected_splits()["_N"]},
+    )
+    assert store.num_nodes("institution") == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"node_feat": FEAT[:-1]}, "'node_feat' of"),
+        ({"num_nodes_list": np.array([NODES, 3])}, "is for 2 graphs"),
+        ({"num_edges_list": np.array([EDGES + 1])}, f"edge_index has {EDGES} edges, but num_edges_list says"),
+        ({"edge_index": E + 1}, f"is {NODES}; it must be from 0 to {NODES - 1}"),
+        ({"edge_index": E.astype(np.float32)}, "edges are whole numbers"),
+        ({"edge_index": None}, "no edge_index"),
+        ({"edge_index": E.T}, "it must be (2, number of edges)"),
+        ({"num_nodes_list": None}, "does not say how many"),
+    ],
+)
+def test_a_bad_binary_dataset_is_one_line(tmp_path, capsys, changes, message):
+    root = papers100m(tmp_path / "bad", **changes)
+    assert message in refused(capsys, root, tmp_path / "x.gids")
+
+
+def damage(name):
+    """Flip a byte in the middle of a member's packed data."""
+
+    def apply(root):
+        import zipfile
+
+        with zipfile.ZipFile(root / "raw/data.npz") as archive:
+            member = archive.getinfo(f"{name}.npy")
+        data = bytearray((root / "raw/data.npz").read_bytes())
+        data[member.header_offset + member.compress_size // 2] ^= 0xFF
+        (root / "raw/data.npz").write_bytes(data)
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (damage("node_feat"), "is damaged in its member node_feat.npy"),
+        (damage("edge_index"), "is damaged in its member edge_index.npy"),
+        (lambda root: truncate(root / "raw/data.npz"), "not a valid .npz file"),
+        (lambda root: (root / "raw/node-label.npz").write_bytes(b"PK\x03\x04"), "not a valid .npz file"),
+        (lambda root: truncate(root / "split/time/test.csv.gz", 0.8), "is damaged or truncated"),
+        (lambda root: csv(root / "split/time/test.csv.gz", [[NODES]]), f"test_idx[0] is {NODES}"),
+        (lambda root: csv(root / "split/random/test.csv.gz", [[1]]), "keep the one to convert"),
+    ],
+)
+def test_a_damaged_binary_dataset_is_one_line(tmp_path, capsys, harm, message):
+    root = papers100m(tmp_path / "bad")
+    harm(root)
+    assert message in refused(capsys, root, tmp_path / "x.gids")
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("edge.csv.gz", [[1, 2], [3, 4], [5]], "columns"),
+        ("edge.csv.gz", [[1, 2, 3]], "has 3 columns; edges have 2"),
+        ("edge.csv.gz", [["a1", 2], ["b", 3]], "could not convert"),
+        ("edge.csv.gz", [[1.5, 2]], "could not convert"),
+        ("num-edge-list.csv.gz", [[7]], "edges, but num-edge-list.csv.gz says 7"),
+        ("node-feat.csv.gz", [[1.0, 2.0]], "is for 1 '_N' nodes"),
+    ],
+)
+def test_a_bad_text_dataset_is_one_line(tmp_path, capsys, name, values, message):
+    root = arxiv(tmp_path / "bad")
+    with gzip.open(root / "raw" / name, "wt") as file:
+        file.writelines(",".join(map(str, row)) + "\n" for row in values)
+    assert message in refused(capsys, root, tmp_path / "x.gids")

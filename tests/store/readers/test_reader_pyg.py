@@ -1,0 +1,225 @@
+"""PyG's saved graphs: read without torch_geometric, and nothing but tensors is ever unpickled."""
+
+import importlib
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+from reader_example import assert_dataset, convert, refused, truncate
+
+RNG = np.random.default_rng(6)
+N, E = 60, 300
+EDGES = RNG.integers(0, N, (2, E))
+X = RNG.standard_normal((N, 9), np.float32)
+ATTR = RNG.standard_normal((E, 3), np.float32)
+MASK = np.arange(N) % 3 == 0
+HOMOGENEOUS = ("_N", "_E", "_N")
+
+# Modules and classes as torch_geometric 2.8 has them, with the fields that it pickles.
+CLASSES = {
+    "torch_geometric.data.data": ["Data", "DataEdgeAttr", "DataTensorAttr"],
+    "torch_geometric.data.hetero_data": ["HeteroData"],
+    "torch_geometric.data.graph_store": ["EdgeAttr"],
+    "torch_geometric.data.feature_store": ["TensorAttr"],
+    "torch_geometric.data.storage": ["BaseStorage", "GlobalStorage", "NodeStorage", "EdgeStorage"],
+    "torch_sparse.tensor": ["SparseTensor"],
+}
+
+
+@pytest.fixture
+def pyg(monkeypatch):
+    """A stand-in for torch_geometric, gone when the file is saved; or the package, if it is installed."""
+    found = types.SimpleNamespace()
+    for module, names in CLASSES.items():
+        for number in range(1, module.count(".") + 2):
+            parent = ".".join(module.split(".")[:number])
+            if parent not in sys.modules:
+                monkeypatch.setitem(sys.modules, parent, types.ModuleType(parent))
+        for name in names:
+            made = type(name, (), {"__module__": module})
+            monkeypatch.setattr(sys.modules[module], name, made, raising=False)
+            setattr(found, name, made)
+    return found
+
+
+def filled(kind, **fields):
+    made = kind.__new__(kind)
+    made.__dict__.update(fields)
+    return made
+
+
+def tensors(**more):
+    return {
+        "x": torch.from_numpy(X),
+        "edge_index": torch.from_numpy(EDGES),
+        "edge_attr": torch.from_numpy(ATTR),
+        "y": torch.arange(N).reshape(N, 1) % 5,
+        "train_mask": torch.from_numpy(MASK),
+        **more,
+    }
+
+
+def data(pyg, mapping):
+    made = filled(pyg.Data, _edge_attr_cls=pyg.DataEdgeAttr, _tensor_attr_cls=pyg.DataTensorAttr)
+    made._store = filled(pyg.GlobalStorage, _mapping=mapping, _parent=made)
+    return made
+
+
+def assert_homogeneous(store):
+    assert_dataset(
+        store,
+        tables={"_N.x": X, "_N._E._N.edge_attr": ATTR},
+        edges={HOMOGENEOUS: EDGES},
+        labels={"_N": np.arange(N) % 5},
+        splits={"_N": {"train": np.flatnonzero(MASK)}},
+    )
+
+
+@pytest.mark.parametrize("kind", ["data", "dictionary", "in-memory dataset", "older in-memory dataset"])
+def test_a_homogeneous_graph(tmp_path, pyg, kind):
+    saved = {
+        "data": data(pyg, tensors()),
+        "dictionary": tensors(),
+        "in-memory dataset": (tensors(), None, pyg.Data),
+        "older in-memory dataset": (data(pyg, tensors()), None),
+    }[kind]
+    torch.save(saved, tmp_path / "data.pt")
+    assert_homogeneous(convert(tmp_path / "data.pt", tmp_path / "p.gids"))
+
+
+def hetero(pyg):
+    """A HeteroData; its edges. Institutions have num_nodes only, and topics nothing."""
+    counts = {"paper": N, "author": 40, "institution": 5, "topic": 8}
+    relations = {
+        ("author", "writes", "paper"): 100,
+        ("author", "at", "institution"): 50,
+        ("paper", "on", "topic"): 60,
+    }
+    edges = {r: RNG.integers(0, [[counts[r[0]]], [counts[r[2]]]], (2, n)) for r, n in relations.items()}
+    edges["paper", "on", "topic"][1, 0] = 7
+    made = filled(pyg.HeteroData, _edge_attr_cls=pyg.EdgeAttr, _tensor_attr_cls=pyg.TensorAttr)
+
+    def store(kind, key, mapping):
+        return filled(kind, _mapping=mapping, _parent=made, _key=key)
+
+    paper = {"x": torch.from_numpy(X), "y": torch.arange(N), "train_idx": torch.tensor([4, 2])}
+    nodes = {
+        "paper": paper,
+        "author": {"x": torch.from_numpy(X[:40]).half()},
+        "institution": {"num_nodes": 5},
+    }
+    made._global_store = filled(pyg.BaseStorage, _mapping={}, _parent=made)
+    made._node_store_dict = {t: store(pyg.NodeStorage, t, m) for t, m in nodes.items()}
+    made._edge_store_dict = {
+        r: store(pyg.EdgeStorage, r, {"edge_index": torch.from_numpy(e)}) for r, e in edges.items()
+    }
+    return made, edges
+
+
+@pytest.mark.parametrize("as_dictionary", [False, True])
+def test_a_heterogeneous_graph(tmp_path, pyg, capsys, as_dictionary):
+    graph, edges = hetero(pyg)
+    if as_dictionary:
+        stores = {**graph._node_store_dict, **graph._edge_store_dict}
+        graph = {"_global_store": {}, **{key: store._mapping for key, store in stores.items()}}
+    torch.save(graph, tmp_path / "hetero.pt")
+    store = convert(tmp_path / "hetero.pt", tmp_path / "p.gids", "--from", "pyg")
+    assert_dataset(
+        store,
+        tables={"paper.x": X, "author.x": X[:40].astype(np.float16)},
+        edges=edges,
+        labels={"paper": np.arange(N)},
+        splits={"paper": {"train": [4, 2]}},
+    )
+    assert (store.num_nodes("institution"), store.num_nodes("topic")) == (5, 8)
+    assert "'topic' has no features nor num_nodes: 8 nodes" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_a_transposed_adjacency_of_torch(tmp_path):
+    pairs = np.unique(EDGES[::-1].T, axis=0)  # destination and source, sorted
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(pairs[:, 0], minlength=N))])
+    parts = (torch.from_numpy(a) for a in (indptr, pairs[:, 1].copy()))
+    adj_t = torch.sparse_csr_tensor(*parts, torch.ones(len(pairs)), (N, N), check_invariants=True)
+    torch.save({"x": torch.from_numpy(X), "adj_t": adj_t}, tmp_path / "a.pt")
+    graph = convert(tmp_path / "a.pt", tmp_path / "p.gids").graph()
+    assert np.array_equal(graph.indptr, indptr)
+    assert np.array_equal(graph.indices, pairs[:, 1])
+
+
+def test_what_is_not_a_tensor_is_named_and_left_out(tmp_path, capsys):
+    torch.save(tensors(name="cora", size=torch.tensor(5)), tmp_path / "d.pt")
+    assert_homogeneous(convert(tmp_path / "d.pt", tmp_path / "p.gids"))
+    assert "left out 'name' of '_N': a str" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch_geometric") is None, reason="needs torch_geometric")
+def test_what_the_package_itself_saves(tmp_path):
+    geometric = importlib.import_module("torch_geometric.data")
+    torch.save(geometric.Data(**tensors()), tmp_path / "data.pt")
+    assert_homogeneous(convert(tmp_path / "data.pt", tmp_path / "p.gids"))
+
+
+class Hostile:
+    """What unpickling would run."""
+
+    def __reduce__(self):
+        return (print, ("unpickled",))
+
+
+@pytest.mark.parametrize(
+    ("saved", "message"),
+    [
+        (lambda pyg: tensors(adj_t=filled(pyg.SparseTensor)), "it asks for torch_sparse.tensor.SparseTensor"),
+        (lambda pyg: tensors(transform=Hostile()), "it asks for builtins.print"),
+        (lambda pyg: tensors(names=np.array([{}])), "needs unpickling, which could run any code"),
+        (lambda pyg: (tensors(), {"x": torch.tensor([0, 30, 60])}, pyg.Data), "holds several graphs in one"),
+        (lambda pyg: torch.zeros(3), "holds a Tensor, not a graph of PyG"),
+        (
+            lambda pyg: tensors(edge_index=torch.from_numpy(EDGES + 1)),
+            f"is {N}; it must be from 0 to {N - 1}",
+        ),
+        (lambda pyg: tensors(edge_index=torch.rand(2, 5)), "edges are whole numbers"),
+        (lambda pyg: tensors(edge_index=torch.zeros(5, 2).long()), "it must be (2, E)"),
+        (lambda pyg: tensors(edge_attr=torch.rand(E - 1, 2)), f"{E} edges, but another part has {E - 1}"),
+        (lambda pyg: tensors(y=torch.arange(N - 1)), f"is for {N - 1} '_N' nodes"),
+        (lambda pyg: tensors(num_nodes=N + 1), f"is for {N} '_N' nodes"),
+    ],
+)
+def test_a_bad_file_is_one_line(tmp_path, pyg, capsys, saved, message):
+    torch.save(saved(pyg), tmp_path / "d.pt")
+    assert message in refused(capsys, tmp_path / "d.pt", tmp_path / "x.gids")
+    assert "unpickled" not in capsys.readouterr().out
+
+
+def test_a_truncated_file_is_one_line(tmp_path, capsys):
+    torch.save(tensors(), tmp_path / "d.pt")
+    truncate(tmp_path / "d.pt")
+    assert "or is truncated" in refused(capsys, tmp_path / "d.pt", tmp_path / "x.gids", "--from", "pyg")
+
+
+def save_as_before(saved, path):
+    """As torch before 1.6 did."""
+    torch.save(saved, path, _use_new_zipfile_serialization=False)
+
+
+def test_a_file_of_older_torch(tmp_path, pyg, capsys):
+    save_as_before(data(pyg, tensors()), tmp_path / "d.pt")
+    assert_homogeneous(convert(tmp_path / "d.pt", tmp_path / "p.gids", "--from", "pyg"))
+    save_as_before(tensors(transform=Hostile()), tmp_path / "h.pt")
+    error = refused(capsys, tmp_path / "h.pt", tmp_path / "x.gids", "--from", "pyg")
+    assert "could run any code" in error
+    assert "unpickled" not in capsys.readouterr().out
+    truncate(tmp_path / "d.pt")
+    assert "d.pt is damaged" in refused(capsys, tmp_path / "d.pt", tmp_path / "x.gids", "--from", "pyg")
+
+
+def test_an_older_torch_reads_dictionaries_and_says_what_it_lacks(tmp_path, pyg, capsys, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.5.1")
+    torch.save(tensors(), tmp_path / "d.pt")
+    assert_homogeneous(convert(tmp_path / "d.pt", tmp_path / "p.gids"))
+    torch.save(data(pyg, tensors()), tmp_path / "d.pt")
+    error = refused(capsys, tmp_path / "d.pt", tmp_path / "x.gids")
+    assert "torch 2.6 or newer reads arrays of NumPy and PyG's own classes" in error
