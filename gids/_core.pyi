@@ -312,6 +312,18 @@ class HostSampler:
         poisson: bool,
     ) -> _Sampled:
         """The same by LADIES. sizes: how many sources to draw, by layer and relation."""
+    def walk(
+        self,
+        topology: NeighborTopology,
+        seeds: list[NDArray[np.int64]],
+        counts: list[list[int]],
+        numbers: tuple[int, int, int],
+        path: list[int],
+        walks: int,
+        length: int,
+        restart: float,
+    ) -> _Sampled:
+        """The same by random walks; one block in a layer. counts: neighbours, by layer; path: relations."""
     @property
     def bytes(self) -> int: ...
 
@@ -323,8 +335,8 @@ def variates(
     nodes: NDArray[np.int64],
     out: NDArray[np.uint64],
 ) -> None:
-    """64 random bits for each node, which it has as a source of type `number` in a layer, with dependence kappa
-    (0: without end). out: uint64[n]."""
+    """64 random bits for each node, which it has as a source of type `number` in a layer, with dependence
+    kappa (0: without end). out: uint64[n]."""
 
 def philox2(counter: int, key: int) -> int:
     """Philox2x32-10: 64 bits of 64 bits and a key of 32."""

@@ -14,6 +14,7 @@ import torch
 
 from gids.loader.epoch_loader import Draw, EpochLoader
 from gids.sampler import Minibatch, Sampler, Topology
+from gids.sampler.layered import Fanout
 from gids.sampler.minibatch import PerType
 from gids.store import FeatureStore
 

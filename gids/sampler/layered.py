@@ -90,7 +90,7 @@ class LayeredSampler(ABC):
                 if len(ids)
             },
             dict(zip(topology.node_types, nodes, strict=True)),
-            [dict(zip(topology.relations, layer, strict=True)) for layer in reversed(layers)],
+            [dict(zip(topology.relations, layer, strict=False)) for layer in reversed(layers)],
             epoch,
             step,
         )
@@ -184,7 +184,7 @@ class LayeredSampler(ABC):
                     None if weights is None else tensor(weights),
                 )
                 for (indptr, indices, positions, weights, num_src), graph in zip(
-                    layer, topology.graphs, strict=True
+                    layer, topology.graphs[: len(layer)], strict=True
                 )
             ]
             for layer in layers

@@ -19,6 +19,7 @@
 #include "sampler/ladies.h"
 #include "sampler/neighbor.h"
 #include "sampler/variates.h"
+#include "sampler/walk.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -129,11 +130,11 @@ sampler::Moment moment_of(const Numbers& numbers, u64 kappa) {
 
 // sample(spans of the seeds) runs without the GIL.
 template <class Sample>
-nb::tuple run(const Topology& topology, const std::vector<Ids>& seeds, const Fanouts& fanouts,
+nb::tuple run(const Topology& topology, const std::vector<Ids>& seeds, const Fanouts& fanouts, size_t in_a_layer,
               const Sample& sample) {
   if (seeds.size() != topology.node_types.size()) throw nb::value_error("seeds: one array per node type");
   for (const auto& layer : fanouts)
-    if (layer.size() != topology.relations.size()) throw nb::value_error("fanouts: one per relation in each layer");
+    if (layer.size() != in_a_layer) throw nb::value_error("fanouts: one per relation in each layer");
   std::vector<std::span<const i64>> spans;
   for (const Ids& ids : seeds) spans.emplace_back(ids.data(), ids.size());
   sampler::Minibatch minibatch;
@@ -164,7 +165,7 @@ nb::tuple sample_neighbors(OwnSampler& self, const OwningTopology& graph, const 
       throw nb::value_error("weights: one for each edge of a relation");
     options.weights.push_back(weights[r] ? weights[r]->data() : nullptr);
   }
-  return run(graph.topology(), seeds, fanouts, [&](sampler::Seeds spans) {
+  return run(graph.topology(), seeds, fanouts, graph.topology().relations.size(), [&](sampler::Seeds spans) {
     return sampler::sample_neighbors(self.get().host, graph.topology(), spans, fanouts, options,
                                      moment_of(numbers, kappa));
   });
@@ -173,7 +174,7 @@ nb::tuple sample_neighbors(OwnSampler& self, const OwningTopology& graph, const 
 nb::tuple sample_labor(OwnSampler& self, const OwningTopology& graph, const std::vector<Ids>& seeds,
                        const Fanouts& fanouts, const Numbers& numbers, int importance_sampling, bool fixed_count,
                        bool layer_dependency, u64 kappa) {
-  return run(graph.topology(), seeds, fanouts, [&](sampler::Seeds spans) {
+  return run(graph.topology(), seeds, fanouts, graph.topology().relations.size(), [&](sampler::Seeds spans) {
     return self.get().labor.sample(self.get().host, graph.topology(), spans, fanouts,
                                    {importance_sampling, fixed_count, layer_dependency}, moment_of(numbers, kappa));
   });
@@ -181,8 +182,23 @@ nb::tuple sample_labor(OwnSampler& self, const OwningTopology& graph, const std:
 
 nb::tuple sample_ladies(OwnSampler& self, const OwningTopology& graph, const std::vector<Ids>& seeds,
                         const Fanouts& sizes, const Numbers& numbers, bool poisson) {
-  return run(graph.topology(), seeds, sizes, [&](sampler::Seeds spans) {
+  return run(graph.topology(), seeds, sizes, graph.topology().relations.size(), [&](sampler::Seeds spans) {
     return self.get().ladies.sample(self.get().host, graph.topology(), spans, sizes, poisson, moment_of(numbers, 1));
+  });
+}
+
+nb::tuple sample_walks(OwnSampler& self, const OwningTopology& graph, const std::vector<Ids>& seeds,
+                       const Fanouts& counts, const Numbers& numbers, const std::vector<u32>& path, u32 walks,
+                       u32 length, double restart) {
+  for (size_t i = 0; i < path.size(); ++i)
+    if (path[i] >= graph.topology().relations.size()) throw nb::index_error("path: no such relation");
+  for (size_t i = 0; i < path.size(); ++i)
+    if (graph.topology().relations[path[i]].src != graph.topology().relations[path[(i + 1) % path.size()]].dst)
+      throw nb::value_error("path: it must lead back to where it began");
+  if (path.empty()) throw nb::value_error("path: one relation or more");
+  return run(graph.topology(), seeds, counts, 1, [&](sampler::Seeds spans) {
+    return sampler::sample_walks(self.get().host, graph.topology(), spans, counts, {path, walks, length, restart},
+                                 moment_of(numbers, 1));
   });
 }
 
@@ -236,6 +252,9 @@ void bind_sampler(nb::module_& m) {
            "The same by LABOR. importance_sampling -1: to convergence.")
       .def("ladies", &sample_ladies, "topology"_a, "seeds"_a.noconvert(), "sizes"_a, "numbers"_a, "poisson"_a,
            "The same by LADIES. sizes: how many sources to draw, by layer and relation.")
+      .def("walk", &sample_walks, "topology"_a, "seeds"_a.noconvert(), "counts"_a, "numbers"_a, "path"_a, "walks"_a,
+           "length"_a, "restart"_a,
+           "The same by random walks; one block in a layer. counts: neighbours, by layer, one each; path: relations.")
       .def_prop_ro("bytes", &OwnSampler::bytes, "Kept between minibatches.");
 
   m.def("variates", &draw_variates, "numbers"_a, "kappa"_a, "layer"_a, "number"_a, "nodes"_a.noconvert(),

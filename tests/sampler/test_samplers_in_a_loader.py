@@ -12,7 +12,7 @@ import torch
 from sampling_graphs import make_graph, mixed_degrees
 
 import gids
-from gids.sampler import Block, Labor, Ladies, Minibatch, Neighbor
+from gids.sampler import Block, Labor, Ladies, Minibatch, Neighbor, RandomWalk
 from gids.store import DatasetWriter
 
 NODES = 1500
@@ -22,6 +22,7 @@ SAMPLERS: dict[str, Any] = {
     "labor": lambda: Labor([3, 4], batch_dependency=4),
     "labor-*": lambda: Labor([3, 4], importance_sampling=-1, batch_dependency=math.inf),
     "ladies": lambda: Ladies([200, 100]),
+    "walks": lambda: RandomWalk([3, 3]),
     "poisson ladies": lambda: Ladies([200, 100], poisson=True),
 }
 
@@ -50,9 +51,8 @@ def test_minibatches_depend_on_neither_window_nor_what_came_before(dataset: Path
     def epochs(window: int, first: int, count: int) -> list[list[list[float]]]:
         found = []
         options: dict[str, Any] = {"memory_bytes": 64 << 20, "window_batches": window, "threads": 2}
-        with gids.NodeLoader(
-            dataset, torch.arange(NODES), SAMPLERS[kind](), batch_size=128, **options
-        ) as loader:
+        seeds, sampler = torch.arange(NODES), SAMPLERS[kind]()
+        with gids.NodeLoader(dataset, seeds, sampler, batch_size=128, **options) as loader:
             loader.epoch = first
             for minibatch in itertools.chain(*(loader for _ in range(count))):
                 rows = minibatch.features["paper.feat"][:, 0].long() // 16

@@ -1,0 +1,179 @@
+"""RandomWalk: step by step what the model says; restarts and neighbours as likely as they should be."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from sampling_graphs import citations, make_graph, mixed_degrees
+from sampling_model import halves, layer_key, philox, words
+from scipy import stats
+
+from gids.errors import FormatError
+from gids.sampler import Block, RandomWalk
+from gids.store import Graph
+
+UNLIKELY = 1e-3  # one correct sampler in a thousand fails; these seeds do not
+
+
+def visited(sampler: RandomWalk, path: Sequence[Graph], key: int, start: int) -> list[tuple[int, int]]:
+    """(node, how often), by how often and then in order of the first visit."""
+
+    def draw(i: int) -> int:
+        return halves(philox((*words(start), *words(i // 2)), words(key)))[i % 2]
+
+    visits: Counter[int] = Counter()
+    i = 0
+    for _ in range(sampler.num_walks):
+        node = start
+        for step in range(sampler.walk_length):
+            if step and ((draw(i) >> 11) + 0.5) / 2**53 < sampler.restart:
+                node = start
+            for hop, graph in enumerate(path):
+                begin, end = int(graph.indptr[node]), int(graph.indptr[node + 1])
+                if begin == end:
+                    node = start
+                    break
+                node = int(graph.indices[begin + (draw(i + 1 + hop) * (end - begin) >> 64)])
+            else:
+                if node != start:
+                    visits[node] += 1
+            i += 1 + len(path)
+    return sorted(visits.items(), key=lambda item: -item[1])  # stable: by the first visit
+
+
+def assert_walks(
+    sampler: RandomWalk, path: Sequence[Graph], blocks: Sequence[Block], nodes: list[int]
+) -> None:
+    """The seeds' layer first. nodes: the input nodes."""
+    counts = list(reversed(sampler.num_neighbors))
+    for layer, (block, most) in enumerate(zip(blocks, counts, strict=True)):
+        key = layer_key(7, 1, 5, layer, 0)
+        found: list[tuple[int, float]] = []
+        ends = [0]
+        for node in nodes[: block.num_dst]:
+            kept = visited(sampler, path, key, node)[:most]
+            total = sum(times for _, times in kept)
+            found += [(other, times / total) for other, times in kept]
+            ends.append(len(found))
+        assert block.indptr.tolist() == ends
+        assert [nodes[i] for i in block.indices.tolist()] == [node for node, _ in found]
+        assert block.weights is not None
+        np.testing.assert_allclose(block.weights.numpy(), [share for _, share in found], rtol=1e-6)
+        assert set(block.positions.tolist()) <= {-1}
+
+
+def test_it_walks_as_the_model_does() -> None:
+    graph = make_graph(mixed_degrees(400), dtype=np.int32)
+    seeds = torch.tensor([3, 7, 7, 100, 20])
+    for restart in (0.0, 0.5):
+        sampler = RandomWalk([4, 3], num_walks=6, walk_length=3, restart=restart, threads=2)
+        minibatch = sampler.sample(graph, seeds, seed=7, epoch=1, step=5)
+        nodes = minibatch.input_nodes.tolist()  # type: ignore[union-attr]
+        assert nodes[:5] == seeds.tolist()
+        assert len(set(nodes)) == len(nodes) - 1
+        assert_walks(sampler, [graph], minibatch.blocks[::-1], nodes)  # type: ignore[arg-type]
+
+
+def test_it_walks_along_a_metapath() -> None:
+    graphs = citations()
+    by_relation = {g.relation: g for g in graphs}
+    path = [("author", "writes", "paper"), ("paper", "written by", "author")]
+    sampler = RandomWalk([5, 5], num_walks=8, walk_length=2, metapath=path)
+    minibatch = sampler.sample(graphs, {"paper": torch.arange(30)}, seed=7, epoch=1, step=5)
+    assert isinstance(minibatch.input_nodes, dict)
+    assert {t: len(n) for t, n in minibatch.input_nodes.items() if t != "paper"} == {"author": 0, "venue": 0}
+    blocks = []
+    for layer in minibatch.blocks[::-1]:
+        [(relation, block)] = layer.items()  # type: ignore[union-attr]
+        assert relation == block.relation == ("paper", "walks", "paper")
+        blocks.append(block)
+    assert_walks(sampler, [by_relation[r] for r in path], blocks, minibatch.input_nodes["paper"].tolist())
+    assert blocks[0].num_edges > 30
+
+
+def test_a_step_takes_every_in_edge_equally_often() -> None:
+    nodes, degree = 20_000, 6
+    indices = (np.arange(nodes)[:, None] + np.arange(1, degree + 1)).ravel() % nodes
+    graph = Graph(("a", "b", "a"), nodes, nodes, np.arange(nodes + 1) * degree, indices, None)
+    minibatch = RandomWalk([1], num_walks=1, walk_length=1).sample(graph, torch.arange(nodes), seed=3)
+    [block] = minibatch.blocks
+    steps = (block.indices - torch.arange(nodes)) % nodes - 1  # type: ignore[union-attr]
+    assert stats.chisquare(np.bincount(steps.numpy(), minlength=degree)).pvalue > UNLIKELY
+
+
+@pytest.mark.parametrize("restart", [0.1, 0.5, 0.85])
+def test_walks_restart_with_the_given_probability(restart: float) -> None:
+    """On a ring, the second step is one away from the start where the walk restarted, else two."""
+    nodes, walks = 1000, 20
+    graph = Graph(("a", "b", "a"), nodes, nodes, np.arange(nodes + 1), np.roll(np.arange(nodes), -1), None)
+    sampler = RandomWalk([2], num_walks=walks, walk_length=2, restart=restart)
+    [block] = sampler.sample(graph, torch.arange(nodes), seed=3).blocks
+    assert isinstance(block, Block)
+    assert block.weights is not None
+    src, dst = block.coo()
+    one_away = float(block.weights[(src - dst) % nodes == 1].sum()) * 2 * walks
+    restarts = round(one_away) - nodes * walks
+    assert stats.binomtest(restarts, nodes * walks, restart).pvalue > UNLIKELY
+
+
+def test_neither_threads_nor_pickling_change_anything() -> None:
+    graph = make_graph(mixed_degrees(3000))
+    kinds = [RandomWalk([5, 5], threads=n) for n in (1, 2, 8)]
+    kinds.append(pickle.loads(pickle.dumps(kinds[0])))
+    first, *others = [s.sample(graph, torch.arange(1500), step=2) for s in kinds]
+    for other in others:
+        assert torch.equal(first.input_nodes, other.input_nodes)  # type: ignore[arg-type]
+        for a, b in zip(first.blocks, other.blocks, strict=True):
+            assert torch.equal(a.indices, b.indices)  # type: ignore[union-attr]
+            assert torch.equal(a.weights, b.weights)  # type: ignore[union-attr, arg-type]
+
+
+def test_isolated_nodes_and_no_seeds() -> None:
+    for graph in (make_graph([0] * 4), Graph(("a", "b", "a"), 2, 2, np.array([0, 1, 2]), np.arange(2), None)):
+        for seeds in ([], [1, 0, 1]):
+            minibatch = RandomWalk([3, 3]).sample(graph, torch.tensor(seeds, dtype=torch.int64))
+            assert minibatch.input_nodes.tolist() == seeds  # type: ignore[union-attr]
+            assert all(block.num_edges == 0 for block in minibatch.blocks)  # type: ignore[union-attr]
+
+
+# --- what is refused ---
+
+
+def test_bad_arguments() -> None:
+    for bad in ([], [0], [-1], [{("a", "b", "a"): 1}]):
+        with pytest.raises(ValueError, match="num_neighbors="):
+            RandomWalk(bad)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="num_walks=0"):
+        RandomWalk([3], num_walks=0)
+    with pytest.raises(ValueError, match=r"walk_length=2\.5"):
+        RandomWalk([3], walk_length=2.5)  # type: ignore[arg-type]
+    for restart in (1, -0.1, float("nan")):
+        with pytest.raises(ValueError, match="from 0 to less than 1"):
+            RandomWalk([3], restart=restart)
+    with pytest.raises(ValueError, match="less than 2\\^31"):
+        RandomWalk([3], num_walks=1 << 20, walk_length=1 << 10)
+    with pytest.raises(ValueError, match="metapath=\\[\\]"):
+        RandomWalk([3], metapath=[])
+    graphs, seeds = citations(), {"paper": torch.arange(3)}
+    with pytest.raises(ValueError, match="there are several relations"):
+        RandomWalk([3]).sample(graphs, seeds)
+    with pytest.raises(ValueError, match="no graph has that relation"):
+        RandomWalk([3], metapath=[("a", "b", "c")]).sample(graphs, seeds)
+    with pytest.raises(ValueError, match="must lead back"):
+        RandomWalk([3], metapath=[("author", "writes", "paper")]).sample(graphs, seeds)
+
+
+def test_a_topology_that_contradicts_itself() -> None:
+    good = make_graph([4] * 20)
+    indices, indptr = good.indices.copy(), good.indptr.copy()
+    indices[:] = 20
+    indptr[11] = 10
+    with pytest.raises(FormatError, match=r"indices\[\d+\] is outside 0 to 19"):
+        RandomWalk([3]).sample(Graph(good.relation, 20, 20, good.indptr, indices, None), torch.arange(20))
+    with pytest.raises(FormatError, match="indptr falls, or leaves the indices, at node 10"):
+        RandomWalk([3]).sample(Graph(good.relation, 20, 20, indptr, good.indices, None), torch.arange(20))
