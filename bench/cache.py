@@ -206,7 +206,8 @@ def planning(args: argparse.Namespace) -> dict[str, float]:
             costs.append(median(times))
             stats = planner.stats()
             del planner
-        figures[f"{lines} lines, ns per page (bar 100)"] = median(costs)
+        bar = "bar 100" if lines <= 10**7 else "no bar"
+        figures[f"{lines} lines, ns per page ({bar})"] = median(costs)
         ratio = stats["hits"] / stats["pages"]
         print(
             f"{lines:>9} lines, {batch} pages a minibatch: {median(costs):6.1f} ns per page "

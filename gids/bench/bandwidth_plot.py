@@ -8,6 +8,7 @@ from gids.bench.plot import COLOURS, MARKERS
 from gids.bench.report import Figure, Report
 
 _PROBES = ("raw probe", "fio")
+_CEILING = "disk's ceiling, single pages"
 
 
 def size(report: Report) -> tuple[float, float]:
@@ -60,7 +61,7 @@ def _draw_iterations(report: Report, figure: Any) -> None:
             )
         ceiling = _ceiling(report)
         if ceiling is not None:
-            panel.axhline(ceiling, color="black", linestyle="--", linewidth=1.1, label="disk's ceiling")
+            panel.axhline(ceiling, color="black", linestyle="--", linewidth=1.1, label=_CEILING)
         panel.set_xlabel("iteration, from an empty cache")
         panel.set_ylabel("MB/s")
         panel.set_ylim(bottom=0)
@@ -93,7 +94,7 @@ def _draw_rates(report: Report, figure: Any) -> None:
         panel.bar_label(drawn, fmt="%.0f", fontsize=7, padding=1)
     ceiling = _ceiling(report)
     if ceiling is not None:
-        panel.axhline(ceiling, color="black", linestyle="--", linewidth=1.1, label="disk's ceiling")
+        panel.axhline(ceiling, color="black", linestyle="--", linewidth=1.1, label=_CEILING)
     panel.margins(y=0.12)
     panel.set_xticks(range(len(runs)), [_title(report, dict(f.setting), "\n") for f in runs], fontsize=8)
     panel.grid(axis="x", visible=False)
