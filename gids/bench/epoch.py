@@ -205,7 +205,8 @@ def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSo
     sampler = make_sampler("neighbor", args.fanouts)
     minibatch = next(endless(store, sampler, seeds="train", batch_size=args.batch_size, seed=args.seed))
     rows = len(input_nodes(minibatch, str(source.table.type)))
-    return max(source.feature_bytes // 4, least + 8 * rows * source.table.row_bytes)
+    window = 2 * 24 * minibatch.nbytes  # as many as can be live; DGL's blocks take about twice what ours do
+    return max(source.feature_bytes // 4, least + 8 * rows * source.table.row_bytes + window)
 
 
 def _run(config: EpochConfig, limited: bool, session: Session, left: int) -> EpochResult:
