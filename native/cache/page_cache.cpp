@@ -24,6 +24,7 @@ class PageCache::Fill final : public io::Batch {
     u64 page;
     u32 first, count;
   };
+  enum class Row : u8 { not_mine, pending, delivered };
 
   Fill(PageCache& cache, std::span<const i64> ids, std::byte* out) : cache_(cache), ids_(ids), out_(out) {}
 
@@ -47,7 +48,8 @@ class PageCache::Fill final : public io::Batch {
       targets_.push_back({page, i, end - i});
       i = end;
     }
-    delivered_.assign(ids_.size(), 0);
+    rows_.assign(ids_.size(), Row::not_mine);
+    for (const u32 position : positions_) rows_[position] = Row::pending;
     // A row that is a whole page and wanted once is read where it belongs; the engine sees to alignment.
     const bool whole = g.row_bytes == g.page_bytes;
     for (size_t t = 0; t < targets_.size(); ++t) {
@@ -74,8 +76,10 @@ class PageCache::Fill final : public io::Batch {
     }
   }
 
-  bool delivered(size_t position) const {
-    return !delivered_.empty() && std::atomic_ref<u8>(const_cast<u8&>(delivered_[position])).load(std::memory_order_acquire);
+  // Whose a row of the output is: this batch writes those that it was given, and nobody else may before it ends.
+  Row row_state(size_t position) const {
+    if (rows_.empty()) return Row::not_mine;
+    return std::atomic_ref<Row>(const_cast<Row&>(rows_[position])).load(std::memory_order_acquire);
   }
   std::vector<Failure>& failures() { return failures_; }
 
@@ -98,7 +102,7 @@ class PageCache::Fill final : public io::Batch {
       const u32 position = positions_[i];
       const std::byte* from = data + g.offset_in_page(ids_[position]);
       if (from != row(position)) std::memcpy(row(position), from, g.row_bytes);
-      std::atomic_ref<u8>(delivered_[position]).store(1, std::memory_order_release);
+      std::atomic_ref<Row>(rows_[position]).store(Row::delivered, std::memory_order_release);
     }
   }
 
@@ -108,7 +112,7 @@ class PageCache::Fill final : public io::Batch {
   std::vector<Destination> loads_;
   std::vector<Target> targets_;
   std::vector<u32> positions_;
-  std::vector<u8> delivered_;
+  std::vector<Row> rows_;
   std::mutex failures_mutex_;
   std::vector<Failure> failures_;
 };
@@ -171,12 +175,14 @@ void PageCache::plan(u64 step, std::span<const i64> ids, std::byte* out) {
 }
 
 // Copies rows whose words say RESIDENT; the positions of the others go to `left`. positions: which to look
-// at; empty means all. fill: rows that it has delivered are done.
+// at; empty means all. fill: rows that it has delivered are done, and those that it may still write are left,
+// though a later step may have brought their pages into lines meanwhile.
 void PageCache::copy_resident(std::span<const i64> ids, std::byte* out, const Fill* fill,
                               std::span<const u32> positions, std::vector<u32>& left) {
   const size_t n = positions.empty() ? ids.size() : positions.size();
   const size_t row_bytes = geometry_.row_bytes;
   const bool streaming = ids.size() * row_bytes >= streaming_bytes;
+  const bool being_filled = fill && !fill->finished();
   std::lock_guard lock(workers_mutex_);
   for (auto& l : left_by_worker_) l.clear();
   const size_t grain = std::max(block_rows, piece_bytes / row_bytes);
@@ -191,9 +197,11 @@ void PageCache::copy_resident(std::span<const i64> ids, std::byte* out, const Fi
       size_t found = 0;
       for (size_t k = k0; k < k1; ++k) {
         const u32 i = position_of(k);
-        if (fill && fill->delivered(i)) continue;
+        const Fill::Row state = fill ? fill->row_state(i) : Fill::Row::not_mine;
+        if (state == Fill::Row::delivered) continue;
         const u64 w = word::load(planner_.word(geometry_.page_of(ids[i])));
-        if (word::state_of(w) == PageState::resident) {
+        const bool mine_to_write = state == Fill::Row::not_mine || !being_filled;
+        if (mine_to_write && word::state_of(w) == PageState::resident) {
           from[found] = row_in_line(w, ids[i]);
           to[found++] = out + i * row_bytes;
         } else {
