@@ -115,8 +115,6 @@ def cornell() -> Graph:
     """A friendship network of the Facebook100 data, where it is at hand."""
     path = Path(__file__).parents[3] / "shared" / "data" / "cornell5.mat"
     if not path.exists():
-        path = Path("/work/shared/data/cornell5.mat")
-    if not path.exists():
         pytest.skip("cornell5.mat is not here")
     io = pytest.importorskip("scipy.io")
     with warnings.catch_warnings():

@@ -12,7 +12,7 @@ RNG = np.random.default_rng(10)
 N = 80
 A = sparse.random(N, N, 0.1, "csc", random_state=1)
 HOMOGENEOUS = ("_N", "_E", "_N")
-CORNELL = Path("/work/shared/data/cornell5.mat")
+CORNELL = Path(__file__).parents[4] / "shared" / "data" / "cornell5.mat"
 
 
 def one_hot(info):
