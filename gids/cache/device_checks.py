@@ -22,7 +22,7 @@ def check_policies(policy: str, host_policy: str) -> None:
     """ValueError for a policy that a device does not have."""
     if policy == "lru":
         raise ValueError(
-            f"policy 'lru' exists with device='cpu' only; on a GPU there are {', '.join(DEVICE_POLICIES)}"
+            f"policy='lru' works on device='cpu' only; on a GPU there are {', '.join(DEVICE_POLICIES)}"
         )
     if policy not in DEVICE_POLICIES:
         raise ValueError(f"no policy '{policy}' (there are {', '.join(DEVICE_POLICIES)})")

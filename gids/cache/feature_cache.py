@@ -158,10 +158,6 @@ class FeatureCache:
         """The native counters of each table."""
         return {name: dict(cache.stats()) for name, cache in self._caches.items()}
 
-    def output_bytes(self) -> tuple[int, int]:
-        """(bytes of outputs held by consumers or kept for reuse, the most there ever were)."""
-        return self._pool.taken_bytes + self._pool.idle_bytes, self._pool.peak_bytes
-
     def memory(self) -> dict[str, int]:
         """Bytes by purpose; of the outputs, the most that there ever were."""
         tables = self.stats().values()

@@ -18,7 +18,6 @@ import torch
 
 from gids import cuda
 from gids.cache import (
-    DEVICE_POLICIES,
     DeviceFeatureCache,
     FeatureCache,
     MemoryPlan,
@@ -27,6 +26,7 @@ from gids.cache import (
     share_memory,
 )
 from gids.cache.budget import available_bytes, format_bytes
+from gids.cache.device_checks import check_policies
 from gids.cache.output_dtype import out_dtype_of
 from gids.io.extents import open_extent_reader
 from gids.loader.stream import Cache
@@ -157,11 +157,7 @@ class DevicePlacement:
         wait: Literal["stream", "warp"],
         staging_bytes: int,
     ) -> None:
-        if policy not in DEVICE_POLICIES:
-            raise ValueError(
-                f"policy={policy!r} works on device='cpu' only; "
-                f"on CUDA there are {', '.join(DEVICE_POLICIES)}"
-            )
+        check_policies(policy, host_policy)
         self._device = cuda.open_device(device)
         free_bytes, _ = self._device.memory_info()
         asked = {"memory_bytes": memory_bytes, "cache_bytes": cache_bytes}

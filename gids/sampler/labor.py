@@ -10,7 +10,6 @@ import torch
 from gids import _core
 from gids.cuda import Device
 from gids.sampler.layered import Fanout, LayeredSampler, Layers, Numbers, check_dependency
-from gids.sampler.on_device import DeviceSampler
 from gids.sampler.topology import Topology
 
 _TO_CONVERGENCE = -1
@@ -62,23 +61,10 @@ class Labor(LayeredSampler):
         self.fixed_count, self.layer_dependency = bool(fixed_count), bool(layer_dependency)
         self.batch_dependency = batch_dependency
         self._kappa = check_dependency(batch_dependency)
-        self._devices: dict[Device, DeviceSampler] = {}
-
-    @property
-    def nbytes(self) -> int:
-        return super().nbytes + sum(d.nbytes for d in self._devices.values())
 
     @property
     def fanouts(self) -> list[Fanout]:
         return self._per_layer
-
-    def __repr__(self) -> str:
-        options = "".join(
-            f", {name}={value!r}"
-            for name, value in self._arguments().items()
-            if name not in ("fanouts", "threads") and value != (name == "batch_dependency")
-        )
-        return f"Labor({self.fanouts}{options})"
 
     def _arguments(self) -> dict[str, Any]:
         return {
@@ -119,8 +105,6 @@ class Labor(LayeredSampler):
     ) -> Layers:
         if self.importance_sampling or self.fixed_count or self._kappa != 1:
             return super()._sample_on(device, topology, seeds, fanouts, numbers)
-        if device not in self._devices:
-            self._devices[device] = DeviceSampler(device)
-        return self._devices[device].sample(
+        return self._device_sampler(device).sample(
             topology, seeds, fanouts, numbers, labor=True, layer_dependency=self.layer_dependency
         )

@@ -38,9 +38,6 @@ class Ladies(LayeredSampler):
     def sizes(self) -> list[Fanout]:
         return self._per_layer
 
-    def __repr__(self) -> str:
-        return f"Ladies({self.sizes}{', poisson=True' if self.poisson else ''})"
-
     def _arguments(self) -> dict[str, Any]:
         return {"sizes": self.sizes, "poisson": self.poisson, "threads": self.threads}
 

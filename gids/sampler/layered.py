@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import threading
 from abc import ABC, abstractmethod
@@ -14,6 +15,7 @@ from gids import _core
 from gids.cuda import Device
 from gids.errors import FormatError
 from gids.sampler.minibatch import Block, Minibatch, PerType
+from gids.sampler.on_device import DeviceSampler
 from gids.sampler.topology import Graphs, Topology
 from gids.store.names import Relation, describe_type
 
@@ -51,6 +53,7 @@ class LayeredSampler(ABC):
             raise ValueError(f"threads={threads}; at least one thread samples")
         self._per_layer = layers
         self._host: _core.HostSampler | None = None
+        self._devices: dict[Device, DeviceSampler] = {}
         self._lock = threading.Lock()  # the memory that minibatches are made in is one
 
     def sample(
@@ -98,11 +101,23 @@ class LayeredSampler(ABC):
     @property
     def nbytes(self) -> int:
         """Memory kept between minibatches, on the host and on devices."""
-        return self._host.bytes if self._host is not None else 0
+        host = self._host.bytes if self._host is not None else 0
+        return host + sum(d.nbytes for d in self._devices.values())
+
+    def __repr__(self) -> str:
+        """All that minibatches depend on: samplers that print alike sample alike."""
+        parameters = inspect.signature(type(self)).parameters
+        (_, per_layer), *options = self._printed().items()
+        given = [f", {k}={v!r}" for k, v in options if k != "threads" and v != parameters[k].default]
+        return f"{type(self).__name__}({per_layer}{''.join(given)})"
 
     @abstractmethod
     def _arguments(self) -> dict[str, Any]:
-        """What makes an equal sampler; what workers and checkpoints carry."""
+        """What makes an equal sampler, the numbers per layer first; what workers carry."""
+
+    def _printed(self) -> dict[str, Any]:
+        """The same, where what is large is told by a digest."""
+        return self._arguments()
 
     @abstractmethod
     def _call(
@@ -127,6 +142,11 @@ class LayeredSampler(ABC):
             f"the graphs are pinned for {device.torch_device}, and {self!r} samples on the CPU alone; pass "
             "graphs that are not pinned"
         )
+
+    def _device_sampler(self, device: Device) -> DeviceSampler:
+        if device not in self._devices:
+            self._devices[device] = DeviceSampler(device)
+        return self._devices[device]
 
     def __getstate__(self) -> dict[str, Any]:
         return self._arguments()

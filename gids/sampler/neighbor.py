@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,6 @@ import torch
 from gids import _core
 from gids.cuda import Device
 from gids.sampler.layered import Fanout, LayeredSampler, Layers, Numbers, check_dependency
-from gids.sampler.on_device import DeviceSampler
 from gids.sampler.topology import Topology
 from gids.store.names import Relation, describe_type
 
@@ -59,21 +60,10 @@ class Neighbor(LayeredSampler):
             self._weights = {r: _check_weights(w, f" of {describe_type(r)}") for r, w in weights.items()}
         elif weights is not None:
             self._weights = _check_weights(weights, "")
-        self._devices: dict[Device, DeviceSampler] = {}
 
     @property
     def fanouts(self) -> list[Fanout]:
         return self._per_layer
-
-    @property
-    def nbytes(self) -> int:
-        return super().nbytes + sum(d.nbytes for d in self._devices.values())
-
-    def __repr__(self) -> str:
-        options = ", replace=True" if self.replace else ""
-        options += ", weights=..." if self._weights is not None else ""
-        options += f", batch_dependency={self.batch_dependency}" if self.batch_dependency != 1 else ""
-        return f"Neighbor({self.fanouts}{options})"
 
     def _arguments(self) -> dict[str, Any]:
         return {
@@ -83,6 +73,18 @@ class Neighbor(LayeredSampler):
             "batch_dependency": self.batch_dependency,
             "threads": self.threads,
         }
+
+    def _printed(self) -> dict[str, Any]:
+        return self._arguments() | {"weights": self._weights_digest}
+
+    @cached_property
+    def _weights_digest(self) -> str | dict[Relation, str] | None:
+        def digest(weights: np.ndarray) -> str:
+            return f"{len(weights)} ({hashlib.blake2b(weights.data, digest_size=8).hexdigest()})"
+
+        if isinstance(self._weights, dict):
+            return {relation: digest(weights) for relation, weights in self._weights.items()}
+        return None if self._weights is None else digest(self._weights)
 
     def _call(
         self,
@@ -126,9 +128,7 @@ class Neighbor(LayeredSampler):
     ) -> Layers:
         if self.replace or self._weights is not None or self._kappa != 1:
             return super()._sample_on(device, topology, seeds, fanouts, numbers)
-        if device not in self._devices:
-            self._devices[device] = DeviceSampler(device)
-        return self._devices[device].sample(topology, seeds, fanouts, numbers)
+        return self._device_sampler(device).sample(topology, seeds, fanouts, numbers)
 
 
 def _check_weights(given: Weights, of: str) -> np.ndarray:

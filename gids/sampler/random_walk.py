@@ -92,9 +92,6 @@ class RandomWalk(LayeredSampler):
                 layers[i] = {walks.relation: block}
         return minibatch
 
-    def __repr__(self) -> str:
-        return f"RandomWalk({self.num_neighbors}, num_walks={self.num_walks}, walk_length={self.walk_length})"
-
     def _arguments(self) -> dict[str, Any]:
         return {
             "num_neighbors": self.num_neighbors,

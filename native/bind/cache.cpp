@@ -242,7 +242,6 @@ void bind_cache(nb::module_& m) {
       .def_static("create", [](u64 keep) { return std::make_shared<BufferPool>(keep); }, "keep_bytes"_a)
       .def("take", &take, "bytes"_a, "uint8[bytes]; goes back to the pool when the last view of it is gone.")
       .def_prop_ro("taken_bytes", &BufferPool::taken_bytes)
-      .def_prop_ro("idle_bytes", &BufferPool::idle_bytes)
       .def_prop_ro("peak_bytes", &BufferPool::peak_bytes);
 
   nb::class_<Planner>(m, "Planner", "Which pages are in the cache: metadata only, no features.")

@@ -251,6 +251,7 @@ def test_a_minibatch_that_could_not_be_read_is_not_repeated(one_type: Path) -> N
 def test_a_state_of_another_loader_is_refused(one_type: Path, two_types: Path) -> None:
     with open_loader(one_type) as loader:
         state = loader.state_dict()
+        weighted = Neighbor([3, 4], weights=torch.ones(loader._topology.graphs[0].num_edges))
     paper = {"paper": torch.arange(0, PAPERS, 3)}
     for message, path, options in (
         ("seed = 0, and this one has 1", one_type, {"seed": 1}),
@@ -259,6 +260,7 @@ def test_a_state_of_another_loader_is_refused(one_type: Path, two_types: Path) -
         ("drop_last = False", one_type, {"drop_last": True}),
         ("seeds = '667 ", one_type, {"seeds": torch.arange(1, PAPERS, 3)}),
         (r"sampler = 'Neighbor\(\[3, 4\]\)'", one_type, {"sampler": [3, 5]}),
+        (r"Neighbor\(\[3, 4\], weights='\d+ \(\w+\)'\)", one_type, {"sampler": weighted}),
         ("topology = ", two_types, {"seeds": paper}),
     ):
         with open_loader(path, tables=[], **options) as other, pytest.raises(ValueError, match=message):

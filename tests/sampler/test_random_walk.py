@@ -177,3 +177,8 @@ def test_a_topology_that_contradicts_itself() -> None:
         RandomWalk([3]).sample(Graph(good.relation, 20, 20, good.indptr, indices, None), torch.arange(20))
     with pytest.raises(FormatError, match="indptr falls, or leaves the indices, at node 10"):
         RandomWalk([3]).sample(Graph(good.relation, 20, 20, indptr, good.indices, None), torch.arange(20))
+
+
+def test_prints_all_that_its_minibatches_depend_on() -> None:
+    walk = RandomWalk([2], restart=0.25, metapath=[("a", "b", "a")], threads=3)
+    assert repr(walk) == "RandomWalk([2], restart=0.25, metapath=[('a', 'b', 'a')])"
