@@ -1,10 +1,9 @@
 """kill -9 at random moments of a conversion, then resume: the dataset is that of an undisturbed one."""
 
-import contextlib
 import random
 import subprocess
 import sys
-import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,27 +12,7 @@ from gids.store import verify
 from gids.store.convert import Options, convert
 from gids.store.convert.readers import read_source
 
-# Reads slowly and syncs often, so that kills fall into the middle of things.
-CHILD = """
-import sys, time
-from pathlib import Path
-from gids.store.convert import Options, convert
-from gids.store.convert.readers import read_source
-from gids.store.rows import FileRows
-
-quick = FileRows.read_into
-def slow(self, start, out):
-    time.sleep(0.005 if self.path.suffix == ".npy" else 0)
-    quick(self, start, out)
-FileRows.read_into = slow
-source, path = map(Path, sys.argv[1:])
-files = sorted(source.iterdir())
-options = Options(workers=2, memory_bytes=1 << 20, stripe=(str(path.parent / "ssd"),) * 2)
-log = open(path.parent / "ssd/log", "a", buffering=1)
-print("ready", flush=True)
-say = lambda sentence: print(sentence, file=log)
-convert(files, lambda s: read_source(source, s), path, options, say=say, sync_bytes=100_000)
-"""
+TOOL = Path(__file__).parents[2] / "tools/kill_conversion.py"
 
 
 @pytest.fixture(scope="module")
@@ -48,55 +27,20 @@ def source(tmp_path_factory):
 
 
 def contents(path):
-    """The bytes of every file but the manifest (which names the shards' folder), by the end of its path."""
-    files = [
-        p for root in (path, path.parent / "ssd") for p in root.rglob("*") if p.suffix in (".npy", ".bin")
-    ]
-    return {"/".join(p.parts[-2:]): p.read_bytes() for p in files}
+    """The bytes of every file, by its name."""
+    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
 
 
 @pytest.mark.slow
-def test_a_conversion_killed_again_and_again_ends_the_same(tmp_path, source):
+def test_a_conversion_killed_again_and_again_ends_the_same(tmp_path):
+    """Of several readers and all options; `tools/kill_conversion.py --kills 200` does more of it."""
     seed = random.SystemRandom().randrange(1 << 32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
-    for name in ("killed", "whole"):
-        (tmp_path / name / "ssd").mkdir(parents=True)
-    path = tmp_path / "killed/a.gids"
-    kills = 0
-    while not path.exists():
-        assert kills < 60, "it never gets anywhere"
-        command = [sys.executable, "-P", "-c", CHILD, source, path]
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        while child.stdout.readline() not in ("ready\n", ""):
-            pass
-        if kills < 8:
-            until = records(path) + rng.randrange(8)
-            while records(path) < until and child.poll() is None:
-                time.sleep(0.001)
-            time.sleep(rng.uniform(0, 0.02))
-            child.kill()
-            kills += 1
-        _, errors = child.communicate()
-        assert "Traceback" not in errors, errors
-    options = Options(stripe=(str(tmp_path / "whole/ssd"),) * 2)
-    files = sorted(source.iterdir())
-    convert(files, lambda scratch: read_source(source, scratch), tmp_path / "whole/a.gids", options)
-    assert contents(path) == contents(tmp_path / "whole/a.gids")
-    assert list(verify(path, allow_dirs=[tmp_path / "killed/ssd"])) == []
-    assert sorted(p.name for p in (tmp_path / "killed").iterdir()) == ["a.gids", "ssd"]
-    resumed = (tmp_path / "killed/ssd/log").read_text().count("resuming")
-    assert kills == 8
-    assert resumed >= 5
-    print(f"{kills} kills, {resumed} resumed")
-
-
-def records(path):
-    """How many lines the journal of an unfinished conversion has."""
-    journal = path.with_name(path.name + ".partial") / "journal"
-    with contextlib.suppress(FileNotFoundError):
-        return journal.read_bytes().count(b"\n")
-    return 0
+    command = [sys.executable, "-P", TOOL, "--kills", "15", "--seed", str(seed), "--dir", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0
+    assert "\n15 kills, " in done.stdout
+    assert list(tmp_path.iterdir()) == []
 
 
 def interrupted(source, path, **options):
