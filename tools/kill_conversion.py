@@ -4,10 +4,11 @@
     python tools/kill_conversion.py --kills 15 --seed 7
 
 Each case has features, edges and labels; together they cover several readers and every option that changes
-the graph. A conversion is killed (SIGKILL) at a moment drawn from the time that it takes, and started again,
-until it is done; then every byte of every file is compared with what an undisturbed conversion wrote, the
-dataset is verified, and nothing else may be left. Syncs are frequent and memory is scarce, so that kills fall
-into the middle of tables, of sorting and of publishing. Exits with 1 at the first difference.
+the graph. A conversion is killed (SIGKILL) at a random moment, half of them drawn from the time that it takes
+and half from the bytes that it writes, and started again, until it is done; then every byte of every file is
+compared with what an undisturbed conversion wrote, the dataset is verified, and nothing else may be left.
+Syncs are frequent and memory is scarce, so that kills fall into the middle of tables, of sorting and of
+publishing. Exits with 1 at the first difference.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +36,7 @@ from gids.store.convert.readers import Choices, find_reader, open_source
 from gids.store.convert.source import source_files
 
 NODES, EDGES = 20_000, 150_000
+MOST_KILLS = 6  # of one conversion; then it may finish
 RNG = np.random.default_rng(11)
 FORK = multiprocessing.get_context("fork")  # nothing to import again, so a kill costs milliseconds
 
@@ -114,24 +117,30 @@ class Target:
     def __init__(self, root: Path, source: Path, case: Case) -> None:
         self.path, self.log, self._root = root / "a.gids", root.with_name(root.name + ".log"), root
         self._source, self._case = source, case
+        self.written = FORK.Value("q", 0, lock=False)  # a killed process would never let go of a lock
         self.stripes = [root / f"ssd{i}" for i in range(case.stripes)]
         for folder in (root, *self.stripes):
             folder.mkdir()
 
     def start(self) -> multiprocessing.process.BaseProcess:
+        self.written.value = 0
         process = FORK.Process(target=self._convert)
         process.start()
         return process
 
     def _convert(self) -> None:
-        options = Options(
-            **(vars(self._case.options) | {"stripe": tuple(map(str, self.stripes)), "memory_bytes": 1 << 20})
-        )
+        options = replace(self._case.options, stripe=tuple(map(str, self.stripes)), memory_bytes=1 << 20)
         reader = find_reader(self._source, self._case.reader)
 
         def say(sentence: str) -> None:
             with self.log.open("a") as file:
                 file.write(sentence + "\n")
+
+        lock = threading.Lock()
+
+        def on_bytes(size_bytes: int) -> None:
+            with lock:
+                self.written.value += size_bytes
 
         convert(
             source_files(self._source),
@@ -139,6 +148,7 @@ class Target:
             self.path,
             options,
             say=say,
+            on_bytes=on_bytes,
             sync_bytes=200_000,
         )
 
@@ -161,22 +171,39 @@ class Target:
         return self.log.read_text().count("resuming") if self.log.exists() else 0
 
 
-def undisturbed(target: Target) -> tuple[dict[str, bytes], float]:
-    """What a conversion writes that nobody kills, and the seconds that it takes."""
-    begun = time.perf_counter()
-    process = target.start()
-    process.join()
-    if process.exitcode != 0:
-        raise SystemExit("the undisturbed conversion failed")
-    return target.contents(), time.perf_counter() - begun
+@dataclass(frozen=True)
+class Whole:
+    """What a conversion writes that nobody kills, and how long it and its progress are."""
+
+    source: Path
+    contents: dict[str, bytes]
+    seconds: float
+    size_bytes: int
+
+    @classmethod
+    def of(cls, source: Path, target: Target) -> Whole:
+        begun = time.perf_counter()
+        process = target.start()
+        process.join()
+        if process.exitcode != 0:
+            raise SystemExit("the undisturbed conversion failed")
+        return cls(source, target.contents(), time.perf_counter() - begun, target.written.value)
 
 
-def kill_until_done(target: Target, seconds: float, most: int, rng: random.Random) -> int:
+def kill_until_done(target: Target, whole: Whole, most: int, rng: random.Random) -> int:
     """Convert, with at most so many kills on the way; how many there were."""
     kills = 0
     while not target.path.exists():
         process = target.start()
-        process.join(rng.uniform(0, seconds) if kills < most else None)
+        if kills == most:
+            process.join()
+        elif rng.random() < 0.5:
+            process.join(rng.uniform(0, whole.seconds))
+        else:
+            until = rng.uniform(0, whole.size_bytes)
+            while target.written.value < until and process.is_alive():
+                time.sleep(0.0005)
+            process.join(rng.uniform(0, 0.01))
         process.kill()
         process.join()
         if process.exitcode not in (0, -signal.SIGKILL):
@@ -211,19 +238,18 @@ def main() -> int:
     kills = resumed = datasets = 0
     with tempfile.TemporaryDirectory(dir=args.dir) as name:
         root = Path(name)
-        whole: dict[str, tuple[Path, dict[str, bytes], float]] = {}
+        whole: dict[str, Whole] = {}
         for number, (title, case) in enumerate(CASES.items()):
             source = root / f"source{number}"
             case.write(source)
-            whole[title] = (source, *undisturbed(Target(root / f"whole{number}", source, case)))
-            print(f"{title}: {whole[title][2]:.2f} s undisturbed", flush=True)
+            whole[title] = Whole.of(source, Target(root / f"whole{number}", source, case))
+            print(f"{title}: {whole[title].seconds:.2f} s undisturbed", flush=True)
         for title in itertools.cycle(CASES):
             if kills >= args.kills:
                 break
-            source, expected, seconds = whole[title]
-            target = Target(root / f"killed{datasets}", source, CASES[title])
-            count = kill_until_done(target, seconds, min(12, args.kills - kills), rng)
-            wrong = fault(target, expected)
+            target = Target(root / f"killed{datasets}", whole[title].source, CASES[title])
+            count = kill_until_done(target, whole[title], min(MOST_KILLS, args.kills - kills), rng)
+            wrong = fault(target, whole[title].contents)
             print(f"{title}: {count} kills, {target.resumed()} resumed{wrong and ': '}{wrong}", flush=True)
             if wrong:
                 return 1
