@@ -48,7 +48,15 @@ def add_parser(subparsers: Any) -> None:
         action="append",
         default=[],
         metavar="[TABLE=]TYPE",
-        help="cast tables: (b)float16, float32, float64, (u)int8, int32, int64; with --shape: of raw binary",
+        help="store tables as (b)float16, float32, float64, (u)int8, int32, int64; floating ones as int8 "
+        "with a --scale. With --shape and no TABLE: of raw binary",
+    )
+    parser.add_argument(
+        "--scale",
+        action="append",
+        default=[],
+        metavar="[TABLE=]KIND",
+        help="of floating features stored as int8: one per row or per column (default: row)",
     )
     parser.add_argument(
         "--shape", type=_shape, metavar="N,DIM,…", help="of raw binary (-1: as many as there are)"
@@ -130,6 +138,7 @@ def run(args: argparse.Namespace) -> int:
         page_bytes=args.page_bytes,
         stripe=tuple(args.stripe),
         dtypes=casts,
+        scales=dict(_cast(text) for text in args.scale),
         index_dtype=args.index_dtype,
         keep_edge_ids=not args.no_edge_ids,
         reverse_edges=args.reverse_edges,
