@@ -59,7 +59,7 @@ def add_parser(subparsers: Any) -> None:
         help="of floating features stored as int8: one per row or per column (default: row)",
     )
     parser.add_argument(
-        "--shape", type=_shape, metavar="N,DIM,…", help="of raw binary (-1: as many as there are)"
+        "--shape", type=parse_shape, metavar="N,DIM,…", help="of raw binary (-1: as many as there are)"
     )
     parser.add_argument(
         "--page-bytes",
@@ -132,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
         shape=args.shape,
         labels=args.labels,
         num_nodes=args.num_nodes,
-        load_graphs=_load_graphs,
+        load_graphs=load_graphs,
     )
     options = Options(
         page_bytes=args.page_bytes,
@@ -174,7 +174,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _load_graphs(path: str) -> Any:
+def load_graphs(path: str) -> Any:
     """dgl.load_graphs."""
     try:
         importlib.import_module("gids.dgl")  # makes DGL importable under a current torch
@@ -214,7 +214,8 @@ def _cast(text: str) -> tuple[str, str]:
     return table, dtype
 
 
-def _shape(text: str) -> tuple[int, ...]:
+def parse_shape(text: str) -> tuple[int, ...]:
+    """ "1000000,128" -> (1000000, 128)."""
     try:
         return tuple(int(n) for n in text.split(","))
     except ValueError:

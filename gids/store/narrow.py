@@ -153,7 +153,7 @@ def finite_float32(values: torch.Tensor, start: int) -> torch.Tensor:
     narrow = values.to(torch.float32)
     wrong = ~torch.isfinite(narrow)
     if bool(wrong.any()):
-        where, found = _first(values, wrong, start)
+        where, found = first_place(values, wrong, start)
         raise FormatError(
             f"{where} is {found}, which int8 with a scale cannot hold: make it finite, or store another type"
         )
@@ -163,7 +163,7 @@ def finite_float32(values: torch.Tensor, start: int) -> torch.Tensor:
 def _refuse_overflow(values: torch.Tensor, stored: torch.Tensor, start: int) -> None:
     lost = torch.isinf(stored) & ~torch.isinf(values)
     if bool(lost.any()):
-        where, found = _first(values, lost, start)
+        where, found = first_place(values, lost, start)
         most = torch.finfo(stored.dtype).max
         raise FormatError(
             f"{where}: {found} does not fit in {stored.dtype}, which ends at {most:g}; "
@@ -171,7 +171,7 @@ def _refuse_overflow(values: torch.Tensor, stored: torch.Tensor, start: int) -> 
         )
 
 
-def _first(values: torch.Tensor, wrong: torch.Tensor, start: int) -> tuple[str, float]:
+def first_place(values: torch.Tensor, wrong: torch.Tensor, start: int) -> tuple[str, float]:
     """Where the first such value is, in words, and the value."""
     position = np.unravel_index(int(np.flatnonzero(wrong.numpy())[0]), values.shape)
     row, *columns = (int(i) for i in position)

@@ -113,7 +113,7 @@ class Table:
             else:
                 mine = np.flatnonzero(shards == shard)
                 target[mine] = view[places[mine], slots[mine]]
-        return out if self.scale is None else self._decode(out.numpy())
+        return out if self.scale is None else self.decode(out.numpy())
 
     def scan(
         self, rows_per_block: int, *, order: Sequence[int] | None = None, stored: bool = False
@@ -134,11 +134,11 @@ class Table:
         if wrong:
             raise IndexError(f"block {wrong[0]} is out of range for {self._where} ({count} blocks)")
         starts = [n * rows_per_block for n in numbers]
-        decode = _bytes_of if stored else self._decode
+        decode = _bytes_of if stored else self.decode
         return scan(self._layout, self.shard_paths, decode, rows_per_block, starts)
 
-    def _decode(self, data: np.ndarray) -> torch.Tensor:
-        """Rows of their bytes, uint8[n, row_bytes]; in memory of their own."""
+    def decode(self, data: np.ndarray) -> torch.Tensor:
+        """Rows of their bytes on disk, uint8[n, row_bytes]: dtype[n, *shape] in memory of their own."""
         if self.scale is not None:
             return unpack_rows(data, self.shape, self.scale, self.column_scales())
         out = torch.empty((len(data), *self.shape), dtype=self.dtype)

@@ -207,7 +207,7 @@ def _check(source: Source, options: Options) -> None:
                 raise FormatError(f"{option} names table {name!r}; the source has {', '.join(sorted(names))}")
     scaled = {n for t in source.tables if _scale(t, options) for n in (table_name(t.type, t.key), t.key, "")}
     for name, scale in options.scales.items():
-        check_scale(scale, f"--scale {name}")
+        check_scale(scale, f"--scale {name}".rstrip())
         if name not in scaled:
             raise FormatError(
                 f"--scale {name or scale} is for floating features stored as int8: give --dtype int8, too"
