@@ -60,7 +60,8 @@ class FeatureLoader:
         check_crc: compare every page read with its checksum.
         direct: read past the page cache (O_DIRECT).
         dtype: of the features, where it is not the stored one: float32, float16 or bfloat16, for
-            tables of one of these. On CUDA it costs nothing; on the CPU the rows are copied once more.
+            tables of one of these; they are converted while they are gathered. Tables stored as int8 with a
+            scale are float32 unless this says otherwise.
         device: ``"cpu"`` or ``"cuda"``. On CUDA cache and features are in device memory, GPU threads ask for
             the missing pages themselves, and ids may be tensors of that device or of the CPU. memory_bytes
             and cache_bytes are then device memory, memory_bytes=None is half of what is free, and the

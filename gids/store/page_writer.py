@@ -176,23 +176,21 @@ class _Scratch:
 
 
 def cast_exactly(values: torch.Tensor, out: torch.Tensor) -> None:
-    """Cast values into out. Rounding to a shorter floating type is allowed; anything else that changes a
-    value (overflow, an integer that has no exact image) raises FormatError."""
+    """Cast values into out. Rounding to a shorter floating type is narrow.py's part; here anything that would
+    change a value (a fraction, an integer that has no exact image) raises FormatError."""
     out.copy_(values)
     if values.dtype.is_floating_point:
         if not out.dtype.is_floating_point:
-            raise FormatError(f"casting {values.dtype} features to {out.dtype} would cut their fractions")
-        if out.dtype.itemsize < values.dtype.itemsize or out.dtype == torch.float16:
-            lost = torch.isinf(out) & ~torch.isinf(values)
-            if bool(lost.any()):
-                found = float(values[lost].reshape(-1)[0])
-                raise FormatError(f"{found} does not fit in {out.dtype}; bfloat16 and float32 reach 3e38")
-    else:
-        lost = out.to(values.dtype) != values
-        if bool(lost.any()):
             raise FormatError(
-                f"{int(values[lost].reshape(-1)[0])} is not exact in {out.dtype}; keep {values.dtype}"
+                f"casting {values.dtype} features to {out.dtype} would cut their fractions; "
+                "int8 with a scale rounds them instead"
             )
+        return
+    lost = out.to(values.dtype) != values
+    if bool(lost.any()):
+        raise FormatError(
+            f"{int(values[lost].reshape(-1)[0])} is not exact in {out.dtype}; keep {values.dtype}"
+        )
 
 
 def _typed(data: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

@@ -61,6 +61,7 @@ def test_json_has_the_same_facts(dataset, capsys):
         "rows": 7,
         "shape": [2000],
         "dtype": "float32",
+        "scale": None,
         "row_bytes": 8000,
         "page_bytes": 8192,
         "rows_per_page": 1,

@@ -1,0 +1,115 @@
+"""compare: whether a dataset's tables hold what their source holds. Called by `gids verify --against`.
+
+Values that were stored in fewer bits may differ by as much as the rounding may have changed them; all others
+must be equal. Rows are read in order, a block at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from gids.errors import FormatError
+from gids.store.convert.source import Source, TableSource
+from gids.store.feature_store import FeatureStore
+from gids.store.names import table_name
+from gids.store.narrow import Narrowing, Tally, describe_rounding, first_place
+from gids.store.quantize import split_rows
+from gids.store.rows import Rows, read_range
+from gids.store.table import Table
+
+_BLOCK_BYTES = 4 << 20
+
+
+def _ignore(_: int) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A table that was compared. fault: what differs, or ""; said: how close it is, in a sentence."""
+
+    fault: str
+    said: str
+
+
+def compare(
+    store: FeatureStore, source: Source, *, on_bytes: Callable[[int], None] = _ignore
+) -> Iterator[Compared]:
+    """Compare each table with that of its name in the source, and look for those that only one of them has.
+
+    on_bytes(n): progress, in bytes of the dataset's rows. Raises StorageError, and FormatError for a source
+    that is damaged.
+    """
+    sources = {table_name(t.type, t.key): t for t in source.tables}
+    for name in sources:
+        if name not in store.tables:
+            yield Compared(f"table {name!r} of the source is not in {store.name}", "")
+    for name, table in store.tables.items():
+        if name not in sources:
+            yield Compared(f"table {name!r} of {store.name} is not in the source", "")
+        else:
+            yield _compare_table(table, sources[name], on_bytes)
+
+
+def _compare_table(table: Table, found: TableSource, on_bytes: Callable[[int], None]) -> Compared:
+    shape = (table.row_count, *table.shape)
+    if tuple(found.rows.shape) != shape:
+        return Compared(f"{table.name!r} is {list(shape)}, the source's is {list(found.rows.shape)}", "")
+    try:
+        narrowing = Narrowing.of(found.rows.dtype, table.stored_dtype, table.scale)
+    except FormatError as error:  # a scale on what is no floating value in the source
+        return Compared(f"{table.name!r}: {error}", "")
+    tally, wrong_count, first = Tally(), 0, ""
+    for start, expected, rows, bounds in _blocks(table, found.rows, narrowing):
+        wrong = _differ(expected, rows, bounds)
+        if bool(wrong.any()) and not first:
+            where, was = first_place(expected, wrong, start)
+            _, now = first_place(rows, wrong, start)
+            first = f"{where} is {now}, the source has {was}"
+        wrong_count += int(wrong.sum())
+        if narrowing is not None:
+            tally.add(expected, rows)
+        on_bytes(len(rows) * table.row_bytes)
+    if wrong_count:
+        limit = "" if narrowing is None else ", further off than rounding goes"
+        return Compared(f"{table.name!r}: {first}{limit}; {wrong_count} values differ", "")
+    return Compared(
+        "", f"{table.name}: {'equal' if narrowing is None else describe_rounding(narrowing, tally)}"
+    )
+
+
+def _blocks(
+    table: Table, source: Rows, narrowing: Narrowing | None
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor | None]]:
+    """(first row, the source's values, the table's, their largest errors or None for none)."""
+    width = max(table.row_bytes, math.prod(table.shape) * source.dtype.itemsize, 1)
+    rows_per_block = max(1, _BLOCK_BYTES // width)
+    for start, data in table.scan(rows_per_block, stored=True):
+        expected = read_range(source, start, start + len(data))
+        rows = table.decode(data.numpy())
+        if narrowing is None:
+            yield start, expected, rows, None
+            continue
+        scales = None
+        if table.scale is not None:
+            _, scales = split_rows(data.numpy(), table.shape, table.scale)
+            if scales is None:
+                columns = table.column_scales()
+                assert columns is not None
+                scales = torch.from_numpy(columns).view(table.shape)
+        yield start, expected, rows, narrowing.bounds(expected, scales)
+
+
+def _differ(expected: torch.Tensor, rows: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor:
+    """Which values are not the source's; with bounds, which are further off."""
+    wide = torch.promote_types(expected.dtype, rows.dtype)  # may round a whole number; going back does not
+    equal = (expected.to(wide) == rows.to(wide)) & (expected == rows.to(expected.dtype))
+    same = equal | ((expected != expected) & (rows != rows))
+    if bounds is None:
+        return ~same
+    error = (expected.to(torch.float64) - rows.to(torch.float64)).abs()
+    return ~same & ~(error <= bounds)  # beside an infinity or NaN, error is neither
