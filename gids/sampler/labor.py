@@ -29,7 +29,8 @@ class Labor(LayeredSampler):
     the smallest numbers (sequential Poisson sampling). layer_dependency: a node has the same number in every
     layer.
     batch_dependency: in how many minibatches the numbers change wholly, 1 (each draws anew) or more, or
-    math.inf (only from epoch to epoch); successive minibatches then read more of the same rows.
+    math.inf (only from epoch to epoch); successive minibatches then read more of the same rows. nested: these
+    minibatches are cut from one large one instead: they share their numbers, and the next group draws anew.
 
     Blocks have weights, 1 / the probability of each edge. With parallel edges fixed_count is slightly biased:
     they share one number. The minibatch depends on seeds, seed, epoch, step and graph alone.
@@ -45,6 +46,7 @@ class Labor(LayeredSampler):
         fixed_count: bool = False,
         layer_dependency: bool = False,
         batch_dependency: float = 1,
+        nested: bool = False,
         threads: int | None = None,
     ) -> None:
         super().__init__(fanouts, threads)
@@ -59,8 +61,13 @@ class Labor(LayeredSampler):
             )
         self.importance_sampling = importance_sampling
         self.fixed_count, self.layer_dependency = bool(fixed_count), bool(layer_dependency)
-        self.batch_dependency = batch_dependency
-        self._kappa = check_dependency(batch_dependency)
+        self.batch_dependency, self.nested = batch_dependency, bool(nested)
+        self._kappa, self._group = check_dependency(batch_dependency, self.nested)
+        if self.nested and importance_sampling:
+            raise ValueError(
+                f"nested=True with importance_sampling={importance_sampling}, whose probabilities depend on "
+                "the whole minibatch: no part of a large one is sampled as in it; take importance_sampling=0"
+            )
 
     @property
     def fanouts(self) -> list[Fanout]:
@@ -73,6 +80,7 @@ class Labor(LayeredSampler):
             "fixed_count": self.fixed_count,
             "layer_dependency": self.layer_dependency,
             "batch_dependency": self.batch_dependency,
+            "nested": self.nested,
             "threads": self.threads,
         }
 
