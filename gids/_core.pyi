@@ -328,6 +328,11 @@ class HostSampler:
     @property
     def bytes(self) -> int: ...
 
+def variate_keys(
+    numbers: tuple[int, int, int], kappa: int, layer: int, number: int
+) -> tuple[int, int, float, float]:
+    """What kernels need for these numbers: the keys of the group and of the next one, and their shares."""
+
 def variates(
     numbers: tuple[int, int, int],
     kappa: int,

@@ -10,6 +10,7 @@ import torch
 from gids import _core
 from gids.cuda import Device
 from gids.sampler.layered import Fanout, LayeredSampler, Layers, Numbers, check_dependency
+from gids.sampler.on_device import Choice
 from gids.sampler.topology import Topology
 
 _TO_CONVERGENCE = -1
@@ -35,7 +36,7 @@ class Labor(LayeredSampler):
     Blocks have weights, 1 / the probability of each edge. With parallel edges fixed_count is slightly biased:
     they share one number. The minibatch depends on seeds, seed, epoch, step and graph alone.
 
-    GPUs sample LABOR-0 by thresholds, without batch_dependency.
+    GPUs sample LABOR-0.
     """
 
     def __init__(
@@ -111,8 +112,7 @@ class Labor(LayeredSampler):
         fanouts: list[list[int]],
         numbers: Numbers,
     ) -> Layers:
-        if self.importance_sampling or self.fixed_count or self._kappa != 1:
+        if self.importance_sampling:
             return super()._sample_on(device, topology, seeds, fanouts, numbers)
-        return self._device_sampler(device).sample(
-            topology, seeds, fanouts, numbers, labor=True, layer_dependency=self.layer_dependency
-        )
+        choice = Choice("least sources" if self.fixed_count else "labor", self._kappa, self.layer_dependency)
+        return self._device_sampler(device).sample(topology, seeds, fanouts, numbers, choice)

@@ -13,6 +13,7 @@ from gids import _core
 from gids.cuda import Device
 from gids.sampler.layered import Fanout, LayeredSampler, Layers, Numbers, array_digest, check_dependency
 from gids.sampler.locality import LocalityBias
+from gids.sampler.on_device import Choice
 from gids.sampler.topology import Topology
 from gids.store.names import Relation, describe_type
 
@@ -39,8 +40,7 @@ class Neighbor(LayeredSampler):
 
     In a heterogeneous graph a node that any relation has found draws by every relation that ends in its type.
     Random numbers are counted, not drawn in turn: the minibatch depends on seeds, seed, epoch, step and
-    graph, neither on threads nor on the device. GPUs sample without replace, weights, locality and
-    batch_dependency, unless nested.
+    graph, neither on threads nor on the device. GPUs sample without weights and locality.
 
     Raises TypeError for weights that are no floating-point numbers in one dimension, ValueError for weights
     that are negative or not finite, and for other arguments; sample() raises ValueError for weights and
@@ -142,9 +142,12 @@ class Neighbor(LayeredSampler):
         fanouts: list[list[int]],
         numbers: Numbers,
     ) -> Layers:
-        if self.replace or self._weights is not None or self.locality is not None or self._kappa != 1:
+        if self._weights is not None or self.locality is not None:
             return super()._sample_on(device, topology, seeds, fanouts, numbers)
-        return self._device_sampler(device).sample(topology, seeds, fanouts, numbers)
+        choice = Choice("uniform" if self._kappa == 1 else "least", self._kappa)
+        if self.replace:
+            choice = Choice("replaced", self._kappa)
+        return self._device_sampler(device).sample(topology, seeds, fanouts, numbers, choice)
 
 
 def _check_weights(given: Weights, of: str) -> np.ndarray:

@@ -270,6 +270,14 @@ void bind_sampler(nb::module_& m) {
         "out"_a.noconvert(),
         "64 random bits for each node, which it has as a source of type `number` in a layer, with dependence kappa (0: "
         "without end). out: uint64[n].");
+  m.def(
+      "variate_keys",
+      [](const Numbers& numbers, u64 kappa, u32 layer, u32 number) {
+        const sampler::Variates variates(moment_of(numbers, kappa), layer, number);
+        return std::tuple(variates.now, variates.next, variates.cos, variates.sin);
+      },
+      "numbers"_a, "kappa"_a, "layer"_a, "number"_a,
+      "What the kernels need for these numbers: the keys of the group and of the next one, and their shares.");
   m.def("philox2", &random::philox2, "counter"_a, "key"_a, "Philox2x32-10: 64 bits of 64 bits and a key of 32.");
 }
 

@@ -147,7 +147,7 @@ Minibatch sample_neighbors(HostSampler& host, const Topology& graph, Seeds seeds
     const u8* near = r < options.near.size() ? options.near[r] : nullptr;
     const Variates variates(moment, layer, r);
     if (!options.replace && !options.dependent && !weights && !near)
-      return sample_uniform(host, frontier, fanout, variates.key());
+      return sample_uniform(host, frontier, fanout, variates.now);
     return host.collect(
         frontier,
         [&](size_t v, EdgeList& list) {
