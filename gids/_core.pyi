@@ -287,9 +287,12 @@ class HostSampler:
         replace: bool,
         weights: list[NDArray[np.float32] | None],
         kappa: int,
+        near: list[NDArray[np.uint8] | None],
+        factor: float,
     ) -> _Sampled:
         """One minibatch. seeds: by node type; fanouts: by layer, the seeds' first, by relation; numbers:
-        (seed, epoch, step); weights: by relation, of each edge; kappa 0: without end.
+        (seed, epoch, step); weights: by relation, of each edge; kappa 0: without end; near: by relation, a
+        bit for each source whose edges count factor times, the lowest of a byte first.
 
         Returns (nodes by type, by layer and relation (indptr, indices, positions, weights or None, number of
         sources))."""
@@ -328,6 +331,11 @@ class HostSampler:
         """The same by random walks; one block in a layer. counts: neighbours, by layer; path: relations."""
     @property
     def bytes(self) -> int: ...
+
+def variate_keys(
+    numbers: tuple[int, int, int], kappa: int, layer: int, number: int
+) -> tuple[int, int, float, float]:
+    """What kernels need for these numbers: the keys of the group and of the next one, and their shares."""
 
 def variates(
     numbers: tuple[int, int, int],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import math
 import threading
@@ -9,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from gids import _core
@@ -37,6 +39,7 @@ class LayeredSampler(ABC):
 
     _numbers_are = "fanouts"  # the argument that has a number per layer
     _least = -1
+    _group = 1  # successive steps that draw alike; 0: all of an epoch
 
     def __init__(self, per_layer: Sequence[Fanout], threads: int | None) -> None:
         name, layers = self._numbers_are, list(per_layer)
@@ -73,9 +76,9 @@ class LayeredSampler(ABC):
         TypeError and ValueError for arguments.
         """
         topology = Topology.of(graphs)
-        numbers = (seed, epoch, step)
-        if not all(isinstance(n, int) and 0 <= n <= _U64 for n in numbers):
+        if not all(isinstance(n, int) and 0 <= n <= _U64 for n in (seed, epoch, step)):
             raise ValueError(f"seed={seed}, epoch={epoch}, step={step}; each must be from 0 to 2^64 - 1")
+        numbers = (seed, epoch, step // self._group if self._group else 0)
         fanouts = self._fanouts_of(topology)
         given = topology.seeds_by_type(seeds)
         with self._lock:
@@ -211,21 +214,34 @@ class LayeredSampler(ABC):
         ]
 
 
-def check_dependency(batch_dependency: float) -> int:
-    """As the native samplers take it: a number, and 0 for infinity."""
-    if batch_dependency == math.inf:
-        return 0
+def check_dependency(batch_dependency: float, nested: bool) -> tuple[int, int]:
+    """(in how many steps the random numbers change, as the native samplers take it; how many steps draw
+    alike): one of the two is 1; 0 is infinity.
+    """
     if (
         isinstance(batch_dependency, bool)
         or not isinstance(batch_dependency, int | float)
-        or batch_dependency != batch_dependency // 1
-        or not 1 <= batch_dependency < _MAX_KAPPA
+        or not (batch_dependency == math.inf or 1 <= batch_dependency < _MAX_KAPPA)
+        or (batch_dependency != math.inf and batch_dependency % 1)
     ):
         raise ValueError(
             f"batch_dependency={batch_dependency!r}; give how many minibatches the random numbers take to "
             "change: 1 (independent minibatches) or more, or math.inf"
         )
-    return int(batch_dependency)
+    kappa = 0 if batch_dependency == math.inf else int(batch_dependency)
+    if not nested:
+        return kappa, 1
+    if kappa == 1:
+        raise ValueError(
+            "nested=True with batch_dependency=1 nests nothing; give how many minibatches are cut from a "
+            "large one: 2 or more, or math.inf"
+        )
+    return 1, kappa
+
+
+def array_digest(array: np.ndarray) -> str:
+    """Tells a large argument from others of its kind."""
+    return f"{len(array)} ({hashlib.blake2b(array.data, digest_size=8).hexdigest()})"
 
 
 def _values(layer: Fanout) -> list[int]:

@@ -152,18 +152,26 @@ nb::tuple run(const Topology& topology, const std::vector<Ids>& seeds, const Fan
   return nb::make_tuple(nodes, layers);
 }
 
+using Bits = nb::ndarray<const u8, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using EdgeWeights = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 nb::tuple sample_neighbors(OwnSampler& self, const OwningTopology& graph, const std::vector<Ids>& seeds,
                            const Fanouts& fanouts, const Numbers& numbers, bool replace,
-                           const std::vector<std::optional<EdgeWeights>>& weights, u64 kappa) {
-  sampler::NeighborOptions options{replace, kappa != 1, {}};
+                           const std::vector<std::optional<EdgeWeights>>& weights, u64 kappa,
+                           const std::vector<std::optional<Bits>>& near, float factor) {
+  sampler::NeighborOptions options{replace, kappa != 1, {}, {}, factor};
   const auto& relations = graph.topology().relations;
   if (weights.size() > relations.size()) throw nb::value_error("weights: at most one array per relation");
   for (size_t r = 0; r < weights.size(); ++r) {
     if (weights[r] && weights[r]->size() != relations[r].num_edges)
       throw nb::value_error("weights: one for each edge of a relation");
     options.weights.push_back(weights[r] ? weights[r]->data() : nullptr);
+  }
+  if (near.size() > relations.size()) throw nb::value_error("near: at most one array per relation");
+  for (size_t r = 0; r < near.size(); ++r) {
+    if (near[r] && near[r]->size() != div_ceil(graph.topology().node_types[relations[r].src].count, 8))
+      throw nb::value_error("near: a bit for each source of a relation");
+    options.near.push_back(near[r] ? near[r]->data() : nullptr);
   }
   return run(graph.topology(), seeds, fanouts, graph.topology().relations.size(), [&](sampler::Seeds spans) {
     return sampler::sample_neighbors(self.get().host, graph.topology(), spans, fanouts, options,
@@ -243,9 +251,10 @@ void bind_sampler(nb::module_& m) {
   nb::class_<OwnSampler>(m, "HostSampler", "Threads, hash maps and buffers, used again for each minibatch.")
       .def(nb::init<u32, size_t>(), "threads"_a, "keep_bytes"_a)
       .def("neighbor", &sample_neighbors, "topology"_a, "seeds"_a.noconvert(), "fanouts"_a, "numbers"_a,
-           "replace"_a, "weights"_a, "kappa"_a,
+           "replace"_a, "weights"_a, "kappa"_a, "near"_a, "factor"_a,
            "One minibatch. seeds: int64[n] by node type; fanouts: by layer, the seeds' first, by relation; numbers: "
-           "(seed, epoch, step); weights: by relation, float32[num_edges] or None; kappa 0: without end. Returns (int64[n] nodes by node type, by layer and relation (indptr, indices, "
+           "(seed, epoch, step); weights: by relation, float32[num_edges] or None; kappa 0: without end; near: by "
+           "relation, a bit for each source whose edges count factor times, or None. Returns (int64[n] nodes by node type, by layer and relation (indptr, indices, "
            "positions, weights or None, number of sources)).")
       .def("labor", &sample_labor, "topology"_a, "seeds"_a.noconvert(), "fanouts"_a, "numbers"_a,
            "importance_sampling"_a, "fixed_count"_a, "layer_dependency"_a, "kappa"_a,
@@ -261,6 +270,14 @@ void bind_sampler(nb::module_& m) {
         "out"_a.noconvert(),
         "64 random bits for each node, which it has as a source of type `number` in a layer, with dependence kappa (0: "
         "without end). out: uint64[n].");
+  m.def(
+      "variate_keys",
+      [](const Numbers& numbers, u64 kappa, u32 layer, u32 number) {
+        const sampler::Variates variates(moment_of(numbers, kappa), layer, number);
+        return std::tuple(variates.now, variates.next, variates.cos, variates.sin);
+      },
+      "numbers"_a, "kappa"_a, "layer"_a, "number"_a,
+      "What the kernels need for these numbers: the keys of the group and of the next one, and their shares.");
   m.def("philox2", &random::philox2, "counter"_a, "key"_a, "Philox2x32-10: 64 bits of 64 bits and a key of 32.");
 }
 
