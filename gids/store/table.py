@@ -136,7 +136,12 @@ class Table:
     def _mapped(self) -> list[np.ndarray]:
         # Checked each time: touching a map beyond a file's end would kill the process, not raise.
         for shard, path in enumerate(self.shard_paths):
-            if os.path.getsize(path) < self._layout.shard_bytes(shard):
+            try:
+                size_bytes = os.path.getsize(path)
+            except FileNotFoundError:
+                what = "the table was replaced or removed since the dataset was opened; open it again"
+                raise StorageError(errno.ENOENT, what, path) from None
+            if size_bytes < self._layout.shard_bytes(shard):
                 raise StorageError(errno.ENODATA, "shard was truncated after the dataset was opened", path)
         if self._maps is None:
             self._maps = [self._map(shard, path) for shard, path in enumerate(self.shard_paths)]
