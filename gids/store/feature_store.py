@@ -211,7 +211,7 @@ class FeatureStore:
         if not found:
             listed = ", ".join(map(describe_type, types))
             raise _Missing(
-                f"table {name!r} names no type of {self.name} ({listed}): give TYPE.KEY, or type_= and the key"
+                f"table {name!r} names no type of {self.name} ({listed}): give TYPE.KEY, or type_="
             )
         type_ = max(found, key=lambda t: len(table_name(t, "")))
         return type_, name.removeprefix(table_name(type_, ""))

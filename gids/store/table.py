@@ -6,6 +6,7 @@ Immutable and picklable. `read_rows` is a convenience through memory maps; loade
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 from collections.abc import Iterator, Sequence
@@ -55,6 +56,12 @@ class Table:
         dtype = str(self.dtype).removeprefix("torch.")
         pages = f"{self.page_count} pages of {self.page_bytes} B"
         return f"Table({self.name!r}, {dtype}{[self.row_count, *self.shape]}, {pages})"
+
+    def named(self, name: str) -> Table:
+        """The same table by another name, to tell it from one of another dataset."""
+        other = copy.copy(self)
+        other.name = name
+        return other
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_maps": None}  # each process maps the shards itself

@@ -21,7 +21,7 @@ from gids.store.files import Locator, read_manifest
 from gids.store.manifest import Manifest, TableEntry
 
 _TABLES = "tables"
-_OURS = re.compile(r"shard-\d{2,}\.bin|checksum\.bin")
+_OURS = re.compile(r"[\w-]+\.(bin|npy)")
 
 
 class TableFolder:
@@ -72,15 +72,15 @@ class TableFolder:
         os.close(self._fd)
 
 
-def remove_table_files(entry: TableEntry, locate: Locator) -> None:
-    """Remove the files of a table that the manifest no longer names; what cannot be removed stays."""
+def remove_replaced(entry: TableEntry, locate: Locator, manifest: Manifest) -> None:
+    """Remove the files of a table that this manifest no longer names; what cannot be removed stays."""
     with contextlib.suppress(FormatError, OSError):
         files = [*map(locate.shard, entry.shards), locate.array(entry.checksums)]
         for file in files:
             file.unlink(missing_ok=True)
         for folder in {file.parent for file in files}:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+            if folder.name not in _named(manifest):
+                _remove_folder(folder)
 
 
 def _named(manifest: Manifest) -> set[str]:

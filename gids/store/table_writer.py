@@ -30,7 +30,7 @@ from gids.store.page_writer import MAX_BLOCK_BYTES, cast_exactly, open_sized, st
 from gids.store.publish import sync_directory
 from gids.store.row_ranges import RowRanges
 from gids.store.table import Table
-from gids.store.table_folder import TableFolder, remove_table_files
+from gids.store.table_folder import TableFolder, remove_replaced
 
 if TYPE_CHECKING:
     from gids.store.feature_store import FeatureStore
@@ -303,7 +303,7 @@ def publish_tables(writers: Sequence[TableWriter]) -> FeatureStore:
         manifest = dataclasses.replace(manifest, tables=tuple(tables.values()))
         replace_manifest(store.path, dump_manifest(manifest))
         for old in replaced:
-            remove_table_files(old, locate)
+            remove_replaced(old, locate, manifest)
     for writer in writers:
         writer._state = "published"
         writer.discard()

@@ -274,8 +274,8 @@ with store.create_table("paper.feat", 20, 4, replace=True) as writer:
         ("os.pwrite", False, True),
         ("writer.dump_manifest", False, False),
         ("os.rename", False, True),
-        ("writer.remove_table_files", True, False),
-        ("writer.remove_table_files", True, True),
+        ("writer.remove_replaced", True, False),
+        ("writer.remove_replaced", True, True),
     ],
 )
 def test_a_killed_writer_leaves_the_dataset_whole(tmp_path, at, is_new, striped):
