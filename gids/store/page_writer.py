@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -119,14 +121,7 @@ class PageWriter:
         pages[whole : whole + 1, : rest * layout.row_bytes] = data[whole * used :]
 
     def _store(self, first: int, pages: np.ndarray) -> None:
-        layout = self._layout
-        sums = _core.crc32c(pages)
-        shard_count = layout.shard_count
-        for index in range(min(shard_count, len(pages))):
-            shard, offset = layout.page_location(first + index)
-            mine = np.ascontiguousarray(pages[index::shard_count])
-            write_exactly(self._shard_fds[shard], mine.reshape(-1), offset)
-        write_exactly(self._checksum_fd, sums.view(np.uint8), first * 4)
+        store_pages(self._layout, first, pages, self._shard_fds, self._checksum_fd)
         self._on_bytes(pages.nbytes)
 
     def _advance(self, first: int, count: int) -> None:
@@ -145,9 +140,7 @@ class PageWriter:
     def _sync(self) -> None:
         with self._lock:
             written = self._written
-        for fd in (*self._shard_fds, self._checksum_fd):
-            os.fdatasync(fd)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        sync_files((*self._shard_fds, self._checksum_fd))
         self._on_sync(written)
         self._synced = written
 
@@ -173,6 +166,34 @@ class _Scratch:
         cast = self._cast[: elements * self._dtype.itemsize]
         cast_exactly(values, _typed(cast, self._dtype, shape))
         return cast
+
+
+def store_pages(
+    layout: Geometry, first: int, pages: np.ndarray, shard_fds: Sequence[int], checksum_fd: int
+) -> None:
+    """Write pages first, first + 1, …, uint8[n, page_bytes], and their checksums. Raises OSError."""
+    sums = _core.crc32c(pages)
+    for index in range(min(layout.shard_count, len(pages))):
+        shard, offset = layout.page_location(first + index)
+        mine = np.ascontiguousarray(pages[index :: layout.shard_count])
+        write_exactly(shard_fds[shard], mine.reshape(-1), offset)
+    write_exactly(checksum_fd, sums.view(np.uint8), first * 4)
+
+
+def sync_files(fds: Iterable[int]) -> None:
+    """Wait until what was written is on disk, and let it leave the page cache. Raises OSError."""
+    for fd in fds:
+        os.fdatasync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def open_sized(stack: ExitStack, path: Path, size_bytes: int) -> int:
+    """A file of this size, open for reading and writing until the stack closes; what it holds stays."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    stack.callback(os.close, fd)
+    os.ftruncate(fd, size_bytes)
+    return fd
 
 
 def cast_exactly(values: torch.Tensor, out: torch.Tensor) -> None:

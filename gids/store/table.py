@@ -6,6 +6,7 @@ Immutable and picklable. `read_rows` is a convenience through memory maps; loade
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 from collections.abc import Iterator, Sequence
@@ -64,6 +65,12 @@ class Table:
             dtype += f" with a scale per {self.scale}, "
         pages = f"{self.page_count} pages of {self.page_bytes} B"
         return f"Table({self.name!r}, {dtype}{[self.row_count, *self.shape]}, {pages})"
+
+    def named(self, name: str) -> Table:
+        """The same table by another name, to tell it from one of another dataset."""
+        other = copy.copy(self)
+        other.name = name
+        return other
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_maps": None}  # each process maps the shards itself
@@ -168,7 +175,12 @@ class Table:
     def _mapped(self) -> list[np.ndarray]:
         # Checked each time: touching a map beyond a file's end would kill the process, not raise.
         for shard, path in enumerate(self.shard_paths):
-            if os.path.getsize(path) < self._layout.shard_bytes(shard):
+            try:
+                size_bytes = os.path.getsize(path)
+            except FileNotFoundError:
+                what = "the table was replaced or removed since the dataset was opened; open it again"
+                raise StorageError(errno.ENOENT, what, path) from None
+            if size_bytes < self._layout.shard_bytes(shard):
                 raise StorageError(errno.ENODATA, "shard was truncated after the dataset was opened", path)
         if self._maps is None:
             self._maps = [self._map(shard, path) for shard, path in enumerate(self.shard_paths)]

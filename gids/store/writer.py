@@ -35,7 +35,7 @@ from gids.store.manifest import (
 )
 from gids.store.names import SPLITS, Relation, describe_type, encode_path, table_name
 from gids.store.narrow import NarrowedRows, Narrowing, QuantizedRows, Tally
-from gids.store.page_writer import PageWriter
+from gids.store.page_writer import PageWriter, open_sized
 from gids.store.quantize import check_scale, stored_geometry
 from gids.store.rows import FileRows, Rows, Values, as_rows, blocks
 from gids.store.topology import EdgeSource, checked_ids, out_degrees
@@ -234,8 +234,8 @@ class DatasetWriter:
             self._place.record_pages(item, pages)
 
         with contextlib.ExitStack() as stack:
-            fds = [_open(stack, p, s) for p, s in zip(paths, sizes, strict=True)]
-            checksum_fd = _open(stack, checksums, layout.page_count * 4)
+            fds = [open_sized(stack, p, s) for p, s in zip(paths, sizes, strict=True)]
+            checksum_fd = open_sized(stack, checksums, layout.page_count * 4)
             PageWriter(
                 rows,
                 dtype,
@@ -445,11 +445,3 @@ def _torch(dtype: str) -> torch.dtype:
     found = getattr(torch, dtype)
     assert isinstance(found, torch.dtype)
     return found
-
-
-def _open(stack: contextlib.ExitStack, path: Path, size_bytes: int) -> int:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    stack.callback(os.close, fd)
-    os.ftruncate(fd, size_bytes)
-    return fd
