@@ -112,7 +112,7 @@ class NarrowedRows:
         for at, values in pieces(self._rows, start, len(out)):
             part = out[at - start : at - start + len(values)]
             part.copy_(values)
-            _refuse_overflow(values, part, at)
+            refuse_overflow(values, part, at)
             self._tally.add(values, part)
 
 
@@ -160,7 +160,10 @@ def finite_float32(values: torch.Tensor, start: int) -> torch.Tensor:
     return narrow
 
 
-def _refuse_overflow(values: torch.Tensor, stored: torch.Tensor, start: int) -> None:
+def refuse_overflow(values: torch.Tensor, stored: torch.Tensor, start: int) -> None:
+    """FormatError, with row and column, for a value beyond a shorter floating type. start: the first row."""
+    if not stored.dtype.is_floating_point or not values.dtype.is_floating_point:
+        return
     lost = torch.isinf(stored) & ~torch.isinf(values)
     if bool(lost.any()):
         where, found = first_place(values, lost, start)

@@ -26,6 +26,7 @@ from gids.store.files import Locator, read_manifest
 from gids.store.geometry import Geometry
 from gids.store.manifest import ArrayEntry, TableEntry, dump_manifest
 from gids.store.names import Relation, check_name, encode_path, table_name
+from gids.store.narrow import refuse_overflow
 from gids.store.page_writer import MAX_BLOCK_BYTES, cast_exactly, open_sized, store_pages, sync_files
 from gids.store.publish import sync_directory
 from gids.store.row_ranges import RowRanges
@@ -140,6 +141,7 @@ class TableWriter:
         if values.dtype != self.dtype:
             values = torch.empty(given.shape, dtype=self.dtype)
             cast_exactly(given, values)
+            refuse_overflow(given, values, start)
         with self._lock:
             if self._state != "open":
                 raise ValueError(f"{self.name!r} is {self._state}: no more rows can be written")
