@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from model import int8_with_a_scale
 
 from gids import FormatError
 from gids.store import DatasetWriter, FeatureStore, GeneratedRows, verify
@@ -14,17 +15,6 @@ from gids.store.manifest import dump_manifest, load_manifest, validate
 
 ROW_COUNT = 37
 NARROW = [(torch.float16, None), (torch.bfloat16, None), (torch.int8, "row"), (torch.int8, "column")]
-
-
-def model(values, scale):
-    """(int8, scales): the sentence of docs/format.md in NumPy, of values[n, width]."""
-    values = values.astype(np.float32)
-    largest = np.abs(values).max(1 if scale == "row" else 0, keepdims=True, initial=0)
-    scales = (largest / np.float32(127)).astype(np.float32)
-    scales[(largest > 0) & (scales < np.finfo(np.float32).tiny)] = np.finfo(np.float32).tiny
-    with np.errstate(invalid="ignore", divide="ignore"):
-        steps = np.where(scales > 0, np.rint(values / scales), 0)
-    return np.clip(steps, -127, 127).astype(np.int8), scales
 
 
 def write(path, values, dtype, scale=None, **options):
@@ -43,7 +33,7 @@ def test_int8_rows_are_those_of_the_model(tmp_path, scale, source, shape):
         tmp_path / "a.gids", values, torch.int8, scale, page_bytes=512, stripe=2
     )
     width = int(np.prod(shape))
-    steps, scales = model(values.to(torch.float32).numpy().reshape(ROW_COUNT, width), scale)
+    steps, scales = int8_with_a_scale(values.to(torch.float32).numpy().reshape(ROW_COUNT, width), scale)
     expected = torch.from_numpy(steps.astype(np.float32) * scales).view(ROW_COUNT, *shape)
     assert (table.dtype, table.stored_dtype, table.scale, table.shape) == (
         torch.float32,
