@@ -89,6 +89,43 @@ def test_a_packed_source_continues_too(tmp_path, source):
         assert contents(tmp_path / "b.gids")[name] == data, name
 
 
+@pytest.mark.parametrize("stop_at", [300_000, 1_500_000, 3_300_000, 4_400_000])
+def test_rounded_tables_continue_and_say_the_same(tmp_path, source, stop_at):
+    """Stopped in the pass for the columns' scales, in the pages of int8, and in those of float16."""
+    options = {"dtypes": {"feat": "int8", "pos": "float16"}, "scales": {"feat": "column"}}
+    kwargs = {"memory_bytes": 1 << 20, "workers": 1}
+
+    def convert_to(path, **calls):
+        open_source = lambda scratch: read_source(source, scratch)  # noqa: E731
+        convert(
+            sorted(source.iterdir()),
+            open_source,
+            path,
+            Options(**options, **kwargs),
+            sync_bytes=100_000,
+            **calls,
+        )
+
+    def stop(size):
+        stop.total += size
+        if stop.total > graph_bytes + stop_at:
+            raise KeyboardInterrupt
+
+    progress, said, resumed = [], [], []
+    convert_to(tmp_path / "b.gids", say=said.append, on_bytes=progress.append)
+    assert [s.split(":")[0] for s in said] == ["_N.feat", "_N.pos"]
+    stop.total, graph_bytes = 0, 8 * 200_000
+    with pytest.raises(KeyboardInterrupt):
+        convert_to(tmp_path / "a.gids", on_bytes=stop)
+    again = []
+    convert_to(tmp_path / "a.gids", say=resumed.append, on_bytes=again.append)
+    assert resumed == ["resuming an unfinished conversion", *said]
+    assert sum(again) == sum(progress)
+    for name, data in contents(tmp_path / "a.gids").items():
+        assert contents(tmp_path / "b.gids")[name] == data, name
+    assert list(verify(tmp_path / "a.gids")) == []
+
+
 def test_what_is_done_is_not_read_again(tmp_path, source, monkeypatch):
     from gids.store.rows import FileRows
 
