@@ -17,6 +17,7 @@ import torch
 
 from gids import _core
 from gids.errors import FormatError
+from gids.store.direct_write import aligned, aligned_zeros, write_directly, write_exactly
 from gids.store.geometry import Geometry
 from gids.store.rows import Rows
 
@@ -63,6 +64,8 @@ class PageWriter:
     def write(self, first_page: int) -> None:
         """Write pages from first_page to the last and sync them. Raises what a worker raised."""
         self._next = self._written = self._synced = first_page
+        for fd in self._shard_fds:
+            write_directly(fd)
         with ThreadPoolExecutor(self._workers, "gids-convert") as pool:
             futures = [pool.submit(self._work) for _ in range(self._workers)]
             try:
@@ -74,7 +77,7 @@ class PageWriter:
 
     def _work(self) -> None:
         try:
-            pages = np.zeros((self._block_pages, self._layout.page_bytes), np.uint8)
+            pages = aligned_zeros(self._block_pages, self._layout.page_bytes)
             scratch = None if self._is_plain else _Scratch(self._block_rows, self._rows, self._dtype)
             while not self._stop:
                 with self._lock:
@@ -124,7 +127,7 @@ class PageWriter:
         shard_count = layout.shard_count
         for index in range(min(shard_count, len(pages))):
             shard, offset = layout.page_location(first + index)
-            mine = np.ascontiguousarray(pages[index::shard_count])
+            mine = aligned(pages[index::shard_count])
             write_exactly(self._shard_fds[shard], mine.reshape(-1), offset)
         write_exactly(self._checksum_fd, sums.view(np.uint8), first * 4)
         self._on_bytes(pages.nbytes)
@@ -197,11 +200,3 @@ def cast_exactly(values: torch.Tensor, out: torch.Tensor) -> None:
 
 def _typed(data: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.from_numpy(data).view(dtype).view(shape)
-
-
-def write_exactly(fd: int, data: np.ndarray, offset: int) -> None:
-    """Write uint8[bytes] at an offset, whole. Raises OSError."""
-    view = memoryview(data.data)
-    done = 0
-    while done < len(view):
-        done += os.pwrite(fd, view[done:], offset + done)
