@@ -19,6 +19,7 @@ import torch
 
 from gids import _core
 from gids.errors import FormatError
+from gids.store.direct_write import aligned, aligned_zeros, write_directly, write_exactly
 from gids.store.geometry import Geometry
 from gids.store.rows import Rows
 
@@ -65,6 +66,8 @@ class PageWriter:
     def write(self, first_page: int) -> None:
         """Write pages from first_page to the last and sync them. Raises what a worker raised."""
         self._next = self._written = self._synced = first_page
+        for fd in self._shard_fds:
+            write_directly(fd)
         with ThreadPoolExecutor(self._workers, "gids-convert") as pool:
             futures = [pool.submit(self._work) for _ in range(self._workers)]
             try:
@@ -76,7 +79,7 @@ class PageWriter:
 
     def _work(self) -> None:
         try:
-            pages = np.zeros((self._block_pages, self._layout.page_bytes), np.uint8)
+            pages = aligned_zeros(self._block_pages, self._layout.page_bytes)
             scratch = None if self._is_plain else _Scratch(self._block_rows, self._rows, self._dtype)
             while not self._stop:
                 with self._lock:
@@ -121,7 +124,7 @@ class PageWriter:
         pages[whole : whole + 1, : rest * layout.row_bytes] = data[whole * used :]
 
     def _store(self, first: int, pages: np.ndarray) -> None:
-        store_pages(self._layout, first, pages, self._shard_fds, self._checksum_fd)
+        store_pages(self._layout, first, pages, self._shard_fds, self._checksum_fd, stripe)
         self._on_bytes(pages.nbytes)
 
     def _advance(self, first: int, count: int) -> None:
@@ -169,14 +172,26 @@ class _Scratch:
 
 
 def store_pages(
-    layout: Geometry, first: int, pages: np.ndarray, shard_fds: Sequence[int], checksum_fd: int
+    layout: Geometry,
+    first: int,
+    pages: np.ndarray,
+    shard_fds: Sequence[int],
+    checksum_fd: int,
+    stripe: np.ndarray | None = None,
 ) -> None:
-    """Write pages first, first + 1, …, uint8[n, page_bytes], and their checksums. Raises OSError."""
+    """Write pages first, first + 1, …, uint8[n, page_bytes], and their checksums. Raises OSError.
+
+    stripe: uint8[m, page_bytes], room for the pages of one of several shards; aligned for files that are
+    written directly.
+    """
     sums = _core.crc32c(pages)
     for index in range(min(layout.shard_count, len(pages))):
         shard, offset = layout.page_location(first + index)
-        mine = np.ascontiguousarray(pages[index :: layout.shard_count])
-        write_exactly(shard_fds[shard], mine.reshape(-1), offset)
+        mine = pages[index :: layout.shard_count]
+        if stripe is not None:
+            stripe[: len(mine)] = mine
+            mine = stripe[: len(mine)]
+        write_exactly(shard_fds[shard], np.ascontiguousarray(mine).reshape(-1), offset)
     write_exactly(checksum_fd, sums.view(np.uint8), first * 4)
 
 
@@ -216,11 +231,3 @@ def cast_exactly(values: torch.Tensor, out: torch.Tensor) -> None:
 
 def _typed(data: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.from_numpy(data).view(dtype).view(shape)
-
-
-def write_exactly(fd: int, data: np.ndarray, offset: int) -> None:
-    """Write uint8[bytes] at an offset, whole. Raises OSError."""
-    view = memoryview(data.data)
-    done = 0
-    while done < len(view):
-        done += os.pwrite(fd, view[done:], offset + done)
