@@ -34,13 +34,12 @@ def table_of(store: FeatureStore, domain: str, type_name: str | None, feature_na
 
 
 def keys_of(store: FeatureStore) -> list[tuple[str, str | None, str]]:
-    """What GraphBolt calls the tables. A type is None where all tables of its domain are of one type."""
-    keys = []
-    one = {d: len({t.type for t in store.tables.values() if t.kind == d}) == 1 for d in ("node", "edge")}
+    """What GraphBolt calls the tables. The type is None in a homogeneous dataset."""
     homogeneous = len(store.node_types) == 1 and len(store.relations) <= 1
+    keys = []
     for table in store.tables.values():
-        named = table.type if isinstance(table.type, str) else _SEPARATOR.join(table.type)
-        keys.append((table.kind, None if homogeneous and one[table.kind] else named, table.key))
+        type_name = table.type if isinstance(table.type, str) else _SEPARATOR.join(table.type)
+        keys.append((table.kind, None if homogeneous else type_name, table.key))
     return keys
 
 

@@ -7,6 +7,7 @@ and their order belong to gids.loader.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -65,18 +66,20 @@ class LookaheadFetcher(IterDataPipe[Any]):
         self.feature_loader = FeatureLoader(
             opened, self._columns.tables, window_batches=window_batches, memory_bytes=memory_bytes, **options
         )
-        self._stream: Any = None
+        self._stream: weakref.ref[Any] | None = None  # weak: a loop that is left drops it, which ends it
 
     def __iter__(self) -> Iterator[Any]:
-        if self._stream is not None:
-            self._stream.close()  # or the new epoch would have no window
+        left = self._stream() if self._stream is not None else None
+        if left is not None:
+            left.close()  # or the new epoch would have no window
         headroom = None
         if _has_workers(traverse_dps(self.datapipe)):
             raise_descriptor_limit()
             headroom = Headroom()
         source = _Source(iter(self.datapipe))
-        self._stream = self.feature_loader.attach(source, self._ids_of, bytes_of=nbytes_of)
-        return _Epoch(self._columns, source, self._stream, headroom)
+        stream = self.feature_loader.attach(source, self._ids_of, bytes_of=nbytes_of)
+        self._stream = weakref.ref(stream)
+        return _Epoch(self._columns, source, stream, headroom)
 
     def _ids_of(self, minibatch: Any) -> dict[str, torch.Tensor]:
         ids = self._columns.ids(minibatch)

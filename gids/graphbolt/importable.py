@@ -12,15 +12,15 @@ def import_graphbolt() -> ModuleType:
 
     Raises ImportError.
     """
+    found = "no DGL that can be imported"
     try:
         from gids.dgl.importable import import_dgl
 
-        version = import_dgl().__version__
+        found = f"dgl {import_dgl().__version__}"
         from dgl import graphbolt
 
         graphbolt.Feature  # noqa: B018  (ImportError where the module only stands in)
     except ImportError as error:
-        found = f"dgl {version}" if "version" in locals() else "no DGL that can be imported"
         raise ImportError(
             "gids.graphbolt needs DGL's GraphBolt: dgl 2.1.0, torch 2.2.0 or 2.2.1, torchdata<0.8, numpy<2, "
             "pandas, pydantic and pyyaml, on Python 3.11; here are "

@@ -83,6 +83,7 @@ def test_leaving_a_loop_leaves_nothing_marked(dataset: Dataset, fetcher: Any) ->
         for each in fetcher:
             if each.seed_nodes == 5:
                 break
+        assert fetcher._stream() is None  # it ended when the loop dropped it
     assert [each.seed_nodes for each in fetcher] == list(range(40))
 
 

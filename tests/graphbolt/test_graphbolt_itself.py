@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import graphbolt_model as model
@@ -178,3 +181,13 @@ def test_a_feature_is_graphbolts(gb: Any, one: Dataset) -> None:
 def test_names_are_those_of_the_converted_relations(gb: Any, several: Dataset) -> None:
     assert {k[1] for k in several.source if k[0] == "edge"} == {gb.etype_tuple_to_str(WRITES)}
     assert gb.etype_str_to_tuple(":".join(CITES)) == CITES
+
+
+@pytest.mark.slow
+def test_the_benchmark_runs_in_its_small_size(gb: Any, tmp_path: Path) -> None:
+    bench = Path(__file__).parents[2] / "bench" / "graphbolt.py"
+    command = [sys.executable, "-P", bench, "--small", "--dir", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    for said in ("cold reads, 4096 B rows", "cold reads, 512 B rows", "lookahead in a pipe"):
+        assert said in done.stdout
