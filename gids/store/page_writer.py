@@ -19,7 +19,7 @@ import torch
 
 from gids import _core
 from gids.errors import FormatError
-from gids.store.direct_write import aligned, aligned_zeros, write_directly, write_exactly
+from gids.store.direct_write import aligned_zeros, write_directly, write_exactly
 from gids.store.geometry import Geometry
 from gids.store.rows import Rows
 
@@ -123,7 +123,8 @@ class PageWriter:
         pages[:whole, :used] = data[: whole * used].reshape(whole, used)
         pages[whole : whole + 1, : rest * layout.row_bytes] = data[whole * used :]
 
-    def _store(self, first: int, pages: np.ndarray) -> None:
+    def _store(self, first: int, pages: np.ndarray, stripe: np.ndarray | None) -> None:
+        """stripe: room for the pages of one of several shards."""
         store_pages(self._layout, first, pages, self._shard_fds, self._checksum_fd, stripe)
         self._on_bytes(pages.nbytes)
 
