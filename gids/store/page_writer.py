@@ -17,8 +17,8 @@ import torch
 
 from gids import _core
 from gids.errors import FormatError
-from gids.store.direct_write import aligned, aligned_zeros, write_directly, write_exactly
-from gids.store.geometry import Geometry
+from gids.store.direct_write import aligned_zeros, write_directly, write_exactly
+from gids.store.geometry import Geometry, div_ceil
 from gids.store.rows import Rows
 
 MAX_BLOCK_BYTES = 8 << 20
@@ -78,6 +78,8 @@ class PageWriter:
     def _work(self) -> None:
         try:
             pages = aligned_zeros(self._block_pages, self._layout.page_bytes)
+            shards = self._layout.shard_count
+            stripe = aligned_zeros(div_ceil(len(pages), shards), pages.shape[1]) if shards > 1 else None
             scratch = None if self._is_plain else _Scratch(self._block_rows, self._rows, self._dtype)
             while not self._stop:
                 with self._lock:
@@ -87,7 +89,7 @@ class PageWriter:
                 if count <= 0:
                     return
                 self._fill(first, pages[:count], scratch)
-                self._store(first, pages[:count])
+                self._store(first, pages[:count], stripe)
                 self._advance(first, count)
         except BaseException:
             self._stop = True
@@ -121,13 +123,17 @@ class PageWriter:
         pages[:whole, :used] = data[: whole * used].reshape(whole, used)
         pages[whole : whole + 1, : rest * layout.row_bytes] = data[whole * used :]
 
-    def _store(self, first: int, pages: np.ndarray) -> None:
+    def _store(self, first: int, pages: np.ndarray, stripe: np.ndarray | None) -> None:
+        """stripe: room for the pages of one of several shards."""
         layout = self._layout
         sums = _core.crc32c(pages)
         shard_count = layout.shard_count
         for index in range(min(shard_count, len(pages))):
             shard, offset = layout.page_location(first + index)
-            mine = aligned(pages[index::shard_count])
+            mine = pages[index::shard_count]
+            if stripe is not None:
+                stripe[: len(mine)] = mine
+                mine = stripe[: len(mine)]
             write_exactly(self._shard_fds[shard], mine.reshape(-1), offset)
         write_exactly(self._checksum_fd, sums.view(np.uint8), first * 4)
         self._on_bytes(pages.nbytes)
