@@ -20,7 +20,7 @@ import torch
 from gids import _core
 from gids.errors import FormatError
 from gids.store.direct_write import aligned_zeros, write_directly, write_exactly
-from gids.store.geometry import Geometry
+from gids.store.geometry import Geometry, div_ceil
 from gids.store.rows import Rows
 
 MAX_BLOCK_BYTES = 8 << 20
@@ -80,6 +80,8 @@ class PageWriter:
     def _work(self) -> None:
         try:
             pages = aligned_zeros(self._block_pages, self._layout.page_bytes)
+            shards = self._layout.shard_count
+            stripe = aligned_zeros(div_ceil(len(pages), shards), pages.shape[1]) if shards > 1 else None
             scratch = None if self._is_plain else _Scratch(self._block_rows, self._rows, self._dtype)
             while not self._stop:
                 with self._lock:
@@ -89,7 +91,7 @@ class PageWriter:
                 if count <= 0:
                     return
                 self._fill(first, pages[:count], scratch)
-                self._store(first, pages[:count])
+                self._store(first, pages[:count], stripe)
                 self._advance(first, count)
         except BaseException:
             self._stop = True
