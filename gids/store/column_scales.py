@@ -21,6 +21,8 @@ from gids.store.quantize import scales_of
 from gids.store.rows import Rows
 from gids.store.workplace import Workplace
 
+_BLOCK_BYTES = 8 << 20
+
 
 def write_column_scales(
     place: Workplace, path: str, rows: Rows, *, sync_bytes: int, on_rows: Callable[[int], None]
@@ -53,15 +55,19 @@ def _column_maxima(
     else:
         first, maxima = 0, torch.zeros(width)
     on_rows(first)
-    step = max(1, sync_bytes // max(1, width * rows.dtype.itemsize))
+    row_bytes = max(1, width * rows.dtype.itemsize)
+    step, unsaved = max(1, min(_BLOCK_BYTES, sync_bytes) // row_bytes), 0
     for start in range(first, row_count, step):
-        stop = min(start + step, row_count)
-        for at, values in pieces(rows, start, stop - start):
+        count = min(step, row_count - start)
+        for at, values in pieces(rows, start, count):
             largest = finite_float32(values, at).reshape(len(values), -1).abs().amax(0)
             maxima = torch.maximum(maxima, largest)
-            on_rows(len(values))
-        _save(saved, maxima)
-        place.record_pages(item, stop)
+        on_rows(count)
+        unsaved += count * row_bytes
+        if unsaved >= sync_bytes:
+            _save(saved, maxima)
+            place.record_pages(item, start + count)
+            unsaved = 0
     return maxima
 
 

@@ -17,9 +17,9 @@ import torch
 from gids.errors import FormatError
 from gids.store.dtypes import dtype_name
 from gids.store.quantize import RELATIVE_BOUND, pack_rows, scales_of, stored_row_bytes
-from gids.store.rows import Rows
+from gids.store.rows import Rows, read_range
 
-_PIECE_BYTES = 1 << 20  # of the source at a time, so that a thread's temporaries stay small
+_PIECE_BYTES = 1 << 20  # of the source are converted at a time, so that a thread's temporaries stay small
 
 
 @dataclass(frozen=True)
@@ -139,13 +139,14 @@ class QuantizedRows:
 
 
 def pieces(rows: Rows, start: int, count: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """(first row, rows) of rows start … start + count, about a MiB each, overwritten by the next."""
+    """(first row, rows) of rows start … start + count, about a MiB each.
+
+    They are read at once: of a stream, threads must not ask for pieces of distant blocks in turn.
+    """
     step = max(1, _PIECE_BYTES // max(1, math.prod(rows.shape[1:]) * rows.dtype.itemsize))
-    buffer = torch.empty((min(step, count), *rows.shape[1:]), dtype=rows.dtype)
-    for at in range(start, start + count, step):
-        part = buffer[: min(step, start + count - at)]
-        rows.read_into(at, part)
-        yield at, part
+    values = read_range(rows, start, start + count)
+    for at in range(0, count, step):
+        yield start + at, values[at : at + step]
 
 
 def finite_float32(values: torch.Tensor, start: int) -> torch.Tensor:

@@ -29,7 +29,8 @@ MAX_BLOCK_BYTES = 8 << 20
 class PageWriter:
     """One table being written.
 
-    shard_fds, checksum_fd: files open for writing, already of their final size. on_sync(pages): called, never
+    shard_fds, checksum_fd: files open for writing, already of their final size. source_row_bytes: of a row
+    where rows come from, which may hold it while it makes theirs. on_sync(pages): called, never
     by two threads at once, after pages 0 … pages are on disk. on_bytes(n): progress, from any thread.
     """
 
@@ -41,6 +42,7 @@ class PageWriter:
         shard_fds: Sequence[int],
         checksum_fd: int,
         *,
+        source_row_bytes: int,
         workers: int,
         memory_bytes: int,
         sync_bytes: int,
@@ -52,9 +54,11 @@ class PageWriter:
         self._workers = workers
         self._on_sync, self._on_bytes = on_sync, on_bytes
         # A worker holds, per page: the page, its copy for one shard, its rows as read and as cast.
-        elements = layout.rows_per_page * math.prod(rows.shape[1:])
-        held_bytes = 2 * layout.page_bytes + elements * (rows.dtype.itemsize + dtype.itemsize)
-        most = min(MAX_BLOCK_BYTES // layout.page_bytes, memory_bytes // workers // held_bytes)
+        source_bytes = layout.rows_per_page * source_row_bytes
+        held_bytes = 2 * layout.page_bytes + source_bytes + layout.rows_per_page * layout.row_bytes
+        most = min(
+            MAX_BLOCK_BYTES // max(layout.page_bytes, source_bytes), memory_bytes // workers // held_bytes
+        )
         self._block_pages = max(1, most)
         self._sync_pages = max(1, sync_bytes // layout.page_bytes)
         self._lock = threading.Lock()

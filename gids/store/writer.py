@@ -7,6 +7,7 @@ Called by the converters and by tests. A reader of the final path sees the whole
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -222,6 +223,7 @@ class DatasetWriter:
         if any(not p.is_file() or p.stat().st_size != s for p, s in zip(paths, sizes, strict=True)):
             first_page = 0
         self._on_bytes(first_page * layout.page_bytes)
+        source_row_bytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize
         tally = self._tallies[item] = Tally(self._place.recall(item) if first_page else None)
         if entry.scale is not None:
             rows, dtype = QuantizedRows(rows, self._column_scales(entry), tally), torch.uint8
@@ -242,6 +244,7 @@ class DatasetWriter:
                 layout,
                 fds,
                 checksum_fd,
+                source_row_bytes=source_row_bytes,
                 workers=self._workers,
                 memory_bytes=self._memory_bytes,
                 sync_bytes=self._sync_bytes,

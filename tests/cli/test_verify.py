@@ -195,6 +195,22 @@ def test_an_error_just_beyond_the_bound_is_found(tmp_path, capsys):
         assert main(command) == status, capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("scale", "said"), [("row", "; 8 values differ"), ("column", "'_N.feat': the scales of columns are not")]
+)
+def test_a_bound_is_by_the_source_and_not_by_the_scale_that_is_stored(tmp_path, capsys, scale, said):
+    """Else a scale that is too large would excuse any value."""
+    values = np.random.default_rng(3).uniform(-1, 1, (40, 8)).astype(np.float32)
+    values[3, 0] = 1000
+    np.save(tmp_path / "x.npy", values)
+    convert = ["convert", str(tmp_path / "x.npy"), str(tmp_path / "a.gids"), "--quiet", "--dtype", "int8"]
+    assert main([*convert, "--scale", scale]) == 0
+    values[3, 0] = 0.5  # what is stored of its row or column is within the stored scale, and far off
+    np.save(tmp_path / "x.npy", values)
+    assert main(["verify", str(tmp_path / "a.gids"), "--against", str(tmp_path / "x.npy"), "--quiet"]) == 1
+    assert said in capsys.readouterr().out
+
+
 def test_tables_that_only_one_side_has_are_faults(tmp_path, source, capsys):
     path = tmp_path / "a.gids"
     assert main(["convert", str(source), str(path), "--quiet"]) == 0

@@ -17,7 +17,7 @@ from gids.store.convert.source import Source, TableSource
 from gids.store.feature_store import FeatureStore
 from gids.store.names import table_name
 from gids.store.narrow import Narrowing, Tally, describe_rounding, first_place
-from gids.store.quantize import split_rows
+from gids.store.quantize import scales_of
 from gids.store.rows import Rows, read_range
 from gids.store.table import Table
 
@@ -64,7 +64,11 @@ def _compare_table(table: Table, found: TableSource, on_bytes: Callable[[int], N
     except FormatError as error:  # a scale on what is no floating value in the source
         return Compared(f"{table.name!r}: {error}", "")
     tally, wrong_count, first = Tally(), 0, ""
-    for start, expected, rows, bounds in _blocks(table, found.rows, narrowing):
+    maxima = torch.zeros(math.prod(table.shape))
+    for start, expected, rows in _blocks(table, found.rows):
+        magnitudes = torch.where(torch.isfinite(expected), expected.abs(), 0).to(torch.float32)
+        maxima = torch.maximum(maxima, magnitudes.reshape(len(rows), -1).amax(0))
+        bounds = None if narrowing is None else _bounds(narrowing, table, expected, magnitudes)
         wrong = _differ(expected, rows, bounds)
         if bool(wrong.any()) and not first:
             where, was = first_place(expected, wrong, start)
@@ -74,6 +78,9 @@ def _compare_table(table: Table, found: TableSource, on_bytes: Callable[[int], N
         if narrowing is not None:
             tally.add(expected, rows)
         on_bytes(len(rows) * table.row_bytes)
+    columns = table.column_scales()
+    if columns is not None and not torch.equal(torch.from_numpy(columns), scales_of(maxima)):
+        return Compared(f"{table.name!r}: the scales of columns are not those of the source", "")
     if wrong_count:
         limit = "" if narrowing is None else ", further off than rounding goes"
         return Compared(f"{table.name!r}: {first}{limit}; {wrong_count} values differ", "")
@@ -82,26 +89,25 @@ def _compare_table(table: Table, found: TableSource, on_bytes: Callable[[int], N
     )
 
 
-def _blocks(
-    table: Table, source: Rows, narrowing: Narrowing | None
-) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor | None]]:
-    """(first row, the source's values, the table's, their largest errors or None for none)."""
+def _blocks(table: Table, source: Rows) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """(first row, the source's values, the table's)."""
     width = max(table.row_bytes, math.prod(table.shape) * source.dtype.itemsize, 1)
-    rows_per_block = max(1, _BLOCK_BYTES // width)
-    for start, data in table.scan(rows_per_block, stored=True):
-        expected = read_range(source, start, start + len(data))
-        rows = table.decode(data.numpy())
-        if narrowing is None:
-            yield start, expected, rows, None
-            continue
-        scales = None
-        if table.scale is not None:
-            _, scales = split_rows(data.numpy(), table.shape, table.scale)
-            if scales is None:
-                columns = table.column_scales()
-                assert columns is not None
-                scales = torch.from_numpy(columns).view(table.shape)
-        yield start, expected, rows, narrowing.bounds(expected, scales)
+    for start, rows in table.scan(max(1, _BLOCK_BYTES // width)):
+        yield start, read_range(source, start, start + len(rows)), rows
+
+
+def _bounds(
+    narrowing: Narrowing, table: Table, expected: torch.Tensor, magnitudes: torch.Tensor
+) -> torch.Tensor:
+    """How far each value may be off: with a scale per row, by what the source's row makes of it, not by what
+    is stored."""
+    columns = table.column_scales()
+    if columns is not None:
+        return narrowing.bounds(expected, torch.from_numpy(columns).view(table.shape))
+    if table.scale is None:
+        return narrowing.bounds(expected, None)
+    scales = scales_of(magnitudes.reshape(len(expected), -1).amax(1))
+    return narrowing.bounds(expected, scales.view(-1, *[1] * len(table.shape)))
 
 
 def _differ(expected: torch.Tensor, rows: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor:
