@@ -217,7 +217,6 @@ def _measure_all(
     report: Report,
 ) -> None:
     """What says most comes first, for when time runs out."""
-
     windows = [window for _, window in rows if window is not None]
     typical = {
         policy: min(windows, key=lambda w: abs(w - depth), default=0)
@@ -227,8 +226,8 @@ def _measure_all(
     def urgency(row: tuple[str, int | None]) -> int:
         policy, window = row
         if window is None:
-            return 0 if policy == MINIMUM else 2
-        return 1 if window == typical[policy] else 3
+            return 0 if policy == MINIMUM else 3
+        return 4 if window != typical[policy] else 1 if policy == "lookahead" else 2
 
     for policy, window in sorted(rows, key=urgency):
         for places, lines in caches:
@@ -243,7 +242,7 @@ def _measure_all(
 def columns(report: Report) -> tuple[dict[str, str], list[text.Column]]:
     shown = dict(SETTINGS)
     for name in ("sampler", "kappa"):  # what all figures share is said once, in the subject
-        if len({f.setting.get(name) for f in report.figures}) < 2:
+        if len({f.setting.get(name) for f in report.figures} - {None}) < 2:
             del shown[name]
     return shown, COLUMNS
 

@@ -59,7 +59,7 @@ def _draw_windows(report: Report, figure: Any) -> None:
     caches = _caches(report)
     chosen = caches if len(caches) <= _PANELS_MAX else caches[:: -(-len(caches) // _PANELS_MAX)]
     depths = sorted({int(w) for f in report.figures if f.values and (w := f.setting["window"]) is not None})
-    panels = figure.subplots(1, len(chosen), sharey=True, squeeze=False)[0]
+    panels = figure.subplots(1, len(chosen), sharex=True, sharey=True, squeeze=False)[0]
     for panel, cache in zip(panels, chosen, strict=True):
         for number, policy in enumerate(POLICY_ORDER):
             found = _ratios(report, cache, policy)
@@ -93,9 +93,16 @@ def _draw_windows(report: Report, figure: Any) -> None:
         panel.set_title(f"cache {cache}", fontsize=9)
         panel.set_xticks(depths)
         panel.set_xlabel("window (minibatches)")
+    if depths:
+        panels[0].set_xlim(depths[0] - 1, depths[-1] + 1)
     panels[0].set_ylim(0, 105 * max(f.median("hit_ratio") or 0 for f in report.figures if f.values))
     panels[0].set_ylabel("pages hit (%)")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=8)
+    shown = {  # a panel whose time did not come lacks some
+        label: handle
+        for panel in panels
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=6, fontsize=8)
     figure.suptitle("Hit ratio by window depth", fontsize=10)
 
 

@@ -53,7 +53,7 @@ def draw(report: Report, figure: Any) -> None:
         panel.grid(axis="x", visible=False)
         panel.margins(y=0.08)
         panel.set_ylabel(f"pages ({name})" if name else "pages")
-    panels[-1].set_xticks(range(len(shown)), [_title(*group) for group in shown])
+    panels[-1].set_xticks(range(len(shown)), _titles(shown))
     figure.suptitle("Pages read per epoch, by sampler and policy", fontsize=10)
     columns = 2 if size(report)[0] < 7 else 4
     figure.legend(
@@ -105,7 +105,11 @@ def _unit(most: float) -> tuple[float, str]:
     return 1, ""
 
 
-def _title(sampler: object, kappa: object) -> str:
-    if kappa is None:
-        return str(sampler)
-    return f"{sampler}\nκ = {'∞' if kappa == 'inf' else kappa}"
+def _titles(shown: list[tuple[object, object]]) -> list[str]:
+    several = len({kappa for _, kappa in shown} - {None}) > 1
+    return [
+        f"{sampler}\nκ = {'∞' if kappa == 'inf' else kappa}"
+        if several and kappa is not None
+        else str(sampler)
+        for sampler, kappa in shown
+    ]
