@@ -170,19 +170,23 @@ class Run:
         window, planned = self._options["window_batches"], self._options["planned_batches"]
         # As FeatureLoader counts: outputs of the planned blocks, and one with the layer, and one between.
         per_row = int(GROWTH * ((planned + 2) * inputs.row_bytes + (window + planned) * _ROW_OVERHEAD))
-        limit = self._memory_bytes // 2 // per_row
-        if limit < 2:
-            needed = format_bytes(4 * per_row)
+        limit = max(0, self._memory_bytes - self._fixed_bytes(inputs)) // per_row
+        if limit < 4:
+            needed = format_bytes(self._fixed_bytes(inputs) + 4 * per_row)
             raise MemoryBudgetError(
-                f"memory_bytes={self._memory_bytes} does not hold blocks of two rows, which need {needed}"
+                f"memory_bytes={self._memory_bytes} does not hold blocks of four rows, which need {needed}"
             )
-        return per_row, max(2, min(limit, BLOCK_BYTES // inputs.row_bytes)), limit
+        return per_row, max(2, min(limit // 2, BLOCK_BYTES // inputs.row_bytes)), limit  # half for the cache
+
+    def _fixed_bytes(self, inputs: Inputs) -> int:
+        """Bounce pool and page tables."""
+        tables = inputs.tables.values()
+        bounce = self._options.get("queue_depth", 256) * max([0, *(t.page_bytes for t in tables)])
+        return int(bounce + sum(8 * t.page_count for t in tables))
 
     def _loader(self, inputs: Inputs, blocks_bytes: int) -> FeatureLoader:
         """blocks_bytes: of the largest block. What the blocks may take is kept from the cache."""
-        tables = inputs.tables.values()
-        bounce = self._options.get("queue_depth", 256) * max(t.page_bytes for t in tables)
-        left = self._memory_bytes - blocks_bytes - bounce - sum(8 * t.page_count for t in tables)
+        left = self._memory_bytes - blocks_bytes - self._fixed_bytes(inputs)
         lines = max(0, min(left, self._options.get("cache_bytes", left)))
         options = {"device": self._device, **self._options, "cache_bytes": lines}
         return FeatureLoader(

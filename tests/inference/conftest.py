@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,15 @@ def in_edges(num_src: int, num_dst: int, seed: int) -> tuple[np.ndarray, np.ndar
         degrees[40] = 300
     indptr = np.concatenate([[0], np.cumsum(degrees)])
     return indptr, (num_src * rng.random(indptr[-1]) ** 2).astype(np.int64)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Blocks are small here: threads would wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")
