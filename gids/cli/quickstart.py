@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 HEADROOM_BYTES = 96 << 20  # of the memory limit, for what training itself allocates beside gids
 PLAIN_SECONDS, PLAIN_TIMEOUT_S = 15, 60  # for stock without advice: to stop after, to give up after
-VAL_NODES = 64  # their whole neighbourhoods of three layers are a sixth of the default graph
+VAL_NODES = 64  # by full neighbourhoods, so that few are enough work
 LEAST_MEMORY_BYTES = 2 * HEADROOM_BYTES
 
 
