@@ -107,7 +107,8 @@ class Run:
             opened = cuda.open_device(device)
             self._place, free_bytes = opened.torch_device, lambda: opened.memory_info()[0]
         self._memory_bytes = memory_bytes if memory_bytes is not None else free_bytes() // 2
-        self._options = {"window_batches": 16, "planned_batches": 2, **options}
+        self._options = {"window_batches": 16, **options}
+        self._options["planned_batches"] = options.get("planned_batches") or 2
         self.stats: list[dict[str, Any]] = []
 
     def layer(
