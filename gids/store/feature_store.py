@@ -132,6 +132,17 @@ class FeatureStore:
             self, self._locate, type_, key, shape, dtype, page_bytes=page_bytes, replace=replace
         )
 
+    def temporary_table(
+        self, type_: str | Relation, rows: int, dim: int | Sequence[int], dtype: torch.dtype
+    ) -> TableWriter:
+        """A table of any number of rows that the dataset never has: for what is written and then read again.
+
+        It lies with the dataset's tables. `finish` gives the table, `discard` removes it; what a killed
+        process leaves is removed when a table is created next. Raises as `create_table`.
+        """
+        shape = (rows, dim) if isinstance(dim, int) else (rows, *dim)
+        return TableWriter(self, self._locate, type_, "temporary", shape, dtype, temporary=True)
+
     def reopen(self) -> FeatureStore:
         """The dataset as it is now: with tables and heat that were added since it was opened."""
         return FeatureStore(self.path, allow_dirs=self._allow_dirs)

@@ -23,7 +23,7 @@ from gids.store.array_file import file_crc32c
 from gids.store.convert.space import check_space
 from gids.store.dtypes import byte_view, dtype_name
 from gids.store.files import Locator, read_manifest
-from gids.store.geometry import Geometry
+from gids.store.geometry import DEFAULT_PAGE_BYTES, Geometry
 from gids.store.manifest import ArrayEntry, TableEntry, dump_manifest
 from gids.store.names import Relation, check_name, encode_path, table_name
 from gids.store.narrow import refuse_overflow
@@ -40,8 +40,8 @@ _SYNC_BYTES = 256 << 20
 
 
 class TableWriter:
-    """A table that is being added to a dataset. A context manager that publishes it, or on an exception
-    removes what was written.
+    """A table that is being added to a dataset. A context manager that publishes it, or on an exception (and
+    always, when it is temporary) removes what was written.
 
     `write` takes blocks of rows in any order, each row once; several threads may call it at once. Memory: a
     few MiB per thread, and a page for each end of a block that is not on a page's border, until its
@@ -60,12 +60,13 @@ class TableWriter:
         shape: tuple[int, ...],
         dtype: torch.dtype,
         *,
-        page_bytes: int,
-        replace: bool,
+        page_bytes: int = DEFAULT_PAGE_BYTES,
+        replace: bool = False,
+        temporary: bool = False,
     ) -> None:
         check_name(key, "the table's key")
         self.name = table_name(type_, key)
-        self.replace = replace
+        self.replace, self.temporary = replace or temporary, temporary
         self._store, self._locate = store, locate
         self.row_count, *row = shape
         self.shape, self.dtype = tuple(row), dtype
@@ -82,7 +83,7 @@ class TableWriter:
         try:
             with self._explaining("making its files"), only_writer(store.path):
                 manifest = read_manifest(store.path)
-                if not replace and self.name in (t.name for t in manifest.tables):
+                if not self.replace and self.name in (t.name for t in manifest.tables):
                     raise FileExistsError(
                         f"{store.name} has a table {self.name!r}; give another name, or replace=True"
                     )
@@ -258,7 +259,7 @@ class TableWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if error is None and self._state not in ("published", "discarded"):
+            if error is None and not self.temporary and self._state not in ("published", "discarded"):
                 self.publish()
         finally:
             self.discard()
@@ -290,6 +291,8 @@ def publish_tables(writers: Sequence[TableWriter]) -> FeatureStore:
     """Publish tables of one dataset together: a reader sees all of them or none. See TableWriter.publish."""
     store, locate = writers[0]._store, writers[0]._locate
     for writer in writers:
+        if writer.temporary:
+            raise ValueError(f"{writer.name!r} is temporary: it cannot be published")
         writer.finish()
     with writers[0]._explaining("publishing"), only_writer(store.path):
         manifest = read_manifest(store.path)

@@ -357,6 +357,16 @@ def test_a_finished_table_can_be_read_before_it_is_published(dataset):
     assert not table.shard_paths[0].exists()
 
 
+def test_a_temporary_table_has_any_number_of_rows_and_goes(dataset):
+    before = files(dataset)
+    with FeatureStore(dataset).temporary_table("paper", 50, 4, torch.float32) as writer:
+        writer.write(0, values(50, 4))
+        assert torch.equal(writer.finish().read_rows([49]), values(50, 4)[49:])
+        with pytest.raises(ValueError, match="is temporary"):
+            writer.publish()
+    assert files(dataset) == before
+
+
 def test_a_dataset_that_was_replaced_meanwhile_is_left_alone(tmp_path):
     dataset = write_dataset(tmp_path / "mag.gids")
     with FeatureStore(dataset).create_table("paper.h", 20, 4) as writer:
