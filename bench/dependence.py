@@ -1,6 +1,6 @@
 """What do dependent minibatches, and sources drawn by locality, save in reads, and cost in accuracy?
 
-    python bench/dependence.py           # 300,000 nodes, a page each; two runs of each sampler: 20 minutes
+    python bench/dependence.py           # 300,000 nodes, a page of 512 B each; ten minutes
     python bench/dependence.py --small   # seconds; only shows that it works
 
 The graph is as `gids generate` makes it: a row alone misleads as often as not, and a neighbourhood tells the
@@ -67,7 +67,7 @@ class Run:
 
 def make_dataset(folder: Path, spec: GraphSpec) -> FeatureStore:
     write_graph(folder / "g", spec)
-    gids_command(["convert", str(folder / "g"), str(folder / "g.gids"), "--quiet"])
+    gids_command(["convert", str(folder / "g"), str(folder / "g.gids"), "--page-bytes", "512", "--quiet"])
     return FeatureStore(folder / "g.gids")
 
 
@@ -86,7 +86,7 @@ def train(
     torch.manual_seed(seed)
     model = Sage(store.table(table).shape[0], hidden, int(labels.max()) + 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    options: dict[str, Any] = {"cache_bytes": cache_bytes, "memory_bytes": 1 << 30, "seed": seed}
+    options: dict[str, Any] = {"cache_bytes": cache_bytes, "memory_bytes": 2 << 30, "seed": seed}
 
     def logits(minibatch: Minibatch) -> Tensor:
         return model(minibatch.blocks, minibatch.features[table])  # type: ignore[no-any-return]
@@ -104,7 +104,9 @@ def train(
     right = []
     with (
         torch.no_grad(),
-        gids.NodeLoader(store, splits["test"], Neighbor(FANOUTS), shuffle=False, **options) as test,
+        gids.NodeLoader(
+            store, splits["test"], Neighbor(FANOUTS), batch_size=256, shuffle=False, **options
+        ) as test,
     ):
         for minibatch in test:
             right.append(logits(minibatch).argmax(1) == minibatch.labels)
@@ -137,7 +139,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--nodes", type=int, default=300_000)
-    parser.add_argument("--dim", type=int, default=1024)
+    parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--seeds", type=int, default=10_000)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=32)
@@ -146,7 +148,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     args = parser.parse_args()
     if args.small:
-        args.nodes, args.dim, args.seeds, args.epochs = 2000, 32, 200, 1
+        args.nodes, args.seeds, args.epochs, args.runs = 2000, 64, 1, 1
     spec = GraphSpec(
         args.nodes,
         dim=args.dim,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -185,8 +186,13 @@ def test_the_hottest_nodes_are_those_of_the_hottest_pages(dataset: FeatureStore)
         hottest_nodes(dataset, "paper.feat", 1, method="sampled")
 
 
-def test_a_loader_says_which_rows_its_cache_holds(dataset: FeatureStore) -> None:
-    with gids.FeatureLoader(dataset, ["paper.feat"], memory_bytes=64 << 20) as loader:
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_a_loader_says_which_rows_its_cache_holds(
+    dataset: FeatureStore, place: str, device: Device, cuda_is: Callable[[Device], None]
+) -> None:
+    cuda_is(device)
+    options: dict[str, Any] = {"memory_bytes": 64 << 20, "heat": "none", "device": place}
+    with gids.FeatureLoader(dataset, ["paper.feat"], **options) as loader:
         assert not loader.cached_rows("paper.feat").any()
         list(loader.attach([{"paper.feat": torch.tensor([5, 3999])}], lambda m: m))
         held = loader.cached_rows("paper.feat")
