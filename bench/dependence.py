@@ -5,8 +5,8 @@
 
 The graph is as `gids generate` makes it: a row alone misleads as often as not, and a neighbourhood tells the
 class. GraphSAGE of two layers is trained from new weights with each sampler, in several runs with other
-seeds. Reads are those of a gids.NodeLoader with its default policy and a cache of a twentieth of the
-features, in the last epoch; accuracy is of test nodes whose neighbours are always sampled alike. Some rows
+seeds. Reads are those of a gids.NodeLoader with a cache of a twentieth of the features, in the last
+epoch; accuracy is of test nodes whose neighbours are always sampled alike. Some rows
 are compared with the source.
 """
 
@@ -79,6 +79,7 @@ def train(
     batch_size: int,
     seed: int,
     cache_bytes: int,
+    policy: str = "lookahead",
     hidden: int = 32,
 ) -> Run:
     """Train a new model with minibatches of this sampler, and test it."""
@@ -86,7 +87,8 @@ def train(
     torch.manual_seed(seed)
     model = Sage(store.table(table).shape[0], hidden, int(labels.max()) + 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    options: dict[str, Any] = {"cache_bytes": cache_bytes, "memory_bytes": 2 << 30, "seed": seed}
+    options: dict[str, Any] = {"cache_bytes": cache_bytes, "policy": policy}
+    options |= {"memory_bytes": 2 << 30, "seed": seed}
 
     def logits(minibatch: Minibatch) -> Tensor:
         return model(minibatch.blocks, minibatch.features[table])  # type: ignore[no-any-return]
@@ -144,6 +146,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--runs", type=int, default=2)
+    parser.add_argument("--policy", default="lookahead")
+    parser.add_argument("--cache", type=float, default=0.05, help="share of the features (default: 0.05)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="samplers whose name has it")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--small", action="store_true")
     args = parser.parse_args()
@@ -159,10 +164,12 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         store = make_dataset(Path(folder), spec)
-        cache_bytes = spec.feature_bytes // 20
+        cache_bytes = int(spec.feature_bytes * args.cache)
         print(f"{'sampler':28} {'accuracy':>16} {'pages read':>12} {'of Neighbor':>12} {'hits':>7}")
         least = 0.0
         for name, make in samplers(store, cache_bytes, args.threads).items():
+            if args.only not in name:
+                continue
             runs = [
                 train(
                     store,
@@ -171,6 +178,7 @@ def main() -> None:
                     batch_size=args.batch_size,
                     seed=seed,
                     cache_bytes=cache_bytes,
+                    policy=args.policy,
                 )
                 for seed in range(args.runs)
             ]

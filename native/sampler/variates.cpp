@@ -27,9 +27,12 @@ const Table least_quantile = [] {
 
 }  // namespace
 
-Moment moment_of(u64 seed, u64 epoch, u64 step, u64 kappa) {
-  const u64 group = kappa == endless ? 0 : step / kappa;
-  const double c = kappa == endless ? 0 : static_cast<double>(step % kappa) / static_cast<double>(kappa);
+Moment moment_of(u64 seed, u64 epoch, u64 step, Dependency dependency) {
+  const u64 kappa = dependency.kappa;
+  const bool endless = kappa == Dependency::endless;
+  const u64 group = endless ? 0 : step / kappa;
+  const double c =
+      endless || dependency.nested ? 0 : static_cast<double>(step % kappa) / static_cast<double>(kappa);
   return {random::minibatch_key(seed, epoch, group), random::minibatch_key(seed, epoch, group + 1), c};
 }
 
