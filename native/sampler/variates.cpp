@@ -13,7 +13,7 @@ using variates::normal_quantile;
 
 constexpr u64 all_ones = ~u64{0};
 constexpr u32 table_bits = 10;
-constexpr double slack = 1e-9;  // far above the rounding of a quantile, far below what costs anything
+constexpr double slack = 1e-7;  // far above the errors of the two functions, far below what costs anything
 
 // At most the normal variate of the numbers whose leading bits are an entry's index.
 using Table = std::array<double, size_t{1} << table_bits>;
