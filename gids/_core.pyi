@@ -287,13 +287,14 @@ class HostSampler:
         numbers: tuple[int, int, int],
         replace: bool,
         weights: list[NDArray[np.float32] | None],
-        kappa: int,
+        dependency: tuple[int, bool],
         near: list[NDArray[np.uint8] | None],
         factor: float,
     ) -> _Sampled:
         """One minibatch. seeds: by node type; fanouts: by layer, the seeds' first, by relation; numbers:
-        (seed, epoch, step); weights: by relation, of each edge; kappa 0: without end; near: by relation, a
-        bit for each source whose edges count factor times, the lowest of a byte first.
+        (seed, epoch, step); weights: by relation, of each edge; dependency: kappa (0: without end), and
+        whether it is nested; near: by relation, a bit for each source whose edges count factor times, the
+        lowest of a byte first.
 
         Returns (nodes by type, by layer and relation (indptr, indices, positions, weights or None, number of
         sources))."""
@@ -306,7 +307,7 @@ class HostSampler:
         importance_sampling: int,
         fixed_count: bool,
         layer_dependency: bool,
-        kappa: int,
+        dependency: tuple[int, bool],
     ) -> _Sampled:
         """The same by LABOR. importance_sampling -1: to convergence."""
     def ladies(
@@ -334,7 +335,7 @@ class HostSampler:
     def bytes(self) -> int: ...
 
 def variate_keys(
-    numbers: tuple[int, int, int], kappa: int, layer: int, number: int
+    numbers: tuple[int, int, int], dependency: tuple[int, bool], layer: int, number: int
 ) -> tuple[int, int, float, float]:
     """What kernels need for these numbers: the keys of the group and of the next one, and their shares."""
 

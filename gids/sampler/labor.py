@@ -10,7 +10,7 @@ import torch
 from gids import _core
 from gids.cuda import Device
 from gids.sampler.layered import Fanout, LayeredSampler, Layers, Numbers, check_dependency
-from gids.sampler.on_device import Choice
+from gids.sampler.on_device import Choice, Kind
 from gids.sampler.topology import Topology
 
 _TO_CONVERGENCE = -1
@@ -63,7 +63,7 @@ class Labor(LayeredSampler):
         self.importance_sampling = importance_sampling
         self.fixed_count, self.layer_dependency = bool(fixed_count), bool(layer_dependency)
         self.batch_dependency, self.nested = batch_dependency, bool(nested)
-        self._kappa, self._group = check_dependency(batch_dependency, self.nested)
+        self._dependency = check_dependency(batch_dependency, self.nested)
         if self.nested and importance_sampling:
             raise ValueError(
                 f"nested=True with importance_sampling={importance_sampling}, whose probabilities depend on "
@@ -101,7 +101,7 @@ class Labor(LayeredSampler):
             self.importance_sampling,
             self.fixed_count,
             self.layer_dependency,
-            self._kappa,
+            self._dependency,
         )
 
     def _sample_on(
@@ -114,5 +114,6 @@ class Labor(LayeredSampler):
     ) -> Layers:
         if self.importance_sampling:
             return super()._sample_on(device, topology, seeds, fanouts, numbers)
-        choice = Choice("least sources" if self.fixed_count else "labor", self._kappa, self.layer_dependency)
+        kind: Kind = "least sources" if self.fixed_count else "labor"
+        choice = Choice(kind, self._dependency, self.layer_dependency)
         return self._device_sampler(device).sample(topology, seeds, fanouts, numbers, choice)

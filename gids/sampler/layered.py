@@ -17,7 +17,7 @@ from gids import _core
 from gids.cuda import Device
 from gids.errors import FormatError
 from gids.sampler.minibatch import Block, Minibatch, PerType
-from gids.sampler.on_device import DeviceSampler
+from gids.sampler.on_device import Dependency, DeviceSampler
 from gids.sampler.topology import Graphs, Topology
 from gids.store.names import Relation, describe_type
 
@@ -39,7 +39,6 @@ class LayeredSampler(ABC):
 
     _numbers_are = "fanouts"  # the argument that has a number per layer
     _least = -1
-    _group = 1  # successive steps that draw alike; 0: all of an epoch
 
     def __init__(self, per_layer: Sequence[Fanout], threads: int | None) -> None:
         name, layers = self._numbers_are, list(per_layer)
@@ -76,9 +75,9 @@ class LayeredSampler(ABC):
         TypeError and ValueError for arguments.
         """
         topology = Topology.of(graphs)
-        if not all(isinstance(n, int) and 0 <= n <= _U64 for n in (seed, epoch, step)):
+        numbers = (seed, epoch, step)
+        if not all(isinstance(n, int) and 0 <= n <= _U64 for n in numbers):
             raise ValueError(f"seed={seed}, epoch={epoch}, step={step}; each must be from 0 to 2^64 - 1")
-        numbers = (seed, epoch, step // self._group if self._group else 0)
         fanouts = self._fanouts_of(topology)
         given = topology.seeds_by_type(seeds)
         with self._lock:
@@ -214,10 +213,8 @@ class LayeredSampler(ABC):
         ]
 
 
-def check_dependency(batch_dependency: float, nested: bool) -> tuple[int, int]:
-    """(in how many steps the random numbers change, as the native samplers take it; how many steps draw
-    alike): one of the two is 1; 0 is infinity.
-    """
+def check_dependency(batch_dependency: float, nested: bool) -> Dependency:
+    """As the native samplers take it."""
     if (
         isinstance(batch_dependency, bool)
         or not isinstance(batch_dependency, int | float)
@@ -229,14 +226,12 @@ def check_dependency(batch_dependency: float, nested: bool) -> tuple[int, int]:
             "change: 1 (independent minibatches) or more, or math.inf"
         )
     kappa = 0 if batch_dependency == math.inf else int(batch_dependency)
-    if not nested:
-        return kappa, 1
-    if kappa == 1:
+    if nested and kappa == 1:
         raise ValueError(
             "nested=True with batch_dependency=1 nests nothing; give how many minibatches are cut from a "
             "large one: 2 or more, or math.inf"
         )
-    return 1, kappa
+    return Dependency(kappa, nested)
 
 
 def array_digest(array: np.ndarray) -> str:

@@ -13,7 +13,7 @@ from gids import _core
 from gids.cuda import Device
 from gids.sampler.layered import Fanout, LayeredSampler, Layers, Numbers, array_digest, check_dependency
 from gids.sampler.locality import LocalityBias
-from gids.sampler.on_device import Choice
+from gids.sampler.on_device import Choice, Kind
 from gids.sampler.topology import Topology
 from gids.store.names import Relation, describe_type
 
@@ -60,7 +60,7 @@ class Neighbor(LayeredSampler):
     ) -> None:
         super().__init__(fanouts, threads)
         self.replace, self.batch_dependency, self.nested = bool(replace), batch_dependency, bool(nested)
-        self._kappa, self._group = check_dependency(batch_dependency, self.nested)
+        self._dependency = check_dependency(batch_dependency, self.nested)
         if locality is not None and not isinstance(locality, LocalityBias):
             raise TypeError(f"locality is {type(locality).__name__}; give a gids.sampler.LocalityBias")
         self.locality = locality
@@ -69,6 +69,13 @@ class Neighbor(LayeredSampler):
             self._weights = {r: _check_weights(w, f" of {describe_type(r)}") for r, w in weights.items()}
         elif weights is not None:
             self._weights = _check_weights(weights, "")
+        given = self._weights.values() if isinstance(self._weights, dict) else [self._weights]
+        most = max((float(w.max(initial=0)) for w in given if w is not None), default=0)
+        if locality is not None and most * locality.factor > float(np.finfo(np.float32).max):
+            raise ValueError(
+                f"weights up to {most:g} times the factor {locality.factor:g} are beyond float32; scale them "
+                "down"
+            )
 
     @property
     def fanouts(self) -> list[Fanout]:
@@ -109,7 +116,7 @@ class Neighbor(LayeredSampler):
             numbers,
             self.replace,
             self._weights_of(topology),
-            self._kappa,
+            self._dependency,
             *(([], 1.0) if self.locality is None else self.locality.of(topology)),
         )
 
@@ -144,9 +151,8 @@ class Neighbor(LayeredSampler):
     ) -> Layers:
         if self._weights is not None or self.locality is not None:
             return super()._sample_on(device, topology, seeds, fanouts, numbers)
-        choice = Choice("uniform" if self._kappa == 1 else "least", self._kappa)
-        if self.replace:
-            choice = Choice("replaced", self._kappa)
+        kind: Kind = "least" if self._dependency.gradual else "uniform"
+        choice = Choice("replaced" if self.replace else kind, self._dependency)
         return self._device_sampler(device).sample(topology, seeds, fanouts, numbers, choice)
 
 

@@ -6,7 +6,7 @@ Called by Neighbor and Labor. Chooses and numbers exactly as the CPU's sampler d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -33,18 +33,36 @@ Keys = tuple[int, int, np.float64, np.float64]
 """Of the random numbers of one relation or node type in one layer, as kernels take them."""
 
 
+class Dependency(NamedTuple):
+    """How the minibatches of successive steps depend on each other.
+
+    kappa of them (0: those of a whole epoch) are a group, nested in a large minibatch, or with numbers that
+    change gradually.
+    """
+
+    kappa: int
+    nested: bool
+
+    @property
+    def gradual(self) -> bool:
+        return not self.nested and self.kappa != 1
+
+
+Kind = Literal["uniform", "replaced", "least", "least sources", "labor"]
+
+
 @dataclass(frozen=True)
 class Choice:
     """Which in-edges are taken.
 
     kind: "uniform": `fanout` of them; "replaced": so many draws, with replacement; "least": those with the
     least numbers of their own; "least sources": those whose sources have the least numbers; "labor": those
-    whose sources' numbers are below fanout / degree. kappa: in how many minibatches the numbers change (0:
-    without end), 1 for "uniform". layer_dependency: sources have the same numbers in all layers.
+    whose sources' numbers are below fanout / degree. dependency: for "uniform" not gradual. layer_dependency:
+    sources have the same numbers in all layers.
     """
 
-    kind: Literal["uniform", "replaced", "least", "least sources", "labor"]
-    kappa: int = 1
+    kind: Kind
+    dependency: Dependency
     layer_dependency: bool = False
 
     @property
@@ -128,7 +146,7 @@ class DeviceSampler:
             keys: list[Keys] = []
             for r, (src, _) in enumerate(topology.ends):
                 of_layer, number = 0 if choice.layer_dependency else hop, src if choice.by_source else r
-                now, following, cos, sin = _core.variate_keys(numbers, choice.kappa, of_layer, number)
+                now, following, cos, sin = _core.variate_keys(numbers, choice.dependency, of_layer, number)
                 keys.append((now, following, np.float64(cos), np.float64(sin)))
             layers.append(self._layer(topology, nodes, layer, keys, faults, choice))
         return nodes, layers

@@ -13,7 +13,7 @@ using variates::normal_quantile;
 
 constexpr u64 all_ones = ~u64{0};
 constexpr u32 table_bits = 10;
-constexpr double slack = 1e-9;  // far above the rounding of a quantile, far below what costs anything
+constexpr double slack = 1e-7;  // far above the errors of the two functions, far below what costs anything
 
 // At most the normal variate of the numbers whose leading bits are an entry's index.
 using Table = std::array<double, size_t{1} << table_bits>;
@@ -27,9 +27,12 @@ const Table least_quantile = [] {
 
 }  // namespace
 
-Moment moment_of(u64 seed, u64 epoch, u64 step, u64 kappa) {
-  const u64 group = kappa == endless ? 0 : step / kappa;
-  const double c = kappa == endless ? 0 : static_cast<double>(step % kappa) / static_cast<double>(kappa);
+Moment moment_of(u64 seed, u64 epoch, u64 step, Dependency dependency) {
+  const u64 kappa = dependency.kappa;
+  const bool endless = kappa == Dependency::endless;
+  const u64 group = endless ? 0 : step / kappa;
+  const double c =
+      endless || dependency.nested ? 0 : static_cast<double>(step % kappa) / static_cast<double>(kappa);
   return {random::minibatch_key(seed, epoch, group), random::minibatch_key(seed, epoch, group + 1), c};
 }
 

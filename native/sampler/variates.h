@@ -8,13 +8,21 @@ namespace gids::sampler {
 
 using variates::unit;
 
+// How the minibatches of successive steps depend on each other.
+struct Dependency {
+  static constexpr u64 endless = 0;  // kappa: every step of an epoch draws alike
+  Dependency(u64 kappa, bool nested = false) : kappa(kappa), nested(nested) {}
+  u64 kappa;    // steps in a group
+  bool nested;  // they are cut from one large minibatch, and all draw alike; otherwise numbers change gradually
+  bool gradual() const { return !nested && kappa != 1; }
+};
+
 // Where a minibatch lies between two keys of minibatches: c = 0 is at `now`, c = 1 would be at `next`.
 struct Moment {
   u64 now, next;
   double c;
 };
-constexpr u64 endless = 0;  // kappa: every step of an epoch draws alike
-Moment moment_of(u64 seed, u64 epoch, u64 step, u64 kappa);
+Moment moment_of(u64 seed, u64 epoch, u64 step, Dependency dependency);
 
 // The numbers of one relation, or of one node type, in one layer.
 class Variates : public variates::Variates {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -185,8 +186,13 @@ def test_the_hottest_nodes_are_those_of_the_hottest_pages(dataset: FeatureStore)
         hottest_nodes(dataset, "paper.feat", 1, method="sampled")
 
 
-def test_a_loader_says_which_rows_its_cache_holds(dataset: FeatureStore) -> None:
-    with gids.FeatureLoader(dataset, ["paper.feat"], memory_bytes=64 << 20) as loader:
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_a_loader_says_which_rows_its_cache_holds(
+    dataset: FeatureStore, place: str, device: Device, cuda_is: Callable[[Device], None]
+) -> None:
+    cuda_is(device)
+    options: dict[str, Any] = {"memory_bytes": 64 << 20, "heat": "none", "device": place}
+    with gids.FeatureLoader(dataset, ["paper.feat"], **options) as loader:
         assert not loader.cached_rows("paper.feat").any()
         list(loader.attach([{"paper.feat": torch.tensor([5, 3999])}], lambda m: m))
         held = loader.cached_rows("paper.feat")
@@ -228,6 +234,8 @@ def test_bad_masks_and_factors(device: Device) -> None:
         LocalityBias({"a": HELD.astype(float)}, 2)
     with pytest.raises(TypeError, match=r"locality is ndarray; give a gids\.sampler\.LocalityBias"):
         Neighbor([2], locality=HELD)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"beyond float32; scale them down"):
+        Neighbor([2], weights=np.full(9, 1e38), locality=LocalityBias(HELD, 4))
     graph = make_graph([3, 4, 0, 2, 9, 1])
     for factor in (1, 2):
         with pytest.raises(ValueError, match="has 5 entries, and there are 6"):
