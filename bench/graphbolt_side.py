@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from aggregation_side import SMALLEST_BYTES, measure
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import gids
 from gids.quickstart.counters import resident_bytes
@@ -53,6 +54,11 @@ def reader(config: dict[str, Any]) -> Read:
 def reads(config: dict[str, Any]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     order = np.random.default_rng(config["seed"]).permutation(config["rows"])  # each row once: all are cold
     minibatches = list(torch.from_numpy(order).split(config["batch"]))
+    if config["side"] == "gids_fetch":
+        stage = IterableWrapper([gb.MiniBatch(input_nodes=ids) for ids in minibatches]).gids_fetch(
+            config["dataset"], ["feat"], cache_bytes=0, heat="none", threads=config["threads"]
+        )
+        return ((each.input_nodes, each.node_features["feat"]) for each in stage)
     read = reader(config)
     return ((ids, read(ids)) for ids in minibatches)
 
