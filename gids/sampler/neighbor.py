@@ -90,10 +90,10 @@ class Neighbor(LayeredSampler):
         self,
         host: _core.HostSampler,
         topology: Topology,
-        seeds: list[Any],
+        seeds: list[list[Any]],
         fanouts: list[list[int]],
         numbers: Numbers,
-    ) -> _core._Sampled:
+    ) -> list[_core._Sampled]:
         weights = self._weights_of(topology)
         return host.neighbor(topology.native, seeds, fanouts, numbers, self.replace, weights, self._kappa)
 

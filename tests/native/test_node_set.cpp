@@ -97,7 +97,8 @@ void test_samplers_of_any_threads_agree() {
   for (i64& seed : seeds) seed = static_cast<i64>(rng() % nodes);
   const std::vector<std::span<const i64>> given{seeds};
   const std::vector<std::vector<int>> fanouts{{10}, {60}, {3}};
-  HostSampler one(1, 1 << 24), four(4, 1 << 24);
+  const auto pool = std::make_shared<cache::BufferPool>(1 << 24);
+  HostSampler one(1, pool), four(4, pool);
   Labor labor_of_one, labor_of_four;
   Ladies ladies_of_one, ladies_of_four;
   const auto equal = [&](const Minibatch& a, const Minibatch& b) {
