@@ -6,8 +6,7 @@ import inspect
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from itertools import chain, cycle
 from typing import Any
 
@@ -107,16 +106,18 @@ class LayeredSampler(ABC):
         last_step = first_step + max(0, len(seeds_of_steps) - 1)
         topology, fanouts = self._checked(graphs, seed, epoch, first_step, last_step)
         steps = range(first_step, first_step + len(seeds_of_steps))
-        if len(steps) < 2 or topology.device is not None:
-            made = []
+        in_turn = len(steps) < 2 or topology.device is not None
+        made, given = [], []
+        try:
             for step, seeds in zip(steps, seeds_of_steps, strict=True):
-                with _named(step):
+                if in_turn:
                     made.append(self.sample(topology, seeds, seed=seed, epoch=epoch, step=step))
+                else:
+                    given.append(topology.seeds_by_type(seeds))
+        except (TypeError, ValueError, LookupError) as error:
+            raise type(error)(f"step {step}: {error.args[0]}") from None
+        if in_turn:
             return made
-        given = []
-        for step, seeds in zip(steps, seeds_of_steps, strict=True):
-            with _named(step):
-                given.append(topology.seeds_by_type(seeds))
         with self._lock:
             drawn = self._on_host(topology, given, fanouts, (seed, epoch, first_step))
         return [
@@ -269,15 +270,6 @@ def _blocks(topology: Topology, layer: list[_core._Arrays]) -> list[Block]:
         )
         for (indptr, indices, positions, weights, num_src), graph in zip(layer, topology.graphs, strict=False)
     ]
-
-
-@contextmanager
-def _named(step: int) -> Iterator[None]:
-    """An error in here says which step it is of."""
-    try:
-        yield
-    except (TypeError, ValueError, LookupError) as error:
-        raise type(error)(f"step {step}: {error.args[0]}") from None
 
 
 def check_dependency(batch_dependency: float) -> int:
