@@ -7,7 +7,6 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from itertools import chain, cycle
 from typing import Any
 
 import torch
@@ -74,7 +73,7 @@ class LayeredSampler(ABC):
         TypeError and ValueError for arguments.
         """
         topology, fanouts = self._checked(graphs, seed, epoch, step)
-        given = topology.seeds_by_type(seeds)
+        given = _seeds_for(topology, seeds)
         numbers = (seed, epoch, step)
         with self._lock:
             if topology.device is None:
@@ -113,7 +112,7 @@ class LayeredSampler(ABC):
                 if in_turn:
                     made.append(self.sample(topology, seeds, seed=seed, epoch=epoch, step=step))
                 else:
-                    given.append(topology.seeds_by_type(seeds))
+                    given.append(_seeds_for(topology, seeds))
         except (TypeError, ValueError, LookupError) as error:
             raise type(error)(f"step {step}: {error.args[0]}") from None
         if in_turn:
@@ -182,7 +181,8 @@ class LayeredSampler(ABC):
     ) -> tuple[Topology, list[list[int]]]:
         """What is sampled, and the fanouts for it."""
         if not all(isinstance(n, int) and 0 <= n <= _U64 for n in (seed, epoch, *steps)):
-            raise ValueError(f"seed={seed}, epoch={epoch}, step={steps[-1]}; each must be from 0 to 2^64 - 1")
+            given = ", ".join(f"step={step}" for step in steps)
+            raise ValueError(f"seed={seed}, epoch={epoch}, {given}; each must be from 0 to 2^64 - 1")
         topology = Topology.of(graphs)
         return topology, self._fanouts_of(topology)
 
@@ -240,11 +240,6 @@ class LayeredSampler(ABC):
         """By minibatch, as seeds are."""
         if self._host is None:
             self._host = _core.HostSampler(self.threads, _KEEP_BYTES)
-        for ids, ntype in zip(chain(*seeds), cycle(topology.node_types), strict=False):
-            if ids.device.type != "cpu":
-                raise ValueError(
-                    f"seeds of {ntype!r} are on {ids.device}; graphs that are not pinned need the CPU"
-                )
         arrays = [[ids.numpy() for ids in given] for given in seeds]
         try:
             sampled = self._call(self._host, topology, arrays, fanouts, numbers)
@@ -254,6 +249,17 @@ class LayeredSampler(ABC):
             ([torch.from_numpy(n) for n in nodes], [_blocks(topology, layer) for layer in layers])
             for nodes, layers in sampled
         ]
+
+
+def _seeds_for(topology: Topology, seeds: PerType) -> list[torch.Tensor]:
+    """By node type."""
+    given = topology.seeds_by_type(seeds)
+    for ids, ntype in zip(given, topology.node_types, strict=True):
+        if topology.device is None and ids.device.type != "cpu":
+            raise ValueError(
+                f"seeds of {ntype!r} are on {ids.device}; graphs that are not pinned need the CPU"
+            )
+    return given
 
 
 def _blocks(topology: Topology, layer: list[_core._Arrays]) -> list[Block]:

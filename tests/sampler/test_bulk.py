@@ -72,10 +72,9 @@ def test_each_minibatch_is_the_one_that_is_sampled_alone(kind: str) -> None:
     graph = make_graph(mixed_degrees(NODES), dtype=np.int32)
     assert (np.diff(graph.indptr) == 0).any()
     numbers: dict[str, Any] = {"seed": 3, "epoch": 2}
-    alone = SAMPLERS[kind](threads=1)
+    alone, first = SAMPLERS[kind](threads=1), 1 << 40
     expected = [
-        alone.sample(graph, seeds, step=step, **numbers)
-        for step, seeds in enumerate(seeds_of_steps(), 1 << 40)
+        alone.sample(graph, seeds, step=step, **numbers) for step, seeds in enumerate(seeds_of_steps(), first)
     ]
     assert sum(block.num_edges for minibatch in expected for block in all_blocks(minibatch)) > 2000
     for threads in (1, 2, 8):
@@ -194,10 +193,9 @@ def test_a_topology_that_contradicts_itself(kind: str, threads: int) -> None:
 
 
 def test_numbers_out_of_range() -> None:
-    graph, sampler = make_graph([4] * 20), Neighbor([2])
-    assert (
-        sampler.sample_bulk(graph, [torch.arange(2)] * 2, first_step=(1 << 64) - 2)[1].step == (1 << 64) - 1
-    )
+    graph, sampler, last = make_graph([4] * 20), Neighbor([2]), (1 << 64) - 1
+    steps = [torch.arange(2)] * 2
+    assert sampler.sample_bulk(graph, steps, first_step=last - 1)[1].step == last
     for numbers in ({"first_step": last}, {"first_step": -1}, {"seed": -1}, {"epoch": 1 << 64}):
-        with pytest.raises(ValueError, match="each must be from 0 to 2\\^64 - 1"):
-            sampler.sample_bulk(graph, [torch.arange(2)] * 2, **numbers)
+        with pytest.raises(ValueError, match=r"each must be from 0 to 2\^64 - 1"):
+            sampler.sample_bulk(graph, steps, **numbers)
