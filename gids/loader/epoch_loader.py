@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, cast, runtime_checkable
 
@@ -23,14 +25,15 @@ from gids.heat.graphs import graphs_of
 from gids.loader.feature_loader import FeatureLoader
 from gids.loader.sample_stream import SampleStream
 from gids.sampler import Minibatch, Neighbor, Sampler, Topology
-from gids.sampler.layered import Fanout
+from gids.sampler.layered import Fanout, LayeredSampler
+from gids.sampler.minibatch import PerType
 from gids.store import FeatureStore, Table
 from gids.store.names import Relation
 
 log = logging.getLogger("gids")
 
-Draw = Callable[[np.ndarray, int, int], Minibatch]
-"""(places of the seeds, epoch, step) -> minibatch, with labels and without features."""
+Draw = Callable[[Sequence[np.ndarray], int, int], list[Minibatch]]
+"""(places of each step's seeds, epoch, first step) -> minibatches, with labels and without features."""
 
 _STATE_VERSION = 1
 
@@ -149,9 +152,8 @@ class EpochLoader(ABC):
         progress = _Progress(epoch, resume.step if resume and resume.epoch == epoch else 0)
         self._progress = progress
         steps = range(progress.step, len(self))
-        source = _sampled(
-            self._drawing(), self.order(epoch).numpy(), epoch, steps, self.batch_size, self._stream
-        )
+        order, at_once = self.order(epoch).numpy(), self._at_once
+        source = _sampled(self._drawing(), order, epoch, steps, self.batch_size, self._stream, at_once)
         if self._features is None:
             return SampledEpoch(((minibatch, {}) for minibatch in source), self._stream, progress)
         tables = self.tables
@@ -159,8 +161,20 @@ class EpochLoader(ABC):
         def rows_of(minibatch: Minibatch) -> Mapping[str, torch.Tensor]:
             return {name: _rows(minibatch, table) for name, table in tables.items()}
 
-        stream = self._features.attach(source, rows_of, bytes_of=lambda m: m.nbytes)
+        stream = self._features.attach(
+            source, rows_of, bytes_of=lambda m: m.nbytes, waiting_batches=at_once - 1
+        )
         return SampledEpoch(stream, self._stream, progress)
+
+    @property
+    def _at_once(self) -> int:
+        """Minibatches that one call samples: one for each thread, and half a window at most, since those that
+        wait to enter it take memory.
+        """
+        if self._device is not None or not isinstance(self.sampler, LayeredSampler):
+            return 1
+        window = self._features.window_batches if self._features is not None else math.inf
+        return int(max(1, min(self.sampler.threads, window // 2)))
 
     def state_dict(self) -> dict[str, Any]:
         """Where the next minibatch comes from, for ``load_state_dict`` of a loader made alike, also later.
@@ -305,13 +319,43 @@ class SampledEpoch(Iterator[Minibatch]):
         cast(Any, self._stream).close()
 
 
-def _sampled(
-    draw: Draw, order: np.ndarray, epoch: int, steps: Iterable[int], batch_size: int, stream: SampleStream
-) -> Iterator[Minibatch]:
-    def minibatch(step: int) -> Minibatch:
-        return draw(order[step * batch_size : (step + 1) * batch_size], epoch, step)
+def sample_steps(
+    sampler: Sampler, topology: Topology, seeds: Sequence[PerType], *, seed: int, epoch: int, first_step: int
+) -> list[Minibatch]:
+    """The minibatches of successive steps, in one call where the sampler can."""
+    if isinstance(sampler, LayeredSampler) and len(seeds) > 1:
+        return sampler.sample_bulk(topology, seeds, seed=seed, epoch=epoch, first_step=first_step)
+    return [
+        sampler.sample(topology, of_step, seed=seed, epoch=epoch, step=step)
+        for step, of_step in enumerate(seeds, first_step)
+    ]
 
-    return (stream.make(minibatch, step) for step in steps)
+
+def _sampled(
+    draw: Draw,
+    order: np.ndarray,
+    epoch: int,
+    steps: range,
+    batch_size: int,
+    stream: SampleStream,
+    at_once: int,
+) -> Iterator[Minibatch]:
+    def minibatches(chosen: range) -> list[Minibatch]:
+        places = [order[step * batch_size : (step + 1) * batch_size] for step in chosen]
+        return draw(places, epoch, chosen.start)
+
+    count = 1  # the first one waits for no other
+    while steps:
+        try:
+            made = deque(stream.make(minibatches, steps[:count]))
+        except Exception:
+            if count == 1:
+                raise
+            count = at_once = 1  # again one by one: it is raised at its turn, after those that are sound
+            continue
+        steps, count = steps[count:], at_once
+        while made:
+            yield made.popleft()  # whose memory is the consumer's from here on
 
 
 def _rows(minibatch: Minibatch, table: Table) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -19,14 +19,15 @@ class SampleStream:
         self._device = device
         self._stream = device.new_stream() if device is not None else None
 
-    def make(self, make: Callable[[int], Minibatch], step: int) -> Minibatch:
-        """A minibatch, ready for torch's current stream."""
+    def make(self, make: Callable[[range], Sequence[Minibatch]], steps: range) -> Sequence[Minibatch]:
+        """Minibatches, ready for torch's current stream."""
         if self._device is None or self._stream is None:
-            return make(step)
+            return make(steps)
         with self._device.use(self._stream):
-            minibatch = make(step)
-        self.hand_over(minibatch)
-        return minibatch
+            minibatches = make(steps)
+        for minibatch in minibatches:
+            self.hand_over(minibatch)
+        return minibatches
 
     def hand_over(self, minibatch: Minibatch) -> None:
         """Ready for torch's current stream, which may have changed since the minibatch was made."""

@@ -105,7 +105,8 @@ class LayeredSampler(ABC):
         last_step = first_step + max(0, len(seeds_of_steps) - 1)
         topology, fanouts = self._checked(graphs, seed, epoch, first_step, last_step)
         steps = range(first_step, first_step + len(seeds_of_steps))
-        in_turn = len(steps) < 2 or topology.device is not None
+        own = type(self).sample is not LayeredSampler.sample  # a subclass that does more
+        in_turn = len(steps) < 2 or topology.device is not None or own
         made, given = [], []
         try:
             for step, seeds in zip(steps, seeds_of_steps, strict=True):
