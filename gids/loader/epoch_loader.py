@@ -168,13 +168,17 @@ class EpochLoader(ABC):
 
     @property
     def _at_once(self) -> int:
-        """Minibatches that one call samples: one for each thread, and half a window at most, since those that
-        wait to enter it take memory.
+        """Minibatches that one call samples: two for each thread, so that none is idle for long, and half a
+        window at most, since those that wait to enter it take memory.
         """
-        if self._device is not None or not isinstance(self.sampler, LayeredSampler):
+        if (
+            self._device is not None
+            or not isinstance(self.sampler, LayeredSampler)
+            or self.sampler.threads == 1
+        ):
             return 1
         window = self._features.window_batches if self._features is not None else math.inf
-        return int(max(1, min(self.sampler.threads, window // 2)))
+        return int(max(1, min(2 * self.sampler.threads, window // 2)))
 
     def state_dict(self) -> dict[str, Any]:
         """Where the next minibatch comes from, for ``load_state_dict`` of a loader made alike, also later.
