@@ -13,8 +13,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from gids.loader.epoch_loader import Draw, EpochLoader, sample_steps
+from gids.loader.epoch_loader import EpochLoader
 from gids.loader.excluded_edges import without_edges
+from gids.loader.sample_stream import Draw, sample_steps
 from gids.sampler import Minibatch, Sampler, Topology
 from gids.sampler.layered import Fanout
 from gids.sampler.minibatch import PerType

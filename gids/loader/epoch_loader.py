@@ -11,7 +11,6 @@ import logging
 import math
 import os
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, cast, runtime_checkable
@@ -23,17 +22,13 @@ from gids import cuda
 from gids.errors import StorageError
 from gids.heat.graphs import graphs_of
 from gids.loader.feature_loader import FeatureLoader
-from gids.loader.sample_stream import SampleStream
+from gids.loader.sample_stream import Draw, SampleStream, minibatches_of_epoch
 from gids.sampler import Minibatch, Neighbor, Sampler, Topology
 from gids.sampler.layered import Fanout, LayeredSampler
-from gids.sampler.minibatch import PerType
 from gids.store import FeatureStore, Table
 from gids.store.names import Relation
 
 log = logging.getLogger("gids")
-
-Draw = Callable[[Sequence[np.ndarray], int, int], list[Minibatch]]
-"""(places of each step's seeds, epoch, first step) -> minibatches, with labels and without features."""
 
 _STATE_VERSION = 1
 
@@ -153,7 +148,9 @@ class EpochLoader(ABC):
         self._progress = progress
         steps = range(progress.step, len(self))
         order, at_once = self.order(epoch).numpy(), self._at_once
-        source = _sampled(self._drawing(), order, epoch, steps, self.batch_size, self._stream, at_once)
+        source = minibatches_of_epoch(
+            self._drawing(), order, epoch, steps, self.batch_size, self._stream, at_once
+        )
         if self._features is None:
             return SampledEpoch(((minibatch, {}) for minibatch in source), self._stream, progress)
         tables = self.tables
@@ -321,45 +318,6 @@ class SampledEpoch(Iterator[Minibatch]):
     def close(self) -> None:
         """End the epoch here. Idempotent; the end, and dropping it, do the same."""
         cast(Any, self._stream).close()
-
-
-def sample_steps(
-    sampler: Sampler, topology: Topology, seeds: Sequence[PerType], *, seed: int, epoch: int, first_step: int
-) -> list[Minibatch]:
-    """The minibatches of successive steps, in one call where the sampler can."""
-    if isinstance(sampler, LayeredSampler) and len(seeds) > 1:
-        return sampler.sample_bulk(topology, seeds, seed=seed, epoch=epoch, first_step=first_step)
-    return [
-        sampler.sample(topology, of_step, seed=seed, epoch=epoch, step=step)
-        for step, of_step in enumerate(seeds, first_step)
-    ]
-
-
-def _sampled(
-    draw: Draw,
-    order: np.ndarray,
-    epoch: int,
-    steps: range,
-    batch_size: int,
-    stream: SampleStream,
-    at_once: int,
-) -> Iterator[Minibatch]:
-    def minibatches(chosen: range) -> list[Minibatch]:
-        places = [order[step * batch_size : (step + 1) * batch_size] for step in chosen]
-        return draw(places, epoch, chosen.start)
-
-    count = 1  # the first one waits for no other
-    while steps:
-        try:
-            made = deque(stream.make(minibatches, steps[:count]))
-        except Exception:
-            if count == 1:
-                raise
-            count = at_once = 1  # again one by one: it is raised at its turn, after those that are sound
-            continue
-        steps, count = steps[count:], at_once
-        while made:
-            yield made.popleft()  # whose memory is the consumer's from here on
 
 
 def _rows(minibatch: Minibatch, table: Table) -> torch.Tensor:

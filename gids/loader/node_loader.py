@@ -12,7 +12,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from gids.loader.epoch_loader import Draw, EpochLoader, sample_steps
+from gids.loader.epoch_loader import EpochLoader
+from gids.loader.sample_stream import Draw, sample_steps
 from gids.sampler import Minibatch, Sampler, Topology
 from gids.sampler.layered import Fanout
 from gids.sampler.minibatch import PerType
