@@ -115,7 +115,9 @@ class LayeredSampler(ABC):
                 else:
                     given.append(_seeds_for(topology, seeds))
         except (TypeError, ValueError, LookupError) as error:
-            raise type(error)(f"step {step}: {error.args[0]}") from None
+            said, *rest = error.args or ("",)
+            error.args = (f"step {step}: {said}", *rest)
+            raise
         if in_turn:
             return made
         with self._lock:
