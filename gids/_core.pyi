@@ -282,11 +282,14 @@ class HostSampler:
         numbers: tuple[int, int, int],
         replace: bool,
         weights: list[NDArray[np.float32] | None],
-        kappa: int,
+        dependency: tuple[int, bool],
+        near: list[NDArray[np.uint8] | None],
+        factor: float,
     ) -> list[_Sampled]:
         """Minibatches of successive steps. seeds: by minibatch and node type; fanouts: by layer, the seeds'
-        first, by relation; numbers: (seed, epoch, first step); weights: by relation, of each edge; kappa 0:
-        without end.
+        first, by relation; numbers: (seed, epoch, first step); weights: by relation, of each edge;
+        dependency: kappa (0: without end), and whether it is nested; near: by relation, a bit for each source
+        whose edges count factor times, the lowest of a byte first.
 
         Returns of each minibatch (nodes by type, by layer and relation (indptr, indices, positions, weights
         or None, number of sources))."""
@@ -299,7 +302,7 @@ class HostSampler:
         importance_sampling: int,
         fixed_count: bool,
         layer_dependency: bool,
-        kappa: int,
+        dependency: tuple[int, bool],
     ) -> list[_Sampled]:
         """The same by LABOR. importance_sampling -1: to convergence."""
     def ladies(
@@ -325,6 +328,11 @@ class HostSampler:
         """The same by random walks; one block in a layer. counts: neighbours, by layer; path: relations."""
     @property
     def bytes(self) -> int: ...
+
+def variate_keys(
+    numbers: tuple[int, int, int], dependency: tuple[int, bool], layer: int, number: int
+) -> tuple[int, int, float, float]:
+    """What kernels need for these numbers: the keys of the group and of the next one, and their shares."""
 
 def variates(
     numbers: tuple[int, int, int],

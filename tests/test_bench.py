@@ -26,6 +26,7 @@ BENCH = Path(__file__).parents[1] / "bench"
         ("device_queue.py", [], "of Engine.read (bar"),
         ("sampling.py", [], "M edges/s"),
         ("sampling.py", ["--bulk"], "us bulk: "),
+        ("dependence.py", [], "of Neighbor"),
     ],
 )
 def test_benchmark_runs(name: str, args: list[str], said: str, tmp_path: Path) -> None:

@@ -390,7 +390,7 @@ class DeviceFeatureCache:
             state.audit()
 
     def page_words(self, table: str) -> npt.NDArray[np.uint64]:
-        """uint64[page_count]: a copy of a table's page words. Waits for the cache's stream. For tests."""
+        """uint64[page_count]: a copy of a table's page words. Waits for the cache's stream."""
         self.stream.synchronize()
         words: npt.NDArray[np.uint64] = self._states[table].words.cpu().numpy().copy().view(np.uint64)
         return words

@@ -175,7 +175,7 @@ class FeatureCache:
             cache.audit()
 
     def page_words(self, table: str) -> npt.NDArray[np.uint64]:
-        """uint64[page_count]: a copy of a table's page words. For tests."""
+        """uint64[page_count]: a copy of a table's page words."""
         words: npt.NDArray[np.uint64] = self._caches[table].words()
         return words
 

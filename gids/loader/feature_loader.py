@@ -34,6 +34,7 @@ T = TypeVar("T")
 log = logging.getLogger("gids")
 
 MAX_PLANNED = 8
+_RESIDENT = 2  # the state of a page word, its two highest bits
 
 
 class FeatureLoader:
@@ -274,6 +275,24 @@ class FeatureLoader:
         result["engine"] = {"name": self._engine.name, "note": self._engine.note, **io}
         result["tables"] = tables
         return result
+
+    def cached_rows(self, table: str) -> torch.Tensor:
+        """Which rows of a table the cache holds now: bool[row_count] on the CPU, for LocalityBias.
+
+        Ask between two epochs: while a stream is open the answer depends on when it is asked. On CUDA the
+        lines on the device count, and this waits for them. Before the first minibatch nothing is held.
+        Raises KeyError for a table that this loader does not load, ValueError once closed.
+        """
+        found = next((t for t in self.tables if t.name == table), None)
+        if found is None:
+            known = ", ".join(repr(t.name) for t in self.tables)
+            raise KeyError(f"no table {table!r} in this loader (it loads {known})")
+        if not self._finalizer.alive:
+            raise ValueError("this FeatureLoader is closed, and its cache is gone")
+        if self._cache is None:
+            return torch.zeros(found.row_count, dtype=torch.bool)
+        resident = self._cache.page_words(table) >> np.uint64(62) == _RESIDENT
+        return torch.from_numpy(resident.repeat(found.rows_per_page)[: found.row_count])
 
     def close(self) -> None:
         """End the open stream, let reads finish, close the files, free the cache. Idempotent.

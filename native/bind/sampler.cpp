@@ -109,9 +109,16 @@ nb::tuple arrays_of(const sampler::Block& block) {
                         OutIds(block.positions, {edges}, owner), weights, block.num_src);
 }
 
-using Numbers = std::tuple<u64, u64, u64>;       // seed, epoch, step of the first minibatch
+using Numbers = std::tuple<u64, u64, u64>;      // seed, epoch, step of the first minibatch
 using Batches = std::vector<std::vector<Ids>>;  // seeds, by minibatch and node type
 using Fanouts = std::vector<std::vector<int>>;
+using Dependency = std::pair<u64, bool>;        // kappa, nested
+
+// Of minibatch i.
+sampler::Moment moment_of(const Numbers& numbers, sampler::Dependency dependency, size_t i = 0) {
+  const auto [seed, epoch, first_step] = numbers;
+  return sampler::moment_of(seed, epoch, first_step + i, dependency);
+}
 
 nb::tuple arrays_of(const sampler::Minibatch& minibatch) {
   nb::list nodes, layers;
@@ -127,7 +134,7 @@ nb::tuple arrays_of(const sampler::Minibatch& minibatch) {
 // sample(samplers, spans of a minibatch's seeds, its moment) runs without the GIL.
 template <class Sample>
 nb::list run(OwnSampler& self, const Topology& topology, const Batches& seeds, const Fanouts& fanouts,
-             size_t in_a_layer, const Numbers& numbers, u64 kappa, const Sample& sample) {
+             size_t in_a_layer, const Numbers& numbers, sampler::Dependency dependency, const Sample& sample) {
   std::vector<std::vector<std::span<const i64>>> spans;
   for (const auto& by_type : seeds) {
     if (by_type.size() != topology.node_types.size()) throw nb::value_error("seeds: one array per node type");
@@ -136,12 +143,11 @@ nb::list run(OwnSampler& self, const Topology& topology, const Batches& seeds, c
   }
   for (const auto& layer : fanouts)
     if (layer.size() != in_a_layer) throw nb::value_error("fanouts: one per relation in each layer");
-  const auto [seed, epoch, first_step] = numbers;
   std::vector<sampler::Minibatch> made;
   {
     nb::gil_scoped_release unlocked;
-    made = self.get().make(spans.size(), first_step, [&](sampler::Samplers& samplers, size_t i) {
-      return sample(samplers, spans[i], sampler::moment_of(seed, epoch, first_step + i, kappa));
+    made = self.get().make(spans.size(), std::get<2>(numbers), [&](sampler::Samplers& samplers, size_t i) {
+      return sample(samplers, spans[i], moment_of(numbers, dependency, i));
     });
   }
   nb::list result;
@@ -149,12 +155,15 @@ nb::list run(OwnSampler& self, const Topology& topology, const Batches& seeds, c
   return result;
 }
 
+using Bits = nb::ndarray<const u8, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using EdgeWeights = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 nb::list sample_neighbors(OwnSampler& self, const OwningTopology& graph, const Batches& seeds,
                            const Fanouts& fanouts, const Numbers& numbers, bool replace,
-                           const std::vector<std::optional<EdgeWeights>>& weights, u64 kappa) {
-  sampler::NeighborOptions options{replace, kappa != 1, {}};
+                           const std::vector<std::optional<EdgeWeights>>& weights, Dependency kappa_nested,
+                           const std::vector<std::optional<Bits>>& near, float factor) {
+  const sampler::Dependency dependency(kappa_nested.first, kappa_nested.second);
+  sampler::NeighborOptions options{replace, dependency.gradual(), {}, {}, factor};
   const auto& relations = graph.topology().relations;
   if (weights.size() > relations.size()) throw nb::value_error("weights: at most one array per relation");
   for (size_t r = 0; r < weights.size(); ++r) {
@@ -162,7 +171,13 @@ nb::list sample_neighbors(OwnSampler& self, const OwningTopology& graph, const B
       throw nb::value_error("weights: one for each edge of a relation");
     options.weights.push_back(weights[r] ? weights[r]->data() : nullptr);
   }
-  return run(self, graph.topology(), seeds, fanouts, relations.size(), numbers, kappa,
+  if (near.size() > relations.size()) throw nb::value_error("near: at most one array per relation");
+  for (size_t r = 0; r < near.size(); ++r) {
+    if (near[r] && near[r]->size() != div_ceil(graph.topology().node_types[relations[r].src].count, 8))
+      throw nb::value_error("near: a bit for each source of a relation");
+    options.near.push_back(near[r] ? near[r]->data() : nullptr);
+  }
+  return run(self, graph.topology(), seeds, fanouts, relations.size(), numbers, dependency,
              [&](sampler::Samplers& samplers, sampler::Seeds spans, const sampler::Moment& moment) {
                return sampler::sample_neighbors(samplers.host, graph.topology(), spans, fanouts, options, moment);
              });
@@ -170,8 +185,9 @@ nb::list sample_neighbors(OwnSampler& self, const OwningTopology& graph, const B
 
 nb::list sample_labor(OwnSampler& self, const OwningTopology& graph, const Batches& seeds,
                        const Fanouts& fanouts, const Numbers& numbers, int importance_sampling, bool fixed_count,
-                       bool layer_dependency, u64 kappa) {
-  return run(self, graph.topology(), seeds, fanouts, graph.topology().relations.size(), numbers, kappa,
+                       bool layer_dependency, Dependency kappa_nested) {
+  const sampler::Dependency dependency(kappa_nested.first, kappa_nested.second);
+  return run(self, graph.topology(), seeds, fanouts, graph.topology().relations.size(), numbers, dependency,
              [&](sampler::Samplers& samplers, sampler::Seeds spans, const sampler::Moment& moment) {
                return samplers.labor.sample(samplers.host, graph.topology(), spans, fanouts,
                                             {importance_sampling, fixed_count, layer_dependency}, moment);
@@ -205,8 +221,7 @@ nb::list sample_walks(OwnSampler& self, const OwningTopology& graph, const Batch
 void draw_variates(const Numbers& numbers, u64 kappa, u32 layer, u32 number, Ids nodes,
                    nb::ndarray<u64, nb::ndim<1>, nb::c_contig, nb::device::cpu> out) {
   if (out.size() != nodes.size()) throw nb::value_error("out: one number per node");
-  const auto [seed, epoch, step] = numbers;
-  const sampler::Variates variates(sampler::moment_of(seed, epoch, step, kappa), layer, number);
+  const sampler::Variates variates(moment_of(numbers, kappa), layer, number);
   sampler::Lanes node = {}, bits;
   for (size_t first = 0; first < nodes.size(); first += sampler::draw_lanes) {
     const size_t count = std::min<size_t>(sampler::draw_lanes, nodes.size() - first);
@@ -244,13 +259,14 @@ void bind_sampler(nb::module_& m) {
   nb::class_<OwnSampler>(m, "HostSampler", "Threads, hash maps and buffers, used again for each minibatch.")
       .def(nb::init<u32, size_t>(), "threads"_a, "keep_bytes"_a)
       .def("neighbor", &sample_neighbors, "topology"_a, "seeds"_a.noconvert(), "fanouts"_a, "numbers"_a,
-           "replace"_a, "weights"_a, "kappa"_a,
+           "replace"_a, "weights"_a, "dependency"_a, "near"_a, "factor"_a,
            "Minibatches of successive steps. seeds: int64[n] by minibatch and node type; fanouts: by layer, the seeds' "
            "first, by relation; numbers: (seed, epoch, first step); weights: by relation, float32[num_edges] or None; "
-           "kappa 0: without end. Returns of each minibatch (int64[n] nodes by node type, by layer and relation "
-           "(indptr, indices, positions, weights or None, number of sources)).")
+           "dependency: kappa (0: without end) and whether it is nested; near: by relation, a bit for each source whose "
+           "edges count factor times, or None. Returns of each minibatch (int64[n] nodes by node type, by layer and "
+           "relation (indptr, indices, positions, weights or None, number of sources)).")
       .def("labor", &sample_labor, "topology"_a, "seeds"_a.noconvert(), "fanouts"_a, "numbers"_a,
-           "importance_sampling"_a, "fixed_count"_a, "layer_dependency"_a, "kappa"_a,
+           "importance_sampling"_a, "fixed_count"_a, "layer_dependency"_a, "dependency"_a,
            "The same by LABOR. importance_sampling -1: to convergence.")
       .def("ladies", &sample_ladies, "topology"_a, "seeds"_a.noconvert(), "sizes"_a, "numbers"_a, "poisson"_a,
            "The same by LADIES. sizes: how many sources to draw, by layer and relation.")
@@ -263,6 +279,15 @@ void bind_sampler(nb::module_& m) {
         "out"_a.noconvert(),
         "64 random bits for each node, which it has as a source of type `number` in a layer, with dependence kappa (0: "
         "without end). out: uint64[n].");
+  m.def(
+      "variate_keys",
+      [](const Numbers& numbers, Dependency dependency, u32 layer, u32 number) {
+        const auto [kappa, nested] = dependency;
+        const sampler::Variates variates(moment_of(numbers, {kappa, nested}), layer, number);
+        return std::tuple(variates.now, variates.next, variates.cos, variates.sin);
+      },
+      "numbers"_a, "dependency"_a, "layer"_a, "number"_a,
+      "What the kernels need for these numbers: the keys of the group and of the next one, and their shares.");
   m.def("philox2", &random::philox2, "counter"_a, "key"_a, "Philox2x32-10: 64 bits of 64 bits and a key of 32.");
 }
 

@@ -13,7 +13,7 @@ from sampling_graphs import citations, make_graph, mixed_degrees
 
 from gids.cuda import Device
 from gids.errors import FormatError
-from gids.sampler import Block, Labor, Ladies, Minibatch, Neighbor, RandomWalk
+from gids.sampler import Block, Labor, Ladies, LocalityBias, Minibatch, Neighbor, RandomWalk
 from gids.sampler.layered import LayeredSampler
 from gids.sampler.minibatch import PerType
 from gids.store import Graph
@@ -25,6 +25,7 @@ SAMPLERS: dict[str, Callable[..., LayeredSampler]] = {
     "all neighbours": lambda **o: Neighbor([-1, 2], **o),
     "with replacement": lambda **o: Neighbor([3, 5], replace=True, **o),
     "dependent": lambda **o: Neighbor([3, 5], batch_dependency=3, **o),
+    "nested": lambda **o: Neighbor([3, 5], batch_dependency=3, nested=True, **o),
     "labor": lambda **o: Labor([3, 5], **o),
     "labor, fixed count": lambda **o: Labor([3, 5], fixed_count=True, batch_dependency=4, **o),
     "labor-1": lambda **o: Labor([3, 5], importance_sampling=1, **o),
@@ -118,6 +119,13 @@ def test_weights_and_fanouts_by_relation() -> None:
     one, many = (Neighbor(fanouts, weights=weights, threads=n) for n in (1, 2))
     for step, found in enumerate(many.sample_bulk(graphs, steps, seed=9)):
         assert_same(found, one.sample(graphs, steps[step], seed=9, step=step))
+
+
+def test_sources_that_a_cache_holds() -> None:
+    graph, near = make_graph(mixed_degrees(NODES)), torch.arange(NODES) % 3 == 0
+    one, many = (Neighbor([3, 5], locality=LocalityBias(near, 4), threads=n) for n in (1, 2))
+    for step, found in enumerate(many.sample_bulk(graph, seeds_of_steps())):
+        assert_same(found, one.sample(graph, seeds_of_steps()[step], step=step))
 
 
 def test_minibatches_are_the_callers_to_keep() -> None:
