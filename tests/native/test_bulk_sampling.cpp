@@ -45,7 +45,9 @@ std::vector<Sample> every_sampler() {
   std::vector<Sample> all;
   for (const bool dependent : {false, true})
     all.push_back([=](Samplers& s, const Topology& graph, Seeds seeds, const Moment& moment) {
-      return sample_neighbors(s.host, graph, seeds, fanouts, {false, dependent, {}}, moment);
+      NeighborOptions options;
+      options.dependent = dependent;
+      return sample_neighbors(s.host, graph, seeds, fanouts, options, moment);
     });
   for (const LaborOptions options : {LaborOptions{}, {1, true, false}})
     all.push_back([=](Samplers& s, const Topology& graph, Seeds seeds, const Moment& moment) {
