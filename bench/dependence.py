@@ -1,13 +1,12 @@
 """What do dependent minibatches, and sources drawn by locality, save in reads, and cost in accuracy?
 
-    python bench/dependence.py           # 300,000 nodes, a page of 512 B each; ten minutes
+    python bench/dependence.py           # 300,000 nodes, a page of 512 B each; half an hour
     python bench/dependence.py --small   # seconds; only shows that it works
 
 The graph is as `gids generate` makes it: a row alone misleads as often as not, and a neighbourhood tells the
 class. GraphSAGE of two layers is trained from new weights with each sampler, in several runs with other
-seeds. Reads are those of a gids.NodeLoader with a cache of a twentieth of the features, in the last
-epoch; accuracy is of test nodes whose neighbours are always sampled alike. Some rows
-are compared with the source.
+seeds. Reads are those of a gids.NodeLoader with a cache of a twentieth of the features, in the last epoch;
+accuracy is of test nodes whose neighbours are always sampled alike. Some rows are compared with the source.
 """
 
 from __future__ import annotations

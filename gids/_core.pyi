@@ -154,6 +154,7 @@ class QueueService:
 
 # native/bind/cache.cpp
 USE_BITS: int
+SCORE_BUCKETS: int
 """Minibatches that may be live (in the window or planned) at once."""
 LINE_METADATA_BYTES: int
 MAX_LINES: int
@@ -212,6 +213,10 @@ class PageCache:
         seed: int = 0,
         heat: NDArray[np.uint8] | None = None,
         checksums: NDArray[np.uint32] | None = None,
+        stored_as: int = 0,
+        wanted_as: int = 0,
+        row_values: int = 0,
+        scales: NDArray[np.float32] | None = None,
     ) -> None: ...
     def check(self, ids: NDArray[np.int64]) -> None: ...
     def enter(self, step: int, ids: NDArray[np.int64]) -> int: ...

@@ -16,6 +16,7 @@ import torch
 from gids.loader.epoch_loader import EpochLoader
 from gids.loader.excluded_edges import without_edges
 from gids.loader.sample_stream import Draw, sample_steps
+from gids.loader.tables import Tables
 from gids.sampler import Minibatch, Sampler, Topology
 from gids.sampler.layered import Fanout
 from gids.sampler.minibatch import PerType
@@ -74,7 +75,7 @@ class EdgeLoader(EpochLoader):
         negatives: int = 1,
         exclude: Literal["self", "reverse"] | None = None,
         reverse: Relation | None = None,
-        tables: Sequence[str] | None = None,
+        tables: Tables | None = None,
         batch_size: int = 1024,
         shuffle: bool = True,
         drop_last: bool = False,

@@ -69,6 +69,13 @@ class Neighbor(LayeredSampler):
             self._weights = {r: _check_weights(w, f" of {describe_type(r)}") for r, w in weights.items()}
         elif weights is not None:
             self._weights = _check_weights(weights, "")
+        given = self._weights.values() if isinstance(self._weights, dict) else [self._weights]
+        most = max((float(w.max(initial=0)) for w in given if w is not None), default=0)
+        if locality is not None and most * locality.factor > float(np.finfo(np.float32).max):
+            raise ValueError(
+                f"weights up to {most:g} times the factor {locality.factor:g} are beyond float32; scale them "
+                "down"
+            )
 
     @property
     def fanouts(self) -> list[Fanout]:

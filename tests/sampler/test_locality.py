@@ -234,6 +234,8 @@ def test_bad_masks_and_factors(device: Device) -> None:
         LocalityBias({"a": HELD.astype(float)}, 2)
     with pytest.raises(TypeError, match=r"locality is ndarray; give a gids\.sampler\.LocalityBias"):
         Neighbor([2], locality=HELD)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"beyond float32; scale them down"):
+        Neighbor([2], weights=np.full(9, 1e38), locality=LocalityBias(HELD, 4))
     graph = make_graph([3, 4, 0, 2, 9, 1])
     for factor in (1, 2):
         with pytest.raises(ValueError, match="has 5 entries, and there are 6"):
