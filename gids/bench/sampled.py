@@ -6,19 +6,19 @@ Called by hit_ratio.py.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gids import _core
-from gids.bench.minibatches import endless, input_nodes, make_sampler
+from gids.bench.minibatches import endless, input_nodes
 from gids.bench.session import Session
 from gids.bench.trace import TracedTable
 from gids.bench.trace_writer import TraceWriter
 from gids.cache import page_heat
 
 if TYPE_CHECKING:
+    from gids.sampler import Sampler
     from gids.store import FeatureStore, Table
 
 
@@ -30,8 +30,7 @@ def sample_trace(
     table: Table,
     path: str | os.PathLike[str],
     *,
-    sampler: str,
-    fanouts: Sequence[int],
+    sampler: Sampler,
     batch_size: int,
     batches: int,
     seeds: str = "train",
@@ -43,7 +42,7 @@ def sample_trace(
 ) -> int:
     """Write a trace of `batches` minibatches, as gids.NodeLoader samples them.
 
-    table: of nodes. sampler: its name. heat: a method that is stored, "auto" for the best of those, or
+    table: of nodes. heat: a method that is stored, "auto" for the best of those, or
     "none". Stops early when most_seconds have passed, or when there are most_pages, and minibatches enough to
     fill windows. Returns how many minibatches it wrote. Raises
     ValueError, KeyError for arguments and FormatError for a dataset without topology.
@@ -61,9 +60,7 @@ def sample_trace(
         lines=None,
         heat=page_heat(store.heat(methods[0], table.type), table.rows_per_page) if methods else None,
     )
-    minibatches = endless(
-        store, make_sampler(sampler, fanouts), seeds=seeds, batch_size=batch_size, seed=seed
-    )
+    minibatches = endless(store, sampler, seeds=seeds, batch_size=batch_size, seed=seed)
     marks = np.zeros(table.page_count, np.uint32)
     stop_at = session.left_s() - most_seconds
     writer = TraceWriter(path, [traced])

@@ -20,9 +20,11 @@ from gids.errors import FormatError
 from gids.store.dtypes import ARRAY_DTYPES, TABLE_DTYPES
 from gids.store.geometry import MAX_ROWS, MAX_SHARDS, Geometry, table_page_bytes
 from gids.store.names import HEAT_ROLES, SPLITS, Relation, check_name, describe_type, table_name
+from gids.store.quantize import check_scale, stored_row_bytes
 
 FORMAT = "gids"
-VERSION = 1
+VERSIONS = (1, 2)
+"""Those that are read. A manifest has the lowest that can say what it says."""
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 16 << 20
 _CHECKSUM = re.compile(rb'"checksum": "crc32c:([0-9a-f]{8})"\n\}\n\Z')
@@ -72,6 +74,21 @@ class RelationEntry:
 
 
 @dataclass(frozen=True)
+class ScaleEntry:
+    """What the values of an int8 table are multiplied by. per: "row" (it ends each row) or "column".
+
+    columns: float32[*shape of a row], of scales per column.
+    """
+
+    per: str
+    columns: ArrayEntry | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        columns = {} if self.columns is None else {"columns": self.columns.to_json()}
+        return {"per": self.per} | columns
+
+
+@dataclass(frozen=True)
 class TableEntry:
     """One table: rows of one node or edge type in the shards of one folder each."""
 
@@ -84,6 +101,7 @@ class TableEntry:
     row_count: int
     shards: tuple[str, ...]
     checksums: ArrayEntry
+    scale: ScaleEntry | None = None
 
     @property
     def name(self) -> str:
@@ -91,9 +109,8 @@ class TableEntry:
 
     @property
     def geometry(self) -> Geometry:
-        row_bytes = TABLE_DTYPES[self.dtype].itemsize
-        for length in self.shape:
-            row_bytes *= length
+        scale = None if self.scale is None else self.scale.per
+        row_bytes = stored_row_bytes(self.shape, TABLE_DTYPES[self.dtype].itemsize, scale)
         return Geometry(self.row_count, row_bytes, self.page_bytes, len(self.shards))
 
     def to_json(self) -> dict[str, Any]:
@@ -107,7 +124,7 @@ class TableEntry:
             "row_count": self.row_count,
             "shards": list(self.shards),
             "checksums": self.checksums.to_json(),
-        }
+        } | ({} if self.scale is None else {"scale": self.scale.to_json()})
 
 
 @dataclass(frozen=True)
@@ -119,18 +136,24 @@ class Manifest:
     tables: tuple[TableEntry, ...]
 
     def arrays(self) -> Iterator[ArrayEntry]:
-        """Every array file, tables' checksums included."""
+        """Every array file, tables' checksums and scales included."""
         for nodes in self.nodes:
             yield from nodes.arrays.values()
         for relation in self.relations:
             yield from relation.arrays.values()
         for table in self.tables:
             yield table.checksums
+            if table.scale is not None and table.scale.columns is not None:
+                yield table.scale.columns
+
+    @property
+    def version(self) -> int:
+        return 2 if any(t.scale is not None for t in self.tables) else 1
 
     def to_json(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
-            "version": VERSION,
+            "version": self.version,
             "nodes": [n.to_json() for n in self.nodes],
             "relations": [r.to_json() for r in self.relations],
             "tables": [t.to_json() for t in self.tables],
@@ -155,9 +178,10 @@ def load_manifest(data: bytes) -> Manifest:
         raise FormatError(f"not JSON ({error}); it was damaged: convert the source again") from None
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise FormatError('does not say "format": "gids"; is it of a gids dataset?')
-    if fields.get("version") != VERSION:
+    if type(fields.get("version")) is not int or fields["version"] not in VERSIONS:
+        known = " and ".join(map(str, VERSIONS))
         raise FormatError(
-            f"version {fields.get('version')!r}; this gids reads version {VERSION}: "
+            f"version {fields.get('version')!r}; this gids reads versions {known}: "
             "use the gids that wrote it, or convert the source again"
         )
     found = _CHECKSUM.search(data)
@@ -192,7 +216,8 @@ def validate(fields: object) -> Manifest:
     _distinct([r.type for r in relations], "relation")
     edge_counts = {r.type: r.count for r in relations}
     tables = tuple(
-        _table(t, f"tables[{i}]", counts, edge_counts) for i, t in enumerate(_list(top["tables"], "tables"))
+        _table(t, f"tables[{i}]", counts, edge_counts, top["version"])
+        for i, t in enumerate(_list(top["tables"], "tables"))
     )
     _distinct([t.name for t in tables], "table")
     manifest = Manifest(nodes, relations, tables)
@@ -268,11 +293,14 @@ def _relation(value: object, where: str, counts: Mapping[str, int]) -> RelationE
     return RelationEntry(type_, count, arrays)
 
 
-def _table(value: object, where: str, nodes: Mapping[str, int], edges: Mapping[Relation, int]) -> TableEntry:
+def _table(
+    value: object, where: str, nodes: Mapping[str, int], edges: Mapping[Relation, int], version: int
+) -> TableEntry:
     fields = _fields(
         value,
         where,
         ("kind", "type", "key", "shape", "dtype", "page_bytes", "row_count", "shards", "checksums"),
+        optional=("scale",) if version >= 2 else (),
     )
     kind = fields["kind"]
     type_: str | Relation
@@ -304,7 +332,10 @@ def _table(value: object, where: str, nodes: Mapping[str, int], edges: Mapping[R
         row_count=_integer(fields["row_count"], f"{where}.row_count", MAX_ROWS),
         shards=shards,
         checksums=_array(fields["checksums"], f"{where}.checksums"),
+        scale=_scale(fields["scale"], f"{where}.scale") if "scale" in fields else None,
     )
+    if table.scale is not None:
+        _check_scale_fits(table, where)
     if table.row_count != count:
         raise FormatError(
             f"{where} ({table.name}) has {table.row_count} rows for {count} of {describe_type(type_)}"
@@ -328,6 +359,21 @@ def _table(value: object, where: str, nodes: Mapping[str, int], edges: Mapping[R
     return table
 
 
+def _scale(value: object, where: str) -> ScaleEntry:
+    per = check_scale(_fields(value, where, ("per",), optional=("columns",))["per"], f"{where}.per")
+    fields = _fields(value, where, ("per", "columns") if per == "column" else ("per",))
+    return ScaleEntry(per, _array(fields["columns"], f"{where}.columns") if per == "column" else None)
+
+
+def _check_scale_fits(table: TableEntry, where: str) -> None:
+    if table.dtype != "int8":
+        raise FormatError(f"{where} ({table.name}) is {table.dtype} with a scale; only int8 has one")
+    columns = table.scale.columns if table.scale is not None else None
+    if columns is not None:
+        expected = f"float32{list(table.shape)}, a scale for each column"
+        _expect(columns.shape == table.shape and columns.dtype == "float32", where, expected, columns)
+
+
 def _array(value: object, where: str) -> ArrayEntry:
     fields = _fields(value, where, ("path", "dtype", "shape", "crc32c"))
     if fields["dtype"] not in list(ARRAY_DTYPES):
@@ -342,11 +388,13 @@ def _expect(holds: bool, where: str, expected: str, entry: ArrayEntry) -> None:
         raise FormatError(f"{where}: {entry.path} is {entry.dtype}{list(entry.shape)}; expected {expected}")
 
 
-def _fields(value: object, where: str, names: tuple[str, ...]) -> dict[str, Any]:
+def _fields(
+    value: object, where: str, names: tuple[str, ...], optional: tuple[str, ...] = ()
+) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise FormatError(f"{where} must be an object, not {_kind(value)}")
     missing = [n for n in names if n not in value]
-    extra = [n for n in value if n not in names]
+    extra = [n for n in value if n not in names and n not in optional]
     if missing or extra:
         raise FormatError(
             f"{where} lacks {missing}" if missing else f"{where} has unknown fields {extra[:4]}"

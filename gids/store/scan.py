@@ -7,7 +7,7 @@ page cache. Memory: two blocks.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gids.store.dtypes import byte_view
 from gids.store.geometry import Geometry, div_ceil
 from gids.store.rows import read_exactly
 
@@ -23,19 +22,21 @@ from gids.store.rows import read_exactly
 def scan(
     layout: Geometry,
     shards: Sequence[Path],
-    dtype: torch.dtype,
-    shape: tuple[int, ...],
+    decode: Callable[[np.ndarray], torch.Tensor],
     rows_per_block: int,
     starts: Sequence[int],
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """(first row, rows) of the blocks that begin at starts, in that order; the next is read meanwhile."""
+    """(first row, rows) of the blocks that begin at starts, in that order; the next is read meanwhile.
+
+    decode: makes rows of their bytes, uint8[n, row_bytes], which are a view of a buffer.
+    """
     with ExitStack() as stack:
         fds = [_open(stack, path) for path in shards]
         pool = stack.enter_context(ThreadPoolExecutor(1, "gids-scan"))
 
         def read(start: int) -> torch.Tensor:
             count = min(rows_per_block, layout.row_count - start)
-            return _read(layout, fds, shards, dtype, shape, start, count)
+            return decode(_read(layout, fds, shards, start, count))
 
         ahead = None
         for index, start in enumerate(starts):
@@ -54,11 +55,9 @@ def _read(
     layout: Geometry,
     fds: Sequence[int],
     shards: Sequence[Path],
-    dtype: torch.dtype,
-    shape: tuple[int, ...],
     start: int,
     count: int,
-) -> torch.Tensor:
+) -> np.ndarray:
     first, last = start // layout.rows_per_page, div_ceil(start + count, layout.rows_per_page)
     pages = np.empty((last - first, layout.page_bytes), np.uint8)
     for shard, fd in enumerate(fds):
@@ -73,8 +72,6 @@ def _read(
         os.posix_fadvise(fd, offset, extent.size, os.POSIX_FADV_DONTNEED)
         if extent is not mine:
             mine[:] = extent
-    out = torch.empty((count, *shape), dtype=dtype)
     rows = pages[:, : layout.rows_per_page * layout.row_bytes].reshape(-1, layout.row_bytes)
     skipped = start - first * layout.rows_per_page
-    byte_view(out).reshape(count, layout.row_bytes)[:] = rows[skipped : skipped + count]
-    return out
+    return rows[skipped : skipped + count]

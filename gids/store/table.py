@@ -6,6 +6,7 @@ Immutable and picklable. `read_rows` is a convenience through memory maps; loade
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 from collections.abc import Iterator, Sequence
@@ -17,10 +18,11 @@ import torch
 
 from gids.errors import StorageError
 from gids.store.dtypes import TABLE_DTYPES, byte_view
-from gids.store.files import Locator, map_array, shard_files
+from gids.store.files import Locator, load_scales, map_array, shard_files
 from gids.store.geometry import div_ceil
 from gids.store.manifest import TableEntry
 from gids.store.names import Relation
+from gids.store.quantize import unpack_rows
 from gids.store.scan import scan
 
 
@@ -28,8 +30,9 @@ class Table:
     """One table of a dataset.
 
     Attributes: name (`paper.feat`), kind ("node" or "edge"), type (node type, or (src, rel, dst)), key,
-    row_count, shape (of one row), dtype (torch.dtype), row_bytes, page_bytes, rows_per_page, page_count,
-    shard_paths.
+    row_count, shape (of one row), dtype (of rows that are read), stored_dtype (on disk: int8 where scale is
+    not None, else the same), scale (None, "row" or "column"), row_bytes (on disk), page_bytes, rows_per_page,
+    page_count, shard_paths.
     """
 
     def __init__(self, entry: TableEntry, locate: Locator, store_name: str) -> None:
@@ -38,7 +41,9 @@ class Table:
         self.type: str | Relation = entry.type
         self.key: str = entry.key
         self.shape: tuple[int, ...] = entry.shape
-        self.dtype: torch.dtype = TABLE_DTYPES[entry.dtype]
+        self.stored_dtype: torch.dtype = TABLE_DTYPES[entry.dtype]
+        self.scale: str | None = None if entry.scale is None else entry.scale.per
+        self.dtype: torch.dtype = self.stored_dtype if self.scale is None else torch.float32
         self._layout = entry.geometry
         self.row_count: int = entry.row_count
         self.row_bytes: int = self._layout.row_bytes
@@ -48,13 +53,24 @@ class Table:
         self.shard_paths: list[Path] = shard_files(entry, locate)
         self._checksums = entry.checksums
         self._checksums_path = locate.array(entry.checksums)
+        self._columns = None if entry.scale is None else entry.scale.columns
+        self._columns_path = None if self._columns is None else locate.array(self._columns)
         self._where = f"'{self.name}' in {store_name}"
         self._maps: list[np.ndarray] | None = None
+        self._column_scales: np.ndarray | None = None
 
     def __repr__(self) -> str:
-        dtype = str(self.dtype).removeprefix("torch.")
+        dtype = str(self.stored_dtype).removeprefix("torch.")
+        if self.scale is not None:
+            dtype += f" with a scale per {self.scale}, "
         pages = f"{self.page_count} pages of {self.page_bytes} B"
         return f"Table({self.name!r}, {dtype}{[self.row_count, *self.shape]}, {pages})"
+
+    def named(self, name: str) -> Table:
+        """The same table by another name, to tell it from one of another dataset."""
+        other = copy.copy(self)
+        other.name = name
+        return other
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_maps": None}  # each process maps the shards itself
@@ -62,6 +78,16 @@ class Table:
     def checksums(self) -> np.ndarray:
         """CRC32C of each page, padding included: uint32[page_count], a read-only memory map."""
         return map_array(self._checksums_path, self._checksums)
+
+    def column_scales(self) -> np.ndarray | None:
+        """float32[values of a row], what the values of a table with a scale per column are multiplied by.
+
+        None for other tables. Raises FormatError when a scale is not finite or below 0.
+        """
+        if self._column_scales is None and self._columns is not None:
+            assert self._columns_path is not None
+            self._column_scales = load_scales(self._columns_path, self._columns).reshape(-1)
+        return self._column_scales
 
     def page_location(self, pages: Any) -> tuple[Any, Any]:
         """(shard, byte offset into it) of pages: an int, or an array or tensor of ints."""
@@ -78,9 +104,12 @@ class Table:
         is negative or too large, TypeError for ids of another type, StorageError when a shard was truncated.
         """
         rows = self._checked(ids)
-        out = torch.empty((len(rows), *self.shape), dtype=self.dtype)
         if not len(rows):
-            return out
+            return torch.empty((0, *self.shape), dtype=self.dtype)
+        if self.scale is None:
+            out = torch.empty((len(rows), *self.shape), dtype=self.dtype)
+        else:  # as they are stored, at first
+            out = torch.empty((len(rows), self.row_bytes), dtype=torch.uint8)
         pages, slots = np.divmod(rows, self.rows_per_page)
         shards, offsets = self.page_location(pages)
         places = offsets // self.page_bytes
@@ -91,16 +120,17 @@ class Table:
             else:
                 mine = np.flatnonzero(shards == shard)
                 target[mine] = view[places[mine], slots[mine]]
-        return out
+        return out if self.scale is None else self.decode(out.numpy())
 
     def scan(
-        self, rows_per_block: int, *, order: Sequence[int] | None = None
+        self, rows_per_block: int, *, order: Sequence[int] | None = None, stored: bool = False
     ) -> Iterator[tuple[int, torch.Tensor]]:
         """All rows in blocks: (first row, dtype[n, *shape]), n = rows_per_block but in the last block.
 
-        order: the numbers of the blocks to read, in any order; default 0, 1, 2, … to the end. Each block is
-        memory of the caller's own. The next block is read while one is in use: memory is four blocks.
-        Blocks when reading is slower than its use; leaves nothing in the page cache. Raises ValueError,
+        order: the numbers of the blocks to read, in any order; default 0, 1, 2, … to the end. stored: give
+        the rows' bytes as they are on disk, uint8[n, row_bytes]. Each block is memory of the caller's own.
+        The next block is read while one is in use: memory is four blocks. Blocks when reading is slower
+        than its use; leaves nothing in the page cache. Raises ValueError,
         IndexError for a block that is none, StorageError (when a block is reached).
         """
         if rows_per_block < 1:
@@ -111,7 +141,16 @@ class Table:
         if wrong:
             raise IndexError(f"block {wrong[0]} is out of range for {self._where} ({count} blocks)")
         starts = [n * rows_per_block for n in numbers]
-        return scan(self._layout, self.shard_paths, self.dtype, self.shape, rows_per_block, starts)
+        decode = _bytes_of if stored else self.decode
+        return scan(self._layout, self.shard_paths, decode, rows_per_block, starts)
+
+    def decode(self, data: np.ndarray) -> torch.Tensor:
+        """Rows of their bytes on disk, uint8[n, row_bytes]: dtype[n, *shape] in memory of their own."""
+        if self.scale is not None:
+            return unpack_rows(data, self.shape, self.scale, self.column_scales())
+        out = torch.empty((len(data), *self.shape), dtype=self.dtype)
+        byte_view(out).reshape(data.shape)[:] = data
+        return out
 
     def _checked(self, ids: torch.Tensor | np.ndarray | Sequence[int]) -> np.ndarray:
         if isinstance(ids, torch.Tensor):
@@ -136,7 +175,12 @@ class Table:
     def _mapped(self) -> list[np.ndarray]:
         # Checked each time: touching a map beyond a file's end would kill the process, not raise.
         for shard, path in enumerate(self.shard_paths):
-            if os.path.getsize(path) < self._layout.shard_bytes(shard):
+            try:
+                size_bytes = os.path.getsize(path)
+            except FileNotFoundError:
+                what = "the table was replaced or removed since the dataset was opened; open it again"
+                raise StorageError(errno.ENOENT, what, path) from None
+            if size_bytes < self._layout.shard_bytes(shard):
                 raise StorageError(errno.ENODATA, "shard was truncated after the dataset was opened", path)
         if self._maps is None:
             self._maps = [self._map(shard, path) for shard, path in enumerate(self.shard_paths)]
@@ -152,3 +196,7 @@ class Table:
             buffer=np.memmap(path, np.uint8, "r"),
             strides=(self.page_bytes, self.row_bytes),
         )
+
+
+def _bytes_of(data: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(data.copy())
