@@ -14,7 +14,7 @@ import torch
 
 from gids import cuda
 from gids.cache.budget import GROWTH, available_bytes, format_bytes
-from gids.cache.output_dtype import FLOATS
+from gids.cache.output_dtype import FLOATS, out_row_bytes
 from gids.errors import FormatError, MemoryBudgetError
 from gids.inference.layers import Layers, block_on, output_of, per_type
 from gids.inference.sinks import Sink, TableSink
@@ -62,8 +62,7 @@ class Inputs:
     @property
     def row_bytes(self) -> int:
         """The greatest, as stored or as handed over."""
-        elements = [(t, t.row_bytes // t.dtype.itemsize) for t in self.tables.values()]
-        return max([8, *(n * max(t.dtype.itemsize, (self.dtype or t.dtype).itemsize) for t, n in elements)])
+        return max([8, *(max(t.row_bytes, out_row_bytes(t, self.dtype)) for t in self.tables.values())])
 
     def rows_of(self, nodes: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         """The rows of the tables that hold these nodes."""
