@@ -19,6 +19,7 @@ class RawTable:
     rows_per_page: int
     shard_paths: list[Path]
     type: str = "_N"
+    order: np.ndarray | None = None
 
     @property
     def row_count(self) -> int:

@@ -18,6 +18,7 @@ import torch
 from gids import _core
 from gids.cache.output_dtype import out_dtype_of
 from gids.errors import StorageError
+from gids.store.table import positions_of
 
 if TYPE_CHECKING:
     from gids.io import Engine
@@ -92,7 +93,8 @@ class FeatureCache:
             first_file += len(t.shard_paths)
         self.next_step = 0
         """The first step that a new stream may enter; steps never repeat."""
-        self._ids: dict[int, dict[str, Ids]] = {}
+        self._orders = {t.name: order for t in tables if (order := t.order) is not None}
+        self._ids: dict[int, dict[str, Ids]] = {}  # as positions, which is all that native code knows
         self._outputs: dict[int, dict[str, torch.Tensor]] = {}
 
     def enter(self, step: int, ids: Mapping[str, torch.Tensor]) -> None:
@@ -180,6 +182,7 @@ class FeatureCache:
         return words
 
     def _check(self, ids: Mapping[str, torch.Tensor]) -> dict[str, Ids]:
+        """Where the rows of ids lie, once all ids are found to be good."""
         for name in ids:
             if name not in self._caches:
                 raise KeyError(
@@ -191,6 +194,8 @@ class FeatureCache:
                 self._caches[name].check(array)
             except IndexError as error:
                 raise IndexError(f"table '{name}': {error}") from None
+            if name in self._orders:
+                checked[name] = positions_of(array, self._orders[name])
         return checked
 
     def _converted(self, rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -68,6 +68,7 @@ def describe(store: FeatureStore) -> dict[str, Any]:
                 "rows_per_page": t.rows_per_page,
                 "pages": t.page_count,
                 "bytes": t.page_count * t.page_bytes,
+                "ordered": t.order is not None,
                 "shards": [str(p) for p in t.shard_paths],
             }
             for t in store.tables.values()
@@ -108,6 +109,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         shape = " x ".join(map(str, [t["rows"], *t["shape"]]))
         pages = f"{t['pages']} page{'s' * (t['pages'] != 1)} of {t['page_bytes']} B"
         rows = f"{t['rows_per_page']} row{'s' * (t['rows_per_page'] > 1)} each"
+        rows += ", in an order of their own" * t["ordered"]
         lines.append(f"  {t['name']}  {t['dtype']} {shape}  {pages}, {rows}  {format_bytes(t['bytes'])}")
         lines += [f"    {path}" for path in t["shards"]]
     lines.append("nodes")

@@ -84,6 +84,8 @@ class TableEntry:
     row_count: int
     shards: tuple[str, ...]
     checksums: ArrayEntry
+    order: ArrayEntry | None = None
+    """Where each row lies, when that is not its id."""
 
     @property
     def name(self) -> str:
@@ -97,6 +99,7 @@ class TableEntry:
         return Geometry(self.row_count, row_bytes, self.page_bytes, len(self.shards))
 
     def to_json(self) -> dict[str, Any]:
+        order = {} if self.order is None else {"order": self.order.to_json()}
         return {
             "kind": self.kind,
             "type": self.type if isinstance(self.type, str) else list(self.type),
@@ -107,6 +110,7 @@ class TableEntry:
             "row_count": self.row_count,
             "shards": list(self.shards),
             "checksums": self.checksums.to_json(),
+            **order,
         }
 
 
@@ -126,6 +130,8 @@ class Manifest:
             yield from relation.arrays.values()
         for table in self.tables:
             yield table.checksums
+            if table.order is not None:
+                yield table.order
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -273,6 +279,7 @@ def _table(value: object, where: str, nodes: Mapping[str, int], edges: Mapping[R
         value,
         where,
         ("kind", "type", "key", "shape", "dtype", "page_bytes", "row_count", "shards", "checksums"),
+        ("order",),
     )
     kind = fields["kind"]
     type_: str | Relation
@@ -304,6 +311,7 @@ def _table(value: object, where: str, nodes: Mapping[str, int], edges: Mapping[R
         row_count=_integer(fields["row_count"], f"{where}.row_count", MAX_ROWS),
         shards=shards,
         checksums=_array(fields["checksums"], f"{where}.checksums"),
+        order=_array(fields["order"], f"{where}.order") if "order" in fields else None,
     )
     if table.row_count != count:
         raise FormatError(
@@ -325,7 +333,19 @@ def _table(value: object, where: str, nodes: Mapping[str, int], edges: Mapping[R
         f"uint32[{layout.page_count}] checksums",
         sums,
     )
+    if table.order is not None:
+        _expect(
+            table.order.shape == (count,) and table.order.dtype == position_dtype(count),
+            where,
+            f"{position_dtype(count)}[{count}] positions",
+            table.order,
+        )
     return table
+
+
+def position_dtype(row_count: int) -> str:
+    """The type of the positions of so many rows."""
+    return "int32" if row_count <= 1 << 31 else "int64"
 
 
 def _array(value: object, where: str) -> ArrayEntry:
@@ -342,11 +362,13 @@ def _expect(holds: bool, where: str, expected: str, entry: ArrayEntry) -> None:
         raise FormatError(f"{where}: {entry.path} is {entry.dtype}{list(entry.shape)}; expected {expected}")
 
 
-def _fields(value: object, where: str, names: tuple[str, ...]) -> dict[str, Any]:
+def _fields(
+    value: object, where: str, names: tuple[str, ...], optional: tuple[str, ...] = ()
+) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise FormatError(f"{where} must be an object, not {_kind(value)}")
     missing = [n for n in names if n not in value]
-    extra = [n for n in value if n not in names]
+    extra = [n for n in value if n not in names and n not in optional]
     if missing or extra:
         raise FormatError(
             f"{where} lacks {missing}" if missing else f"{where} has unknown fields {extra[:4]}"

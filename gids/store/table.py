@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gids import _core
 from gids.errors import StorageError
 from gids.store.dtypes import TABLE_DTYPES, byte_view
 from gids.store.files import Locator, map_array, shard_files
@@ -24,8 +25,15 @@ from gids.store.names import Relation
 from gids.store.scan import scan
 
 
+def positions_of(ids: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Where rows lie: int64[n]. ids: int64[n]; one out of range stays as it is. order: Table.order."""
+    out = np.empty(len(ids), np.int64)
+    _core.to_positions(order, np.ascontiguousarray(ids), out)
+    return out
+
+
 class Table:
-    """One table of a dataset.
+    """One table of a dataset. Rows go by their ids everywhere but in page_location.
 
     Attributes: name (`paper.feat`), kind ("node" or "edge"), type (node type, or (src, rel, dst)), key,
     row_count, shape (of one row), dtype (torch.dtype), row_bytes, page_bytes, rows_per_page, page_count,
@@ -48,8 +56,10 @@ class Table:
         self.shard_paths: list[Path] = shard_files(entry, locate)
         self._checksums = entry.checksums
         self._checksums_path = locate.array(entry.checksums)
+        self._order = None if entry.order is None else (locate.array(entry.order), entry.order)
         self._where = f"'{self.name}' in {store_name}"
         self._maps: list[np.ndarray] | None = None
+        self._order_map: np.ndarray | None = None
 
     def __repr__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
@@ -57,11 +67,21 @@ class Table:
         return f"Table({self.name!r}, {dtype}{[self.row_count, *self.shape]}, {pages})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_maps": None}  # each process maps the shards itself
+        return self.__dict__ | {"_maps": None, "_order_map": None}  # each process maps the files itself
 
     def checksums(self) -> np.ndarray:
         """CRC32C of each page, padding included: uint32[page_count], a read-only memory map."""
         return map_array(self._checksums_path, self._checksums)
+
+    @property
+    def order(self) -> np.ndarray | None:
+        """Where each row lies: int32 or int64[row_count], a read-only memory map; None: where its id says.
+
+        Row r is in page order[r] // rows_per_page. A dataset converted with `--order` has one.
+        """
+        if self._order is not None and self._order_map is None:
+            self._order_map = map_array(*self._order)
+        return self._order_map
 
     def page_location(self, pages: Any) -> tuple[Any, Any]:
         """(shard, byte offset into it) of pages: an int, or an array or tensor of ints."""
@@ -81,7 +101,7 @@ class Table:
         out = torch.empty((len(rows), *self.shape), dtype=self.dtype)
         if not len(rows):
             return out
-        pages, slots = np.divmod(rows, self.rows_per_page)
+        pages, slots = np.divmod(self._positions(rows), self.rows_per_page)
         shards, offsets = self.page_location(pages)
         places = offsets // self.page_bytes
         target = byte_view(out).view(f"V{self.row_bytes}")
@@ -100,8 +120,9 @@ class Table:
 
         order: the numbers of the blocks to read, in any order; default 0, 1, 2, … to the end. Each block is
         memory of the caller's own. The next block is read while one is in use: memory is four blocks.
-        Blocks when reading is slower than its use; leaves nothing in the page cache. Raises ValueError,
-        IndexError for a block that is none, StorageError (when a block is reached).
+        Blocks when reading is slower than its use; leaves nothing in the page cache. Of a table whose rows
+        lie in another order, a block is gathered from its pages through memory maps instead. Raises
+        ValueError, IndexError for a block that is none, StorageError (when a block is reached).
         """
         if rows_per_block < 1:
             raise ValueError(f"rows_per_block is {rows_per_block}; it must be at least 1")
@@ -111,7 +132,17 @@ class Table:
         if wrong:
             raise IndexError(f"block {wrong[0]} is out of range for {self._where} ({count} blocks)")
         starts = [n * rows_per_block for n in numbers]
+        if self._order is not None:
+            return self._gathered(starts, rows_per_block)
         return scan(self._layout, self.shard_paths, self.dtype, self.shape, rows_per_block, starts)
+
+    def _gathered(self, starts: Sequence[int], rows_per_block: int) -> Iterator[tuple[int, torch.Tensor]]:
+        for start in starts:
+            yield start, self.read_rows(np.arange(start, min(start + rows_per_block, self.row_count)))
+
+    def _positions(self, rows: np.ndarray) -> np.ndarray:
+        order = self.order
+        return rows if order is None else positions_of(rows, order)
 
     def _checked(self, ids: torch.Tensor | np.ndarray | Sequence[int]) -> np.ndarray:
         if isinstance(ids, torch.Tensor):

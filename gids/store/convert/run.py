@@ -13,6 +13,7 @@ import torch
 from gids.errors import FormatError
 from gids.store.convert.edge_options import add_reverse_edges, add_self_loops, as_edges, refuse_tables
 from gids.store.convert.labels import normalised
+from gids.store.convert.row_order import ReadRows, RowOrders, bytes_aside, check_order
 from gids.store.convert.source import InEdges, Source, TableSource
 from gids.store.convert.space import check_space
 from gids.store.convert.split import random_split
@@ -30,6 +31,7 @@ class Options:
 
     dtypes: table name or key -> type to cast to; "" stands for every other table. split: fractions of train,
     val and test for labels that come without splits, or None. stripe: directories for one shard each.
+    order, read_rows: how rows that share pages are laid out, see row_order; read_rows for order "trace".
     index_dtype: "int64", "int32", or "auto": int32 for every relation that it can number. reverse_edges,
     self_loops: see edge_options. sort_neighbors, dedup: see DatasetWriter.write_edges. workers and
     memory_bytes do not change the result.
@@ -38,6 +40,8 @@ class Options:
     page_bytes: int = DEFAULT_PAGE_BYTES
     stripe: tuple[str, ...] = ()
     dtypes: Mapping[str, str] = field(default_factory=dict)
+    order: str = "original"
+    read_rows: ReadRows | None = None
     index_dtype: str = "int64"
     keep_edge_ids: bool = True
     reverse_edges: bool = False
@@ -56,6 +60,7 @@ class Options:
             "--page-bytes": self.page_bytes,
             "--stripe": [os.path.realpath(d) for d in self.stripe],
             "--dtype": dict(self.dtypes),
+            "--order": self.order,
             "--index-dtype": self.index_dtype,
             "--no-edge-ids": not self.keep_edge_ids,
             "--reverse-edges": self.reverse_edges,
@@ -116,7 +121,7 @@ def convert(
         _check(source, options)
         on_total(sum(size for _, size in _table_bytes(source, options, 1)) + 8 * _edge_count(source))
         check_space(_needed(source, options, writer), _written(writer))
-        _write(source, options, writer)
+        _write(source, options, writer, say)
         if _fingerprint(files) != fingerprint:
             raise FormatError("the source changed while it was converted; convert it again")
         writer.commit()
@@ -128,7 +133,7 @@ def convert(
         raise
 
 
-def _write(source: Source, options: Options, writer: DatasetWriter) -> None:
+def _write(source: Source, options: Options, writer: DatasetWriter, say: Callable[[str], None]) -> None:
     for ntype, count in source.nodes.items():
         writer.add_nodes(ntype, count)
     for relation, topology in source.graphs.items():
@@ -157,8 +162,11 @@ def _write(source: Source, options: Options, writer: DatasetWriter) -> None:
     for ntype, splits in source.splits.items():
         for split, ids in splits.items():
             writer.write_split(ntype, split, ids)
+    orders = RowOrders(options.order, writer, options.read_rows, options.memory_bytes, options.workers, say)
     for table in source.tables:
-        writer.write_table(table.kind, table.type, table.key, table.rows, dtype=_dtype(table, options))
+        dtype = _dtype(table, options)
+        order = orders.of(table, dtype, options.page_bytes)
+        writer.write_table(table.kind, table.type, table.key, table.rows, dtype=dtype, order=order)
 
 
 def _change_edges(source: Source, options: Options) -> None:
@@ -184,6 +192,7 @@ def _index_dtype(relation: Relation, source: Source, options: Options) -> str:
 
 
 def _check(source: Source, options: Options) -> None:
+    check_order(options.order, options.read_rows, source)
     names = {n for t in source.tables for n in (table_name(t.type, t.key), t.key)}
     for name in options.dtypes:
         if name and name not in names:
@@ -235,6 +244,9 @@ def _needed(source: Source, options: Options, writer: DatasetWriter) -> Iterator
         pages += size_bytes // options.page_bytes
         yield _place(writer, writer.folders[shard]), size_bytes
     yield writer.path.parent, 4 * pages  # checksums
+    if options.order != "original":
+        tables = [(table, _dtype(table, options)) for table in source.tables]
+        yield writer.path.parent, sum(bytes_aside(tables, options.page_bytes))
     for relation, topology in source.graphs.items():
         itemsize = table_dtype(_index_dtype(relation, source, options)).itemsize
         if isinstance(topology, InEdges):
