@@ -6,11 +6,9 @@ manifest that names them replaces the old manifest by one rename.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +16,9 @@ import numpy as np
 from gids.errors import FormatError, StorageError
 from gids.store.array_file import ArrayFile
 from gids.store.files import read_manifest
-from gids.store.manifest import MANIFEST, ArrayEntry, NodesEntry, dump_manifest, heat_dtype
+from gids.store.manifest import ArrayEntry, NodesEntry, dump_manifest, heat_dtype
 from gids.store.names import HEAT_ROLES, encode_path
-from gids.store.publish import sync_directory
-
-_NEW_MANIFEST = f"{MANIFEST}.new"
+from gids.store.publish import only_writer, replace_manifest, sync_directory
 
 
 def write_heat(path: str | os.PathLike[str], method: str, heat: Mapping[str, np.ndarray]) -> None:
@@ -37,7 +33,7 @@ def write_heat(path: str | os.PathLike[str], method: str, heat: Mapping[str, np.
     """
     root = Path(os.path.abspath(path))
     role = HEAT_ROLES[method]
-    with _only_writer(root):
+    with only_writer(root):
         manifest = read_manifest(root)
         _check(heat, {n.type: n.count for n in manifest.nodes}, root.name)
         replaced = [n.arrays[role].path for n in manifest.nodes if n.type in heat and role in n.arrays]
@@ -47,7 +43,7 @@ def write_heat(path: str | os.PathLike[str], method: str, heat: Mapping[str, np.
                 for n in manifest.nodes
             )
             sync_directory(root / "nodes")
-            _replace_manifest(root, dump_manifest(dataclasses.replace(manifest, nodes=nodes)))
+            replace_manifest(root, dump_manifest(dataclasses.replace(manifest, nodes=nodes)))
         except StorageError:
             raise
         except OSError as error:
@@ -55,18 +51,6 @@ def write_heat(path: str | os.PathLike[str], method: str, heat: Mapping[str, np.
             raise StorageError(error.errno or 0, what, root) from error
         for old in replaced:
             (root / old).unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _only_writer(root: Path) -> Iterator[None]:
-    """Hold the dataset's directory against other writers of heat; released by the end of the process, too."""
-    read_manifest(root)  # says better than open() what is missing
-    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _check(heat: Mapping[str, np.ndarray], counts: Mapping[str, int], name: str) -> None:
@@ -94,13 +78,3 @@ def _write_array(root: Path, nodes: NodesEntry, role: str, values: np.ndarray) -
 
 def _with_array(nodes: NodesEntry, role: str, entry: ArrayEntry) -> NodesEntry:
     return NodesEntry(nodes.type, nodes.count, {**nodes.arrays, role: entry})
-
-
-def _replace_manifest(root: Path, data: bytes) -> None:
-    new = root / _NEW_MANIFEST
-    with open(new, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(new, root / MANIFEST)
-    sync_directory(root)

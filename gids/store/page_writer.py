@@ -119,13 +119,8 @@ class PageWriter:
         pages[whole : whole + 1, : rest * layout.row_bytes] = data[whole * used :]
 
     def _store(self, first: int, pages: np.ndarray) -> None:
-        layout = self._layout
         sums = _core.crc32c(pages)
-        shard_count = layout.shard_count
-        for index in range(min(shard_count, len(pages))):
-            shard, offset = layout.page_location(first + index)
-            mine = np.ascontiguousarray(pages[index::shard_count])
-            write_exactly(self._shard_fds[shard], mine.reshape(-1), offset)
+        write_pages(self._layout, self._shard_fds, first, pages)
         write_exactly(self._checksum_fd, sums.view(np.uint8), first * 4)
         self._on_bytes(pages.nbytes)
 
@@ -197,6 +192,14 @@ def cast_exactly(values: torch.Tensor, out: torch.Tensor) -> None:
 
 def _typed(data: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.from_numpy(data).view(dtype).view(shape)
+
+
+def write_pages(layout: Geometry, fds: Sequence[int], first: int, pages: np.ndarray) -> None:
+    """Write pages, uint8[n, page_bytes], from number `first` on: one write to each shard. Raises OSError."""
+    for index in range(min(layout.shard_count, len(pages))):
+        shard, offset = layout.page_location(first + index)
+        mine = np.ascontiguousarray(pages[index :: layout.shard_count])
+        write_exactly(fds[shard], mine.reshape(-1), offset)
 
 
 def write_exactly(fd: int, data: np.ndarray, offset: int) -> None:
