@@ -10,7 +10,6 @@ import argparse
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gids.bench.report import Report
@@ -68,7 +67,7 @@ def advise(case: Case, wanted: Wanted, args: argparse.Namespace, session: Sessio
         return figure.values["hit_ratio"][-1]
 
     try:
-        _search(case, ratio, longest, per_batch, measured, args, report)
+        _search(case, ratio, longest, per_batch, measured, report)
     finally:
         report.figures.sort(key=lambda f: (f.setting["lines"], f.setting["window"]))
 
@@ -79,7 +78,6 @@ def _search(
     longest: int,
     per_batch: float,
     measured: Callable[[int, int], float],
-    args: argparse.Namespace,
     report: Report,
 ) -> None:
     report.subject["wanted_hit_ratio"] = ratio
@@ -100,7 +98,7 @@ def _search(
         else:
             low = middle
     window = next(w for w in [*range(0, longest, 4), longest] if measured(high, w) >= ratio)
-    _answer(case, high, window, measured(high, window), per_batch, args, report)
+    _answer(case, high, window, measured(high, window), per_batch, report)
 
 
 def _answer(
@@ -109,7 +107,6 @@ def _answer(
     window: int,
     ratio: float,
     per_batch: float,
-    args: argparse.Namespace,
     report: Report,
 ) -> None:
     cache = lines * case.traced.page_bytes
@@ -124,7 +121,7 @@ def _answer(
     report.answers.append(f"a cache of that size that knows the future would hit {minimum:.1%}")
     speed = report.subject.get("pages_per_s")
     if speed:
-        epoch = _epoch_batches(case, args)
+        epoch = _epoch_batches(case)
         pages = epoch * per_batch * (1 - ratio)
         report.answers.append(
             f"an epoch of {epoch:,} minibatches then reads {pages:,.0f} pages: {pages / speed:.1f} s at "
@@ -142,7 +139,7 @@ def _ratio_for(
     elif speed <= 0:
         raise ValueError(f"--pages-per-s {speed}: give more than 0")
     report.subject["pages_per_s"] = speed
-    needed = _epoch_batches(case, args) * per_batch
+    needed = _epoch_batches(case) * per_batch
     return max(0.0, 1 - seconds * speed / needed)
 
 
@@ -161,14 +158,6 @@ def _measured_speed(case: Case, args: argparse.Namespace, report: Report) -> flo
     return float(found.reads_per_s)
 
 
-def _epoch_batches(case: Case, args: argparse.Namespace) -> int:
-    """Minibatches of an epoch: as told; of the splits; else what the trace holds."""
-    if args.epoch_batches is not None:
-        return int(args.epoch_batches)
-    if args.replay is None and args.path is not None:
-        from gids.heat import choose_seeds
-        from gids.store import FeatureStore
-
-        seeds = choose_seeds(FeatureStore(Path(args.path), allow_dirs=args.allow_dir), args.seeds)
-        return -(-sum(map(len, seeds.values())) // int(args.batch_size))
-    return case.trace.batch_count
+def _epoch_batches(case: Case) -> int:
+    """Where no epoch is known, what the trace holds counts as one."""
+    return case.epoch_batches or case.trace.batch_count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,6 +75,19 @@ def fanouts(value: str) -> list[int]:
         raise argparse.ArgumentTypeError(f"{value!r} is not a list of fanouts such as 10,5,5") from None
 
 
+def kappas(value: str) -> list[float]:
+    """`1,16,inf`: of dependent minibatches."""
+    try:
+        found = [math.inf if part.strip() == "inf" else int(part) for part in value.split(",")]
+    except ValueError:
+        found = [0]
+    if min(found) < 1:
+        raise argparse.ArgumentTypeError(
+            f"{value!r} is not a list of kappas, 1 or more or inf, such as 1,16,inf"
+        )
+    return list(dict.fromkeys(found))
+
+
 def add_dataset(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--table", metavar="NAME", help="default: the largest of nodes")
@@ -82,10 +96,19 @@ def add_dataset(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_sampling(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """several: --batch-size is a list."""
+def add_sampling(
+    parser: argparse.ArgumentParser, *, several: bool = False, several_samplers: bool = False
+) -> None:
+    """several: --batch-size is a list. several_samplers: --sampler is."""
     add = parser.add_argument
-    add("--sampler", default="neighbor", metavar="NAME", help="default: neighbor")
+    add(
+        "--sampler",
+        type=words if several_samplers else str,
+        default=["neighbor"] if several_samplers else "neighbor",
+        metavar="NAME,…" if several_samplers else "NAME",
+        help="neighbor, labor, labor-1 and labor-star (with importance sampling), ladies and ladies-poisson "
+        "(batch size x fanout nodes a layer), walk (default: neighbor)",
+    )
     add(
         "--fanouts",
         type=fanouts,

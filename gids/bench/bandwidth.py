@@ -284,7 +284,7 @@ def _batch_makers(
                 f"{seeds} seeds": sampled_ids(
                     store,
                     table,
-                    make_sampler(args.sampler, args.fanouts),
+                    make_sampler(args.sampler, args.fanouts, seeds),
                     seeds=args.seeds,
                     batch_size=seeds,
                     seed=args.seed,

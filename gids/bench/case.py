@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,8 @@ class Case:
     planned: int
     seed: int
     session: Session
+    epoch_batches: int | None
+    """Minibatches of an epoch; None where neither a dataset nor --epoch-batches tells."""
     _best_hits: dict[int, int] = field(default_factory=dict)
 
     @classmethod
@@ -46,22 +49,24 @@ class Case:
         traced = trace.tables[table]
         warm = min(int(trace.batch_count * args.warm_up), max(0, trace.batch_count - 1))
         counts = trace.page_counts(table)
-        report.subject.update(
-            table=traced.name,
-            pages=traced.page_count,
-            page_bytes=traced.page_bytes,
-            rows_per_page=traced.rows_per_page,
-            batches=trace.batch_count,
-            warm_up_batches=warm,
-            pinned_share=args.pin,
-            pages_per_batch=float(counts.mean()) if len(counts) else 0.0,
-        )
+        facts = {
+            "table": traced.name,
+            "pages": traced.page_count,
+            "page_bytes": traced.page_bytes,
+            "rows_per_page": traced.rows_per_page,
+            "batches": trace.batch_count,
+            "warm_up_batches": warm,
+            "pinned_share": args.pin,
+            "pages_per_batch": float(counts.mean()) if len(counts) else 0.0,
+        }
+        for key, value in facts.items():
+            report.subject.setdefault(key, value)  # of the first trace, where there are several
         if not int(counts[warm:].sum()):
             raise ValueError(f"the trace reads nothing of table {traced.name!r}: there is nothing to hit")
         if traced.heat is None:
             report.note("no heat is known of the pages: static and lookahead have only the window to go by")
         optimum = Optimum(trace, traced.page_count, table=table, check=session.check)
-        return cls(trace, table, traced, optimum, warm, args.planned, seed, session)
+        return cls(trace, table, traced, optimum, warm, args.planned, seed, session, _epoch_batches(args))
 
     @property
     def pages(self) -> int:
@@ -71,7 +76,7 @@ class Case:
     def minimum(self, lines: int) -> dict[str, float]:
         """The figures of Belady's MIN with so many lines."""
         hits = self._best(lines)
-        return {"hit_ratio": hits / self.pages, "of_min": 1.0, "regret": 0.0, "pages_read": self.pages - hits}
+        return {"hit_ratio": hits / self.pages, "of_min": 1.0, "regret": 0.0, **self._pages(hits)}
 
     def run(self, policy: str, lines: int, window: int, *, pin: float = 0.0) -> dict[str, float]:
         """The figures of a cache. pin: the share of lines that PINNED pins."""
@@ -90,7 +95,7 @@ class Case:
             "hit_ratio": found.hit_ratio,
             "of_min": hits / best if best else 1.0,
             "regret": (best - hits) / self.pages,
-            "pages_read": self.pages - hits,
+            **self._pages(hits),
             "loads": int(found.loads.sum()),
             "bypasses": int(found.bypasses.sum()),
             "evictions": found.evictions,
@@ -98,6 +103,15 @@ class Case:
                 {} if found.in_use is None or not lines else {"in_use_share": (in_use + found.in_use) / lines}
             ),
         }
+
+    def _pages(self, hits: int) -> dict[str, float]:
+        """What hits leave to be read, of the trace and of an epoch."""
+        counted = self.trace.batch_count - self.warm
+        found = {"pages_read": float(self.pages - hits), "pages_per_batch": self.pages / counted}
+        if self.epoch_batches is not None:
+            found["epoch_pages_read"] = (self.pages - hits) / counted * self.epoch_batches
+            found["epoch_pages"] = self.pages / counted * self.epoch_batches
+        return found
 
     def _best(self, lines: int) -> int:
         """Hits of MIN."""
@@ -132,3 +146,16 @@ def hottest(heat: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.bool_]:
     if count:
         chosen[np.argpartition(heat, len(heat) - count)[len(heat) - count :]] = True
     return chosen
+
+
+def _epoch_batches(args: argparse.Namespace) -> int | None:
+    """As told, or of the dataset's splits."""
+    if args.epoch_batches is not None:
+        return int(args.epoch_batches)
+    if args.replay is not None or args.path is None:
+        return None
+    from gids.heat import choose_seeds
+    from gids.store import FeatureStore
+
+    seeds = choose_seeds(FeatureStore(Path(args.path), allow_dirs=args.allow_dir), args.seeds)
+    return -(-sum(map(len, seeds.values())) // int(args.batch_size))

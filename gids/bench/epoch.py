@@ -202,7 +202,7 @@ def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSo
         return int(args.memory_limit)
     from gids.bench.minibatches import endless, input_nodes, make_sampler
 
-    sampler = make_sampler("neighbor", args.fanouts)
+    sampler = make_sampler("neighbor", args.fanouts, args.batch_size)
     minibatch = next(endless(store, sampler, seeds="train", batch_size=args.batch_size, seed=args.seed))
     rows = len(input_nodes(minibatch, str(source.table.type)))
     window = 2 * 24 * minibatch.nbytes  # as many as can be live; DGL's blocks take about twice what ours do

@@ -6,13 +6,12 @@ Metadata only: neither features nor a disk is needed. With --advise it turns the
 from __future__ import annotations
 
 import argparse
-import contextlib
-import tempfile
-from collections.abc import Iterator
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gids.bench import arguments, text
+from gids.bench.hit_ratio_plot import TYPICAL_WINDOWS
 from gids.bench.report import Report
 from gids.bench.session import Session
 from gids.cli.sizes import format_bytes
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from gids.bench.case import Case
     from gids.bench.replay import Counts
     from gids.bench.trace import Trace
+    from gids.bench.trace_source import Source
 
 HELP = "what share of pages a cache would find, by policy, window and size, beside Belady's MIN"
 EPILOG = """\
@@ -34,18 +34,25 @@ To record a run of your own training:
         train(loader)
     gids bench hit-ratio --replay run.trace
 """
-SETTINGS = {"cache": "cache", "policy": "policy", "window": "window"}
+SETTINGS = {
+    "cache": "cache",
+    "sampler": "sampler",
+    "kappa": "kappa",
+    "order": "order",
+    "policy": "policy",
+    "window": "window",
+}
 COLUMNS = [
     text.Column("hits %", "hit_ratio", text.percent, spread=True),
     text.Column("of MIN", "of_min", text.ratio),
     text.Column("regret %", "regret", text.percent),
     text.Column("pages read", "pages_read", text.count),
+    text.Column("of an epoch", "epoch_pages_read", text.count),
     text.Column("bypassed", "bypasses", text.count),
     text.Column("evicted", "evictions", text.count),
     text.Column("pinned %", "in_use_share", text.percent),
 ]
-_TYPICAL = {"window-pin": 8, "lookahead": 16}  # windows, as the paper and FeatureLoader have them
-WINDOWED = tuple(_TYPICAL)
+WINDOWED = tuple(TYPICAL_WINDOWS)
 _REPLAY_S_PER_PAGE = 60e-9  # about what a replay takes, to choose how long a trace fits into --seconds
 MINIMUM = "MIN"
 
@@ -54,7 +61,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", metavar="DATASET", type=Path, nargs="?", help="not needed with --replay")
     arguments.add_dataset(parser)
-    arguments.add_sampling(parser)
+    arguments.add_sampling(parser, several_samplers=True)
+    add(
+        "--kappa",
+        type=arguments.kappas,
+        metavar="N,…",
+        help="in how many minibatches random numbers change wholly: 1 (independent) or more, or inf, for the "
+        "samplers that take it (default: 1)",
+    )
     add(
         "--batches",
         type=arguments.positive,
@@ -109,7 +123,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="METHOD",
         help="auto (the best that is stored), none, or a method's name",
     )
+    add(
+        "--order",
+        type=arguments.words,
+        metavar="ORDER,…",
+        help="lay the rows out otherwise, for the trace only: original, degree, community or trace:FILE, as "
+        "`gids convert --order` does, or stored (default: stored)",
+    )
     add("--record", type=Path, metavar="FILE", help="keep the sampled trace")
+    add("--rows", action="store_true", help="trace rows in place of pages, for --order trace:FILE")
     add("--replay", type=Path, metavar="FILE", help="a recorded trace in place of sampling")
     add("--advise", metavar="WANTED", help="the smallest cache and window that reach this")
     add(
@@ -118,20 +140,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="for --advise in seconds: the disk's speed, not measured",
     )
-    add("--epoch-batches", type=arguments.positive, metavar="N", help="for --advise in seconds: of an epoch")
+    add(
+        "--epoch-batches",
+        type=arguments.positive,
+        metavar="N",
+        help="minibatches of an epoch (default: as many as the seeds make)",
+    )
 
 
 def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
-    """Fill the report; the figures' settings are cache, lines, policy and window."""
+    """Fill the report; the figures' settings are cache, lines, sampler, kappa, policy and window."""
     from gids.bench.advise import advise, parse_wanted
     from gids.bench.case import PINNED, Case
     from gids.bench.places import cache_sizes, parse_places
     from gids.bench.replay import replay_as_recorded
+    from gids.bench.trace_source import open_trace, sources
 
     policies = _policies(args.policies)
     wanted = parse_wanted(args.advise) if args.advise else None
     windows = [] if wanted else _windows(args.windows, args.planned, report)
     sizes = [parse_places(place) for place in args.cache]
+    traces = sources(args, report)
     if args.replay is not None and session.repeat > 1:
         report.note("the trace is the same in each repeat; only random choices differ")
     if not wanted:
@@ -147,51 +176,71 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     ]
     rounds = 1 if wanted else session.repeat
     caches: list[tuple[str, int]] = []
-    for turn in range(rounds):
-        limits = _limits(session.left_s() / (rounds - turn), len(rows) * len(sizes))
-        with open_trace(args, session, report, args.seed + turn, limits) as (trace, table):
+    plan = list(itertools.product(range(rounds), traces))
+    for number, (turn, source) in enumerate(plan):
+        limits = _limits(session.left_s() / (len(plan) - number), len(rows) * len(sizes))
+        with open_trace(source, args, session, report, args.seed + turn, limits) as (trace, table):
             case = Case.prepare(trace, table, args, session, report, seed=args.seed + turn)
             if wanted:
                 advise(case, wanted, args, session, report)
                 return
             if trace.policy is not None and turn == 0:
                 _check_recorded(trace, table, replay_as_recorded(trace, table, check=session.check), report)
-            caches = caches or cache_sizes(sizes, case, report)  # the same in every repeat
-            if case.traced.heat is None:
-                rows = [row for row in rows if row[0] != PINNED]
-            session.total(rounds * len(caches) * len(rows))
+            if not caches:  # the same for every trace
+                caches = cache_sizes(sizes, case, report)
+                if case.traced.heat is None:
+                    rows = [row for row in rows if row[0] != PINNED]
+                if len(traces) > 1:
+                    report.note(
+                        "each sampler and order has a MIN of its own, and training waits for what is read: "
+                        "compare pages read, not hits"
+                    )
+                session.total(len(plan) * len(caches) * len(rows))
             try:
-                _measure_all(case, caches, rows, args.pin, report)
+                _measure_all(case, source, caches, rows, args.pin, report)
             finally:
-                places: dict[object, int] = {row: number for number, row in enumerate(rows)}
-                report.figures.sort(
-                    key=lambda f: (f.setting["lines"], places[f.setting["policy"], f.setting["window"]])
-                )
+                _sort(report, traces, rows)
+
+
+def _sort(report: Report, traces: list[Source], rows: list[tuple[str, int | None]]) -> None:
+    """By cache, trace, policy and window."""
+    trace_places: dict[object, int] = {
+        tuple(source.setting.values()): number for number, source in enumerate(traces)
+    }
+    row_places: dict[object, int] = {row: number for number, row in enumerate(rows)}
+    report.figures.sort(
+        key=lambda f: (
+            f.setting["lines"],
+            trace_places[f.setting["sampler"], f.setting["kappa"], f.setting["order"]],
+            row_places[f.setting["policy"], f.setting["window"]],
+        )
+    )
 
 
 def _measure_all(
     case: Case,
+    source: Source,
     caches: list[tuple[str, int]],
     rows: list[tuple[str, int | None]],
     pin: float,
     report: Report,
 ) -> None:
     """What says most comes first, for when time runs out."""
-
     windows = [window for _, window in rows if window is not None]
     typical = {
-        policy: min(windows, key=lambda w: abs(w - depth), default=0) for policy, depth in _TYPICAL.items()
+        policy: min(windows, key=lambda w: abs(w - depth), default=0)
+        for policy, depth in TYPICAL_WINDOWS.items()
     }
 
     def urgency(row: tuple[str, int | None]) -> int:
         policy, window = row
         if window is None:
-            return 0 if policy == MINIMUM else 2
-        return 1 if window == typical[policy] else 3
+            return 0 if policy == MINIMUM else 3
+        return 4 if window != typical[policy] else 1 if policy == "lookahead" else 2
 
     for policy, window in sorted(rows, key=urgency):
         for places, lines in caches:
-            figure = report.figure(cache=places, lines=lines, policy=policy, window=window)
+            figure = report.figure(cache=places, lines=lines, **source.setting, policy=policy, window=window)
             if policy == MINIMUM:
                 figure.add(**case.minimum(lines))
             else:
@@ -199,68 +248,22 @@ def _measure_all(
             case.session.done()
 
 
-def columns(_: Report) -> tuple[dict[str, str], list[text.Column]]:
-    return SETTINGS, COLUMNS
+def columns(report: Report) -> tuple[dict[str, str], list[text.Column]]:
+    shown = dict(SETTINGS)
+    for name in ("sampler", "kappa", "order"):  # what all figures share is said once, in the subject
+        if len({f.setting.get(name) for f in report.figures} - {None}) < 2:
+            del shown[name]
+    return shown, COLUMNS
 
 
 def plot(report: Report, path: Path) -> None:
-    from gids.bench.hit_ratio_plot import draw, size
+    from gids.bench import hit_ratio_plot, sampler_plot
     from gids.bench.plot import save_plot
 
+    chosen = sampler_plot if sampler_plot.groups(report) else hit_ratio_plot
+    draw, size = chosen.draw, chosen.size
     width, height = size(report)
     save_plot(path, lambda figure: draw(report, figure), width=width, height=height)
-
-
-@contextlib.contextmanager
-def open_trace(
-    args: argparse.Namespace, session: Session, report: Report, seed: int, limits: tuple[float, float]
-) -> Iterator[tuple[Trace, int]]:
-    """The trace to look at, and the number of its table: recorded, or sampled into a file.
-
-    limits: the most seconds and pages of sampling.
-    """
-    from gids.bench.trace import Trace
-
-    if args.replay is not None:
-        if args.record is not None:
-            raise ValueError("--record keeps a sampled trace, and --replay samples none: leave one out")
-        with Trace(args.replay) as trace:
-            report.subject.update(trace=str(args.replay))
-            yield trace, trace.table_number(args.table)
-        return
-    if args.path is None:
-        raise ValueError("name a dataset to sample, or a trace with --replay")
-    from gids.bench.sampled import sample_trace
-
-    store, table = arguments.open_table(args)
-    report.subject.update(
-        dataset=str(store.path),
-        sampler=args.sampler,
-        fanouts=list(args.fanouts),
-        batch_size=args.batch_size,
-        seeds=args.seeds,
-    )
-    with tempfile.TemporaryDirectory(prefix="gids-bench-") as directory:
-        path = args.record or Path(directory) / "sampled.trace"
-        written = sample_trace(
-            store,
-            table,
-            path,
-            sampler=args.sampler,
-            fanouts=args.fanouts,
-            batch_size=args.batch_size,
-            batches=args.batches,
-            seeds=args.seeds,
-            heat=args.heat,
-            seed=seed,
-            most_seconds=limits[0],
-            most_pages=limits[1],
-            session=session,
-        )
-        if written < args.batches:
-            report.note(f"sampled {written} of {args.batches} minibatches, for the time that was given")
-        with Trace(path) as trace:
-            yield trace, 0
 
 
 def _limits(seconds: float, replays: int) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from gids.bench.plot import COLOURS, MARKERS
 from gids.bench.report import Figure, Report
 
 _PANELS_MAX = 4
-_TITLES = {
+POLICY_TITLES = {
     "MIN": "MIN (Belady)",
     "random": "random",
     "lru": "LRU",
@@ -16,8 +16,10 @@ _TITLES = {
     "window-pin": "window-pin",
     "lookahead": "lookahead",
 }
-_ORDER = ("lookahead", "window-pin", "static", "lru", "random", "MIN")
-_COLOURS = dict(zip((*_ORDER, "pinned"), (*COLOURS[:5], "black", COLOURS[5]), strict=True))
+POLICY_ORDER = ("lookahead", "window-pin", "static", "lru", "random", "MIN")
+POLICY_COLOURS = dict(zip((*POLICY_ORDER, "pinned"), (*COLOURS[:5], "black", COLOURS[5]), strict=True))
+TYPICAL_WINDOWS = {"window-pin": 8, "lookahead": 16}
+"""As the paper and FeatureLoader have them."""
 _BAR_WINDOW = 8  # the depth that the paper's comparison has
 
 
@@ -57,14 +59,18 @@ def _draw_windows(report: Report, figure: Any) -> None:
     caches = _caches(report)
     chosen = caches if len(caches) <= _PANELS_MAX else caches[:: -(-len(caches) // _PANELS_MAX)]
     depths = sorted({int(w) for f in report.figures if f.values and (w := f.setting["window"]) is not None})
-    panels = figure.subplots(1, len(chosen), sharey=True, squeeze=False)[0]
+    panels = figure.subplots(1, len(chosen), sharex=True, sharey=True, squeeze=False)[0]
     for panel, cache in zip(panels, chosen, strict=True):
-        for number, policy in enumerate(_ORDER):
+        for number, policy in enumerate(POLICY_ORDER):
             found = _ratios(report, cache, policy)
             if None in found:  # a policy that sees no window
                 level = 100 * (found[None].median("hit_ratio") or 0)
                 panel.axhline(
-                    level, color=_COLOURS[policy], linestyle="--", linewidth=1.1, label=_TITLES[policy]
+                    level,
+                    color=POLICY_COLOURS[policy],
+                    linestyle="--",
+                    linewidth=1.1,
+                    label=POLICY_TITLES[policy],
                 )
             elif found:
                 windows = sorted(w for w in found if w is not None)
@@ -80,16 +86,23 @@ def _draw_windows(report: Report, figure: Any) -> None:
                     middle,
                     yerr=[low, high],
                     marker=MARKERS[number],
-                    color=_COLOURS[policy],
+                    color=POLICY_COLOURS[policy],
                     capsize=2,
-                    label=_TITLES[policy],
+                    label=POLICY_TITLES[policy],
                 )
         panel.set_title(f"cache {cache}", fontsize=9)
         panel.set_xticks(depths)
         panel.set_xlabel("window (minibatches)")
+    if depths:
+        panels[0].set_xlim(depths[0] - 1, depths[-1] + 1)
     panels[0].set_ylim(0, 105 * max(f.median("hit_ratio") or 0 for f in report.figures if f.values))
     panels[0].set_ylabel("pages hit (%)")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=8)
+    shown = {  # a panel whose time did not come lacks some
+        label: handle
+        for panel in panels
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=6, fontsize=8)
     figure.suptitle("Hit ratio by window depth", fontsize=10)
 
 
@@ -119,7 +132,7 @@ def _draw_bars(report: Report, figure: Any, policies: list[str]) -> None:
             "random": "random",
             "pinned": f"{share:.0%} pinned by heat, rest random",
         }.get(policy, f"{policy}, window {window}")
-        drawn = panel.bar(places, heights, width * 0.95, color=_COLOURS[policy], label=title)
+        drawn = panel.bar(places, heights, width * 0.95, color=POLICY_COLOURS[policy], label=title)
         panel.bar_label(drawn, fmt="%.0f", fontsize=7, padding=1)
     panel.margins(y=0.1)
     panel.set_xticks(range(len(caches)), caches)

@@ -6,26 +6,76 @@ Called by the questions. A sampler that gids learns gets a line in SAMPLERS.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from gids.heat import choose_seeds
 from gids.loader.node_loader import NodeLoader
-from gids.sampler import Minibatch, Neighbor, Sampler
+from gids.sampler import Labor, Ladies, Minibatch, Neighbor, RandomWalk, Sampler
 from gids.sampler.minibatch import PerType
 from gids.store import FeatureStore
 
-SAMPLERS: Mapping[str, Callable[[Sequence[int], int | None], Sampler]] = {
-    "neighbor": lambda fanouts, threads: Neighbor(fanouts, threads=threads),
+
+@dataclass(frozen=True)
+class SamplerOptions:
+    """What samplers are made of. kappa: of dependent minibatches, 1 where they are independent."""
+
+    fanouts: Sequence[int]
+    batch_size: int
+    threads: int | None = None
+    kappa: float = 1
+
+
+def _labor(importance_sampling: int) -> Callable[[SamplerOptions], Sampler]:
+    return lambda given: Labor(
+        given.fanouts,
+        importance_sampling=importance_sampling,
+        batch_dependency=given.kappa,
+        threads=given.threads,
+    )
+
+
+def _ladies(poisson: bool) -> Callable[[SamplerOptions], Sampler]:
+    def make(given: SamplerOptions) -> Sampler:
+        sizes = [given.batch_size * fanout if fanout > 0 else fanout for fanout in given.fanouts]
+        return Ladies(sizes, poisson=poisson, threads=given.threads)
+
+    return make
+
+
+SAMPLERS: Mapping[str, Callable[[SamplerOptions], Sampler]] = {
+    "neighbor": lambda given: Neighbor(given.fanouts, batch_dependency=given.kappa, threads=given.threads),
+    "labor": _labor(0),
+    "labor-1": _labor(1),
+    "labor-star": _labor(-1),
+    "ladies": _ladies(False),
+    "ladies-poisson": _ladies(True),
+    "walk": lambda given: RandomWalk(given.fanouts, threads=given.threads),
 }
-"""By name, what makes a sampler of fanouts and a number of threads (None: torch's)."""
+"""By name. A layer of ladies draws batch_size x fanout nodes in all."""
+
+DEPENDENT = ("neighbor", "labor", "labor-1", "labor-star")
+"""Those that take a kappa."""
 
 
-def make_sampler(name: str, fanouts: Sequence[int], threads: int | None = None) -> Sampler:
-    """The sampler of that name. Raises ValueError, with the names that there are."""
+def make_sampler(
+    name: str, fanouts: Sequence[int], batch_size: int, *, threads: int | None = None, kappa: float = 1
+) -> Sampler:
+    """The sampler of that name. threads: None takes torch's.
+
+    Raises ValueError for an unknown name, with those that there are, and for a kappa that it does not take.
+    """
+    check_sampler(name)
+    if kappa != 1 and name not in DEPENDENT:
+        raise ValueError(f"sampler {name!r} takes no kappa (those that do are {', '.join(DEPENDENT)})")
+    return SAMPLERS[name](SamplerOptions(fanouts, batch_size, threads, kappa))
+
+
+def check_sampler(name: str) -> None:
+    """Raise ValueError, with the names that there are, for another."""
     if name not in SAMPLERS:
         raise ValueError(f"no sampler {name!r} (there are {', '.join(SAMPLERS)})")
-    return SAMPLERS[name](fanouts, threads)
 
 
 def seeds_of(store: FeatureStore, which: str) -> PerType:

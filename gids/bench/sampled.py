@@ -6,14 +6,13 @@ Called by hit_ratio.py.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gids import _core
-from gids.bench.minibatches import endless, input_nodes, make_sampler
+from gids.bench.minibatches import endless, input_nodes
 from gids.bench.session import Session
 from gids.bench.trace import TracedTable
 from gids.bench.trace_writer import TraceWriter
@@ -21,6 +20,7 @@ from gids.cache import page_heat
 from gids.store.table import positions_of
 
 if TYPE_CHECKING:
+    from gids.sampler import Sampler
     from gids.store import FeatureStore, Table
 
 
@@ -32,8 +32,7 @@ def sample_trace(
     table: Table,
     path: str | os.PathLike[str],
     *,
-    sampler: str,
-    fanouts: Sequence[int],
+    sampler: Sampler,
     batch_size: int,
     batches: int,
     seeds: str = "train",
@@ -47,18 +46,17 @@ def sample_trace(
 ) -> int:
     """Write a trace of `batches` minibatches, as gids.NodeLoader samples them.
 
-    table: of nodes. sampler: its name. heat: a method that is stored, "auto" for the best of those, or
-    "none". order: lays rows out otherwise than the table has them, by Table.order's rules. rows: write ids of
-    rows, in place of pages. Stops early when most_seconds have passed, or when there are most_pages, and
-    minibatches enough to fill windows. Returns how many minibatches it wrote. Raises ValueError, KeyError for
-    arguments and FormatError for a dataset without topology.
+    table: of nodes. heat: a method that is stored, "auto" for the best of those, or "none". order: where rows
+    lie, as Table.order has it. rows: write ids of rows, in place of pages. Stops early when most_seconds have
+    passed, or when there are most_pages, and minibatches enough to fill windows. Returns how many minibatches
+    it wrote. Raises ValueError, KeyError for arguments and FormatError for a dataset without topology.
     """
     if not isinstance(table.type, str):
         raise ValueError(
             f"table {table.name!r} is of edges, and neighbour sampling reads nodes: name another --table"
         )
     methods = store.heat_methods(table.type) if heat == "auto" else [] if heat == "none" else [heat]
-    order = None if rows else table.order if order is None else order
+    order = None if rows else order
     per_page = 1 if rows else table.rows_per_page
     traced = TracedTable(
         name=table.name,
@@ -69,9 +67,7 @@ def sample_trace(
         heat=page_heat(store.heat(methods[0], table.type), per_page, order) if methods else None,
         of_rows=rows,
     )
-    minibatches = endless(
-        store, make_sampler(sampler, fanouts), seeds=seeds, batch_size=batch_size, seed=seed
-    )
+    minibatches = endless(store, sampler, seeds=seeds, batch_size=batch_size, seed=seed)
     marks = np.zeros(traced.page_count, np.uint32)
     stop_at = session.left_s() - most_seconds
     writer = TraceWriter(path, [traced])

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--allow-dir", action="append", default=[], metavar="DIR", help="where shards may lie outside DATASET"
     )
-    arguments.add_sampling(parser, several=True)
+    arguments.add_sampling(parser, several=True, several_samplers=True)
     add(
         "--threads",
         type=arguments.numbers(1),
@@ -67,13 +67,13 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     import torch
 
     from gids import cuda
-    from gids.bench.minibatches import make_sampler, seeds_of
+    from gids.bench.minibatches import check_sampler, make_sampler, seeds_of
     from gids.heat.graphs import graphs_of
     from gids.sampler import Topology
     from gids.store import FeatureStore
 
-    sampler_name = args.sampler
-    make_sampler(sampler_name, args.fanouts)  # an unknown one is said at once
+    for name in args.sampler:
+        check_sampler(name)  # an unknown one is said at once
     kind = torch.device(args.device).type
     if kind not in ("cpu", "cuda"):
         raise ValueError(f"--device {args.device}: minibatches are sampled on 'cpu' or 'cuda'")
@@ -90,13 +90,13 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
         threads = [None]
     else:
         topology = Topology(graphs[0] if isinstance(seeds, torch.Tensor) else graphs)
-    plans = list(itertools.product(args.batch_size, threads))
+    plans = list(itertools.product(dict.fromkeys(args.sampler), args.batch_size, threads))
     session.total(len(plans) * session.repeat)
     for _ in range(session.repeat):
-        for batch_size, count in plans:
-            sampler = make_sampler(sampler_name, args.fanouts, count)
+        for name, batch_size, count in plans:
+            sampler = make_sampler(name, args.fanouts, batch_size, threads=count)
             figure = report.figure(
-                sampler=sampler_name, batch=f"{batch_size} seeds", device=args.device, threads=count
+                sampler=name, batch=f"{batch_size} seeds", device=args.device, threads=count
             )
             batches = list(itertools.islice(_seed_batches(seeds, batch_size, args.seed), args.batches))
             if not figure.values:
@@ -120,7 +120,7 @@ def plot(report: Report, path: Path) -> None:
 
 
 def verify(minibatch: Minibatch) -> None:
-    """Every edge is the graph's, none comes twice, no node comes twice. Raises FormatError."""
+    """Every edge is the graph's, but of walks; none comes twice, no node does. Raises FormatError."""
     import numpy as np
 
     from gids.errors import FormatError
@@ -135,6 +135,8 @@ def verify(minibatch: Minibatch) -> None:
         graph = block.graph
         src, dst = (ends.cpu().numpy() for ends in block.coo())
         positions = block.positions.cpu().numpy()
+        if not (positions >= 0).any():
+            continue  # walked: no edge of the graph stands behind it
         begin = graph.indptr[nodes_of(destination)[dst]]
         end = graph.indptr[nodes_of(destination)[dst] + 1]
         same = np.array_equal(graph.indices[positions], nodes_of(source)[src])

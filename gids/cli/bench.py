@@ -104,7 +104,7 @@ def _hand_over(args: argparse.Namespace, module: Any, report: Any) -> None:
     if report.partial is not None:
         reason = {"time": f"{args.seconds:g} s have passed", "interrupted": "interrupted"}[report.partial]
         print(
-            f"gids bench {report.question}: PARTIAL: {reason}; {len(measured)} figures are there",
+            f"gids bench {report.question}: PARTIAL: {reason}; figures that are there: {len(measured)}",
             file=sys.stderr,
         )
     if args.quiet:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -101,10 +102,11 @@ def run_side(
 
     limited: False leaves memory unbounded, for where ``why_no_limit`` says that it cannot be bounded.
     progress(share done) is called as training goes. Blocks. Raises FreshProcessError, FreshProcessTimeout
-    (after timeout_s), OSError.
+    (after timeout_s), OSError. Where the page cache may not be emptied, cached_before tells.
     """
     for path in (config.source, config.dataset):
-        drop_page_cache(path)
+        with suppress(OSError):  # EpochResult.cached_before tells what stays
+            drop_page_cache(path)
     values = asdict(config)
     if not limited:
         values["memory_bytes"] = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -28,6 +29,19 @@ def test_stock_trains_on_the_shard_itself(dataset: Path, bench: Bench) -> None:
     assert figure["setting"]["side"] == "stock, MADV_RANDOM"
     assert figure["metrics"]["batches"]["median"] == 3
     assert figure["metrics"]["training_s"]["median"] > 0
+
+
+def test_figures_are_marked_warm_where_the_page_cache_cannot_be_dropped(
+    dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+
+    monkeypatch.setattr("gids.quickstart.sides.drop_page_cache", refuse)
+    FeatureStore(dataset).table("feat").shard_paths[0].read_bytes()
+    status, said, _ = bench("epoch", dataset, *SMALL, "--sides", "stock-random")
+    assert status == 0, said
+    assert "figures of stock, MADV_RANDOM are WARM" in said
 
 
 def test_the_timeline_has_training_waiting_and_the_loaders_stages(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,48 @@ def test_a_sampled_trace_that_was_kept_gives_the_same_figures(
 ) -> None:
     trace = tmp_path / "sampled.trace"
     _, _, sampled = bench("hit-ratio", dataset, *SMALL, "--record", trace)
-    _, said, replayed = bench("hit-ratio", "--replay", trace, "--cache", "5%,20%")
-    assert replayed["figures"] == sampled["figures"], said
+    _, said, replayed = bench("hit-ratio", "--replay", trace, "--cache", "5%,20%", "--epoch-batches", 75)
+    assert [f["metrics"] for f in replayed["figures"]] == [f["metrics"] for f in sampled["figures"]], said
+    assert replayed["figures"][0]["setting"] == sampled["figures"][0]["setting"] | dict.fromkeys(
+        ("sampler", "kappa")
+    )
+
+
+def test_samplers_and_kappas_stand_beside_each_other(dataset: Path, bench: Bench, tmp_path: Path) -> None:
+    plot = tmp_path / "samplers.png"
+    names = ["neighbor", "labor", "labor-1", "labor-star", "ladies", "ladies-poisson", "walk"]
+    args = ("--sampler", ",".join(names), "--kappa", "1,8,inf", "--policies", "lru", "--plot", plot)
+    status, said, report = bench("hit-ratio", dataset, *SMALL, "--windows", 0, *args)
+    assert status == 0, said
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    settings = [(f["setting"]["sampler"], f["setting"]["kappa"]) for f in report["figures"]]
+    dependent = [(name, kappa) for name in names[:4] for kappa in (1, 8, "inf")]
+    assert list(dict.fromkeys(settings)) == [*dependent, *((name, None) for name in names[4:])]
+    assert "ladies takes no kappa: it is measured once" in said
+    assert len({f["setting"]["lines"] for f in report["figures"]}) == 2  # the same caches for all
+    per_epoch = {}
+    for figure in report["figures"]:
+        metrics = {name: m["median"] for name, m in figure["metrics"].items()}
+        assert metrics["pages_read"] == pytest.approx(
+            30 * metrics["pages_per_batch"] * (1 - metrics["hit_ratio"])
+        )
+        assert metrics["epoch_pages_read"] == pytest.approx(metrics["pages_read"] / 30 * 75)
+        per_epoch[tuple(figure["setting"].values())] = metrics["epoch_pages"]
+    asked = {key[2:4]: pages for key, pages in per_epoch.items() if key[4] == "lru"}
+    assert asked["labor", 1] < asked["neighbor", 1]
+
+
+def test_a_sampler_of_the_command_is_that_of_a_node_loader(
+    dataset: Path, bench: Bench, tmp_path: Path
+) -> None:
+    args = ("--record", tmp_path / "t", "--policies", "lru", "--sampler", "labor", "--kappa", 4)
+    bench("hit-ratio", dataset, *SMALL, *args)
+    seeds = gids.FeatureStore(dataset).splits["_N"]["train"]
+    sampler = gids.sampler.Labor([3, 3], batch_dependency=4)
+    loader = gids.NodeLoader(dataset, seeds, sampler, tables=[], batch_size=8)
+    with Trace(tmp_path / "t") as trace:
+        for number, minibatch in zip(range(40), loader, strict=False):
+            assert trace.pages(number).tolist() == minibatch.input_nodes.tolist()
 
 
 def test_a_recorded_run_is_repeated_and_measured(dataset: Path, bench: Bench, tmp_path: Path) -> None:
@@ -119,6 +160,12 @@ def test_a_cache_of_the_whole_table_is_said_to_hit_all(dataset: Path, bench: Ben
         (["--planned", "30"], "--planned 30: at most 24 minibatches may be live"),
         (["--table", "nothing"], "no table 'nothing' in graph.gids (has '_N.feat')"),
         (["--heat", "sampled"], "sampled"),
+        (
+            ["--sampler", "labor,pinsage"],
+            "no sampler 'pinsage' (there are neighbor, labor, labor-1, labor-star, ladies, ladies-poisson, ",
+        ),
+        (["--sampler", "labor,walk", "--record", "t"], "--record keeps one trace: give one --sampler"),
+        (["--kappa", "1,2", "--advise", "60%"], "--advise looks at one trace: give one --sampler"),
         (["--repeat", "0"], "--repeat 0: give 1 or more"),
         (["--seconds", "-1"], "--seconds -1.0: give 0 (no bound) or more"),
         (["--plot", "/nowhere/a.png"], "no directory /nowhere"),
@@ -131,6 +178,15 @@ def test_bad_options_are_refused_with_the_reason(
     assert status == 2
     assert said in text
     assert not report
+
+
+@pytest.mark.parametrize("kappa", ["0", "1.5", "many", "1,-inf"])
+def test_kappas_are_whole_numbers_or_infinity(
+    dataset: Path, bench: Bench, kappa: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        bench("hit-ratio", dataset, *SMALL, "--kappa", kappa)
+    assert "is not a list of kappas, 1 or more or inf, such as 1,16,inf" in capsys.readouterr().err
 
 
 def test_an_alien_trace_is_one_error(bench: Bench, tmp_path: Path) -> None:
@@ -147,6 +203,12 @@ def test_neither_dataset_nor_trace(bench: Bench) -> None:
     )
 
 
+def test_a_cache_of_less_than_a_page_is_said_to_hit_nothing(dataset: Path, bench: Bench) -> None:
+    _, said, report = bench("hit-ratio", dataset, *SMALL[:-2], "--cache", "3000", "--policies", "lru")
+    assert "a cache of 3000 holds not one page of 4096 B: nothing is hit" in said
+    assert ratios(report, "MIN") == {(0, None): 0.0}
+
+
 def test_an_interrupted_run_keeps_what_was_measured(
     dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -156,13 +218,13 @@ def test_an_interrupted_run_keeps_what_was_measured(
         nonlocal runs
         runs += 1
         if runs == 7:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)  # as Ctrl-C does
 
     monkeypatch.setattr(Session, "done", interrupt)
     plot = tmp_path / "some.png"
     status, said, report = bench("hit-ratio", dataset, *SMALL, "--plot", plot)
     assert status == 130
-    assert "PARTIAL: interrupted; 7 figures are there" in said
+    assert "PARTIAL: interrupted; figures that are there: 7" in said
     assert report["partial"] == "interrupted"
     assert len(report["figures"]) == 7
     assert plot.exists()

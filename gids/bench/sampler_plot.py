@@ -1,0 +1,115 @@
+"""The figure of `gids bench hit-ratio` where several samplers or kappas were measured: what an epoch reads.
+
+Bars in groups, a group for each sampler and kappa, a bar for each policy; a panel for each cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gids.bench.hit_ratio_plot import POLICY_COLOURS, POLICY_ORDER, POLICY_TITLES, TYPICAL_WINDOWS
+from gids.bench.report import Figure, Report
+
+_PANELS_MAX = 3
+_METRIC = "epoch_pages_read"
+_GROUP_INCHES, _LEAST_INCHES, _PANEL_INCHES, _FRAME_INCHES = 0.85, 5.6, 2.3, 1.1
+
+
+def groups(report: Report) -> list[tuple[object, object]]:
+    """(sampler, kappa) of the groups; nothing unless there are several."""
+    found = dict.fromkeys((f.setting.get("sampler"), f.setting.get("kappa")) for f in _measured(report))
+    return list(found) if len(found) > 1 else []
+
+
+def size(report: Report) -> tuple[float, float]:
+    """(width, height) in inches."""
+    width = max(_LEAST_INCHES, 0.8 + _GROUP_INCHES * len(groups(report)))
+    return width, _FRAME_INCHES + _PANEL_INCHES * len(_caches(report))
+
+
+def draw(report: Report, figure: Any) -> None:
+    shown, caches = groups(report), _caches(report)
+    policies = {p: w for p in POLICY_ORDER if (w := _window_of(report, p)) != ()}
+    unit, name = _unit(max(f.median("epoch_pages") or 0 for f in _measured(report)))
+    panels = figure.subplots(len(caches), 1, sharex=True, squeeze=False)[:, 0]
+    width = 0.8 / len(policies)
+    for panel, cache in zip(panels, caches, strict=True):
+        found: dict[tuple[object, ...], Figure] = {
+            (f.setting["sampler"], f.setting["kappa"], f.setting["policy"], f.setting["window"]): f
+            for f in _measured(report)
+            if f.setting["cache"] == cache
+        }
+        for number, (policy, window) in enumerate(policies.items()):
+            places = [i for i, group in enumerate(shown) if (*group, policy, window) in found]
+            heights = [(found[*shown[i], policy, window].median(_METRIC) or 0) / unit for i in places]
+            title = POLICY_TITLES[policy] + ("" if window is None else f", window {window}")
+            shift = (number - (len(policies) - 1) / 2) * width
+            panel.bar(
+                [i + shift for i in places], heights, width * 0.92, color=POLICY_COLOURS[policy], label=title
+            )
+        _draw_asked(panel, found, shown, unit)
+        panel.set_title(f"cache {cache}", fontsize=9)
+        panel.grid(axis="x", visible=False)
+        panel.margins(y=0.08)
+        panel.set_ylabel(f"pages ({name})" if name else "pages")
+    panels[-1].set_xticks(range(len(shown)), _titles(shown))
+    figure.suptitle("Pages read per epoch, by sampler and policy", fontsize=10)
+    columns = 2 if size(report)[0] < 7 else 4
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=columns, fontsize=8
+    )
+
+
+def _measured(report: Report) -> list[Figure]:
+    return [f for f in report.figures if _METRIC in f.values]
+
+
+def _caches(report: Report) -> list[str]:
+    """Those to draw: evenly chosen where there are many."""
+    found = list(dict.fromkeys(str(f.setting["cache"]) for f in _measured(report)))
+    return found if len(found) <= _PANELS_MAX else found[:: -(-len(found) // _PANELS_MAX)]
+
+
+def _window_of(report: Report, policy: str) -> object:
+    """The window to show of a policy: the usual one, or the next to it; None: it has none; (): unmeasured."""
+    windows = {f.setting["window"] for f in _measured(report) if f.setting["policy"] == policy}
+    if not windows or None in windows:
+        return None if windows else ()
+    return min(windows, key=lambda w: abs(int(w or 0) - TYPICAL_WINDOWS[policy]))
+
+
+def _draw_asked(
+    panel: Any, found: Mapping[tuple[object, ...], Figure], shown: list[tuple[object, object]], unit: float
+) -> None:
+    """A line over each group: what would be read without a cache."""
+    for place, group in enumerate(shown):
+        asked = [f.median("epoch_pages") for key, f in found.items() if key[:2] == group]
+        if asked and asked[0] is not None:
+            panel.hlines(
+                asked[0] / unit,
+                place - 0.42,
+                place + 0.42,
+                color="black",
+                linestyle=":",
+                linewidth=1.2,
+                label="asked for" if place == 0 else None,
+            )
+
+
+def _unit(most: float) -> tuple[float, str]:
+    """What to divide by, and its name."""
+    for unit, name in ((1e9, "billions"), (1e6, "millions"), (1e3, "thousands")):
+        if most >= 10 * unit:
+            return unit, name
+    return 1, ""
+
+
+def _titles(shown: list[tuple[object, object]]) -> list[str]:
+    several = len({kappa for _, kappa in shown} - {None}) > 1
+    return [
+        f"{sampler}\nκ = {'∞' if kappa == 'inf' else kappa}"
+        if several and kappa is not None
+        else str(sampler)
+        for sampler, kappa in shown
+    ]
