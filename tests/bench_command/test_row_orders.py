@@ -109,7 +109,4 @@ def test_bad_orders_of_a_conversion(
     ):
         assert main(["convert", str(graph), str(tmp_path / "x.gids"), "--order", order]) == 2
         assert cause in capsys.readouterr().err
-    assert (
-        == 2
-    )
     assert not (tmp_path / "x.gids").exists()
