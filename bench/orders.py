@@ -3,11 +3,11 @@
     python bench/orders.py                # 2^19 nodes, rows of 64 float32, 16 to a page
     python bench/orders.py --small
 
-Four graphs whose ids are in no order: three of `gids generate` (4,000 classes, 90 and 70 % of the edges within
-one by choice; and as it is, 16 classes), and R-MAT. Each is converted in every order, in a fresh process, after
-the source left the page cache, and rows are compared with the source. Minibatches of 128 seeds, fanouts 10, 10;
-the trace that an order is made of has other random draws. Baseline: the order of the source, over the same
-minibatches. Pages are those that lookahead (W = 16) misses with a cache of 5 % of the table.
+Four graphs whose ids are in no order: three of `gids generate` (4,000 classes, 90 and 70 % of the edges
+within one by choice; and as it is, 16 classes), and R-MAT. Each is converted in every order, in a fresh
+process, after the source left the page cache, and compared with the source. Minibatches of 128 seeds,
+fanouts 10, 10; the trace that an order is made of has other random draws. Baseline: the order of the source,
+over the same minibatches. Pages are those that lookahead (W = 16) misses with a cache of 5 % of the table.
 """
 
 from __future__ import annotations
