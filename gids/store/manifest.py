@@ -22,7 +22,8 @@ from gids.store.geometry import MAX_ROWS, MAX_SHARDS, Geometry, table_page_bytes
 from gids.store.names import HEAT_ROLES, SPLITS, Relation, check_name, describe_type, table_name
 
 FORMAT = "gids"
-VERSION = 1
+VERSIONS = (1, 2)
+"""Those that are read. A manifest has the lowest that can say what it says."""
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 16 << 20
 _CHECKSUM = re.compile(rb'"checksum": "crc32c:([0-9a-f]{8})"\n\}\n\Z')
@@ -99,7 +100,6 @@ class TableEntry:
         return Geometry(self.row_count, row_bytes, self.page_bytes, len(self.shards))
 
     def to_json(self) -> dict[str, Any]:
-        order = {} if self.order is None else {"order": self.order.to_json()}
         return {
             "kind": self.kind,
             "type": self.type if isinstance(self.type, str) else list(self.type),
@@ -110,8 +110,7 @@ class TableEntry:
             "row_count": self.row_count,
             "shards": list(self.shards),
             "checksums": self.checksums.to_json(),
-            **order,
-        }
+        } | ({} if self.order is None else {"order": self.order.to_json()})
 
 
 @dataclass(frozen=True)
@@ -133,10 +132,14 @@ class Manifest:
             if table.order is not None:
                 yield table.order
 
+    @property
+    def version(self) -> int:
+        return 2 if any(t.order is not None for t in self.tables) else 1
+
     def to_json(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
-            "version": VERSION,
+            "version": self.version,
             "nodes": [n.to_json() for n in self.nodes],
             "relations": [r.to_json() for r in self.relations],
             "tables": [t.to_json() for t in self.tables],
@@ -161,9 +164,10 @@ def load_manifest(data: bytes) -> Manifest:
         raise FormatError(f"not JSON ({error}); it was damaged: convert the source again") from None
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise FormatError('does not say "format": "gids"; is it of a gids dataset?')
-    if fields.get("version") != VERSION:
+    if type(fields.get("version")) is not int or fields["version"] not in VERSIONS:
+        known = " and ".join(map(str, VERSIONS))
         raise FormatError(
-            f"version {fields.get('version')!r}; this gids reads version {VERSION}: "
+            f"version {fields.get('version')!r}; this gids reads versions {known}: "
             "use the gids that wrote it, or convert the source again"
         )
     found = _CHECKSUM.search(data)
@@ -198,7 +202,8 @@ def validate(fields: object) -> Manifest:
     _distinct([r.type for r in relations], "relation")
     edge_counts = {r.type: r.count for r in relations}
     tables = tuple(
-        _table(t, f"tables[{i}]", counts, edge_counts) for i, t in enumerate(_list(top["tables"], "tables"))
+        _table(t, f"tables[{i}]", counts, edge_counts, top["version"])
+        for i, t in enumerate(_list(top["tables"], "tables"))
     )
     _distinct([t.name for t in tables], "table")
     manifest = Manifest(nodes, relations, tables)
@@ -274,12 +279,14 @@ def _relation(value: object, where: str, counts: Mapping[str, int]) -> RelationE
     return RelationEntry(type_, count, arrays)
 
 
-def _table(value: object, where: str, nodes: Mapping[str, int], edges: Mapping[Relation, int]) -> TableEntry:
+def _table(
+    value: object, where: str, nodes: Mapping[str, int], edges: Mapping[Relation, int], version: int
+) -> TableEntry:
     fields = _fields(
         value,
         where,
         ("kind", "type", "key", "shape", "dtype", "page_bytes", "row_count", "shards", "checksums"),
-        ("order",),
+        optional=("order",) if version >= 2 else (),
     )
     kind = fields["kind"]
     type_: str | Relation

@@ -1,6 +1,9 @@
 """Orders of rows: permutations that put together what is read together; readers see no difference."""
 
 import contextlib
+import copy
+import json
+import re
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from gids.store import row_order as row_order_module
 from gids.store.convert import Options, convert
 from gids.store.convert import row_order as convert_row_order
 from gids.store.convert.readers import read_source
+from gids.store.manifest import validate
 from gids.store.row_order import checked_order, co_read_order, community_order, degree_order
 from gids.store.rows import as_rows
 from gids.store.workplace import Workplace
@@ -151,6 +155,26 @@ def test_verify_finds_an_order_that_is_none(tmp_path):
     assert "CRC32C" in faults[0]
     assert "must be there once" in faults[1]
     assert len(faults) == 2
+
+
+def test_a_manifest_whose_order_does_not_fit_is_refused(tmp_path):
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_table("node", "_N", "feat", np.zeros((10, 4), np.float32), order=np.arange(10)[::-1])
+    whole = json.loads((tmp_path / "a.gids/manifest.json").read_text())
+    del whole["checksum"]
+    assert whole["version"] == 2
+    validate(whole)
+    for change, cause in (
+        (lambda m: m.update(version=1), "unknown fields ['order']"),
+        (lambda m: m["tables"][0]["order"].update(shape=[9]), "expected int32[10] positions"),
+        (lambda m: m["tables"][0]["order"].update(dtype="int64"), "expected int32[10] positions"),
+        (lambda m: m["tables"][0]["order"].update(path="../x.npy"), "a path without '..'"),
+        (lambda m: m["tables"][0].update(order=None), "tables[0].order must be an object"),
+    ):
+        fields = copy.deepcopy(whole)
+        change(fields)
+        with pytest.raises(FormatError, match=re.escape(cause)):
+            validate(fields)
 
 
 @pytest.fixture
