@@ -224,6 +224,7 @@ class QueueService:
 
 # native/bind/cache.cpp
 USE_BITS: int
+SCORE_BUCKETS: int
 """Minibatches that may be live (in the window or planned) at once."""
 LINE_METADATA_BYTES: int
 MAX_LINES: int

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 USE_BITS = 24
+HEAT_CLASSES = 8  # of pages that the same minibatch uses next
 
 
 @dataclass
@@ -36,16 +37,16 @@ class Model:
         del self.live[step]
         self.planned.discard(step)
 
-    def worth(self, page: int, *, missing: bool) -> tuple[int, int]:
+    def worth(self, page: int, *, missing: bool) -> tuple[int, ...]:
         if self.policy == "lru":
             return (1, 0) if missing else (0, self.last_use.get(page, -1))
         if self.policy == "lookahead":
             uses = [s for s in self.live if s not in self.planned and page in self.live[s]]
             if uses:
-                return (1, -min(uses))
+                return (1, -min(uses), int(self.heat[page]) * HEAT_CLASSES // 256)
         return (0, int(self.heat[page]))
 
-    def plan(self, step: int) -> tuple[int, dict[tuple[int, int], int], set[int]]:
+    def plan(self, step: int) -> tuple[int, dict[tuple[int, ...], int], set[int]]:
         """(hits, how many candidates of each worth stay, pages that must stay whatever happens)."""
         wanted = self.live[step]
         hits = len(wanted & self.resident)
@@ -54,19 +55,19 @@ class Model:
         worths = [self.worth(p, missing=False) for p in self.resident - pinned]
         worths += [self.worth(p, missing=True) for p in wanted - self.resident]
         worths.sort(reverse=True)
-        keep: dict[tuple[int, int], int] = {}
+        keep: dict[tuple[int, ...], int] = {}
         for w in worths[: self.lines - len(pinned)]:
             keep[w] = keep.get(w, 0) + 1
         return hits, keep, pinned
 
     def check(
-        self, step: int, resident: set[int], keep: dict[tuple[int, int], int], pinned: set[int]
+        self, step: int, resident: set[int], keep: dict[tuple[int, ...], int], pinned: set[int]
     ) -> None:
         """The implementation's choice keeps as many of each worth as the model, and nothing else."""
         assert len(resident) <= self.lines
         assert pinned <= resident
         assert resident <= self.resident | self.live[step]
-        got: dict[tuple[int, int], int] = {}
+        got: dict[tuple[int, ...], int] = {}
         for p in resident - pinned:
             w = self.worth(p, missing=p not in self.resident)
             got[w] = got.get(w, 0) + 1

@@ -28,8 +28,7 @@ RESIDENT = -(1 << 63)
 DEVICE_POLICIES = ("lookahead", "window-pin", "random", "static")
 """In the order of score::Policy."""
 
-_BUCKETS = 256 + 24
-_CHOICE_BYTES = (2 * _BUCKETS + 8) * 4 + 3 * 8
+_CHOICE_BYTES = (2 * _core.SCORE_BUCKETS + 8) * 4 + 3 * 8
 _TYPES = {dtype: number for number, dtype in enumerate(FLOATS, 1)}
 """Their copy_as::Type."""
 

@@ -231,6 +231,7 @@ nb::ndarray<nb::numpy, u8, nb::ndim<1>> take(const std::shared_ptr<BufferPool>& 
 
 void bind_cache(nb::module_& m) {
   m.attr("USE_BITS") = word::use_bits;
+  m.attr("SCORE_BUCKETS") = score::buckets;
   m.attr("LINE_METADATA_BYTES") = 16;
   m.attr("MAX_LINES") = word::line_mask;
 

@@ -96,7 +96,6 @@ Step& Planner::enter(u64 number, std::span<const i64> ids, u64 row_count, u32 ro
     pages = reinterpret_cast<const i64*>(scratch_pages_.data());
   }
   const u32 bit = word::use_bit(number);
-  const u32 list = word::heat_levels + static_cast<u32>(number % word::use_bits);
   s.pages.resize(n);
   u64* out = s.pages.data();
   size_t unique = 0;
@@ -121,7 +120,7 @@ Step& Planner::enter(u64 number, std::span<const i64> ids, u64 row_count, u32 ro
     for (size_t k = 0; k < moved; ++k) lists_.prefetch_neighbours(lines[k]);
     for (size_t k = 0; k < moved; ++k) {
       lists_.remove(lines[k], from[k]);
-      lists_.push_back(lines[k], list);
+      lists_.push_back(lines[k], list_of_use(number, score::use_level(from[k])));
     }
   }
   s.pages.resize(unique);
@@ -132,7 +131,7 @@ u32 Planner::worth(u64 w) const {
   if (policy_ == Policy::lru) return 0;
   if (by_use()) {
     const u32 window = uses_of(w) & ~planned_mask_;
-    if (window) return buckets - 1 - word::next_use(window, planned_);
+    if (window) return score::of_use(word::next_use(window, planned_), word::heat_of(w));
   }
   return word::heat_of(w);
 }
@@ -142,8 +141,8 @@ u32 Planner::miss_worth(u64 w) const { return policy_ == Policy::lru ? 1 : worth
 
 u32 Planner::list_of_worth(u32 bucket) const {
   if (bucket < word::heat_levels) return bucket;
-  const u64 use_step = planned_ + (buckets - 1 - bucket);
-  return word::heat_levels + static_cast<u32>(use_step % word::use_bits);
+  const u32 use = bucket - word::heat_levels;
+  return list_of_use(planned_ + word::use_bits - 1 - use / use_levels, use % use_levels);
 }
 
 // Of lines and misses together, `drop` go, the least worthy first; within the bucket of the cut, misses
@@ -205,7 +204,7 @@ Step& Planner::plan(u64 number) {
   // Lines that this step hits leave their lists: from here on a planned minibatch needs them.
   const u32 bit = word::use_bit(number);
   if (by_use()) {
-    lists_.clear(word::heat_levels + static_cast<u32>(number % word::use_bits));
+    for (u32 level = 0; level < use_levels; ++level) lists_.clear(list_of_use(number, level));
   } else if (by_lists()) {
     for (size_t i = 0; i < s.pages.size(); ++i) {
       if (i + ahead < s.pages.size()) prefetch(words_[s.pages[i + ahead]]);
@@ -303,8 +302,7 @@ void Planner::retire(u64 number) {
   planned_mask_ &= ~bit;
 
   const size_t n = s.pages.size();
-  const u32 withdrawn_list = word::heat_levels + static_cast<u32>(number % word::use_bits);
-  u32 lines[group], to[group];
+  u32 lines[group], from[group], to[group];
   for (size_t begin = 0; begin < n; begin += group) {
     const size_t end = std::min(n, begin + group);
     size_t moved = 0;
@@ -314,12 +312,13 @@ void Planner::retire(u64 number) {
       // Back into a list once no planned minibatch needs the line. Unplanned, it has been in one all along.
       if (by_lists() && idle(w) && (was_planned || by_use())) {
         lines[moved] = word::line_of(w);
+        from[moved] = list_of_use(number, score::use_level(word::heat_of(w)));
         to[moved++] = list_of_worth(worth(w));
         lists_.prefetch(word::line_of(w));
       }
     }
     if (!was_planned) {
-      for (size_t k = 0; k < moved; ++k) lists_.remove(lines[k], withdrawn_list);
+      for (size_t k = 0; k < moved; ++k) lists_.remove(lines[k], from[k]);
     }
     for (size_t k = 0; k < moved; ++k) lists_.push_back(lines[k], to[k]);
   }

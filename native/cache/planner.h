@@ -19,6 +19,7 @@
 
 #include "cache/lists.h"
 #include "cache/memory.h"
+#include "gids/page_score.h"
 #include "gids/page_word.h"
 
 namespace gids::cache {
@@ -87,8 +88,7 @@ class Planner {
   void audit();
 
  private:
-  // Buckets in order of worth: heats 0..255, then the next uses, the farthest first.
-  static constexpr u32 buckets = word::heat_levels + word::use_bits;
+  static constexpr u32 use_levels = score::use_levels, buckets = score::buckets;
   using Histogram = std::array<u32, buckets>;
   struct Cut {
     u32 bucket = 0;             // everything below goes
@@ -102,6 +102,10 @@ class Planner {
   }
   u32 worth(u64 w) const;                // bucket in order of worth, seen from planned_ (the next step)
   u32 list_of_worth(u32 bucket) const;   // the list that holds that bucket's lines
+  // Lists of lines whose next use is that step, coldest first.
+  static u32 list_of_use(u64 step, u32 level) {
+    return word::heat_levels + static_cast<u32>(step % word::use_bits) * use_levels + level;
+  }
   u32 miss_worth(u64 w) const;
   static Cut cut(const Histogram& lines, const Histogram& misses, u32 drop);
 

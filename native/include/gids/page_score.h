@@ -2,7 +2,8 @@
 // as the host planner's. Called by the planning kernels, one thread per page or line. Knows nothing of lines'
 // contents, rows or I/O.
 //
-// A bucket is a worth, the least first: 0..255 the heat, 256..279 the next use in the window, the nearest last.
+// A bucket is a worth, the least first: 0..255 the heat; then the next use in the window, the nearest last, and
+// within one by heat.
 #pragma once
 
 #include "gids/page_word.h"
@@ -16,7 +17,11 @@ enum class Policy : u32 {
   fixed = 3,       // "static": highest heat, whatever is used
 };
 
-constexpr u32 buckets = word::heat_levels + word::use_bits;
+// Of pages that the same minibatch uses next the hotter are worth more, in so many classes: where a minibatch
+// alone fills the cache, all next uses are the same, and a line that changes hands cannot do so again before
+// the minibatches that it served have retired.
+constexpr u32 use_levels = 8;
+constexpr u32 buckets = word::heat_levels + word::use_bits * use_levels;
 constexpr u32 free_line = buckets;       // instead of a bucket: the line holds nothing
 constexpr u32 protected_line = ~u32{0};  // instead of a bucket: the line cannot be taken
 
@@ -31,11 +36,18 @@ GIDS_HD constexpr u64 mix(u64 z) {
   return z ^ (z >> 31);
 }
 
+GIDS_HD constexpr u32 use_level(u32 heat) { return heat * use_levels / word::heat_levels; }
+
+// Of a page that is used in so many steps from the next one on.
+GIDS_HD constexpr u32 of_use(u32 distance, u32 heat) {
+  return word::heat_levels + (word::use_bits - 1 - distance) * use_levels + use_level(heat);
+}
+
 // By next use, then heat. `planned`: the use bits of planned steps; next_step: the first step not planned.
 GIDS_HD constexpr u32 worth(Policy policy, u64 w, u32 planned, u64 next_step) {
   if (policy == Policy::lookahead) {
     const u32 window = word::uses_of(w) & ~planned;
-    if (window) return buckets - 1 - word::next_use(window, next_step);
+    if (window) return of_use(word::next_use(window, next_step), word::heat_of(w));
   }
   return word::heat_of(w);
 }
