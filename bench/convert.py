@@ -1,17 +1,18 @@
-"""How much memory does a conversion take, and how fast is it beside a plain copy?
+"""How fast is a conversion beside a plain copy of the same bytes, and how much memory does it take?
 
-    python bench/convert.py            # a 4.3 GB .npy, 3 pairs
+    python bench/convert.py                                   # a 2 GB .npy, 7 rounds
+    python bench/convert.py --size-gb 16 --rounds 1 --alone   # memory and time of a large one
     python bench/convert.py --small
 
-Baseline: a copy of the same file in 8 MiB pieces with fsync, alternating with ours. Each conversion runs in a
-fresh process (its peak memory is the process's own), ends in `gids verify`, and starts with the source out of
-the page cache. Prints peak memory and the ratio of the medians' speeds, checksums included on our side.
+Baselines: `dd` of the same file in 8 MiB pieces, through the page cache and around it (O_DIRECT), alternating
+with ours. Every side begins with the source out of the page cache and ends with its output on the disk
+(fsync). Each conversion runs in a fresh process (its peak memory is the process's own), writes checksums of
+every page, and is followed by `gids verify`, which is not timed. Prints the medians of the rounds' ratios.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import subprocess
 import sys
@@ -25,28 +26,31 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 from harness import alternate, median_ratio, write_json
 
+from gids.cli.sizes import format_bytes, parse_bytes
 from gids.io import drop_page_cache
 
 PIECE_BYTES = 8 << 20
+BEYOND_BYTES = 300_000_000  # what a conversion may take beyond --memory
 
 
 def write_source(path: Path, rows: int, dim: int) -> None:
     """A float32 .npy of random bits, written in pieces."""
-    array = np.lib.format.open_memmap(path, "w+", np.float32, (rows, dim))
     rng = np.random.default_rng(0)
     step = PIECE_BYTES // (4 * dim)
-    for first in range(0, rows, step):
-        array[first : first + step] = rng.random((len(array[first : first + step]), dim), np.float32)
-    array.flush()
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": "<f4", "fortran_order": False, "shape": (rows, dim)}
+        )
+        for first in range(0, rows, step):
+            file.write(rng.random((min(step, rows - first), dim), np.float32).data)
 
 
-def copy(source: Path, target: Path) -> float:
+def copy(source: Path, target: Path, *flags: str) -> float:
+    """Seconds that dd takes."""
     drop_page_cache(source)
     begun = time.perf_counter()
-    with source.open("rb", buffering=0) as read, target.open("wb", buffering=0) as write:
-        while piece := read.read(PIECE_BYTES):
-            write.write(piece)
-        os.fsync(write.fileno())
+    command = ["dd", f"if={source}", f"of={target}", f"bs={PIECE_BYTES}", "conv=fsync", *flags]
+    subprocess.run(command, check=True, capture_output=True)
     seconds = time.perf_counter() - begun
     target.unlink()
     return seconds
@@ -54,65 +58,87 @@ def copy(source: Path, target: Path) -> float:
 
 # VmHWM, not getrusage: that would count the parent's memory too, from before the exec.
 COMMAND = """
-import sys
+import sys, time
+import gids.store.convert.readers
 from gids.cli import main
+begun = time.perf_counter()
 status = main(sys.argv[1:])
+seconds = time.perf_counter() - begun
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
-print("peak", int(peak.split()[1]) * 1024)
+print("peak", int(peak.split()[1]) * 1024, seconds)
 sys.exit(status)
 """
 
 
-def gids(*args: str | Path) -> int:
-    """Run a gids command in a fresh process; its peak memory in bytes."""
+def gids(*args: str | Path) -> tuple[int, float]:
+    """Run a gids command in a fresh process; (peak bytes, seconds after Python's start)."""
     done = subprocess.run(
         [sys.executable, "-P", "-c", COMMAND, *map(str, args)], capture_output=True, text=True
     )
     if done.returncode:
         raise SystemExit(f"gids {args[0]} failed: {done.stderr}")
-    return int(done.stdout.rpartition("peak")[2])
+    peak_bytes, seconds = done.stdout.rpartition("peak")[2].split()
+    return int(peak_bytes), float(seconds)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--size-gb", type=float, default=4.3, help="of the source, in 1e9 bytes")
+    parser.add_argument("--size-gb", type=float, default=2, help="of the source, in 1e9 bytes")
+    parser.add_argument("--dim", type=int, default=1024, help="float32 per row")
+    parser.add_argument("--memory", type=parse_bytes, default=256_000_000)
+    parser.add_argument("--alone", action="store_true", help="no copies beside it")
     parser.add_argument("--small", action="store_true", help="a size for tests")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument(
         "--dir", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to measure"
     )
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
-    dim = 1024
-    rows = int((0.05 if args.small else args.size_gb) * 1e9) // (4 * dim)
+    rows = int((0.05 if args.small else args.size_gb) * 1e9) // (4 * args.dim)
     with tempfile.TemporaryDirectory(dir=args.dir) as name:
         directory = Path(name)
         source, dataset = directory / "source.npy", directory / "out.gids"
-        write_source(source, rows, dim)
-        peaks = []
+        write_source(source, rows, args.dim)
+        peaks, without_start = [], []
 
         def ours() -> float:
             drop_page_cache(source)
             begun = time.perf_counter()
-            peaks.append(gids("convert", source, dataset, "--quiet"))
+            peak_bytes, own_seconds = gids("convert", source, dataset, "--quiet", "--memory", args.memory)
             seconds = time.perf_counter() - begun
+            peaks.append(peak_bytes)
+            without_start.append(own_seconds)
             gids("verify", dataset, "--quiet")
             shutil.rmtree(dataset)
             return seconds
 
-        seconds = alternate(
-            {"convert": ours, "copy": lambda: copy(source, directory / "copy.npy")},
-            1 if args.small else args.rounds,
-        )
-    size = rows * dim * 4
+        target = directory / "copy.npy"
+        copies = {
+            "dd": lambda: copy(source, target),
+            "dd, direct": lambda: copy(source, target, "iflag=direct", "oflag=direct"),
+        }
+        rounds = 1 if args.small else args.rounds
+        seconds = alternate({"convert": ours} if args.alone else {"convert": ours, **copies}, rounds)
+    size_bytes = rows * args.dim * 4
+    seconds["convert, without Python's start"] = without_start
     for side, times in seconds.items():
-        print(f"{side:<8} {median(times):6.2f} s   {size / median(times) / 1e6:6.0f} MB/s")
-    ratio = median_ratio(seconds["copy"], seconds["convert"])
-    print(f"convert over copy: {ratio:.2f} (start of Python and torch included)")
-    print(f"peak memory of converting {size / 1e9:.1f} GB: {max(peaks) / 1e6:.0f} MB (bar 500)")
-    write_json(args.json, {"seconds": seconds, "ratio": ratio, "peak_bytes": max(peaks), "size_bytes": size})
+        print(f"{side:<31} {median(times):6.2f} s   {size_bytes / median(times) / 1e6:6.0f} MB/s")
+    ratios = {
+        f"{ours} over {other}": median_ratio(seconds[other], seconds[ours])
+        for other in ([] if args.alone else copies)
+        for ours in ("convert", "convert, without Python's start")
+    }
+    for what, ratio in ratios.items():
+        print(f"{what}: {ratio:.2f} (bar 0.8)")
+    print(
+        f"peak memory of converting {format_bytes(size_bytes)}: {format_bytes(max(peaks))} "
+        f"(bar {format_bytes(args.memory + BEYOND_BYTES)})"
+    )
+    write_json(
+        args.json, {"seconds": seconds, "ratios": ratios, "peak_bytes": max(peaks), "size_bytes": size_bytes}
+    )
 
 
 if __name__ == "__main__":

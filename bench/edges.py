@@ -66,7 +66,7 @@ def main() -> None:
             drop_page_cache(source / "edge_index.npy")
             begun = time.perf_counter()
             options = ["--memory", args.memory, "--workers", args.workers, *(f"--{o}" for o in args.options)]
-            peak_bytes = gids("convert", source, dataset, "--quiet", *options)
+            peak_bytes, _ = gids("convert", source, dataset, "--quiet", *options)
             seconds = time.perf_counter() - begun
             gids("verify", dataset, "--quiet")
             shutil.rmtree(dataset)

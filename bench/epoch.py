@@ -96,7 +96,7 @@ def compare(args: argparse.Namespace, directory: Path) -> bool:
         batch_size=args.batch_size,
         hidden=args.hidden,
         batches=args.batches,
-        val_batches=2,
+        val_nodes=64,
         workers=args.workers,
         threads=args.threads,
         seed=args.seed,
@@ -122,7 +122,7 @@ def compare(args: argparse.Namespace, directory: Path) -> bool:
     def run_as_is() -> EpochResult:
         with read_ahead(directory, DEFAULT_READ_AHEAD_BYTES):
             around.append(read_ahead_bytes(directory))
-            return run(replace(stock, random_access=False, most_seconds=60, val_batches=0))
+            return run(replace(stock, random_access=False, most_seconds=60, val_nodes=0))
 
     around: list[int | None] = []
     sides = {"gids": lambda: run(ours), "stock": run_as_is, "stock, MADV_RANDOM": lambda: run(stock)}

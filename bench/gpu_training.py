@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from statistics import median_low
 from typing import Any, cast
@@ -25,6 +24,7 @@ import torch
 from figures import Figures
 from gpu_sampling import same_minibatch
 from harness import alternate, median_ratio
+from sage import GraphSage
 
 import gids.io
 from gids import NodeLoader
@@ -71,34 +71,6 @@ SMALL = TrainingSizes(
     window=3,
     staging_bytes=1 << 20,
 )
-
-
-class SageLayer(torch.nn.Module):
-    """GraphSAGE with the mean: W x + V mean(neighbours' x)."""
-
-    def __init__(self, in_dim: int, out_dim: int) -> None:
-        super().__init__()
-        self.own = torch.nn.Linear(in_dim, out_dim)
-        self.neighbors = torch.nn.Linear(in_dim, out_dim, bias=False)
-
-    def forward(self, block: Block, x: torch.Tensor) -> torch.Tensor:
-        sources, destinations = block.coo()
-        projected = self.neighbors(x)
-        summed = torch.zeros((block.num_dst, projected.shape[1]), dtype=x.dtype, device=x.device)
-        summed.index_add_(0, destinations, projected[sources])
-        own: torch.Tensor = self.own(x[: block.num_dst])
-        return own + summed / block.indptr.diff().clamp(min=1)[:, None]
-
-
-class GraphSage(torch.nn.Module):
-    def __init__(self, dims: list[int]) -> None:
-        super().__init__()
-        self.layers = torch.nn.ModuleList(SageLayer(a, b) for a, b in pairwise(dims))
-
-    def forward(self, blocks: list[Block], x: torch.Tensor) -> torch.Tensor:
-        for depth, (layer, block) in enumerate(zip(self.layers, blocks, strict=True)):
-            x = layer(block, x if depth == 0 else torch.relu(x))
-        return x
 
 
 @dataclass

@@ -283,6 +283,10 @@ class PageCache:
         seed: int = 0,
         heat: NDArray[np.uint8] | None = None,
         checksums: NDArray[np.uint32] | None = None,
+        stored_as: int = 0,
+        wanted_as: int = 0,
+        row_values: int = 0,
+        scales: NDArray[np.float32] | None = None,
     ) -> None: ...
     def check(self, ids: NDArray[np.int64]) -> None: ...
     def enter(self, step: int, ids: NDArray[np.int64]) -> int: ...
@@ -353,10 +357,14 @@ class HostSampler:
         numbers: tuple[int, int, int],
         replace: bool,
         weights: list[NDArray[np.float32] | None],
-        kappa: int,
+        dependency: tuple[int, bool],
+        near: list[NDArray[np.uint8] | None],
+        factor: float,
     ) -> _Sampled:
         """One minibatch. seeds: by node type; fanouts: by layer, the seeds' first, by relation; numbers:
-        (seed, epoch, step); weights: by relation, of each edge; kappa 0: without end.
+        (seed, epoch, step); weights: by relation, of each edge; dependency: kappa (0: without end), and
+        whether it is nested; near: by relation, a bit for each source whose edges count factor times, the
+        lowest of a byte first.
 
         Returns (nodes by type, by layer and relation (indptr, indices, positions, weights or None, number of
         sources))."""
@@ -369,7 +377,7 @@ class HostSampler:
         importance_sampling: int,
         fixed_count: bool,
         layer_dependency: bool,
-        kappa: int,
+        dependency: tuple[int, bool],
     ) -> _Sampled:
         """The same by LABOR. importance_sampling -1: to convergence."""
     def ladies(
@@ -395,6 +403,11 @@ class HostSampler:
         """The same by random walks; one block in a layer. counts: neighbours, by layer; path: relations."""
     @property
     def bytes(self) -> int: ...
+
+def variate_keys(
+    numbers: tuple[int, int, int], dependency: tuple[int, bool], layer: int, number: int
+) -> tuple[int, int, float, float]:
+    """What kernels need for these numbers: the keys of the group and of the next one, and their shares."""
 
 def variates(
     numbers: tuple[int, int, int],

@@ -93,3 +93,18 @@ def min_hits(trace: list[npt.NDArray[np.int64]], lines: int) -> list[int]:
         order = sorted((n, p) for p, n in candidates.items() if n != never)
         held = {p: n for n, p in order[:lines]}
     return hits
+
+
+def int8_with_a_scale(
+    values: npt.NDArray[np.float32], scale: str
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+    """(steps, scales) that values[n, width] are stored as, by the sentence of docs/format.md.
+
+    What is read is steps * scales. scale: "row" (scales are [n, 1]) or "column" ([1, width]).
+    """
+    largest = np.abs(values).max(1 if scale == "row" else 0, keepdims=True, initial=0)
+    scales = (largest / np.float32(127)).astype(np.float32)
+    scales[(largest > 0) & (scales < np.finfo(np.float32).tiny)] = np.finfo(np.float32).tiny
+    with np.errstate(invalid="ignore", divide="ignore"):
+        steps = np.where(scales > 0, np.rint(values / scales), 0)
+    return np.clip(steps, -127, 127).astype(np.int8), scales

@@ -14,11 +14,14 @@ class RawTable:
     """Rows written page by page over shards, as a dataset's table is."""
 
     name: str
-    rows: torch.Tensor  # the source, [n, dim]
+    rows: torch.Tensor  # the source, [n, dim]; with a scale, what is to be read
     page_bytes: int
     rows_per_page: int
     shard_paths: list[Path]
     type: str = "_N"
+    scale: str | None = None
+    scales: np.ndarray | None = None  # of the columns
+    stored_row_bytes: int | None = None
     order: np.ndarray | None = None
 
     @property
@@ -35,11 +38,14 @@ class RawTable:
 
     @property
     def row_bytes(self) -> int:
-        return self.rows[0].numel() * self.rows.element_size()
+        return self.stored_row_bytes or self.rows[0].numel() * self.rows.element_size()
 
     @property
     def page_count(self) -> int:
         return -(-self.row_count // self.rows_per_page)
+
+    def column_scales(self) -> np.ndarray | None:
+        return self.scales
 
     def shard_of(self, page: int) -> tuple[Path, int]:
         shards = len(self.shard_paths)
@@ -51,11 +57,45 @@ def write_raw_table(
 ) -> RawTable:
     """Write rows [n, ...] of any dtype; a row longer than a page makes one long page."""
     flat = rows.contiguous().view(torch.uint8).reshape(len(rows), -1).numpy()
+    paths, page_bytes, per_page = _write_pages(directory, flat, page_bytes, shards, name)
+    return RawTable(name, rows, page_bytes, per_page, paths)
+
+
+def write_scaled_table(
+    directory: Path,
+    steps: np.ndarray,
+    scale: str,
+    *,
+    page_bytes: int = 4096,
+    shards: int = 1,
+    name: str = "_N.feat",
+    seed: int = 0,
+) -> RawTable:
+    """Write int8[n, dim] with a random scale per "row" or "column"; rows are the products, by NumPy."""
+    n, dim = steps.shape
+    rng = np.random.default_rng(seed)
+    scales = (10.0 ** rng.uniform(-6, 2, n if scale == "row" else dim)).astype(np.float32)
+    flat = steps.view(np.uint8)
+    if scale == "row":
+        zeros = np.zeros((n, -dim % 4), np.uint8)
+        flat = np.concatenate([flat, zeros, scales.view(np.uint8).reshape(n, 4)], axis=1)
+    paths, page_bytes, per_page = _write_pages(directory, flat, page_bytes, shards, name)
+    rows = torch.from_numpy(steps.astype(np.float32) * (scales[:, None] if scale == "row" else scales))
+    columns = scales if scale == "column" else None
+    return RawTable(
+        name, rows, page_bytes, per_page, paths, scale=scale, scales=columns, stored_row_bytes=flat.shape[1]
+    )
+
+
+def _write_pages(
+    directory: Path, flat: np.ndarray, page_bytes: int, shards: int, name: str
+) -> tuple[list[Path], int, int]:
+    """(shards, bytes of a page, rows of a page)."""
     row_bytes = flat.shape[1]
     if row_bytes > page_bytes:
         page_bytes = -(-row_bytes // 512) * 512
     per_page = page_bytes // row_bytes
-    page_count = -(-len(rows) // per_page)
+    page_count = -(-len(flat) // per_page)
     pages = np.zeros((page_count, page_bytes), np.uint8)
     for page in range(page_count):
         part = flat[page * per_page : (page + 1) * per_page].reshape(-1)
@@ -65,4 +105,4 @@ def write_raw_table(
         path = directory / f"{name}.shard-{shard:02}.bin"
         path.write_bytes(pages[shard::shards].tobytes())
         paths.append(path)
-    return RawTable(name, rows, page_bytes, per_page, paths)
+    return paths, page_bytes, per_page

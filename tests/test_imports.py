@@ -8,7 +8,7 @@ from pathlib import Path
 import gids
 
 ROOT = Path(gids.__file__).parent
-ORDER = ["errors", "_core", "store", "cuda", "io", "cache", "sampler", "heat", "loader"]
+ORDER = ["errors", "_core", "store", "cuda", "io", "cache", "sampler", "heat", "loader", "inference"]
 """A part may import those before it; what is not listed (adapters, cli) may import them all."""
 
 

@@ -47,7 +47,8 @@ class Run:
 
 @dataclass
 class Measured:
-    """By iteration: seconds, bytes of rows handed out, bytes read from the device, pages asked for and hit.
+    """By iteration: seconds, bytes of rows handed out (as they are stored), bytes read from the device, pages
+    asked for and hit.
 
     The rest is of all iterations: CPU seconds, requests by latency, lines of the cache. note: why figures are
     warm, or "".

@@ -41,10 +41,10 @@ def look_at(store: FeatureStore, table: Table) -> EpochSource:
     train = store.splits.get(ntype, {}).get("train")
     if train is None or not len(train):
         raise ValueError(f"{store.name} has no train split; the seeds of an epoch are that")
-    if table.dtype != torch.float32 or len(table.shape) != 1 or table.key != "feat":
+    if table.stored_dtype != torch.float32 or len(table.shape) != 1 or table.key != "feat":
         raise ValueError(
-            f"table {table.name!r} is {table.dtype}{list(table.shape)}; the comparison reads float32[dim] "
-            "rows named 'feat'"
+            f"table {table.name!r} is {table.stored_dtype}{list(table.shape)}; the comparison reads "
+            "float32[dim] rows named 'feat'"
         )
     reason = ""
     if len(table.shard_paths) > 1:

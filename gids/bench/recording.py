@@ -176,6 +176,9 @@ class TappedCache:
     def read_through(self, ids: Ids) -> tuple[Features, Exception | None]:
         return self._cache.read_through(ids)
 
+    def page_words(self, table: str) -> npt.NDArray[np.uint64]:
+        return self._cache.page_words(table)
+
     def stats(self) -> dict[str, dict[str, Any]]:
         return self._cache.stats()
 

@@ -28,8 +28,6 @@ class TableShape(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def row_bytes(self) -> int: ...
-    @property
     def page_bytes(self) -> int: ...
     @property
     def page_count(self) -> int: ...
@@ -53,6 +51,7 @@ def share_memory(
     memory_bytes: int,
     cache_bytes: int | None,
     rows: Mapping[str, int],
+    output_row_bytes: Mapping[str, int],
     window_batches: int,
     planned_batches: int,
     most_planned_batches: int,
@@ -61,13 +60,14 @@ def share_memory(
 ) -> MemoryPlan:
     """Give every purpose its bytes; what is left becomes cache lines.
 
-    rows: rows of each table that the first minibatch reads. minibatch_bytes: the sampled minibatch itself.
+    rows: rows of each table that the first minibatch reads. output_row_bytes: of a row as it is handed out.
+    minibatch_bytes: the sampled minibatch itself.
     Outputs: one per planned minibatch, one with the consumer, one between the two; for more planned
     minibatches, up to the most, where outputs are small beside the whole. Tables share the lines in
     proportion to their bytes on disk. cache_bytes caps the lines (0: none).
     Raises MemoryBudgetError, with the sum, when not even the rest fits.
     """
-    output = int(GROWTH * sum(rows[t.name] * t.row_bytes for t in tables))
+    output = int(GROWTH * sum(rows[t.name] * output_row_bytes[t.name] for t in tables))
     planned = affordable_planned(memory_bytes, output, planned_batches, most_planned_batches)
     ids = int(GROWTH * sum(rows.values()))
     purposes = {

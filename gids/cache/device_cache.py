@@ -37,7 +37,7 @@ from gids.cache.device_state import (
     line_bytes,
 )
 from gids.cache.feature_cache import FeatureCache
-from gids.cache.output_dtype import check_out_dtype, out_dtype_of
+from gids.cache.output_dtype import check_out_dtype, out_dtype_of, row_form
 from gids.io.device_queue import DeviceQueue, QueueTable
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ class DeviceFeatureCache:
         policy: "lookahead", "window-pin", "random" or "static".
         host_policy: "lookahead" replaces lines in host memory as the others; "static" fills them with the
             hottest pages that no line in device memory holds, and leaves them.
-        output_dtype: float32, float16 or bfloat16, for the rows of tables of these three. None leaves them.
+        output_dtype: float32, float16 or bfloat16, for the rows of tables of these three. None leaves them,
+            and hands out rows stored as int8 with a scale as float32.
         check_crc: compare every page read with its checksum.
         wait, staging_bytes, rounds_max, pairs, timeout_s: see :class:`gids.io.device_queue.DeviceQueue`. A
             round holds pages of one table, so that there are at least two rounds for each.
@@ -132,7 +133,14 @@ class DeviceFeatureCache:
         """What the cache runs on. Ids that were made on it are waited for on no other."""
         self._device = device
         self._kernels = CacheKernels(device, self.stream)
-        self._host = FeatureCache(engine, tables, lines=dict.fromkeys(near, 0), heats={}, check_crc=check_crc)
+        self._host = FeatureCache(
+            engine,
+            tables,
+            lines=dict.fromkeys(near, 0),
+            heats={},
+            check_crc=check_crc,
+            output_dtype=output_dtype,
+        )
         queue_tables = _queue_tables(tables, check_crc)
         self._queue = DeviceQueue(
             device,
@@ -163,6 +171,7 @@ class DeviceFeatureCache:
                     policy=policy,
                     heat=heats.get(t.name),
                     out_dtype=out_dtype_of(t, output_dtype),
+                    form=row_form(t, output_dtype),
                 )
                 mapped.append(state.far)
                 self._states[t.name] = state
@@ -323,8 +332,7 @@ class DeviceFeatureCache:
                     positions = left[name][: self._counters.seen(THROUGH, name, "unresolved")]
                     if len(positions):
                         rows, failure = self._host.read_through({name: tensor[positions].cpu()})
-                        converted = rows[name].to(outputs[name].dtype)
-                        outputs[name][positions] = converted.to(self._device.torch_device)
+                        outputs[name][positions] = rows[name].to(self._device.torch_device)
                         error = error or failure
             self._hand_over(self.stream.record_event(), outputs)
         return outputs, error
@@ -394,7 +402,7 @@ class DeviceFeatureCache:
             state.audit()
 
     def page_words(self, table: str) -> npt.NDArray[np.uint64]:
-        """uint64[page_count]: a copy of a table's page words. Waits for the cache's stream. For tests."""
+        """uint64[page_count]: a copy of a table's page words. Waits for the cache's stream."""
         self.stream.synchronize()
         words: npt.NDArray[np.uint64] = self._states[table].words.cpu().numpy().copy().view(np.uint64)
         return words

@@ -16,7 +16,7 @@ import torch
 
 from gids import _core
 from gids.cache.budget import GROWTH, TableShape
-from gids.cache.output_dtype import FLOATS
+from gids.cache.output_dtype import RowForm
 
 if TYPE_CHECKING:
     from gids.cuda.device import Device
@@ -29,9 +29,6 @@ DEVICE_POLICIES = ("lookahead", "window-pin", "random", "static")
 """In the order of score::Policy."""
 
 _CHOICE_BYTES = (2 * _core.SCORE_BUCKETS + 8) * 4 + 3 * 8
-_TYPES = {dtype: number for number, dtype in enumerate(FLOATS, 1)}
-"""Their copy_as::Type."""
-
 _CHUNK = 1 << 22
 
 
@@ -69,6 +66,7 @@ class TableState:
         policy: str,
         heat: npt.NDArray[np.uint8] | None,
         out_dtype: torch.dtype,
+        form: RowForm,
     ) -> None:
         self.table = table
         self.number = number
@@ -102,7 +100,10 @@ class TableState:
             DEVICE_POLICIES.index(policy),
         ]
         self.record = torch.tensor(fields, dtype=torch.int64).to(device.torch_device)
-        self.row_copy = _row_copy(table.dtype, out_dtype, table.row_bytes)
+        self._scales = None
+        if form.scales is not None:
+            self._scales = torch.from_numpy(form.scales).to(device.torch_device)
+        self.row_copy = (*_row_copy(form), 0 if self._scales is None else self._scales)
 
     @property
     def line_count(self) -> int:
@@ -114,7 +115,8 @@ class TableState:
 
     def metadata_bytes(self) -> int:
         """Device memory of a table besides its lines, page words and owners."""
-        return self.choice.nbytes + self.record.nbytes
+        scales = 0 if self._scales is None else self._scales.nbytes
+        return self.choice.nbytes + self.record.nbytes + scales
 
     def audit(self) -> None:
         """RuntimeError when words and owners disagree. The device must be idle."""
@@ -220,12 +222,11 @@ def _order_on(device: Device, order: npt.NDArray[Any] | None) -> torch.Tensor | 
     return there
 
 
-def _row_copy(dtype: torch.dtype, out_dtype: torch.dtype, row_bytes: int) -> tuple[int, int, int]:
+def _row_copy(form: RowForm) -> tuple[int, int, int]:
     """(how kernels copy rows, items of a row, bytes of an output row); see native/include/gids/row_copy.h."""
-    values = row_bytes // dtype.itemsize
-    if dtype == out_dtype:
-        width = math.gcd(row_bytes, 16)
-        return width, row_bytes // width, row_bytes
-    count = 4 if values % 4 == 0 else 1
-    copy_as = count | _TYPES[dtype] << 8 | _TYPES[out_dtype] << 16
-    return copy_as, values // count, values * out_dtype.itemsize
+    if not form.stored_as:
+        width = math.gcd(form.out_row_bytes, 16)
+        return width, form.out_row_bytes // width, form.out_row_bytes
+    count = 4 if form.values % 4 == 0 else 1
+    copy_as = count | form.stored_as << 8 | form.wanted_as << 16
+    return copy_as, form.values // count, form.out_row_bytes

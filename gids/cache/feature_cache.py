@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from gids import _core
-from gids.cache.output_dtype import out_dtype_of
+from gids.cache.output_dtype import out_dtype_of, row_form
 from gids.errors import StorageError
 from gids.store.table import positions_of
 
@@ -50,7 +50,8 @@ class FeatureCache:
 
     engine: opened on the shards of all tables, in order. lines: cache lines of each table. heats: uint8 per
     page for each table that has them. check_crc: compare every page read with its checksum. output_dtype:
-    float32, float16 or bfloat16, for the rows of tables of these three, which are then copied once more.
+    float32, float16 or bfloat16, for the rows of tables of these three, converted while they are gathered.
+    Rows stored as int8 with a scale are handed out as float32 unless another is wanted.
     """
 
     def __init__(
@@ -69,12 +70,14 @@ class FeatureCache:
         self.tables = {t.name: t for t in tables}
         self._engine = engine
         self._dtypes = {t.name: out_dtype_of(t, output_dtype) for t in tables}
+        self._forms = {t.name: row_form(t, output_dtype) for t in tables}
         self._pool = _core.BufferPool.create(keep_output_bytes)
         self._shards = [path for t in tables for path in t.shard_paths]
         workers = _core.Workers(threads)
         self._caches: dict[str, Any] = {}
         first_file = 0
         for t in tables:
+            form = self._forms[t.name]
             self._caches[t.name] = _core.PageCache(
                 engine.native,
                 workers,
@@ -89,6 +92,10 @@ class FeatureCache:
                 seed=0,
                 heat=heats.get(t.name),
                 checksums=np.asarray(t.checksums()) if check_crc else None,
+                stored_as=form.stored_as,
+                wanted_as=form.wanted_as,
+                row_values=form.values,
+                scales=form.scales,
             )
             first_file += len(t.shard_paths)
         self.next_step = 0
@@ -126,7 +133,7 @@ class FeatureCache:
         """
         failures = [f for cache in self._caches.values() for f in cache.gather(step)]
         outputs = self._outputs[step]
-        return self._converted({name: outputs[name] for name in self._ids[step]}), self._error(failures)
+        return {name: outputs[name] for name in self._ids[step]}, self._error(failures)
 
     def retire(self, step: int) -> None:
         """Take the step's marks back. Steps retire in order."""
@@ -154,7 +161,7 @@ class FeatureCache:
         for name, array in self._check(ids).items():
             outputs[name], rows = self._new_output(self.tables[name], len(array))
             failures += self._caches[name].read_through(array, rows)
-        return self._converted(outputs), self._error(failures)
+        return outputs, self._error(failures)
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """The native counters of each table."""
@@ -177,7 +184,7 @@ class FeatureCache:
             cache.audit()
 
     def page_words(self, table: str) -> npt.NDArray[np.uint64]:
-        """uint64[page_count]: a copy of a table's page words. For tests."""
+        """uint64[page_count]: a copy of a table's page words."""
         words: npt.NDArray[np.uint64] = self._caches[table].words()
         return words
 
@@ -198,13 +205,11 @@ class FeatureCache:
                 checked[name] = positions_of(array, self._orders[name])
         return checked
 
-    def _converted(self, rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: tensor.to(self._dtypes[name]) for name, tensor in rows.items()}
-
     def _new_output(self, table: Table, n: int) -> tuple[torch.Tensor, npt.NDArray[np.uint8]]:
-        flat: npt.NDArray[np.uint8] = self._pool.take(n * table.row_bytes)
-        tensor = torch.from_numpy(flat).view(table.dtype).view(n, *table.shape)
-        return tensor, flat.reshape(n, table.row_bytes)
+        row_bytes = self._forms[table.name].out_row_bytes
+        flat: npt.NDArray[np.uint8] = self._pool.take(n * row_bytes)
+        tensor = torch.from_numpy(flat).view(self._dtypes[table.name]).view(n, *table.shape)
+        return tensor, flat.reshape(n, row_bytes)
 
     def _error(self, failures: Sequence[tuple[int, int, int]]) -> StorageError | None:
         if not failures:

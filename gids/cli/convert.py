@@ -51,10 +51,18 @@ def add_parser(subparsers: Any) -> None:
         action="append",
         default=[],
         metavar="[TABLE=]TYPE",
-        help="cast tables: (b)float16, float32, float64, (u)int8, int32, int64; with --shape: of raw binary",
+        help="store tables as (b)float16, float32, float64, (u)int8, int32, int64; floating ones as int8 "
+        "with a --scale. With --shape and no TABLE: of raw binary",
     )
     parser.add_argument(
-        "--shape", type=_shape, metavar="N,DIM,…", help="of raw binary (-1: as many as there are)"
+        "--scale",
+        action="append",
+        default=[],
+        metavar="[TABLE=]KIND",
+        help="of floating features stored as int8: one per row or per column (default: row)",
+    )
+    parser.add_argument(
+        "--shape", type=parse_shape, metavar="N,DIM,…", help="of raw binary (-1: as many as there are)"
     )
     parser.add_argument(
         "--page-bytes",
@@ -137,12 +145,13 @@ def run(args: argparse.Namespace) -> int:
         shape=args.shape,
         labels=args.labels,
         num_nodes=args.num_nodes,
-        load_graphs=_load_graphs,
+        load_graphs=load_graphs,
     )
     options = Options(
         page_bytes=args.page_bytes,
         stripe=tuple(args.stripe),
         dtypes=casts,
+        scales=dict(_cast(text) for text in args.scale),
         order=order,
         read_rows=read_rows,
         index_dtype=args.index_dtype,
@@ -196,7 +205,7 @@ def _read_rows(order: str, trace: str) -> ReadRows | None:
     return RowTrace(trace)
 
 
-def _load_graphs(path: str) -> Any:
+def load_graphs(path: str) -> Any:
     """dgl.load_graphs."""
     try:
         importlib.import_module("gids.dgl")  # makes DGL importable under a current torch
@@ -236,7 +245,8 @@ def _cast(text: str) -> tuple[str, str]:
     return table, dtype
 
 
-def _shape(text: str) -> tuple[int, ...]:
+def parse_shape(text: str) -> tuple[int, ...]:
+    """ "1000000,128" -> (1000000, 128)."""
     try:
         return tuple(int(n) for n in text.split(","))
     except ValueError:

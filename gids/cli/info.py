@@ -62,7 +62,8 @@ def describe(store: FeatureStore) -> dict[str, Any]:
                 "kind": t.kind,
                 "rows": t.row_count,
                 "shape": list(t.shape),
-                "dtype": str(t.dtype).removeprefix("torch."),
+                "dtype": str(t.stored_dtype).removeprefix("torch."),
+                "scale": t.scale,
                 "row_bytes": t.row_bytes,
                 "page_bytes": t.page_bytes,
                 "rows_per_page": t.rows_per_page,
@@ -113,7 +114,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
         pages = f"{t['pages']} page{'s' * (t['pages'] != 1)} of {t['page_bytes']} B"
         rows = f"{t['rows_per_page']} row{'s' * (t['rows_per_page'] > 1)} each"
         rows += ", in an order of their own" * t["ordered"]
-        lines.append(f"  {t['name']}  {t['dtype']} {shape}  {pages}, {rows}  {format_bytes(t['bytes'])}")
+        dtype = f"{t['dtype']} with a scale per {t['scale']}," if t["scale"] else t["dtype"]
+        lines.append(f"  {t['name']}  {dtype} {shape}  {pages}, {rows}  {format_bytes(t['bytes'])}")
         for path, size in zip(t["shards"], t["shard_bytes"], strict=True):
             share = f"  {format_bytes(size)}, {size / max(1, t['bytes']):.1%}" * (len(t["shards"]) > 1)
             lines.append(f"    {path}{share}")

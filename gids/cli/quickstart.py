@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 HEADROOM_BYTES = 96 << 20  # of the memory limit, for what training itself allocates beside gids
 PLAIN_SECONDS, PLAIN_TIMEOUT_S = 15, 60  # for stock without advice: to stop after, to give up after
+VAL_NODES = 64  # by full neighbourhoods, so that few are enough work
 LEAST_MEMORY_BYTES = 2 * HEADROOM_BYTES
 
 
@@ -134,7 +135,7 @@ def _compare(
         batch_size=args.batch_size,
         hidden=args.hidden,
         batches=args.batches,
-        val_batches=4,
+        val_nodes=VAL_NODES,
         epochs=args.epochs,
         workers=args.workers,
         seed=args.seed,
@@ -150,7 +151,7 @@ def _compare(
     with _Step("training with stock DGL on a memory-mapped array") as step:
         results["stock"] = run_side(stock, limited=limited, progress=step.show)
     if limited:
-        plain = replace(stock, random_access=False, val_batches=0, most_seconds=PLAIN_SECONDS)
+        plain = replace(stock, random_access=False, val_nodes=0, most_seconds=PLAIN_SECONDS)
         with _Step("the same without MADV_RANDOM, for some seconds") as step, suppress(FreshProcessTimeout):
             results["stock_without_advice"] = run_side(plain, timeout_s=PLAIN_TIMEOUT_S)
     return results

@@ -17,7 +17,7 @@ from typing import Protocol, Self
 import numpy as np
 import torch
 
-Argument = torch.Tensor | int | np.uint32 | np.int32 | np.uint64 | np.float32
+Argument = torch.Tensor | int | np.uint32 | np.int32 | np.uint64 | np.float32 | np.float64
 """What a kernel takes: a tensor's address, an int as 64 bits, or a NumPy scalar as it is."""
 
 
@@ -173,9 +173,9 @@ def as_word(kernel: str, position: int, value: Argument, torch_device: torch.dev
         if not -(1 << 63) <= value < 1 << 64:
             raise ValueError(f"{kernel}: argument {position} is {value}, which 64 bits do not hold")
         return value & _ALL_BITS, 8
-    if isinstance(value, np.uint32 | np.int32 | np.uint64 | np.float32):
+    if isinstance(value, np.uint32 | np.int32 | np.uint64 | np.float32 | np.float64):
         return int.from_bytes(value.tobytes(), sys.byteorder), value.nbytes
     raise TypeError(
         f"{kernel}: argument {position} is {type(value).__name__}; kernels take tensors, int (8 bytes), and "
-        "numpy's uint32, int32, uint64, float32"
+        "numpy's uint32, int32, uint64, float32, float64"
     )

@@ -15,6 +15,7 @@ import torch
 
 from gids.loader.epoch_loader import Draw, EpochLoader
 from gids.loader.excluded_edges import without_edges
+from gids.loader.tables import Tables
 from gids.sampler import Minibatch, Sampler, Topology
 from gids.sampler.layered import Fanout
 from gids.store import FeatureStore, Graph
@@ -72,7 +73,7 @@ class EdgeLoader(EpochLoader):
         negatives: int = 1,
         exclude: Literal["self", "reverse"] | None = None,
         reverse: Relation | None = None,
-        tables: Sequence[str] | None = None,
+        tables: Tables | None = None,
         batch_size: int = 1024,
         shuffle: bool = True,
         drop_last: bool = False,

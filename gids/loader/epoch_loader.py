@@ -22,6 +22,7 @@ from gids.errors import StorageError
 from gids.heat.graphs import graphs_of
 from gids.loader.feature_loader import FeatureLoader
 from gids.loader.sample_stream import SampleStream
+from gids.loader.tables import Tables, check_table_fits, chosen_tables
 from gids.sampler import Minibatch, Neighbor, Sampler, Topology
 from gids.sampler.layered import Fanout
 from gids.store import FeatureStore, Table
@@ -89,7 +90,7 @@ class EpochLoader(ABC):
     def _open(
         self,
         topology: Topology,
-        tables: Sequence[str] | None,
+        tables: Tables | None,
         device: str | torch.device,
         place: str,
         options: Mapping[str, Any],
@@ -105,7 +106,7 @@ class EpochLoader(ABC):
         self._stream = SampleStream(self._device)
         self._features: FeatureLoader | None = None
         if self.tables:
-            self._features = FeatureLoader(self.store, list(self.tables), device=device, **options)
+            self._features = FeatureLoader(self.store, self.tables, device=device, **options)
         elif options:
             log.info("no tables are loaded: %s have no effect", ", ".join(options))
 
@@ -256,24 +257,15 @@ class EpochLoader(ABC):
             "sampler": kind.__qualname__ if kind.__repr__ is object.__repr__ else repr(self.sampler),
         }
 
-    def _tables_of(self, topology: Topology, names: Sequence[str] | None) -> dict[str, Table]:
+    def _tables_of(self, topology: Topology, tables: Tables | None) -> dict[str, Table]:
         """By name, what features are loaded from."""
-        if names is None:
+        if tables is None:
             every = self.store.tables.values()
             return {t.name: t for t in every if t.kind == "node" and t.type in topology.node_types}
-        if isinstance(names, str):
-            raise TypeError(f"tables={names!r}; give a list, [{names!r}]")
-        tables = {}
-        for table in map(self.store.table, names):
-            if table.kind == "edge" and table.type not in topology.relations:
-                raise ValueError(f"{table.name}: the dataset has no topology of that relation")
-            if table.kind == "node" and table.type not in topology.node_types:
-                known = ", ".join(map(repr, topology.node_types))
-                raise ValueError(
-                    f"{table.name}: no relation leads to or from {table.type!r} (there are {known})"
-                )
-            tables[table.name] = table
-        return tables
+        found = chosen_tables(self.store, tables)
+        for table in found.values():
+            check_table_fits(table, topology, self.store.name)
+        return found
 
 
 class SampledEpoch(Iterator[Minibatch]):

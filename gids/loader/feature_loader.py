@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any, Literal, TypeVar
 
@@ -27,6 +27,7 @@ from gids.io import Engine, open_engine
 from gids.loader.placement import DevicePlacement, HostPlacement, Placement, Sizes
 from gids.loader.stages import Stage, epoch_summary, stage_for
 from gids.loader.stream import Cache, Ids, IdsOf, ReadThroughStream, WindowedStream
+from gids.loader.tables import Tables, chosen_tables, is_of_nodes
 from gids.store import FeatureStore, Table
 from gids.store.names import HEAT_ROLES
 
@@ -34,6 +35,7 @@ T = TypeVar("T")
 log = logging.getLogger("gids")
 
 MAX_PLANNED = 8
+_RESIDENT = 2  # the state of a page word, its two highest bits
 
 
 class FeatureLoader:
@@ -41,7 +43,8 @@ class FeatureLoader:
 
     Args:
         store: the dataset, or its path.
-        tables: names of the tables to load, such as ``"paper.feat"``.
+        tables: the tables to load: names, such as ``"paper.feat"``, and tables of other stores, such as
+            ``other.table("paper.text")``; or a mapping from the names that features go by to these.
         window_batches: minibatches sampled ahead, whose pages the cache keeps. 0 to 23.
         planned_batches: minibatches whose reads are in flight or done, before they are handed out. None
             starts with 2 and, between epochs, takes the least number whose missing pages cover twice the
@@ -52,15 +55,16 @@ class FeatureLoader:
         policy: ``"lookahead"``, ``"window-pin"``, ``"random"``, ``"lru"`` or ``"static"``.
         heat: which stored heat of nodes the policy falls back on: ``"out-degree"`` (conversion stores it),
             ``"reverse-pagerank"`` or ``"sampled"`` (``gids heat`` does), or ``"none"``. ``"auto"`` takes, for
-            each table, the first that is there of reverse-pagerank, sampled, out-degree. Rows of edges have
-            none.
+            each table, the first that is there of reverse-pagerank, sampled, out-degree. It is that of the
+            store's nodes; tables of edges, and of other nodes, have none.
         engine: ``"auto"``, ``"uring"``, ``"threads"`` or ``"mmap"``.
         queue_depth: requests in flight at the device.
         threads: that copy rows. None takes torch's number.
         check_crc: compare every page read with its checksum.
         direct: read past the page cache (O_DIRECT).
         dtype: of the features, where it is not the stored one: float32, float16 or bfloat16, for
-            tables of one of these. On CUDA it costs nothing; on the CPU the rows are copied once more.
+            tables of one of these; they are converted while they are gathered. Tables stored as int8 with a
+            scale are float32 unless this says otherwise.
         device: ``"cpu"`` or ``"cuda"``. On CUDA cache and features are in device memory, GPU threads ask for
             the missing pages themselves, and ids may be tensors of that device or of the CPU. memory_bytes
             and cache_bytes are then device memory, memory_bytes=None is half of what is free, and the
@@ -81,7 +85,7 @@ class FeatureLoader:
     def __init__(
         self,
         store: FeatureStore | str | os.PathLike[str],
-        tables: Sequence[str],
+        tables: Tables,
         *,
         window_batches: int = 16,
         planned_batches: int | None = None,
@@ -104,7 +108,7 @@ class FeatureLoader:
         self.store = store if isinstance(store, FeatureStore) else FeatureStore(store)
         if not tables:
             raise ValueError("tables is empty; name at least one, such as 'paper.feat'")
-        self.tables: list[Table] = [self.store.table(name) for name in dict.fromkeys(tables)]
+        self.tables: list[Table] = list(chosen_tables(self.store, tables).values())
         self._window = _check_window(window_batches, planned_batches)
         self._fixed_planned = planned_batches
         if policy not in POLICIES:
@@ -265,6 +269,24 @@ class FeatureLoader:
         result["tables"] = tables
         return result
 
+    def cached_rows(self, table: str) -> torch.Tensor:
+        """Which rows of a table the cache holds now: bool[row_count] on the CPU, for LocalityBias.
+
+        Ask between two epochs: while a stream is open the answer depends on when it is asked. On CUDA the
+        lines on the device count, and this waits for them. Before the first minibatch nothing is held.
+        Raises KeyError for a table that this loader does not load, ValueError once closed.
+        """
+        found = next((t for t in self.tables if t.name == table), None)
+        if found is None:
+            known = ", ".join(repr(t.name) for t in self.tables)
+            raise KeyError(f"no table {table!r} in this loader (it loads {known})")
+        if not self._finalizer.alive:
+            raise ValueError("this FeatureLoader is closed, and its cache is gone")
+        if self._cache is None:
+            return torch.zeros(found.row_count, dtype=torch.bool)
+        resident = self._cache.page_words(table) >> np.uint64(62) == _RESIDENT
+        return torch.from_numpy(resident.repeat(found.rows_per_page)[: found.row_count])
+
     def close(self) -> None:
         """End the open stream, let reads finish, close the files, free the cache. Idempotent.
 
@@ -334,7 +356,7 @@ def _choose_heat(store: FeatureStore, table: Table, heat: str) -> str | None:
     if not isinstance(table.type, str) or heat == "none":
         return None
     if heat == "auto":
-        return next(iter(store.heat_methods(table.type)), None)
+        return next(iter(store.heat_methods(table.type)), None) if is_of_nodes(table, store) else None
     store.heat(heat, table.type)  # KeyError: not stored, and how to compute it
     return heat
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from gids.loader.epoch_loader import Draw, EpochLoader
+from gids.loader.tables import Tables
 from gids.sampler import Minibatch, Sampler, Topology
 from gids.sampler.layered import Fanout
 from gids.sampler.minibatch import PerType
@@ -29,9 +30,11 @@ class NodeLoader(EpochLoader):
             minibatches of dictionaries.
         sampler: fanouts, as ``gids.sampler.Neighbor`` takes them (one per layer, the last is that of the
             seeds), or a sampler.
-        tables: names of the tables to load, such as ``"paper.feat"``. None: all of nodes that the sampler
-            can reach. Empty: none, for minibatches without features. Of a table of edges a minibatch gets
-            the rows of all its blocks' edges, one block after the other, the input layer's first.
+        tables: the tables to load: names, such as ``"paper.feat"``, and tables of other stores of the same
+            nodes, such as ``other.table("paper.text")``; or a mapping from the names that features go by to
+            these. None: all of nodes that the sampler can reach. Empty: none, for minibatches without
+            features. Of a table of edges a minibatch gets the rows of all its blocks' edges, one block after
+            the other, the input layer's first.
         batch_size: seeds of all types together.
         shuffle: in a new order every epoch, over all types; otherwise the given order, type after type.
         drop_last: leave out the last minibatch of an epoch when it is smaller.
@@ -59,7 +62,7 @@ class NodeLoader(EpochLoader):
         seeds: PerType,
         sampler: Sampler | Sequence[Fanout],
         *,
-        tables: Sequence[str] | None = None,
+        tables: Tables | None = None,
         batch_size: int = 1024,
         shuffle: bool = True,
         drop_last: bool = False,

@@ -27,7 +27,7 @@ from gids.cache import (
 )
 from gids.cache.budget import available_bytes, format_bytes
 from gids.cache.device_checks import check_policies
-from gids.cache.output_dtype import out_dtype_of
+from gids.cache.output_dtype import out_row_bytes
 from gids.io.extents import open_extent_reader
 from gids.loader.stream import Cache
 
@@ -107,6 +107,7 @@ class HostPlacement:
             memory_bytes=self._memory_bytes,
             cache_bytes=self._cache_bytes,
             rows=sizes.rows,
+            output_row_bytes={t.name: out_row_bytes(t, self._dtype) for t in self._tables},
             window_batches=sizes.window_batches,
             planned_batches=sizes.planned_batches,
             most_planned_batches=sizes.most_planned_batches,
@@ -183,10 +184,7 @@ class DevicePlacement:
             cache_bytes=self._cache_bytes,
             host_cache_bytes=self._host_cache_bytes,
             rows=sizes.rows,
-            output_row_bytes={
-                t.name: t.row_bytes // t.dtype.itemsize * out_dtype_of(t, self._dtype).itemsize
-                for t in self._tables
-            },
+            output_row_bytes={t.name: out_row_bytes(t, self._dtype) for t in self._tables},
             window_batches=sizes.window_batches,
             planned_batches=sizes.planned_batches,
             most_planned_batches=sizes.most_planned_batches,

@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from gids.loader.stages import Stage, stage
@@ -43,6 +45,7 @@ class Cache(Protocol):
     def read_through(self, ids: Ids) -> tuple[Features, Exception | None]: ...
     def stats(self) -> dict[str, dict[str, Any]]: ...
     def memory(self) -> dict[str, int]: ...
+    def page_words(self, table: str) -> npt.NDArray[np.uint64]: ...
     def close(self) -> None: ...
 
 

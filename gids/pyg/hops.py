@@ -10,11 +10,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 
+from gids.pyg.edge_weights import Weights
 from gids.sampler import Block, Minibatch, Neighbor, Topology
+from gids.sampler.layered import array_digest
 from gids.sampler.minibatch import PerType
 from gids.sampler.topology import AnyGraph, Graphs
 from gids.store import Graph
@@ -56,16 +59,25 @@ class HopMinibatch(Minibatch):
 
 
 class HopSampler:
-    """Uniform neighbours without replacement, each node's drawn once, by the hop after it was found.
+    """Neighbours of each node drawn once, by the hop after it was found.
 
     num_neighbors: for each hop, the seeds' first (PyG's order), how many neighbours a node draws: 1 or more,
-    -1 for all, 0 for none; or such a list for each relation. threads: on the CPU; None takes torch's.
+    -1 for all, 0 for none; or such a list for each relation. replace, weights: as gids.sampler.Neighbor takes
+    them, weights by relation; what is drawn has no weights of its own. threads: on the CPU; None takes
+    torch's.
 
     Minibatches are HopMinibatches, and functions of the arguments of sample() alone, as Neighbor's are: the
     same with any number of threads and on any device. Memory: as Neighbor, for each hop.
     """
 
-    def __init__(self, num_neighbors: Counts, *, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        num_neighbors: Counts,
+        *,
+        replace: bool = False,
+        weights: Weights | None = None,
+        threads: int | None = None,
+    ) -> None:
         per_relation = list(num_neighbors.values()) if isinstance(num_neighbors, Mapping) else [num_neighbors]
         lengths = {len(hops) for hops in per_relation if isinstance(hops, Sequence)}
         numbers = [n for hops in per_relation if isinstance(hops, Sequence) for n in hops]
@@ -81,6 +93,7 @@ class HopSampler:
             )
         self.num_neighbors = num_neighbors
         self.hops = lengths.pop()
+        self.replace, self.weights = bool(replace), weights
         self.threads = threads
         self._samplers: dict[tuple[int, ...], Neighbor] = {}
         self._expansion: tuple[Topology, _Expansion] | None = None
@@ -126,14 +139,23 @@ class HopSampler:
         """Memory kept between minibatches, on the host and on devices."""
         return sum(s.nbytes for s in self._samplers.values())
 
-    def __getstate__(self) -> dict[str, object]:
-        return {"num_neighbors": self.num_neighbors, "threads": self.threads}
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "num_neighbors": self.num_neighbors,
+            "replace": self.replace,
+            "weights": self.weights,
+            "threads": self.threads,
+        }
 
-    def __setstate__(self, state: dict[str, object]) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]  # what workers and checkpoints carry are the arguments
 
     def __repr__(self) -> str:
-        return f"HopSampler({self.num_neighbors})"
+        """All that minibatches depend on."""
+        told = ", replace=True" if self.replace else ""
+        if self.weights is not None:
+            told += f", weights={ {r: array_digest(w) for r, w in self.weights.items()} }"
+        return f"HopSampler({self.num_neighbors}{told})"
 
     def _expansion_of(self, topology: Topology) -> _Expansion:
         if self._expansion is None or self._expansion[0] is not topology:
@@ -155,7 +177,12 @@ class HopSampler:
     def _neighbor(self, expansion: _Expansion, fanouts: tuple[int, ...]) -> Neighbor:
         if fanouts not in self._samplers:
             by_relation = dict(zip(expansion.relations, fanouts, strict=True))
-            self._samplers[fanouts] = Neighbor([by_relation], threads=self.threads)
+            weights = None
+            if self.weights is not None:
+                weights = {expansion.named[relation]: w for relation, w in self.weights.items()}
+            self._samplers[fanouts] = Neighbor(
+                [by_relation], replace=self.replace, weights=weights, threads=self.threads
+            )
         return self._samplers[fanouts]
 
 
@@ -189,6 +216,7 @@ class _Expansion:
             self._newest[ntype] = name
         self.topology = Topology([self._to_newest(g) for g in topology.pinned or topology.graphs])
         self.relations = self.topology.relations
+        self.named = dict(zip(topology.relations, self.relations, strict=True))
 
     def seeds(self, nodes: dict[str, torch.Tensor], newest: dict[str, torch.Tensor]) -> PerType:
         types = self.topology.node_types

@@ -16,6 +16,7 @@ from torch_geometric.sampler import NumNeighbors
 from gids.heat.graphs import graphs_of
 from gids.loader import NodeLoader, SampledEpoch
 from gids.pyg.attributes import attribute_of
+from gids.pyg.edge_weights import stored_weights
 from gids.pyg.hops import Counts, HopSampler
 from gids.pyg.input_nodes import InputNodes, input_nodes_of
 from gids.pyg.minibatch_data import MinibatchData
@@ -39,12 +40,10 @@ _NOTHING_TO_DO = {
 """Arguments of PyG's loader about workers and about arrays in memory."""
 
 _ONLY: dict[str, object] = {
-    "replace": False,
     "disjoint": False,
     "directed": True,
     "time_attr": None,
     "input_time": None,
-    "weight_attr": None,
     "neighbor_sampler": None,
     "transform_sampler_output": None,
     "sampler": None,
@@ -63,6 +62,10 @@ class NeighborLoader:
         data: the dataset's path, an open gids.FeatureStore, or (gids.pyg.FeatureStore, gids.pyg.GraphStore).
         num_neighbors: for each hop, the seeds' first, how many neighbours every newly found node draws, -1
             for all; or a dictionary of such lists by edge type.
+        replace: draw with replacement, so many neighbours of every node that has any.
+        weight_attr: the name, in PyG, of a table of edges with one number for each, in proportion to which
+            neighbours are drawn; it is held in memory (4 bytes per edge). Relations without such a table are
+            drawn from uniformly. On the CPU.
         input_nodes: the seeds: int64[n], or bool[num_nodes], or None for all nodes, or (of a dataset with
             several types) a node type, or (node type, one of those).
         batch_size, shuffle, drop_last: as there.
@@ -83,8 +86,9 @@ class NeighborLoader:
     Each ``for`` is one epoch, ``epoch`` the number of the next; ``state_dict()`` and ``load_state_dict()``
     resume in the middle of one, as of gids.NodeLoader.
 
-    Raises as gids.NodeLoader; ValueError for an argument of PyG's that is not supported (replace, disjoint,
-    subgraph_type, weights, times). While iterating: StorageError belongs to one minibatch.
+    Raises as gids.NodeLoader; ValueError for an argument of PyG's that is not supported (disjoint, times,
+    subgraph_type); KeyError, TypeError and ValueError for a weight_attr that names no weights. While
+    iterating: StorageError belongs to one minibatch.
     """
 
     def __init__(
@@ -93,6 +97,8 @@ class NeighborLoader:
         num_neighbors: Counts | NumNeighbors,
         input_nodes: InputNodes = None,
         *,
+        replace: bool = False,
+        weight_attr: str | None = None,
         batch_size: int = 1,
         shuffle: bool = False,
         drop_last: bool = False,
@@ -118,10 +124,18 @@ class NeighborLoader:
             types = {t for g in graphs for t in (g.relation[0], g.relation[2])} | {g.relation for g in graphs}
             tables = [t.name for t in store.tables.values() if t.type in types]
         counts = counts_of(num_neighbors, None if seeds.ntype is None else [g.relation for g in graphs])
+        weights = None
+        if weight_attr is not None:
+            if torch.device(device).type != "cpu":
+                raise ValueError(
+                    f"weight_attr={weight_attr!r} with device={str(device)!r}: neighbours are drawn by "
+                    "weight on the CPU alone; take device='cpu'"
+                )
+            weights = stored_weights(store, graphs, weight_attr)
         self._loader = NodeLoader(
             store,
             seeds.ids if seeds.ntype is None else {seeds.ntype: seeds.ids},
-            HopSampler(counts, threads=options.get("threads")),
+            HopSampler(counts, replace=replace, weights=weights, threads=options.get("threads")),
             tables=tables,
             batch_size=batch_size,
             shuffle=shuffle,

@@ -20,6 +20,7 @@ from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 
 from gids.heat.graphs import graphs_of
 from gids.pyg.attributes import is_homogeneous
+from gids.pyg.edge_weights import Weights, checked, in_order, stored_weights
 from gids.pyg.hops import Counts, HopSampler
 from gids.pyg.num_neighbors import counts_of
 from gids.pyg.stores import store_of
@@ -29,10 +30,11 @@ from gids.store.names import RELATION, Relation, describe_type
 
 
 class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
-    """Uniform neighbour sampling for PyG's loaders, without pyg-lib and torch-sparse.
+    """Neighbour sampling for PyG's loaders, without pyg-lib and torch-sparse.
 
     data: what the loader is given: Data or HeteroData in memory, or (gids.pyg.FeatureStore,
     gids.pyg.GraphStore); a dataset's path or a gids.FeatureStore do as well. num_neighbors: as PyG's.
+    replace, weight_attr: as of gids.pyg.NeighborLoader; of Data in memory the attribute of its edges.
     threads: that sample; None takes torch's number, which is 1 in a DataLoader's workers.
 
     ``torch_geometric.loader.NodeLoader(data, node_sampler=NeighborSampler(data, [10, 10]), …)``, or
@@ -44,18 +46,27 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
     """
 
     def __init__(
-        self, data: Any, num_neighbors: Counts | NumNeighbors, *, threads: int | None = None
+        self,
+        data: Any,
+        num_neighbors: Counts | NumNeighbors,
+        *,
+        replace: bool = False,
+        weight_attr: str | None = None,
+        threads: int | None = None,
     ) -> None:
-        self._made_of = (data, num_neighbors, threads)
+        self._made_of = (data, num_neighbors, replace, weight_attr, threads)
         if isinstance(data, Data | HeteroData):
             self._graphs = _graphs_in_memory(data)
             self._homogeneous = isinstance(data, Data)
+            weights = None if weight_attr is None else _weights_in_memory(data, self._graphs, weight_attr)
         else:
             store = store_of(data)
             self._graphs = graphs_of(store)
             self._homogeneous = is_homogeneous(store)
+            weights = None if weight_attr is None else stored_weights(store, self._graphs, weight_attr)
         counts = counts_of(num_neighbors, None if self._homogeneous else [g.relation for g in self._graphs])
-        self._samplers = [HopSampler(counts, threads=threads)]  # the last one is of this process
+        # The last one is of this process.
+        self._samplers = [HopSampler(counts, replace=replace, weights=weights, threads=threads)]
         self._topology = self._new_topology()
         self._process = os.getpid()
 
@@ -74,15 +85,13 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
         return edge_sample(index, self._sample, num_nodes, False, None, neg_sampling)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        data, num_neighbors, threads = self._made_of
-        return _remade, (data, num_neighbors, threads)
+        return _remade, self._made_of
 
     def _sample(
         self, seed: torch.Tensor | dict[str, torch.Tensor], seed_time: object = None
     ) -> SamplerOutput | HeteroSamplerOutput:
         if self._process != os.getpid():  # a forked worker: threads stay behind
-            last = self._samplers[-1]
-            self._samplers.append(HopSampler(last.num_neighbors, threads=last.threads))
+            self._samplers.append(HopSampler(**self._samplers[-1].__getstate__()))
             self._topology = self._new_topology()
             self._process = os.getpid()
         number = int(torch.randint(torch.iinfo(torch.int64).max, ()))
@@ -111,8 +120,10 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
         return Topology(self._graphs[0] if self._homogeneous else self._graphs)
 
 
-def _remade(data: Any, num_neighbors: Any, threads: int | None) -> NeighborSampler:
-    return NeighborSampler(data, num_neighbors, threads=threads)
+def _remade(
+    data: Any, num_neighbors: Any, replace: bool, weight_attr: str | None, threads: int | None
+) -> NeighborSampler:
+    return NeighborSampler(data, num_neighbors, replace=replace, weight_attr=weight_attr, threads=threads)
 
 
 def _graphs_in_memory(data: Data | HeteroData) -> list[Graph]:
@@ -124,6 +135,15 @@ def _graphs_in_memory(data: Data | HeteroData) -> list[Graph]:
         _graph(storage, relation, counts[relation[0]], counts[relation[2]])
         for relation, storage in data.edge_items()
     ]
+
+
+def _weights_in_memory(data: Data | HeteroData, graphs: list[Graph], attribute: str) -> Weights:
+    found = {}
+    for graph in graphs:
+        storage = data if isinstance(data, Data) else data[graph.relation]
+        if attribute in storage:
+            found[graph.relation] = in_order(graph, storage[attribute], attribute)
+    return checked(found, attribute, "the data")
 
 
 def _graph(storage: Any, relation: Relation, num_src: int, num_dst: int) -> Graph:

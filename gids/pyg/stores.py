@@ -30,7 +30,7 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]  # PyG is not typed
     is called "x", or "edge_attr" of edges, and labels are "y".
 
     An index is a tensor of int64 or bool, a slice, an int, or None for all rows, which are then in memory.
-    Tensors are on the CPU, of the stored dtype. Works in workers. Raises KeyError for what the dataset does
+    Tensors are on the CPU, of the table's dtype. Works in workers. Raises KeyError for what the dataset does
     not have, IndexError for a row that there is not.
     """
 

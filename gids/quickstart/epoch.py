@@ -29,6 +29,8 @@ import gids.dgl  # isort: skip  # before dgl: makes it importable beside a curre
 import dgl
 from torch import Tensor, nn
 
+from gids.errors import MemoryBudgetError
+from gids.inference import layerwise
 from gids.loader.timeline import Timeline
 from gids.quickstart.counters import cpu_seconds, device_bytes_read, resident_bytes
 from gids.quickstart.isolation import (
@@ -39,8 +41,9 @@ from gids.quickstart.isolation import (
 )
 from gids.quickstart.model import GraphSage
 from gids.quickstart.sides import EpochConfig, EpochResult
+from gids.sampler import Block
 
-KEPT_ROWS = 32  # rows of each minibatch that are compared with the source
+KEPT_ROWS = 64  # rows of each minibatch that are compared with the source
 Rows = tuple[Tensor, Tensor]  # their ids and what was handed over
 
 
@@ -74,9 +77,8 @@ def run_epochs(config: EpochConfig) -> EpochResult:
         row_bytes = features[0].nbytes
         measured["hit_ratio"] = _page_cache_hits(measured["read_bytes"], measured["rows"], row_bytes)
     val_accuracy = None
-    if config.val_batches:
-        val_ids = splits["val"][: config.val_batches * config.batch_size]
-        val_accuracy = _validate(model, graph, val_ids, config, kept)
+    if config.val_nodes:
+        val_accuracy = _validate(model, graph, splits["val"][: config.val_nodes], config)
     return EpochResult(
         side=config.side,
         val_accuracy=val_accuracy,
@@ -103,7 +105,7 @@ def _train(
     Path("/proc/self/clear_refs").write_text("5")  # restarts the record of the peak
     read_before, cpu_before, begun = device_bytes_read(), cpu_seconds(), time.perf_counter()
     with (
-        _open_loader(graph, ids, config, waits, shuffle=True) as loader,
+        _open_loader(graph, ids, config, waits) as loader,
         _followed(loader, timeline, config),
     ):
         for _ in range(config.epochs):
@@ -135,15 +137,30 @@ def _train(
         }
 
 
-@torch.no_grad()
-def _validate(model: nn.Module, graph: Any, ids: Tensor, config: EpochConfig, kept: list[Rows]) -> float:
-    accuracies = []
-    waits = Waits(Timeline(most_events=0))
-    with _open_loader(graph, ids, config, waits) as loader:
-        for input_nodes, x, labels, blocks in waits.of_next(loader):
-            accuracies.append(_accuracy(model(blocks, x), labels))
-            kept.append(_some_rows(input_nodes, x))
-    return float(np.mean(accuracies))
+def _validate(model: GraphSage, graph: Any, ids: Tensor, config: EpochConfig) -> float | None:
+    """Over full neighbourhoods, from the dataset: alike on both sides, and nothing of it is timed.
+
+    None when a node's whole neighbourhood takes more memory than there is.
+    """
+
+    def layer(index: int, block: Block, h: Tensor) -> Tensor:
+        edges: Any = ("csc", (block.indptr, block.indices, []))
+        dgl_block = dgl.create_block(edges, num_src_nodes=block.num_src, num_dst_nodes=block.num_dst)
+        return model.layer(index, dgl_block, h)
+
+    try:
+        result = layerwise(
+            layer,
+            config.dataset,
+            layer_count=len(config.fanouts),
+            nodes=ids,
+            memory_bytes=config.gids_memory_bytes,
+            window_batches=config.window,
+        )
+    except MemoryBudgetError:
+        return None
+    assert isinstance(result.values, Tensor)
+    return _accuracy(result.values, graph.ndata["label"][ids])
 
 
 def _load_graph(source: Path) -> tuple[Any, dict[str, Tensor]]:
@@ -168,10 +185,8 @@ def _sampler(config: EpochConfig) -> Any:
 
 
 @contextmanager
-def _open_loader(
-    graph: Any, ids: Tensor, config: EpochConfig, waits: Waits, shuffle: bool = False
-) -> Iterator[Any]:
-    loader = _make_loader(graph, ids, config, waits, shuffle)
+def _open_loader(graph: Any, ids: Tensor, config: EpochConfig, waits: Waits) -> Iterator[Any]:
+    loader = _make_loader(graph, ids, config, waits)
     try:
         yield loader
     finally:
@@ -195,11 +210,11 @@ def _followed(loader: Any, timeline: Timeline, config: EpochConfig) -> Iterator[
         timeline.write(config.timeline)
 
 
-def _make_loader(graph: Any, ids: Tensor, config: EpochConfig, waits: Waits, shuffle: bool) -> Any:
+def _make_loader(graph: Any, ids: Tensor, config: EpochConfig, waits: Waits) -> Any:
     """The two sides' only difference."""
     options: dict[str, Any] = {
         "batch_size": config.batch_size,
-        "shuffle": shuffle,
+        "shuffle": True,
         "num_workers": config.workers,
     }
     if config.side == "gids":

@@ -37,6 +37,12 @@ class GraphSage(nn.Module):
         self.layers = nn.ModuleList(SageLayer(a, b) for a, b in pairwise(dims))
 
     def forward(self, blocks: list[Any], x: Tensor) -> Tensor:
-        for depth, (layer, block) in enumerate(zip(self.layers, blocks, strict=True)):
-            x = layer(block, x if depth == 0 else torch.relu(x))
+        assert len(blocks) == len(self.layers)
+        for depth, block in enumerate(blocks):
+            x = self.layer(depth, block, x)
         return x
+
+    def layer(self, depth: int, block: Any, x: Tensor) -> Tensor:
+        """One layer, from the rows that the one before it gave."""
+        result: Tensor = self.layers[depth](block, x if depth == 0 else torch.relu(x))
+        return result

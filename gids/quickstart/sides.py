@@ -23,8 +23,9 @@ class EpochConfig:
     """What one side does. Plain values only: it travels as JSON.
 
     side: "gids" or "stock". source: the directory of .npy files. dataset: what ``gids convert`` made of it.
-    batches, val_batches: minibatches to train on in each epoch and to validate on. memory_bytes: what both
-    may use from the moment when features are opened, in addition to what they use already; 0: any amount.
+    batches: minibatches to train on in each epoch. val_nodes: nodes of the split to validate on, over full
+    neighbourhoods, from the dataset on both sides. memory_bytes: what both may use from the moment when
+    features are opened, in addition to what they use already; 0: any amount.
     gids_memory_bytes, window: the gids loader's. random_access: tell the kernel not to read ahead in stock's
     map (MADV_RANDOM). threads: OpenMP threads of the training process; 0: DGL's and torch's defaults.
     most_seconds: stop after the minibatch in which they have passed; 0: never. feature_file, feature_shape: a
@@ -39,7 +40,7 @@ class EpochConfig:
     batch_size: int
     hidden: int
     batches: int
-    val_batches: int = 0
+    val_nodes: int = 0
     epochs: int = 1
     workers: int = 0
     threads: int = 0

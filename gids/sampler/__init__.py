@@ -2,9 +2,20 @@
 
 from gids.sampler.labor import Labor
 from gids.sampler.ladies import Ladies
+from gids.sampler.locality import LocalityBias
 from gids.sampler.minibatch import Block, Minibatch
 from gids.sampler.neighbor import Neighbor
 from gids.sampler.random_walk import RandomWalk
 from gids.sampler.topology import Sampler, Topology
 
-__all__ = ["Block", "Labor", "Ladies", "Minibatch", "Neighbor", "RandomWalk", "Sampler", "Topology"]
+__all__ = [
+    "Block",
+    "Labor",
+    "Ladies",
+    "LocalityBias",
+    "Minibatch",
+    "Neighbor",
+    "RandomWalk",
+    "Sampler",
+    "Topology",
+]

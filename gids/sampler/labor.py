@@ -10,6 +10,7 @@ import torch
 from gids import _core
 from gids.cuda import Device
 from gids.sampler.layered import Fanout, LayeredSampler, Layers, Numbers, check_dependency
+from gids.sampler.on_device import Choice, Kind
 from gids.sampler.topology import Topology
 
 _TO_CONVERGENCE = -1
@@ -29,12 +30,13 @@ class Labor(LayeredSampler):
     the smallest numbers (sequential Poisson sampling). layer_dependency: a node has the same number in every
     layer.
     batch_dependency: in how many minibatches the numbers change wholly, 1 (each draws anew) or more, or
-    math.inf (only from epoch to epoch); successive minibatches then read more of the same rows.
+    math.inf (only from epoch to epoch); successive minibatches then read more of the same rows. nested: these
+    minibatches are cut from one large one instead: they share their numbers, and the next group draws anew.
 
     Blocks have weights, 1 / the probability of each edge. With parallel edges fixed_count is slightly biased:
     they share one number. The minibatch depends on seeds, seed, epoch, step and graph alone.
 
-    GPUs sample LABOR-0 by thresholds, without batch_dependency.
+    GPUs sample LABOR-0.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Labor(LayeredSampler):
         fixed_count: bool = False,
         layer_dependency: bool = False,
         batch_dependency: float = 1,
+        nested: bool = False,
         threads: int | None = None,
     ) -> None:
         super().__init__(fanouts, threads)
@@ -59,8 +62,13 @@ class Labor(LayeredSampler):
             )
         self.importance_sampling = importance_sampling
         self.fixed_count, self.layer_dependency = bool(fixed_count), bool(layer_dependency)
-        self.batch_dependency = batch_dependency
-        self._kappa = check_dependency(batch_dependency)
+        self.batch_dependency, self.nested = batch_dependency, bool(nested)
+        self._dependency = check_dependency(batch_dependency, self.nested)
+        if self.nested and importance_sampling:
+            raise ValueError(
+                f"nested=True with importance_sampling={importance_sampling}, whose probabilities depend on "
+                "the whole minibatch: no part of a large one is sampled as in it; take importance_sampling=0"
+            )
 
     @property
     def fanouts(self) -> list[Fanout]:
@@ -73,6 +81,7 @@ class Labor(LayeredSampler):
             "fixed_count": self.fixed_count,
             "layer_dependency": self.layer_dependency,
             "batch_dependency": self.batch_dependency,
+            "nested": self.nested,
             "threads": self.threads,
         }
 
@@ -92,7 +101,7 @@ class Labor(LayeredSampler):
             self.importance_sampling,
             self.fixed_count,
             self.layer_dependency,
-            self._kappa,
+            self._dependency,
         )
 
     def _sample_on(
@@ -103,8 +112,8 @@ class Labor(LayeredSampler):
         fanouts: list[list[int]],
         numbers: Numbers,
     ) -> Layers:
-        if self.importance_sampling or self.fixed_count or self._kappa != 1:
+        if self.importance_sampling:
             return super()._sample_on(device, topology, seeds, fanouts, numbers)
-        return self._device_sampler(device).sample(
-            topology, seeds, fanouts, numbers, labor=True, layer_dependency=self.layer_dependency
-        )
+        kind: Kind = "least sources" if self.fixed_count else "labor"
+        choice = Choice(kind, self._dependency, self.layer_dependency)
+        return self._device_sampler(device).sample(topology, seeds, fanouts, numbers, choice)

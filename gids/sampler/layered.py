@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import math
 import threading
@@ -9,13 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from gids import _core
 from gids.cuda import Device
 from gids.errors import FormatError
 from gids.sampler.minibatch import Block, Minibatch, PerType
-from gids.sampler.on_device import DeviceSampler
+from gids.sampler.on_device import Dependency, DeviceSampler
 from gids.sampler.topology import Graphs, Topology
 from gids.store.names import Relation, describe_type
 
@@ -211,21 +213,30 @@ class LayeredSampler(ABC):
         ]
 
 
-def check_dependency(batch_dependency: float) -> int:
-    """As the native samplers take it: a number, and 0 for infinity."""
-    if batch_dependency == math.inf:
-        return 0
+def check_dependency(batch_dependency: float, nested: bool) -> Dependency:
+    """As the native samplers take it."""
     if (
         isinstance(batch_dependency, bool)
         or not isinstance(batch_dependency, int | float)
-        or batch_dependency != batch_dependency // 1
-        or not 1 <= batch_dependency < _MAX_KAPPA
+        or not (batch_dependency == math.inf or 1 <= batch_dependency < _MAX_KAPPA)
+        or (batch_dependency != math.inf and batch_dependency % 1)
     ):
         raise ValueError(
             f"batch_dependency={batch_dependency!r}; give how many minibatches the random numbers take to "
             "change: 1 (independent minibatches) or more, or math.inf"
         )
-    return int(batch_dependency)
+    kappa = 0 if batch_dependency == math.inf else int(batch_dependency)
+    if nested and kappa == 1:
+        raise ValueError(
+            "nested=True with batch_dependency=1 nests nothing; give how many minibatches are cut from a "
+            "large one: 2 or more, or math.inf"
+        )
+    return Dependency(kappa, nested)
+
+
+def array_digest(array: np.ndarray) -> str:
+    """Tells a large argument from others of its kind."""
+    return f"{len(array)} ({hashlib.blake2b(array.data, digest_size=8).hexdigest()})"
 
 
 def _values(layer: Fanout) -> list[int]:

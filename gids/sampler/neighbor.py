@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -12,7 +11,9 @@ import torch
 
 from gids import _core
 from gids.cuda import Device
-from gids.sampler.layered import Fanout, LayeredSampler, Layers, Numbers, check_dependency
+from gids.sampler.layered import Fanout, LayeredSampler, Layers, Numbers, array_digest, check_dependency
+from gids.sampler.locality import LocalityBias
+from gids.sampler.on_device import Choice, Kind
 from gids.sampler.topology import Topology
 from gids.store.names import Relation, describe_type
 
@@ -30,17 +31,20 @@ class Neighbor(LayeredSampler):
     replace: draw with replacement, `fanout` edges of every node that has any; -1 takes all. weights: edges
     are drawn in proportion to theirs, those of weight 0 never: float[num_edges] on the CPU in the order of
     graph.indices, kept as float32; or a dictionary by relation, and relations that it lacks are drawn from
-    uniformly. Blocks of relations with weights have `weights`, 1 / probability. batch_dependency: in how many
-    minibatches the random numbers change wholly, 1 (each draws anew) or more, or math.inf (only from epoch to
-    epoch); successive minibatches then read more of the same rows. threads: on the CPU; None takes torch's.
+    uniformly. locality: edges from nodes that a cache holds are drawn more readily (LocalityBias). Blocks of
+    relations with weights or masks have `weights`, 1 / probability. threads: on the CPU; None takes torch's.
+
+    batch_dependency: in how many minibatches the random numbers change wholly, 1 (each draws anew) or more,
+    or math.inf (only from epoch to epoch); successive minibatches then read more of the same rows. nested:
+    these minibatches are cut from a large one instead: all draw alike, and those of the next group anew.
 
     In a heterogeneous graph a node that any relation has found draws by every relation that ends in its type.
     Random numbers are counted, not drawn in turn: the minibatch depends on seeds, seed, epoch, step and
-    graph, neither on threads nor on the device. GPUs sample without replace, weights and batch_dependency.
+    graph, neither on threads nor on the device. GPUs sample without weights and locality.
 
     Raises TypeError for weights that are no floating-point numbers in one dimension, ValueError for weights
-    that are negative or not finite, and for other arguments; sample() raises ValueError for weights that are
-    not the graph's.
+    that are negative or not finite, and for other arguments; sample() raises ValueError for weights and
+    masks that are not the graph's.
     """
 
     def __init__(
@@ -49,17 +53,29 @@ class Neighbor(LayeredSampler):
         *,
         replace: bool = False,
         weights: Weights | Mapping[Relation, Weights] | None = None,
+        locality: LocalityBias | None = None,
         batch_dependency: float = 1,
+        nested: bool = False,
         threads: int | None = None,
     ) -> None:
         super().__init__(fanouts, threads)
-        self.replace, self.batch_dependency = bool(replace), batch_dependency
-        self._kappa = check_dependency(batch_dependency)
+        self.replace, self.batch_dependency, self.nested = bool(replace), batch_dependency, bool(nested)
+        self._dependency = check_dependency(batch_dependency, self.nested)
+        if locality is not None and not isinstance(locality, LocalityBias):
+            raise TypeError(f"locality is {type(locality).__name__}; give a gids.sampler.LocalityBias")
+        self.locality = locality
         self._weights: np.ndarray | dict[Relation, np.ndarray] | None = None
         if isinstance(weights, Mapping):
             self._weights = {r: _check_weights(w, f" of {describe_type(r)}") for r, w in weights.items()}
         elif weights is not None:
             self._weights = _check_weights(weights, "")
+        given = self._weights.values() if isinstance(self._weights, dict) else [self._weights]
+        most = max((float(w.max(initial=0)) for w in given if w is not None), default=0)
+        if locality is not None and most * locality.factor > float(np.finfo(np.float32).max):
+            raise ValueError(
+                f"weights up to {most:g} times the factor {locality.factor:g} are beyond float32; scale them "
+                "down"
+            )
 
     @property
     def fanouts(self) -> list[Fanout]:
@@ -70,7 +86,9 @@ class Neighbor(LayeredSampler):
             "fanouts": self.fanouts,
             "replace": self.replace,
             "weights": self._weights,
+            "locality": self.locality,
             "batch_dependency": self.batch_dependency,
+            "nested": self.nested,
             "threads": self.threads,
         }
 
@@ -79,12 +97,9 @@ class Neighbor(LayeredSampler):
 
     @cached_property
     def _weights_digest(self) -> str | dict[Relation, str] | None:
-        def digest(weights: np.ndarray) -> str:
-            return f"{len(weights)} ({hashlib.blake2b(weights.data, digest_size=8).hexdigest()})"
-
         if isinstance(self._weights, dict):
-            return {relation: digest(weights) for relation, weights in self._weights.items()}
-        return None if self._weights is None else digest(self._weights)
+            return {relation: array_digest(weights) for relation, weights in self._weights.items()}
+        return None if self._weights is None else array_digest(self._weights)
 
     def _call(
         self,
@@ -94,8 +109,16 @@ class Neighbor(LayeredSampler):
         fanouts: list[list[int]],
         numbers: Numbers,
     ) -> _core._Sampled:
-        weights = self._weights_of(topology)
-        return host.neighbor(topology.native, seeds, fanouts, numbers, self.replace, weights, self._kappa)
+        return host.neighbor(
+            topology.native,
+            seeds,
+            fanouts,
+            numbers,
+            self.replace,
+            self._weights_of(topology),
+            self._dependency,
+            *(([], 1.0) if self.locality is None else self.locality.of(topology)),
+        )
 
     def _weights_of(self, topology: Topology) -> list[np.ndarray | None]:
         """By relation."""
@@ -126,9 +149,11 @@ class Neighbor(LayeredSampler):
         fanouts: list[list[int]],
         numbers: Numbers,
     ) -> Layers:
-        if self.replace or self._weights is not None or self._kappa != 1:
+        if self._weights is not None or self.locality is not None:
             return super()._sample_on(device, topology, seeds, fanouts, numbers)
-        return self._device_sampler(device).sample(topology, seeds, fanouts, numbers)
+        kind: Kind = "least" if self._dependency.gradual else "uniform"
+        choice = Choice("replaced" if self.replace else kind, self._dependency)
+        return self._device_sampler(device).sample(topology, seeds, fanouts, numbers, choice)
 
 
 def _check_weights(given: Weights, of: str) -> np.ndarray:

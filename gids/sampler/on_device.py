@@ -1,11 +1,12 @@
 """Sampling by GPU kernels, native/sampler/neighbor.cu: launches them, owns the memory between them.
 
-Called by Neighbor, and by Labor for LABOR-0. Chooses and numbers exactly as the CPU's sampler does.
+Called by Neighbor and Labor. Chooses and numbers exactly as the CPU's sampler does.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +29,48 @@ _NO_FAULT = -1
 _MOST_EDGES = 1 << 31
 
 
+Keys = tuple[int, int, np.float64, np.float64]
+"""Of the random numbers of one relation or node type in one layer, as kernels take them."""
+
+
+class Dependency(NamedTuple):
+    """How the minibatches of successive steps depend on each other.
+
+    kappa of them (0: those of a whole epoch) are a group, nested in a large minibatch, or with numbers that
+    change gradually.
+    """
+
+    kappa: int
+    nested: bool
+
+    @property
+    def gradual(self) -> bool:
+        return not self.nested and self.kappa != 1
+
+
+Kind = Literal["uniform", "replaced", "least", "least sources", "labor"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which in-edges are taken.
+
+    kind: "uniform": `fanout` of them; "replaced": so many draws, with replacement; "least": those with the
+    least numbers of their own; "least sources": those whose sources have the least numbers; "labor": those
+    whose sources' numbers are below fanout / degree. dependency: for "uniform" not gradual. layer_dependency:
+    sources have the same numbers in all layers.
+    """
+
+    kind: Kind
+    dependency: Dependency
+    layer_dependency: bool = False
+
+    @property
+    def by_source(self) -> bool:
+        """A source has one number, whichever the relation, and edges count as in LABOR."""
+        return self.kind in ("least sources", "labor")
+
+
 @dataclass(eq=False)
 class _Draw:
     """One relation in one layer. capacity: the most edges that it can have; base: its first place among the
@@ -42,7 +85,8 @@ class _Draw:
     begins: torch.Tensor
     degrees: torch.Tensor
     indptr: torch.Tensor
-    labor: bool = False
+    choice: Choice
+    keys: Keys
     capacity: int = 0
     base: int = 0
 
@@ -78,12 +122,11 @@ class DeviceSampler:
         seeds: list[torch.Tensor],
         fanouts: list[list[int]],
         numbers: tuple[int, int, int],
-        *,
-        labor: bool = False,
-        layer_dependency: bool = False,
+        choice: Choice,
     ) -> tuple[list[torch.Tensor], list[list[Block]]]:
-        """Nodes by type, and by layer (the seeds' first) a block of each relation; by LABOR-0, or as
-        Neighbor does. Raises as Neighbor.sample."""
+        """Nodes by type, and by layer (the seeds' first) a block of each relation. Raises as
+        Neighbor.sample.
+        """
         if any(p.closed for p in topology.pinned):
             raise ValueError("a PinnedGraph of this topology is closed; pin the graph again")
         stream = self._device.current_stream()
@@ -100,12 +143,12 @@ class DeviceSampler:
             self._launch("gids_check_seeds", len(ids), ids, len(ids), topology.node_counts[t], faults[t:])
         layers = []
         for hop, layer in enumerate(fanouts):
-            if labor:  # a source has one number, whichever the relation
-                shared = 0 if layer_dependency else hop
-                keys = [_core.layer_key(*numbers, shared, src) for src, _ in topology.ends]
-            else:
-                keys = [_core.layer_key(*numbers, hop, r) for r in range(relations)]
-            layers.append(self._layer(topology, nodes, layer, keys, faults, labor))
+            keys: list[Keys] = []
+            for r, (src, _) in enumerate(topology.ends):
+                of_layer, number = 0 if choice.layer_dependency else hop, src if choice.by_source else r
+                now, following, cos, sin = _core.variate_keys(numbers, choice.dependency, of_layer, number)
+                keys.append((now, following, np.float64(cos), np.float64(sin)))
+            layers.append(self._layer(topology, nodes, layer, keys, faults, choice))
         return nodes, layers
 
     def _layer(
@@ -113,22 +156,20 @@ class DeviceSampler:
         topology: Topology,
         nodes: list[torch.Tensor],
         fanouts: list[int],
-        keys: list[int],
+        keys: list[Keys],
         faults: torch.Tensor,
-        labor: bool,
+        choice: Choice,
     ) -> list[Block]:
         """Extends nodes by those that one layer finds."""
         draws = [
-            self._count(topology, r, nodes[dst], fanouts[r], faults, keys[r] if labor else None)
+            self._count(topology, r, nodes[dst], fanouts[r], faults, choice, keys[r])
             for r, (_, dst) in enumerate(topology.ends)
         ]
         capacities = self._capacities(draws, len(nodes))
         known = [len(ids) for ids in nodes]
         tables = [self._table(t, ids, capacities[t]) for t, ids in enumerate(nodes)]
         for draw, (_, dst) in zip(draws, topology.ends, strict=True):
-            self._draw(
-                draw, nodes[dst], tables[draw.src], known[draw.src], keys[draw.number], topology, faults
-            )
+            self._draw(draw, nodes[dst], tables[draw.src], known[draw.src], topology, faults)
         for draw in draws:
             table = tables[draw.src]
             self._launch(
@@ -162,7 +203,8 @@ class DeviceSampler:
         nodes: torch.Tensor,
         fanout: int,
         faults: torch.Tensor,
-        labor_key: int | None,
+        choice: Choice,
+        keys: Keys,
     ) -> _Draw:
         pinned, graph, n = topology.pinned[number], topology.graphs[number], len(nodes)
         begins = self._take("begins", number, n, torch.int64)
@@ -172,23 +214,24 @@ class DeviceSampler:
             "gids_count_neighbors",
             2 * n,
             *(nodes, n, graph.num_dst, pinned.indptr_address, graph.num_edges, np.int32(fanout)),
+            np.uint32(choice.kind == "replaced"),
             *(begins, degrees, indptr[1:], faults[len(topology.node_types) + 2 * number :]),
         )
-        labor = labor_key is not None
-        if labor_key is not None and fanout > 0:
+        if choice.kind == "labor" and fanout > 0:
             self._launch(
                 "gids_count_labor",
                 32 * n,
-                *(n, begins, degrees, labor_key, np.uint32(fanout)),
+                *(n, begins, degrees, *keys, np.uint32(fanout)),
                 *(pinned.indices_address, np.uint32(pinned.wide), graph.num_src, indptr[1:]),
                 faults[len(topology.node_types) + 2 * number + 1 :],
             )
         indptr.cumsum_(0)
-        return _Draw(pinned, number, topology.ends[number][0], fanout, n, begins, degrees, indptr, labor)
+        src = topology.ends[number][0]
+        return _Draw(pinned, number, src, fanout, n, begins, degrees, indptr, choice, keys)
 
     def _capacities(self, draws: list[_Draw], types: int) -> list[int]:
         """Gives every relation its places; returns how many each source type has."""
-        counted = [d for d in draws if d.labor or not 0 <= d.fanout <= _LARGEST_ASSUMED]
+        counted = [d for d in draws if d.choice.kind == "labor" or not 0 <= d.fanout <= _LARGEST_ASSUMED]
         if counted:  # only the degrees tell: waits for them
             counts = torch.cat([draw.indptr[draw.n :] for draw in counted]).tolist()
             for draw, count in zip(counted, counts, strict=True):
@@ -228,7 +271,6 @@ class DeviceSampler:
         nodes: torch.Tensor,
         table: _Table,
         known: int,
-        key: int,
         topology: Topology,
         faults: torch.Tensor,
     ) -> None:
@@ -247,22 +289,21 @@ class DeviceSampler:
                 *edges,
             )
             return
-        if draw.labor:
-            self._launch(
-                "gids_draw_labor",
-                32 * draw.n if draw.fanout else 0,
-                *(draw.n, draw.begins, draw.degrees, draw.indptr, key, np.uint32(draw.fanout)),
-                *edges,
-            )
-            return
-        width = min(32, 1 << max(0, draw.fanout - 1).bit_length())
-        self._launch(
-            "gids_draw_neighbors",
-            draw.n * width if draw.fanout else 0,
-            *(nodes, draw.n, draw.begins, draw.degrees, draw.indptr),
-            *(key, np.uint32(draw.fanout), np.uint32(width)),
-            *edges,
-        )
+        kind, fanout = draw.choice.kind, np.uint32(draw.fanout)
+        of_nodes = (nodes, draw.n, draw.begins, draw.degrees, draw.indptr)
+        some = draw.n if draw.fanout else 0
+        if kind == "labor":
+            self._launch("gids_draw_labor", 32 * some, *of_nodes[1:], *draw.keys, fanout, *edges)
+        elif kind == "replaced":
+            self._launch("gids_draw_replaced", some * draw.fanout, *of_nodes, *draw.keys, fanout, *edges)
+        elif kind == "uniform":
+            width = min(32, 1 << max(0, draw.fanout - 1).bit_length())
+            of_layer = (draw.keys[0], fanout, np.uint32(width))
+            self._launch("gids_draw_neighbors", some * width, *of_nodes, *of_layer, *edges)
+        else:
+            numbers = self._take("numbers", draw.src, len(table.positions), torch.int64)
+            which = (fanout, np.uint32(draw.choice.by_source), numbers)
+            self._launch("gids_draw_least", 32 * some, *of_nodes, *draw.keys, *which, *edges)
 
     def _relabel(
         self,
@@ -282,7 +323,7 @@ class DeviceSampler:
             *(table.sources, table.positions, indices, positions, nodes[draw.src]),
         )
         weights = None
-        if draw.labor:
+        if draw.choice.by_source:
             each = (draw.degrees.double() / draw.fanout).clamp(min=1).float()
             weights = each.repeat_interleave(draw.indptr.diff(), output_size=count)
         graph = topology.graphs[draw.number]

@@ -13,11 +13,13 @@ import torch
 
 from gids.errors import FormatError
 from gids.store.files import Locator, faults, load_array, map_array, read_manifest
+from gids.store.geometry import DEFAULT_PAGE_BYTES
 from gids.store.graph import Graph
 from gids.store.manifest import NodesEntry, RelationEntry
-from gids.store.names import HEAT_ROLES, SPLITS, Relation, describe_type
+from gids.store.names import HEAT_ROLES, SPLITS, Relation, describe_type, table_name
 from gids.store.read_lock import read_while_alive
 from gids.store.table import Table
+from gids.store.table_writer import TableWriter
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -92,6 +94,62 @@ class FeatureStore:
                 return table
         return None
 
+    def create_table(
+        self,
+        name: str,
+        rows: int,
+        dim: int | Sequence[int],
+        dtype: torch.dtype = torch.float32,
+        *,
+        type_: str | Relation | None = None,
+        page_bytes: int = DEFAULT_PAGE_BYTES,
+        replace: bool = False,
+    ) -> TableWriter:
+        """A writer that adds a table to the dataset, block by block, and publishes it in one step.
+
+        name: TYPE.KEY, as tables are named; a key alone where there is one node type. rows: how many the type
+        has. dim: of a row, or its shape. type_: the node type or relation; name is then the key alone.
+        page_bytes: as of DatasetWriter. replace: the table of this name, if there is one, by the new one.
+        Shards lie as those of the dataset's first table.
+
+            with store.create_table("paper.embedding", 1000, 64) as writer:
+                for start, block in blocks:
+                    writer.write(start, block)
+            store = store.reopen()  # the dataset with the table
+
+        This store, like all that are open, stays what it was: it does not see the table. Of one that was
+        replaced, what is open is read on (loaders hold their files open); else it is gone.
+
+        Raises KeyError for a type that is not there, FileExistsError for a name that is taken, ValueError and
+        FormatError for other arguments, StorageError when the disk has no room: nothing is written then.
+        """
+        type_, key = (type_, name) if type_ is not None else self._parse_table_name(name)
+        count = self.num_nodes(type_) if isinstance(type_, str) else self.num_edges(type_)
+        if rows != count:
+            raise ValueError(
+                f"rows={rows}, but {self.name} has {count} of {describe_type(type_)}: a table has a row for "
+                "each"
+            )
+        shape = (count, dim) if isinstance(dim, int) else (count, *dim)
+        return TableWriter(
+            self, self._locate, type_, key, shape, dtype, page_bytes=page_bytes, replace=replace
+        )
+
+    def temporary_table(
+        self, type_: str | Relation, rows: int, dim: int | Sequence[int], dtype: torch.dtype
+    ) -> TableWriter:
+        """A table of any number of rows that the dataset never has: for what is written and then read again.
+
+        It lies with the dataset's tables. `finish` gives the table, `discard` removes it; what a killed
+        process leaves is removed when a table is created next. Raises as `create_table`.
+        """
+        shape = (rows, dim) if isinstance(dim, int) else (rows, *dim)
+        return TableWriter(self, self._locate, type_, "temporary", shape, dtype, temporary=True)
+
+    def reopen(self) -> FeatureStore:
+        """The dataset as it is now: with tables and heat that were added since it was opened."""
+        return FeatureStore(self.path, allow_dirs=self._allow_dirs)
+
     def read_rows(
         self, ids: torch.Tensor | np.ndarray | Sequence[int], table: str | None = None
     ) -> torch.Tensor:
@@ -157,6 +215,20 @@ class FeatureStore:
             raise FormatError(
                 f"{path} is gone: this heat was computed anew since the dataset was opened; open it again"
             ) from None
+
+    def _parse_table_name(self, name: str) -> tuple[str | Relation, str]:
+        """(type, key) of a table's name; of several types that it begins with, the longest."""
+        types: list[str | Relation] = [*self._nodes, *self._relations]
+        found = [t for t in types if name.startswith(table_name(t, ""))]
+        if not found and "." not in name:
+            return self._nodes_entry(None).type, name
+        if not found:
+            listed = ", ".join(map(describe_type, types))
+            raise _Missing(
+                f"table {name!r} names no type of {self.name} ({listed}): give TYPE.KEY, or type_="
+            )
+        type_ = max(found, key=lambda t: len(table_name(t, "")))
+        return type_, name.removeprefix(table_name(type_, ""))
 
     def _nodes_entry(self, ntype: str | None) -> NodesEntry:
         if ntype is None:

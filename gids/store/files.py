@@ -17,6 +17,7 @@ import numpy as np
 from gids.errors import FormatError
 from gids.store.dtypes import ARRAY_DTYPES
 from gids.store.manifest import MANIFEST, MAX_MANIFEST_BYTES, ArrayEntry, Manifest, TableEntry, load_manifest
+from gids.store.quantize import check_scales
 
 
 def npy_header(dtype: str, shape: Sequence[int]) -> bytes:
@@ -142,6 +143,13 @@ def load_array(path: Path, entry: ArrayEntry) -> np.ndarray:
     if values.size != math.prod(entry.shape):
         raise FormatError(f"{path} was truncated after the dataset was opened")
     return values.reshape(entry.shape)
+
+
+def load_scales(path: Path, entry: ArrayEntry) -> np.ndarray:
+    """The scales of a table's columns, float32. Raises FormatError for one that is not finite or below 0."""
+    scales = load_array(path, entry)
+    check_scales(scales.reshape(-1), str(path))
+    return scales
 
 
 def shard_files(table: TableEntry, locate: Locator) -> list[Path]:

@@ -14,11 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from gids.errors import FormatError, StorageError
+from gids.store.amend import only_writer, replace_manifest
 from gids.store.array_file import ArrayFile
 from gids.store.files import read_manifest
 from gids.store.manifest import ArrayEntry, NodesEntry, dump_manifest, heat_dtype
 from gids.store.names import HEAT_ROLES, encode_path
-from gids.store.publish import only_writer, replace_manifest, sync_directory
+from gids.store.publish import sync_directory
 
 
 def write_heat(path: str | os.PathLike[str], method: str, heat: Mapping[str, np.ndarray]) -> None:

@@ -20,6 +20,7 @@ from gids.errors import FormatError
 from gids.store.dtypes import ARRAY_DTYPES, TABLE_DTYPES
 from gids.store.geometry import MAX_ROWS, MAX_SHARDS, Geometry, table_page_bytes
 from gids.store.names import HEAT_ROLES, SPLITS, Relation, check_name, describe_type, table_name
+from gids.store.quantize import check_scale, stored_row_bytes
 
 FORMAT = "gids"
 VERSIONS = (1, 2)
@@ -73,6 +74,21 @@ class RelationEntry:
 
 
 @dataclass(frozen=True)
+class ScaleEntry:
+    """What the values of an int8 table are multiplied by. per: "row" (it ends each row) or "column".
+
+    columns: float32[*shape of a row], of scales per column.
+    """
+
+    per: str
+    columns: ArrayEntry | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        columns = {} if self.columns is None else {"columns": self.columns.to_json()}
+        return {"per": self.per} | columns
+
+
+@dataclass(frozen=True)
 class TableEntry:
     """One table: rows of one node or edge type in the shards of one folder each."""
 
@@ -85,6 +101,7 @@ class TableEntry:
     row_count: int
     shards: tuple[str, ...]
     checksums: ArrayEntry
+    scale: ScaleEntry | None = None
     order: ArrayEntry | None = None
     """Where each row lies, when that is not its id."""
 
@@ -94,23 +111,26 @@ class TableEntry:
 
     @property
     def geometry(self) -> Geometry:
-        row_bytes = TABLE_DTYPES[self.dtype].itemsize
-        for length in self.shape:
-            row_bytes *= length
+        scale = None if self.scale is None else self.scale.per
+        row_bytes = stored_row_bytes(self.shape, TABLE_DTYPES[self.dtype].itemsize, scale)
         return Geometry(self.row_count, row_bytes, self.page_bytes, len(self.shards))
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "type": self.type if isinstance(self.type, str) else list(self.type),
-            "key": self.key,
-            "shape": list(self.shape),
-            "dtype": self.dtype,
-            "page_bytes": self.page_bytes,
-            "row_count": self.row_count,
-            "shards": list(self.shards),
-            "checksums": self.checksums.to_json(),
-        } | ({} if self.order is None else {"order": self.order.to_json()})
+        return (
+            {
+                "kind": self.kind,
+                "type": self.type if isinstance(self.type, str) else list(self.type),
+                "key": self.key,
+                "shape": list(self.shape),
+                "dtype": self.dtype,
+                "page_bytes": self.page_bytes,
+                "row_count": self.row_count,
+                "shards": list(self.shards),
+                "checksums": self.checksums.to_json(),
+            }
+            | ({} if self.scale is None else {"scale": self.scale.to_json()})
+            | ({} if self.order is None else {"order": self.order.to_json()})
+        )
 
 
 @dataclass(frozen=True)
@@ -122,19 +142,21 @@ class Manifest:
     tables: tuple[TableEntry, ...]
 
     def arrays(self) -> Iterator[ArrayEntry]:
-        """Every array file, tables' checksums included."""
+        """Every array file, tables' checksums and scales included."""
         for nodes in self.nodes:
             yield from nodes.arrays.values()
         for relation in self.relations:
             yield from relation.arrays.values()
         for table in self.tables:
             yield table.checksums
+            if table.scale is not None and table.scale.columns is not None:
+                yield table.scale.columns
             if table.order is not None:
                 yield table.order
 
     @property
     def version(self) -> int:
-        return 2 if any(t.order is not None for t in self.tables) else 1
+        return 2 if any(t.scale is not None or t.order is not None for t in self.tables) else 1
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -286,7 +308,7 @@ def _table(
         value,
         where,
         ("kind", "type", "key", "shape", "dtype", "page_bytes", "row_count", "shards", "checksums"),
-        optional=("order",) if version >= 2 else (),
+        optional=("scale", "order") if version >= 2 else (),
     )
     kind = fields["kind"]
     type_: str | Relation
@@ -318,8 +340,11 @@ def _table(
         row_count=_integer(fields["row_count"], f"{where}.row_count", MAX_ROWS),
         shards=shards,
         checksums=_array(fields["checksums"], f"{where}.checksums"),
+        scale=_scale(fields["scale"], f"{where}.scale") if "scale" in fields else None,
         order=_array(fields["order"], f"{where}.order") if "order" in fields else None,
     )
+    if table.scale is not None:
+        _check_scale_fits(table, where)
     if table.row_count != count:
         raise FormatError(
             f"{where} ({table.name}) has {table.row_count} rows for {count} of {describe_type(type_)}"
@@ -353,6 +378,21 @@ def _table(
 def position_dtype(row_count: int) -> str:
     """The type of the positions of so many rows."""
     return "int32" if row_count <= 1 << 31 else "int64"
+
+
+def _scale(value: object, where: str) -> ScaleEntry:
+    per = check_scale(_fields(value, where, ("per",), optional=("columns",))["per"], f"{where}.per")
+    fields = _fields(value, where, ("per", "columns") if per == "column" else ("per",))
+    return ScaleEntry(per, _array(fields["columns"], f"{where}.columns") if per == "column" else None)
+
+
+def _check_scale_fits(table: TableEntry, where: str) -> None:
+    if table.dtype != "int8":
+        raise FormatError(f"{where} ({table.name}) is {table.dtype} with a scale; only int8 has one")
+    columns = table.scale.columns if table.scale is not None else None
+    if columns is not None:
+        expected = f"float32{list(table.shape)}, a scale for each column"
+        _expect(columns.shape == table.shape and columns.dtype == "float32", where, expected, columns)
 
 
 def _array(value: object, where: str) -> ArrayEntry:

@@ -9,15 +9,18 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from gids import _core
 from gids.errors import FormatError
-from gids.store.geometry import Geometry
+from gids.store.direct_write import aligned_zeros, write_directly, write_exactly
+from gids.store.geometry import Geometry, div_ceil
 from gids.store.rows import Rows
 
 MAX_BLOCK_BYTES = 8 << 20
@@ -26,7 +29,8 @@ MAX_BLOCK_BYTES = 8 << 20
 class PageWriter:
     """One table being written.
 
-    shard_fds, checksum_fd: files open for writing, already of their final size. on_sync(pages): called, never
+    shard_fds, checksum_fd: files open for writing, already of their final size. source_row_bytes: of a row
+    where rows come from, which may hold it while it makes theirs. on_sync(pages): called, never
     by two threads at once, after pages 0 … pages are on disk. on_bytes(n): progress, from any thread.
     """
 
@@ -38,6 +42,7 @@ class PageWriter:
         shard_fds: Sequence[int],
         checksum_fd: int,
         *,
+        source_row_bytes: int,
         workers: int,
         memory_bytes: int,
         sync_bytes: int,
@@ -49,9 +54,11 @@ class PageWriter:
         self._workers = workers
         self._on_sync, self._on_bytes = on_sync, on_bytes
         # A worker holds, per page: the page, its copy for one shard, its rows as read and as cast.
-        elements = layout.rows_per_page * math.prod(rows.shape[1:])
-        held_bytes = 2 * layout.page_bytes + elements * (rows.dtype.itemsize + dtype.itemsize)
-        most = min(MAX_BLOCK_BYTES // layout.page_bytes, memory_bytes // workers // held_bytes)
+        source_bytes = layout.rows_per_page * source_row_bytes
+        held_bytes = 2 * layout.page_bytes + source_bytes + layout.rows_per_page * layout.row_bytes
+        most = min(
+            MAX_BLOCK_BYTES // max(layout.page_bytes, source_bytes), memory_bytes // workers // held_bytes
+        )
         self._block_pages = max(1, most)
         self._sync_pages = max(1, sync_bytes // layout.page_bytes)
         self._lock = threading.Lock()
@@ -63,6 +70,8 @@ class PageWriter:
     def write(self, first_page: int) -> None:
         """Write pages from first_page to the last and sync them. Raises what a worker raised."""
         self._next = self._written = self._synced = first_page
+        for fd in self._shard_fds:
+            write_directly(fd)
         with ThreadPoolExecutor(self._workers, "gids-convert") as pool:
             futures = [pool.submit(self._work) for _ in range(self._workers)]
             try:
@@ -74,7 +83,9 @@ class PageWriter:
 
     def _work(self) -> None:
         try:
-            pages = np.zeros((self._block_pages, self._layout.page_bytes), np.uint8)
+            pages = aligned_zeros(self._block_pages, self._layout.page_bytes)
+            shards = self._layout.shard_count
+            stripe = aligned_zeros(div_ceil(len(pages), shards), pages.shape[1]) if shards > 1 else None
             scratch = None if self._is_plain else _Scratch(self._block_rows, self._rows, self._dtype)
             while not self._stop:
                 with self._lock:
@@ -84,7 +95,7 @@ class PageWriter:
                 if count <= 0:
                     return
                 self._fill(first, pages[:count], scratch)
-                self._store(first, pages[:count])
+                self._store(first, pages[:count], stripe)
                 self._advance(first, count)
         except BaseException:
             self._stop = True
@@ -118,10 +129,9 @@ class PageWriter:
         pages[:whole, :used] = data[: whole * used].reshape(whole, used)
         pages[whole : whole + 1, : rest * layout.row_bytes] = data[whole * used :]
 
-    def _store(self, first: int, pages: np.ndarray) -> None:
-        sums = _core.crc32c(pages)
-        write_pages(self._layout, self._shard_fds, first, pages)
-        write_exactly(self._checksum_fd, sums.view(np.uint8), first * 4)
+    def _store(self, first: int, pages: np.ndarray, stripe: np.ndarray | None) -> None:
+        """stripe: room for the pages of one of several shards."""
+        store_pages(self._layout, first, pages, self._shard_fds, self._checksum_fd, stripe)
         self._on_bytes(pages.nbytes)
 
     def _advance(self, first: int, count: int) -> None:
@@ -140,9 +150,7 @@ class PageWriter:
     def _sync(self) -> None:
         with self._lock:
             written = self._written
-        for fd in (*self._shard_fds, self._checksum_fd):
-            os.fdatasync(fd)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        sync_files((*self._shard_fds, self._checksum_fd))
         self._on_sync(written)
         self._synced = written
 
@@ -170,41 +178,73 @@ class _Scratch:
         return cast
 
 
+def store_pages(
+    layout: Geometry,
+    first: int,
+    pages: np.ndarray,
+    shard_fds: Sequence[int],
+    checksum_fd: int,
+    stripe: np.ndarray | None = None,
+) -> None:
+    """Write pages first, first + 1, …, uint8[n, page_bytes], and their checksums. Raises OSError.
+
+    stripe: uint8[m, page_bytes], room for the pages of one of several shards; aligned for files that are
+    written directly.
+    """
+    write_pages(layout, first, pages, shard_fds, stripe)
+    write_exactly(checksum_fd, _core.crc32c(pages).view(np.uint8), first * 4)
+
+
+def write_pages(
+    layout: Geometry,
+    first: int,
+    pages: np.ndarray,
+    shard_fds: Sequence[int],
+    stripe: np.ndarray | None = None,
+) -> None:
+    """store_pages without checksums."""
+    for index in range(min(layout.shard_count, len(pages))):
+        shard, offset = layout.page_location(first + index)
+        mine = pages[index :: layout.shard_count]
+        if stripe is not None:
+            stripe[: len(mine)] = mine
+            mine = stripe[: len(mine)]
+        write_exactly(shard_fds[shard], np.ascontiguousarray(mine).reshape(-1), offset)
+
+
+def sync_files(fds: Iterable[int]) -> None:
+    """Wait until what was written is on disk, and let it leave the page cache. Raises OSError."""
+    for fd in fds:
+        os.fdatasync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def open_sized(stack: ExitStack, path: Path, size_bytes: int) -> int:
+    """A file of this size, open for reading and writing until the stack closes; what it holds stays."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    stack.callback(os.close, fd)
+    os.ftruncate(fd, size_bytes)
+    return fd
+
+
 def cast_exactly(values: torch.Tensor, out: torch.Tensor) -> None:
-    """Cast values into out. Rounding to a shorter floating type is allowed; anything else that changes a
-    value (overflow, an integer that has no exact image) raises FormatError."""
+    """Cast values into out. Rounding to a shorter floating type is narrow.py's part; here anything that would
+    change a value (a fraction, an integer that has no exact image) raises FormatError."""
     out.copy_(values)
     if values.dtype.is_floating_point:
         if not out.dtype.is_floating_point:
-            raise FormatError(f"casting {values.dtype} features to {out.dtype} would cut their fractions")
-        if out.dtype.itemsize < values.dtype.itemsize or out.dtype == torch.float16:
-            lost = torch.isinf(out) & ~torch.isinf(values)
-            if bool(lost.any()):
-                found = float(values[lost].reshape(-1)[0])
-                raise FormatError(f"{found} does not fit in {out.dtype}; bfloat16 and float32 reach 3e38")
-    else:
-        lost = out.to(values.dtype) != values
-        if bool(lost.any()):
             raise FormatError(
-                f"{int(values[lost].reshape(-1)[0])} is not exact in {out.dtype}; keep {values.dtype}"
+                f"casting {values.dtype} features to {out.dtype} would cut their fractions; "
+                "int8 with a scale rounds them instead"
             )
+        return
+    lost = out.to(values.dtype) != values
+    if bool(lost.any()):
+        raise FormatError(
+            f"{int(values[lost].reshape(-1)[0])} is not exact in {out.dtype}; keep {values.dtype}"
+        )
 
 
 def _typed(data: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.from_numpy(data).view(dtype).view(shape)
-
-
-def write_pages(layout: Geometry, fds: Sequence[int], first: int, pages: np.ndarray) -> None:
-    """Write pages, uint8[n, page_bytes], from number `first` on: one write to each shard. Raises OSError."""
-    for index in range(min(layout.shard_count, len(pages))):
-        shard, offset = layout.page_location(first + index)
-        mine = np.ascontiguousarray(pages[index :: layout.shard_count])
-        write_exactly(fds[shard], mine.reshape(-1), offset)
-
-
-def write_exactly(fd: int, data: np.ndarray, offset: int) -> None:
-    """Write uint8[bytes] at an offset, whole. Raises OSError."""
-    view = memoryview(data.data)
-    done = 0
-    while done < len(view):
-        done += os.pwrite(fd, view[done:], offset + done)

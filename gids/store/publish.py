@@ -5,14 +5,11 @@ Called by whoever writes or changes a dataset. Removes only what carries the mar
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
-import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from gids.errors import FormatError
@@ -74,29 +71,6 @@ def publish(dataset: Path, path: Path) -> None:
     shutil.rmtree(dataset)
     for folder in folders:
         remove_shard_folder(folder)
-
-
-@contextlib.contextmanager
-def only_writer(root: Path) -> Iterator[None]:
-    """Hold a dataset's directory against others that change it; released by the end of the process, too."""
-    read_manifest(root)  # says better than open() what is missing
-    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
-
-
-def replace_manifest(root: Path, data: bytes) -> None:
-    """Put another manifest into a dataset, durably and in one step."""
-    new = root / f"{MANIFEST}.new"
-    with open(new, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(new, root / MANIFEST)
-    sync_directory(root)
 
 
 def sync_tree(root: Path) -> None:

@@ -15,24 +15,22 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from gids import _core
 from gids.errors import FormatError, StorageError
+from gids.store.amend import only_writer, replace_manifest
 from gids.store.convert.space import check_space
 from gids.store.files import Locator, faults, map_array, read_manifest, shard_files
 from gids.store.geometry import MAX_SHARDS, Geometry
 from gids.store.manifest import Manifest, TableEntry, dump_manifest
-from gids.store.names import encode_path
 from gids.store.page_writer import write_pages
 from gids.store.publish import (
     dataset_of,
     make_shard_folder,
-    only_writer,
     remove_shard_folder,
-    replace_manifest,
     shard_folder,
     sync_directory,
     sync_tree,
@@ -141,12 +139,12 @@ def _move(
 
 
 def _new_shards(table: TableEntry, folders: Sequence[Path], id_: str) -> tuple[str, ...]:
-    name = encode_path(*((table.type,) if isinstance(table.type, str) else table.type), table.key)
+    place = PurePosixPath(table.checksums.path).parent
     if folders:
-        return tuple(str(folder / name / f"shard-{i:02d}.bin") for i, folder in enumerate(folders))
+        return tuple(str(folder / place.name / f"shard-{i:02d}.bin") for i, folder in enumerate(folders))
     # Another name than that of a shard that is there.
-    path = f"tables/{name}/shard-00.bin"
-    return (f"tables/{name}/shard-00.{id_}.bin" if path in table.shards else path,)
+    path = str(place / "shard-00.bin")
+    return (str(place / f"shard-00-{id_}.bin") if path in table.shards else path,)
 
 
 def _copy(
@@ -176,7 +174,7 @@ def _copy(
                 shard, offset = layout.page_location(first + int(wrong[0]))
                 what = f"page {first + wrong[0]} of {old.name!r} fails its CRC32C; the dataset is as it was"
                 raise StorageError(errno.EBADMSG, what, sources[shard], int(offset))
-            write_pages(written, to_fds, first, pages)
+            write_pages(written, first, pages, to_fds)
             on_bytes(pages.nbytes)
 
         for part in _parts(layout, step):
@@ -213,9 +211,10 @@ def _remove(root: Path, manifest: Manifest) -> None:
 def _remove_leftovers(root: Path, manifest: Manifest, directories: Sequence[Path]) -> None:
     """Remove what a restripe that was killed left here: shards of this dataset that nothing refers to."""
     named = {root / s for t in manifest.tables for s in t.shards}
-    for file in root.glob("tables/*/shard-*.bin"):
-        if file not in named:
-            file.unlink()
+    for place in {(root / t.checksums.path).parent for t in manifest.tables}:
+        for file in place.glob("shard-*.bin"):
+            if file not in named:
+                file.unlink()
     used = {shard.parent.parent for shard in named} | _folders_being_written(root)
     for directory in directories:
         for folder in directory.iterdir():

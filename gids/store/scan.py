@@ -8,7 +8,7 @@ page cache. Memory: two blocks.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gids.store.dtypes import byte_view
 from gids.store.geometry import Geometry, div_ceil
 from gids.store.rows import read_exactly
 
@@ -24,19 +23,21 @@ from gids.store.rows import read_exactly
 def scan(
     layout: Geometry,
     shards: Sequence[Path],
-    dtype: torch.dtype,
-    shape: tuple[int, ...],
+    decode: Callable[[np.ndarray], torch.Tensor],
     rows_per_block: int,
     starts: Sequence[int],
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """(first row, rows) of the blocks that begin at starts, in that order; the next is read meanwhile."""
+    """(first row, rows) of the blocks that begin at starts, in that order; the next is read meanwhile.
+
+    decode: makes rows of their bytes, uint8[n, row_bytes], which are a view of a buffer.
+    """
     with ExitStack() as stack:
         fds = [_open(stack, path) for path in shards]
         pool = stack.enter_context(ThreadPoolExecutor(1, "gids-scan"))
 
         def read(start: int) -> torch.Tensor:
             count = min(rows_per_block, layout.row_count - start)
-            return _read(layout, fds, shards, dtype, shape, start, count)
+            return decode(_read(layout, fds, shards, start, count))
 
         ahead = None
         for index, start in enumerate(starts):
@@ -55,18 +56,14 @@ def _read(
     layout: Geometry,
     fds: Sequence[int],
     shards: Sequence[Path],
-    dtype: torch.dtype,
-    shape: tuple[int, ...],
     start: int,
     count: int,
-) -> torch.Tensor:
+) -> np.ndarray:
     first, last = start // layout.rows_per_page, div_ceil(start + count, layout.rows_per_page)
     pages = read_pages(layout, fds, shards, first, last - first)
-    out = torch.empty((count, *shape), dtype=dtype)
     rows = pages[:, : layout.rows_per_page * layout.row_bytes].reshape(-1, layout.row_bytes)
     skipped = start - first * layout.rows_per_page
-    byte_view(out).reshape(count, layout.row_bytes)[:] = rows[skipped : skipped + count]
-    return out
+    return rows[skipped : skipped + count]
 
 
 def read_pages(

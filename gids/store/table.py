@@ -6,9 +6,10 @@ Immutable and picklable. `read_rows` is a convenience through memory maps; loade
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ import torch
 from gids import _core
 from gids.errors import StorageError
 from gids.store.dtypes import TABLE_DTYPES, byte_view
-from gids.store.files import Locator, map_array, shard_files
+from gids.store.files import Locator, load_scales, map_array, shard_files
 from gids.store.geometry import div_ceil
 from gids.store.manifest import TableEntry
 from gids.store.names import Relation
+from gids.store.quantize import unpack_rows
 from gids.store.scan import scan
 
 
@@ -36,8 +38,9 @@ class Table:
     """One table of a dataset. Rows go by their ids everywhere but in page_location.
 
     Attributes: name (`paper.feat`), kind ("node" or "edge"), type (node type, or (src, rel, dst)), key,
-    row_count, shape (of one row), dtype (torch.dtype), row_bytes, page_bytes, rows_per_page, page_count,
-    shard_paths.
+    row_count, shape (of one row), dtype (of rows that are read), stored_dtype (on disk: int8 where scale is
+    not None, else the same), scale (None, "row" or "column"), row_bytes (on disk), page_bytes, rows_per_page,
+    page_count, shard_paths.
     """
 
     def __init__(self, entry: TableEntry, locate: Locator, store_name: str) -> None:
@@ -46,7 +49,9 @@ class Table:
         self.type: str | Relation = entry.type
         self.key: str = entry.key
         self.shape: tuple[int, ...] = entry.shape
-        self.dtype: torch.dtype = TABLE_DTYPES[entry.dtype]
+        self.stored_dtype: torch.dtype = TABLE_DTYPES[entry.dtype]
+        self.scale: str | None = None if entry.scale is None else entry.scale.per
+        self.dtype: torch.dtype = self.stored_dtype if self.scale is None else torch.float32
         self._layout = entry.geometry
         self.row_count: int = entry.row_count
         self.row_bytes: int = self._layout.row_bytes
@@ -56,15 +61,26 @@ class Table:
         self.shard_paths: list[Path] = shard_files(entry, locate)
         self._checksums = entry.checksums
         self._checksums_path = locate.array(entry.checksums)
+        self._columns = None if entry.scale is None else entry.scale.columns
+        self._columns_path = None if self._columns is None else locate.array(self._columns)
         self._order = None if entry.order is None else (locate.array(entry.order), entry.order)
         self._where = f"'{self.name}' in {store_name}"
         self._maps: list[np.ndarray] | None = None
         self._order_map: np.ndarray | None = None
+        self._column_scales: np.ndarray | None = None
 
     def __repr__(self) -> str:
-        dtype = str(self.dtype).removeprefix("torch.")
+        dtype = str(self.stored_dtype).removeprefix("torch.")
+        if self.scale is not None:
+            dtype += f" with a scale per {self.scale}, "
         pages = f"{self.page_count} pages of {self.page_bytes} B"
         return f"Table({self.name!r}, {dtype}{[self.row_count, *self.shape]}, {pages})"
+
+    def named(self, name: str) -> Table:
+        """The same table by another name, to tell it from one of another dataset."""
+        other = copy.copy(self)
+        other.name = name
+        return other
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_maps": None, "_order_map": None}  # each process maps the files itself
@@ -83,6 +99,16 @@ class Table:
             self._order_map = map_array(*self._order)
         return self._order_map
 
+    def column_scales(self) -> np.ndarray | None:
+        """float32[values of a row], what the values of a table with a scale per column are multiplied by.
+
+        None for other tables. Raises FormatError when a scale is not finite or below 0.
+        """
+        if self._column_scales is None and self._columns is not None:
+            assert self._columns_path is not None
+            self._column_scales = load_scales(self._columns_path, self._columns).reshape(-1)
+        return self._column_scales
+
     def page_location(self, pages: Any) -> tuple[Any, Any]:
         """(shard, byte offset into it) of pages: an int, or an array or tensor of ints."""
         return self._layout.page_location(pages)
@@ -98,31 +124,44 @@ class Table:
         is negative or too large, TypeError for ids of another type, StorageError when a shard was truncated.
         """
         rows = self._checked(ids)
-        out = torch.empty((len(rows), *self.shape), dtype=self.dtype)
         if not len(rows):
-            return out
+            return torch.empty((0, *self.shape), dtype=self.dtype)
+        if self.scale is not None:
+            return self.decode(self._stored(rows))
+        out = torch.empty((len(rows), *self.shape), dtype=self.dtype)
+        self._gather(rows, byte_view(out))
+        return out
+
+    def _stored(self, rows: np.ndarray) -> np.ndarray:
+        """Rows as they are on disk: uint8[n, row_bytes]."""
+        out = np.empty((len(rows), self.row_bytes), np.uint8)
+        self._gather(rows, out.reshape(-1))
+        return out
+
+    def _gather(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Copy rows as they are on disk to uint8[bytes]; at least one."""
         pages, slots = np.divmod(self._positions(rows), self.rows_per_page)
         shards, offsets = self.page_location(pages)
         places = offsets // self.page_bytes
-        target = byte_view(out).view(f"V{self.row_bytes}")
+        target = out.view(f"V{self.row_bytes}")
         for shard, view in enumerate(self._mapped()):
             if len(self.shard_paths) == 1:
                 target[:] = view[places, slots]
             else:
                 mine = np.flatnonzero(shards == shard)
                 target[mine] = view[places[mine], slots[mine]]
-        return out
 
     def scan(
-        self, rows_per_block: int, *, order: Sequence[int] | None = None
+        self, rows_per_block: int, *, order: Sequence[int] | None = None, stored: bool = False
     ) -> Iterator[tuple[int, torch.Tensor]]:
         """All rows in blocks: (first row, dtype[n, *shape]), n = rows_per_block but in the last block.
 
-        order: the numbers of the blocks to read, in any order; default 0, 1, 2, … to the end. Each block is
-        memory of the caller's own. The next block is read while one is in use: memory is four blocks.
-        Blocks when reading is slower than its use; leaves nothing in the page cache. Of a table whose rows
-        lie in another order, a block is gathered from its pages through memory maps instead. Raises
-        ValueError, IndexError for a block that is none, StorageError (when a block is reached).
+        order: the numbers of the blocks to read, in any order; default 0, 1, 2, … to the end. stored: give
+        the rows' bytes as they are on disk, uint8[n, row_bytes]. Each block is memory of the caller's own.
+        The next block is read while one is in use: memory is four blocks. Blocks when reading is slower
+        than its use; leaves nothing in the page cache. Of a table whose rows lie in another order, a block
+        is gathered from its pages through memory maps instead. Raises ValueError,
+        IndexError for a block that is none, StorageError (when a block is reached).
         """
         if rows_per_block < 1:
             raise ValueError(f"rows_per_block is {rows_per_block}; it must be at least 1")
@@ -132,13 +171,25 @@ class Table:
         if wrong:
             raise IndexError(f"block {wrong[0]} is out of range for {self._where} ({count} blocks)")
         starts = [n * rows_per_block for n in numbers]
+        decode = _bytes_of if stored else self.decode
         if self._order is not None:
-            return self._gathered(starts, rows_per_block)
-        return scan(self._layout, self.shard_paths, self.dtype, self.shape, rows_per_block, starts)
+            return self._gathered(starts, rows_per_block, decode)
+        return scan(self._layout, self.shard_paths, decode, rows_per_block, starts)
 
-    def _gathered(self, starts: Sequence[int], rows_per_block: int) -> Iterator[tuple[int, torch.Tensor]]:
+    def decode(self, data: np.ndarray) -> torch.Tensor:
+        """Rows of their bytes on disk, uint8[n, row_bytes]: dtype[n, *shape] in memory of their own."""
+        if self.scale is not None:
+            return unpack_rows(data, self.shape, self.scale, self.column_scales())
+        out = torch.empty((len(data), *self.shape), dtype=self.dtype)
+        byte_view(out).reshape(data.shape)[:] = data
+        return out
+
+    def _gathered(
+        self, starts: Sequence[int], rows_per_block: int, decode: Callable[[np.ndarray], torch.Tensor]
+    ) -> Iterator[tuple[int, torch.Tensor]]:
         for start in starts:
-            yield start, self.read_rows(np.arange(start, min(start + rows_per_block, self.row_count)))
+            rows = np.arange(start, min(start + rows_per_block, self.row_count))
+            yield start, decode(self._stored(rows))
 
     def _positions(self, rows: np.ndarray) -> np.ndarray:
         order = self.order
@@ -167,7 +218,12 @@ class Table:
     def _mapped(self) -> list[np.ndarray]:
         # Checked each time: touching a map beyond a file's end would kill the process, not raise.
         for shard, path in enumerate(self.shard_paths):
-            if os.path.getsize(path) < self._layout.shard_bytes(shard):
+            try:
+                size_bytes = os.path.getsize(path)
+            except FileNotFoundError:
+                what = "the table was replaced or removed since the dataset was opened; open it again"
+                raise StorageError(errno.ENOENT, what, path) from None
+            if size_bytes < self._layout.shard_bytes(shard):
                 raise StorageError(errno.ENODATA, "shard was truncated after the dataset was opened", path)
         if self._maps is None:
             self._maps = [self._map(shard, path) for shard, path in enumerate(self.shard_paths)]
@@ -183,3 +239,7 @@ class Table:
             buffer=np.memmap(path, np.uint8, "r"),
             strides=(self.page_bytes, self.row_bytes),
         )
+
+
+def _bytes_of(data: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(data.copy())

@@ -40,14 +40,22 @@ def check_ids(values: np.ndarray, limit: int, what: str, start: int) -> np.ndarr
     return values
 
 
+def _check_whole(rows: Rows, what: str) -> None:
+    if rows.dtype.is_floating_point:
+        name = str(rows.dtype).removeprefix("torch.")
+        raise FormatError(f"{what} is {name}; it must be whole numbers, int32 or int64")
+
+
 def checked_ids(rows: Rows, limit: int, what: str, block_bytes: int) -> Iterator[np.ndarray]:
     """The pieces, int64, of an array of ids in [0, limit). Raises FormatError."""
+    _check_whole(rows, what)
     for start, block in blocks(rows, block_bytes):
         yield check_ids(block.to(torch.int64).numpy(), limit, what, start)
 
 
 def checked_indptr(rows: Rows, edge_count: int, block_bytes: int) -> Iterator[np.ndarray]:
     """The pieces, int64, of an indptr that runs from 0 to edge_count and never falls. Raises FormatError."""
+    _check_whole(rows, "indptr")
     last = 0
     for start, block in blocks(rows, block_bytes):
         values = block.to(torch.int64).numpy()
@@ -89,6 +97,7 @@ def edge_list(sources: Values, destinations: Values, *, num_src: int, num_dst: i
 def out_edges(indptr: Values, indices: Values, *, num_dst: int) -> EdgeSource:
     """The edges of a CSR matrix, whose row u lists the destinations of u; an edge's id is its position."""
     pointers, columns = as_rows(indptr), as_rows(indices)
+    _check_whole(columns, "indices")
 
     def pieces(block_bytes: int) -> Iterator[Edges]:
         step = max(1, block_bytes // 8)
@@ -114,6 +123,8 @@ def in_edges(
     """The edges of topology that is sorted by destination (CSC), to be sorted anew or added to."""
     turned = out_edges(indptr, indices, num_dst=num_src)
     ids_of = None if edge_ids is None else as_rows(edge_ids)
+    if ids_of is not None:
+        _check_whole(ids_of, "edge_ids")
 
     def pieces(block_bytes: int) -> Iterator[Edges]:
         for destinations, sources, positions in turned.pieces(block_bytes):

@@ -13,7 +13,7 @@ import torch
 from gids import _core
 from gids.errors import FormatError, StorageError
 from gids.store.array_file import file_crc32c
-from gids.store.files import Locator, array_bytes, array_header, faults, read_manifest
+from gids.store.files import Locator, array_bytes, array_header, faults, load_scales, read_manifest
 from gids.store.manifest import ArrayEntry, Manifest, NodesEntry, RelationEntry, TableEntry
 from gids.store.names import HEAT_ROLES, SPLITS
 from gids.store.row_order import checked_order
@@ -67,6 +67,7 @@ def verify(
             yield from _raised(checked_order, *_rows(table.order, locate))
     with ThreadPoolExecutor(workers, "gids-verify") as pool:
         for table in manifest.tables:
+            yield from _scale_faults(table, locate)
             yield from _table_faults(table, locate, pool, on_bytes)
 
 
@@ -124,6 +125,15 @@ def _raised(check: Callable[..., Iterator[object]], path: Path, *arguments: obje
             pass
     except (FormatError, StorageError) as error:
         yield f"{path}: {error}"
+
+
+def _scale_faults(table: TableEntry, locate: Locator) -> Iterator[str]:
+    columns = table.scale.columns if table.scale is not None else None
+    if columns is not None:
+        try:
+            load_scales(locate.array(columns), columns)
+        except FormatError as error:
+            yield str(error)
 
 
 def _table_faults(

@@ -103,6 +103,15 @@ class Workplace:
         if self._resumable:
             self._journal.record_pages(item, pages)
 
+    def remember(self, item: str, value: Any) -> None:
+        """Keep something about an unfinished item, as JSON; it is on disk when this returns."""
+        if self._resumable:
+            self._journal.record_done(f"about {item}", value)
+
+    def recall(self, item: str) -> Any:
+        """What was last remembered about an item, or None."""
+        return self._journal.done.get(f"about {item}")
+
     def once(self, item: str, work: Callable[[], Any], on_skip: Callable[[], None]) -> Any:
         """Do one piece of work unless it is done already; what it returned, as JSON."""
         if item in self._journal.done:

@@ -7,6 +7,7 @@ Called by the converters and by tests. A reader of the final path sees the whole
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,21 +21,25 @@ import torch
 
 from gids.errors import FormatError
 from gids.store.array_file import ArrayFile, file_crc32c
+from gids.store.column_scales import write_column_scales
 from gids.store.dtypes import dtype_name
-from gids.store.files import array_header, map_array
-from gids.store.geometry import DEFAULT_PAGE_BYTES, Geometry, table_page_bytes
+from gids.store.files import array_header, load_scales, map_array
+from gids.store.geometry import DEFAULT_PAGE_BYTES, table_page_bytes
 from gids.store.graph_writer import EdgeOrder, GraphWriter
 from gids.store.manifest import (
     ArrayEntry,
     Manifest,
     NodesEntry,
     RelationEntry,
+    ScaleEntry,
     TableEntry,
     dump_manifest,
     position_dtype,
 )
 from gids.store.names import SPLITS, Relation, describe_type, encode_path, table_name
-from gids.store.page_writer import PageWriter
+from gids.store.narrow import NarrowedRows, Narrowing, QuantizedRows, Tally
+from gids.store.page_writer import PageWriter, open_sized
+from gids.store.quantize import check_scale, stored_geometry
 from gids.store.row_order import InEdges, as_positions, checked_order
 from gids.store.rows import FileRows, Rows, Values, as_rows, blocks
 from gids.store.scattered_rows import ScatteredRows, bucket_rows_for, bytes_needed
@@ -97,6 +102,7 @@ class DatasetWriter:
         self._node_arrays: dict[str, dict[str, ArrayEntry]] = {}
         self._relations: dict[Relation, tuple[int, dict[str, ArrayEntry]]] = {}
         self._tables: list[TableEntry] = []
+        self._tallies: dict[str, Tally] = {}
         self._resumable = resume_key is not None
         self._place = Workplace(self.path, stripe_dirs, resume_key, overwrite=overwrite)
         self._root = self._place.root
@@ -134,15 +140,19 @@ class DatasetWriter:
         rows: Values,
         *,
         dtype: torch.dtype | None = None,
+        scale: str | None = None,
         order: RowOrder | None = None,
-    ) -> None:
+    ) -> tuple[Narrowing, Tally] | None:
         """Write one table.
 
         kind: "node" or "edge"; type_: node type or (src, rel, dst); rows: values[row_count, *shape], in edge
         id order for edges. dtype: cast to it; rounding to a shorter floating type is allowed, any other
-        change of a value raises FormatError. order: where each row is to lie, int[row_count], each position
-        once, or what computes that; readers ask for rows by their ids all the same. The rows take their bytes
-        on disk once more while they are written.
+        change of a value raises FormatError. scale: with dtype int8 and floating rows, "row" or "column":
+        store multiples of a scale of each row or column; "column" reads the source twice.
+        order: where each row is to lie, int[row_count], each position once, or what computes that; readers
+        ask for rows by their ids all the same. The rows take their bytes on disk once more meanwhile.
+
+        Returns how values were rounded and the largest error that it made, None when all are exact.
         """
         rows = as_rows(rows)
         dtype = dtype or rows.dtype
@@ -154,8 +164,11 @@ class DatasetWriter:
         else:
             self._add_edges(type_, rows.shape[0])
         try:
-            layout = Geometry.of(
-                rows.shape, dtype.itemsize, page_bytes=self._page_bytes, shard_count=self._shard_count
+            if scale is not None:
+                check_scale(scale, "scale")
+            narrowing = Narrowing.of(rows.dtype, dtype, scale)
+            layout = stored_geometry(
+                rows.shape, dtype.itemsize, scale, page_bytes=self._page_bytes, shard_count=self._shard_count
             )
         except FormatError as error:
             raise FormatError(f"table {name!r}: {error}") from None
@@ -171,16 +184,40 @@ class DatasetWriter:
             row_count=rows.shape[0],
             shards=tuple(shards),
             checksums=ArrayEntry(f"tables/{folder}/checksum.bin", "uint32", (layout.page_count,), 0),
+            scale=None if scale is None else ScaleEntry(scale),
         )
         item = f"table {folder}"
-        if order is not None:
-            entry = replace(entry, order=self._write_order(folder, name, rows.shape[0], order))
-        crc = self._once(
-            item,
-            layout.page_count * layout.page_bytes,
-            lambda: self._write_pages(item, rows, dtype, entry),
+        try:
+            if order is not None:
+                entry = replace(entry, order=self._write_order(folder, name, rows.shape[0], order))
+            if scale == "column":
+                entry = replace(
+                    entry, scale=ScaleEntry(scale, self._write_column_scales(folder, rows, entry))
+                )
+            crc = self._once(
+                item,
+                layout.page_count * layout.page_bytes,
+                lambda: self._write_pages(item, rows, dtype, entry, narrowing),
+            )
+        except FormatError as error:
+            raise FormatError(f"table {name!r}: {error}") from None
+        self._tables.append(replace(entry, checksums=replace(entry.checksums, crc32c=crc)))
+        return (
+            None
+            if narrowing is None
+            else (narrowing, self._tallies.get(item) or Tally(self._place.recall(item)))
         )
-        self._tables.append(_with_checksum(entry, crc))
+
+    def _write_column_scales(self, folder: str, rows: Rows, entry: TableEntry) -> ArrayEntry:
+        row_bytes = entry.geometry.row_bytes
+        fields = write_column_scales(
+            self._place,
+            f"tables/{folder}/scale.npy",
+            rows,
+            sync_bytes=self._sync_bytes,
+            on_rows=lambda n: self._on_bytes(n * row_bytes),
+        )
+        return _array_entry(fields)
 
     def _write_order(self, folder: str, name: str, row_count: int, order: RowOrder) -> ArrayEntry:
         def write() -> dict[str, Any]:
@@ -213,7 +250,9 @@ class DatasetWriter:
             return [f"tables/{folder}/shard-{i:02d}.bin" for i in range(self._shard_count)]
         return [str(outside / folder / f"shard-{i:02d}.bin") for i, outside in enumerate(self._place.folders)]
 
-    def _write_pages(self, item: str, rows: Rows, dtype: torch.dtype, entry: TableEntry) -> int:
+    def _write_pages(
+        self, item: str, rows: Rows, dtype: torch.dtype, entry: TableEntry, narrowing: Narrowing | None
+    ) -> int:
         layout = entry.geometry
         checksums = self._root / entry.checksums.path
         paths = [self._root / s for s in entry.shards]
@@ -222,26 +261,45 @@ class DatasetWriter:
         if any(not p.is_file() or p.stat().st_size != s for p, s in zip(paths, sizes, strict=True)):
             first_page = 0
         self._on_bytes(first_page * layout.page_bytes)
+        source_row_bytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize
+        tally = self._tallies[item] = Tally(self._place.recall(item) if first_page else None)
         memory_bytes = self._memory_bytes
         if entry.order is not None and first_page < layout.page_count:
             rows, memory_bytes = self._scattered(item, rows, entry), memory_bytes // 2
+        if entry.scale is not None:
+            rows, dtype = QuantizedRows(rows, self._column_scales(entry), tally), torch.uint8
+        elif narrowing is not None:
+            rows = NarrowedRows(rows, dtype, tally)
+
+        def on_sync(pages: int) -> None:
+            if narrowing is not None:
+                self._place.remember(item, tally.to_json())
+            self._place.record_pages(item, pages)
+
         with contextlib.ExitStack() as stack:
-            fds = [_open(stack, p, s) for p, s in zip(paths, sizes, strict=True)]
-            checksum_fd = _open(stack, checksums, layout.page_count * 4)
+            fds = [open_sized(stack, p, s) for p, s in zip(paths, sizes, strict=True)]
+            checksum_fd = open_sized(stack, checksums, layout.page_count * 4)
             PageWriter(
                 rows,
                 dtype,
                 layout,
                 fds,
                 checksum_fd,
+                source_row_bytes=source_row_bytes,
                 workers=self._workers,
                 memory_bytes=memory_bytes,
                 sync_bytes=self._sync_bytes,
-                on_sync=lambda pages: self._place.record_pages(item, pages),
+                on_sync=on_sync,
                 on_bytes=self._on_bytes,
             ).write(first_page)
         shutil.rmtree(self._place.aside, ignore_errors=True)
         return file_crc32c(checksums)
+
+    def _column_scales(self, entry: TableEntry) -> torch.Tensor | None:
+        columns = entry.scale.columns if entry.scale is not None else None
+        if columns is None:
+            return None
+        return torch.from_numpy(load_scales(self._root / columns.path, columns))
 
     def write_graph(
         self,
@@ -447,20 +505,7 @@ def _array_entry(fields: Mapping[str, Any]) -> ArrayEntry:
     return ArrayEntry(fields["path"], fields["dtype"], tuple(fields["shape"]), fields["crc32c"])
 
 
-def _with_checksum(entry: TableEntry, crc: int) -> TableEntry:
-    sums = entry.checksums
-    return TableEntry(**(vars(entry) | {"checksums": ArrayEntry(sums.path, sums.dtype, sums.shape, crc)}))
-
-
 def _torch(dtype: str) -> torch.dtype:
     found = getattr(torch, dtype)
     assert isinstance(found, torch.dtype)
     return found
-
-
-def _open(stack: contextlib.ExitStack, path: Path, size_bytes: int) -> int:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    stack.callback(os.close, fd)
-    os.ftruncate(fd, size_bytes)
-    return fd

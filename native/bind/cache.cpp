@@ -33,6 +33,7 @@ using cache::Workers;
 
 using Ids = nb::ndarray<const i64, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<const u8, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Scales = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Checksums = nb::ndarray<const u32, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Rows = nb::ndarray<u8, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
@@ -83,14 +84,19 @@ class OwningCache {
  public:
   OwningCache(std::shared_ptr<io::Engine> engine, std::shared_ptr<Workers> workers, u64 row_count, u32 row_bytes,
               u32 page_bytes, u32 rows_per_page, u32 shard_count, u32 first_file, u32 lines, const std::string& policy,
-              u64 seed, std::optional<Bytes> heat, std::optional<Checksums> checksums)
-      : checksums_(std::move(checksums)) {
+              u64 seed, std::optional<Bytes> heat, std::optional<Checksums> checksums, u64 stored_as, u64 wanted_as,
+              u32 row_values, std::optional<Scales> scales)
+      : checksums_(std::move(checksums)), scales_(std::move(scales)) {
     CacheOptions o;
     o.lines = lines;
     o.policy = policy_of(policy);
     o.seed = seed;
     if (heat) o.heat = {heat->data(), heat->size()};
     if (checksums_) o.checksums = {checksums_->data(), checksums_->size()};
+    o.form.from = static_cast<ValueType>(stored_as);
+    o.form.to = static_cast<ValueType>(wanted_as);
+    o.form.values = row_values;
+    if (scales_) o.form.scales = {scales_->data(), scales_->size()};
     const Geometry g{row_count, row_bytes, page_bytes, rows_per_page, shard_count, first_file};
     cache_ = std::make_unique<PageCache>(std::move(engine), std::move(workers), g, o);
   }
@@ -195,9 +201,9 @@ class OwningCache {
   };
 
   void check_output(const Ids& ids, const Rows& out) const {
-    if (out.shape(0) != ids.size() || out.shape(1) != cache_->geometry().row_bytes)
+    if (out.shape(0) != ids.size() || out.shape(1) != cache_->out_row_bytes())
       throw std::invalid_argument("out: expected " + std::to_string(ids.size()) + " rows of " +
-                                  std::to_string(cache_->geometry().row_bytes) + " bytes, got " +
+                                  std::to_string(cache_->out_row_bytes()) + " bytes, got " +
                                   std::to_string(out.shape(0)) + " of " + std::to_string(out.shape(1)));
   }
 
@@ -215,6 +221,7 @@ class OwningCache {
   }
 
   std::optional<Checksums> checksums_;
+  std::optional<Scales> scales_;
   std::unordered_map<u64, Held> held_;
   std::unique_ptr<PageCache> cache_;
   double enter_s_ = 0, plan_s_ = 0, wait_s_ = 0, gather_s_ = 0, retire_s_ = 0;
@@ -281,10 +288,12 @@ void bind_cache(nb::module_& m) {
 
   nb::class_<OwningCache>(m, "PageCache", "One table's cache in host memory. See gids.cache.")
       .def(nb::init<std::shared_ptr<io::Engine>, std::shared_ptr<Workers>, u64, u32, u32, u32, u32, u32, u32,
-                    const std::string&, u64, std::optional<Bytes>, std::optional<Checksums>>(),
+                    const std::string&, u64, std::optional<Bytes>, std::optional<Checksums>, u64, u64, u32,
+                    std::optional<Scales>>(),
            "engine"_a, "workers"_a, nb::kw_only(), "row_count"_a, "row_bytes"_a, "page_bytes"_a, "rows_per_page"_a,
            "shard_count"_a, "first_file"_a, "lines"_a, "policy"_a, "seed"_a = 0,
-           nb::arg("heat").noconvert() = nb::none(), nb::arg("checksums").noconvert() = nb::none())
+           nb::arg("heat").noconvert() = nb::none(), nb::arg("checksums").noconvert() = nb::none(), "stored_as"_a = 0,
+           "wanted_as"_a = 0, "row_values"_a = 0, nb::arg("scales").noconvert() = nb::none())
       .def("check", &OwningCache::check, "ids"_a.noconvert())
       .def("enter", &OwningCache::enter, "step"_a, "ids"_a.noconvert())
       .def("plan", &OwningCache::plan, "step"_a, "ids"_a.noconvert(), "out"_a.noconvert())

@@ -123,9 +123,11 @@ nb::tuple arrays_of(const sampler::Block& block) {
 using Numbers = std::tuple<u64, u64, u64>;  // seed, epoch, step
 using Fanouts = std::vector<std::vector<int>>;
 
-sampler::Moment moment_of(const Numbers& numbers, u64 kappa) {
+using Dependency = std::pair<u64, bool>;  // kappa, nested
+
+sampler::Moment moment_of(const Numbers& numbers, sampler::Dependency dependency) {
   const auto [seed, epoch, step] = numbers;
-  return sampler::moment_of(seed, epoch, step, kappa);
+  return sampler::moment_of(seed, epoch, step, dependency);
 }
 
 // sample(spans of the seeds) runs without the GIL.
@@ -152,12 +154,15 @@ nb::tuple run(const Topology& topology, const std::vector<Ids>& seeds, const Fan
   return nb::make_tuple(nodes, layers);
 }
 
+using Bits = nb::ndarray<const u8, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using EdgeWeights = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 nb::tuple sample_neighbors(OwnSampler& self, const OwningTopology& graph, const std::vector<Ids>& seeds,
                            const Fanouts& fanouts, const Numbers& numbers, bool replace,
-                           const std::vector<std::optional<EdgeWeights>>& weights, u64 kappa) {
-  sampler::NeighborOptions options{replace, kappa != 1, {}};
+                           const std::vector<std::optional<EdgeWeights>>& weights, Dependency kappa_nested,
+                           const std::vector<std::optional<Bits>>& near, float factor) {
+  const sampler::Dependency dependency(kappa_nested.first, kappa_nested.second);
+  sampler::NeighborOptions options{replace, dependency.gradual(), {}, {}, factor};
   const auto& relations = graph.topology().relations;
   if (weights.size() > relations.size()) throw nb::value_error("weights: at most one array per relation");
   for (size_t r = 0; r < weights.size(); ++r) {
@@ -165,18 +170,25 @@ nb::tuple sample_neighbors(OwnSampler& self, const OwningTopology& graph, const 
       throw nb::value_error("weights: one for each edge of a relation");
     options.weights.push_back(weights[r] ? weights[r]->data() : nullptr);
   }
+  if (near.size() > relations.size()) throw nb::value_error("near: at most one array per relation");
+  for (size_t r = 0; r < near.size(); ++r) {
+    if (near[r] && near[r]->size() != div_ceil(graph.topology().node_types[relations[r].src].count, 8))
+      throw nb::value_error("near: a bit for each source of a relation");
+    options.near.push_back(near[r] ? near[r]->data() : nullptr);
+  }
   return run(graph.topology(), seeds, fanouts, graph.topology().relations.size(), [&](sampler::Seeds spans) {
     return sampler::sample_neighbors(self.get().host, graph.topology(), spans, fanouts, options,
-                                     moment_of(numbers, kappa));
+                                     moment_of(numbers, dependency));
   });
 }
 
 nb::tuple sample_labor(OwnSampler& self, const OwningTopology& graph, const std::vector<Ids>& seeds,
                        const Fanouts& fanouts, const Numbers& numbers, int importance_sampling, bool fixed_count,
-                       bool layer_dependency, u64 kappa) {
+                       bool layer_dependency, Dependency kappa_nested) {
+  const sampler::Dependency dependency(kappa_nested.first, kappa_nested.second);
   return run(graph.topology(), seeds, fanouts, graph.topology().relations.size(), [&](sampler::Seeds spans) {
     return self.get().labor.sample(self.get().host, graph.topology(), spans, fanouts,
-                                   {importance_sampling, fixed_count, layer_dependency}, moment_of(numbers, kappa));
+                                   {importance_sampling, fixed_count, layer_dependency}, moment_of(numbers, dependency));
   });
 }
 
@@ -243,12 +255,13 @@ void bind_sampler(nb::module_& m) {
   nb::class_<OwnSampler>(m, "HostSampler", "Threads, hash maps and buffers, used again for each minibatch.")
       .def(nb::init<u32, size_t>(), "threads"_a, "keep_bytes"_a)
       .def("neighbor", &sample_neighbors, "topology"_a, "seeds"_a.noconvert(), "fanouts"_a, "numbers"_a,
-           "replace"_a, "weights"_a, "kappa"_a,
+           "replace"_a, "weights"_a, "dependency"_a, "near"_a, "factor"_a,
            "One minibatch. seeds: int64[n] by node type; fanouts: by layer, the seeds' first, by relation; numbers: "
-           "(seed, epoch, step); weights: by relation, float32[num_edges] or None; kappa 0: without end. Returns (int64[n] nodes by node type, by layer and relation (indptr, indices, "
+           "(seed, epoch, step); weights: by relation, float32[num_edges] or None; dependency: kappa (0: without end) and whether it is nested; near: by "
+           "relation, a bit for each source whose edges count factor times, or None. Returns (int64[n] nodes by node type, by layer and relation (indptr, indices, "
            "positions, weights or None, number of sources)).")
       .def("labor", &sample_labor, "topology"_a, "seeds"_a.noconvert(), "fanouts"_a, "numbers"_a,
-           "importance_sampling"_a, "fixed_count"_a, "layer_dependency"_a, "kappa"_a,
+           "importance_sampling"_a, "fixed_count"_a, "layer_dependency"_a, "dependency"_a,
            "The same by LABOR. importance_sampling -1: to convergence.")
       .def("ladies", &sample_ladies, "topology"_a, "seeds"_a.noconvert(), "sizes"_a, "numbers"_a, "poisson"_a,
            "The same by LADIES. sizes: how many sources to draw, by layer and relation.")
@@ -261,6 +274,15 @@ void bind_sampler(nb::module_& m) {
         "out"_a.noconvert(),
         "64 random bits for each node, which it has as a source of type `number` in a layer, with dependence kappa (0: "
         "without end). out: uint64[n].");
+  m.def(
+      "variate_keys",
+      [](const Numbers& numbers, Dependency dependency, u32 layer, u32 number) {
+        const auto [kappa, nested] = dependency;
+        const sampler::Variates variates(moment_of(numbers, {kappa, nested}), layer, number);
+        return std::tuple(variates.now, variates.next, variates.cos, variates.sin);
+      },
+      "numbers"_a, "dependency"_a, "layer"_a, "number"_a,
+      "What the kernels need for these numbers: the keys of the group and of the next one, and their shares.");
   m.def("philox2", &random::philox2, "counter"_a, "key"_a, "Philox2x32-10: 64 bits of 64 bits and a key of 32.");
 }
 

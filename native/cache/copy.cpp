@@ -1,6 +1,5 @@
 #include "cache/copy.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -11,14 +10,6 @@
 namespace gids::cache {
 
 namespace {
-
-constexpr size_t cache_line = 64;
-constexpr size_t rows_ahead = 4;          // rows whose first bytes are fetched while another is copied
-constexpr size_t prefetch_bytes = 1024;   // of each; beyond that the processor has seen the pattern
-
-void prefetch_row(const std::byte* row, size_t row_bytes) {
-  for (size_t b = 0; b < std::min(row_bytes, prefetch_bytes); b += cache_line) __builtin_prefetch(row + b, 0, 0);
-}
 
 template <class Copy>
 void copy_each(const std::byte* const* from, std::byte* const* to, size_t rows, size_t row_bytes, Copy copy) {

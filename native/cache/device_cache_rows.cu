@@ -29,14 +29,14 @@ __device__ u64 round_size(const device::Counters& counters, u64 first, u64 round
 // Copies rows to out[0, n): source(i) is the address of row i, or 0 to leave it. Each warp takes as many rows at
 // once as spread the minibatch evenly over all warps, at most one a lane.
 template <class Source>
-__device__ void gather(u64 n, u8* out, u64 as, u64 row_items, u64 out_row_bytes, Source&& source) {
+__device__ void gather(u64 n, u8* out, const gids::RowCopy& copy, Source&& source) {
   const u64 turns = gids::div_ceil(n, 32 * warp_count());
   const u64 batch = turns ? gids::div_ceil(n, turns * warp_count()) : 1;
   for (u64 first = warp_index() * batch; first < n; first += warp_count() * batch) {
     const u32 rows = static_cast<u32>(n - first < batch ? n - first : batch);
     const u64 from = lane() < rows ? source(first + lane()) : 0;
-    gids::copy_as::with_item(as, [&](auto item) {
-      gids::copy_rows<decltype(item)>(from, out + first * out_row_bytes, rows, static_cast<u32>(row_items), lane());
+    copy.with_item([&](auto item) {
+      gids::copy_rows(item, from, out + first * copy.out_row_bytes, rows, static_cast<u32>(copy.row_items), lane());
     });
   }
 }
@@ -59,7 +59,7 @@ extern "C" __global__ void gids_fill_lines(const device::Table* table, device::C
     if (!failed && bypassed) continue;
     if (!failed) {
       const u64 from = lane() == 0 ? address(round.page(i)) : 0;
-      gids::copy_rows<gids::Same<gids::Bytes16>>(from, t.line(line), 1, static_cast<u32>(t.page_bytes / 16), lane());
+      gids::copy_rows(gids::Same<gids::Bytes16>{}, from, t.line(line), 1, static_cast<u32>(t.page_bytes / 16), lane());
     }
     __syncwarp();  // the lanes' stores come before lane 0's release
     if (lane() != 0) continue;
@@ -81,14 +81,15 @@ extern "C" __global__ void gids_fill_lines(const device::Table* table, device::C
 extern "C" __global__ __launch_bounds__(256, 4) void
     gids_gather_round(const device::Table* table, const device::Counters* counters, const device::Misses* misses,
                       u64 first, u64 round_max, const queue::Pair* pair, u64 number, const u8* buffer,
-                      const int* errors, const i64* ids, u64 n, u8* out, u64 as, u64 row_items, u64 out_row_bytes) {
+                      const int* errors, const i64* ids, u64 n, u8* out, u64 as, u64 row_items, u64 out_row_bytes,
+                      const float* scales) {
   if (counters->bypasses == 0) return;
   const device::Table t = *table;
   const device::Misses m = *misses;
   const device::Round round{pair, number, buffer, errors, t.page_bytes};
   const u64 size = round_size(*counters, first, round_max);
   if (size == 0) return;
-  gather(n, out, as, row_items, out_row_bytes, [&](u64 i) -> u64 {
+  gather(n, out, gids::RowCopy{as, row_items, out_row_bytes, scales}, [&](u64 i) -> u64 {
     if (!t.holds(ids[i])) return 0;
     const u64 page = t.page_of(ids[i]);
     if (word::state_of(t.words[page]) == gids::PageState::resident) return 0;
@@ -105,9 +106,10 @@ extern "C" __global__ __launch_bounds__(256, 4) void
 // Rows that are in neither are counted, and left[] holds their positions where it is not null.
 extern "C" __global__ __launch_bounds__(256, 4) void
     gids_gather_lines(const device::Table* table, device::Counters* counters, const device::Misses* misses,
-                      const i64* ids, u64 n, u8* out, u64 as, u64 row_items, u64 out_row_bytes, i64* left) {
+                      const i64* ids, u64 n, u8* out, u64 as, u64 row_items, u64 out_row_bytes,
+                      const float* scales, i64* left) {
   const device::Table t = *table;
-  gather(n, out, as, row_items, out_row_bytes, [&](u64 i) -> u64 {
+  gather(n, out, gids::RowCopy{as, row_items, out_row_bytes, scales}, [&](u64 i) -> u64 {
     const i64 id = ids[i];
     if (!t.holds(id)) {
       atomicMax(&counters->bad, ~i);

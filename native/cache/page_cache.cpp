@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <stdexcept>
 
 #include "cache/copy.h"
@@ -50,8 +49,8 @@ class PageCache::Fill final : public io::Batch {
     }
     rows_.assign(ids_.size(), Row::not_mine);
     for (const u32 position : positions_) rows_[position] = Row::pending;
-    // A row that is a whole page and wanted once is read where it belongs; the engine sees to alignment.
-    const bool whole = g.row_bytes == g.page_bytes;
+    // A row that is a whole page, wanted once and as it is, is read where it belongs; the engine sees to alignment.
+    const bool whole = g.row_bytes == g.page_bytes && cache_.form_.as_stored();
     for (size_t t = 0; t < targets_.size(); ++t) {
       std::byte* dest = whole && targets_[t].count == 1 ? row(positions_[targets_[t].first]) : nullptr;
       add_read(targets_[t].page, dest, loads_.size() + t);
@@ -89,7 +88,7 @@ class PageCache::Fill final : public io::Batch {
     u32 line;
   };
 
-  std::byte* row(u32 position) { return out_ + size_t{position} * cache_.geometry_.row_bytes; }
+  std::byte* row(u32 position) { return out_ + size_t{position} * cache_.form_.out_row_bytes(); }
 
   void add_read(u64 page, std::byte* dest, u64 cookie) {
     const Geometry& g = cache_.geometry_;
@@ -101,7 +100,8 @@ class PageCache::Fill final : public io::Batch {
     for (u32 i = t.first; i < t.first + t.count; ++i) {
       const u32 position = positions_[i];
       const std::byte* from = data + g.offset_in_page(ids_[position]);
-      if (from != row(position)) std::memcpy(row(position), from, g.row_bytes);
+      std::byte* to = row(position);
+      if (from != to) convert_rows(cache_.form_, &from, &to, 1, false);
       std::atomic_ref<Row>(rows_[position]).store(Row::delivered, std::memory_order_release);
     }
   }
@@ -134,7 +134,10 @@ PageCache::PageCache(std::shared_ptr<io::Engine> engine, std::shared_ptr<Workers
       planner_(geometry.page_count(), options.lines, options.policy, options.seed, options.heat),
       lines_(std::make_shared<HugeArray<std::byte>>(size_t{options.lines} * geometry.page_bytes)),
       checksums_(options.checksums),
+      form_(options.form),
       left_by_worker_(workers_->threads()) {
+  form_.row_bytes = geometry_.row_bytes;
+  form_.validate();
   if (!checksums_.empty() && checksums_.size() != geometry_.page_count())
     throw std::invalid_argument("checksums: one per page");
   if (lines_->size()) engine_->register_memory(lines_->data(), lines_->bytes(), lines_);
@@ -180,7 +183,7 @@ void PageCache::plan(u64 step, std::span<const i64> ids, std::byte* out) {
 void PageCache::copy_resident(std::span<const i64> ids, std::byte* out, const Fill* fill,
                               std::span<const u32> positions, std::vector<u32>& left) {
   const size_t n = positions.empty() ? ids.size() : positions.size();
-  const size_t row_bytes = geometry_.row_bytes;
+  const size_t row_bytes = form_.out_row_bytes();
   const bool streaming = ids.size() * row_bytes >= streaming_bytes;
   const bool being_filled = fill && !fill->finished();
   std::lock_guard lock(workers_mutex_);
@@ -208,7 +211,7 @@ void PageCache::copy_resident(std::span<const i64> ids, std::byte* out, const Fi
           mine.push_back(i);
         }
       }
-      copy_rows(from, to, found, row_bytes, streaming);
+      convert_rows(form_, from, to, found, streaming);
     }
   });
   left.clear();

@@ -12,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "cache/convert_rows.h"
 #include "cache/geometry.h"
 #include "cache/memory.h"
 #include "cache/planner.h"
@@ -33,6 +34,7 @@ struct CacheOptions {
   u64 seed = 0;
   std::span<const u8> heat;         // one byte per page, or empty
   std::span<const u32> checksums;   // CRC32C per page: every read is checked. Empty: not checked
+  RowForm form;                     // how rows are handed out; row_bytes is the geometry's
 };
 
 class PageCache {
@@ -45,7 +47,7 @@ class PageCache {
 
   void enter(u64 step, std::span<const i64> ids);
 
-  // Decides, and submits the reads. `ids` are those entered; `out` holds ids.size() rows. Both must stay
+  // Decides, and submits the reads. `ids` are those entered; `out` holds ids.size() rows of the form. Both must stay
   // valid until the step is retired: pages that win no line are read into `out`.
   void plan(u64 step, std::span<const i64> ids, std::byte* out);
 
@@ -63,6 +65,7 @@ class PageCache {
   std::vector<Failure> read_through(std::span<const i64> ids, std::byte* out);
 
   const Geometry& geometry() const { return geometry_; }
+  u64 out_row_bytes() const { return form_.out_row_bytes(); }
   Planner& planner() { return planner_; }
   size_t lines_bytes() const { return lines_->bytes(); }
 
@@ -84,6 +87,7 @@ class PageCache {
   Planner planner_;
   std::shared_ptr<HugeArray<std::byte>> lines_;
   std::span<const u32> checksums_;
+  RowForm form_;
   std::mutex plan_mutex_;       // lines change hands only under it
   std::mutex workers_mutex_;    // the workers serve one caller at a time
   std::deque<Flight> flights_;  // planned, not retired

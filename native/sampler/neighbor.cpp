@@ -70,6 +70,23 @@ std::vector<double>& no_sums() {
   return sums;
 }
 
+// The weights of destination v's in-edges, those from near sources taken `factor` times; in memory of the thread.
+const float* favour(const Frontier& frontier, size_t v, const float* weights, const u8* near, float factor) {
+  static thread_local std::vector<float> favoured;
+  const u64 degree = frontier.degrees[v], begin = static_cast<u64>(frontier.begins[v]);
+  favoured.resize(degree);
+  Lanes source;
+  for (u64 first = 0; first < degree; first += draw_lanes) {
+    const u32 count = static_cast<u32>(std::min<u64>(draw_lanes, degree - first));
+    frontier.sources(begin + first, count, source);
+    for (u32 lane = 0; lane < count; ++lane) {
+      const bool is_near = near[source[lane] / 8] >> (source[lane] % 8) & 1;
+      favoured[first + lane] = (weights ? weights[first + lane] : 1.0f) * (is_near ? factor : 1.0f);
+    }
+  }
+  return favoured.data();
+}
+
 // Destination v, of any kind but uniform without replacement and independent. weights: of its in-edges, or null.
 void take_any(const Frontier& frontier, size_t v, int fanout, bool replace, const float* weights,
               const Variates& variates, EdgeList& list) {
@@ -127,16 +144,19 @@ Minibatch sample_neighbors(HostSampler& host, const Topology& graph, Seeds seeds
   return host.run(graph, seeds, static_cast<u32>(fanouts.size()), [&](u32 layer, u32 r, const Frontier& frontier) {
     const int fanout = fanouts[layer][r];
     const float* weights = r < options.weights.size() ? options.weights[r] : nullptr;
+    const u8* near = r < options.near.size() ? options.near[r] : nullptr;
     const Variates variates(moment, layer, r);
-    if (!options.replace && !options.dependent && !weights)
-      return sample_uniform(host, frontier, fanout, variates.key());
+    if (!options.replace && !options.dependent && !weights && !near)
+      return sample_uniform(host, frontier, fanout, variates.now);
     return host.collect(
         frontier,
         [&](size_t v, EdgeList& list) {
-          take_any(frontier, v, fanout, options.replace, weights ? weights + frontier.begins[v] : nullptr, variates,
-                   list);
+          const float* of_edges = weights ? weights + frontier.begins[v] : nullptr;
+          const bool chooses = fanout > 0 && (options.replace || frontier.degrees[v] > static_cast<u64>(fanout));
+          if (near && chooses) of_edges = favour(frontier, v, of_edges, near, options.factor);
+          take_any(frontier, v, fanout, options.replace, of_edges, variates, list);
         },
-        weights != nullptr);
+        weights || near);
   });
 }
 

@@ -10,12 +10,14 @@
 #include "gids/labor.h"
 #include "gids/neighbor.h"
 #include "gids/random.h"
+#include "gids/variates.h"
 
 namespace id_map = gids::id_map;
 namespace neighbor = gids::neighbor;
 using gids::i64;
 using gids::u32;
 using gids::u64;
+using gids::variates::Variates;
 
 namespace {
 
@@ -62,6 +64,34 @@ struct Edges {
   }
 };
 
+// The in-edges with the least numbers that a warp has met, in memory: a number and the edge's place among the node's.
+struct Least {
+  u64* numbers;
+  i64* edges;
+  u32 count;
+
+  // Which one is to go for a lesser: the greatest number, and of these the last edge.
+  struct Greatest {
+    u64 number, edge, at;
+    __device__ bool operator<(const Greatest& other) const {
+      return number < other.number || (number == other.number && edge < other.edge);
+    }
+  };
+  __device__ Greatest greatest(u32 lane) const {
+    Greatest found{0, 0, 0};
+    for (u32 i = lane; i < count; i += warp_lanes) {
+      const Greatest here{numbers[i], static_cast<u64>(edges[i]), i};
+      if (found < here || i == lane) found = here;
+    }
+    for (int step = warp_lanes / 2; step; step /= 2) {
+      const Greatest other{__shfl_down_sync(~0u, found.number, step), __shfl_down_sync(~0u, found.edge, step),
+                           __shfl_down_sync(~0u, found.at, step)};
+      if (found < other) found = other;
+    }
+    return {__shfl_sync(~0u, found.number, 0), __shfl_sync(~0u, found.edge, 0), __shfl_sync(~0u, found.at, 0)};
+  }
+};
+
 }  // namespace
 
 // fault: the least place of a seed that is no node.
@@ -81,8 +111,8 @@ extern "C" __global__ void gids_note_nodes(const i64* nodes, u64 n, u64* slots, 
 // Where each node's in-edges begin, how many there are, and how many of them are sampled. Two lanes read the two
 // ends of a node's range in one access, which mostly is one sector. fault: the least node with a bad range.
 extern "C" __global__ void gids_count_neighbors(const i64* nodes, u64 n, u64 num_dst, const i64* indptr,
-                                                u64 num_edges, int fanout, i64* begins, u64* degrees, i64* counts,
-                                                u64* fault) {
+                                                u64 num_edges, int fanout, u32 replace, i64* begins, u64* degrees,
+                                                i64* counts, u64* fault) {
   const u64 end = gids::align_up(2 * n, warp_lanes);  // whole warps: all lanes meet in the shuffle
   for (u64 i = thread_index(); i < end; i += thread_count()) {
     const u64 v = i / 2;
@@ -95,7 +125,8 @@ extern "C" __global__ void gids_count_neighbors(const i64* nodes, u64 n, u64 num
     const u64 degree = bad ? 0 : static_cast<u64>(next - here);
     begins[v] = here;
     degrees[v] = degree;
-    counts[v] = static_cast<i64>(neighbor::sampled_count(degree, fanout));
+    counts[v] = static_cast<i64>(replace ? neighbor::replaced_count(degree, fanout)
+                                         : neighbor::sampled_count(degree, fanout));
   }
 }
 
@@ -142,10 +173,89 @@ extern "C" __global__ void gids_draw_neighbors(const i64* nodes, u64 n, const i6
   }
 }
 
+// With replacement; a thread per draw.
+extern "C" __global__ void gids_draw_replaced(const i64* nodes, u64 n, const i64* begins, const u64* degrees,
+                                              const i64* offsets, u64 now, u64 next, double cos, double sin,
+                                              u32 fanout, const void* indices, u32 wide, u64 num_src, u64 known,
+                                              u64 base, u64* slots, u32 log2_slots, u32* sources, i64* positions,
+                                              u32* slot_of, u64* fault) {
+  const Edges edges{indices, wide, log2_slots, num_src, known, slots, sources, positions, slot_of, fault};
+  const Variates variates{now, next, cos, sin};
+  for (u64 t = thread_index(); t < n * fanout; t += thread_count()) {
+    const u64 v = t / fanout, degree = degrees[v];
+    const u32 i = static_cast<u32>(t % fanout);
+    if (degree == 0) continue;
+    const u64 offset = gids::random::below(variates.draw(static_cast<u64>(nodes[v]), i), degree);
+    edges.take(base + static_cast<u64>(offsets[v]) + i, static_cast<u64>(begins[v]) + offset);
+  }
+}
+
+// The in-edges with the least numbers, their own or (by_source) those of their sources, in the graph's order; all of
+// a node that has no more than the fanout. A warp takes one node, and goes over its in-edges once; few of these are
+// less than the greatest that it holds. numbers: u64 for each place.
+extern "C" __global__ void gids_draw_least(const i64* nodes, u64 n, const i64* begins, const u64* degrees,
+                                           const i64* offsets, u64 now, u64 next, double cos, double sin, u32 fanout,
+                                           u32 by_source, u64* numbers, const void* indices, u32 wide, u64 num_src,
+                                           u64 known, u64 base, u64* slots, u32 log2_slots, u32* sources,
+                                           i64* positions, u32* slot_of, u64* fault) {
+  const Edges edges{indices, wide, log2_slots, num_src, known, slots, sources, positions, slot_of, fault};
+  const u32 lane = threadIdx.x % warp_lanes;
+  for (u64 v = thread_index() / warp_lanes; v < n; v += thread_count() / warp_lanes) {
+    const u64 degree = degrees[v], begin = static_cast<u64>(begins[v]);
+    const u64 place = base + static_cast<u64>(offsets[v]);
+    if (degree <= fanout) {
+      for (u64 e = lane; e < degree; e += warp_lanes) edges.take(place + e, begin + e);
+      continue;
+    }
+    Variates variates{now, next, cos, sin};
+    if (!by_source) variates = variates.of_edges(static_cast<u64>(nodes[v]));
+    const auto number = [&](u64 e) {
+      u64 of = e;
+      if (by_source) {
+        of = read_source(indices, wide, begin + e);
+        if (of >= num_src) note_fault(fault, begin + e);
+      }
+      return gids::variates::bits_of(gids::variates::unit(variates.of_node(of)));  // ordered as the numbers are
+    };
+    const Least least{numbers + place, positions + place, fanout};
+    for (u32 e = lane; e < fanout; e += warp_lanes) {
+      least.numbers[e] = number(e);
+      least.edges[e] = static_cast<i64>(e);
+    }
+    __syncwarp();
+    auto greatest = least.greatest(lane);
+    for (u64 first = fanout; first < degree; first += warp_lanes) {
+      const u64 mine = first + lane < degree ? number(first + lane) : none;
+      u32 lesser = __ballot_sync(~0u, mine < greatest.number);
+      while (lesser) {  // an edge with the same number stays behind those before it
+        const int from = __ffs(static_cast<int>(lesser)) - 1;
+        const u64 taken = __shfl_sync(~0u, mine, from);
+        if (lane == 0) {
+          least.numbers[greatest.at] = taken;
+          least.edges[greatest.at] = static_cast<i64>(first + static_cast<u64>(from));
+        }
+        __syncwarp();
+        greatest = least.greatest(lane);
+        lesser = lesser & (lesser - 1) & __ballot_sync(~0u, mine < greatest.number);
+      }
+    }
+    for (u32 i = lane; i < fanout; i += warp_lanes) {
+      u32 rank = 0;
+      for (u32 other = 0; other < fanout; ++other) rank += least.edges[other] < least.edges[i];
+      least.numbers[rank] = static_cast<u64>(least.edges[i]);
+    }
+    __syncwarp();
+    for (u32 i = lane; i < fanout; i += warp_lanes) edges.take(place + i, begin + least.numbers[i]);
+    __syncwarp();
+  }
+}
+
 // How many in-edges LABOR-0 takes of each node that has more than the fanout; a warp takes one node. A source that is
 // no node is found out when it is taken.
-extern "C" __global__ void gids_count_labor(u64 n, const i64* begins, const u64* degrees, u64 layer_key, u32 fanout,
-                                            const void* indices, u32 wide, u64 num_src, i64* counts, u64* fault) {
+extern "C" __global__ void gids_count_labor(u64 n, const i64* begins, const u64* degrees, u64 now, u64 next,
+                                            double cos, double sin, u32 fanout, const void* indices, u32 wide,
+                                            u64 num_src, i64* counts, u64* fault) {
+  const Variates variates{now, next, cos, sin};
   const u32 lane = threadIdx.x % warp_lanes;
   for (u64 v = thread_index() / warp_lanes; v < n; v += thread_count() / warp_lanes) {
     const u64 degree = degrees[v], begin = static_cast<u64>(begins[v]);
@@ -156,7 +266,7 @@ extern "C" __global__ void gids_count_labor(u64 n, const i64* begins, const u64*
       if (first + lane < degree) {
         const u64 source = read_source(indices, wide, begin + first + lane);
         if (source >= num_src) note_fault(fault, begin + first + lane);
-        taken = gids::labor::is_taken(gids::random::node_number(layer_key, source), degree, fanout);
+        taken = gids::labor::is_taken(variates.of_node(source), degree, fanout);
       }
       count += __popc(__ballot_sync(~0u, taken));
     }
@@ -166,9 +276,10 @@ extern "C" __global__ void gids_count_labor(u64 n, const i64* begins, const u64*
 
 // Takes these in-edges, and all of a node that has no more, in the graph's order.
 extern "C" __global__ void gids_draw_labor(u64 n, const i64* begins, const u64* degrees, const i64* offsets,
-                                           u64 layer_key, u32 fanout, const void* indices, u32 wide, u64 num_src,
-                                           u64 known, u64 base, u64* slots, u32 log2_slots, u32* sources,
-                                           i64* positions, u32* slot_of, u64* fault) {
+                                           u64 now, u64 next, double cos, double sin, u32 fanout,
+                                           const void* indices, u32 wide, u64 num_src, u64 known, u64 base, u64* slots,
+                                           u32 log2_slots, u32* sources, i64* positions, u32* slot_of, u64* fault) {
+  const Variates variates{now, next, cos, sin};
   const Edges edges{indices, wide, log2_slots, num_src, known, slots, sources, positions, slot_of, fault};
   const u32 lane = threadIdx.x % warp_lanes;
   for (u64 v = thread_index() / warp_lanes; v < n; v += thread_count() / warp_lanes) {
@@ -179,8 +290,7 @@ extern "C" __global__ void gids_draw_labor(u64 n, const i64* begins, const u64* 
       bool taken = false;
       if (first + lane < degree)
         taken = degree <= fanout ||
-                gids::labor::is_taken(
-                    gids::random::node_number(layer_key, read_source(indices, wide, position)), degree, fanout);
+                gids::labor::is_taken(variates.of_node(read_source(indices, wide, position)), degree, fanout);
       const u32 all_taken = __ballot_sync(~0u, taken);
       if (taken) edges.take(place + static_cast<u64>(__popc(all_taken & ((1u << lane) - 1))), position);
       place += static_cast<u64>(__popc(all_taken));

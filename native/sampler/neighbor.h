@@ -13,9 +13,12 @@ struct NeighborOptions {
   bool replace = false;
   bool dependent = false;             // numbers change slowly: each in-edge has one, and the least are taken
   std::vector<const float*> weights;  // by relation, of each edge, finite and not negative; null: all alike
+  // By relation, a bit for each source (the lowest of a byte first): edges from those weigh `factor` times; null: none.
+  std::vector<const u8*> near;
+  float factor = 1;
 };
 
-// Blocks of relations with weights have weights: those of the estimate.
+// Blocks of relations with weights, or with near sources, have weights: those of the estimate.
 Minibatch sample_neighbors(HostSampler& host, const Topology& graph, Seeds seeds, Fanouts fanouts,
                            const NeighborOptions& options, const Moment& moment);
 

@@ -16,6 +16,7 @@ def share(table: RawTable, **changed: object) -> budget.MemoryPlan:
         "memory_bytes": 1 << 24,
         "cache_bytes": None,
         "rows": {table.name: 100},
+        "output_row_bytes": {table.name: table.row_bytes},
         "window_batches": 4,
         "planned_batches": 2,
         "most_planned_batches": 2,

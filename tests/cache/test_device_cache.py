@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from raw_table import RawTable, write_raw_table
+from raw_table import RawTable, write_raw_table, write_scaled_table
 
 from gids.cache import DeviceFeatureCache
 from gids.cuda.device import Device
@@ -190,6 +190,26 @@ def test_converted_rows_equal_torch_bit_for_bit(
     assert torch.equal(got.isnan(), nan)
     zeros = torch.zeros((), dtype=to)
     assert same_bits(torch.where(nan, zeros, got), torch.where(nan, zeros, expected))
+
+
+@pytest.mark.parametrize("to", FLOATS)
+@pytest.mark.parametrize("scale", ["row", "column"])
+@pytest.mark.parametrize(("dim", "page_bytes"), [(7, 512), (128, 4096), (1020, 1024)])
+def test_int8_rows_are_widened_as_numpy_does(
+    tmp_path: Path, make: Make, to: torch.dtype, scale: str, dim: int, page_bytes: int
+) -> None:
+    """From lines on the device, from lines in host memory, preloaded or not, and from staging."""
+    rng = np.random.default_rng(dim)
+    steps = rng.integers(-127, 128, (300, dim), np.int8)
+    table = write_scaled_table(tmp_path, steps, scale, page_bytes=page_bytes, shards=2)
+    wanted = RawTable(table.name, table.rows.to(to), 0, 1, [])
+    heat = {table.name: np.full(table.page_count, 9, np.uint8)}
+    for lines, host_lines, wait in ((0, 0, "warp"), (0, 6, "stream"), (8, 4, "stream"), (300, 0, "stream")):
+        cache = make(table, lines, host_lines, output_dtype=to, wait=wait, heats=heat if host_lines else {})
+        check(cache, [wanted], random_batches(rng, table, 4, 200), 2, 2)
+        through, error = cache.read_through({table.name: torch.arange(300)})
+        assert error is None
+        assert same_bits(through[table.name], wanted.rows)
 
 
 def test_streams_that_cannot_wait_for_a_word_poll(

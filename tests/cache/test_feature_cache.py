@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from raw_table import RawTable, write_raw_table
+from raw_table import RawTable, write_raw_table, write_scaled_table
 
 from gids.cache import POLICIES, FeatureCache
 from gids.io import open_engine
@@ -114,6 +114,63 @@ def test_every_geometry(tmp_path: Path, dim: int, dtype: torch.dtype, page_bytes
         for ids, got in zip(batches, run(cache, table, batches, window=3, planned=2), strict=True):
             assert same_bits(got, table.rows[ids])
         cache.audit()
+
+
+FLOATS = [torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("to", FLOATS)
+@pytest.mark.parametrize("scale", ["row", "column"])
+@pytest.mark.parametrize(("dim", "page_bytes"), [(1, 512), (7, 512), (130, 512), (128, 4096), (1020, 1024)])
+def test_int8_rows_are_widened_as_numpy_does(
+    tmp_path: Path, to: torch.dtype, scale: str, dim: int, page_bytes: int
+) -> None:
+    rng = np.random.default_rng(dim)
+    steps = rng.integers(-127, 128, (900, dim), np.int8)
+    table = write_scaled_table(tmp_path, steps, scale, page_bytes=page_bytes, shards=2)
+    expected = table.rows.to(to)
+    for lines, engine in ((0, "uring"), (30, "threads"), (900, "mmap")):
+        cache = make_cache([table], lines, threads=2, engine=engine, output_dtype=to)
+        batches = random_batches(rng, 900, 10, 400)
+        for ids, got in zip(batches, run(cache, table, batches, window=3, planned=2), strict=True):
+            assert same_bits(got, expected[ids])
+        (through, error) = cache.read_through({table.name: batches[0]})
+        assert error is None
+        assert same_bits(through[table.name], expected[batches[0]])
+
+
+def test_large_outputs_of_int8_rows_are_the_same(tmp_path: Path) -> None:
+    """Written past the processor's cache, from 8 MB on."""
+    steps = np.random.default_rng(0).integers(-127, 128, (3000, 768), np.int8)
+    for scale in ("row", "column"):
+        table = write_scaled_table(tmp_path, steps, scale)
+        for to in FLOATS:
+            cache = make_cache([table], table.page_count, threads=2, output_dtype=to)
+            ids = torch.arange(3000).repeat(3)
+            (got,) = run(cache, table, [ids], window=0, planned=1)
+            assert same_bits(got, table.rows.to(to)[ids])
+
+
+@pytest.mark.parametrize("to", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dim", [128, 7])
+def test_converted_rows_equal_torch(tmp_path: Path, dtype: torch.dtype, to: torch.dtype, dim: int) -> None:
+    if dtype == torch.float32:
+        draw = torch.Generator().manual_seed(1)
+        bits = torch.randint(-(1 << 31), 1 << 31, (1 << 17,), generator=draw).to(torch.int32)
+        halfway = torch.randint(0x32000000, 0x48000000, (1 << 16,), generator=draw).to(torch.int32) & ~0xFFF
+        values = torch.cat([bits, halfway]).view(torch.float32)
+    else:
+        values = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(dtype)  # all of them
+    rows = values[: len(values) // dim * dim].reshape(-1, dim).clone()
+    table = write_raw_table(tmp_path, rows)
+    cache = make_cache([table], table.page_count // 2, output_dtype=to)
+    (got,) = run(cache, table, [torch.arange(len(rows))], 0, 1)
+    expected = rows.to(to)
+    nan = expected.isnan()
+    assert torch.equal(got.isnan(), nan)
+    zeros = torch.zeros((), dtype=to)
+    assert same_bits(torch.where(nan, zeros, got), torch.where(nan, zeros, expected))
 
 
 def test_a_page_without_a_line_is_read_straight_into_the_output(tmp_path: Path) -> None:

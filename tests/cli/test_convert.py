@@ -83,6 +83,48 @@ def test_raw_binary(tmp_path, shape):
     assert np.array_equal(rows(store), FEAT)
 
 
+@pytest.mark.parametrize("name", ["x.npz", "x.npy"])
+def test_tables_are_stored_in_fewer_bits_and_the_rounding_is_told(tmp_path, capsys, name):
+    if name == "x.npz":  # a stream, which is read twice for the scales of columns
+        np.savez_compressed(
+            tmp_path / name, feat=FEAT, pos=FEAT[:, :3].astype(np.float64), year=np.arange(50)
+        )
+        options = ["--dtype", "int8", "--scale", "column", "--scale", "_N.pos=row"]
+    else:
+        np.save(tmp_path / name, FEAT.T.copy().T)  # Fortran order
+        options = ["--dtype", "feat=int8", "--scale", "feat=column"]
+    store = convert(tmp_path / name, tmp_path / "x.gids", *options)
+    told = capsys.readouterr().err.splitlines()
+    assert re.match(
+        r"_N\.feat: float32 stored as int8 with a scale per column, largest error [\d.]+ \(bound ", told[0]
+    )
+    scales = np.abs(FEAT).max(0) / np.float32(127)
+    assert np.array_equal(rows(store), np.rint(FEAT / scales) * scales)
+    if name == "x.npz":
+        assert told[1].startswith("_N.pos: float64 stored as int8 with a scale per row, ")
+        assert len(told) == 2
+        assert store.table("year").stored_dtype == torch.int8  # whole numbers, as they are
+        assert store.table("year").scale is None
+        assert rows(store, "year").tolist() == list(range(50))
+
+
+def test_values_that_cannot_be_stored_in_fewer_bits_leave_nothing(tmp_path, capsys):
+    values = FEAT * 1e6
+    values[31, 2] = np.nan
+    np.save(tmp_path / "x.npy", values)
+    for options, said in (
+        (
+            ["--dtype", "int8"],
+            "table '_N.feat': row 31, column 2 is nan, which int8 with a scale cannot hold",
+        ),
+        (["--dtype", "int8", "--scale", "column"], "row 31, column 2 is nan"),
+        (["--dtype", "float16"], "does not fit in torch.float16, which ends at 65504"),
+    ):
+        assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids"), *options]) == 2
+        assert said in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["x.npy"]
+
+
 def test_raw_bfloat16(tmp_path):
     values = torch.from_numpy(FEAT).to(torch.bfloat16)
     (tmp_path / "x.bin").write_bytes(values.view(torch.int16).numpy().tobytes())
@@ -410,7 +452,10 @@ def test_a_bad_source_is_one_line_and_leaves_nothing(tmp_path, capsys, kind):
         (["--page-bytes", "1000"], "page_bytes is 1000; it must be a multiple of 512"),
         (["--dtype", "float17"], "unknown dtype 'float17'"),
         (["--dtype", "color=float16"], "--dtype names table 'color'; the source has _N.feat, feat"),
-        (["--dtype", "int8"], "would cut their fractions"),
+        (["--dtype", "uint8"], "would cut their fractions"),
+        (["--dtype", "int8", "--scale", "page"], "--scale is 'page'; it must be 'row' or 'column'"),
+        (["--scale", "row"], "--scale row is for floating features stored as int8: give --dtype int8, too"),
+        (["--scale", "color=row"], "--scale names table 'color'; the source has _N.feat, feat"),
         (["--stripe", "/nonexistent"], "stripe directory /nonexistent does not exist"),
         (["--memory", "1k"], "1 MiB"),
     ],

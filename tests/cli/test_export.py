@@ -55,3 +55,40 @@ def test_a_file_is_only_replaced_when_asked(tmp_path, capsys):
     assert (tmp_path / "x.npy").read_text() == "mine"
     assert main([*arguments, "--overwrite"]) == 0
     assert np.load(tmp_path / "x.npy").tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("scale", ["row", "column"])
+def test_int8_with_a_scale_is_widened_or_given_with_its_scales(tmp_path, capsys, scale):
+    values = RNG.standard_normal((500, 6), np.float32)
+    np.save(tmp_path / "x.npy", values)
+    arguments = ["--dtype", "int8", "--scale", scale, "--quiet"]
+    assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids"), *arguments]) == 0
+    command = ["export", str(tmp_path / "x.gids"), "feat"]
+    assert main([*command, str(tmp_path / "y.npy"), "--memory", "20k"]) == 0
+    assert main([*command, str(tmp_path / "raw.npy"), "--raw", "--memory", "20k"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    shape = [500] if scale == "row" else [6]
+    assert lines[-1].startswith(f"{tmp_path}/raw.scale.npy: float32{shape}, ")
+    wide, steps = np.load(tmp_path / "y.npy"), np.load(tmp_path / "raw.npy")
+    scales = np.load(tmp_path / "raw.scale.npy")
+    assert (wide.dtype, steps.dtype, steps.shape) == (np.float32, np.int8, (500, 6))
+    assert np.array_equal(wide, steps * (scales[:, None] if scale == "row" else scales))
+    assert np.abs(wide - values).max() < np.abs(values).max() / 250
+    assert main([*command, str(tmp_path / "raw.npy"), "--raw"]) == 2
+    assert "raw.npy exists" in capsys.readouterr().err
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "raw.npy",
+        "raw.scale.npy",
+        "x.gids",
+        "x.npy",
+        "y.npy",
+    ]
+
+
+def test_raw_is_as_ever_without_a_scale(tmp_path):
+    np.save(tmp_path / "x.npy", RNG.standard_normal((50, 6), np.float32))
+    assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids"), "--quiet"]) == 0
+    assert (
+        main(["export", str(tmp_path / "x.gids"), "feat", str(tmp_path / "y.npy"), "--raw", "--quiet"]) == 0
+    )
+    assert (tmp_path / "y.npy").read_bytes() == (tmp_path / "x.npy").read_bytes()

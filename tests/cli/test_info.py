@@ -62,6 +62,7 @@ def test_json_has_the_same_facts(dataset, capsys):
         "rows": 7,
         "shape": [2000],
         "dtype": "float32",
+        "scale": None,
         "row_bytes": 8000,
         "page_bytes": 8192,
         "rows_per_page": 1,
@@ -151,3 +152,16 @@ def test_sizes_are_printed_with_three_digits(size, expected):
     from gids.cli.sizes import format_bytes
 
     assert format_bytes(size) == expected
+
+
+def test_a_scale_is_told(tmp_path, capsys):
+    np.save(tmp_path / "x.npy", np.ones((9, 6), np.float32))
+    command = ["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids"), "--dtype", "int8", "--quiet"]
+    assert main(command) == 0
+    capsys.readouterr()
+    assert main(["info", str(tmp_path / "x.gids")]) == 0
+    said = capsys.readouterr().out.splitlines()[2]
+    assert said == "  _N.feat  int8 with a scale per row, 9 x 6  1 page of 4096 B, 341 rows each  4.1 kB"
+    assert main(["info", str(tmp_path / "x.gids"), "--json"]) == 0
+    (table,) = json.loads(capsys.readouterr().out)["tables"]
+    assert (table["dtype"], table["scale"], table["row_bytes"]) == ("int8", "row", 12)

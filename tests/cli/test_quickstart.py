@@ -33,6 +33,7 @@ def test_both_sides_hand_over_rows_of_the_source(run):
         measured = result[side]
         assert measured["batches"] == 6
         assert measured["compared_rows"] > 300
+        assert 0 < measured["val_accuracy"] <= 1
         assert measured["wrong_rows"] == 0
         assert measured["cached_before"] < 0.01
         assert set(measured["stages"]) == {"sampling", "planning", "reading", "gather", "training"}

@@ -129,3 +129,105 @@ def test_shards_elsewhere_need_leave(dataset, capsys):
 def test_what_is_not_there_is_an_error(tmp_path, capsys):
     assert main(["verify", str(tmp_path / "none.gids")]) == 2
     assert capsys.readouterr().err == f"gids verify: no dataset at {tmp_path}/none.gids\n"
+
+
+KINDS = {
+    "same": [],
+    "wider": ["--dtype", "float64"],
+    "float16": ["--dtype", "float16"],
+    "bfloat16": ["--dtype", "bfloat16"],
+    "row": ["--dtype", "int8"],
+    "column": ["--dtype", "int8", "--scale", "column"],
+}
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A directory with features, whole numbers, edges and a table of edges."""
+    rng = np.random.default_rng(2)
+    folder = tmp_path / "source"
+    folder.mkdir()
+    np.save(folder / "feat.npy", rng.standard_normal((300, 50), np.float32))
+    np.save(folder / "year.npy", rng.integers(0, 100, (300, 1)))
+    np.save(folder / "edge_index.npy", rng.integers(0, 300, (2, 900)))
+    np.save(folder / "edge_w.npy", rng.standard_normal((900, 3)))
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_dataset_is_compared_with_its_source(tmp_path, source, capsys, kind):
+    path = tmp_path / "a.gids"
+    dtype = [f"feat={a}" if a[0] != "-" else a for a in KINDS[kind]]
+    assert main(["convert", str(source), str(path), "--reverse-edges", "--quiet", *dtype]) == 0
+    against = ["verify", str(path), "--against", str(source), "--reverse-edges"]
+    assert main(against) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{path}: no faults\n"
+    said = err.splitlines()
+    assert said[1:] == ["_N.year: equal", "_N._E._N.w: equal"]
+    exact = kind in ("same", "wider")
+    assert said[0] == "_N.feat: equal" if exact else said[0].startswith("_N.feat: float32 stored as ")
+    features = np.load(source / "feat.npy")
+    features[123, 4] += 0.5
+    features[124, 5] = np.nan
+    np.save(source / "feat.npy", features)
+    assert main(against) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("'_N.feat': row 123, column 4 is ")
+    limit = "" if exact else ", further off than rounding goes"
+    assert line.endswith(f"{limit}; 2 values differ")
+    assert [p.name for p in tmp_path.iterdir() if "verify" in p.name] == []
+
+
+def test_an_error_just_beyond_the_bound_is_found(tmp_path, capsys):
+    values = np.linspace(-1, 1, 255, dtype=np.float32).reshape(1, 255)
+    np.save(tmp_path / "x.npy", values)
+    command = ["verify", str(tmp_path / "a.gids"), "--against", str(tmp_path / "x.npy"), "--quiet"]
+    assert (
+        main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "a.gids"), "--dtype", "int8", "--quiet"])
+        == 0
+    )
+    assert main(command) == 0
+    for change, status in ((0.49 / 127, 0), (0.51 / 127, 1)):
+        moved = values.copy()
+        moved[0, 127] = change  # 0 is stored as it is
+        np.save(tmp_path / "x.npy", moved)
+        assert main(command) == status, capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("scale", "said"), [("row", "; 8 values differ"), ("column", "'_N.feat': the scales of columns are not")]
+)
+def test_a_bound_is_by_the_source_and_not_by_the_scale_that_is_stored(tmp_path, capsys, scale, said):
+    """Else a scale that is too large would excuse any value."""
+    values = np.random.default_rng(3).uniform(-1, 1, (40, 8)).astype(np.float32)
+    values[3, 0] = 1000
+    np.save(tmp_path / "x.npy", values)
+    convert = ["convert", str(tmp_path / "x.npy"), str(tmp_path / "a.gids"), "--quiet", "--dtype", "int8"]
+    assert main([*convert, "--scale", scale]) == 0
+    values[3, 0] = 0.5  # what is stored of its row or column is within the stored scale, and far off
+    np.save(tmp_path / "x.npy", values)
+    assert main(["verify", str(tmp_path / "a.gids"), "--against", str(tmp_path / "x.npy"), "--quiet"]) == 1
+    assert said in capsys.readouterr().out
+
+
+def test_tables_that_only_one_side_has_are_faults(tmp_path, source, capsys):
+    path = tmp_path / "a.gids"
+    assert main(["convert", str(source), str(path), "--quiet"]) == 0
+    (source / "year.npy").rename(source / "age.npy")
+    np.save(source / "feat.npy", np.zeros((300, 51), np.float32))
+    assert main(["verify", str(path), "--against", str(source), "--quiet"]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "table '_N.age' of the source is not in a.gids",
+        "'_N.feat' is [300, 50], the source's is [300, 51]",
+        "table '_N.year' of a.gids is not in the source",
+    ]
+
+
+def test_a_raw_source_is_described(tmp_path, capsys):
+    np.arange(60, dtype=np.float32).tofile(tmp_path / "x.bin")
+    describe = ["--dtype", "float32", "--shape=-1,6", "--table", "paper.emb"]
+    assert main(["convert", str(tmp_path / "x.bin"), str(tmp_path / "a.gids"), *describe, "--quiet"]) == 0
+    assert main(["verify", str(tmp_path / "a.gids"), "--against", str(tmp_path / "x.bin"), *describe]) == 0
+    assert capsys.readouterr().err == "paper.emb: equal\n"
+    assert main(["verify", str(tmp_path / "a.gids"), "--against", str(tmp_path / "none")]) == 2

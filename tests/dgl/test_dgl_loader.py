@@ -4,6 +4,7 @@ import errno
 import gc
 import multiprocessing
 import warnings
+from types import SimpleNamespace
 
 import dgl_model as model
 import pytest
@@ -11,6 +12,7 @@ import torch
 from emulator import EmulatedDevice
 
 import gids.dgl
+from gids.store import DatasetWriter, FeatureStore
 
 import dgl  # isort: skip
 from dgl.dataloading import NeighborSampler, SAINTSampler, ShaDowKHopSampler
@@ -43,6 +45,27 @@ def test_epochs_differ_in_order_but_not_in_content(homogeneous, sampler):
     assert orders[0] != orders[1] != orders[2]
     assert sorted(orders[0]) == sorted(orders[1]) == sorted(homogeneous.seeds.tolist())
     with_loader.close()
+
+
+@pytest.mark.parametrize("scale", ["row", "column"])
+def test_int8_with_a_scale_comes_as_float32(homogeneous, tmp_path, scale):
+    graph, path = homogeneous.graph, tmp_path / "small.gids"
+    (ntype,), (relation,) = graph.ntypes, graph.canonical_etypes
+    with DatasetWriter(path) as writer:
+        nodes, edges = torch.randn(graph.num_nodes(), 12), torch.randn(graph.num_edges(), 3)
+        writer.write_table("node", ntype, "feat", nodes, dtype=torch.int8, scale=scale)
+        writer.write_table("edge", relation, "weight", edges, dtype=torch.int8, scale=scale)
+    store = FeatureStore(path)
+    columns = {
+        (table.kind, table.type, table.key): table.read_rows(range(table.row_count))
+        for table in store.tables.values()
+    }
+    assert all(rows.dtype == torch.float32 for rows in columns.values())
+    sampler = NeighborSampler([3, 4], prefetch_node_feats=["feat"], prefetch_edge_feats=["weight"])
+    loader = gids.dgl.DataLoader(graph, homogeneous.seeds, sampler, gids=path, batch_size=16)
+    for batch in loader:
+        assert model.assert_rows_equal_source(batch, SimpleNamespace(columns=columns)) == 3
+    loader.close()
 
 
 def test_labels_come_from_the_graph_through_dgls_own_prefetch(homogeneous, sampler):

@@ -51,6 +51,7 @@ def flags(variant: str) -> list[str | Path]:
         "-O1",
         "-g",
         "-pthread",
+        "-ffp-contract=off",
         f"-I{NATIVE}/include",
         f"-I{NATIVE}",
         f"-I{HERE}",

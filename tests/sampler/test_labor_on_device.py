@@ -1,7 +1,9 @@
-"""LABOR-0 on a device: bit by bit what the CPU samples."""
+"""LABOR-0 on a device, with numbers that change slowly or not: bit by bit what the CPU samples."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -38,10 +40,17 @@ def test_a_device_samples_what_the_cpu_does(device: Device, dtype: type) -> None
     graph = make_graph(mixed_degrees(600), dtype=dtype)
     seeds = torch.from_numpy(np.random.default_rng(1).permutation(600)[:30])
     with graph.pin(device, place="indptr" if dtype == np.int32 else "host") as pinned:
-        for options in ({}, {"layer_dependency": True}):
+        for options in (
+            {},
+            {"layer_dependency": True},
+            {"batch_dependency": 4},
+            {"batch_dependency": math.inf},
+            {"fixed_count": True},
+            {"fixed_count": True, "batch_dependency": 16, "layer_dependency": True},
+        ):
             for fanouts in ([3, 5], [40], [-1, 2]):
                 sampler = Labor(fanouts, **options)  # type: ignore[arg-type]
-                for given in (seeds, seeds[:0], torch.tensor([5, 5, 2])):
+                for given in (seeds, seeds[:0], torch.tensor([5, 5, 2])) if not options else (seeds,):
                     minibatch = sampler.sample(pinned, given, seed=7, epoch=2, step=5)
                     assert_same(minibatch, sampler.sample(graph, given, seed=7, epoch=2, step=5))
         assert minibatch.input_nodes.device == device.torch_device  # type: ignore[union-attr]
@@ -53,10 +62,11 @@ def test_relations_are_sampled_as_on_the_cpu(device: Device) -> None:
         {g.relation: n for g, n in zip(graphs, numbers, strict=True)}
         for numbers in ((3, 0, -1, 1), (5, 2, 4, 1))
     ]
-    sampler = Labor(fanouts)
     seeds = {"paper": torch.arange(5, 25), "author": torch.arange(9)}
     pinned = [g.pin(device) for g in graphs]
-    assert_same(sampler.sample(pinned, seeds, step=3), sampler.sample(graphs, seeds, step=3))
+    for fixed_count in (False, True):
+        sampler = Labor(fanouts, fixed_count=fixed_count)
+        assert_same(sampler.sample(pinned, seeds, step=3), sampler.sample(graphs, seeds, step=3))
     for p in pinned:
         p.close()
 
@@ -66,13 +76,14 @@ def test_what_a_device_refuses(device: Device) -> None:
     indices = good.indices.copy()
     indices[[41, 42]] = 20, -1
     spoiled = Graph(good.relation, 20, 20, good.indptr, indices, None)
-    for fanout in (3, 4):
+    for fanout, fixed_count in itertools.product((3, 4), (False, True)):
         with (
             spoiled.pin(device) as pinned,
             pytest.raises(FormatError, match=r"indices\[41\] is outside 0 to 19"),
         ):
-            Labor([fanout]).sample(pinned, torch.arange(20))
-    with good.pin(device) as pinned:
-        for options in ({"importance_sampling": 1}, {"fixed_count": True}, {"batch_dependency": 2}):
-            with pytest.raises(ValueError, match="on the CPU alone; pass graphs that are not pinned"):
-                Labor([3], **options).sample(pinned, torch.arange(20))  # type: ignore[arg-type]
+            Labor([fanout], fixed_count=fixed_count).sample(pinned, torch.arange(20))
+    with (
+        good.pin(device) as pinned,
+        pytest.raises(ValueError, match="on the CPU alone; pass graphs that are not pinned"),
+    ):
+        Labor([3], importance_sampling=1).sample(pinned, torch.arange(20))

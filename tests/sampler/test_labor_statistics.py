@@ -146,21 +146,37 @@ def test_labor_samples_fewer_nodes_and_the_more_it_improves_the_fewer(make: Any)
         ]
         sizes = np.array([neighbor, *kinds])
         print(sizes)
-        assert (np.diff(sizes[:, 1]) <= 0).all()
+        assert (np.diff(sizes, axis=0) <= 0.002 * sizes[1:]).all()  # in both layers
         assert sizes[1, 1] < 0.95 * sizes[0, 1]
     together = mean_nodes(Labor(fanouts, layer_dependency=True), graph, 200)
     assert together[1] < mean_nodes(Labor(fanouts), graph, 200)[1]
 
 
+@pytest.mark.parametrize("make", [dense, cornell])
 @pytest.mark.parametrize("kind", ["neighbor", "labor-0", "labor-*"])
-def test_larger_minibatches_need_fewer_nodes_per_seed(kind: str) -> None:
-    """E|S| / |seeds| does not rise, E|S| is concave (theorems 3.1, 3.2 of "Cooperative Minibatching")."""
-    fanouts = [8, 8]
-    sampler: Sampler = Neighbor(fanouts)
+def test_larger_minibatches_need_fewer_nodes_per_seed(kind: str, make: Any) -> None:
+    """E|S| / |seeds| does not rise, E|S| is concave (theorems 3.1, 3.2 of "Cooperative Minibatching").
+
+    Seeds are drawn anew for every minibatch, and the means of so few differ from the expectations: a
+    rise counts only where it is beyond three standard errors.
+    """
+    sampler: Sampler = Neighbor([8, 8])
     if kind != "neighbor":
-        sampler = Labor(fanouts, importance_sampling=0 if kind == "labor-0" else -1)
-    graph = dense(2000)
-    batch_sizes = np.array([8, 16, 32, 64, 128, 256, 512])
-    sizes = np.array([mean_nodes(sampler, graph, n, 12)[-1] for n in batch_sizes])
-    assert (np.diff(sizes / batch_sizes) < 0).all()
-    assert (np.diff(np.diff(sizes) / np.diff(batch_sizes)) < 0).all()
+        sampler = Labor([8, 8], importance_sampling=0 if kind == "labor-0" else -1)
+    graph, steps = make(), 12
+    seeds = np.array([8, 16, 32, 64, 128, 256, 512])
+    rng = np.random.default_rng(5)
+    sizes = np.empty((steps, len(seeds)))
+    for i, n in enumerate(seeds):
+        for step in range(steps):
+            drawn = torch.from_numpy(rng.permutation(graph.num_dst)[:n])
+            minibatch = sampler.sample(graph, drawn, seed=9, step=step)
+            sizes[step, i] = len(minibatch.input_nodes)
+    means, errors = sizes.mean(0), sizes.std(0, ddof=1) / np.sqrt(steps)
+    per_seed, of_these = means / seeds, errors / seeds
+    assert (np.diff(per_seed) < 3 * np.hypot(of_these[1:], of_these[:-1])).all()
+    assert per_seed[-1] < 0.7 * per_seed[0]
+    slopes = np.diff(means) / np.diff(seeds)
+    of_slopes = np.hypot(errors[1:], errors[:-1]) / np.diff(seeds)
+    assert (np.diff(slopes) < 3 * np.hypot(of_slopes[1:], of_slopes[:-1])).all()
+    assert slopes[-1] < 0.5 * slopes[0]

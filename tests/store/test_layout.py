@@ -1,5 +1,6 @@
 """The format: literal bytes out. A change that fails here needs a new version of the format."""
 
+import numpy as np
 import torch
 
 from gids.store import DatasetWriter, FeatureStore, edge_list
@@ -116,6 +117,10 @@ def int64(*values: int) -> bytes:
     return b"".join(v.to_bytes(8, "little", signed=True) for v in values)
 
 
+def int8(*values: int) -> bytes:
+    return b"".join(v.to_bytes(1, "little", signed=True) for v in values)
+
+
 def int32(*values: int) -> bytes:
     return b"".join(v.to_bytes(4, "little", signed=True) for v in values)
 
@@ -167,6 +172,26 @@ def test_every_byte_of_a_dataset(tmp_path):
     for name, data in files.items():
         assert found[name].read_bytes() == data, name
     assert [p.name for p in tmp_path.iterdir()] == ["a.gids"], "nothing is left beside it"
+
+
+def test_every_byte_of_int8_rows(tmp_path):
+    values = torch.tensor(
+        [[1.0, -254.0, 0.4, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0], [127.0, 63.4, -0.6, 1.5, 2.5]]
+    )
+    with DatasetWriter(tmp_path / "a.gids", page_bytes=512) as writer:
+        writer.write_table("node", "_N", "row", values, dtype=torch.int8, scale="row")
+        writer.write_table("node", "_N", "column", values, dtype=torch.int8, scale="column")
+    two, none, one = (np.float32(s).tobytes() for s in (2, 0, 1))
+    # 1 / 2 and 2.5 are halves: to even. Three zeros fill the row up to its scale.
+    rows = (
+        int8(0, -127, 0, 0, 0) + bytes(3) + two + bytes(8) + none + int8(127, 63, -1, 2, 2) + bytes(3) + one
+    )
+    assert (tmp_path / "a.gids/tables/_N.row/shard-00.bin").read_bytes() == rows.ljust(512, b"\0")
+    scales = np.array([127, 254, 0.6, 1.5, 2.5], np.float32) / np.float32(127)
+    columns = int8(1, -127, 85, 85, 0) + bytes(5) + int8(127, 32, -127, 127, 127)
+    assert (tmp_path / "a.gids/tables/_N.column/shard-00.bin").read_bytes() == columns.ljust(512, b"\0")
+    header = npy_header("float32", (5,))
+    assert (tmp_path / "a.gids/tables/_N.column/scale.npy").read_bytes() == header + scales.tobytes()
 
 
 def test_literal_bytes_are_read(tmp_path):

@@ -1,10 +1,9 @@
 """kill -9 at random moments of a conversion, then resume: the dataset is that of an undisturbed one."""
 
-import contextlib
 import random
 import subprocess
 import sys
-import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,27 +12,7 @@ from gids.store import verify
 from gids.store.convert import Options, convert
 from gids.store.convert.readers import read_source
 
-# Reads slowly and syncs often, so that kills fall into the middle of things.
-CHILD = """
-import sys, time
-from pathlib import Path
-from gids.store.convert import Options, convert
-from gids.store.convert.readers import read_source
-from gids.store.rows import FileRows
-
-quick = FileRows.read_into
-def slow(self, start, out):
-    time.sleep(0.005 if self.path.suffix == ".npy" else 0)
-    quick(self, start, out)
-FileRows.read_into = slow
-source, path = map(Path, sys.argv[1:])
-files = sorted(source.iterdir())
-options = Options(workers=2, memory_bytes=1 << 20, stripe=(str(path.parent / "ssd"),) * 2)
-log = open(path.parent / "ssd/log", "a", buffering=1)
-print("ready", flush=True)
-say = lambda sentence: print(sentence, file=log)
-convert(files, lambda s: read_source(source, s), path, options, say=say, sync_bytes=100_000)
-"""
+TOOL = Path(__file__).parents[2] / "tools/kill_conversion.py"
 
 
 @pytest.fixture(scope="module")
@@ -48,55 +27,20 @@ def source(tmp_path_factory):
 
 
 def contents(path):
-    """The bytes of every file but the manifest (which names the shards' folder), by the end of its path."""
-    files = [
-        p for root in (path, path.parent / "ssd") for p in root.rglob("*") if p.suffix in (".npy", ".bin")
-    ]
-    return {"/".join(p.parts[-2:]): p.read_bytes() for p in files}
+    """The bytes of every file, by its name."""
+    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
 
 
 @pytest.mark.slow
-def test_a_conversion_killed_again_and_again_ends_the_same(tmp_path, source):
+def test_a_conversion_killed_again_and_again_ends_the_same(tmp_path):
+    """Of several readers and all options; `tools/kill_conversion.py --kills 200` does more of it."""
     seed = random.SystemRandom().randrange(1 << 32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
-    for name in ("killed", "whole"):
-        (tmp_path / name / "ssd").mkdir(parents=True)
-    path = tmp_path / "killed/a.gids"
-    kills = 0
-    while not path.exists():
-        assert kills < 60, "it never gets anywhere"
-        command = [sys.executable, "-P", "-c", CHILD, source, path]
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        while child.stdout.readline() not in ("ready\n", ""):
-            pass
-        if kills < 8:
-            until = records(path) + rng.randrange(8)
-            while records(path) < until and child.poll() is None:
-                time.sleep(0.001)
-            time.sleep(rng.uniform(0, 0.02))
-            child.kill()
-            kills += 1
-        _, errors = child.communicate()
-        assert "Traceback" not in errors, errors
-    options = Options(stripe=(str(tmp_path / "whole/ssd"),) * 2)
-    files = sorted(source.iterdir())
-    convert(files, lambda scratch: read_source(source, scratch), tmp_path / "whole/a.gids", options)
-    assert contents(path) == contents(tmp_path / "whole/a.gids")
-    assert list(verify(path, allow_dirs=[tmp_path / "killed/ssd"])) == []
-    assert sorted(p.name for p in (tmp_path / "killed").iterdir()) == ["a.gids", "ssd"]
-    resumed = (tmp_path / "killed/ssd/log").read_text().count("resuming")
-    assert kills == 8
-    assert resumed >= 5
-    print(f"{kills} kills, {resumed} resumed")
-
-
-def records(path):
-    """How many lines the journal of an unfinished conversion has."""
-    journal = path.with_name(path.name + ".partial") / "journal"
-    with contextlib.suppress(FileNotFoundError):
-        return journal.read_bytes().count(b"\n")
-    return 0
+    command = [sys.executable, "-P", TOOL, "--kills", "15", "--seed", str(seed), "--dir", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0
+    assert "\n15 kills, " in done.stdout
+    assert list(tmp_path.iterdir()) == []
 
 
 def interrupted(source, path, **options):
@@ -145,6 +89,43 @@ def test_a_packed_source_continues_too(tmp_path, source):
         assert contents(tmp_path / "b.gids")[name] == data, name
 
 
+@pytest.mark.parametrize("stop_at", [300_000, 1_500_000, 3_300_000, 4_400_000])
+def test_rounded_tables_continue_and_say_the_same(tmp_path, source, stop_at):
+    """Stopped in the pass for the columns' scales, in the pages of int8, and in those of float16."""
+    options = {"dtypes": {"feat": "int8", "pos": "float16"}, "scales": {"feat": "column"}}
+    kwargs = {"memory_bytes": 1 << 20, "workers": 1}
+
+    def convert_to(path, **calls):
+        open_source = lambda scratch: read_source(source, scratch)  # noqa: E731
+        convert(
+            sorted(source.iterdir()),
+            open_source,
+            path,
+            Options(**options, **kwargs),
+            sync_bytes=100_000,
+            **calls,
+        )
+
+    def stop(size):
+        stop.total += size
+        if stop.total > graph_bytes + stop_at:
+            raise KeyboardInterrupt
+
+    progress, said, resumed = [], [], []
+    convert_to(tmp_path / "b.gids", say=said.append, on_bytes=progress.append)
+    assert [s.split(":")[0] for s in said] == ["_N.feat", "_N.pos"]
+    stop.total, graph_bytes = 0, 8 * 200_000
+    with pytest.raises(KeyboardInterrupt):
+        convert_to(tmp_path / "a.gids", on_bytes=stop)
+    again = []
+    convert_to(tmp_path / "a.gids", say=resumed.append, on_bytes=again.append)
+    assert resumed == ["resuming an unfinished conversion", *said]
+    assert sum(again) == sum(progress)
+    for name, data in contents(tmp_path / "a.gids").items():
+        assert contents(tmp_path / "b.gids")[name] == data, name
+    assert list(verify(tmp_path / "a.gids")) == []
+
+
 def test_what_is_done_is_not_read_again(tmp_path, source, monkeypatch):
     from gids.store.rows import FileRows
 
@@ -180,7 +161,7 @@ def test_a_changed_source_or_option_starts_again(tmp_path, source, change, optio
     change(copy)
     said = []
     run(copy, tmp_path / "a.gids", say=said.append, **options)
-    assert said == [f"an unfinished conversion was found, but {reason}: starting again"]
+    assert said[0] == f"an unfinished conversion was found, but {reason}: starting again"
     assert list(verify(tmp_path / "a.gids")) == []
 
 

@@ -133,3 +133,27 @@ def test_edges_between_nodes_that_are_not_are_refused(tmp_path, src, dst, messag
         writer.write_edges(
             RELATION, edge_list(torch.tensor([src]), torch.tensor([dst]), num_src=9, num_dst=3)
         )
+
+
+def test_repeated_edges_loops_and_neighbors_in_any_order_are_no_fault(tmp_path):
+    indptr, indices = np.array([0, 4, 4, 6]), np.array([2, 0, 0, 1, 2, 2])
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_graph(("n", "to", "n"), indptr, indices, num_src=3)
+    assert list(verify(tmp_path / "a.gids")) == []
+    assert FeatureStore(tmp_path / "a.gids").graph().indices.tolist() == indices.tolist()
+
+
+@pytest.mark.parametrize("role", ["indptr", "indices", "edge_ids"])
+def test_ids_with_fractions_are_refused(tmp_path, role):
+    arrays = {"indptr": np.array([0, 1]), "indices": np.array([0]), "edge_ids": np.array([0])}
+    arrays[role] = arrays[role] + 0.5
+    message = f"{role} is float64; it must be whole numbers"
+    with pytest.raises(FormatError, match=message), DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_graph(RELATION, **arrays, num_src=1)
+
+
+def test_edges_with_fractions_are_refused(tmp_path):
+    edges = edge_list(np.array([0]), np.array([0.5]), num_src=1, num_dst=1)
+    with pytest.raises(FormatError, match="destination is float64"):
+        with DatasetWriter(tmp_path / "a.gids") as writer:
+            writer.write_edges(RELATION, edges)

@@ -143,9 +143,11 @@ def _unusable(dtype: np.dtype[np.generic]) -> Found:
 
 
 def _data_offset(path: Path, member: zipfile.ZipInfo) -> int:
-    with open(path, "rb") as file:
-        file.seek(member.header_offset)
-        header = file.read(30)
+    header = b""
+    if member.header_offset >= 0:  # negative when bytes before the directory are lost
+        with open(path, "rb") as file:
+            file.seek(member.header_offset)
+            header = file.read(30)
     if len(header) < 30 or header[:4] != b"PK\x03\x04":
         raise FormatError(f"{path} is damaged where {member.filename} begins")
     name_bytes, extra_bytes = struct.unpack("<HH", header[26:30])

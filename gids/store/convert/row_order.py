@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import torch
 
 from gids.errors import FormatError
 from gids.store.convert.source import Source, TableSource
 from gids.store.geometry import Geometry
 from gids.store.names import table_name
 from gids.store.row_order import check_memory, co_read_order, community_order, degree_order
+from gids.store.scattered_rows import bytes_needed
 from gids.store.writer import DatasetWriter
 
 Compute = Callable[[], np.ndarray]
@@ -46,9 +46,9 @@ class RowOrders:
     say: Callable[[str], None]
     _written: dict[str, str] = field(default_factory=dict)  # node type -> the first table in its order
 
-    def of(self, table: TableSource, dtype: torch.dtype, page_bytes: int) -> Compute | None:
+    def of(self, table: TableSource, layout: Geometry) -> Compute | None:
         """What computes the positions of a table's rows, which is to be written next; None: as they come."""
-        if self.method == "original" or not is_ordered(table, dtype, page_bytes):
+        if self.method == "original" or not is_ordered(table, layout):
             return None
         assert isinstance(table.type, str)
         name, count = table_name(table.type, table.key), table.rows.shape[0]
@@ -91,17 +91,13 @@ def check_order(method: str, read_rows: ReadRows | None, source: Source) -> None
         raise FormatError(f"--order {method} needs a graph, and the source has none: give --order original")
 
 
-def is_ordered(table: TableSource, dtype: torch.dtype, page_bytes: int) -> bool:
+def is_ordered(table: TableSource, layout: Geometry) -> bool:
     """Whether an order is of use: several rows of nodes share a page."""
-    layout = Geometry.of(table.rows.shape, dtype.itemsize, page_bytes=page_bytes, shard_count=1)
     return table.kind == "node" and layout.rows_per_page > 1
 
 
-def bytes_aside(tables: Iterable[tuple[TableSource, torch.dtype]], page_bytes: int) -> Iterator[int]:
-    """What each table that is ordered takes on disk besides: its order for good, its rows while written."""
-    for table, dtype in tables:
-        if is_ordered(table, dtype, page_bytes):
-            row_bytes = Geometry.of(
-                table.rows.shape, table.rows.dtype.itemsize, page_bytes=page_bytes, shard_count=1
-            ).row_bytes
-            yield table.rows.shape[0] * (row_bytes + 12)
+def bytes_aside(table: TableSource, layout: Geometry) -> int:
+    """What a table in an order takes on disk besides: the order for good, its rows while they are written."""
+    if not is_ordered(table, layout):
+        return 0
+    return bytes_needed(table.rows) + 8 * layout.row_count

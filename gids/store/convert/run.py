@@ -21,6 +21,8 @@ from gids.store.dtypes import table_dtype
 from gids.store.edge_sort import EDGE_BYTES
 from gids.store.geometry import DEFAULT_PAGE_BYTES, Geometry
 from gids.store.names import Relation, table_name
+from gids.store.narrow import describe_rounding
+from gids.store.quantize import check_scale, stored_geometry
 from gids.store.topology import EdgeSource
 from gids.store.writer import DatasetWriter
 
@@ -29,7 +31,8 @@ from gids.store.writer import DatasetWriter
 class Options:
     """How to convert.
 
-    dtypes: table name or key -> type to cast to; "" stands for every other table. split: fractions of train,
+    dtypes: table name or key -> type to cast to; "" stands for every other table. scales: the same -> "row"
+    or "column", for floating tables that become int8 ("row" if nothing is said). split: fractions of train,
     val and test for labels that come without splits, or None. stripe: directories for one shard each.
     order, read_rows: how rows that share pages are laid out, see row_order; read_rows for order "trace".
     index_dtype: "int64", "int32", or "auto": int32 for every relation that it can number. reverse_edges,
@@ -40,6 +43,7 @@ class Options:
     page_bytes: int = DEFAULT_PAGE_BYTES
     stripe: tuple[str, ...] = ()
     dtypes: Mapping[str, str] = field(default_factory=dict)
+    scales: Mapping[str, str] = field(default_factory=dict)
     order: str = "original"
     read_rows: ReadRows | None = None
     index_dtype: str = "int64"
@@ -60,6 +64,7 @@ class Options:
             "--page-bytes": self.page_bytes,
             "--stripe": [os.path.realpath(d) for d in self.stripe],
             "--dtype": dict(self.dtypes),
+            "--scale": dict(self.scales),
             "--order": self.order,
             "--index-dtype": self.index_dtype,
             "--no-edge-ids": not self.keep_edge_ids,
@@ -119,9 +124,10 @@ def convert(
             say(note)
         _change_edges(source, options)
         _check(source, options)
-        on_total(sum(size for _, size in _table_bytes(source, options, 1)) + 8 * _edge_count(source))
+        on_total(sum(_work_bytes(source, options)) + 8 * _edge_count(source))
         check_space(_needed(source, options, writer), _written(writer))
-        _write(source, options, writer, say)
+        for note in _write(source, options, writer, say):
+            say(note)
         if _fingerprint(files) != fingerprint:
             raise FormatError("the source changed while it was converted; convert it again")
         writer.commit()
@@ -133,7 +139,10 @@ def convert(
         raise
 
 
-def _write(source: Source, options: Options, writer: DatasetWriter, say: Callable[[str], None]) -> None:
+def _write(
+    source: Source, options: Options, writer: DatasetWriter, say: Callable[[str], None]
+) -> Iterator[str]:
+    """Yields what rounding cost, a sentence for each table whose values are rounded."""
     for ntype, count in source.nodes.items():
         writer.add_nodes(ntype, count)
     for relation, topology in source.graphs.items():
@@ -164,9 +173,18 @@ def _write(source: Source, options: Options, writer: DatasetWriter, say: Callabl
             writer.write_split(ntype, split, ids)
     orders = RowOrders(options.order, writer, options.read_rows, options.memory_bytes, options.workers, say)
     for table in source.tables:
-        dtype = _dtype(table, options)
-        order = orders.of(table, dtype, options.page_bytes)
-        writer.write_table(table.kind, table.type, table.key, table.rows, dtype=dtype, order=order)
+        dtype, scale = _dtype(table, options), _scale(table, options)
+        rounded = writer.write_table(
+            table.kind,
+            table.type,
+            table.key,
+            table.rows,
+            dtype=dtype,
+            scale=scale,
+            order=orders.of(table, _layout(table, options, 1)),
+        )
+        if rounded is not None:
+            yield f"{table_name(table.type, table.key)}: {describe_rounding(*rounded)}"
 
 
 def _change_edges(source: Source, options: Options) -> None:
@@ -194,28 +212,63 @@ def _index_dtype(relation: Relation, source: Source, options: Options) -> str:
 def _check(source: Source, options: Options) -> None:
     check_order(options.order, options.read_rows, source)
     names = {n for t in source.tables for n in (table_name(t.type, t.key), t.key)}
-    for name in options.dtypes:
-        if name and name not in names:
-            raise FormatError(f"--dtype names table {name!r}; the source has {', '.join(sorted(names))}")
+    for option, named in (("--dtype", options.dtypes), ("--scale", options.scales)):
+        for name in named:
+            if name and name not in names:
+                raise FormatError(f"{option} names table {name!r}; the source has {', '.join(sorted(names))}")
+    scaled = {n for t in source.tables if _scale(t, options) for n in (table_name(t.type, t.key), t.key, "")}
+    for name, scale in options.scales.items():
+        check_scale(scale, f"--scale {name}".rstrip())
+        if name not in scaled:
+            raise FormatError(
+                f"--scale {name or scale} is for floating features stored as int8: give --dtype int8, too"
+            )
     edge_tables = [t for t in source.tables if t.kind == "edge"]
     if edge_tables and not options.keep_edge_ids:
         raise FormatError(f"table {edge_tables[0].key!r} of edges needs edge ids: leave out --no-edge-ids")
 
 
 def _dtype(table: TableSource, options: Options) -> torch.dtype:
-    for name in (table_name(table.type, table.key), table.key, ""):
-        if name in options.dtypes:
-            return table_dtype(options.dtypes[name])
-    return table.rows.dtype
+    chosen = _chosen(table, options.dtypes)
+    return table.rows.dtype if chosen is None else table_dtype(chosen)
+
+
+def _scale(table: TableSource, options: Options) -> str | None:
+    """Of floating features that become int8; whole numbers are cast to it as they are."""
+    if _dtype(table, options) != torch.int8 or not table.rows.dtype.is_floating_point:
+        return None
+    return _chosen(table, options.scales) or "row"
+
+
+def _chosen(table: TableSource, options: Mapping[str, str]) -> str | None:
+    """What an option says of a table: by its name, by its key, or of all."""
+    names = (table_name(table.type, table.key), table.key, "")
+    return next((options[name] for name in names if name in options), None)
+
+
+def _layout(table: TableSource, options: Options, shard_count: int) -> Geometry:
+    return stored_geometry(
+        table.rows.shape,
+        _dtype(table, options).itemsize,
+        _scale(table, options),
+        page_bytes=options.page_bytes,
+        shard_count=shard_count,
+    )
+
+
+def _work_bytes(source: Source, options: Options) -> Iterator[int]:
+    """What each table's writing reports as progress: its pages, and its rows for the scales of columns."""
+    for table in source.tables:
+        layout = _layout(table, options, 1)
+        yield layout.page_count * layout.page_bytes
+        if _scale(table, options) == "column":
+            yield layout.row_count * layout.row_bytes
 
 
 def _table_bytes(source: Source, options: Options, shard_count: int) -> Iterator[tuple[int, int]]:
     """(shard, bytes) of every shard."""
     for table in source.tables:
-        itemsize = _dtype(table, options).itemsize
-        layout = Geometry.of(
-            table.rows.shape, itemsize, page_bytes=options.page_bytes, shard_count=shard_count
-        )
+        layout = _layout(table, options, shard_count)
         for shard in range(shard_count):
             yield shard, layout.shard_bytes(shard)
 
@@ -245,8 +298,10 @@ def _needed(source: Source, options: Options, writer: DatasetWriter) -> Iterator
         yield _place(writer, writer.folders[shard]), size_bytes
     yield writer.path.parent, 4 * pages  # checksums
     if options.order != "original":
-        tables = [(table, _dtype(table, options)) for table in source.tables]
-        yield writer.path.parent, sum(bytes_aside(tables, options.page_bytes))
+        yield (
+            writer.path.parent,
+            sum(bytes_aside(table, _layout(table, options, 1)) for table in source.tables),
+        )
     for relation, topology in source.graphs.items():
         itemsize = table_dtype(_index_dtype(relation, source, options)).itemsize
         if isinstance(topology, InEdges):

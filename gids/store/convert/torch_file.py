@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import pickle
 import re
 import zipfile
@@ -101,7 +102,8 @@ def _file_offset(address: int, path: Path) -> int | None:
 
 def _load(path: Path) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_torch_file(path))
+        # As text: torch before 2.3 maps no file named by a Path.
+        return torch.load(os.fspath(path), map_location="cpu", weights_only=True, mmap=is_torch_file(path))
     except pickle.UnpicklingError as error:
         raise FormatError(
             f"{path} needs unpickling, which could run any code, so it is refused: {_culprit(path, error)}"

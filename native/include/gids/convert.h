@@ -1,6 +1,7 @@
 // Conversions between float32, float16 and bfloat16 in integer operations, so that every device gives the same
 // bits: rounded to nearest, ties to even; what is too large becomes infinite; NaN stays NaN, with its sign and
-// the top of its payload. Called by the copying of rows.
+// the top of its payload. And int8 times a scale, one product of float32. Called by the copying of rows, which
+// gives the types and the layouts of rows their numbers here.
 #pragma once
 
 #include "gids/target.h"
@@ -17,7 +18,17 @@ struct Float16 {
 struct BFloat16 {
   u16 bits;
 };
-static_assert(sizeof(Float32) == 4 && sizeof(Float16) == 2 && sizeof(BFloat16) == 2);
+// A whole number, -127 to 127, of steps of a scale.
+struct Int8 {
+  signed char steps;
+};
+static_assert(sizeof(Float32) == 4 && sizeof(Float16) == 2 && sizeof(BFloat16) == 2 && sizeof(Int8) == 1);
+
+// What the values of a row are on disk, and (the first four) in the output.
+enum ValueType : u64 { unchanged = 0, float32 = 1, float16 = 2, bfloat16 = 3, int8_by_row = 4, int8_by_column = 5 };
+
+// A row of int8_by_row ends with its scale, a Float32 at this byte of it; zeros fill what is between.
+GIDS_HD constexpr u64 scale_offset(u64 values) { return (values + 3) / 4 * 4; }
 
 namespace detail {
 
@@ -34,6 +45,22 @@ GIDS_HD constexpr u32 leading_zeros(u32 v) {
 #endif
 }
 
+GIDS_HD float as_float(u32 bits) {
+#if defined(__CUDA_ARCH__)
+  return __uint_as_float(bits);
+#else
+  return __builtin_bit_cast(float, bits);
+#endif
+}
+
+GIDS_HD u32 as_bits(float value) {
+#if defined(__CUDA_ARCH__)
+  return __float_as_uint(value);
+#else
+  return __builtin_bit_cast(u32, value);
+#endif
+}
+
 }  // namespace detail
 
 GIDS_HD constexpr void convert(Float32 from, Float32& to) { to = from; }
@@ -43,7 +70,8 @@ GIDS_HD constexpr void convert(BFloat16 from, Float32& to) { to.bits = u32{from.
 GIDS_HD constexpr void convert(Float16 from, Float32& to) {
   const u32 sign = u32{from.bits & 0x8000u} << 16, magnitude = from.bits & 0x7FFFu;
   if (magnitude >= 0x7C00) {  // infinite or NaN
-    to.bits = sign | 0x7F800000u | (magnitude & 0x3FF) << 13;
+    const u32 quiet = magnitude > 0x7C00 ? 0x400000u : 0;  // as processors make it
+    to.bits = sign | 0x7F800000u | quiet | (magnitude & 0x3FF) << 13;
   } else if (magnitude >= 0x0400) {
     to.bits = sign | ((magnitude << 13) + (u32{127 - 15} << 23));
   } else if (magnitude) {  // subnormal: its highest bit becomes the implicit one
@@ -86,6 +114,12 @@ GIDS_HD constexpr void convert(BFloat16 from, Float16& to) {
   Float32 wide{};
   convert(from, wide);
   convert(wide, to);
+}
+
+// steps * scale, rounded to float32 and then to `To`. No sum is near, so nothing is contracted.
+template <class To>
+GIDS_HD void widen(Int8 from, Float32 scale, To& to) {
+  convert(Float32{detail::as_bits(static_cast<float>(from.steps) * detail::as_float(scale.bits))}, to);
 }
 
 }  // namespace gids

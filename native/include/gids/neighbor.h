@@ -16,6 +16,11 @@ GIDS_HD constexpr u64 sampled_count(u64 degree, int fanout) {
   return fanout == all_neighbors || degree < static_cast<u64>(fanout) ? degree : static_cast<u64>(fanout);
 }
 
+// With replacement: as many as are wanted of a node that has any.
+GIDS_HD constexpr u64 replaced_count(u64 degree, int fanout) {
+  return fanout == all_neighbors || degree == 0 ? degree : static_cast<u64>(fanout);
+}
+
 // The neighbour that draw i takes when it is drawn already. degree > fanout > i.
 GIDS_HD constexpr u64 last_candidate(u64 degree, u32 fanout, u32 i) { return degree - fanout + i; }
 GIDS_HD u64 candidate(u64 bits, u64 degree, u32 fanout, u32 i) {

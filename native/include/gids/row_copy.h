@@ -25,10 +25,11 @@ template <class Word>
 struct Same {
   using Load = Word;
   using Store = Word;
-  GIDS_HD static Store of(const Load& v) { return v; }
+  static constexpr bool scaled_by_row = false;
+  GIDS_HD Store of(const Load& v, u32, u32) const { return v; }
 };
 
-// … or `Count` values of one type that become another.
+// … or `Count` values of one type that become another …
 template <class From, class To, u32 Count>
 struct Converted {
   struct alignas(Count * sizeof(From)) Load {
@@ -37,48 +38,102 @@ struct Converted {
   struct alignas(Count * sizeof(To)) Store {
     To values[Count];
   };
-  GIDS_HD static Store of(const Load& from) {
+  static constexpr bool scaled_by_row = false;
+  GIDS_HD Store of(const Load& from, u32, u32) const {
     Store to;
     for (u32 i = 0; i < Count; ++i) convert(from.values[i], to.values[i]);
     return to;
   }
 };
 
-// How rows are copied, as one number that the host composes: bits 0..7 bytes (plain) or values (converted) to an
-// item, bits 8..15 the type converted from, bits 16..23 the type converted to; types 0 mean as they are.
-namespace copy_as {
+// … or `Count` steps that become values, by the scale of their row …
+template <class To, u32 Count>
+struct ScaledByRow {
+  using Load = typename Converted<Int8, To, Count>::Load;
+  using Store = typename Converted<Int8, To, Count>::Store;
+  static constexpr bool scaled_by_row = true;
+  u64 scale_at;  // byte of a row
 
-enum Type : u64 { unchanged = 0, float32 = 1, float16 = 2, bfloat16 = 3 };
-
-template <class From, class To, class F>
-GIDS_HD void with_count(u64 count, F&& f) {
-  if (count == 4) f(Converted<From, To, 4>{});
-  else f(Converted<From, To, 1>{});
-}
-
-// Calls f with the item that `as` stands for.
-template <class F>
-GIDS_HD void with_item(u64 as, F&& f) {
-  const u64 count = as & 255;
-  switch (as >> 8) {
-    case unchanged:
-      switch (count) {
-        case 16: return f(Same<Bytes16>{});
-        case 8: return f(Same<u64>{});
-        case 4: return f(Same<u32>{});
-        case 2: return f(Same<u16>{});
-        default: return f(Same<u8>{});
-      }
-    case float32 | float16 << 8: return with_count<Float32, Float16>(count, f);
-    case float32 | bfloat16 << 8: return with_count<Float32, BFloat16>(count, f);
-    case float16 | float32 << 8: return with_count<Float16, Float32>(count, f);
-    case float16 | bfloat16 << 8: return with_count<Float16, BFloat16>(count, f);
-    case bfloat16 | float32 << 8: return with_count<BFloat16, Float32>(count, f);
-    default: return with_count<BFloat16, Float16>(count, f);
+  GIDS_HD u32 scale_of(u64 row) const { return *reinterpret_cast<const u32*>(row + scale_at); }
+  GIDS_HD Store of(const Load& from, u32, u32 scale) const {
+    Store to;
+    for (u32 i = 0; i < Count; ++i) widen(from.values[i], Float32{scale}, to.values[i]);
+    return to;
   }
-}
+};
 
-}  // namespace copy_as
+// … or by the scales of their columns.
+template <class To, u32 Count>
+struct ScaledByColumn {
+  using Load = typename Converted<Int8, To, Count>::Load;
+  using Store = typename Converted<Int8, To, Count>::Store;
+  using Scales = typename Converted<Float32, To, Count>::Load;
+  static constexpr bool scaled_by_row = false;
+  const Scales* scales;  // one for each item of a row
+
+  GIDS_HD Store of(const Load& from, u32 item, u32) const {
+    const Scales scale = scales[item];
+    Store to;
+    for (u32 i = 0; i < Count; ++i) widen(from.values[i], scale.values[i], to.values[i]);
+    return to;
+  }
+};
+
+// How rows are copied. as: one number that the host composes: bits 0..7 bytes (unchanged) or values (otherwise) to
+// an item, bits 8..15 the ValueType converted from, bits 16..23 the one converted to; 0 means as they are.
+struct RowCopy {
+  u64 as;
+  u64 row_items;
+  u64 out_row_bytes;
+  const float* scales;  // of int8_by_column: one for each value of a row, aligned to 16 bytes
+
+  // Calls f with the item that `as` stands for.
+  template <class F>
+  GIDS_HD void with_item(F&& f) const {
+    switch (as >> 8) {
+      case unchanged:
+        switch (count()) {
+          case 16: return f(Same<Bytes16>{});
+          case 8: return f(Same<u64>{});
+          case 4: return f(Same<u32>{});
+          case 2: return f(Same<u16>{});
+          default: return f(Same<u8>{});
+        }
+      case float32 | float16 << 8: return converted<Float32, Float16>(f);
+      case float32 | bfloat16 << 8: return converted<Float32, BFloat16>(f);
+      case float16 | float32 << 8: return converted<Float16, Float32>(f);
+      case float16 | bfloat16 << 8: return converted<Float16, BFloat16>(f);
+      case bfloat16 | float32 << 8: return converted<BFloat16, Float32>(f);
+      case bfloat16 | float16 << 8: return converted<BFloat16, Float16>(f);
+      case int8_by_row | float32 << 8: return scaled_by_row<Float32>(f);
+      case int8_by_row | float16 << 8: return scaled_by_row<Float16>(f);
+      case int8_by_row | bfloat16 << 8: return scaled_by_row<BFloat16>(f);
+      case int8_by_column | float32 << 8: return scaled_by_column<Float32>(f);
+      case int8_by_column | float16 << 8: return scaled_by_column<Float16>(f);
+      default: return scaled_by_column<BFloat16>(f);
+    }
+  }
+
+ private:
+  GIDS_HD u64 count() const { return as & 255; }
+
+  template <class From, class To, class F>
+  GIDS_HD void converted(F&& f) const {
+    if (count() == 4) f(Converted<From, To, 4>{});
+    else f(Converted<From, To, 1>{});
+  }
+  template <class To, class F>
+  GIDS_HD void scaled_by_row(F&& f) const {
+    const u64 scale_at = scale_offset(row_items * count());
+    if (count() == 4) f(ScaledByRow<To, 4>{scale_at});
+    else f(ScaledByRow<To, 1>{scale_at});
+  }
+  template <class To, class F>
+  GIDS_HD void scaled_by_column(F&& f) const {
+    if (count() == 4) f(ScaledByColumn<To, 4>{reinterpret_cast<const typename ScaledByColumn<To, 4>::Scales*>(scales)});
+    else f(ScaledByColumn<To, 1>{reinterpret_cast<const typename ScaledByColumn<To, 1>::Scales*>(scales)});
+  }
+};
 
 #if GIDS_SIMT
 
@@ -86,8 +141,10 @@ GIDS_HD void with_item(u64 as, F&& f) {
 // address of row r, or 0 to leave that row of the output alone. All lanes of the warp call.
 // Loads are plain: pages in host memory may be written again later, so they are not read-only to any cache.
 template <class Item>
-__device__ void copy_rows(u64 from, u8* to, u32 rows, u32 row_items, u32 lane) {
+__device__ void copy_rows(const Item& as, u64 from, u8* to, u32 rows, u32 row_items, u32 lane) {
   constexpr u32 in_flight = 4;  // independent loads before the first store
+  u32 scale = 0;
+  if constexpr (Item::scaled_by_row) scale = from ? as.scale_of(from) : 0;
   const u32 row_step = 32 / row_items, item_step = 32 % row_items;
   const u32 items = rows * row_items;  // a row has at most 2^26 bytes
   auto* out = reinterpret_cast<typename Item::Store*>(to);
@@ -95,9 +152,12 @@ __device__ void copy_rows(u64 from, u8* to, u32 rows, u32 row_items, u32 lane) {
   for (u32 first = lane; first - lane < items; first += 32 * in_flight) {
     typename Item::Load values[in_flight] = {};
     bool wanted[in_flight];
+    u32 items_of[in_flight], scales[in_flight] = {};
     GIDS_UNROLL
     for (u32 k = 0; k < in_flight; ++k) {
       const u64 address = __shfl_sync(~0u, from, static_cast<int>(row & 31));
+      if constexpr (Item::scaled_by_row) scales[k] = __shfl_sync(~0u, scale, static_cast<int>(row & 31));
+      items_of[k] = item;
       wanted[k] = row < rows && address != 0;
       if (wanted[k]) values[k] = reinterpret_cast<const typename Item::Load*>(address)[item];
       row += row_step;
@@ -109,7 +169,7 @@ __device__ void copy_rows(u64 from, u8* to, u32 rows, u32 row_items, u32 lane) {
     }
     GIDS_UNROLL
     for (u32 k = 0; k < in_flight; ++k)
-      if (wanted[k]) out[first + 32 * k] = Item::of(values[k]);
+      if (wanted[k]) out[first + 32 * k] = as.of(values[k], items_of[k], scales[k]);
   }
 }
 

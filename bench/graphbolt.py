@@ -1,0 +1,193 @@
+"""How much faster than GraphBolt's features on disk are cold rows read, one by one and with lookahead?
+
+    tools/graphbolt_env.sh DIRECTORY --bench            # 4.3 GB of disk for each row size, half an hour
+    tools/graphbolt_env.sh DIRECTORY --bench --small    # a minute; only shows that it works
+
+Runs where DGL 2.1.0's GraphBolt can be imported. Three questions:
+
+* reads (rows of 4096 and of 512 B): ``read(ids)`` of gids.graphbolt.Feature, without a cache, against that of
+  GraphBolt's TorchBasedFeature on a memory map, as OnDiskDataset makes it with ``in_memory: false``. Random
+  rows, each once, so that nothing but the disk can have them. 2 threads, and 16 for GraphBolt beside it.
+  Beside them ``gids_fetch`` of the same ids, which has the next reads in flight while one is handed over.
+* pipe (4096 B): ``gids_fetch``, window 16, against ``fetch_feature`` in the same pipe: GraphBolt samples
+  neighbours, its loader hands minibatches over. Some rows are met again and again. A side that is not through
+  after ``--pipe-seconds`` is stopped there, as GraphBolt's is with a slow disk; then it is rates that are
+  compared.
+
+With ``--disk-feature LIBRARY`` (tools/graphbolt_env.sh --dgl SOURCE builds it), reads are also held against
+GraphBolt's newest disk feature, OnDiskNpyArray by io_uring, which no released DGL has.
+
+Both sides have the same rows, GraphBolt's in a .npy file, and the same memory: what a fresh process has
+before it opens them plus a quarter of them, page cache included, where we may limit it; Linux's default
+read-ahead of 128 KiB, where we may set it; nothing in the page cache at the start. Every row is compared with
+the source, outside the time. Rounds in alternating order; medians; the ratio is the median of the rounds'.
+Not compared: a cache in host memory that is hit, because 2.1.0 has none but its GPU cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from aggregation import DEFAULT_READ_AHEAD_BYTES
+from harness import alternate, median_ratio, random_pages_per_s, read_ahead, write_json
+
+import gids.io
+from gids.quickstart.isolation import MemoryGroup, run_fresh
+from gids.quickstart.sides import why_no_limit
+from gids.store import DatasetWriter
+
+THREADS = 2
+OURS = ("gids", "gids_fetch")
+STOCK, NEWEST = f"GraphBolt, {THREADS} threads", f"its newest, {THREADS} threads"
+DEGREE = 12
+
+
+class NumberedRows:
+    """Row i holds i everywhere."""
+
+    dtype = torch.float32
+
+    def __init__(self, rows: int, dim: int) -> None:
+        self.shape = (rows, dim)
+
+    def read_into(self, start: int, out: torch.Tensor) -> None:
+        out.copy_(torch.arange(start, start + len(out), dtype=self.dtype)[:, None].expand_as(out))
+
+
+def write(directory: Path, rows: int, dim: int) -> dict[str, Any]:
+    """The same rows as a dataset and as a .npy file. Returns what the sides are told of them."""
+    source = NumberedRows(rows, dim)
+    with DatasetWriter(directory / "rows.gids") as writer:
+        writer.write_table("node", "_N", "feat", source)
+    array = np.lib.format.open_memmap(directory / "rows.npy", "w+", np.float32, source.shape)
+    step = max(1, (64 << 20) // (4 * dim))
+    for start in range(0, rows, step):
+        source.read_into(start, torch.from_numpy(array[start : start + step]))
+    array.flush()
+    return {
+        "dataset": str(directory / "rows.gids"),
+        "npy": str(directory / "rows.npy"),
+        "shard": str(gids.FeatureStore(directory / "rows.gids").table("_N.feat").shard_paths[0]),
+        "rows": rows,
+        "dim": dim,
+    }
+
+
+def write_graph(path: Path, rows: int, seed: int) -> Path:
+    """A graph whose edges come from few nodes mostly: indptr and indices."""
+    rng = np.random.default_rng(seed)
+    indptr = np.arange(rows + 1, dtype=np.int64) * DEGREE
+    sources = (rows * rng.random(rows * DEGREE) ** 3).astype(np.int64)
+    np.savez(path, indptr=indptr, indices=rng.permutation(rows)[sources])
+    return path
+
+
+def run(side: str, threads: int, config: dict[str, Any]) -> dict[str, float]:
+    for name in ("shard", "npy"):
+        gids.io.drop_page_cache(config[name])
+    this = {**config, "side": side, "threads": threads}
+    with read_ahead(Path(config["npy"]), DEFAULT_READ_AHEAD_BYTES), ExitStack() as stack:
+        group = None if why_no_limit() else stack.enter_context(MemoryGroup("gids-graphbolt"))
+        return run_fresh("graphbolt_side", {**this, "limited": group is not None}, group=group)
+
+
+def compare(title: str, sides: dict[str, Any], rounds: int) -> dict[str, Any]:
+    """Run the sides, the first of which is ours, print and return what was found."""
+    results = alternate(sides, rounds)
+    speeds = {name: [r["rows_per_s"] for r in found] for name, found in results.items()}
+    ratios = {name: median_ratio(speeds["gids"], speeds[name]) for name in sides if name != "gids"}
+    for name, found in results.items():
+        cpu_us = 1e6 * median(r["cpu_s_per_row"] for r in found)
+        beside = f"gids is {ratios[name]:.2f} x as fast" if name in ratios else ""
+        speed = f"{median(speeds[name]):>9.0f} rows/s  {cpu_us:6.2f} us of CPU a row"
+        print(f"{title:<10} {name:<22} {speed}  {beside}", flush=True)
+    return {"rows_per_s": speeds, "ratios": ratios}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--bytes", type=int, default=2 << 30, help="of features (default: 2 GiB)")
+    add("--only", choices=["4096", "512", "pipe"], help="one of the three")
+    add("--batch", type=int, default=8192, help="rows of one read")
+    add("--seconds", type=float, default=4.0, help="of each run of reads at most")
+    add("--batches", type=int, default=40, help="minibatches of each run of the pipe")
+    add("--pipe-seconds", type=float, default=15.0, help="of each of them at most")
+    add("--rounds", type=int, default=7)
+    add("--seed", type=int, default=0)
+    add("--disk-feature", type=Path, metavar="LIBRARY", help="GraphBolt's newest, to compare with")
+    add("--dir", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to measure")
+    add("--json", type=Path, metavar="FILE")
+    add("--small", action="store_true")
+    args = parser.parse_args(argv)
+    if args.small:
+        args.bytes, args.batch, args.seconds, args.batches, args.rounds = 16 << 20, 512, 0.2, 8, 1
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # where the fresh processes find graphbolt_side
+    found: dict[str, Any] = {}
+    common = {"batch": args.batch, "seconds": args.seconds, "batches": args.batches, "seed": args.seed}
+    for row_bytes in (4096, 512):
+        wanted = [
+            q
+            for q in (str(row_bytes), "pipe")
+            if args.only in (None, q) and (q != "pipe" or row_bytes == 4096)
+        ]
+        if not wanted:
+            continue
+        with tempfile.TemporaryDirectory(dir=args.dir, prefix="gids-graphbolt-") as directory:
+            config = {**common, **write(Path(directory), args.bytes // row_bytes, row_bytes // 4)}
+            if str(row_bytes) in wanted:
+                of_reads = {**config, "what": "reads"}
+                sides = {
+                    "gids": partial(run, "gids", THREADS, of_reads),
+                    "gids_fetch": partial(run, "gids_fetch", THREADS, of_reads),
+                    STOCK: partial(run, "graphbolt", THREADS, of_reads),
+                    "GraphBolt, 16 threads": partial(run, "graphbolt", 16, of_reads),
+                }
+                if args.disk_feature:
+                    newest = {**of_reads, "library": str(args.disk_feature)}
+                    sides[NEWEST] = partial(run, "newest", THREADS, newest)
+                found[str(row_bytes)] = compare(f"{row_bytes} B rows", sides, args.rounds)
+                pages = min(1 << 18, args.bytes // 4096)
+                device = random_pages_per_s(Path(config["shard"]), page_bytes=4096, pages=pages)
+                print(f"{'':<10} {'the device, engine alone':<22} {device:>9.0f} pages/s")
+            if "pipe" in wanted:
+                graph = write_graph(Path(directory) / "graph.npz", config["rows"], args.seed)
+                of_pipe = {**config, "what": "pipe", "graph": str(graph), "seconds": args.pipe_seconds}
+                sides = {
+                    "gids": partial(run, "gids", THREADS, of_pipe),
+                    STOCK: partial(run, "graphbolt", THREADS, of_pipe),
+                }
+                found["pipe"] = compare("pipe", sides, args.rounds)
+    for name, each in found.items():
+        told = {"pipe": "lookahead in a pipe, 4096 B rows"}.get(name, f"cold reads, {name} B rows")
+        for side in each["ratios"]:
+            if side in (STOCK, NEWEST):
+                ratios = {
+                    ours: median_ratio(each["rows_per_s"][ours], each["rows_per_s"][side])
+                    for ours in OURS
+                    if ours in each["rows_per_s"]
+                }
+                print(
+                    f"{told}, over {side}: "
+                    + ", ".join(f"{ours} {ratio:.2f}" for ours, ratio in ratios.items())
+                )
+    write_json(args.json, found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""Which tables serve the features of a GraphBolt minibatch, which rows it asks for, and where those go.
+
+GraphBolt names a feature by (domain, type, name): domain is "node" or "edge"; type is a node type, or an edge
+type as "source:relation:destination", and None of a homogeneous graph. Knows nothing of reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gids.store import FeatureStore, Table
+
+Keys = Sequence[str] | Mapping[str, Sequence[str]] | None
+_SEPARATOR = ":"
+
+
+def table_of(store: FeatureStore, domain: str, type_name: str | None, feature_name: str) -> Table:
+    """The table that GraphBolt calls so. Raises KeyError, and says what there is."""
+    type_: Any = type_name
+    if type_name is None:  # of a homogeneous graph
+        types: list[Any] = list(dict.fromkeys(t.type for t in store.tables.values() if t.kind == domain))
+        type_ = types[0] if len(types) == 1 else None
+    elif domain == "edge":
+        type_ = tuple(type_name.split(_SEPARATOR))
+    table = store.find_table(domain, type_, feature_name)
+    if table is None:
+        known = ", ".join(map(repr, keys_of(store))) or "none"
+        raise KeyError(f"{store.name} has no feature {(domain, type_name, feature_name)!r} (it has {known})")
+    return table
+
+
+def keys_of(store: FeatureStore) -> list[tuple[str, str | None, str]]:
+    """What GraphBolt calls the tables. The type is None in a homogeneous dataset."""
+    homogeneous = len(store.node_types) == 1 and len(store.relations) <= 1
+    keys = []
+    for table in store.tables.values():
+        type_name = table.type if isinstance(table.type, str) else _SEPARATOR.join(table.type)
+        keys.append((table.kind, None if homogeneous else type_name, table.key))
+    return keys
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    table: str
+    type_name: str | None
+    key: str | tuple[str, str]  # in the minibatch's features
+
+
+class MinibatchColumns:
+    """The features that minibatches get.
+
+    node_feature_keys, edge_feature_keys: as of GraphBolt's ``fetch_feature``: names of features, or, of a
+    heterogeneous graph, such lists by type. Raises KeyError for a feature that the store does not have,
+    ValueError when nothing is asked for, or one argument is by type and the other is not.
+    """
+
+    def __init__(self, store: FeatureStore, node_feature_keys: Keys, edge_feature_keys: Keys) -> None:
+        asked = [keys for keys in (node_feature_keys, edge_feature_keys) if keys]
+        if not asked:
+            raise ValueError("give node_feature_keys or edge_feature_keys: names of features to fetch")
+        if len({isinstance(keys, Mapping) for keys in asked}) > 1:
+            raise ValueError(
+                "of node_feature_keys and edge_feature_keys one is by type and the other is not; "
+                "give both by type, as of a heterogeneous graph, or neither"
+            )
+        self._nodes = list(_columns(store, "node", node_feature_keys))
+        self._edges = list(_columns(store, "edge", edge_feature_keys))
+
+    @property
+    def tables(self) -> list[str]:
+        """Names of the tables that serve them."""
+        return [column.table for column in (*self._nodes, *self._edges)]
+
+    def ids(self, minibatch: Any) -> dict[str, torch.Tensor]:
+        """The rows of each table that a minibatch asks for: int64[n], where GraphBolt sampled, may repeat."""
+        found = {}
+        for column in self._nodes:
+            ids = _of_type(minibatch.node_ids(), column.type_name)
+            if ids is not None:
+                found[column.table] = ids.to(torch.int64)
+        for column in self._edges:
+            parts = [ids for ids in self._edge_ids(minibatch, column) if ids is not None]
+            if parts:
+                found[column.table] = torch.cat(parts).to(torch.int64)
+        return found
+
+    def fill(self, minibatch: Any, rows: Mapping[str, torch.Tensor]) -> None:
+        """Add the features to those that the minibatch has. rows: of each table, as in ``ids``."""
+        nodes = dict(minibatch.node_features or {})
+        for column in self._nodes:
+            if column.table in rows:
+                nodes[column.key] = rows[column.table]
+        minibatch.set_node_features(nodes)
+        layers = [dict(features) for features in minibatch.edge_features or ()]
+        layers = layers or [{} for _ in range(minibatch.num_layers())]
+        for column in self._edges:
+            start = 0
+            for layer, ids in zip(layers, self._edge_ids(minibatch, column), strict=True):
+                if ids is not None:
+                    layer[column.key] = rows[column.table][start : start + len(ids)]
+                    start += len(ids)
+        minibatch.set_edge_features(layers)
+
+    def _edge_ids(self, minibatch: Any, column: _Column) -> list[torch.Tensor | None]:
+        """Of each layer; None where it has no edges of the column's type."""
+        every = []
+        for layer in range(minibatch.num_layers()):
+            ids = minibatch.edge_ids(layer)
+            if ids is None:
+                raise ValueError(
+                    f"layer {layer} of a sampled minibatch has no edge ids, so its rows of {column.table!r} "
+                    "are unknown: let the sampler keep original_edge_ids"
+                )
+            if isinstance(ids, Mapping):  # by "a:b:c" or (a, b, c)
+                ids = {k if isinstance(k, str) else _SEPARATOR.join(k): v for k, v in ids.items()}
+            every.append(_of_type(ids, column.type_name))
+        return every
+
+
+def nbytes_of(item: Any) -> int:
+    """Memory that the tensors of a sampled minibatch take, wherever they are in it."""
+    if isinstance(item, torch.Tensor):
+        return item.nbytes
+    if isinstance(item, Mapping):
+        return sum(map(nbytes_of, item.values()))
+    if isinstance(item, list | tuple):
+        return sum(map(nbytes_of, item))
+    return sum(map(nbytes_of, vars(item).values())) if hasattr(item, "__dict__") else 0
+
+
+def _columns(store: FeatureStore, domain: str, keys: Keys) -> Iterator[_Column]:
+    if isinstance(keys, str):
+        raise TypeError(f"{domain}_feature_keys={keys!r}; give a list, [{keys!r}]")
+    if isinstance(keys, Mapping):
+        for type_name, names in keys.items():
+            for name in names:
+                yield _Column(table_of(store, domain, type_name, name).name, type_name, (type_name, name))
+        return
+    for name in keys or ():
+        yield _Column(table_of(store, domain, None, name).name, None, name)
+
+
+def _of_type(ids: Any, type_name: str | None) -> torch.Tensor | None:
+    if isinstance(ids, Mapping) != (type_name is not None):
+        graph, keys = ("a heterogeneous", "by type") if type_name is None else ("a homogeneous", "a list")
+        raise ValueError(f"the minibatch is of {graph} graph: give node_feature_keys and its like as {keys}")
+    return ids.get(type_name) if isinstance(ids, Mapping) else ids

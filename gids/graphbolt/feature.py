@@ -1,0 +1,165 @@
+"""GraphBolt's Feature and FeatureStore interfaces over a dataset, so that GraphBolt's own stages run on it.
+
+The user's entry beside the lookahead stage. Rows are read through a cache when GraphBolt asks for them:
+nothing is known ahead.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NoReturn
+
+import torch
+from dgl import graphbolt as gb
+
+from gids import store as gids_store
+from gids.graphbolt.columns import keys_of, table_of
+from gids.loader import FeatureLoader
+
+
+class Feature(gb.Feature):  # type: ignore[misc]  # GraphBolt has no types
+    """One table of a dataset as GraphBolt's Feature. Read-only; not for several threads at once.
+
+    source: the dataset's path, an open gids.FeatureStore, or a gids.FeatureLoader, whose cache is then
+    shared. table: its name, such as ``"paper.feat"``. options: of gids.FeatureLoader (``memory_bytes``,
+    ``policy``, ``device``, …), where source is not one.
+
+    Raises KeyError for a table that there is not, and what gids.FeatureLoader raises.
+    """
+
+    def __init__(
+        self,
+        source: FeatureLoader | gids_store.FeatureStore | str | os.PathLike[str],
+        table: str,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        if isinstance(source, FeatureLoader):
+            if options:
+                raise ValueError(f"{', '.join(options)}: the FeatureLoader given has its own")
+            self.feature_loader = source
+            known = [t.name for t in source.tables]
+            if table not in known:
+                raise KeyError(f"the FeatureLoader does not load {table!r} (it loads {', '.join(known)})")
+        else:
+            self.feature_loader = open_loader(source, [table], options)
+        self.table = self.feature_loader.store.table(table)
+
+    def read(self, ids: torch.Tensor | None = None) -> torch.Tensor:
+        """Rows, of the stored dtype, on the FeatureLoader's device. Blocks.
+
+        ids: of any integer dtype, [n], may repeat; None: all rows, on the CPU, which are then in memory.
+        Raises IndexError for a row that there is not, StorageError.
+        """
+        if ids is None:
+            return self.table.read_rows(torch.arange(self.table.row_count))
+        ids = ids.to(self.feature_loader.device, torch.int64)
+        name = self.table.name
+        with self.feature_loader.attach([ids], lambda rows: {name: rows}) as stream:
+            return next(stream)[1][name]
+
+    def size(self) -> torch.Size:
+        """Shape of one row."""
+        return torch.Size(self.table.shape)
+
+    def count(self) -> int:
+        """How many rows there are."""
+        return self.table.row_count
+
+    def metadata(self) -> dict[str, Any]:
+        return {"table": self.table.name, "row_count": self.table.row_count, "dtype": self.table.dtype}
+
+    def update(self, value: torch.Tensor, ids: torch.Tensor | None = None) -> NoReturn:
+        raise _read_only(self.feature_loader.store)
+
+    def is_pinned(self) -> bool:
+        return False
+
+    def pin_memory_(self) -> NoReturn:
+        raise _not_in_memory(self.feature_loader.store)
+
+    def close(self) -> None:
+        """Release engine and cache, also of a FeatureLoader that was given. May be called again."""
+        self.feature_loader.close()
+
+    def __repr__(self) -> str:
+        return f"Feature({self.table!r})"
+
+
+class FeatureStore(gb.FeatureStore):  # type: ignore[misc]  # GraphBolt has no types
+    """The tables of a dataset as GraphBolt's FeatureStore, through one cache. Read-only.
+
+    store: the dataset's path, or an open gids.FeatureStore. options: of gids.FeatureLoader; tables share its
+    memory. Keys are (domain, type, name): ``("node", "paper", "feat")``, ``("edge", "author:writes:paper",
+    "weight")``; the type is None of a homogeneous dataset, and also names the only type there is.
+    """
+
+    def __init__(self, store: gids_store.FeatureStore | str | os.PathLike[str], **options: Any) -> None:
+        super().__init__()
+        self.store = store if isinstance(store, gids_store.FeatureStore) else gids_store.FeatureStore(store)
+        self.feature_loader = open_loader(self.store, list(self.store.tables), options)
+        self._features = {name: Feature(self.feature_loader, name) for name in self.store.tables}
+
+    def __getitem__(self, key: tuple[str, str | None, str]) -> Feature:
+        return self._features[table_of(self.store, *key).name]
+
+    def read(
+        self, domain: str, type_name: str | None, feature_name: str, ids: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return self[domain, type_name, feature_name].read(ids)
+
+    def size(self, domain: str, type_name: str | None, feature_name: str) -> torch.Size:
+        return self[domain, type_name, feature_name].size()
+
+    def count(self, domain: str, type_name: str | None, feature_name: str) -> int:
+        return self[domain, type_name, feature_name].count()
+
+    def metadata(self, domain: str, type_name: str | None, feature_name: str) -> dict[str, Any]:
+        return self[domain, type_name, feature_name].metadata()
+
+    def update(
+        self,
+        domain: str,
+        type_name: str | None,
+        feature_name: str,
+        value: torch.Tensor,
+        ids: torch.Tensor | None = None,
+    ) -> NoReturn:
+        raise _read_only(self.store)
+
+    def keys(self) -> list[tuple[str, str | None, str]]:
+        return keys_of(self.store)
+
+    def __len__(self) -> int:
+        return len(self._features)
+
+    def is_pinned(self) -> bool:
+        return False
+
+    def pin_memory_(self) -> NoReturn:
+        raise _not_in_memory(self.store)
+
+    def stats(self) -> dict[str, Any]:
+        """As of gids.FeatureLoader."""
+        return self.feature_loader.stats()
+
+    def close(self) -> None:
+        """Release engine and cache. Reading afterwards raises. May be called again."""
+        self.feature_loader.close()
+
+
+def open_loader(
+    store: gids_store.FeatureStore | str | os.PathLike[str], tables: list[str], options: dict[str, Any]
+) -> FeatureLoader:
+    """A FeatureLoader for reads that come one by one."""
+    for name in {"window_batches", "planned_batches"} & options.keys():
+        raise ValueError(f"{name}: reads come one by one here; the stage gids_fetch looks ahead")
+    return FeatureLoader(store, tables, window_batches=0, planned_batches=1, **options)
+
+
+def _read_only(store: gids_store.FeatureStore) -> TypeError:
+    return TypeError(f"{store.name} cannot be changed: a gids dataset is written once, by `gids convert`")
+
+
+def _not_in_memory(store: gids_store.FeatureStore) -> TypeError:
+    return TypeError(f"{store.name} is on disk and cannot be pinned: device='cuda' has rows in GPU memory")

@@ -1,0 +1,94 @@
+"""The user's layers: how they are called, and what they must return. Called by layerwise."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from gids.sampler import Block, Minibatch
+from gids.sampler.minibatch import PerType
+from gids.store.names import Relation
+
+Layer = Callable[[Any, Any], Any]
+"""layer(block, h_src) -> h_dst; where there are several types, of blocks by relation and rows by type."""
+Model = Sequence[Layer] | torch.nn.ModuleList | Callable[[int, Any, Any], Any]
+
+log = logging.getLogger("gids")
+
+
+class Layers:
+    """A model as numbered layers."""
+
+    def __init__(self, model: Model, layer_count: int | None) -> None:
+        self._all: list[Layer] = []
+        if isinstance(model, Sequence | torch.nn.ModuleList):
+            self._all = list(model)
+            self.count = len(self._all)
+            if layer_count not in (None, self.count):
+                raise ValueError(
+                    f"layer_count={layer_count}, and the model has {self.count} layers: leave it out"
+                )
+        elif callable(model):
+            if layer_count is None:
+                raise ValueError("the model is a function, layer(i, block, h_src): give layer_count as well")
+            self.count = layer_count
+        else:
+            raise TypeError(f"the model is {type(model).__name__}; give a list of layers, or a function")
+        if self.count < 1 or not all(map(callable, self._all)):
+            raise ValueError(
+                f"the model has {self.count} layers; give one or more functions of (block, h_src)"
+            )
+        self._model: Any = model
+        if any(getattr(part, "training", False) for part in (model, *self._all)):
+            log.warning("the model is in training mode, in which dropout draws: call model.eval() first")
+
+    def __call__(self, index: int, block: Any, h_src: Any) -> Any:
+        with torch.no_grad():
+            return self._all[index](block, h_src) if self._all else self._model(index, block, h_src)
+
+
+def output_of(given: Any, index: int, ntype: str, count: int, *, by_type: bool) -> torch.Tensor | None:
+    """What a layer returned for `count` nodes of a type; None when it has nothing for that type.
+
+    Raises TypeError and ValueError for what is no output.
+    """
+    if by_type and not isinstance(given, dict):
+        raise TypeError(
+            f"layer {index} returned {type(given).__name__}; with several types it must be a dictionary, "
+            "node type -> tensor"
+        )
+    found = given.get(ntype) if by_type else given
+    if found is None and by_type:
+        return None
+    if not isinstance(found, torch.Tensor):
+        raise TypeError(
+            f"layer {index} returned {type(found).__name__} for {ntype!r} nodes; it must be a tensor"
+        )
+    if not found.dim() or len(found) != count:
+        raise ValueError(
+            f"layer {index} returned {list(found.shape)} for {count} {ntype!r} nodes; it must be a row for "
+            "each destination, block.num_dst of them (their own rows are h_src[:block.num_dst])"
+        )
+    return found
+
+
+def block_on(minibatch: Minibatch, device: torch.device) -> Block | dict[Relation, Block]:
+    """The one layer of a minibatch, on a device."""
+    layer = minibatch.blocks[0]
+    if isinstance(layer, dict):
+        return {relation: _moved(block, device) for relation, block in layer.items()}
+    return _moved(layer, device)
+
+
+def _moved(block: Block, device: torch.device) -> Block:
+    arrays = {name: getattr(block, name).to(device) for name in ("indptr", "indices", "positions")}
+    return dataclasses.replace(block, **arrays)
+
+
+def per_type(values: dict[str, torch.Tensor], homogeneous: bool) -> PerType:
+    """By type, or the only one's."""
+    return next(iter(values.values())) if homogeneous else values

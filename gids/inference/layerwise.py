@@ -1,0 +1,213 @@
+"""layerwise: a model's output for all nodes, layer by layer, each layer read from disk and written to disk.
+
+The user's entry. It knows what is asked for and where it goes; run.py computes the layers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from gids.heat.graphs import graphs_of
+from gids.inference.layers import Layers, Model, per_type
+from gids.inference.run import Inputs, Progress, Run
+from gids.inference.sinks import TableSink, TensorSink
+from gids.inference.targets import Neighbourhoods, Nodes, Targets
+from gids.loader.tables import Tables, check_table_fits, chosen_tables
+from gids.sampler import Topology
+from gids.sampler.minibatch import PerType
+from gids.store import FeatureStore, Table
+from gids.store.names import table_name
+from gids.store.table_writer import TableWriter, publish_tables
+
+
+@dataclass
+class LayerwiseResult:
+    """What layerwise made.
+
+    values: the last layer's output, [n, …] on the CPU for the nodes asked for in their order, or by node
+    type; None when it went to tables. store: the dataset, with the new tables. tables: those, by node type.
+    layers: of each layer its number of nodes and blocks, seconds, and the FeatureLoader's stats.
+    """
+
+    values: PerType | None
+    store: FeatureStore
+    tables: dict[str, Table] = field(default_factory=dict)
+    layers: list[dict[str, Any]] = field(default_factory=list)
+
+
+def layerwise(
+    model: Model,
+    store: FeatureStore | str | os.PathLike[str],
+    *,
+    layer_count: int | None = None,
+    tables: Tables | None = None,
+    nodes: torch.Tensor | Mapping[str, torch.Tensor | None] | None = None,
+    output: str | None = None,
+    replace: bool = False,
+    dtype: torch.dtype = torch.float32,
+    feature_dtype: torch.dtype | None = None,
+    memory_bytes: int | None = None,
+    device: str | torch.device = "cpu",
+    progress: Progress | None = None,
+    **options: Any,
+) -> LayerwiseResult:
+    """A model's output over full neighbourhoods, computed layer by layer: each node once per layer.
+
+    Args:
+        model: its layers, each called as layer(block, h_src) -> h_dst; or a function of (i, block, h_src),
+            and layer_count. block: a gids.sampler.Block of all in-edges of some nodes. h_src: the rows of its
+            sources, of which the first block.num_dst are those of its destinations. h_dst: [num_dst, …]. In a
+            dataset of several types: blocks by relation, h_src and h_dst by node type; one type has
+            destinations at a time, and a type that is not in h_dst has no rows from there on.
+        store: the dataset, or its path.
+        tables: the features of the nodes, one table for a type, as gids.NodeLoader takes them. None: the only
+            one that each type has. Nodes of a type without one come as their ids, int64[n].
+        nodes: whose output is wanted: int64[n], or by node type, where None stands for all. None: all nodes.
+        output: key of the tables that the last layer's output goes to, TYPE.KEY for each type, which needs
+            all nodes. None: it is returned in memory.
+        replace: tables of that name.
+        dtype: of floating rows in all tables that are written. A layer gets what the one before it gave, in
+            the type in which it gave it, rounded to this one.
+        feature_dtype: of the features, where it is not the stored one: as FeatureLoader's dtype.
+        memory_bytes: for cache, input rows and sampled blocks, on `device`. None: half of what is available.
+            What the layer allocates comes beside that, and so does what is returned.
+        device: where rows are handed to the layers, "cpu" or a CUDA device.
+        progress: called after every block.
+        options: of gids.FeatureLoader: ``window_batches``, ``policy``, ``engine``, ``threads``, …
+
+    Intermediate tables lie with the dataset's and are removed at the end, however it comes. Layers run under
+    torch.no_grad(); the model's mode is the caller's.
+
+    Raises KeyError for a table or type that is not there, FileExistsError for an output that is taken,
+    IndexError for a node that is none, FormatError for a dataset without topology, or a value that dtype does
+    not hold, MemoryBudgetError for a node whose neighbourhood does not fit, StorageError, TypeError and
+    ValueError for other arguments and for a layer that returns no output; and what the model raises.
+    """
+    opened = store if isinstance(store, FeatureStore) else FeatureStore(store)
+    layers = Layers(model, layer_count)
+    graphs = graphs_of(opened)
+    one = len(graphs) == 1 and graphs[0].relation[0] == graphs[0].relation[2]
+    topology = Topology(graphs[0] if one else graphs)
+    asked = _Asked(topology, nodes)
+    if output is not None:
+        _check_output(opened, asked, output, replace)
+    features = _features_of(opened, topology, tables)
+    near = Neighbourhoods(topology, options.get("threads"))
+    run = Run(opened, layers, near, torch.device(device), memory_bytes, progress, options)
+    targets = [Targets(topology, asked.nodes)]
+    for _ in range(layers.count - 1):
+        targets.insert(0, near.needed_by(targets[0]))
+    with ExitStack() as stack:
+
+        def new_table(
+            ntype: str, count: int, shape: tuple[int, ...], dtype: torch.dtype, key: str | None = None
+        ) -> TableWriter:
+            if key is None:
+                writer = opened.temporary_table(ntype, count, shape, dtype)
+            else:
+                writer = opened.create_table(key, count, shape, dtype, type_=ntype, replace=replace)
+            stack.callback(writer.discard)
+            return writer
+
+        inputs = Inputs(features, feature_dtype)
+        for index, wanted in enumerate(targets[:-1]):
+            tables_of = {t: TableSink(partial(new_table, t, wanted.count_of(t)), dtype) for t in wanted.nodes}
+            made = run.layer(index, inputs, wanted, tables_of)
+            inputs.discard()
+            inputs = Inputs.of(made, wanted)
+        last, index = targets[-1], layers.count - 1
+        if output is None:
+            tensors = {t: TensorSink(last.count_of(t)) for t in last.nodes}
+            values = {t: sink.values for t, sink in run.layer(index, inputs, last, tensors).items()}
+            return LayerwiseResult(asked.in_order(values), opened, layers=run.stats)
+        staying = {
+            t: TableSink(partial(new_table, t, last.count_of(t), key=output), dtype) for t in last.nodes
+        }
+        writers = {t: sink.writer for t, sink in run.layer(index, inputs, last, staying).items()}
+        opened = publish_tables(list(writers.values()))
+        named = {t: opened.table(writer.name) for t, writer in writers.items()}
+        return LayerwiseResult(None, opened, named, run.stats)
+
+
+def _check_output(store: FeatureStore, asked: _Asked, key: str, replace: bool) -> None:
+    """Before anything is computed."""
+    if not asked.all_nodes:
+        raise ValueError("output= makes tables of all nodes, and nodes= names some: leave one of them out")
+    for name in (table_name(ntype, key) for ntype in asked.nodes):
+        if name in store.tables and not replace:
+            raise FileExistsError(f"{store.name} has a table {name!r}; give another key, or replace=True")
+
+
+def _features_of(store: FeatureStore, topology: Topology, tables: Tables | None) -> dict[str, Table]:
+    """The table of each node type that has one."""
+    if tables is None:
+        given = {
+            t.name: t for t in store.tables.values() if t.kind == "node" and t.type in topology.node_types
+        }
+    else:
+        given = chosen_tables(store, tables)
+    found: dict[str, Table] = {}
+    for table in given.values():
+        check_table_fits(table, topology, store.name)
+        if not isinstance(table.type, str):
+            raise ValueError(f"{table.name} is of edges; layers are given the rows of nodes")
+        if table.type in found:
+            raise ValueError(
+                f"{found[table.type].name} and {table.name} are of {table.type!r} nodes: say which, tables="
+            )
+        found[table.type] = table
+    return found
+
+
+class _Asked:
+    """The nodes whose output is wanted, and in which order."""
+
+    def __init__(
+        self, topology: Topology, nodes: torch.Tensor | Mapping[str, torch.Tensor | None] | None
+    ) -> None:
+        self._homogeneous = topology.homogeneous
+        if nodes is not None and isinstance(nodes, Mapping) == self._homogeneous:
+            cure = "int64[n]" if self._homogeneous else "a dictionary, node type -> int64[n] or None"
+            raise TypeError(f"nodes is {type(nodes).__name__}; give {cure}")
+        given: Mapping[str, torch.Tensor | None] = (
+            dict.fromkeys(topology.node_types)
+            if nodes is None
+            else nodes
+            if isinstance(nodes, Mapping)
+            else {topology.node_types[0]: nodes}
+        )
+        self.nodes: dict[str, Nodes] = {}
+        self._places: dict[str, torch.Tensor] = {}
+        counts = dict(zip(topology.node_types, topology.node_counts, strict=True))
+        for ntype, ids in given.items():
+            if ntype not in counts:
+                raise KeyError(f"nodes of type {ntype!r}: no relation has it (there are {', '.join(counts)})")
+            if ids is None:
+                self.nodes[ntype] = None
+                continue
+            if not isinstance(ids, torch.Tensor) or ids.dtype != torch.int64 or ids.dim() != 1:
+                raise TypeError(f"nodes of type {ntype!r} must be a tensor, int64[n]")
+            if len(ids) and not (ids.min() >= 0 and ids.max() < counts[ntype]):
+                raise IndexError(
+                    f"nodes of {ntype!r} run from {ids.min()} to {ids.max()}; ids run from 0 to "
+                    f"{counts[ntype] - 1}"
+                )
+            self.nodes[ntype], self._places[ntype] = torch.unique(ids.cpu(), return_inverse=True)
+        if not self.nodes:
+            raise ValueError("nodes names no type; leave it out for all nodes of all types")
+
+    @property
+    def all_nodes(self) -> bool:
+        return all(ids is None for ids in self.nodes.values())
+
+    def in_order(self, values: Mapping[str, torch.Tensor]) -> PerType:
+        """Output for the nodes as given, some perhaps more than once."""
+        ordered = {t: v[self._places[t]] if t in self._places else v for t, v in values.items()}
+        return per_type(ordered, self._homogeneous)

@@ -1,0 +1,211 @@
+"""Run: computes one layer after the other, reading rows through a FeatureLoader. Called by layerwise.
+
+It decides how large blocks are, so that cache, rows and blocks stay within memory_bytes whatever the graph.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any, TypeVar
+
+import torch
+
+from gids import cuda
+from gids.cache.budget import GROWTH, available_bytes, format_bytes
+from gids.cache.output_dtype import FLOATS
+from gids.errors import FormatError, MemoryBudgetError
+from gids.inference.layers import Layers, block_on, output_of, per_type
+from gids.inference.sinks import Sink, TableSink
+from gids.inference.targets import Neighbourhoods, Span, Targets
+from gids.loader import FeatureLoader
+from gids.sampler import Minibatch
+from gids.store import FeatureStore, Table
+
+BLOCK_BYTES = 64 << 20
+"""Of input rows, that a block aims at: more adds to what the layer needs itself, and gains nothing."""
+_ROW_OVERHEAD = 72
+"""Bytes that a row of a sampled block takes in the window: its id, its place, its edge."""
+
+Progress = Callable[[int, int, int], None]
+"""(layer, nodes done, nodes of this layer)."""
+AnySink = TypeVar("AnySink", bound=Sink)
+Item = tuple[Span, Minibatch]
+
+
+class Inputs:
+    """What a layer reads: a table for each type that has one.
+
+    tables: by type. dtype: of the rows, where it is not the stored one. targets: the nodes that the tables
+    have rows of, or None: all, and types without a table come as ids.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, Table],
+        dtype: torch.dtype | None,
+        targets: Targets | None = None,
+        written: Iterable[TableSink] = (),
+    ) -> None:
+        self.tables, self.dtype = dict(tables), dtype
+        self._targets, self._written = targets, list(written)
+
+    @classmethod
+    def of(cls, sinks: Mapping[str, TableSink], targets: Targets) -> Inputs:
+        """What a layer wrote for these targets."""
+        tables = {ntype: sink.finish() for ntype, sink in sinks.items()}
+        given = {sink.given_dtype for sink in sinks.values()}
+        dtype = given.pop() if len(given) == 1 else None
+        return cls(tables, dtype if dtype in FLOATS else None, targets, sinks.values())
+
+    @property
+    def row_bytes(self) -> int:
+        """The greatest, as stored or as handed over."""
+        elements = [(t, t.row_bytes // t.dtype.itemsize) for t in self.tables.values()]
+        return max([8, *(n * max(t.dtype.itemsize, (self.dtype or t.dtype).itemsize) for t, n in elements)])
+
+    def rows_of(self, nodes: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """The rows of the tables that hold these nodes."""
+        mine = ((t, ids) for t, ids in nodes if t in self.tables)
+        return {t: ids if self._targets is None else self._targets.places(t, ids) for t, ids in mine}
+
+    def for_layer(
+        self,
+        nodes: Iterable[tuple[str, torch.Tensor]],
+        rows: Mapping[str, torch.Tensor],
+        device: torch.device,
+    ) -> dict[str, torch.Tensor]:
+        """By type, what a layer is given."""
+        if self._targets is not None:
+            return dict(rows)
+        return {t: rows[t] if t in rows else ids.to(device) for t, ids in nodes}
+
+    def discard(self) -> None:
+        """Remove what a layer wrote."""
+        for sink in self._written:
+            sink.writer.discard()
+
+
+class Run:
+    """One call of layerwise. stats: of each layer so far."""
+
+    def __init__(
+        self,
+        store: FeatureStore,
+        layers: Layers,
+        near: Neighbourhoods,
+        device: torch.device,
+        memory_bytes: int | None,
+        progress: Progress | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        self._store, self._layers, self._near = store, layers, near
+        self._device, self._place, self._progress = device, device, progress
+        free_bytes = available_bytes
+        if device.type == "cuda":
+            opened = cuda.open_device(device)
+            self._place, free_bytes = opened.torch_device, lambda: opened.memory_info()[0]
+        self._memory_bytes = memory_bytes if memory_bytes is not None else free_bytes() // 2
+        self._options = {"window_batches": 16, **options}
+        self._options["planned_batches"] = options.get("planned_batches") or 2
+        self.stats: list[dict[str, Any]] = []
+
+    def layer(
+        self, index: int, inputs: Inputs, targets: Targets, sinks: Mapping[str, AnySink]
+    ) -> dict[str, AnySink]:
+        """Compute a layer for its targets. Returns the sinks of the types that it has an output for."""
+        begun = time.perf_counter()
+        per_row, most, limit = self._block_rows(inputs)
+        spans = targets.spans(most, limit)
+        left_out: set[str] = set()  # types that the layer has nothing for
+        source = self._sampled(targets, spans, left_out)
+        shapes: dict[str, torch.Size] = {}
+        done = 0
+        with ExitStack() as stack:
+            stream: Iterable[tuple[Item, dict[str, torch.Tensor]]] = ((item, {}) for item in source)
+            loader = None
+            if inputs.tables:
+                loader = stack.enter_context(self._loader(inputs, per_row * max(s.cost for s in spans)))
+                stream = loader.attach(
+                    source,
+                    lambda item: inputs.rows_of(self._nodes(item)),
+                    bytes_of=lambda item: item[1].nbytes,
+                )
+            for item, rows in stream:
+                span, minibatch = item
+                if span.ntype not in left_out:
+                    h_src = inputs.for_layer(self._nodes(item), rows, self._place)
+                    h_dst = self._call(index, span, minibatch, h_src)
+                    if h_dst is None and span.ntype not in shapes:
+                        left_out.add(span.ntype)
+                    else:
+                        _write(index, sinks[span.ntype], span, h_dst, shapes)
+                done += span.stop - span.start
+                if self._progress is not None:
+                    self._progress(index, done, targets.count)
+            stats = loader.stats() if loader is not None else {}
+        seconds = time.perf_counter() - begun
+        self.stats.append({"nodes": targets.count, "blocks": len(spans), "seconds": seconds, "loader": stats})
+        if left_out == sinks.keys():
+            raise ValueError(f"layer {index} returned nothing for {', '.join(map(repr, sinks))} nodes")
+        return {ntype: sink for ntype, sink in sinks.items() if ntype not in left_out}
+
+    def _nodes(self, item: Item) -> list[tuple[str, torch.Tensor]]:
+        return self._near.input_nodes(item[1])
+
+    def _sampled(self, targets: Targets, spans: list[Span], left_out: set[str]) -> Iterator[Item]:
+        for span in spans:
+            if span.ntype not in left_out:
+                yield span, self._near.of(targets, span)
+
+    def _call(
+        self, index: int, span: Span, minibatch: Minibatch, h_src: dict[str, torch.Tensor]
+    ) -> torch.Tensor | None:
+        homogeneous = self._near.topology.homogeneous
+        given = self._layers(index, block_on(minibatch, self._place), per_type(h_src, homogeneous))
+        return output_of(given, index, span.ntype, span.stop - span.start, by_type=not homogeneous)
+
+    def _block_rows(self, inputs: Inputs) -> tuple[int, int, int]:
+        """Memory of a row in a block; rows that a block aims at, and those that it may have at most."""
+        window, planned = self._options["window_batches"], self._options["planned_batches"]
+        # As FeatureLoader counts: outputs of the planned blocks, and one with the layer, and one between.
+        per_row = int(GROWTH * ((planned + 2) * inputs.row_bytes + (window + planned) * _ROW_OVERHEAD))
+        limit = max(0, self._memory_bytes - self._fixed_bytes(inputs)) // per_row
+        if limit < 4:
+            needed = format_bytes(self._fixed_bytes(inputs) + 4 * per_row)
+            raise MemoryBudgetError(
+                f"memory_bytes={self._memory_bytes} does not hold blocks of four rows, which need {needed}"
+            )
+        return per_row, max(2, min(limit // 2, BLOCK_BYTES // inputs.row_bytes)), limit  # half for the cache
+
+    def _fixed_bytes(self, inputs: Inputs) -> int:
+        """Bounce pool and page tables."""
+        tables = inputs.tables.values()
+        bounce = self._options.get("queue_depth", 256) * max([0, *(t.page_bytes for t in tables)])
+        return int(bounce + sum(8 * t.page_count for t in tables))
+
+    def _loader(self, inputs: Inputs, blocks_bytes: int) -> FeatureLoader:
+        """blocks_bytes: of the largest block. What the blocks may take is kept from the cache."""
+        left = self._memory_bytes - blocks_bytes - self._fixed_bytes(inputs)
+        lines = max(0, min(left, self._options.get("cache_bytes", left)))
+        options = {"device": self._device, **self._options, "cache_bytes": lines}
+        return FeatureLoader(
+            self._store, inputs.tables, memory_bytes=self._memory_bytes, dtype=inputs.dtype, **options
+        )
+
+
+def _write(
+    index: int, sink: Sink, span: Span, rows: torch.Tensor | None, shapes: dict[str, torch.Size]
+) -> None:
+    if rows is None:
+        raise ValueError(f"layer {index} returned {span.ntype!r} rows for the first blocks, and then none")
+    if shapes.setdefault(span.ntype, rows.shape[1:]) != rows.shape[1:]:
+        raise ValueError(
+            f"layer {index} returned rows of shape {list(rows.shape[1:])} for {span.ntype!r} nodes, and for "
+            f"those before of {list(shapes[span.ntype])}"
+        )
+    try:
+        sink.write(span.start, rows)
+    except FormatError as error:
+        raise FormatError(f"layer {index}, rows of {span.ntype!r}: {error}") from None

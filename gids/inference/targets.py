@@ -1,0 +1,144 @@
+"""Which nodes each layer is computed for, and in which blocks. Called by layerwise; knows no features.
+
+A block's cost is the rows that it may read at most: its nodes and their in-edges. Blocks are cut by cost, in
+the order of ids, so that neighbouring ids share rows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from gids.errors import MemoryBudgetError
+from gids.sampler import Minibatch, Neighbor, Topology
+
+_SAMPLED_ROWS = 1 << 17
+"""That blocks aim at, of which only the nodes are looked at."""
+Nodes = torch.Tensor | None
+"""Ids in ascending order, int64[n]; or None: all nodes of the type."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Successive targets of one type: those at start … stop among them."""
+
+    ntype: str
+    start: int
+    stop: int
+    cost: int
+
+
+class Targets:
+    """The nodes of every type that one layer is computed for."""
+
+    def __init__(self, topology: Topology, nodes: Mapping[str, Nodes]) -> None:
+        self._topology = topology
+        self._counts = dict(zip(topology.node_types, topology.node_counts, strict=True))
+        self.nodes = dict(nodes)
+
+    @property
+    def count(self) -> int:
+        return sum(map(self.count_of, self.nodes))
+
+    def count_of(self, ntype: str) -> int:
+        ids = self.nodes[ntype]
+        return self._counts[ntype] if ids is None else len(ids)
+
+    def ids(self, span: Span) -> torch.Tensor:
+        """int64[stop - start]: the nodes of a span."""
+        ids = self.nodes[span.ntype]
+        return torch.arange(span.start, span.stop) if ids is None else ids[span.start : span.stop]
+
+    def places(self, ntype: str, ids: torch.Tensor) -> torch.Tensor:
+        """Where nodes stand among the targets of their type."""
+        targets = self.nodes[ntype]
+        return ids if targets is None else torch.searchsorted(targets, ids)
+
+    def spans(self, most: int, limit: int) -> list[Span]:
+        """All targets, cut into spans of a cost of at most `most`, or of one node of at most `limit`.
+
+        Raises MemoryBudgetError for a node that costs more.
+        """
+        spans = []
+        for ntype in self.nodes:
+            cost, count, start = self._costs(ntype), self.count_of(ntype), 0
+            while True:  # one empty span where there are no nodes: it tells shapes
+                end = bisect_right(range(count + 1), cost(start) + most, start + 1, count + 1, key=cost) - 1
+                stop = min(count, max(start + 1, end))
+                span = Span(ntype, start, stop, self._distinct(ntype, cost(stop) - cost(start)))
+                if span.cost > limit:
+                    raise MemoryBudgetError(
+                        f"{ntype!r} node {int(self.ids(span)[0])} and its in-neighbours are up to "
+                        f"{span.cost} rows, and memory_bytes has room for {limit} in a block: give more of it"
+                    )
+                spans.append(span)
+                if stop == count:
+                    break
+                start = stop
+        return spans
+
+    def _distinct(self, ntype: str, cost: int) -> int:
+        """No more rows than there are nodes."""
+        sources = {ntype} | {r[0] for r in self._topology.relations if r[2] == ntype}
+        return min(cost, sum(self._counts[t] for t in sources))
+
+    def _costs(self, ntype: str) -> Callable[[int], int]:
+        """The cost of the first n targets of a type, as a function of n."""
+        indptrs = [g.indptr for g in self._topology.graphs if g.relation[2] == ntype]
+        ids = self.nodes[ntype]
+        if ids is None:
+            return lambda n: n + sum(int(indptr[n]) for indptr in indptrs)
+        wanted = ids.numpy()
+        costs = np.ones(len(wanted) + 1, np.int64)
+        costs[0] = 0
+        for indptr in indptrs:
+            costs[1:] += indptr[wanted + 1] - indptr[wanted]
+        costs.cumsum(out=costs)
+        return lambda n: int(costs[n])
+
+
+class Neighbourhoods:
+    """Samples the full in-neighbourhood of nodes of one type."""
+
+    def __init__(self, topology: Topology, threads: int | None) -> None:
+        self.topology = topology
+        self._sampler = Neighbor([-1], threads=threads)
+
+    def of(self, targets: Targets, span: Span) -> Minibatch:
+        ids = targets.ids(span)
+        return self._sampler.sample(self.topology, ids if self.topology.homogeneous else {span.ntype: ids})
+
+    def needed_by(self, targets: Targets) -> Targets:
+        """What the layer before must be computed for: the targets and their in-neighbours.
+
+        Where all nodes of a type are targets, all nodes of its neighbours' types are taken to be needed.
+        Memory: a byte for each node of the types of which some are.
+        """
+        topology = self.topology
+        counts = dict(zip(topology.node_types, topology.node_counts, strict=True))
+        all_of: set[str] = set()
+        for ntype, ids in targets.nodes.items():
+            if ids is None:
+                all_of |= {ntype, *(r[0] for r in topology.relations if r[2] == ntype)}
+        some = Targets(topology, {t: ids for t, ids in targets.nodes.items() if ids is not None})
+        flags: dict[str, torch.Tensor] = {}
+        for span in some.spans(_SAMPLED_ROWS, sum(counts.values()) + 1):
+            for ntype, ids in self.input_nodes(self.of(some, span)):
+                if len(ids) and ntype not in all_of:
+                    flags.setdefault(ntype, torch.zeros(counts[ntype], dtype=torch.bool))[ids] = True
+        needed: dict[str, Nodes] = {}
+        for ntype in topology.node_types:
+            if ntype in all_of:
+                needed[ntype] = None
+            elif ntype in flags:
+                needed[ntype] = flags.pop(ntype).nonzero().flatten()
+        return Targets(topology, needed)
+
+    def input_nodes(self, minibatch: Minibatch) -> list[tuple[str, torch.Tensor]]:
+        """(type, ids) of what a block reads."""
+        nodes = minibatch.input_nodes
+        return list(nodes.items()) if isinstance(nodes, dict) else [(self.topology.node_types[0], nodes)]

@@ -1,0 +1,49 @@
+"""PyG's weight_attr: how readily each edge is drawn. Called by NeighborLoader and NeighborSampler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from gids.pyg.attributes import table_of
+from gids.store import FeatureStore, Graph
+from gids.store.names import Relation, describe_type
+
+Weights = dict[Relation, np.ndarray]
+"""float32[num_edges] in the order of graph.indices, of the relations that have some."""
+
+
+def stored_weights(store: FeatureStore, graphs: Sequence[Graph], attribute: str) -> Weights:
+    """The tables of edges that have this name in PyG, read into memory: 4 bytes for each edge.
+
+    Raises KeyError where no relation has one, TypeError and ValueError for rows that are not one number each.
+    """
+    found = {}
+    for graph in graphs:
+        table = table_of(store, graph.relation, attribute)
+        if table is not None:
+            found[graph.relation] = in_order(graph, table.read_rows(np.arange(table.row_count)), attribute)
+    return checked(found, attribute, store.name)
+
+
+def in_order(graph: Graph, weights: object, attribute: str) -> np.ndarray:
+    """Weights by edge id, in the order of graph.indices. Raises TypeError, ValueError."""
+    what = f"{attribute!r} of {describe_type(graph.relation)}"
+    if not isinstance(weights, torch.Tensor) or weights.is_complex() or weights.dtype == torch.bool:
+        raise TypeError(f"{what} is no tensor of numbers; weight_attr names the weights of edges")
+    if weights.numel() != graph.num_edges or len(weights) != graph.num_edges:
+        raise ValueError(
+            f"{what} has shape {list(weights.shape)}; weight_attr names one number for each of the "
+            f"{graph.num_edges} edges"
+        )
+    by_id = weights.detach().reshape(-1).cpu().to(torch.float32).numpy()
+    return by_id if graph.edge_ids is None else by_id[graph.edge_ids]
+
+
+def checked(found: Weights, attribute: str, name: str) -> Weights:
+    """As given. Raises KeyError where there are none."""
+    if not found:
+        raise KeyError(f"weight_attr={attribute!r}: {name} has no edges with an attribute of that name")
+    return found

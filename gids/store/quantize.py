@@ -1,0 +1,106 @@
+"""int8 with a scale: how such rows lie on disk, how they are made, and what they become. See docs/format.md.
+
+A value x of scale s is stored as round(x / s), a whole number from -127 to 127, and becomes that times s, a
+float32. Of a row (scale "row") or of a column ("column"), s is the largest |x| / 127. Called by the writer,
+Table and `gids verify`; gathering does the same in native code, with the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from gids.errors import FormatError
+from gids.store.geometry import Geometry, align_up, table_page_bytes
+
+SCALES = ("row", "column")
+STEPS = 127
+SCALE_BYTES = 4
+RELATIVE_BOUND = 0.5 + 2.0**-15
+"""Of a scale: no value is further from what was stored; the half, and what float32 rounds away."""
+
+_LEAST = torch.finfo(torch.float32).tiny  # a smaller scale would be rounded too coarsely, or to 0
+
+
+def check_scale(scale: object, where: str) -> str:
+    """``scale`` if it is one of SCALES; raises FormatError otherwise."""
+    if scale not in SCALES:
+        raise FormatError(f"{where} is {scale!r}; it must be {' or '.join(map(repr, SCALES))}")
+    return str(scale)
+
+
+def stored_row_bytes(shape: tuple[int, ...], itemsize: int, scale: str | None) -> int:
+    """Bytes of a row of so many values: with a scale per row, a multiple of 4 that ends with the scale."""
+    values = math.prod(shape)
+    if scale == "row" and values:
+        return align_up(values, SCALE_BYTES) + SCALE_BYTES
+    return values * itemsize
+
+
+def stored_geometry(
+    shape: tuple[int, ...], itemsize: int, scale: str | None, *, page_bytes: int, shard_count: int
+) -> Geometry:
+    """The layout of values[shape], for a page size asked for. Raises FormatError."""
+    row_bytes = stored_row_bytes(shape[1:], itemsize, scale)
+    return Geometry(shape[0], row_bytes, table_page_bytes(row_bytes, page_bytes), shard_count)
+
+
+def scales_of(maxima: torch.Tensor) -> torch.Tensor:
+    """The scale for each largest magnitude, float32 alike: 0 for 0, else what makes 127 steps of it."""
+    scales = maxima / STEPS
+    scales = torch.where((maxima > 0) & (scales < _LEAST), torch.full_like(scales, _LEAST), scales)
+    # 127 steps of the scale of the largest float32 of all may be rounded to infinity.
+    return torch.where(torch.isinf(scales * STEPS), torch.nextafter(scales, torch.zeros(())), scales)
+
+
+def quantized(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """int8, the steps of finite float32 values[n, width] by scales[n, 1] or [width]."""
+    steps = torch.where(scales > 0, values / scales, torch.zeros(()))
+    return steps.round_().clamp_(-STEPS, STEPS).to(torch.int8)
+
+
+def pack_rows(values: torch.Tensor, columns: torch.Tensor | None, out: np.ndarray) -> torch.Tensor:
+    """Write finite float32[n, width] as rows uint8[n, row_bytes], and return what they become.
+
+    columns: float32[width], the scales of the columns; None gives each row its own.
+    """
+    width = values.shape[1]
+    scales = scales_of(values.abs().amax(1, keepdim=True)) if columns is None else columns
+    steps = quantized(values, scales)
+    out[:, :width] = steps.numpy().view(np.uint8)
+    if columns is None:
+        out[:, width:-SCALE_BYTES] = 0
+        out[:, -SCALE_BYTES:] = scales.numpy().view(np.uint8)
+    return steps.to(torch.float32).mul_(scales)
+
+
+def unpack_rows(
+    data: np.ndarray, shape: tuple[int, ...], scale: str, columns: np.ndarray | None
+) -> torch.Tensor:
+    """What rows uint8[n, row_bytes] become: float32[n, *shape]."""
+    steps, scales = split_rows(data, shape, scale)
+    if scales is None:
+        assert columns is not None
+        scales = torch.from_numpy(columns).view(shape)
+    return steps.to(torch.float32).mul_(scales)
+
+
+def split_rows(
+    data: np.ndarray, shape: tuple[int, ...], scale: str
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(int8[n, *shape], the float32 scales that multiply it, or None when the columns have them)."""
+    width = math.prod(shape)
+    steps = np.ascontiguousarray(data[:, :width]).view(np.int8).reshape(len(data), *shape)
+    if scale == "column":
+        return torch.from_numpy(steps), None
+    scales = np.ascontiguousarray(data[:, -SCALE_BYTES:]).view(np.float32)
+    return torch.from_numpy(steps), torch.from_numpy(scales).view(-1, *[1] * len(shape))
+
+
+def check_scales(scales: np.ndarray, where: str) -> None:
+    """Raise FormatError for the first of float32[n] that is no scale: not finite, or below 0."""
+    wrong = np.flatnonzero(~(np.isfinite(scales) & (scales >= 0)))
+    if len(wrong):
+        raise FormatError(f"{where}: scale {wrong[0]} is {scales[wrong[0]]}; it must be finite, 0 or more")

@@ -1,0 +1,202 @@
+"""What the GraphBolt tests share: two small datasets and minibatches over them; and the few classes of
+GraphBolt that gids.graphbolt builds on, which stand for it where it cannot be imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterDataPipe
+
+from gids.store import DatasetWriter, FeatureStore
+
+WRITES = ("author", "writes", "paper")
+CITES = ("paper", "cites", "paper")
+COUNTS = {"author": 90, "paper": 400}
+EDGES = {WRITES: 700, CITES: 900}
+
+
+def _why_not() -> str:
+    try:
+        import gids.graphbolt  # noqa: F401
+    except ImportError as error:
+        return str(error)
+    return ""
+
+
+WHY_NOT = _why_not()
+"""Why GraphBolt itself cannot be imported; empty when it can."""
+
+
+@dataclass
+class Dataset:
+    """The store, and its source: (domain, GraphBolt's type, name) -> rows."""
+
+    store: FeatureStore
+    source: Mapping[tuple[str, str | None, str], torch.Tensor]
+    node_keys: Any
+    edge_keys: Any
+
+
+def homogeneous(directory: Path) -> Dataset:
+    generator = torch.Generator().manual_seed(1)
+    source = {
+        ("node", None, "feat"): torch.randn(400, 6, generator=generator),
+        ("node", None, "year"): torch.randint(2000, 2020, (400,), generator=generator),
+        ("edge", None, "weight"): torch.randn(900, 3, generator=generator).half(),
+    }
+    with DatasetWriter(directory / "one.gids") as writer:
+        for (domain, _, name), rows in source.items():
+            writer.write_table(domain, "_N" if domain == "node" else ("_N", "_E", "_N"), name, rows)
+    return Dataset(FeatureStore(directory / "one.gids"), source, ["feat", "year"], ["weight"])
+
+
+def heterogeneous(directory: Path) -> Dataset:
+    generator = torch.Generator().manual_seed(2)
+    source = {
+        ("node", "paper", "feat"): torch.randn(COUNTS["paper"], 1024, generator=generator),  # a page each
+        ("node", "author", "feat"): torch.randn(COUNTS["author"], 5, generator=generator).to(torch.bfloat16),
+        ("edge", "author:writes:paper", "weight"): torch.randn(EDGES[WRITES], 2, generator=generator),
+    }
+    with DatasetWriter(directory / "several.gids") as writer:
+        for (domain, type_name, name), rows in source.items():
+            assert type_name is not None
+            writer.write_table(
+                domain, type_name if domain == "node" else tuple(type_name.split(":")), name, rows
+            )
+    node_keys = {"paper": ["feat"], "author": ["feat"]}
+    edge_keys = {"author:writes:paper": ["weight"]}
+    return Dataset(FeatureStore(directory / "several.gids"), source, node_keys, edge_keys)
+
+
+class Minibatches(IterDataPipe[Any]):
+    """A pipe of sampled minibatches, the same in each epoch; fails_at: the one that cannot be sampled.
+
+    sampled: how many have left it.
+    """
+
+    def __init__(
+        self,
+        minibatch: Callable[..., Any],
+        several_types: bool,
+        *,
+        dtype: torch.dtype = torch.int64,
+        fails_at: int | None = None,
+    ) -> None:
+        self.minibatch, self.several_types, self.dtype, self.fails_at = (
+            minibatch,
+            several_types,
+            dtype,
+            fails_at,
+        )
+        self.sampled = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        rng = np.random.default_rng(3)
+
+        def ids(bound: int, most: int) -> torch.Tensor:
+            drawn = (bound * rng.random(rng.integers(0, most)) ** 2).astype(np.int64)  # some of them twice
+            return torch.from_numpy(drawn).to(self.dtype)
+
+        for number in range(40):
+            if number == self.fails_at:
+                raise OSError("sampler")
+            layers: list[Any] = []
+            for _ in range(2):
+                edges: Any = ids(900, 60)
+                if self.several_types:
+                    edges = {":".join(r): ids(count, 50) for r, count in EDGES.items()}
+                    if number % 3 == 0:
+                        del edges[":".join(WRITES)]
+                layers.append(SimpleNamespace(original_edge_ids=edges))
+            nodes: Any = ids(400, 120)
+            if self.several_types:
+                nodes = {ntype: ids(count, 70) for ntype, count in COUNTS.items()}
+                if number % 4 == 0:
+                    del nodes["author"]
+            self.sampled += 1
+            yield self.minibatch(seed_nodes=number, input_nodes=nodes, sampled_subgraphs=layers)
+
+
+def check(dataset: Dataset, minibatch: Any) -> int:
+    """Features are the source's rows, bit for bit, of all types that the minibatch has, and of no other.
+
+    Returns how many feature tensors there are.
+    """
+    expected = dict[Any, torch.Tensor]()
+    layers: list[dict[Any, torch.Tensor]] = [{} for _ in minibatch.sampled_subgraphs]
+    for (domain, type_name, name), rows in dataset.source.items():
+        key = name if type_name is None else (type_name, name)
+        found = [minibatch.input_nodes] if domain == "node" else []
+        found += [s.original_edge_ids for s in minibatch.sampled_subgraphs] if domain == "edge" else []
+        for into, ids in zip([expected] if domain == "node" else layers, found, strict=True):
+            of_type = ids if type_name is None else ids.get(type_name)
+            if of_type is not None:
+                into[key] = rows[of_type.long()]
+    for features, wanted in zip(
+        [minibatch.node_features, *minibatch.edge_features], [expected, *layers], strict=True
+    ):
+        assert features.keys() == wanted.keys()
+        for key, rows in wanted.items():
+            assert features[key].dtype == rows.dtype
+            assert torch.equal(features[key], rows)
+    return len(expected) + sum(map(len, layers))
+
+
+def stand_in() -> ModuleType:
+    """A module in GraphBolt's place, with what gids.graphbolt uses of DGL 2.1.0's."""
+    module = ModuleType("dgl.graphbolt")
+    for each in (_Feature, _FeatureStore, _FeatureFetcher, _MiniBatch):
+        setattr(module, each.__name__.removeprefix("_"), each)
+    return module
+
+
+class _Feature:
+    pass
+
+
+class _FeatureStore:
+    pass
+
+
+class _FeatureFetcher(IterDataPipe[Any]):
+    """Without keys, as here, it fetches nothing."""
+
+    def __init__(self, datapipe: Any, feature_store: Any) -> None:
+        self.datapipe = datapipe
+
+    def __iter__(self) -> Iterator[Any]:
+        for minibatch in self.datapipe:
+            minibatch.set_node_features({})
+            minibatch.set_edge_features([{} for _ in range(minibatch.num_layers())])
+            yield minibatch
+
+
+@dataclass
+class _MiniBatch:
+    seed_nodes: Any = None
+    input_nodes: Any = None
+    sampled_subgraphs: Any = None
+    node_features: Any = None
+    edge_features: Any = None
+
+    def node_ids(self) -> Any:
+        return self.input_nodes
+
+    def num_layers(self) -> int:
+        return len(self.sampled_subgraphs or ())
+
+    def edge_ids(self, layer: int) -> Any:
+        return self.sampled_subgraphs[layer].original_edge_ids
+
+    def set_node_features(self, features: Any) -> None:
+        self.node_features = features
+
+    def set_edge_features(self, features: Any) -> None:
+        self.edge_features = features

@@ -1,0 +1,91 @@
+"""Feature and FeatureStore: rows of the source, and what they refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from graphbolt_model import Dataset
+
+import gids
+
+MEMORY = {"memory_bytes": 1 << 28}
+
+
+def test_a_store_reads_every_feature(graphbolt: Any, dataset: Dataset) -> None:
+    store = graphbolt.FeatureStore(dataset.store.path, **MEMORY)
+    assert sorted(store.keys(), key=str) == sorted(dataset.source, key=str)
+    assert len(store) == len(dataset.source)
+    generator = torch.Generator().manual_seed(5)
+    for _round in range(2):
+        for key, rows in dataset.source.items():
+            ids = torch.randint(len(rows), (200,), generator=generator)  # many of them twice
+            assert torch.equal(store.read(*key, ids), rows[ids])
+            assert torch.equal(store.read(*key, ids.int()), rows[ids])
+            assert torch.equal(store.read(*key), rows)
+            assert store.size(*key) == rows.shape[1:]
+            assert store.count(*key) == len(rows)
+            found = store.metadata(*key)
+            assert (found["row_count"], found["dtype"]) == (len(rows), rows.dtype)
+            assert store.read(*key, ids[:0]).shape == (0, *rows.shape[1:])
+    assert store.stats()["hits"] > 0
+    store.close()
+    store.close()
+
+
+def test_a_store_names_what_it_has(graphbolt: Any, several: Dataset) -> None:
+    store = graphbolt.FeatureStore(several.store, **MEMORY)
+    for key in [
+        ("node", "paper", "x"),
+        ("node", None, "feat"),
+        ("graph", None, "feat"),
+        ("edge", "a:b", "w"),
+    ]:
+        with pytest.raises(KeyError, match=r"no feature .*'author:writes:paper', 'weight'"):
+            store.read(*key, torch.tensor([0]))
+
+
+def test_none_names_the_only_type(graphbolt: Any, one: Dataset) -> None:
+    store = graphbolt.FeatureStore(one.store, **MEMORY)
+    ids = torch.tensor([5, 2])
+    assert torch.equal(store.read("node", "_N", "feat", ids), store.read("node", None, "feat", ids))
+    assert torch.equal(store.read("edge", "_N:_E:_N", "weight", ids), store.read("edge", None, "weight", ids))
+
+
+def test_a_feature_of_its_own_and_one_of_a_loader(graphbolt: Any, one: Dataset) -> None:
+    rows, ids = one.source["node", None, "feat"], torch.tensor([7, 7, 399])
+    own = graphbolt.Feature(one.store, "_N.feat", cache_bytes=0, **MEMORY)
+    assert torch.equal(own.read(ids), rows[ids])
+    own.close()
+    with gids.FeatureLoader(one.store, ["_N.feat"], **MEMORY) as loader:
+        shared = graphbolt.Feature(loader, "_N.feat")
+        assert torch.equal(shared.read(ids), rows[ids])
+        assert loader.stats()["pages_read"] > 0
+        with pytest.raises(ValueError, match="policy: the FeatureLoader given has its own"):
+            graphbolt.Feature(loader, "_N.feat", policy="lru")
+        with pytest.raises(KeyError, match=r"does not load '_N.year'"):
+            graphbolt.Feature(loader, "_N.year")
+
+
+def test_what_cannot_be_done_says_why(graphbolt: Any, one: Dataset) -> None:
+    store = graphbolt.FeatureStore(one.store, **MEMORY)
+    feature = store["node", None, "feat"]
+    assert not store.is_pinned()
+    assert not feature.is_pinned()
+    for change in (
+        lambda: feature.update(torch.zeros(1, 6), torch.tensor([0])),
+        lambda: store.update("node", None, "feat", torch.zeros(400, 6)),
+    ):
+        with pytest.raises(TypeError, match="cannot be changed"):
+            change()
+    for each in (store, feature):
+        with pytest.raises(TypeError, match="cannot be pinned"):
+            each.pin_memory_()
+    with pytest.raises(IndexError, match="id 400"):
+        feature.read(torch.tensor([400]))
+    with pytest.raises(ValueError, match="the stage gids_fetch looks ahead"):
+        graphbolt.FeatureStore(one.store, window_batches=4)
+    store.close()
+    with pytest.raises(ValueError, match="closed"):
+        feature.read(torch.tensor([0]))

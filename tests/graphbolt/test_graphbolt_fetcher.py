@@ -1,0 +1,179 @@
+"""The stage gids_fetch: what its minibatches get, how far it looks ahead, and how it ends."""
+
+from __future__ import annotations
+
+import errno
+from types import SimpleNamespace
+from typing import Any
+
+import graphbolt_model as model
+import pytest
+import torch
+from graphbolt_model import Dataset, Minibatches
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+import gids
+
+MEMORY = {"memory_bytes": 1 << 28}
+
+
+def pipe_of(minibatch: Any, dataset: Dataset, **options: Any) -> Minibatches:
+    return Minibatches(minibatch, isinstance(dataset.node_keys, dict), **options)
+
+
+@pytest.fixture
+def fetcher(graphbolt: Any, minibatch: Any, dataset: Dataset) -> Any:
+    pipe = pipe_of(minibatch, dataset)
+    return pipe.gids_fetch(dataset.store, dataset.node_keys, dataset.edge_keys, **MEMORY)
+
+
+@pytest.mark.parametrize("window", [0, 3, 23])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_every_minibatch_comes_once_in_order_with_the_rows_of_the_source(
+    graphbolt: Any, minibatch: Any, dataset: Dataset, window: int, dtype: torch.dtype
+) -> None:
+    pipe = pipe_of(minibatch, dataset, dtype=dtype).gids_fetch(
+        dataset.store.path, dataset.node_keys, dataset.edge_keys, window_batches=window, **MEMORY
+    )
+    for _epoch in range(2):
+        fetched = 0
+        for number, each in enumerate(pipe):
+            assert each.seed_nodes == number
+            fetched += model.check(dataset, each)
+        assert number == 39
+        assert fetched > 39
+    pipe.close()
+
+
+def test_a_window_of_minibatches_is_sampled_ahead(graphbolt: Any, minibatch: Any, one: Dataset) -> None:
+    source = pipe_of(minibatch, one)
+    pipe = source.gids_fetch(one.store, ["feat"], window_batches=8, planned_batches=2, **MEMORY)
+    ahead = []
+    for handed_out, _ in enumerate(pipe, start=1):
+        ahead.append(source.sampled - handed_out)
+    assert ahead[0] == 0  # the first comes as soon as it can
+    assert max(ahead) == 8 + 1  # the window, and the one that is planned
+    assert ahead[-1] == 0
+    assert pipe.stats()["window_batches"] == 8
+
+
+def test_the_cache_stays_warm_between_epochs(fetcher: Any) -> None:
+    list(fetcher)
+    read = fetcher.stats()["pages_read"]
+    assert read > 0
+    list(fetcher)
+    assert fetcher.stats()["pages_read"] == read  # everything fits
+
+
+def test_a_new_epoch_ends_one_that_was_left(dataset: Dataset, fetcher: Any) -> None:
+    left = iter(fetcher)
+    for _ in range(3):
+        model.check(dataset, next(left))
+    numbers = []
+    for each in fetcher:
+        model.check(dataset, each)
+        numbers.append(each.seed_nodes)
+    assert numbers == list(range(40))
+    with pytest.raises(RuntimeError, match="invalidated"):  # torch's own rule: one iterator of a pipe
+        next(left)
+
+
+def test_leaving_a_loop_leaves_nothing_marked(dataset: Dataset, fetcher: Any) -> None:
+    for _ in range(3):
+        for each in fetcher:
+            if each.seed_nodes == 5:
+                break
+        assert fetcher._stream() is None  # it ended when the loop dropped it
+    assert [each.seed_nodes for each in fetcher] == list(range(40))
+
+
+def test_a_page_that_cannot_be_read_fails_one_minibatch(
+    graphbolt: Any, minibatch: Any, several: Dataset
+) -> None:
+    batches = [minibatch(input_nodes={"paper": torch.arange(40 * i, 40 * i + 40)}) for i in range(10)]
+    pipe = IterableWrapper(batches).gids_fetch(several.store, {"paper": ["feat"]}, **MEMORY)
+    shard, offset = several.store.table("paper.feat").page_location(5 * 40 + 7)  # a page a row
+    pipe.feature_loader._engine.inject_faults([(shard, offset, errno.EIO, 1 << 30)])
+    iterator = iter(pipe)
+    for number in range(10):
+        if number == 5:
+            with pytest.raises(gids.StorageError, match="shard-00") as caught:
+                next(iterator)
+            assert (caught.value.errno, caught.value.offset) == (errno.EIO, offset)
+        else:
+            ids = next(iterator).input_nodes["paper"]
+            assert ids[0] == 40 * number
+    with pytest.raises(StopIteration):
+        next(iterator)
+
+
+def test_an_error_in_sampling_comes_at_its_turn(graphbolt: Any, minibatch: Any, one: Dataset) -> None:
+    iterator = iter(pipe_of(minibatch, one, fails_at=7).gids_fetch(one.store, ["feat"], **MEMORY))
+    assert [next(iterator).seed_nodes for _ in range(7)] == list(range(7))
+    with pytest.raises(OSError, match="sampler"):
+        next(iterator)
+    with pytest.raises(StopIteration):
+        next(iterator)
+
+
+def test_an_id_that_there_is_not(graphbolt: Any, minibatch: Any, one: Dataset) -> None:
+    bad = [minibatch(input_nodes=torch.tensor([3, 400]), sampled_subgraphs=[])]
+    pipe = IterableWrapper(bad).gids_fetch(one.store, ["feat"], **MEMORY)
+    with pytest.raises(IndexError, match="id 400 at position 1"):
+        next(iter(pipe))
+
+
+def test_closed_it_cannot_be_iterated(fetcher: Any) -> None:
+    iterator = iter(fetcher)
+    next(iterator)
+    fetcher.close()
+    fetcher.close()
+    assert list(iterator) == []
+    with pytest.raises(ValueError, match="closed"):
+        iter(fetcher)
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "message"),
+    [
+        ({}, ValueError, "give node_feature_keys or edge_feature_keys"),
+        ({"node_feature_keys": "feat"}, TypeError, r"give a list, \['feat'\]"),
+        ({"node_feature_keys": ["x"]}, KeyError, "no feature .*x.*it has .*year"),
+        ({"node_feature_keys": {"venue": ["feat"]}}, KeyError, "no feature .*'venue'"),
+        ({"edge_feature_keys": ["feat"]}, KeyError, "no feature .*'edge', None, 'feat'"),
+        ({"node_feature_keys": ["feat"], "edge_feature_keys": {"a:b:c": ["w"]}}, ValueError, "by type"),
+    ],
+)
+def test_what_is_asked_for_wrongly(
+    graphbolt: Any, minibatch: Any, one: Dataset, keys: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        pipe_of(minibatch, one).gids_fetch(one.store, **keys)
+
+
+def test_keys_must_fit_the_minibatches(
+    graphbolt: Any, minibatch: Any, one: Dataset, several: Dataset
+) -> None:
+    pipe = pipe_of(minibatch, several).gids_fetch(one.store, ["feat"], **MEMORY)
+    with pytest.raises(ValueError, match=r"heterogeneous graph: give .* by type"):
+        next(iter(pipe))
+    pipe = pipe_of(minibatch, one).gids_fetch(several.store, {"paper": ["feat"]}, **MEMORY)
+    with pytest.raises(ValueError, match=r"homogeneous graph: give .* as a list"):
+        next(iter(pipe))
+
+
+def test_edge_features_need_edge_ids(graphbolt: Any, minibatch: Any, one: Dataset) -> None:
+    sampled = [SimpleNamespace(original_edge_ids=None)]
+    bad = [minibatch(input_nodes=torch.tensor([3]), sampled_subgraphs=sampled)]
+    pipe = IterableWrapper(bad).gids_fetch(one.store, ["feat"], ["weight"], **MEMORY)
+    with pytest.raises(ValueError, match=r"layer 0 .* has no edge ids"):
+        next(iter(pipe))
+
+
+def test_sampled_minibatches_count_as_memory(graphbolt: Any, fetcher: Any) -> None:
+    from gids.graphbolt.columns import nbytes_of
+
+    item = SimpleNamespace(a=torch.zeros(10), b={"c": [torch.zeros(5, dtype=torch.int64)]}, d=(3, None, "e"))
+    assert nbytes_of(item) == 40 + 40
+    next(iter(fetcher))
+    assert fetcher.stats()["memory"]["window"] > 0

@@ -1,0 +1,193 @@
+"""gids.graphbolt in pipes of GraphBolt itself: its samplers, its loader, its workers, its own fetcher."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import graphbolt_model as model
+import numpy as np
+import pytest
+import torch
+from graphbolt_model import CITES, COUNTS, EDGES, WRITES, Dataset
+
+import gids
+
+MEMORY = {"memory_bytes": 1 << 28}
+
+
+@pytest.fixture
+def graph(gb: Any, dataset: Dataset) -> Any:
+    """A sampling graph whose edge ids are those of the dataset."""
+    rng = np.random.default_rng(4)
+    relations = EDGES if dataset.node_keys != ["feat", "year"] else {("_N", "_E", "_N"): 900}
+    ntypes = sorted({t for r in relations for t in (r[0], r[2])})
+    sizes = [COUNTS.get(t, 400) for t in ntypes]
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    start = dict(zip(ntypes, offsets, strict=False))
+    src, dst, kind, ids = (
+        np.concatenate(parts)
+        for parts in zip(
+            *(
+                (
+                    start[r[0]] + (COUNTS.get(r[0], 400) * rng.random(n) ** 2).astype(np.int64),
+                    start[r[2]] + rng.integers(0, COUNTS.get(r[2], 400), n),
+                    np.full(n, number, np.uint8),
+                    rng.permutation(n),
+                )
+                for number, (r, n) in enumerate(relations.items())
+            ),
+            strict=True,
+        )
+    )
+    order = np.lexsort((kind, dst))
+    degrees = np.bincount(dst, minlength=offsets[-1])
+    several_types: dict[str, Any] = {}
+    if len(relations) > 1:
+        several_types = {
+            "node_type_offset": torch.from_numpy(offsets),
+            "type_per_edge": torch.from_numpy(kind[order]),
+            "node_type_to_id": {t: i for i, t in enumerate(ntypes)},
+            "edge_type_to_id": {":".join(r): i for i, r in enumerate(relations)},
+        }
+    return gb.fused_csc_sampling_graph(
+        torch.from_numpy(np.concatenate([[0], np.cumsum(degrees)])),
+        torch.from_numpy(src[order]),
+        edge_attributes={gb.ORIGINAL_EDGE_ID: torch.from_numpy(ids[order])},
+        **several_types,
+    )
+
+
+def sampled(gb: Any, graph: Any, dataset: Dataset, shuffle: bool = False, fanout: int = 4) -> Any:
+    """A pipe of 15 sampled minibatches."""
+    items = gb.ItemSet(torch.arange(300), names="seed_nodes")
+    if isinstance(dataset.node_keys, dict):
+        items = gb.ItemSetDict({"paper": items})
+    return gb.ItemSampler(items, batch_size=20, shuffle=shuffle).sample_neighbor(graph, [fanout, fanout])
+
+
+def seeds_of(minibatch: Any) -> list[int]:
+    seeds = minibatch.seed_nodes
+    return (seeds["paper"] if isinstance(seeds, dict) else seeds).tolist()
+
+
+def assert_complete(dataset: Dataset, minibatches: list[Any]) -> None:
+    for each in minibatches:
+        assert model.check(dataset, each) >= 2
+    assert len(minibatches) == 15
+    assert sorted(s for each in minibatches for s in seeds_of(each)) == list(range(300))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_epochs_of_graphbolts_loader(gb: Any, graph: Any, dataset: Dataset, workers: int) -> None:
+    pipe = sampled(gb, graph, dataset, shuffle=True).gids_fetch(
+        dataset.store, dataset.node_keys, dataset.edge_keys, **MEMORY
+    )
+    loader = gb.DataLoader(pipe, num_workers=workers)
+    orders = []
+    for _epoch in range(2):
+        minibatches = list(loader)
+        assert_complete(dataset, minibatches)
+        orders.append([seeds_of(each) for each in minibatches])
+    assert orders[0] != orders[1]
+    pipe.close()
+
+
+def test_the_same_as_graphbolts_own_fetcher(gb: Any, graph: Any, dataset: Dataset) -> None:
+    stock = gb.BasicFeatureStore(
+        {k: gb.TorchBasedFeature(v.view(len(v), -1)) for k, v in dataset.source.items()}
+    )
+    ours = gids.graphbolt.FeatureStore(dataset.store, **MEMORY)
+
+    keys = dataset.node_keys, dataset.edge_keys
+    every = {"fanout": -1}  # all neighbours: GraphBolt's draws cannot be repeated
+    by_stock = gb.DataLoader(sampled(gb, graph, dataset, **every).fetch_feature(stock, *keys))
+    by_store = gb.DataLoader(sampled(gb, graph, dataset, **every).fetch_feature(ours, *keys))
+    by_stage = gb.DataLoader(sampled(gb, graph, dataset, **every).gids_fetch(dataset.store, *keys, **MEMORY))
+    for expected, *others in zip(by_stock, by_store, by_stage, strict=True):
+        for found in others:
+            assert seeds_of(found) == seeds_of(expected)
+            for mine, wanted in zip(
+                [found.node_features, *found.edge_features],
+                [expected.node_features, *expected.edge_features],
+                strict=True,
+            ):
+                assert mine.keys() == wanted.keys()
+                for key, rows in wanted.items():
+                    assert torch.equal(mine[key].view(len(rows), -1), rows)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_features_of_an_earlier_stage_stay(gb: Any, graph: Any, dataset: Dataset, workers: int) -> None:
+    label = torch.arange(400)[:, None]
+    labels = gb.BasicFeatureStore(
+        {("node", t, "label"): gb.TorchBasedFeature(label) for t in (None, "paper")}
+    )
+    several_types = isinstance(dataset.node_keys, dict)
+    pipe = sampled(gb, graph, dataset).fetch_feature(
+        labels, {"paper": ["label"]} if several_types else ["label"]
+    )
+    pipe = pipe.gids_fetch(dataset.store, dataset.node_keys, **MEMORY)
+    minibatches = list(gb.DataLoader(pipe, num_workers=workers))
+    assert len(minibatches) == 15
+    for each in minibatches:
+        found = each.node_features.pop(("paper", "label") if several_types else "label")
+        assert torch.equal(found[:, 0], each.input_nodes["paper"] if several_types else each.input_nodes)
+
+
+def test_minibatches_are_copied_to_a_device_in_a_thread(gb: Any, graph: Any, dataset: Dataset) -> None:
+    pipe = sampled(gb, graph, dataset).gids_fetch(
+        dataset.store, dataset.node_keys, dataset.edge_keys, **MEMORY
+    )
+    loader = gb.DataLoader(pipe.copy_to(torch.device("cpu")))  # GraphBolt runs all before it in a thread
+    for _epoch in range(2):
+        assert_complete(dataset, list(loader))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loop_may_be_left(gb: Any, graph: Any, dataset: Dataset, workers: int) -> None:
+    pipe = sampled(gb, graph, dataset).gids_fetch(
+        dataset.store, dataset.node_keys, dataset.edge_keys, **MEMORY
+    )
+    loader = gb.DataLoader(pipe, num_workers=workers)
+    for _round in range(2):
+        for _ in zip(range(3), loader, strict=False):
+            pass
+        assert_complete(dataset, list(loader))
+
+
+def test_a_read_error_ends_the_epoch_and_not_the_loader(gb: Any, graph: Any, dataset: Dataset) -> None:
+    pipe = sampled(gb, graph, dataset).gids_fetch(
+        dataset.store, dataset.node_keys, dataset.edge_keys, cache_bytes=0, **MEMORY
+    )
+    loader = gb.DataLoader(pipe)
+    engine = pipe.feature_loader._engine
+    engine.inject_faults([(0, 0, errno.EIO, 1 << 30)])
+    with pytest.raises(gids.StorageError):
+        list(loader)
+    engine.inject_faults([])
+    assert_complete(dataset, list(loader))
+
+
+def test_a_feature_is_graphbolts(gb: Any, one: Dataset) -> None:
+    store = gids.graphbolt.FeatureStore(one.store, **MEMORY)
+    assert isinstance(store, gb.FeatureStore)
+    assert isinstance(store["node", None, "feat"], gb.Feature)
+
+
+def test_names_are_those_of_the_converted_relations(gb: Any, several: Dataset) -> None:
+    assert {k[1] for k in several.source if k[0] == "edge"} == {gb.etype_tuple_to_str(WRITES)}
+    assert gb.etype_str_to_tuple(":".join(CITES)) == CITES
+
+
+@pytest.mark.slow
+def test_the_benchmark_runs_in_its_small_size(gb: Any, tmp_path: Path) -> None:
+    bench = Path(__file__).parents[2] / "bench" / "graphbolt.py"
+    command = [sys.executable, "-P", bench, "--small", "--dir", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    for said in ("cold reads, 4096 B rows", "cold reads, 512 B rows", "lookahead in a pipe"):
+        assert said in done.stdout

@@ -1,0 +1,67 @@
+"""Fixtures of this folder: a homogeneous and a heterogeneous dataset, and what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gids.store import DatasetWriter
+
+COUNTS = {"paper": 1500, "author": 400, "field": 40, "nobody": 0}
+RELATIONS = [
+    ("paper", "cites", "paper"),
+    ("author", "writes", "paper"),
+    ("field", "has", "paper"),
+    ("paper", "written by", "author"),
+    ("nobody", "reads", "author"),
+]
+
+
+def in_edges(num_src: int, num_dst: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """With parallel edges, nodes without any, and one with very many."""
+    rng = np.random.default_rng(seed)
+    degrees = rng.integers(0, 12, num_dst) if num_src else np.zeros(num_dst, np.int64)
+    degrees[:30] = 0
+    if num_src:
+        degrees[40] = 300
+    indptr = np.concatenate([[0], np.cumsum(degrees)])
+    return indptr, (num_src * rng.random(indptr[-1]) ** 2).astype(np.int64)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Blocks are small here: threads would wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def rows() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    dims = {"paper": 100, "author": 24, "field": 7, "nobody": 5}
+    return {t: torch.randn(COUNTS[t], dim, generator=generator) for t, dim in dims.items()}
+
+
+@pytest.fixture
+def one_type(tmp_path: Path, rows: dict[str, torch.Tensor]) -> Path:
+    with DatasetWriter(tmp_path / "one.gids", stripe=2) as writer:
+        writer.write_table("node", "_N", "feat", rows["paper"])
+        writer.write_graph(("_N", "_E", "_N"), *in_edges(1500, 1500, 1))
+    return tmp_path / "one.gids"
+
+
+@pytest.fixture
+def several_types(tmp_path: Path, rows: dict[str, torch.Tensor]) -> Path:
+    with DatasetWriter(tmp_path / "mag.gids") as writer:
+        for ntype, values in rows.items():
+            writer.write_table("node", ntype, "feat", values)
+        for seed, relation in enumerate(RELATIONS):
+            src, dst = COUNTS[relation[0]], COUNTS[relation[2]]
+            writer.write_graph(relation, *in_edges(src, dst, seed), num_src=src)
+    return tmp_path / "mag.gids"

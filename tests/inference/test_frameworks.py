@@ -1,0 +1,95 @@
+"""Layers of DGL and of PyG run as docs/inference.md shows, and equal their own full-graph inference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gids import FeatureStore
+from gids.inference import layerwise
+
+Rows = dict[str, torch.Tensor]
+MEMORY = 12 << 20
+
+
+def edges_of(graph: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    indptr = torch.from_numpy(np.array(graph.indptr))
+    dst = torch.arange(graph.num_dst).repeat_interleave(indptr.diff())
+    return torch.from_numpy(np.array(graph.indices, np.int64)), dst
+
+
+def test_layers_of_dgl(one_type: Path, rows: Rows) -> None:
+    pytest.importorskip("gids.dgl")
+    import dgl
+    from dgl.nn import SAGEConv
+
+    torch.manual_seed(0)
+    layers = torch.nn.ModuleList([SAGEConv(100, 16, "mean"), SAGEConv(16, 4, "mean")]).eval()
+
+    def layer(i: int, block: Any, h: torch.Tensor) -> torch.Tensor:
+        edges: Any = ("csc", (block.indptr, block.indices, []))
+        dgl_block = dgl.create_block(edges, num_src_nodes=block.num_src, num_dst_nodes=block.num_dst)
+        found = layers[i](dgl_block, (h, h[: block.num_dst]))
+        return torch.relu(found) if i == 0 else found  # type: ignore[no-any-return]
+
+    whole = dgl.graph(edges_of(FeatureStore(one_type).graph()), num_nodes=1500)
+    with torch.no_grad():
+        expected = layers[1](whole, torch.relu(layers[0](whole, rows["paper"])))
+    found = layerwise(layer, one_type, layer_count=2, memory_bytes=MEMORY).values
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_layers_of_pyg(one_type: Path, rows: Rows) -> None:
+    pytest.importorskip("torch_geometric")
+    from torch_geometric.nn import GATConv, SAGEConv
+
+    torch.manual_seed(0)
+    convs = torch.nn.ModuleList([SAGEConv(100, 16), GATConv(16, 4, add_self_loops=False)]).eval()
+
+    def layer(i: int, block: Any, h: torch.Tensor) -> torch.Tensor:
+        found = convs[i]((h, h[: block.num_dst]), torch.stack(block.coo()))
+        return torch.relu(found) if i == 0 else found  # type: ignore[no-any-return]
+
+    edges = torch.stack(edges_of(FeatureStore(one_type).graph()))
+    with torch.no_grad():
+        x = torch.relu(convs[0](rows["paper"], edges))
+        expected = convs[1]((x, x), edges)
+    found = layerwise(layer, one_type, layer_count=2, memory_bytes=MEMORY).values
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_several_types_in_pyg(several_types: Path, rows: Rows) -> None:
+    pytest.importorskip("torch_geometric")
+    from torch_geometric.nn import SAGEConv
+
+    store = FeatureStore(several_types)
+    torch.manual_seed(0)
+    relations = [r for r in store.relations if r[0] != "nobody"]
+    dims = [{t: r.shape[1] for t, r in rows.items()}, {"paper": 8, "author": 8}]
+    convs = [{r: SAGEConv((d[r[0]], d[r[2]]), 8) for r in relations if r[0] in d} for d in dims]
+
+    def layer(i: int, blocks: Any, h: Rows) -> Rows:
+        found: Rows = {}
+        for relation, conv in convs[i].items():
+            src, _, dst = relation
+            block = blocks[relation]
+            part = conv((h[src], h[dst][: block.num_dst]), torch.stack(block.coo()))
+            found[dst] = found[dst] + part if dst in found else part
+        return found
+
+    expected: Rows = rows
+    with torch.no_grad():
+        for by_relation in convs:
+            h, expected = expected, {}
+            for relation, conv in by_relation.items():
+                edges = torch.stack(edges_of(store.graph(relation)))
+                part = conv((h[relation[0]], h[relation[2]]), edges)
+                expected[relation[2]] = expected[relation[2]] + part if relation[2] in expected else part
+    found = layerwise(layer, store, layer_count=2, memory_bytes=MEMORY).values
+    assert isinstance(found, dict)
+    for ntype, values in expected.items():
+        torch.testing.assert_close(found[ntype], values, rtol=1e-5, atol=1e-5)

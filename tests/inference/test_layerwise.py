@@ -1,0 +1,355 @@
+"""Layer by layer from disk equals the graph in memory, within the memory given; nothing is left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from inference_model import HeteroSage, Sage, in_memory
+
+from gids import FeatureStore, FormatError, MemoryBudgetError
+from gids.cli import main
+from gids.cuda import Device
+from gids.inference import layerwise
+from gids.store import DatasetWriter, verify
+
+RELATION = ("_N", "_E", "_N")
+MEMORY = 12 << 20
+Rows = dict[str, torch.Tensor]
+
+
+def sage(*dims: int) -> list[Any]:
+    return [Sage(a, b, seed) for seed, (a, b) in enumerate(pairwise(dims))]
+
+
+def folders(dataset: Path) -> list[str]:
+    return sorted(p.name for p in (dataset / "tables").iterdir())
+
+
+def expected_of_one(path: Path, model: list[Any], rows: Rows) -> torch.Tensor:
+    graph = FeatureStore(path).graph()
+    return in_memory(model, {RELATION: graph}, {"_N": rows["paper"]})["_N"]  # type: ignore[no-any-return]
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def check_memory(layers: list[dict[str, Any]], memory_bytes: int) -> None:
+    for layer in layers:
+        memory = layer["loader"]["memory"]
+        assert sum(memory.values()) <= memory_bytes, memory
+
+
+@pytest.mark.parametrize("window", [0, 16])
+@pytest.mark.parametrize("engine", ["auto", "threads"])
+def test_one_type_equals_the_graph_in_memory(one_type: Path, rows: Rows, window: int, engine: str) -> None:
+    model = sage(100, 40, 16, 5)
+    seen = []
+    result = layerwise(
+        model,
+        one_type,
+        memory_bytes=MEMORY,
+        window_batches=window,
+        engine=engine,
+        progress=lambda *at: seen.append(at),
+    )
+    assert isinstance(result.values, torch.Tensor)
+    close(result.values, expected_of_one(one_type, model, rows))
+    assert [layer["nodes"] for layer in result.layers] == [1500] * 3
+    assert result.layers[0]["blocks"] > 1
+    check_memory(result.layers, MEMORY)
+    assert [at[1] for at in seen if at[0] == 2] == sorted(at[1] for at in seen if at[0] == 2)
+    assert [at for at in seen if at[1] == at[2]] == [(0, 1500, 1500), (1, 1500, 1500), (2, 1500, 1500)]
+    assert folders(one_type) == ["_N.feat"]
+
+
+def test_memory_bounds_the_blocks_and_the_cache(one_type: Path, rows: Rows) -> None:
+    model = sage(100, 40, 5)
+    expected = expected_of_one(one_type, model, rows)
+    blocks = []
+    for memory_bytes in (6 << 20, 12 << 20, 64 << 20):
+        result = layerwise(model, one_type, memory_bytes=memory_bytes)
+        close(result.values, expected)  # type: ignore[arg-type]
+        check_memory(result.layers, memory_bytes)
+        blocks.append(result.layers[0]["blocks"])
+    assert blocks[0] > blocks[1] > blocks[2]
+    with pytest.raises(MemoryBudgetError, match=r"'_N' node 40 and its in-neighbours are up to 301 rows"):
+        layerwise(model, one_type, memory_bytes=2 << 20)  # of which 1 MiB is the bounce pool's
+    with pytest.raises(MemoryBudgetError, match="does not hold blocks of four rows"):
+        layerwise(model, one_type, memory_bytes=1000)
+    assert folders(one_type) == ["_N.feat"]
+
+
+def test_several_types_equal_the_graphs_in_memory(several_types: Path, rows: Rows) -> None:
+    store = FeatureStore(several_types)
+    dims = {t: r.shape[1] for t, r in rows.items()}
+    model = [
+        HeteroSage(dims, store.relations, 20, 1),
+        HeteroSage({"paper": 20, "author": 20}, store.relations, 12, 2),  # nothing leads to the others
+        HeteroSage({"paper": 12, "author": 12}, store.relations, 3, 3),
+    ]
+    expected = in_memory(model, {r: store.graph(r) for r in store.relations}, rows)
+    result = layerwise(model, store, memory_bytes=MEMORY)
+    assert isinstance(result.values, dict)
+    assert result.values.keys() == expected.keys() == {"paper", "author"}
+    for ntype, values in expected.items():
+        close(result.values[ntype], values)
+    check_memory(result.layers, MEMORY)
+    some = {"paper": torch.tensor([40, 3, 1499, 3]), "author": torch.tensor([], dtype=torch.int64)}
+    found = layerwise(model, store, nodes=some, memory_bytes=MEMORY).values
+    close(found["paper"], expected["paper"][some["paper"]])  # type: ignore[index, call-overload]
+    assert found["author"].shape == (0, 3)  # type: ignore[index, call-overload]
+    only = layerwise(model, store, nodes={"author": None}, output="h", memory_bytes=MEMORY)
+    assert list(only.tables) == ["author"]
+    close(only.tables["author"].read_rows(torch.arange(400)), expected["author"])
+    with pytest.raises(ValueError, match="layer 0 returned nothing for 'field' nodes"):
+        layerwise(model, store, nodes={"field": None}, memory_bytes=MEMORY)
+
+
+def test_cornell5_equals_the_graph_in_memory(tmp_path: Path) -> None:
+    source = Path(__file__).parents[3] / "shared" / "data" / "cornell5.mat"
+    if not source.exists():
+        pytest.skip("cornell5.mat is not here")
+    pytest.importorskip("scipy")
+    dataset = tmp_path / "cornell.gids"
+    assert main(["convert", str(source), str(dataset), "--quiet"]) == 0
+    store = FeatureStore(dataset)
+    with store.create_table("some", store.num_nodes(), 200, torch.float16) as writer:
+        for start, rows in store.table("feat").scan(5000):
+            writer.write(start, rows[:, :200])
+    store = store.reopen()
+    features = store.table("some").read_rows(torch.arange(store.num_nodes())).float()
+    model = sage(200, 16, 4)
+    expected = in_memory(model, {RELATION: store.graph()}, {"_N": features})["_N"]
+    memory_bytes = 100 << 20
+    result = layerwise(
+        model, store, tables=["some"], output="h", memory_bytes=memory_bytes, feature_dtype=torch.float32
+    )
+    assert result.layers[0]["blocks"] > 20
+    close(result.tables["_N"].read_rows(torch.arange(store.num_nodes())), expected)
+    check_memory(result.layers, memory_bytes)
+    assert list(verify(dataset)) == []
+
+
+def test_only_what_some_nodes_need_is_computed(one_type: Path, rows: Rows) -> None:
+    model = sage(100, 40, 16, 5)
+    expected = expected_of_one(one_type, model, rows)
+    nodes = torch.tensor([1400, 2, 77, 2])  # 2 has no edges
+    result = layerwise(model, one_type, nodes=nodes, memory_bytes=MEMORY)
+    close(result.values, expected[nodes])  # type: ignore[arg-type]
+    counts = [layer["nodes"] for layer in result.layers]
+    assert counts[2] == 3
+    assert 3 < counts[1] < counts[0] < 1500
+
+
+def test_output_goes_to_a_table_that_comes_back(one_type: Path, rows: Rows, tmp_path: Path) -> None:
+    model = sage(100, 40, 5)
+    expected = expected_of_one(one_type, model, rows)
+    store = FeatureStore(one_type)
+    result = layerwise(model, store, output="h", memory_bytes=MEMORY)
+    assert result.values is None
+    table = result.store.table("_N.h")
+    assert result.tables == {"_N": table}
+    assert len(table.shard_paths) == 2
+    close(table.read_rows(torch.arange(1500)), expected)
+    assert list(verify(one_type)) == []
+    assert "_N.h" not in store.tables
+    assert main(["export", str(one_type), "h", str(tmp_path / "h.npy"), "--quiet"]) == 0
+    close(torch.from_numpy(np.load(tmp_path / "h.npy")), expected)
+    with pytest.raises(FileExistsError, match=r"one\.gids has a table '_N\.h'; give another key"):
+        layerwise(model, result.store, tables=["feat"], output="h")
+    again = layerwise(model[:1], result.store, tables=["feat"], output="h", replace=True, memory_bytes=MEMORY)
+    assert again.tables["_N"].shape == (40,)
+    onward = layerwise(model[1:], again.store, tables=["h"], memory_bytes=MEMORY)  # its output is an input
+    close(onward.values, expected)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_shorter_intermediates_are_rounded_and_come_back_in_the_layers_type(
+    one_type: Path, rows: Rows, dtype: torch.dtype
+) -> None:
+    model = sage(100, 40, 5)
+    seen = []
+
+    def layer(i: int, block: Any, h: torch.Tensor) -> Any:
+        seen.append((i, h.dtype))
+        return model[i](block, h)
+
+    result = layerwise(layer, one_type, layer_count=2, dtype=dtype, memory_bytes=MEMORY)
+    first = expected_of_one(one_type, model[:1], rows).to(dtype).float()
+    expected = expected_of_one(one_type, model[1:], {"paper": first})
+    close(result.values, expected)  # type: ignore[arg-type]
+    assert set(seen) == {(0, torch.float32), (1, torch.float32)}
+
+
+def test_a_function_is_told_the_layer_and_types_without_a_table_come_as_ids(one_type: Path) -> None:
+    embedding = torch.randn(1500, 8)
+
+    def layer(i: int, block: Any, h: torch.Tensor) -> torch.Tensor:
+        assert not torch.is_grad_enabled()
+        if i == 0:
+            assert h.dtype == torch.int64
+            return embedding[h[: block.num_dst]]
+        return h[: block.num_dst] + i
+
+    result = layerwise(layer, one_type, layer_count=3, tables=[], memory_bytes=MEMORY)
+    close(result.values, embedding + 3)  # type: ignore[arg-type]
+
+
+def test_rows_of_any_shape_and_whole_numbers(one_type: Path) -> None:
+    def layer(i: int, block: Any, h: torch.Tensor) -> torch.Tensor:
+        if i == 0:
+            return torch.full((block.num_dst, 2, 3), float("nan"))
+        assert bool(h.isnan().all())
+        assert h.shape[1:] == (2, 3)
+        return block.indptr.diff()  # type: ignore[no-any-return]
+
+    result = layerwise(layer, one_type, layer_count=2, output="degree", memory_bytes=MEMORY)
+    found = result.tables["_N"].read_rows(torch.arange(1500))
+    assert found.dtype == torch.int64
+    assert torch.equal(found, torch.from_numpy(np.diff(FeatureStore(one_type).graph().indptr)))
+
+
+class Stop(Exception):
+    pass
+
+
+def failing(at: int) -> Callable[[int, Any, Any], torch.Tensor]:
+    calls = []
+
+    def layer(i: int, block: Any, h: torch.Tensor) -> torch.Tensor:
+        calls.append(i)
+        if len(calls) == at:
+            raise Stop
+        return h[: block.num_dst]
+
+    return layer
+
+
+@pytest.mark.parametrize("at", [1, 4, 9, 14])
+def test_a_model_that_raises_leaves_nothing_behind(one_type: Path, at: int) -> None:
+    before = (one_type / "manifest.json").read_bytes()
+    with pytest.raises(Stop):
+        layerwise(failing(at), one_type, layer_count=3, output="h", memory_bytes=8 << 20)
+    assert folders(one_type) == ["_N.feat"]
+    assert (one_type / "manifest.json").read_bytes() == before
+
+
+def grows(i: int, block: Any, h: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(block.num_dst, 3 if int(block.num_dst) % 2 else 4)
+
+
+@pytest.mark.parametrize(
+    ("layer", "error", "message"),
+    [
+        (
+            lambda i, b, h: h,
+            ValueError,
+            r"layer 0 returned \[\d+, 100\] for \d+ '_N' nodes; it must be a row",
+        ),
+        (lambda i, b, h: h.sum(), ValueError, r"layer 0 returned \[\] for"),
+        (lambda i, b, h: None, TypeError, "layer 0 returned NoneType for '_N' nodes; it must be a tensor"),
+        (grows, ValueError, r"layer 0 returned rows of shape \[\d\] for '_N' nodes, and for those"),
+        (
+            lambda i, b, h: torch.full((b.num_dst, 1), 1e30),
+            FormatError,
+            r"layer 0, rows of '_N': 1.*e\+30 does not fit in torch.float16",
+        ),
+    ],
+)
+def test_layers_that_return_no_output_are_told(
+    one_type: Path, layer: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        layerwise(layer, one_type, layer_count=2, dtype=torch.float16, memory_bytes=6 << 20)
+    assert folders(one_type) == ["_N.feat"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"tables": ["none"]}, KeyError, r"no table 'none' in one\.gids"),
+        ({"tables": "feat"}, TypeError, r"give a list, \['feat'\]"),
+        (
+            {"nodes": torch.tensor([1500])},
+            IndexError,
+            "nodes of '_N' run from 1500 to 1500; ids",
+        ),
+        ({"nodes": torch.tensor([1.0])}, TypeError, r"must be a tensor, int64\[n\]"),
+        ({"nodes": {"_N": None}}, TypeError, r"nodes is dict; give int64\[n\]"),
+        (
+            {"nodes": torch.tensor([1]), "output": "h"},
+            ValueError,
+            "output= makes tables of all nodes, and",
+        ),
+        ({"model": []}, ValueError, "the model has 0 layers; give one or more"),
+        ({"model": 5}, TypeError, "the model is int; give a list of layers, or a function"),
+        ({"model": lambda i, b, h: h}, ValueError, "give layer_count as well"),
+        ({"layer_count": 3}, ValueError, "layer_count=3, and the model has 2 layers: leave it out"),
+        ({"output": "feat"}, FileExistsError, r"has a table '_N\.feat'"),
+        ({"dtype": torch.complex64}, FormatError, "tables cannot hold complex64"),
+        ({"device": "tpu"}, RuntimeError, "tpu"),
+    ],
+)
+def test_what_is_refused(
+    one_type: Path, arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    given: dict[str, Any] = {"model": sage(100, 8, 2), "store": one_type, "memory_bytes": MEMORY, **arguments}
+    with pytest.raises(error, match=message):
+        layerwise(**given)
+    assert folders(one_type) == ["_N.feat"]
+
+
+def test_with_several_types_dictionaries_are_wanted(several_types: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        TypeError, match="layer 0 returned Tensor; with several types it must be a dictionary"
+    ):
+        layerwise([lambda b, h: h["paper"]], several_types, memory_bytes=MEMORY)
+    with pytest.raises(TypeError, match="nodes is Tensor; give a dictionary"):
+        layerwise([lambda b, h: h], several_types, nodes=torch.tensor([1]))
+    with pytest.raises(KeyError, match="nodes of type 'venue': no relation has it"):
+        layerwise([lambda b, h: h], several_types, nodes={"venue": None})
+    with DatasetWriter(tmp_path / "bare.gids") as writer:
+        writer.write_table("node", "_N", "feat", torch.zeros(4, 4))
+    with pytest.raises(FormatError, match="topology"):
+        layerwise([lambda b, h: h], tmp_path / "bare.gids")
+    with DatasetWriter(tmp_path / "two.gids") as writer:
+        writer.write_table("node", "_N", "a", torch.zeros(4, 4))
+        writer.write_table("node", "_N", "b", torch.zeros(4, 4))
+        writer.write_graph(RELATION, torch.tensor([0, 1, 1, 1, 1]), torch.tensor([3]))
+    with pytest.raises(ValueError, match=r"_N\.a and _N\.b are of '_N' nodes: say which, tables="):
+        layerwise([lambda b, h: h], tmp_path / "two.gids")
+
+
+def test_a_model_in_training_mode_is_warned_of(one_type: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = torch.nn.ModuleList(sage(100, 8))
+    layerwise(model, one_type, memory_bytes=MEMORY)
+    assert "call model.eval() first" in caplog.text
+    caplog.clear()
+    layerwise(model.eval(), one_type, memory_bytes=MEMORY)
+    assert caplog.text == ""
+
+
+def test_rows_are_handed_over_on_the_device(
+    one_type: Path, rows: Rows, device: Device, cuda_is: Callable[[Device], None]
+) -> None:
+    cuda_is(device)
+    model = sage(100, 16, 5)
+    nodes = torch.tensor([7, 700, 1400])
+    result = layerwise(
+        model,
+        one_type,
+        nodes=nodes,
+        device="cuda",
+        memory_bytes=48 << 20,
+        window_batches=2,
+        staging_bytes=1 << 20,
+        queue_depth=32,
+    )
+    close(result.values, expected_of_one(one_type, model, rows)[nodes])  # type: ignore[arg-type]

@@ -1,0 +1,127 @@
+"""PyG's replace and weight_attr: how often which edge is drawn. Seeds are fixed."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pyg_model import CITES, PAPERS, WRITES, heterogeneous, homogeneous, write
+from scipy import stats
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader import NodeLoader as PygNodeLoader
+
+import gids.pyg
+from gids.store import DatasetWriter
+from gids.store.topology import edge_list
+
+UNLIKELY = 1e-3  # one correct sampler in a thousand fails; these seeds do not
+
+
+@pytest.fixture(scope="module")
+def data() -> Data:
+    """Edges with weights, every fifth of none."""
+    data = homogeneous()
+    weights = np.random.default_rng(0).integers(1, 6, data.edge_index.shape[1])
+    weights[::5] = 0
+    data.w = torch.from_numpy(weights)
+    return data
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory, data: Data) -> Path:
+    path = tmp_path_factory.mktemp("draws") / "one.gids"
+    row, col = data.edge_index
+    with DatasetWriter(path) as writer:
+        writer.write_table("node", "paper", "feat", data.x)
+        writer.write_table("edge", CITES, "w", data.w.float()[:, None])
+        edges = edge_list(row.numpy(), col.numpy(), num_src=PAPERS, num_dst=PAPERS)
+        writer.write_edges(CITES, edges)
+    return path
+
+
+def loader_of(path: Path, **options: Any) -> gids.pyg.NeighborLoader:
+    given = {"batch_size": 100, "memory_bytes": 64 << 20, "tables": [], **options}
+    return gids.pyg.NeighborLoader(path, [1], **given)
+
+
+def assert_in_proportion(data: Data, drawn: list[torch.Tensor], epochs: int) -> None:
+    """drawn: the ids of the edges of many epochs, in each of which every node drew one."""
+    counts = np.bincount(torch.cat(drawn).numpy(), minlength=data.w.numel())
+    ends, weights = data.edge_index[1].numpy(), data.w.numpy().astype(float)
+    totals = np.bincount(ends, weights, PAPERS)[ends]
+    assert (counts[weights == 0] == 0).all()
+    free = (weights > 0) & (weights < totals)
+    expected = epochs * weights[free] / totals[free]
+    statistic = ((counts[free] - expected) ** 2 / expected).sum()
+    freedom = free.sum() - len(np.unique(ends[free]))
+    assert stats.chi2.sf(statistic, freedom) > UNLIKELY
+
+
+def test_neighbours_are_drawn_by_weight(data: Data, path: Path) -> None:
+    drawn = []
+    with loader_of(path, weight_attr="w") as loader:
+        for _ in range(100):
+            drawn += [batch.e_id for batch in loader]
+    assert_in_proportion(data, drawn, 100)
+
+
+def test_pygs_node_loader_draws_by_weight_too(data: Data, path: Path) -> None:
+    torch.manual_seed(0)
+    for source in (data, path):
+        sampler = gids.pyg.NeighborSampler(source, [1], weight_attr="w", threads=1)
+        sampler = pickle.loads(pickle.dumps(sampler))
+        loader = PygNodeLoader(data, sampler, batch_size=PAPERS)
+        drawn = [batch.e_id for _ in range(100) for batch in loader]
+        assert_in_proportion(data, drawn, 100)
+
+
+def test_with_replacement_every_node_draws_as_many(data: Data, path: Path) -> None:
+    degrees = np.bincount(data.edge_index[1], minlength=PAPERS)
+    for options in ({}, {"weight_attr": "w"}):
+        possible = np.bincount(data.edge_index[1], data.w > 0, PAPERS) if options else degrees
+        given = {"tables": [], "batch_size": PAPERS, **options}
+        (batch,) = gids.pyg.NeighborLoader(path, [7], None, replace=True, **given)
+        drawn = np.bincount(batch.edge_index[1], minlength=PAPERS)[:PAPERS]
+        assert drawn.tolist() == np.where(possible > 0, 7, 0).tolist()
+        assert torch.equal(batch.n_id[batch.edge_index], data.edge_index[:, batch.e_id])
+
+
+def test_relations_without_weights_are_drawn_from_uniformly(tmp_path: Path) -> None:
+    data = heterogeneous()
+    data[WRITES].edge_attr = torch.arange(data[WRITES].edge_index.shape[1]).remainder(2).float()[:, None]
+    path = write(tmp_path / "several.gids", data)
+    sampler = gids.pyg.NeighborSampler(data, [4], weight_attr="edge_attr", threads=1)
+    torch.manual_seed(0)
+    for loader in (
+        gids.pyg.NeighborLoader(path, [4], "paper", weight_attr="edge_attr", batch_size=PAPERS),
+        PygNodeLoader(data, sampler, input_nodes="paper", batch_size=PAPERS),
+    ):
+        (batch,) = loader
+        assert isinstance(batch, HeteroData)
+        assert (batch[WRITES].e_id % 2 == 1).all()
+        assert set((batch[CITES].e_id % 2).tolist()) == {0, 1}
+
+
+def test_a_state_of_other_weights_is_refused(path: Path) -> None:
+    with loader_of(path, weight_attr="w") as one, loader_of(path, replace=True) as other:
+        assert "replace=True" in str(other.state_dict()["made_with"])
+        with pytest.raises(ValueError, match="the minibatches would differ"):
+            other.load_state_dict(one.state_dict())
+
+
+def test_what_is_no_weight(data: Data, path: Path) -> None:
+    with pytest.raises(KeyError, match="the data has no edges with an attribute"):
+        gids.pyg.NeighborSampler(data, [1], weight_attr="v")
+    with pytest.raises(ValueError, match="one number for each of the"):
+        gids.pyg.NeighborSampler(data, [1], weight_attr="edge_attr")
+    other = data.clone()
+    other.w = "heavy"
+    with pytest.raises(TypeError, match="is no tensor of numbers"):
+        gids.pyg.NeighborSampler(other, [1], weight_attr="w")
+    other.w = -data.w
+    with pytest.raises(ValueError, match="must be 0 or more"):
+        next(iter(PygNodeLoader(data, gids.pyg.NeighborSampler(other, [1], weight_attr="w"))))

@@ -1,0 +1,55 @@
+"""Models learn from dependent minibatches, and from those drawn by locality, what they learn from others."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from gids.heat import hottest_nodes
+from gids.sampler import Labor, LocalityBias, Neighbor, Sampler
+from gids.store import FeatureStore
+from gids.store.synthetic import GraphSpec
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+from dependence import FANOUTS, make_dataset, train
+
+WITHIN = 0.05  # two standard deviations of the difference of two shares of 800 test nodes
+CACHE_BYTES = 50_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
+    spec = GraphSpec(3000, degree=12, dim=32, classes=8, train_count=1600, val_count=0, test_count=800)
+    return make_dataset(tmp_path_factory.mktemp("training"), spec)
+
+
+def accuracy(store: FeatureStore, sampler: Sampler) -> float:
+    found = train(store, sampler, epochs=2, batch_size=16, seed=1, cache_bytes=CACHE_BYTES).accuracy
+    print(f"{sampler}: {found:.3f}")
+    return found
+
+
+def test_accuracy_stays_whatever_kappa_and_factor(store: FeatureStore) -> None:
+    independent = accuracy(store, Neighbor(FANOUTS))
+    assert independent > 0.7  # a row alone tells the class in half of the cases
+    held = hottest_nodes(store, "_N.feat", CACHE_BYTES)
+    others: list[Sampler] = [
+        *(Neighbor(FANOUTS, batch_dependency=kappa) for kappa in (16, 256)),
+        *(Labor(FANOUTS, batch_dependency=kappa) for kappa in (1, 16, 256)),
+        *(Labor(FANOUTS, batch_dependency=kappa, nested=True) for kappa in (16, 256)),
+        Neighbor(FANOUTS, locality=LocalityBias(held, 4)),
+    ]
+    for sampler in others:
+        assert abs(accuracy(store, sampler) - independent) < WITHIN, sampler

@@ -1,0 +1,252 @@
+"""Neighbor with a LocalityBias: probabilities, estimates, what it saves, what is refused. Seeds are fixed."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sampling_graphs import citations, make_graph, mixed_degrees
+from scipy import stats
+
+import gids
+from gids.cuda import Device
+from gids.heat import hottest_nodes
+from gids.sampler import Block, LocalityBias, Minibatch, Neighbor
+from gids.store import DatasetWriter, FeatureStore, Graph
+
+UNLIKELY = 1e-3  # one correct sampler in a thousand fails; these seeds do not
+HELD = np.array([True, False, False, True, False])
+
+
+def same(one: Minibatch, other: Minibatch) -> bool:
+    pairs = zip(one.blocks, other.blocks, strict=True)
+    return torch.equal(one.input_nodes, other.input_nodes) and all(  # type: ignore[arg-type]
+        torch.equal(a.positions, b.positions) and (a.weights is None) == (b.weights is None)  # type: ignore[union-attr]
+        for a, b in pairs
+    )
+
+
+@pytest.mark.parametrize("factor", [1.5, 4])
+def test_pairs_come_as_if_drawn_one_after_the_other_by_their_factors(factor: float) -> None:
+    nodes = 20_000
+    graph = Graph(("a", "to", "b"), 5, nodes, np.arange(nodes + 1) * 5, np.tile(np.arange(5), nodes), None)
+    sampler = Neighbor([2], locality=LocalityBias({"a": HELD}, factor))
+    [block] = sampler.sample([graph], {"b": torch.arange(nodes)}, seed=3).blocks[0].values()  # type: ignore[union-attr]
+    pairs, counts = np.unique(block.positions.numpy().reshape(-1, 2) % 5, axis=0, return_counts=True)
+    weights = np.where(HELD, factor, 1.0)
+    total, expected = weights.sum(), []
+    for i, j in pairs:
+        one = weights[i] / total * weights[j] / (total - weights[i])
+        other = weights[j] / total * weights[i] / (total - weights[j])
+        expected.append(nodes * (one + other))
+    assert len(pairs) == 10
+    assert stats.chisquare(counts, expected).pvalue > UNLIKELY
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"replace": True}, {"batch_dependency": 8}, {"weighted": True}], ids=str
+)
+def test_sums_are_estimated_without_bias(options: dict[str, Any]) -> None:
+    graph, steps = make_graph(mixed_degrees(60), num_src=500, relation=("a", "to", "b")), 3000
+    rng = np.random.default_rng(4)
+    x, held = rng.normal(2, 1, 500), rng.random(500) < 0.3
+    options = dict(options)
+    if options.pop("weighted", False):
+        options["weights"] = rng.exponential(1, graph.num_edges) + 0.3
+    sampler = Neighbor([5], locality=LocalityBias({"a": held}, 4), threads=1, **options)
+    estimates = np.empty((steps, 60))
+    for step in range(steps):  # so far apart that none depends on another
+        layer = sampler.sample([graph], {"b": torch.arange(60)}, seed=3, step=step * 17).blocks[0]
+        [block] = layer.values()  # type: ignore[union-attr]
+        assert block.weights is not None
+        values = block.weights.numpy() * x[graph.indices[block.positions.numpy()]]
+        estimates[step] = np.bincount(np.repeat(np.arange(60), np.diff(block.indptr.numpy())), values, 60)
+    exact = np.bincount(np.repeat(np.arange(60), np.diff(graph.indptr)), x[graph.indices], 60)
+    spread = estimates.std(0, ddof=1) / np.sqrt(steps)
+    certain = spread < 1e-6
+    np.testing.assert_allclose(estimates.mean(0)[certain], exact[certain], rtol=1e-5)
+    z = (estimates.mean(0) - exact)[~certain] / spread[~certain]
+    assert len(z) > 25
+    assert np.abs(z).max() < stats.norm.isf(UNLIKELY / len(z)), z
+
+
+def test_a_factor_of_one_is_neighbor_without_it() -> None:
+    graph, seeds = make_graph(mixed_degrees(500)), torch.arange(200)
+    held = np.arange(500) % 2 == 0
+    for options in ({}, {"replace": True}, {"batch_dependency": 4}):
+        plain = Neighbor([3, 4], **options)  # type: ignore[arg-type]
+        biased = Neighbor([3, 4], locality=LocalityBias(held, 1), **options)  # type: ignore[arg-type]
+        assert same(plain.sample(graph, seeds, step=2), biased.sample(graph, seeds, step=2))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_counts_threads_and_pickles(dtype: type) -> None:
+    graph = make_graph(mixed_degrees(3000), dtype=dtype)
+    held = torch.from_numpy(np.random.default_rng(0).random(3000) < 0.2)
+    for fanout in (4, 60, -1):
+        kinds = [Neighbor([fanout, 3], locality=LocalityBias(held, 6), threads=n) for n in (1, 2, 8)]
+        kinds.append(pickle.loads(pickle.dumps(kinds[0])))
+        first, *others = [s.sample(graph, torch.arange(2000), step=3) for s in kinds]
+        assert all(same(first, other) for other in others)
+        for block, wanted in zip(first.blocks, (fanout, 3), strict=True):
+            assert isinstance(block, Block)
+            degrees = np.diff(graph.indptr)[first.input_nodes[: block.num_dst].numpy()]  # type: ignore[index]
+            expected = degrees if wanted == -1 else np.minimum(degrees, wanted)
+            assert block.indptr.diff().tolist() == expected.tolist()
+            assert len(np.unique(block.positions.numpy())) == block.num_edges
+
+
+def test_only_relations_from_a_masked_type_are_biased() -> None:
+    graphs = citations()
+    held = np.arange(150) < 40
+    sampler = Neighbor([4], locality=LocalityBias({"author": held}, 5))
+    seeds = {"paper": torch.arange(100)}
+    biased, plain = sampler.sample(graphs, seeds), Neighbor([4]).sample(graphs, seeds)
+    for relation, block in biased.blocks[0].items():  # type: ignore[union-attr]
+        other = plain.blocks[0][relation]  # type: ignore[index]
+        assert (block.weights is None) == torch.equal(block.positions, other.positions)
+        assert (block.weights is not None) == (relation[0] == "author")
+
+
+def test_samplers_that_print_alike_sample_alike() -> None:
+    masks = [HELD, HELD.copy(), ~HELD]
+    told = [repr(Neighbor([2], locality=LocalityBias(m, f))) for m, f in itertools.product(masks, (2, 3))]
+    assert (
+        told[0] == told[2] == repr(pickle.loads(pickle.dumps(Neighbor([2], locality=LocalityBias(HELD, 2)))))
+    )
+    assert len(set(told)) == 4
+    assert "5 nodes" in told[0]
+    assert "factor=3.0" in told[1]
+    assert repr(LocalityBias({"a": HELD}, 2)) != repr(LocalityBias(HELD, 2))
+
+
+# --- what is held, and what it saves ---
+
+NODES = 4000
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
+    path = tmp_path_factory.mktemp("locality") / "one.gids"
+    graph = make_graph(np.full(NODES, 30), relation=("paper", "cites", "paper"))
+    with DatasetWriter(path) as writer:
+        writer.write_table("node", "paper", "feat", torch.arange(NODES * 256.0).reshape(NODES, 256))
+        writer.write_table("edge", graph.relation, "w", torch.zeros(graph.num_edges, 1))
+        writer.write_graph(graph.relation, graph.indptr, graph.indices, num_src=NODES)
+    return FeatureStore(path)
+
+
+def test_pages_read_fall_as_the_factor_grows(dataset: FeatureStore) -> None:
+    cache_bytes = 200 * 4200
+    held = hottest_nodes(dataset, "paper.feat", cache_bytes)
+    missed, ratios = [], []
+    for factor in (1, 3, 10, 100):
+        sampler = Neighbor([3, 3], locality=LocalityBias(held, factor))
+        options: dict[str, Any] = {"cache_bytes": cache_bytes, "policy": "static", "memory_bytes": 64 << 20}
+        with gids.NodeLoader(dataset, torch.arange(2000), sampler, batch_size=100, **options) as loader:
+            for _ in loader:
+                pass
+            before = loader.stats()["misses"], loader.stats()["pages"]  # now the cache is full
+            for minibatch in loader:
+                assert torch.equal(
+                    minibatch.features["paper.feat"][:, 0].long() // 256,
+                    minibatch.input_nodes,  # type: ignore[arg-type]
+                )
+            after = loader.stats()["misses"], loader.stats()["pages"]
+            missed.append(after[0] - before[0])
+            ratios.append(1 - missed[-1] / (after[1] - before[1]))
+            assert loader.feature_loader is not None
+            cached = loader.feature_loader.cached_rows("paper.feat")
+            assert (cached & held).sum() > 0.95 * held.sum()
+    print(missed, ratios)
+    assert (np.diff(missed) < 0).all()
+    assert (np.diff(ratios) > 0).all()
+
+
+def test_the_hottest_nodes_are_those_of_the_hottest_pages(dataset: FeatureStore) -> None:
+    degrees = np.asarray(dataset.out_degrees("paper"), np.int64)
+    pages = degrees.reshape(-1, 4).sum(1)  # four rows to a page
+    held = hottest_nodes(dataset, "paper.feat", 50 * (4096 + 16)).numpy().reshape(-1, 4)
+    assert (held.any(1) == held.all(1)).all()
+    assert held.all(1).sum() == 50
+    lightest = np.log2(pages[held.all(1)].min())
+    assert lightest > np.log2(pages[~held.any(1)].max()) - 12 / 255  # a step of the scale
+    assert hottest_nodes(dataset, "paper.feat", 1 << 40).all()
+    assert not hottest_nodes(dataset, "paper.feat", 0).any()
+    with pytest.raises(ValueError, match="rows of edges"):
+        hottest_nodes(dataset, "paper.cites.paper.w", 1)
+    with pytest.raises(ValueError, match="cache_bytes=-1"):
+        hottest_nodes(dataset, "paper.feat", -1)
+    with pytest.raises(KeyError, match="gids heat"):
+        hottest_nodes(dataset, "paper.feat", 1, method="sampled")
+
+
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_a_loader_says_which_rows_its_cache_holds(
+    dataset: FeatureStore, place: str, device: Device, cuda_is: Callable[[Device], None]
+) -> None:
+    cuda_is(device)
+    options: dict[str, Any] = {"memory_bytes": 64 << 20, "heat": "none", "device": place}
+    with gids.FeatureLoader(dataset, ["paper.feat"], **options) as loader:
+        assert not loader.cached_rows("paper.feat").any()
+        list(loader.attach([{"paper.feat": torch.tensor([5, 3999])}], lambda m: m))
+        held = loader.cached_rows("paper.feat")
+        assert held.nonzero().view(-1).tolist() == [4, 5, 6, 7, 3996, 3997, 3998, 3999]
+        assert len(held) == NODES
+        with pytest.raises(KeyError, match=r"it loads 'paper\.feat'"):
+            loader.cached_rows("paper.x")
+    with pytest.raises(ValueError, match="closed"):
+        loader.cached_rows("paper.feat")
+
+
+def test_a_resumed_epoch_wants_the_same_mask(dataset: FeatureStore) -> None:
+    def loader(held: torch.Tensor) -> gids.NodeLoader:
+        sampler = Neighbor([3], locality=LocalityBias(held, 4))
+        return gids.NodeLoader(dataset, torch.arange(400), sampler, batch_size=100, tables=[])
+
+    held = torch.arange(NODES) < 100
+    with loader(held) as one, loader(held.clone()) as other, loader(~held) as third:
+        epoch = iter(one)
+        next(epoch)
+        state = one.state_dict()
+        other.load_state_dict(state)
+        assert same(next(epoch), next(iter(other)))
+        with pytest.raises(ValueError, match="the minibatches would differ"):
+            third.load_state_dict(state)
+
+
+# --- what is refused ---
+
+
+def test_bad_masks_and_factors(device: Device) -> None:
+    for factor in (0.5, 0, -1, float("nan"), float("inf"), True, "2"):
+        with pytest.raises(ValueError, match=r"it must be 1 \(all alike\) or more"):
+            LocalityBias(HELD, factor)  # type: ignore[arg-type]
+    for wrong in (HELD.astype(float), HELD.astype(np.uint8), HELD[:, None], torch.ones(5)):
+        with pytest.raises(TypeError, match=r"give bool\[num_nodes\]"):
+            LocalityBias(wrong, 2)
+    with pytest.raises(TypeError, match=r"mask of 'a' is float64"):
+        LocalityBias({"a": HELD.astype(float)}, 2)
+    with pytest.raises(TypeError, match=r"locality is ndarray; give a gids\.sampler\.LocalityBias"):
+        Neighbor([2], locality=HELD)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"beyond float32; scale them down"):
+        Neighbor([2], weights=np.full(9, 1e38), locality=LocalityBias(HELD, 4))
+    graph = make_graph([3, 4, 0, 2, 9, 1])
+    for factor in (1, 2):
+        with pytest.raises(ValueError, match="has 5 entries, and there are 6"):
+            Neighbor([2], locality=LocalityBias(HELD, factor)).sample(graph, torch.arange(2))
+    with pytest.raises(ValueError, match="name 'venues'; the graphs have 'paper', 'author', 'venue'"):
+        Neighbor([2], locality=LocalityBias({"venues": HELD}, 2)).sample(
+            citations(), {"paper": torch.arange(2)}
+        )
+    with pytest.raises(ValueError, match="give a dictionary by node type"):
+        Neighbor([2], locality=LocalityBias(HELD, 2)).sample(citations(), {"paper": torch.arange(2)})
+    with graph.pin(device) as pinned:
+        sampler = Neighbor([2], locality=LocalityBias(np.zeros(6, bool), 2))
+        with pytest.raises(ValueError, match="on the CPU alone; pass graphs that are not pinned"):
+            sampler.sample(pinned, torch.arange(2))

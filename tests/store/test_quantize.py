@@ -1,0 +1,260 @@
+"""Tables stored in fewer bits: the bytes are those of the format, and the error keeps its bound."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from model import int8_with_a_scale
+
+from gids import FormatError
+from gids.store import DatasetWriter, FeatureStore, GeneratedRows, verify
+from gids.store.files import read_manifest
+from gids.store.manifest import dump_manifest, load_manifest, validate
+
+ROW_COUNT = 37
+NARROW = [(torch.float16, None), (torch.bfloat16, None), (torch.int8, "row"), (torch.int8, "column")]
+
+
+def write(path, values, dtype, scale=None, **options):
+    with DatasetWriter(path, **options) as writer:
+        found = writer.write_table("node", "n", "k", values, dtype=dtype, scale=scale)
+    return FeatureStore(path).table("k"), found
+
+
+@pytest.mark.parametrize("scale", ["row", "column"])
+@pytest.mark.parametrize("source", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("shape", [(7,), (), (3, 2), (128,), (700,)])
+def test_int8_rows_are_those_of_the_model(tmp_path, scale, source, shape):
+    values = torch.randn(ROW_COUNT, *shape, generator=torch.Generator().manual_seed(3)).to(source)
+    values[5] = 0
+    table, (narrowing, tally) = write(
+        tmp_path / "a.gids", values, torch.int8, scale, page_bytes=512, stripe=2
+    )
+    width = int(np.prod(shape))
+    steps, scales = int8_with_a_scale(values.to(torch.float32).numpy().reshape(ROW_COUNT, width), scale)
+    expected = torch.from_numpy(steps.astype(np.float32) * scales).view(ROW_COUNT, *shape)
+    assert (table.dtype, table.stored_dtype, table.scale, table.shape) == (
+        torch.float32,
+        torch.int8,
+        scale,
+        shape,
+    )
+    assert table.row_bytes == (width if scale == "column" else -(-width // 4) * 4 + 4)
+    assert torch.equal(table.read_rows(range(ROW_COUNT)), expected)
+    assert torch.equal(torch.cat([rows for _, rows in table.scan(5)]), expected)
+    raw = torch.cat([rows for _, rows in table.scan(5, stored=True)]).numpy()
+    assert np.array_equal(raw[:, :width].view(np.int8), steps)
+    if scale == "row":
+        assert np.array_equal(raw[:, -4:].copy().view(np.float32), scales)
+        assert not raw[:, width:-4].any()
+        assert table.column_scales() is None
+    else:
+        assert np.array_equal(table.column_scales(), scales.reshape(-1))
+    error = (expected.double() - values.double()).abs().max()
+    assert error <= tally.error * (1 + 1e-6)
+    assert tally.error <= narrowing.bound(tally.largest)
+    assert list(verify(tmp_path / "a.gids")) == []
+
+
+@pytest.mark.parametrize(("dtype", "scale"), NARROW)
+def test_extreme_values_keep_the_bound(tmp_path, dtype, scale):
+    most = 60000.0 if dtype == torch.float16 else 3.0e38
+    magnitudes = torch.tensor([0.0, 1e-45, 1e-40, 1.2e-38, 1e-20, 1e-3, 1.0, 127.0, 128.5, 254.9, most])
+    sign = torch.tensor([1.0, -1.0])
+    values = torch.cartesian_prod(magnitudes, sign).prod(1)
+    if dtype == torch.int8:
+        values = torch.cat([values, torch.tensor([torch.finfo(torch.float32).max])])
+    for rows in (values.view(-1, 1), values.view(1, -1), torch.stack([values, values.flip(0)])):
+        table, (narrowing, tally) = write(tmp_path / "a.gids", rows, dtype, scale, overwrite=True)
+        found = table.read_rows(range(len(rows)))
+        assert torch.isfinite(found).all()
+        error = (found.double() - rows.double()).abs()
+        assert float(error.max()) <= narrowing.bound(float(rows.abs().max()))
+        if rows.shape[1] == 1 and scale == "row":  # each value is 127 steps
+            assert (error <= rows.double().abs() * 1e-6 + 1e-38).all()
+        assert float(error.max()) == pytest.approx(tally.error, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "scale", "message"),
+    [
+        ([[1.0, 2.0], [3.0, torch.nan]], torch.int8, "row", "'n.k': row 1, column 1 is nan, which int8"),
+        ([[1.0, 2.0], [torch.inf, 4.0]], torch.int8, "column", "'n.k': row 1, column 0 is inf, which int8"),
+        ([[[1.0, 2.0], [3.0, -torch.inf]]], torch.int8, "row", "row 0, column 1, 1 is -inf"),
+        ([1.0, torch.nan], torch.int8, "row", "row 1 is nan"),
+        (
+            [[1.0, 65520.0]],
+            torch.float16,
+            None,
+            "row 0, column 1: 65520.0 does not fit in torch.float16, which",
+        ),
+        (
+            [[1.0]],
+            torch.float16,
+            "row",
+            "a scale is for floating values stored as int8, not for float32 stored",
+        ),
+        ([[1]], torch.int8, "row", "not for int64 stored as int8"),
+        ([[1.0]], torch.int8, "page", "scale is 'page'; it must be 'row' or 'column'"),
+    ],
+)
+def test_what_cannot_be_stored_is_named_by_row_and_column(tmp_path, values, dtype, scale, message):
+    with pytest.raises(FormatError, match=re.escape(message)):
+        write(tmp_path / "a.gids", torch.tensor(values), dtype, scale)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_double_beyond_float32_is_refused(tmp_path):
+    for dtype, scale in ((torch.int8, "row"), (torch.int8, "column"), (torch.float32, None)):
+        with pytest.raises(FormatError, match=r"row 0, column 0.* 1e\+300"):
+            write(tmp_path / "a.gids", torch.tensor([[1e300]], dtype=torch.float64), dtype, scale)
+
+
+def test_a_row_far_in_is_named_by_its_own_number(tmp_path):
+    values = torch.zeros(300_000, 3)
+    values[299_990, 2] = torch.nan
+    for scale in ("row", "column"):
+        with pytest.raises(FormatError, match="row 299990, column 2 is nan"):
+            write(tmp_path / "a.gids", values, torch.int8, scale, memory_bytes=1 << 20)
+
+
+@pytest.mark.parametrize(("dtype", "scale"), NARROW)
+def test_a_table_of_many_blocks_is_that_of_one(tmp_path, dtype, scale):
+    values = torch.randn(20_003, 60, generator=torch.Generator().manual_seed(1)) * 3
+    rows = GeneratedRows(values.shape, values.dtype, lambda at, out: out.copy_(values[at : at + len(out)]))
+    options = {"workers": 3, "memory_bytes": 1 << 20, "sync_bytes": 100_000, "stripe": 2}
+    table, (_, tally) = write(tmp_path / "a.gids", rows, dtype, scale, **options)
+    plain, (_, once) = write(tmp_path / "b.gids", values, dtype, scale)
+    ids = range(len(values))
+    assert torch.equal(table.read_rows(ids), plain.read_rows(ids))
+    assert tally.to_json() == once.to_json()
+
+
+def test_pages_shrink_with_the_rows(tmp_path):
+    """What the arithmetic says: the pages that a minibatch of random rows reads, by stored type."""
+    values = torch.randn(4000, 256, generator=torch.Generator().manual_seed(0))
+    expected = {"float32": 4, "float16": 8, "row": 15, "column": 16}  # rows of a page of 4096 bytes
+    kinds = {"float32": (None, None), "float16": (torch.float16, None)}
+    kinds |= {scale: (torch.int8, scale) for scale in ("row", "column")}
+    from gids import FeatureLoader
+
+    ids = torch.randperm(4000, generator=torch.Generator().manual_seed(1))[:300]
+    for kind, (dtype, scale) in kinds.items():
+        table, _ = write(tmp_path / f"{kind}.gids", values, dtype, scale)
+        assert table.rows_per_page == expected[kind]
+        assert table.page_count == -(-4000 // expected[kind])
+        with FeatureLoader(tmp_path / f"{kind}.gids", ["n.k"], memory_bytes=1 << 26) as loader:
+            list(loader.attach([ids], lambda ids: {"n.k": ids}))
+            assert loader.stats()["misses"] == len(np.unique(ids.numpy() // expected[kind]))
+            assert loader.stats()["bytes_read"] == 4096 * loader.stats()["misses"]
+    # A row that had a page to itself: pages as short as the rows, where the disk can read them.
+    wide = torch.randn(50, 1024)
+    for page_bytes, dtype, scale, length in (
+        (4096, None, None, 4096),
+        (512, torch.float16, None, 2048),
+        (512, torch.int8, "column", 1024),
+        (512, torch.int8, "row", 1536),
+    ):
+        table, _ = write(tmp_path / "wide.gids", wide, dtype, scale, page_bytes=page_bytes, overwrite=True)
+        assert (table.page_bytes, table.rows_per_page) == (length, 1)
+
+
+@pytest.fixture
+def scaled(tmp_path):
+    """A manifest's fields: of tables n.row and n.column."""
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        for scale in ("row", "column"):
+            writer.write_table("node", "n", scale, torch.randn(9, 6), dtype=torch.int8, scale=scale)
+    return tmp_path / "a.gids", read_manifest(tmp_path / "a.gids").to_json()
+
+
+def test_the_manifest_says_what_is_needed_and_has_the_lowest_version(tmp_path, scaled):
+    path, fields = scaled
+    assert fields["version"] == 2
+    row, column = fields["tables"]
+    assert (row["dtype"], row["scale"]) == ("int8", {"per": "row"})
+    entry = column["scale"]["columns"]
+    assert column["scale"]["per"] == "column"
+    assert (entry["path"], entry["dtype"], entry["shape"]) == ("tables/n.column/scale.npy", "float32", [6])
+    assert np.load(path / entry["path"]).shape == (6,)
+    write(tmp_path / "b.gids", torch.randn(9, 6), torch.bfloat16)
+    plain = read_manifest(tmp_path / "b.gids").to_json()
+    assert plain["version"] == 1
+    assert "scale" not in plain["tables"][0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: f.update(version=1), "tables[0] has unknown fields ['scale']"),
+        (lambda f: f["tables"][0].update(scale=None), "tables[0].scale must be an object, not null"),
+        (lambda f: f["tables"][0].update(scale={}), "tables[0].scale lacks ['per']"),
+        (
+            lambda f: f["tables"][0].update(scale={"per": []}),
+            "tables[0].scale.per is []; it must be 'row' or",
+        ),
+        (lambda f: f["tables"][0]["scale"].update(zero=1), "tables[0].scale has unknown fields ['zero']"),
+        (lambda f: f["tables"][1]["scale"].pop("columns"), "tables[1].scale lacks ['columns']"),
+        (
+            lambda f: f["tables"][0]["scale"].update(columns={}),
+            "tables[0].scale has unknown fields ['columns']",
+        ),
+        (lambda f: f["tables"][0].update(dtype="uint8"), "(n.row) is uint8 with a scale; only int8 has one"),
+        (lambda f: f["tables"][0].pop("scale"), ""),  # rows of 6 bytes: other pages, and their checksums
+        (
+            lambda f: f["tables"][1]["scale"]["columns"].update(shape=[5]),
+            "float32[6], a scale for each column",
+        ),
+        (lambda f: f["tables"][1]["scale"]["columns"].update(shape=[1 << 40]), "a scale for each column"),
+        (lambda f: f["tables"][1]["scale"]["columns"].update(dtype="float64"), "expected float32[6]"),
+        (lambda f: f["tables"][1]["scale"]["columns"].update(path="../scale.npy"), "a path without '..'"),
+        (
+            lambda f: f["tables"][1]["scale"]["columns"].update(path="/etc/passwd"),
+            "only shards may lie outside",
+        ),
+        (
+            lambda f: f["tables"][1]["scale"]["columns"].update(path="tables/n.row/shard-00.bin"),
+            "'tables/n.row/shard-00.bin' occurs twice",
+        ),
+    ],
+)
+def test_a_manifest_that_lies_about_a_scale_is_refused(scaled, change, message):
+    _, fields = scaled
+    fields = json.loads(json.dumps(fields))
+    change(fields)
+    if message:
+        with pytest.raises(FormatError, match=re.escape(message)):
+            validate(fields)
+    else:
+        validate(fields)  # nine rows fit into one page either way
+
+
+def test_scales_of_columns_are_checked_when_they_are_used(scaled):
+    path, fields = scaled
+    file = path / "tables/n.column/scale.npy"
+    good = file.read_bytes()
+    for wrong, said in ((-1.0, "scale 2 is -1.0"), (np.nan, "scale 2 is nan"), (np.inf, "scale 2 is inf")):
+        scales = np.load(path / "tables/n.column/scale.npy")
+        scales[2] = wrong
+        file.write_bytes(good[:-24] + scales.tobytes())
+        with pytest.raises(FormatError, match=said):
+            FeatureStore(path).table("column").read_rows([0])
+        assert any("CRC32C" in fault for fault in verify(path))
+        assert any(said in fault for fault in verify(path))
+        file.write_bytes(good)
+    file.write_bytes(good[:-4])
+    with pytest.raises(FormatError, match="is truncated"):
+        FeatureStore(path)
+    assert load_manifest(dump_manifest(validate(fields))).version == 2
+
+
+def test_adding_heat_keeps_the_scales(scaled):
+    from gids.store.heat_writer import write_heat
+
+    path, _ = scaled
+    before = FeatureStore(path).table("column").read_rows(range(9))
+    write_heat(path, "sampled", {"n": np.ones(9)})
+    assert torch.equal(FeatureStore(path).table("column").read_rows(range(9)), before)
+    assert read_manifest(path).version == 2

@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# An environment in which DGL's GraphBolt can be imported, with gids of this clone, and the tests that need it.
+#   tools/graphbolt_env.sh DIRECTORY [--dgl SOURCE] [--bench [ARGUMENT…]]
+# DIRECTORY gets env/ (5.3 GB: PyPI's torch 2.2.1 brings CUDA's libraries, and needs no GPU) and what is built.
+# --dgl SOURCE: a checkout of DGL newer than 2.1.0, whose OnDiskNpyArray is built for the benchmark to compare with;
+# needs liburing, which is downloaded where there is none and apt-get can. --bench: bench/graphbolt.py
+# ARGUMENT… after the tests. PYTHON names a Python 3.11 (default: python3.11).
+set -euo pipefail
+if [[ $# -lt 1 || $1 == -* ]]; then
+  sed -n '2,7s/^# \{0,1\}//p' "$0" >&2
+  exit 2
+fi
+root=$(cd "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+mkdir -p "$1"
+where=$(cd "$1" && pwd)
+shift
+source=""
+if [[ ${1:-} == --dgl ]]; then
+  source=$(cd "$2" && pwd)/graphbolt
+  shift 2
+fi
+if [[ $# -gt 0 && $1 != --bench ]]; then
+  echo "$0: unknown argument $1" >&2
+  exit 2
+fi
+
+[[ -d $where/env ]] || "${PYTHON:-python3.11}" -m venv "$where/env"
+python=$where/env/bin/python
+export TMPDIR=$where/tmp DGLBACKEND=pytorch
+mkdir -p "$TMPDIR"
+pip() { "$python" -m pip --disable-pip-version-check "$@"; }
+# The last versions that DGL 2.1.0 and its GraphBolt, built for torch 2.0.0 to 2.2.1, work with.
+pip install -q --no-cache-dir torch==2.2.1 dgl==2.1.0 'torchdata<0.8' 'numpy<2' 'setuptools<70' \
+  pandas pydantic pyyaml packaging 'tqdm>=4.60' 'nanobind-backend>=1.0' 'pytest>=8' 'pytest-timeout>=2.3'
+rm -rf "$where/wheel"
+pip wheel -q --no-deps -w "$where/wheel" "$root"
+pip install -q --no-deps --force-reinstall "$where"/wheel/gids-*.whl
+
+# -P: not the gids of the current directory, which is not built.
+(cd "$root" && "$python" -P -m pytest -q -p no:cacheprovider tests/graphbolt)
+
+disk_feature=()
+if [[ -n $source ]]; then
+  pip install -q --no-cache-dir nvidia-cuda-cccl-cu12 # <cuda/std/semaphore>
+  packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  uring=() run_time=liburing.so.2
+  if [[ ! -e /usr/include/liburing.h ]]; then
+    mkdir -p "$where/liburing"
+    (cd "$where/liburing" && apt-get -qq download liburing-dev liburing2 && for deb in *.deb; do dpkg-deb -x "$deb" .; done)
+    libraries=$(dirname "$(find "$where/liburing" -name "$run_time")")
+    uring=("-I$where/liburing/usr/include" "-L$libraries" "-Wl,-rpath,$libraries")
+  fi
+  "${CXX:-c++}" -O3 -std=c++20 -shared -fPIC -w -DHAVE_LIBRARY_LIBURING -D_GLIBCXX_USE_CXX11_ABI=0 \
+    "-I$source/include" "-I$source/src" "-I$packages/torch/include" "-I$packages/torch/include/torch/csrc/api/include" \
+    "-I$packages/nvidia/cuda_cccl/include" "${uring[@]}" \
+    "$root/bench/graphbolt_disk.cpp" "$source/src/cnumpy.cc" "$source/src/utils.cc" \
+    -o "$where/graphbolt_disk.so" "-L$packages/torch/lib" -ltorch -ltorch_cpu -lc10 "-l:$run_time"
+  disk_feature=(--disk-feature "$where/graphbolt_disk.so")
+fi
+
+if [[ ${1:-} == --bench ]]; then
+  "$python" -P "$root/bench/graphbolt.py" "${disk_feature[@]}" "${@:2}"
+fi
