@@ -134,6 +134,22 @@ def test_many_buckets_and_a_cast(tmp_path):
     assert torch.equal(rows, torch.from_numpy(values).half())
 
 
+@pytest.mark.parametrize("scale", ["row", "column"])
+def test_an_order_and_a_scale(tmp_path, scale):
+    values = np.random.default_rng(3).standard_normal((3000, 30)).astype(np.float32)
+    order = np.random.default_rng(4).permutation(3000)
+    found = []
+    for name, positions in (("plain", None), ("ordered", order)):
+        with DatasetWriter(tmp_path / f"{name}.gids", memory_bytes=1 << 20) as writer:
+            writer.write_table("node", "_N", "feat", values, dtype=torch.int8, scale=scale, order=positions)
+        assert not list(verify(tmp_path / f"{name}.gids"))
+        table = FeatureStore(tmp_path / f"{name}.gids").table("feat")
+        stored = torch.cat([rows for _, rows in table.scan(700, stored=True)])
+        found.append((table.read_rows(np.arange(3000)), stored))
+    for plain, ordered in zip(*found, strict=True):
+        assert torch.equal(plain, ordered)
+
+
 @pytest.mark.parametrize(
     ("order", "cause"),
     [(np.arange(9), "must be int"), (np.zeros(10, int), "once"), (np.arange(10) / 2, "must be int")],
