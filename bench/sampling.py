@@ -1,6 +1,7 @@
-"""How fast does gids sample neighbourhoods, beside DGL's NeighborSampler and LaborSampler and on a GPU?
+"""How fast does gids sample neighbourhoods, beside DGL's samplers, on a GPU, and many minibatches in a call?
 
     python bench/sampling.py                  # the CPU against DGL: 16 M edges, five minutes
+    python bench/sampling.py --bulk           # sample_bulk against the same minibatches, one by one
     python bench/sampling.py --device cuda    # a GPU that samples the topology where it lies in host memory
     python bench/sampling.py --small          # seconds; only shows that it works
 
@@ -8,9 +9,10 @@ Beside DGL: an R-MAT graph (a = 0.57, shuffled ids, int64), the same in memory f
 seeds and fanouts. DGL's NeighborSampler in both forms that it has: as it is by default (fused where there is
 more than one thread), and not fused; the faster of the two is the baseline. Labor (LABOR-0, by thresholds)
 beside LaborSampler as it is by default. The same number of threads; sides take turns, in alternating order;
-medians over the rounds. On a GPU: Neighbor, 537 M edges, power-law degrees, mostly sources of small ids; the
-time includes everything, from Python to the last kernel. Every edge of some minibatches is compared with the
-graph first. Input nodes are unique.
+medians over the rounds. In bulk: a window of minibatches, of several sizes, by sample() and by sample_bulk(),
+after all arrays of both were compared; it takes as many free cores as threads. On a GPU: Neighbor, 537 M
+edges, power-law degrees, mostly sources of small ids; the time includes everything, from Python to the last
+kernel. Every edge of some minibatches is compared with the graph first. Input nodes are unique.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,11 +35,13 @@ from harness import alternate, median_ratio, write_json
 from traces import rmat
 
 from gids import cuda
-from gids.sampler import Block, Labor, Minibatch, Neighbor, Sampler, Topology
+from gids.sampler import Block, Labor, Ladies, Minibatch, Neighbor, Sampler, Topology
+from gids.sampler.layered import LayeredSampler
 from gids.store import Graph
 from gids.store.names import RELATION
 
 BAR = 1.5
+BULK_BAR = 1.3
 GPU_BAR = 77e6  # unique input nodes per second, of an A100 in the GIDS paper
 Rate = tuple[float, float]  # input nodes and edges per second
 
@@ -55,6 +60,15 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--threads", type=lambda text: list(map(int, text.split(","))), help="default: 1 and torch's")
     add("--seed", type=int, default=0)
     add("--samplers", choices=["neighbor", "labor"], nargs="+", default=["neighbor", "labor"])
+    add("--bulk", action="store_true", help="sample_bulk against sample")
+    add("--window", type=int, default=16, help="minibatches in a bulk (default: 16)")
+    add(
+        "--bulk-sizes",
+        type=lambda text: list(map(int, text.split(","))),
+        default=[16, 64, 256, 1024],
+        metavar="N,…",
+        help="seeds of a minibatch in a bulk (default: 16,64,256,1024)",
+    )
     add("--device", choices=["cpu", "cuda"], default="cpu")
     add("--place", choices=["host", "indptr", "device"], nargs="*", default=["host", "indptr", "device"])
     add("--json", type=Path, metavar="FILE", help="write all results")
@@ -64,6 +78,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         args.log2_nodes = 25 if args.device == "cuda" else 20
     if args.small:
         args.log2_nodes, args.batches, args.rounds, args.batch_size = 12, 3, 2, 64
+        args.bulk_sizes = [8, 64]
     return args
 
 
@@ -191,6 +206,50 @@ def compare_with_dgl(args: argparse.Namespace) -> dict[str, Any]:
     return results
 
 
+def seconds_of(sample: Callable[[], list[Minibatch]]) -> float:
+    """For one call, which may be short."""
+    begun, calls = time.perf_counter(), 0
+    while calls == 0 or time.perf_counter() - begun < 0.05:
+        sample()
+        calls += 1
+    return (time.perf_counter() - begun) / calls
+
+
+def compare_bulk(args: argparse.Namespace) -> dict[str, Any]:
+    graph = make_graph(args)
+    topology = Topology(graph)
+    makers: dict[str, Callable[[int], LayeredSampler]] = {
+        "neighbor": lambda threads: Neighbor(args.fanouts, threads=threads),
+        "labor": lambda threads: Labor(args.fanouts, threads=threads),
+        "ladies": lambda threads: Ladies([512] * len(args.fanouts), threads=threads),
+    }
+    results: dict[str, Any] = {}
+    print(f"{graph.num_dst:,} nodes, {graph.num_edges:,} edges, {args.window} minibatches in a bulk")
+    all_threads = args.threads or sorted({1, torch.get_num_threads()})
+    for kind, threads, size in itertools.product(makers, all_threads, args.bulk_sizes):
+        alone, bulk = makers[kind](threads), makers[kind](threads)
+        order = np.random.default_rng(args.seed + 1).permutation(graph.num_dst)
+        seeds = list(torch.from_numpy(np.resize(order, args.window * size)).split(size))
+
+        def one_by_one(sampler: LayeredSampler, seeds: list[torch.Tensor]) -> list[Minibatch]:
+            return [sampler.sample(topology, ids, step=step) for step, ids in enumerate(seeds)]
+
+        sides = {
+            "one by one": partial(one_by_one, alone, seeds),
+            "bulk": partial(bulk.sample_bulk, topology, seeds),
+        }
+        for one, other in zip(*(side() for side in sides.values()), strict=True):
+            assert all(map(torch.equal, one.tensors(), other.tensors()))
+        times = alternate({name: partial(seconds_of, side) for name, side in sides.items()}, args.rounds)
+        ratio = median_ratio(times["one by one"], times["bulk"])
+        name = f"{kind}, {threads} thread{'s' * (threads > 1)}, {size} seeds"
+        results[name] = {"seconds": times, "ratio": ratio}
+        each = ", ".join(f"{median(t) / args.window * 1e6:.0f} us {side}" for side, t in times.items())
+        bar = f" (bar: {BULK_BAR})" if threads > 1 else ""
+        print(f"  {name:28} {each}: {ratio:.2f} x{bar}", flush=True)
+    return results
+
+
 def measure_gpu(args: argparse.Namespace) -> dict[str, Any]:
     device = cuda.open_device("cuda")
     graph = make_large_graph(args)
@@ -217,7 +276,8 @@ def measure_gpu(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     args = parse()
-    measured = measure_gpu(args) if args.device == "cuda" else compare_with_dgl(args)
+    measure = measure_gpu if args.device == "cuda" else compare_bulk if args.bulk else compare_with_dgl
+    measured = measure(args)
     write_json(args.json, {"arguments": {k: str(v) for k, v in vars(args).items()}, "results": measured})
 
 

@@ -352,7 +352,7 @@ class HostSampler:
     def neighbor(
         self,
         topology: NeighborTopology,
-        seeds: list[NDArray[np.int64]],
+        seeds: list[list[NDArray[np.int64]]],
         fanouts: list[list[int]],
         numbers: tuple[int, int, int],
         replace: bool,
@@ -360,46 +360,46 @@ class HostSampler:
         dependency: tuple[int, bool],
         near: list[NDArray[np.uint8] | None],
         factor: float,
-    ) -> _Sampled:
-        """One minibatch. seeds: by node type; fanouts: by layer, the seeds' first, by relation; numbers:
-        (seed, epoch, step); weights: by relation, of each edge; dependency: kappa (0: without end), and
-        whether it is nested; near: by relation, a bit for each source whose edges count factor times, the
-        lowest of a byte first.
+    ) -> list[_Sampled]:
+        """Minibatches of successive steps. seeds: by minibatch and node type; fanouts: by layer, the seeds'
+        first, by relation; numbers: (seed, epoch, first step); weights: by relation, of each edge;
+        dependency: kappa (0: without end), and whether it is nested; near: by relation, a bit for each source
+        whose edges count factor times, the lowest of a byte first.
 
-        Returns (nodes by type, by layer and relation (indptr, indices, positions, weights or None, number of
-        sources))."""
+        Returns of each minibatch (nodes by type, by layer and relation (indptr, indices, positions, weights
+        or None, number of sources))."""
     def labor(
         self,
         topology: NeighborTopology,
-        seeds: list[NDArray[np.int64]],
+        seeds: list[list[NDArray[np.int64]]],
         fanouts: list[list[int]],
         numbers: tuple[int, int, int],
         importance_sampling: int,
         fixed_count: bool,
         layer_dependency: bool,
         dependency: tuple[int, bool],
-    ) -> _Sampled:
+    ) -> list[_Sampled]:
         """The same by LABOR. importance_sampling -1: to convergence."""
     def ladies(
         self,
         topology: NeighborTopology,
-        seeds: list[NDArray[np.int64]],
+        seeds: list[list[NDArray[np.int64]]],
         sizes: list[list[int]],
         numbers: tuple[int, int, int],
         poisson: bool,
-    ) -> _Sampled:
+    ) -> list[_Sampled]:
         """The same by LADIES. sizes: how many sources to draw, by layer and relation."""
     def walk(
         self,
         topology: NeighborTopology,
-        seeds: list[NDArray[np.int64]],
+        seeds: list[list[NDArray[np.int64]]],
         counts: list[list[int]],
         numbers: tuple[int, int, int],
         path: list[int],
         walks: int,
         length: int,
         restart: float,
-    ) -> _Sampled:
+    ) -> list[_Sampled]:
         """The same by random walks; one block in a layer. counts: neighbours, by layer; path: relations."""
     @property
     def bytes(self) -> int: ...

@@ -28,6 +28,7 @@ BENCH = Path(__file__).parents[1] / "bench"
         ("epoch.py", [], "speed-up over stock as it is"),
         ("device_queue.py", [], "of Engine.read (bar"),
         ("sampling.py", [], "M edges/s"),
+        ("sampling.py", ["--bulk"], "us bulk: "),
         ("dependence.py", [], "of Neighbor"),
     ],
 )

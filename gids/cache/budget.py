@@ -56,12 +56,14 @@ def share_memory(
     planned_batches: int,
     most_planned_batches: int,
     minibatch_bytes: int,
+    waiting_batches: int,
     bounce_bytes: int,
 ) -> MemoryPlan:
     """Give every purpose its bytes; what is left becomes cache lines.
 
     rows: rows of each table that the first minibatch reads. output_row_bytes: of a row as it is handed out.
-    minibatch_bytes: the sampled minibatch itself.
+    minibatch_bytes: the sampled minibatch itself. waiting_batches: sampled minibatches beside those in the
+    window and planned.
     Outputs: one per planned minibatch, one with the consumer, one between the two; for more planned
     minibatches, up to the most, where outputs are small beside the whole. Tables share the lines in
     proportion to their bytes on disk. cache_bytes caps the lines (0: none).
@@ -70,11 +72,12 @@ def share_memory(
     output = int(GROWTH * sum(rows[t.name] * output_row_bytes[t.name] for t in tables))
     planned = affordable_planned(memory_bytes, output, planned_batches, most_planned_batches)
     ids = int(GROWTH * sum(rows.values()))
+    live = window_batches + planned
     purposes = {
         "page tables": sum(8 * t.page_count for t in tables),
         "bounce pool": bounce_bytes,
         "outputs": output * (planned + 2),
-        "window": (ids * 16 + int(GROWTH * minibatch_bytes)) * (window_batches + planned),
+        "window": ids * 16 * live + int(GROWTH * minibatch_bytes) * (live + waiting_batches),
     }
     left = what_is_left(memory_bytes, purposes)
     if cache_bytes is not None:

@@ -13,11 +13,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from gids.loader.epoch_loader import Draw, EpochLoader
+from gids.loader.epoch_loader import EpochLoader
 from gids.loader.excluded_edges import without_edges
+from gids.loader.sample_stream import Draw, sample_steps
 from gids.loader.tables import Tables
 from gids.sampler import Minibatch, Sampler, Topology
 from gids.sampler.layered import Fanout
+from gids.sampler.minibatch import PerType
 from gids.store import FeatureStore, Graph
 from gids.store.names import Relation, describe_type
 
@@ -128,20 +130,15 @@ class EdgeLoader(EpochLoader):
         if self._reverse is not None:
             excluded.append((self._reverse, True))
 
-        def draw(places: np.ndarray, epoch: int, step: int) -> Minibatch:
+        def ends(places: np.ndarray, epoch: int, step: int) -> tuple[PerType, torch.Tensor]:
             src, dst = edges.at(places)
-            count = len(src)
-            wrong = _uniform(graph.num_dst, count * negatives, seed, epoch, step)
+            wrong = _uniform(graph.num_dst, len(src) * negatives, seed, epoch, step)
             src, dst = np.concatenate([src, src.repeat(negatives)]), np.concatenate([dst, wrong])
             seeds, pairs = _ends(relation, src, dst)
-            sampled = sampler.sample(
-                topology,
-                next(iter(seeds.values())) if topology.homogeneous else seeds,
-                seed=seed,
-                epoch=epoch,
-                step=step,
-            )
-            labels = torch.zeros(len(src))
+            return next(iter(seeds.values())) if topology.homogeneous else seeds, pairs
+
+        def finish(sampled: Minibatch, pairs: torch.Tensor, count: int) -> Minibatch:
+            labels = torch.zeros(pairs.shape[1])
             labels[:count] = 1
             minibatch = EdgeMinibatch(
                 **{f.name: getattr(sampled, f.name) for f in fields(Minibatch)},
@@ -153,6 +150,17 @@ class EdgeLoader(EpochLoader):
                 positive = minibatch.pairs[:, :count]
                 without_edges(minibatch, which, positive.flip(0) if backwards else positive)
             return minibatch
+
+        def draw(places: Sequence[np.ndarray], epoch: int, first_step: int) -> list[Minibatch]:
+            drawn = [ends(of_step, epoch, step) for step, of_step in enumerate(places, first_step)]
+            seeds = [of_step for of_step, _ in drawn]
+            minibatches = sample_steps(
+                sampler, topology, seeds, seed=seed, epoch=epoch, first_step=first_step
+            )
+            return [
+                finish(sampled, pairs, len(of_step))
+                for sampled, (_, pairs), of_step in zip(minibatches, drawn, places, strict=True)
+            ]
 
         return draw
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, cast, runtime_checkable
 
@@ -21,17 +22,14 @@ from gids import cuda
 from gids.errors import StorageError
 from gids.heat.graphs import graphs_of
 from gids.loader.feature_loader import FeatureLoader
-from gids.loader.sample_stream import SampleStream
+from gids.loader.sample_stream import Draw, SampleStream, minibatches_of_epoch
 from gids.loader.tables import Tables, check_table_fits, chosen_tables
 from gids.sampler import Minibatch, Neighbor, Sampler, Topology
-from gids.sampler.layered import Fanout
+from gids.sampler.layered import Fanout, LayeredSampler
 from gids.store import FeatureStore, Table
 from gids.store.names import Relation
 
 log = logging.getLogger("gids")
-
-Draw = Callable[[np.ndarray, int, int], Minibatch]
-"""(places of the seeds, epoch, step) -> minibatch, with labels and without features."""
 
 _STATE_VERSION = 1
 
@@ -150,8 +148,9 @@ class EpochLoader(ABC):
         progress = _Progress(epoch, resume.step if resume and resume.epoch == epoch else 0)
         self._progress = progress
         steps = range(progress.step, len(self))
-        source = _sampled(
-            self._drawing(), self.order(epoch).numpy(), epoch, steps, self.batch_size, self._stream
+        order, at_once = self.order(epoch).numpy(), self._at_once
+        source = minibatches_of_epoch(
+            self._drawing(), order, epoch, steps, self.batch_size, self._stream, at_once
         )
         if self._features is None:
             return SampledEpoch(((minibatch, {}) for minibatch in source), self._stream, progress)
@@ -160,8 +159,24 @@ class EpochLoader(ABC):
         def rows_of(minibatch: Minibatch) -> Mapping[str, torch.Tensor]:
             return {name: _rows(minibatch, table) for name, table in tables.items()}
 
-        stream = self._features.attach(source, rows_of, bytes_of=lambda m: m.nbytes)
+        stream = self._features.attach(
+            source, rows_of, bytes_of=lambda m: m.nbytes, waiting_batches=at_once - 1
+        )
         return SampledEpoch(stream, self._stream, progress)
+
+    @property
+    def _at_once(self) -> int:
+        """Minibatches that one call samples: two for each thread, so that none is idle for long, and half a
+        window at most, since those that wait to enter it take memory.
+        """
+        if (
+            self._device is not None
+            or not isinstance(self.sampler, LayeredSampler)
+            or self.sampler.threads == 1
+        ):
+            return 1
+        window = self._features.window_batches if self._features is not None else math.inf
+        return int(max(1, min(2 * self.sampler.threads, window // 2)))
 
     def state_dict(self) -> dict[str, Any]:
         """Where the next minibatch comes from, for ``load_state_dict`` of a loader made alike, also later.
@@ -295,15 +310,6 @@ class SampledEpoch(Iterator[Minibatch]):
     def close(self) -> None:
         """End the epoch here. Idempotent; the end, and dropping it, do the same."""
         cast(Any, self._stream).close()
-
-
-def _sampled(
-    draw: Draw, order: np.ndarray, epoch: int, steps: Iterable[int], batch_size: int, stream: SampleStream
-) -> Iterator[Minibatch]:
-    def minibatch(step: int) -> Minibatch:
-        return draw(order[step * batch_size : (step + 1) * batch_size], epoch, step)
-
-    return (stream.make(minibatch, step) for step in steps)
 
 
 def _rows(minibatch: Minibatch, table: Table) -> torch.Tensor:

@@ -175,6 +175,7 @@ class FeatureLoader:
         most = min(MAX_PLANNED, _core.USE_BITS - window_batches)
         self._most_planned = planned_batches or most  # lowered to what memory allows, once that is known
         self._planned = planned_batches or min(self._placement.least_planned, most)
+        self._waiting = 0  # minibatches that are sampled, and not in the window yet
         self._cache: Cache | None = None
         self._lock = threading.Lock()  # guards building the cache, and who has the window
         self._windowed: weakref.ref[WindowedStream[Any]] | None = None
@@ -183,12 +184,18 @@ class FeatureLoader:
         self._misses_at_epoch = (0, 0)
         self._last_stats: dict[str, Any] | None = None  # once closed
 
+    @property
+    def window_batches(self) -> int:
+        """Minibatches sampled ahead, as given."""
+        return self._window
+
     def attach(
         self,
         minibatches: Iterable[T],
         ids_of: IdsOf[T],
         *,
         bytes_of: Callable[[T], int] | None = None,
+        waiting_batches: int = 0,
     ) -> WindowedStream[T] | ReadThroughStream[T]:
         """Iterate over (minibatch, {table: features}).
 
@@ -197,6 +204,8 @@ class FeatureLoader:
         [n, *shape] of the table's dtype in that order. The tensors are the consumer's to keep; on CUDA they
         are ready for the stream that is current when they are handed out. bytes_of: memory that a sampled
         minibatch takes: part of the window, within memory_bytes; on CUDA told as "minibatches", beside it.
+        waiting_batches: at most so many that `minibatches` holds itself, sampled and not yet asked for; they
+        count with these bytes.
 
         One stream at a time uses the window; while it is open, further ones read through the cache without
         lookahead. A stream is closed by its end, by close(), or by dropping it.
@@ -215,6 +224,7 @@ class FeatureLoader:
                 log.info("a stream of this loader is still open: this one reads through, without lookahead")
                 return ReadThroughStream(minibatches, ids_of, cache_for)
             self._adapt_planned()
+            self._waiting = waiting_batches
             me, before, begun = weakref.ref(self), self.stats(), time.perf_counter()
             stream = WindowedStream(
                 minibatches,
@@ -260,7 +270,7 @@ class FeatureLoader:
             "gather": total("gather_s"),
             "read": io["busy_s"],
         }
-        result["memory"] = self._placement.memory(self._cache, self._window + self._planned)
+        result["memory"] = self._placement.memory(self._cache, self._window + self._planned + self._waiting)
         result["window_batches"] = self._window
         result["planned_batches"] = self._planned
         result["policy"] = self._policy
@@ -321,6 +331,7 @@ class FeatureLoader:
                     window_batches=self._window,
                     planned_batches=self._planned,
                     most_planned_batches=self._most_planned,
+                    waiting_batches=self._waiting,
                 )
                 heats = {t.name: heat for t in self.tables if (heat := self._heat(t)) is not None}
                 self._cache, self._most_planned = self._placement.build(sizes, heats)

@@ -12,7 +12,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from gids.loader.epoch_loader import Draw, EpochLoader
+from gids.loader.epoch_loader import EpochLoader
+from gids.loader.sample_stream import Draw, sample_steps
 from gids.loader.tables import Tables
 from gids.sampler import Minibatch, Sampler, Topology
 from gids.sampler.layered import Fanout
@@ -108,16 +109,20 @@ class NodeLoader(EpochLoader):
         topology, sampler, all_seeds, seed = self._topology, self.sampler, self._seeds, self.seed
         labels, of_inputs, stream = self._labels, self._label_inputs, self._stream
 
-        def draw(places: np.ndarray, epoch: int, step: int) -> Minibatch:
-            seeds = all_seeds.at(places)
-            sampled = sampler.sample(topology, seeds, seed=seed, epoch=epoch, step=step)
+        def label(sampled: Minibatch, seeds: PerType) -> None:
             labelled = sampled.input_nodes if of_inputs else seeds
             if isinstance(labelled, dict):
                 found = {t: labels[t][ids.cpu()] for t, ids in labelled.items() if t in labels}
                 sampled.labels = {t: stream.to_device(values) for t, values in found.items()} or None
             elif labels:
                 sampled.labels = stream.to_device(labels[topology.node_types[0]][labelled.cpu()])
-            return sampled
+
+        def draw(places: Sequence[np.ndarray], epoch: int, first_step: int) -> list[Minibatch]:
+            seeds = [all_seeds.at(of_step) for of_step in places]
+            drawn = sample_steps(sampler, topology, seeds, seed=seed, epoch=epoch, first_step=first_step)
+            for sampled, of_step in zip(drawn, seeds, strict=True):
+                label(sampled, of_step)
+            return drawn
 
         return draw
 

@@ -47,7 +47,8 @@ class Sizes:
     """What the first minibatch shows, and what the window asks for.
 
     rows: rows of each table that it reads. minibatch_bytes: memory of the sampled minibatch itself.
-    most_planned_batches: minibatches that may ever be planned at once.
+    most_planned_batches: minibatches that may ever be planned at once. waiting_batches: sampled minibatches
+    beside these.
     """
 
     rows: Mapping[str, int]
@@ -55,6 +56,7 @@ class Sizes:
     window_batches: int
     planned_batches: int
     most_planned_batches: int
+    waiting_batches: int
 
 
 class Placement(Protocol):
@@ -112,6 +114,7 @@ class HostPlacement:
             planned_batches=sizes.planned_batches,
             most_planned_batches=sizes.most_planned_batches,
             minibatch_bytes=sizes.minibatch_bytes,
+            waiting_batches=sizes.waiting_batches,
             bounce_bytes=self._engine.bounce_bytes,
         )
         self._minibatch_bytes = sizes.minibatch_bytes

@@ -1,13 +1,23 @@
-"""Where a NodeLoader's minibatches are sampled. Knows streams and nothing of sampling. Made by NodeLoader."""
+"""How a loader's minibatches are sampled: several in a call, and where.
+
+Called by EpochLoader and its kinds. Knows nothing of what a seed is, and nothing of features.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 
 from gids.cuda import Device
-from gids.sampler import Minibatch
+from gids.sampler import Minibatch, Sampler, Topology
+from gids.sampler.layered import LayeredSampler
+from gids.sampler.minibatch import PerType
+
+Draw = Callable[[Sequence[np.ndarray], int, int], list[Minibatch]]
+"""(places of each step's seeds, epoch, first step) -> minibatches, with labels and without features."""
 
 
 class SampleStream:
@@ -19,14 +29,15 @@ class SampleStream:
         self._device = device
         self._stream = device.new_stream() if device is not None else None
 
-    def make(self, make: Callable[[int], Minibatch], step: int) -> Minibatch:
-        """A minibatch, ready for torch's current stream."""
+    def make(self, make: Callable[[range], Sequence[Minibatch]], steps: range) -> Sequence[Minibatch]:
+        """Minibatches, ready for torch's current stream."""
         if self._device is None or self._stream is None:
-            return make(step)
+            return make(steps)
         with self._device.use(self._stream):
-            minibatch = make(step)
-        self.hand_over(minibatch)
-        return minibatch
+            minibatches = make(steps)
+        for minibatch in minibatches:
+            self.hand_over(minibatch)
+        return minibatches
 
     def hand_over(self, minibatch: Minibatch) -> None:
         """Ready for torch's current stream, which may have changed since the minibatch was made."""
@@ -45,3 +56,44 @@ class SampleStream:
         """Block until all that was made here is complete."""
         if self._stream is not None:
             self._stream.synchronize()
+
+
+def sample_steps(
+    sampler: Sampler, topology: Topology, seeds: Sequence[PerType], *, seed: int, epoch: int, first_step: int
+) -> list[Minibatch]:
+    """The minibatches of successive steps, in one call where the sampler can."""
+    if isinstance(sampler, LayeredSampler) and len(seeds) > 1:
+        return sampler.sample_bulk(topology, seeds, seed=seed, epoch=epoch, first_step=first_step)
+    return [
+        sampler.sample(topology, of_step, seed=seed, epoch=epoch, step=step)
+        for step, of_step in enumerate(seeds, first_step)
+    ]
+
+
+def minibatches_of_epoch(
+    draw: Draw,
+    order: np.ndarray,
+    epoch: int,
+    steps: range,
+    batch_size: int,
+    stream: SampleStream,
+    at_once: int,
+) -> Iterator[Minibatch]:
+    """The minibatches of an epoch's steps; a call makes so many at once. order: the places of its seeds."""
+
+    def minibatches(chosen: range) -> list[Minibatch]:
+        places = [order[step * batch_size : (step + 1) * batch_size] for step in chosen]
+        return draw(places, epoch, chosen.start)
+
+    count = 1  # the first one waits for no other
+    while steps:
+        try:
+            made = deque(stream.make(minibatches, steps[:count]))
+        except Exception:
+            if count == 1:
+                raise
+            count = at_once = 1  # again one by one: it is raised at its turn, after those that are sound
+            continue
+        steps, count = steps[count:], at_once
+        while made:
+            yield made.popleft()  # whose memory is the consumer's from here on

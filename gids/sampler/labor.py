@@ -89,10 +89,10 @@ class Labor(LayeredSampler):
         self,
         host: _core.HostSampler,
         topology: Topology,
-        seeds: list[Any],
+        seeds: list[list[Any]],
         fanouts: list[list[int]],
         numbers: Numbers,
-    ) -> _core._Sampled:
+    ) -> list[_core._Sampled]:
         return host.labor(
             topology.native,
             seeds,

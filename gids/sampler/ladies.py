@@ -45,8 +45,8 @@ class Ladies(LayeredSampler):
         self,
         host: _core.HostSampler,
         topology: Topology,
-        seeds: list[Any],
+        seeds: list[list[Any]],
         fanouts: list[list[int]],
         numbers: Numbers,
-    ) -> _core._Sampled:
+    ) -> list[_core._Sampled]:
         return host.ladies(topology.native, seeds, fanouts, numbers, self.poisson)

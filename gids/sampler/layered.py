@@ -74,31 +74,60 @@ class LayeredSampler(ABC):
         Raises IndexError for a seed that is no node, FormatError for a topology that contradicts itself,
         TypeError and ValueError for arguments.
         """
-        topology = Topology.of(graphs)
+        topology, fanouts = self._checked(graphs, seed, epoch, step)
+        given = _seeds_for(topology, seeds)
         numbers = (seed, epoch, step)
-        if not all(isinstance(n, int) and 0 <= n <= _U64 for n in numbers):
-            raise ValueError(f"seed={seed}, epoch={epoch}, step={step}; each must be from 0 to 2^64 - 1")
-        fanouts = self._fanouts_of(topology)
-        given = topology.seeds_by_type(seeds)
         with self._lock:
             if topology.device is None:
-                nodes, layers = self._on_host(topology, given, fanouts, numbers)
+                [layers] = self._on_host(topology, [given], fanouts, numbers)
             else:
-                nodes, layers = self._sample_on(topology.device, topology, given, fanouts, numbers)
-        if topology.homogeneous:
-            blocks = [layer[0] for layer in reversed(layers)]
-            return Minibatch(given[0].to(nodes[0].device), nodes[0], blocks, epoch, step)
-        return Minibatch(
-            {
-                t: ids.to(n.device)
-                for t, ids, n in zip(topology.node_types, given, nodes, strict=True)
-                if len(ids)
-            },
-            dict(zip(topology.node_types, nodes, strict=True)),
-            [dict(zip(topology.relations, layer, strict=False)) for layer in reversed(layers)],
-            epoch,
-            step,
-        )
+                layers = self._sample_on(topology.device, topology, given, fanouts, numbers)
+        return self._minibatch(topology, given, layers, epoch, step)
+
+    def sample_bulk(
+        self,
+        graphs: Graphs | Topology,
+        seeds_of_steps: Sequence[PerType],
+        *,
+        seed: int = 0,
+        epoch: int = 0,
+        first_step: int = 0,
+    ) -> list[Minibatch]:
+        """The minibatches of successive steps, each exactly what sample() makes of its seeds and step.
+
+        seeds_of_steps: for each step, from first_step on, seeds as sample() takes them. On the CPU every
+        thread makes whole minibatches, where sample() has all threads work on one: faster with two threads
+        and more, while as many minibatches of scratch memory as there are threads are kept (``nbytes``). With
+        less than one minibatch for two threads, and on a device, they are sampled one after the other. The
+        matrix formulation of bulk sampling (Tripathy et al., MLSys 2024); see docs/sampler.md.
+
+        Blocks, and raises, as sample() does: what the first step that fails raises, its message beginning
+        with ``step N:``; no minibatch is returned then.
+        """
+        last_step = first_step + max(0, len(seeds_of_steps) - 1)
+        topology, fanouts = self._checked(graphs, seed, epoch, first_step, last_step)
+        steps = range(first_step, first_step + len(seeds_of_steps))
+        own = type(self).sample is not LayeredSampler.sample  # a subclass that does more
+        in_turn = len(steps) < 2 or topology.device is not None or own
+        made, given = [], []
+        try:
+            for step, seeds in zip(steps, seeds_of_steps, strict=True):
+                if in_turn:
+                    made.append(self.sample(topology, seeds, seed=seed, epoch=epoch, step=step))
+                else:
+                    given.append(_seeds_for(topology, seeds))
+        except (TypeError, ValueError, LookupError) as error:
+            said, *rest = error.args or ("",)
+            error.args = (f"step {step}: {said}", *rest)
+            raise
+        if in_turn:
+            return made
+        with self._lock:
+            drawn = self._on_host(topology, given, fanouts, (seed, epoch, first_step))
+        return [
+            self._minibatch(topology, of_types, layers, epoch, step)
+            for of_types, layers, step in zip(given, drawn, steps, strict=True)
+        ]
 
     @property
     def nbytes(self) -> int:
@@ -126,11 +155,41 @@ class LayeredSampler(ABC):
         self,
         host: _core.HostSampler,
         topology: Topology,
-        seeds: list[Any],
+        seeds: list[list[Any]],
         fanouts: list[list[int]],
         numbers: Numbers,
-    ) -> _core._Sampled:
-        """The native sampler. seeds: int64[n] arrays by node type."""
+    ) -> list[_core._Sampled]:
+        """The native sampler. seeds: int64[n] arrays by minibatch and node type. numbers: the first one's."""
+
+    def _minibatch(
+        self, topology: Topology, given: list[torch.Tensor], layers: Layers, epoch: int, step: int
+    ) -> Minibatch:
+        """given: the seeds by node type."""
+        nodes, blocks = layers
+        if topology.homogeneous:
+            of_layers = [layer[0] for layer in reversed(blocks)]
+            return Minibatch(given[0].to(nodes[0].device), nodes[0], of_layers, epoch, step)
+        return Minibatch(
+            {
+                t: ids.to(n.device)
+                for t, ids, n in zip(topology.node_types, given, nodes, strict=True)
+                if len(ids)
+            },
+            dict(zip(topology.node_types, nodes, strict=True)),
+            [dict(zip(topology.relations, layer, strict=False)) for layer in reversed(blocks)],
+            epoch,
+            step,
+        )
+
+    def _checked(
+        self, graphs: Graphs | Topology, seed: int, epoch: int, *steps: int
+    ) -> tuple[Topology, list[list[int]]]:
+        """What is sampled, and the fanouts for it."""
+        if not all(isinstance(n, int) and 0 <= n <= _U64 for n in (seed, epoch, *steps)):
+            given = ", ".join(f"step={step}" for step in steps)
+            raise ValueError(f"seed={seed}, epoch={epoch}, {given}; each must be from 0 to 2^64 - 1")
+        topology = Topology.of(graphs)
+        return topology, self._fanouts_of(topology)
 
     def _sample_on(
         self,
@@ -179,38 +238,49 @@ class LayeredSampler(ABC):
     def _on_host(
         self,
         topology: Topology,
-        seeds: list[torch.Tensor],
+        seeds: list[list[torch.Tensor]],
         fanouts: list[list[int]],
         numbers: Numbers,
-    ) -> Layers:
+    ) -> list[Layers]:
+        """By minibatch, as seeds are."""
         if self._host is None:
             self._host = _core.HostSampler(self.threads, _KEEP_BYTES)
-        for ids, ntype in zip(seeds, topology.node_types, strict=True):
-            if ids.device.type != "cpu":
-                raise ValueError(
-                    f"seeds of {ntype!r} are on {ids.device}; graphs that are not pinned need the CPU"
-                )
+        arrays = [[ids.numpy() for ids in given] for given in seeds]
         try:
-            nodes, layers = self._call(self._host, topology, [ids.numpy() for ids in seeds], fanouts, numbers)
+            sampled = self._call(self._host, topology, arrays, fanouts, numbers)
         except _core.BadTopology as error:
             raise FormatError(str(error)) from None
-        tensor = torch.from_numpy
-        return [tensor(n) for n in nodes], [
-            [
-                Block(
-                    tensor(indptr),
-                    tensor(indices),
-                    tensor(positions),
-                    num_src,
-                    graph,
-                    None if weights is None else tensor(weights),
-                )
-                for (indptr, indices, positions, weights, num_src), graph in zip(
-                    layer, topology.graphs[: len(layer)], strict=True
-                )
-            ]
-            for layer in layers
+        return [
+            ([torch.from_numpy(n) for n in nodes], [_blocks(topology, layer) for layer in layers])
+            for nodes, layers in sampled
         ]
+
+
+def _seeds_for(topology: Topology, seeds: PerType) -> list[torch.Tensor]:
+    """By node type."""
+    given = topology.seeds_by_type(seeds)
+    for ids, ntype in zip(given, topology.node_types, strict=True):
+        if topology.device is None and ids.device.type != "cpu":
+            raise ValueError(
+                f"seeds of {ntype!r} are on {ids.device}; graphs that are not pinned need the CPU"
+            )
+    return given
+
+
+def _blocks(topology: Topology, layer: list[_core._Arrays]) -> list[Block]:
+    """One for each relation that the layer has."""
+    tensor = torch.from_numpy
+    return [
+        Block(
+            tensor(indptr),
+            tensor(indices),
+            tensor(positions),
+            num_src,
+            graph,
+            None if weights is None else tensor(weights),
+        )
+        for (indptr, indices, positions, weights, num_src), graph in zip(layer, topology.graphs, strict=False)
+    ]
 
 
 def check_dependency(batch_dependency: float, nested: bool) -> Dependency:

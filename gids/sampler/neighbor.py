@@ -105,10 +105,10 @@ class Neighbor(LayeredSampler):
         self,
         host: _core.HostSampler,
         topology: Topology,
-        seeds: list[Any],
+        seeds: list[list[Any]],
         fanouts: list[list[int]],
         numbers: Numbers,
-    ) -> _core._Sampled:
+    ) -> list[_core._Sampled]:
         return host.neighbor(
             topology.native,
             seeds,

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from gids import _core
-from gids.sampler.layered import LayeredSampler, Numbers
-from gids.sampler.minibatch import Minibatch, PerType
-from gids.sampler.topology import Graphs, Topology
+from gids.sampler.layered import LayeredSampler, Layers, Numbers
+from gids.sampler.minibatch import Minibatch
+from gids.sampler.topology import Topology
 from gids.store import Graph
 from gids.store.names import Relation, describe_type
 
@@ -34,7 +35,8 @@ class RandomWalk(LayeredSampler):
     nodes visited equally often those visited first come first. With several relations blocks have the
     relation (type, "walks", type), and other types' nodes and seeds stay as given.
 
-    The minibatch depends on seeds, seed, epoch, step and graph alone.
+    The minibatch depends on seeds, seed, epoch, step and graph alone. sample() raises ValueError for a
+    metapath that the graphs do not have, or that does not lead back.
     """
 
     _numbers_are = "num_neighbors"
@@ -71,27 +73,6 @@ class RandomWalk(LayeredSampler):
     def num_neighbors(self) -> list[Any]:
         return self._per_layer
 
-    def sample(
-        self, graphs: Graphs | Topology, seeds: PerType, *, seed: int = 0, epoch: int = 0, step: int = 0
-    ) -> Minibatch:
-        """One minibatch, as the other samplers make them. Raises ValueError for a metapath that the graphs do
-        not have, or that does not lead back.
-        """
-        topology = Topology.of(graphs)
-        path = self._path_in(topology)
-        minibatch = super().sample(topology, seeds, seed=seed, epoch=epoch, step=step)
-        ntype = topology.graphs[path[0]].relation[2]
-        count = topology.node_counts[topology.node_types.index(ntype)]
-        empty = np.zeros(0, np.int64)
-        walks = Graph((ntype, "walks", ntype), count, count, empty, empty, None)
-        layers: list[Any] = minibatch.blocks
-        for i, layer in enumerate(layers):
-            [block] = layer.values() if isinstance(layer, dict) else [layer]
-            block.graph = walks
-            if isinstance(layer, dict):
-                layers[i] = {walks.relation: block}
-        return minibatch
-
     def _arguments(self) -> dict[str, Any]:
         return {
             "num_neighbors": self.num_neighbors,
@@ -101,6 +82,22 @@ class RandomWalk(LayeredSampler):
             "metapath": self.metapath,
             "threads": self.threads,
         }
+
+    def _minibatch(
+        self, topology: Topology, given: list[torch.Tensor], layers: Layers, epoch: int, step: int
+    ) -> Minibatch:
+        minibatch = super()._minibatch(topology, given, layers, epoch, step)
+        ntype = topology.graphs[self._path_in(topology)[0]].relation[2]
+        count = topology.node_counts[topology.node_types.index(ntype)]
+        empty = np.zeros(0, np.int64)
+        walks = Graph((ntype, "walks", ntype), count, count, empty, empty, None)
+        of_layers: list[Any] = minibatch.blocks
+        for i, layer in enumerate(of_layers):
+            [block] = layer.values() if isinstance(layer, dict) else [layer]
+            block.graph = walks
+            if isinstance(layer, dict):
+                of_layers[i] = {walks.relation: block}
+        return minibatch
 
     def _path_in(self, topology: Topology) -> list[int]:
         """The relations of a traversal."""
@@ -128,10 +125,10 @@ class RandomWalk(LayeredSampler):
         self,
         host: _core.HostSampler,
         topology: Topology,
-        seeds: list[Any],
+        seeds: list[list[Any]],
         fanouts: list[list[int]],
         numbers: Numbers,
-    ) -> _core._Sampled:
+    ) -> list[_core._Sampled]:
         path, counts = self._path_in(topology), [layer[:1] for layer in fanouts]
         walk = (path, self.num_walks, self.walk_length, self.restart)
         return host.walk(topology.native, seeds, counts, numbers, *walk)

@@ -15,8 +15,7 @@
 #include "bind/bind.h"
 #include "gids/id_map.h"
 #include "gids/random.h"
-#include "sampler/labor.h"
-#include "sampler/ladies.h"
+#include "sampler/bulk.h"
 #include "sampler/neighbor.h"
 #include "sampler/variates.h"
 #include "sampler/walk.h"
@@ -27,7 +26,6 @@ using namespace nb::literals;
 namespace gids {
 namespace {
 
-using sampler::HostSampler;
 using sampler::Topology;
 
 using Ids = nb::ndarray<const i64, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -65,15 +63,6 @@ class OwningTopology {
   std::vector<AnyIds> indices_;
 };
 
-// Threads and memory that all samplers share, and what single ones keep.
-struct Samplers {
-  Samplers(u32 threads, size_t keep_bytes) : host(threads, keep_bytes) {}
-  HostSampler host;
-  sampler::Labor labor;
-  sampler::Ladies ladies;
-  size_t bytes() const { return host.bytes() + labor.bytes() + ladies.bytes(); }
-};
-
 // Makes its samplers anew in a forked child, which has neither the threads nor the memory of its parent's.
 class OwnSampler {
  public:
@@ -84,9 +73,9 @@ class OwnSampler {
   OwnSampler(const OwnSampler&) = delete;
   OwnSampler& operator=(const OwnSampler&) = delete;
 
-  Samplers& get() {
+  sampler::Bulk& get() {
     leave_parent();
-    if (!samplers_) samplers_ = std::make_unique<Samplers>(threads_, keep_bytes_);
+    if (!samplers_) samplers_ = std::make_unique<sampler::Bulk>(threads_, keep_bytes_);
     pid_ = getpid();
     return *samplers_;
   }
@@ -103,7 +92,7 @@ class OwnSampler {
   u32 threads_;
   size_t keep_bytes_;
   pid_t pid_ = 0;
-  std::unique_ptr<Samplers> samplers_;
+  std::unique_ptr<sampler::Bulk> samplers_;
 };
 
 nb::capsule owner_of(const sampler::Buffer& buffer) {
@@ -120,30 +109,18 @@ nb::tuple arrays_of(const sampler::Block& block) {
                         OutIds(block.positions, {edges}, owner), weights, block.num_src);
 }
 
-using Numbers = std::tuple<u64, u64, u64>;  // seed, epoch, step
+using Numbers = std::tuple<u64, u64, u64>;      // seed, epoch, step of the first minibatch
+using Batches = std::vector<std::vector<Ids>>;  // seeds, by minibatch and node type
 using Fanouts = std::vector<std::vector<int>>;
+using Dependency = std::pair<u64, bool>;        // kappa, nested
 
-using Dependency = std::pair<u64, bool>;  // kappa, nested
-
-sampler::Moment moment_of(const Numbers& numbers, sampler::Dependency dependency) {
-  const auto [seed, epoch, step] = numbers;
-  return sampler::moment_of(seed, epoch, step, dependency);
+// Of minibatch i.
+sampler::Moment moment_of(const Numbers& numbers, sampler::Dependency dependency, size_t i = 0) {
+  const auto [seed, epoch, first_step] = numbers;
+  return sampler::moment_of(seed, epoch, first_step + i, dependency);
 }
 
-// sample(spans of the seeds) runs without the GIL.
-template <class Sample>
-nb::tuple run(const Topology& topology, const std::vector<Ids>& seeds, const Fanouts& fanouts, size_t in_a_layer,
-              const Sample& sample) {
-  if (seeds.size() != topology.node_types.size()) throw nb::value_error("seeds: one array per node type");
-  for (const auto& layer : fanouts)
-    if (layer.size() != in_a_layer) throw nb::value_error("fanouts: one per relation in each layer");
-  std::vector<std::span<const i64>> spans;
-  for (const Ids& ids : seeds) spans.emplace_back(ids.data(), ids.size());
-  sampler::Minibatch minibatch;
-  {
-    nb::gil_scoped_release unlocked;
-    minibatch = sample(spans);
-  }
+nb::tuple arrays_of(const sampler::Minibatch& minibatch) {
   nb::list nodes, layers;
   for (const auto& list : minibatch.nodes) nodes.append(OutIds(list.ids, {list.count}, owner_of(list.memory)));
   for (const auto& blocks : minibatch.layers) {
@@ -154,10 +131,34 @@ nb::tuple run(const Topology& topology, const std::vector<Ids>& seeds, const Fan
   return nb::make_tuple(nodes, layers);
 }
 
+// sample(samplers, spans of a minibatch's seeds, its moment) runs without the GIL.
+template <class Sample>
+nb::list run(OwnSampler& self, const Topology& topology, const Batches& seeds, const Fanouts& fanouts,
+             size_t in_a_layer, const Numbers& numbers, sampler::Dependency dependency, const Sample& sample) {
+  std::vector<std::vector<std::span<const i64>>> spans;
+  for (const auto& by_type : seeds) {
+    if (by_type.size() != topology.node_types.size()) throw nb::value_error("seeds: one array per node type");
+    auto& given = spans.emplace_back();
+    for (const Ids& ids : by_type) given.emplace_back(ids.data(), ids.size());
+  }
+  for (const auto& layer : fanouts)
+    if (layer.size() != in_a_layer) throw nb::value_error("fanouts: one per relation in each layer");
+  std::vector<sampler::Minibatch> made;
+  {
+    nb::gil_scoped_release unlocked;
+    made = self.get().make(spans.size(), std::get<2>(numbers), [&](sampler::Samplers& samplers, size_t i) {
+      return sample(samplers, spans[i], moment_of(numbers, dependency, i));
+    });
+  }
+  nb::list result;
+  for (const auto& minibatch : made) result.append(arrays_of(minibatch));
+  return result;
+}
+
 using Bits = nb::ndarray<const u8, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using EdgeWeights = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-nb::tuple sample_neighbors(OwnSampler& self, const OwningTopology& graph, const std::vector<Ids>& seeds,
+nb::list sample_neighbors(OwnSampler& self, const OwningTopology& graph, const Batches& seeds,
                            const Fanouts& fanouts, const Numbers& numbers, bool replace,
                            const std::vector<std::optional<EdgeWeights>>& weights, Dependency kappa_nested,
                            const std::vector<std::optional<Bits>>& near, float factor) {
@@ -176,30 +177,32 @@ nb::tuple sample_neighbors(OwnSampler& self, const OwningTopology& graph, const 
       throw nb::value_error("near: a bit for each source of a relation");
     options.near.push_back(near[r] ? near[r]->data() : nullptr);
   }
-  return run(graph.topology(), seeds, fanouts, graph.topology().relations.size(), [&](sampler::Seeds spans) {
-    return sampler::sample_neighbors(self.get().host, graph.topology(), spans, fanouts, options,
-                                     moment_of(numbers, dependency));
-  });
+  return run(self, graph.topology(), seeds, fanouts, relations.size(), numbers, dependency,
+             [&](sampler::Samplers& samplers, sampler::Seeds spans, const sampler::Moment& moment) {
+               return sampler::sample_neighbors(samplers.host, graph.topology(), spans, fanouts, options, moment);
+             });
 }
 
-nb::tuple sample_labor(OwnSampler& self, const OwningTopology& graph, const std::vector<Ids>& seeds,
+nb::list sample_labor(OwnSampler& self, const OwningTopology& graph, const Batches& seeds,
                        const Fanouts& fanouts, const Numbers& numbers, int importance_sampling, bool fixed_count,
                        bool layer_dependency, Dependency kappa_nested) {
   const sampler::Dependency dependency(kappa_nested.first, kappa_nested.second);
-  return run(graph.topology(), seeds, fanouts, graph.topology().relations.size(), [&](sampler::Seeds spans) {
-    return self.get().labor.sample(self.get().host, graph.topology(), spans, fanouts,
-                                   {importance_sampling, fixed_count, layer_dependency}, moment_of(numbers, dependency));
-  });
+  return run(self, graph.topology(), seeds, fanouts, graph.topology().relations.size(), numbers, dependency,
+             [&](sampler::Samplers& samplers, sampler::Seeds spans, const sampler::Moment& moment) {
+               return samplers.labor.sample(samplers.host, graph.topology(), spans, fanouts,
+                                            {importance_sampling, fixed_count, layer_dependency}, moment);
+             });
 }
 
-nb::tuple sample_ladies(OwnSampler& self, const OwningTopology& graph, const std::vector<Ids>& seeds,
+nb::list sample_ladies(OwnSampler& self, const OwningTopology& graph, const Batches& seeds,
                         const Fanouts& sizes, const Numbers& numbers, bool poisson) {
-  return run(graph.topology(), seeds, sizes, graph.topology().relations.size(), [&](sampler::Seeds spans) {
-    return self.get().ladies.sample(self.get().host, graph.topology(), spans, sizes, poisson, moment_of(numbers, 1));
-  });
+  return run(self, graph.topology(), seeds, sizes, graph.topology().relations.size(), numbers, 1,
+             [&](sampler::Samplers& samplers, sampler::Seeds spans, const sampler::Moment& moment) {
+               return samplers.ladies.sample(samplers.host, graph.topology(), spans, sizes, poisson, moment);
+             });
 }
 
-nb::tuple sample_walks(OwnSampler& self, const OwningTopology& graph, const std::vector<Ids>& seeds,
+nb::list sample_walks(OwnSampler& self, const OwningTopology& graph, const Batches& seeds,
                        const Fanouts& counts, const Numbers& numbers, const std::vector<u32>& path, u32 walks,
                        u32 length, double restart) {
   for (size_t i = 0; i < path.size(); ++i)
@@ -208,10 +211,11 @@ nb::tuple sample_walks(OwnSampler& self, const OwningTopology& graph, const std:
     if (graph.topology().relations[path[i]].src != graph.topology().relations[path[(i + 1) % path.size()]].dst)
       throw nb::value_error("path: it must lead back to where it began");
   if (path.empty()) throw nb::value_error("path: one relation or more");
-  return run(graph.topology(), seeds, counts, 1, [&](sampler::Seeds spans) {
-    return sampler::sample_walks(self.get().host, graph.topology(), spans, counts, {path, walks, length, restart},
-                                 moment_of(numbers, 1));
-  });
+  const sampler::WalkOptions options{path, walks, length, restart};
+  return run(self, graph.topology(), seeds, counts, 1, numbers, 1,
+             [&](sampler::Samplers& samplers, sampler::Seeds spans, const sampler::Moment& moment) {
+               return sampler::sample_walks(samplers.host, graph.topology(), spans, counts, options, moment);
+             });
 }
 
 void draw_variates(const Numbers& numbers, u64 kappa, u32 layer, u32 number, Ids nodes,
@@ -256,10 +260,11 @@ void bind_sampler(nb::module_& m) {
       .def(nb::init<u32, size_t>(), "threads"_a, "keep_bytes"_a)
       .def("neighbor", &sample_neighbors, "topology"_a, "seeds"_a.noconvert(), "fanouts"_a, "numbers"_a,
            "replace"_a, "weights"_a, "dependency"_a, "near"_a, "factor"_a,
-           "One minibatch. seeds: int64[n] by node type; fanouts: by layer, the seeds' first, by relation; numbers: "
-           "(seed, epoch, step); weights: by relation, float32[num_edges] or None; dependency: kappa (0: without end) and whether it is nested; near: by "
-           "relation, a bit for each source whose edges count factor times, or None. Returns (int64[n] nodes by node type, by layer and relation (indptr, indices, "
-           "positions, weights or None, number of sources)).")
+           "Minibatches of successive steps. seeds: int64[n] by minibatch and node type; fanouts: by layer, the seeds' "
+           "first, by relation; numbers: (seed, epoch, first step); weights: by relation, float32[num_edges] or None; "
+           "dependency: kappa (0: without end) and whether it is nested; near: by relation, a bit for each source whose "
+           "edges count factor times, or None. Returns of each minibatch (int64[n] nodes by node type, by layer and "
+           "relation (indptr, indices, positions, weights or None, number of sources)).")
       .def("labor", &sample_labor, "topology"_a, "seeds"_a.noconvert(), "fanouts"_a, "numbers"_a,
            "importance_sampling"_a, "fixed_count"_a, "layer_dependency"_a, "dependency"_a,
            "The same by LABOR. importance_sampling -1: to convergence.")

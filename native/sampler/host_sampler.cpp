@@ -127,7 +127,7 @@ Block HostSampler::collect(const Frontier& frontier, const std::function<void(si
 }
 
 size_t HostSampler::bytes() const {
-  size_t total = begins_.bytes() + degrees_.bytes() + ends_.bytes() + pool_->idle_bytes();
+  size_t total = begins_.bytes() + degrees_.bytes() + ends_.bytes();
   for (const NodeSet& set : sets_) total += set.bytes();
   for (const EdgeList& list : lists_) total += list.bytes();
   return total;

@@ -49,8 +49,8 @@ void for_pieces(cache::Workers& workers, size_t n, size_t piece, const F& f) {
 
 class HostSampler {
  public:
-  HostSampler(u32 threads, size_t keep_bytes)
-      : workers_(threads), pool_(std::make_shared<cache::BufferPool>(keep_bytes)) {}
+  // pool: where minibatches get their arrays from; samplers may share one.
+  HostSampler(u32 threads, std::shared_ptr<cache::BufferPool> pool) : workers_(threads), pool_(std::move(pool)) {}
 
   // Makes a block whose indices are node ids; they become local ids afterwards.
   using Expand = std::function<Block(u32 layer, u32 relation, const Frontier&)>;
@@ -66,7 +66,7 @@ class HostSampler {
                 bool weighted = true);
 
   cache::Workers& workers() { return workers_; }
-  // What is kept between minibatches.
+  // What is kept between minibatches, without the pool's.
   size_t bytes() const;
 
  private:

@@ -37,6 +37,7 @@ struct Minibatch {
 
 // A topology that contradicts itself.
 struct BadTopology : std::runtime_error {
+  using std::runtime_error::runtime_error;
   BadTopology(const Relation& relation, const std::string& what)
       : std::runtime_error("topology of " + relation.name + ": " + what + "; `gids verify` says more") {}
 };

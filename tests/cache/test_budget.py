@@ -21,6 +21,7 @@ def share(table: RawTable, **changed: object) -> budget.MemoryPlan:
         "planned_batches": 2,
         "most_planned_batches": 2,
         "minibatch_bytes": 1000,
+        "waiting_batches": 0,
         "bounce_bytes": 4096,
         **changed,
     }
@@ -47,6 +48,13 @@ def test_there_are_no_more_lines_than_pages_and_no_more_than_the_cache_may_have(
     assert share(table, memory_bytes=1 << 30).lines[table.name] == table.page_count
     assert share(table, cache_bytes=0).lines[table.name] == 0
     assert share(table, cache_bytes=10 * (4096 + 16)).lines[table.name] == 10
+
+
+def test_minibatches_that_wait_for_the_window_count_with_it(table: RawTable) -> None:
+    without, with_three = share(table), share(table, waiting_batches=3)
+    more = with_three.purposes["window"] - without.purposes["window"]
+    assert 3 * 1000 <= more < 3 * 2000
+    assert sum(with_three.purposes.values()) <= 1 << 24
 
 
 def test_too_little_lists_the_sum(table: RawTable) -> None:

@@ -15,6 +15,7 @@ import torch
 
 import gids
 from gids.cuda import Device
+from gids.errors import FormatError
 from gids.sampler import Block, Minibatch, Neighbor
 from gids.store import DatasetWriter
 
@@ -301,6 +302,71 @@ def test_minibatches_depend_on_epoch_and_seed_alone(one_type: Path) -> None:
 def test_a_sampler_of_the_callers_own(one_type: Path) -> None:
     with open_loader(one_type, sampler=Neighbor([3, 4], threads=1)) as loader, open_loader(one_type) as other:
         assert [fingerprint(m) for m in loader] == [fingerprint(m) for m in other]
+
+
+class Told(Neighbor):
+    """Tells how many minibatches were asked for in each call."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.calls: list[int] = []
+
+    def sample_bulk(self, graphs: Any, seeds_of_steps: Any, **numbers: Any) -> list[Minibatch]:
+        self.calls.append(len(seeds_of_steps))
+        return super().sample_bulk(graphs, seeds_of_steps, **numbers)
+
+
+@pytest.mark.parametrize(("window", "threads", "most"), [(16, 2, 4), (6, 4, 3), (3, 8, 1), (16, 1, 1)])
+def test_two_minibatches_for_each_thread_are_sampled_at_once(
+    one_type: Path, window: int, threads: int, most: int
+) -> None:
+    """And no more than half a window. The first comes alone."""
+    sampler = Told([3, 4], threads=threads)
+    with open_loader(one_type, sampler=sampler, window_batches=window, batch_size=20) as loader:
+        found = [fingerprint(m) for m in loader]
+        count = len(loader)
+        rest = [most] * ((count - 1) // most) + [(count - 1) % most]
+        assert sampler.calls == [n for n in rest if n > 1]
+    with open_loader(one_type, window_batches=0, threads=1, batch_size=20) as loader:
+        assert found == [fingerprint(m) for m in loader]
+
+
+def test_minibatches_that_wait_for_the_window_are_told(one_type: Path) -> None:
+    def run(threads: int) -> tuple[int, int]:
+        sampler = Neighbor([3, 4], threads=threads)
+        with open_loader(one_type, sampler=sampler, window_batches=8, planned_batches=2) as loader:
+            first = next(iter(loader))
+            return loader.stats()["memory"]["window"], first.nbytes
+
+    (alone, nbytes), (together, _) = run(1), run(4)
+    assert together - alone == 3 * nbytes
+
+
+def test_an_error_comes_at_its_turn(one_type: Path) -> None:
+    """Also of a sampler that others were asked of in the same call."""
+
+    class Failing(Told):
+        def sample_bulk(self, graphs: Any, seeds_of_steps: Any, **numbers: Any) -> list[Minibatch]:
+            found = super().sample_bulk(graphs, seeds_of_steps, **numbers)
+            if any(m.step == 7 for m in found):
+                raise FormatError("step 7")
+            return found
+
+        def sample(self, graphs: Any, seeds: Any, *, step: int = 0, **numbers: Any) -> Minibatch:
+            if step == 7:
+                raise FormatError("step 7")
+            return super().sample(graphs, seeds, step=step, **numbers)
+
+    every: list[list[str] | None] = [None, []]
+    for tables in every:
+        sampler = Failing([3, 4], threads=4)
+        with open_loader(one_type, sampler=sampler, tables=tables, batch_size=20) as loader:
+            epoch = iter(loader)
+            assert [next(epoch).step for _ in range(7)] == list(range(7))
+            with pytest.raises(FormatError, match="step 7"):
+                next(epoch)
+            assert list(epoch) == []
+        assert sampler.calls == [8]
 
 
 def test_two_epochs_at_once(one_type: Path, source: Rows) -> None:

@@ -97,7 +97,10 @@ void test_samplers_of_any_threads_agree() {
   for (i64& seed : seeds) seed = static_cast<i64>(rng() % nodes);
   const std::vector<std::span<const i64>> given{seeds};
   const std::vector<std::vector<int>> fanouts{{10}, {60}, {3}};
-  HostSampler one(1, 1 << 24), four(4, 1 << 24);
+  const auto pool = std::make_shared<cache::BufferPool>(1 << 24);
+  HostSampler one(1, pool), four(4, pool);
+  NeighborOptions gradual;
+  gradual.dependent = true;
   Labor labor_of_one, labor_of_four;
   Ladies ladies_of_one, ladies_of_four;
   const auto equal = [&](const Minibatch& a, const Minibatch& b) {
@@ -116,8 +119,8 @@ void test_samplers_of_any_threads_agree() {
     const Moment moment = moment_of(1, 0, step, 1), slow = moment_of(1, 0, step, 2);
     equal(sample_neighbors(one, graph, given, fanouts, {}, moment),
           sample_neighbors(four, graph, given, fanouts, {}, moment));
-    equal(sample_neighbors(one, graph, given, fanouts, {false, true, {}}, slow),
-          sample_neighbors(four, graph, given, fanouts, {false, true, {}}, slow));
+    equal(sample_neighbors(one, graph, given, fanouts, gradual, slow),
+          sample_neighbors(four, graph, given, fanouts, gradual, slow));
     for (const LaborOptions options : {LaborOptions{}, {1, true, false}, {LaborOptions::to_convergence, false, true}})
       equal(labor_of_one.sample(one, graph, given, fanouts, options, slow),
             labor_of_four.sample(four, graph, given, fanouts, options, slow));

@@ -12,7 +12,7 @@ import torch
 from sampling_graphs import make_graph, mixed_degrees
 
 import gids
-from gids.sampler import Block, Labor, Ladies, Minibatch, Neighbor, RandomWalk
+from gids.sampler import Block, Labor, Ladies, LocalityBias, Minibatch, Neighbor, RandomWalk
 from gids.store import DatasetWriter
 
 NODES = 1500
@@ -20,6 +20,8 @@ SAMPLERS: dict[str, Any] = {
     "neighbor": lambda: Neighbor([3, 4], batch_dependency=8),
     "with replacement": lambda: Neighbor([3, 4], replace=True),
     "labor": lambda: Labor([3, 4], batch_dependency=4),
+    "nested": lambda: Labor([3, 4], batch_dependency=4, nested=True),
+    "locality": lambda: Neighbor([3, 4], locality=LocalityBias(torch.arange(NODES) % 5 == 0, 4)),
     "labor-*": lambda: Labor([3, 4], importance_sampling=-1, batch_dependency=math.inf),
     "ladies": lambda: Ladies([200, 100]),
     "walks": lambda: RandomWalk([3, 3]),
