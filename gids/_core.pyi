@@ -53,6 +53,76 @@ def carry_to_sources(
     Destination v has the edges indptr[v] to indptr[v + 1] of indices. Returns None, or the position
     of the first source that visits has no place for. ValueError for a bad indptr."""
 
+# native/bind/row_order.cpp
+SLOT_BYTES: int
+"""Of a record of a scattered file, before the row."""
+
+_Positions = NDArray[np.int32] | NDArray[np.int64]
+
+def to_positions(order: _Positions, ids: NDArray[np.int64], out: NDArray[np.int64]) -> None:
+    """out[i] = order[ids[i]]; an id out of range stays as it is, for whoever checks ids to find."""
+
+def sum_by_page(
+    order: _Positions, weights: NDArray[np.float32], rows_per_page: int, sums: NDArray[np.float32]
+) -> int | None:
+    """Add each row's weight to the sum of the page that order puts it in.
+
+    Returns None, or the first row whose page there is not."""
+
+def mark_positions(order: _Positions, row_count: int, first: int, marks: NDArray[np.uint8]) -> int | None:
+    """Mark each position in [first, first + len(marks)).
+
+    Returns None, or the first row whose position is out of range or marked already."""
+
+def propagate_labels(
+    indptr: NDArray[np.int64],
+    indices: _Positions,
+    labels: NDArray[np.uint32],
+    sizes: NDArray[np.uint32],
+    most: int,
+    seed: int,
+) -> int:
+    """One round: each node takes the label of most of its in-neighbours, of clusters below `most` nodes.
+
+    Returns how many moved. ValueError for a damaged topology."""
+
+def adopt_lone(
+    indptr: NDArray[np.int64],
+    indices: _Positions,
+    labels: NDArray[np.uint32],
+    sizes: NDArray[np.uint32],
+    most: int,
+) -> int:
+    """Nodes that are alone join the cluster of a node that they point to. Returns how many."""
+
+def by_weight(weights: NDArray[np.uint32], nodes: NDArray[np.uint32]) -> None:
+    """All nodes by falling weight, equals in their order. Weights above 65535 are equal."""
+
+def place_in_clusters(
+    nodes: NDArray[np.uint32],
+    labels: NDArray[np.uint32],
+    ranks: NDArray[np.uint32],
+    starts: NDArray[np.uint64],
+    order: _Positions,
+) -> None:
+    """order[node] = the next place of cluster ranks[labels[node]], for nodes in turn. starts are advanced."""
+
+def scatter_rows(
+    fd: int,
+    rows: NDArray[np.uint8],
+    positions: NDArray[np.int64],
+    bucket_rows: int,
+    row_count: int,
+    filled: NDArray[np.uint64],
+) -> int:
+    """Append rows (uint8[n, row_bytes]) to the buckets of their positions in a file. Returns 0 or errno.
+
+    Bucket b, of positions from b * bucket_rows, begins at that record; filled: records in each, advanced.
+    A record is the place within the bucket (SLOT_BYTES) and the row. EINVAL for a position without room."""
+
+def place_rows(records: NDArray[np.uint8], out: NDArray[np.uint8]) -> bool:
+    """Put a bucket's records in their places. Returns whether they were a whole bucket."""
+
 # native/bind/io.cpp
 class Engine:
     @property

@@ -22,6 +22,7 @@ class RawTable:
     scale: str | None = None
     scales: np.ndarray | None = None  # of the columns
     stored_row_bytes: int | None = None
+    order: np.ndarray | None = None
 
     @property
     def row_count(self) -> int:

@@ -24,6 +24,7 @@ BENCH = Path(__file__).parents[1] / "bench"
         ("dtypes.py", ["training"], "int8 per row, points of accuracy above float32"),
         ("convert.py", [], "peak memory of converting"),
         ("edges.py", ["--memory", "4MB", "--options", "dedup"], "10^9 edges, extrapolated"),
+        ("orders.py", [], "R-MAT, trace"),
         ("epoch.py", [], "speed-up over stock as it is"),
         ("device_queue.py", [], "of Engine.read (bar"),
         ("sampling.py", [], "M edges/s"),
@@ -32,7 +33,9 @@ BENCH = Path(__file__).parents[1] / "bench"
     ],
 )
 def test_benchmark_runs(name: str, args: list[str], said: str, tmp_path: Path) -> None:
-    on_disk = name in ("aggregation.py", "convert.py", "dtypes.py", "epoch.py") or args[:1] == ["gather"]
+    on_disk = name in ("aggregation.py", "convert.py", "dtypes.py", "epoch.py", "orders.py") or args[:1] == [
+        "gather"
+    ]
     where = ["--dir", str(tmp_path)] if on_disk else []
     done = subprocess.run(
         [sys.executable, BENCH / name, *args, "--small", *where], capture_output=True, text=True, timeout=300

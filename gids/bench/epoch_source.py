@@ -49,6 +49,8 @@ def look_at(store: FeatureStore, table: Table) -> EpochSource:
     reason = ""
     if len(table.shard_paths) > 1:
         reason = f"its pages are spread over {len(table.shard_paths)} shards"
+    elif table.order is not None:
+        reason = "its rows lie in another order than their ids"
     elif table.rows_per_page * table.row_bytes != table.page_bytes:
         reason = f"rows of {table.row_bytes} B leave a part of each page of {table.page_bytes} B empty"
     return EpochSource(table, len(train), reason)

@@ -38,6 +38,7 @@ SETTINGS = {
     "cache": "cache",
     "sampler": "sampler",
     "kappa": "kappa",
+    "order": "order",
     "policy": "policy",
     "window": "window",
 }
@@ -122,7 +123,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="METHOD",
         help="auto (the best that is stored), none, or a method's name",
     )
+    add(
+        "--order",
+        type=arguments.words,
+        metavar="ORDER,…",
+        help="lay the rows out otherwise, for the trace only: original, degree, community or trace:FILE, as "
+        "`gids convert --order` does, or stored (default: stored)",
+    )
     add("--record", type=Path, metavar="FILE", help="keep the sampled trace")
+    add("--rows", action="store_true", help="trace rows in place of pages, for --order trace:FILE")
     add("--replay", type=Path, metavar="FILE", help="a recorded trace in place of sampling")
     add("--advise", metavar="WANTED", help="the smallest cache and window that reach this")
     add(
@@ -183,8 +192,8 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
                     rows = [row for row in rows if row[0] != PINNED]
                 if len(traces) > 1:
                     report.note(
-                        "each sampler's minibatches have a MIN of their own, and training waits for what is "
-                        "read: compare pages read, not hits"
+                        "each sampler and order has a MIN of its own, and training waits for what is read: "
+                        "compare pages read, not hits"
                     )
                 session.total(len(plan) * len(caches) * len(rows))
             try:
@@ -202,7 +211,7 @@ def _sort(report: Report, traces: list[Source], rows: list[tuple[str, int | None
     report.figures.sort(
         key=lambda f: (
             f.setting["lines"],
-            trace_places[f.setting["sampler"], f.setting["kappa"]],
+            trace_places[f.setting["sampler"], f.setting["kappa"], f.setting["order"]],
             row_places[f.setting["policy"], f.setting["window"]],
         )
     )
@@ -241,7 +250,7 @@ def _measure_all(
 
 def columns(report: Report) -> tuple[dict[str, str], list[text.Column]]:
     shown = dict(SETTINGS)
-    for name in ("sampler", "kappa"):  # what all figures share is said once, in the subject
+    for name in ("sampler", "kappa", "order"):  # what all figures share is said once, in the subject
         if len({f.setting.get(name) for f in report.figures} - {None}) < 2:
             del shown[name]
     return shown, COLUMNS

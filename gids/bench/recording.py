@@ -19,6 +19,7 @@ import torch
 from gids import _core
 from gids.bench.trace import Pages, TracedTable
 from gids.bench.trace_writer import TraceWriter
+from gids.store.table import positions_of
 
 if TYPE_CHECKING:
     from gids.loader import FeatureLoader
@@ -39,14 +40,18 @@ class HasFeatureLoader(Protocol):
 
 
 @contextmanager
-def record(loader: FeatureLoader | HasFeatureLoader, path: str | os.PathLike[str]) -> Iterator[None]:
+def record(
+    loader: FeatureLoader | HasFeatureLoader, path: str | os.PathLike[str], *, rows: bool = False
+) -> Iterator[None]:
     """Write to path, while the block runs, what a loader's cache is asked for; gids.bench.Trace reads it.
 
     loader: a gids.FeatureLoader, gids.NodeLoader or gids.dgl.DataLoader that has not handed out anything yet,
-    so that the trace begins with an empty cache. Any number of epochs; streams that read through (a
-    validation in mid-epoch) leave no mark and are not recorded. When the block ends by an exception, the
-    trace holds what happened before. An OSError while writing is logged, and ends the recording. Raises
-    ValueError for a loader that has a cache already, or loads no features; OSError for the path.
+    so that the trace begins with an empty cache. rows: write down ids of rows, in place of pages and of what
+    the cache did with them: what `gids convert --order trace:FILE` takes. Any number of epochs; streams that
+    read through (a validation in mid-epoch) leave no mark and are not recorded. When the block ends by an
+    exception, the trace holds what happened before. An OSError while writing is logged, and ends the
+    recording. Raises ValueError for a loader that has a cache already, or loads no features; OSError for the
+    path.
     """
     from gids.loader import FeatureLoader
 
@@ -57,7 +62,7 @@ def record(loader: FeatureLoader | HasFeatureLoader, path: str | os.PathLike[str
         raise ValueError("this loader has a cache already: begin to record before its first minibatch")
     with open(path, "wb"):  # where nothing can be written, that is said now and not at the first minibatch
         pass
-    tap = _Tap(features, path)
+    tap = _Tap(features, path, rows)
     placement = features._placement
     features._placement = tap
     try:
@@ -70,39 +75,47 @@ def record(loader: FeatureLoader | HasFeatureLoader, path: str | os.PathLike[str
 class _Tap:
     """A loader's placement, which taps the cache that it builds. A Placement."""
 
-    def __init__(self, loader: FeatureLoader, path: str | os.PathLike[str]) -> None:
+    def __init__(self, loader: FeatureLoader, path: str | os.PathLike[str], rows: bool) -> None:
         self._placement: Placement = loader._placement
         self._tables: list[Table] = loader.tables
         self._policy: str = loader._policy
         self._device: str = loader.device.type
-        self._path = path
+        self._path, self._rows = path, rows
         self._writer: TraceWriter | None = None
         self._cache: TappedCache | None = None
         self.least_planned = self._placement.least_planned
 
     def build(self, sizes: Sizes, heats: Heats) -> tuple[Cache, int]:
         cache, most_planned = self._placement.build(sizes, heats)
-        stats = cache.stats()
-        tables = [
-            TracedTable(
-                t.name,
-                t.page_count,
-                t.page_bytes,
-                t.rows_per_page,
-                stats[t.name].get("lines"),
-                heats.get(t.name),
+        if self._rows:
+            tables = [
+                TracedTable(t.name, t.row_count, t.row_bytes, 1, None, None, of_rows=True)
+                for t in self._tables
+            ]
+            self._writer = TraceWriter(self._path, tables)
+        else:
+            stats = cache.stats()
+            tables = [
+                TracedTable(
+                    t.name,
+                    t.page_count,
+                    t.page_bytes,
+                    t.rows_per_page,
+                    stats[t.name].get("lines"),
+                    heats.get(t.name),
+                )
+                for t in self._tables
+            ]
+            self._writer = TraceWriter(
+                self._path,
+                tables,
+                policy=self._policy,
+                window_batches=sizes.window_batches,
+                planned_batches=sizes.planned_batches,
+                device=self._device,
             )
-            for t in self._tables
-        ]
-        self._writer = TraceWriter(
-            self._path,
-            tables,
-            policy=self._policy,
-            window_batches=sizes.window_batches,
-            planned_batches=sizes.planned_batches,
-            device=self._device,
-        )
-        self._cache = TappedCache(cache, tables, self._writer)
+        orders = [None if self._rows else t.order for t in self._tables]
+        self._cache = TappedCache(cache, tables, orders, self._writer)
         return self._cache, most_planned
 
     def memory(self, cache: Cache | None, live_batches: int) -> dict[str, int]:
@@ -114,11 +127,21 @@ class _Tap:
 
 
 class TappedCache:
-    """A cache that writes down what it is asked for, until end(). Passes everything on. A Cache."""
+    """A cache that writes down what it is asked for, until end(). Passes everything on. A Cache.
 
-    def __init__(self, cache: Cache, tables: Sequence[TracedTable], writer: TraceWriter) -> None:
+    orders: where each table's rows lie, when not where their ids say.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        tables: Sequence[TracedTable],
+        orders: Sequence[npt.NDArray[Any] | None],
+        writer: TraceWriter,
+    ) -> None:
         self._cache = cache
-        self._tables = tables
+        self._tables, self._orders = tables, orders
+        self._rows_only = any(t.of_rows for t in tables)
         self._writer: TraceWriter | None = writer
         self._marks = [np.full(t.page_count, 0, np.uint32) for t in tables]
         self._mark = 0
@@ -137,15 +160,15 @@ class TappedCache:
 
     def plan(self, step: int) -> None:
         self._cache.plan(step)
-        self._write(TraceWriter.plan)
+        self._write_done(TraceWriter.plan)
 
     def retire(self, step: int) -> None:
         self._cache.retire(step)
-        self._write(TraceWriter.retire)
+        self._write_done(TraceWriter.retire)
 
     def cancel(self) -> None:
         self._cache.cancel()
-        self._write(TraceWriter.retire_all)
+        self._write_done(TraceWriter.retire_all)
 
     def gather(self, step: int) -> tuple[Features, Exception | None]:
         return self._cache.gather(step)
@@ -168,9 +191,15 @@ class TappedCache:
 
     def end(self) -> None:
         """Write the end of the trace; from here on nothing is written down. Idempotent."""
-        self._write(lambda writer: writer.finish(_counters(self._cache.stats())))
+        counters = {} if self._rows_only else _counters(self._cache.stats())
+        self._write(lambda writer: writer.finish(counters))
         self._writer = None
         self._marks = []
+
+    def _write_done(self, write: Callable[[TraceWriter], None]) -> None:
+        """What the cache has done; a trace of rows does not say it."""
+        if not self._rows_only:
+            self._write(write)
 
     def _write(self, write: Callable[[TraceWriter], None]) -> None:
         """A full disk ends the recording, and not the training."""
@@ -191,8 +220,10 @@ class TappedCache:
             for marks in self._marks:
                 marks[:] = 0
         result = []
-        for table, marks in zip(self._tables, self._marks, strict=True):
+        for table, order, marks in zip(self._tables, self._orders, self._marks, strict=True):
             rows = np.ascontiguousarray(ids.get(table.name, _NO_IDS).cpu().numpy())
+            if order is not None:
+                rows = positions_of(rows, order)
             pages = np.empty(len(rows), np.int64)
             count = _core.unique_pages(rows, table.rows_per_page, marks, self._mark, pages)
             result.append(pages[:count])

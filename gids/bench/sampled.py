@@ -6,9 +6,10 @@ Called by hit_ratio.py.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gids import _core
 from gids.bench.minibatches import endless, input_nodes
@@ -16,6 +17,7 @@ from gids.bench.session import Session
 from gids.bench.trace import TracedTable
 from gids.bench.trace_writer import TraceWriter
 from gids.cache import page_heat
+from gids.store.table import positions_of
 
 if TYPE_CHECKING:
     from gids.sampler import Sampler
@@ -35,6 +37,8 @@ def sample_trace(
     batches: int,
     seeds: str = "train",
     heat: str = "auto",
+    order: npt.NDArray[Any] | None = None,
+    rows: bool = False,
     seed: int = 0,
     most_seconds: float = float("inf"),
     most_pages: float = float("inf"),
@@ -42,26 +46,29 @@ def sample_trace(
 ) -> int:
     """Write a trace of `batches` minibatches, as gids.NodeLoader samples them.
 
-    table: of nodes. heat: a method that is stored, "auto" for the best of those, or
-    "none". Stops early when most_seconds have passed, or when there are most_pages, and minibatches enough to
-    fill windows. Returns how many minibatches it wrote. Raises
-    ValueError, KeyError for arguments and FormatError for a dataset without topology.
+    table: of nodes. heat: a method that is stored, "auto" for the best of those, or "none". order: where rows
+    lie, as Table.order has it. rows: write ids of rows, in place of pages. Stops early when most_seconds have
+    passed, or when there are most_pages, and minibatches enough to fill windows. Returns how many minibatches
+    it wrote. Raises ValueError, KeyError for arguments and FormatError for a dataset without topology.
     """
     if not isinstance(table.type, str):
         raise ValueError(
             f"table {table.name!r} is of edges, and neighbour sampling reads nodes: name another --table"
         )
     methods = store.heat_methods(table.type) if heat == "auto" else [] if heat == "none" else [heat]
+    order = None if rows else order
+    per_page = 1 if rows else table.rows_per_page
     traced = TracedTable(
         name=table.name,
-        page_count=table.page_count,
-        page_bytes=table.page_bytes,
-        rows_per_page=table.rows_per_page,
+        page_count=table.row_count if rows else table.page_count,
+        page_bytes=table.row_bytes if rows else table.page_bytes,
+        rows_per_page=per_page,
         lines=None,
-        heat=page_heat(store.heat(methods[0], table.type), table.rows_per_page) if methods else None,
+        heat=page_heat(store.heat(methods[0], table.type), per_page, order) if methods else None,
+        of_rows=rows,
     )
     minibatches = endless(store, sampler, seeds=seeds, batch_size=batch_size, seed=seed)
-    marks = np.zeros(table.page_count, np.uint32)
+    marks = np.zeros(traced.page_count, np.uint32)
     stop_at = session.left_s() - most_seconds
     writer = TraceWriter(path, [traced])
     count = total = 0
@@ -72,8 +79,10 @@ def sample_trace(
                 break
             count += 1
             ids = input_nodes(minibatch, table.type).numpy()
+            if order is not None:
+                ids = positions_of(ids, order)
             pages = np.empty(len(ids), np.int64)
-            found = _core.unique_pages(ids, table.rows_per_page, marks, count, pages)
+            found = _core.unique_pages(ids, per_page, marks, count, pages)
             writer.enter([pages[:found]])
             total += found
         writer.finish()

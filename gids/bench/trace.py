@@ -6,9 +6,9 @@ takes memory for its minibatches (some 50 B each), not for their pages. Little-e
     0   8 B   magic "GIDSTRCE"
     8   u32   version, 1
     12  u32   bytes of JSON that follow at 16; padded with spaces to a multiple of 8
-    16  ...   JSON {"tables": [{"name", "page_count", "page_bytes", "rows_per_page", "lines", "heat"}],
-              "policy", "window_batches", "planned_batches", "device"}; lines and the last four are null
-              unless a run was recorded
+    16  ...   JSON {"tables": [{"name", "page_count", "page_bytes", "rows_per_page", "lines", "heat",
+              "rows"}], "policy", "window_batches", "planned_batches", "device"}; lines and the last four are
+              null unless a run was recorded
         ...   for each table whose "heat" is true: u8[page_count], padded to a multiple of 8
         ...   records, to the end of the file: a header of 16 B, then what it announces, padded likewise
 
@@ -52,7 +52,10 @@ Pages = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class TracedTable:
-    """A table of a trace. lines: of the cache in the run that was recorded; None for sampling alone."""
+    """A table of a trace. lines: of the cache in the run that was recorded; None for sampling alone.
+
+    of_rows: the trace tells rows by their ids, each as if it were a page of its own.
+    """
 
     name: str
     page_count: int
@@ -60,6 +63,7 @@ class TracedTable:
     rows_per_page: int
     lines: int | None
     heat: npt.NDArray[np.uint8] | None
+    of_rows: bool = False
 
 
 def padded(size: int) -> int:
@@ -231,6 +235,7 @@ def _table(entry: Mapping[str, Any], heat: npt.NDArray[np.uint8] | None) -> Trac
         rows_per_page=int(entry["rows_per_page"]),
         lines=None if lines is None else int(lines),
         heat=heat,
+        of_rows=bool(entry.get("rows", False)),
     )
     if not (0 <= table.page_count <= PAGES_MAX and table.page_bytes > 0 and table.rows_per_page > 0):
         raise ValueError(f"table {table.name!r} has impossible sizes")

@@ -10,7 +10,7 @@ import contextlib
 import math
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gids.bench import arguments
@@ -21,27 +21,31 @@ from gids.bench.trace import Trace
 
 @dataclass(frozen=True)
 class Source:
-    """sampler: its name; None for a recorded trace. kappa: None where the sampler takes none."""
+    """sampler, order of rows: None for a recorded trace. kappa: None where the sampler takes none."""
 
     sampler: str | None
     kappa: float | None
+    order: str | None = None
 
     @property
     def setting(self) -> dict[str, str | int | None]:
         """As figures have it: JSON knows no infinity."""
         kappa = None if self.kappa is None else "inf" if self.kappa == math.inf else int(self.kappa)
-        return {"sampler": self.sampler, "kappa": kappa}
+        return {"sampler": self.sampler, "kappa": kappa, "order": self.order}
 
 
 def sources(args: argparse.Namespace, report: Report) -> list[Source]:
     """The traces that the arguments ask for. Raises ValueError for what does not fit together."""
     from gids.bench.minibatches import DEPENDENT, check_sampler
+    from gids.bench.row_orders import check_row_order
 
     if args.replay is not None:
         if args.record is not None:
             raise ValueError("--record keeps a sampled trace, and --replay samples none: leave one out")
         if args.kappa is not None:
             raise ValueError("--kappa is of sampling, and --replay samples none: leave one out")
+        if args.order is not None or args.rows:
+            raise ValueError("--order and --rows are of sampling, and --replay samples none: leave one out")
         return [Source(None, None)]
     if args.path is None:
         raise ValueError("name a dataset to sample, or a trace with --replay")
@@ -54,10 +58,19 @@ def sources(args: argparse.Namespace, report: Report) -> list[Source]:
             found.append(Source(name, None))
             if args.kappa is not None:
                 report.note(f"{name} takes no kappa: it is measured once")
+    orders = [check_row_order(name) for name in dict.fromkeys(args.order or ["stored"])]
+    if args.rows:
+        if args.order is not None:
+            raise ValueError("--rows tells rows by their ids, whatever their order: leave out --order")
+        report.note("--rows: a row counts as a page; figures are of rows")
+    if len(orders) > 1 and args.plot is not None:
+        raise ValueError("--plot draws one order of rows: give one --order")
+    found = [replace(source, order=order) for source in found for order in orders]
     for option, given in (("--record keeps", args.record), ("--advise looks at", args.advise)):
         if given is not None and len(found) > 1:
-            raise ValueError(f"{option} one trace: give one --sampler and one --kappa")
+            raise ValueError(f"{option} one trace: give one --sampler, one --kappa and one --order")
     report.subject.update(
+        orders=orders,
         samplers=list(dict.fromkeys(source.sampler for source in found)),
         kappas=list(dict.fromkeys(source.setting["kappa"] for source in found if source.kappa is not None)),
     )
@@ -83,6 +96,7 @@ def open_trace(
             yield trace, trace.table_number(args.table)
         return
     from gids.bench.minibatches import make_sampler
+    from gids.bench.row_orders import STORED, positions_in
     from gids.bench.sampled import sample_trace
 
     store, table = arguments.open_table(args)
@@ -101,6 +115,8 @@ def open_trace(
             batches=args.batches,
             seeds=args.seeds,
             heat=args.heat,
+            order=None if args.rows else positions_in(source.order or STORED, store, table),
+            rows=args.rows,
             seed=seed,
             most_seconds=limits[0],
             most_pages=limits[1],

@@ -58,6 +58,7 @@ class TraceWriter:
                     "page_bytes": t.page_bytes,
                     "rows_per_page": t.rows_per_page,
                     "lines": t.lines,
+                    "rows": t.of_rows,
                     "heat": t.heat is not None,
                 }
                 for t in tables

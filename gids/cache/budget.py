@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy.typing as npt
 
 from gids import _core
 from gids.errors import MemoryBudgetError
@@ -29,6 +31,8 @@ class TableShape(Protocol):
     def page_bytes(self) -> int: ...
     @property
     def page_count(self) -> int: ...
+    @property
+    def order(self) -> npt.NDArray[Any] | None: ...
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from gids.cache.budget import (
     share_lines,
     what_is_left,
 )
-from gids.cache.device_state import miss_bytes
+from gids.cache.device_state import miss_bytes, order_bytes
 from gids.errors import MemoryBudgetError
 
 SMALL_BYTES = 1 << 20
@@ -74,6 +74,8 @@ def share_device_memory(
         "window": ids * 8 * (window_batches + planned),
         "scratch": misses * planned + bounce_bytes + SMALL_BYTES,
     }
+    if orders := order_bytes(tables):
+        purposes["row orders"] = orders
     left = what_is_left(memory_bytes, purposes)
     if cache_bytes is not None:
         left = min(left, cache_bytes)

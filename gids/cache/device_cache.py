@@ -53,6 +53,8 @@ class _Step:
 
     number: int
     ids: dict[str, torch.Tensor]
+    rows: dict[str, torch.Tensor]
+    """Where the rows of ids lie: the ids themselves, but in tables that have an order."""
     planned: bool = False
     plans: list[Plan] = field(default_factory=list)
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -206,10 +208,11 @@ class DeviceFeatureCache:
                 raise RuntimeError(f"steps enter in order: expected {self._entered}")
             if self._entered - self._retired >= _core.USE_BITS:
                 raise RuntimeError(f"more than {_core.USE_BITS} minibatches between entering and retiring")
-            s = _Step(step, self._on_device(ids))
+            here = self._on_device(ids)
+            s = _Step(step, here, self._positions(here))
             self._steps[step] = s
             self._entered = self.next_step = step + 1
-            for name, tensor in s.ids.items():
+            for name, tensor in s.rows.items():
                 self._kernels.enter(self._states[name], self._counters.of(s.place, name), tensor, s.bit)
 
     def plan(self, step: int) -> None:
@@ -223,7 +226,7 @@ class DeviceFeatureCache:
             self._planned_mask |= s.bit
             s.planned = True
             self._flights.append(s)
-            for name, ids in s.ids.items():
+            for name, ids in s.rows.items():
                 plan = self._new_plan(s, name, ids)
                 s.plans.append(plan)
                 counters = self._counters.of(s.place, name)
@@ -279,7 +282,7 @@ class DeviceFeatureCache:
                 self._planned = step + 1
             self._planned_mask &= ~s.bit
             for name, state in self._states.items():  # of all tables: counters go too
-                self._kernels.retire(state, self._counters.of(s.place, name), s.ids.get(name), s.bit)
+                self._kernels.retire(state, self._counters.of(s.place, name), s.rows.get(name), s.bit)
             del self._steps[step]
             self._retired += 1
 
@@ -312,7 +315,7 @@ class DeviceFeatureCache:
         with self._reading:
             tensors, outputs, left = self._on_device(ids), {}, {}
             with self._device.use(self.stream):
-                for name, tensor in tensors.items():
+                for name, tensor in self._positions(tensors).items():
                     self._kernels.retire(self._states[name], self._counters.of(THROUGH, name), None, 0)
                     outputs[name] = self._new_output(self._states[name], len(tensor))
                     left[name] = self._device.empty((len(tensor),), torch.int64)
@@ -364,7 +367,8 @@ class DeviceFeatureCache:
                 "host_lines_bytes": state.far.bytes.nbytes,
                 "line_metadata_bytes": state.owners.nbytes,
                 "page_table_bytes": state.words.nbytes,
-                "step_bytes": sum(s.ids[name].nbytes for s in self._steps.values() if name in s.ids),
+                "step_bytes": sum(s.ids[name].nbytes for s in self._steps.values() if name in s.ids)
+                * (1 if state.order is None else 2),
                 "scratch_bytes": self._pools[name].nbytes + state.metadata_bytes(),
             }
         return tables
@@ -506,6 +510,16 @@ class DeviceFeatureCache:
                 with self._device.use(self.stream):
                     moved[name] = tensor.pin_memory().to(here, non_blocking=True)
         return moved
+
+    def _positions(self, ids: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Where the rows of ids lie; ids out of range stay, and are found to be so."""
+        rows = dict(ids)
+        with self._device.use(self.stream):
+            for name, tensor in ids.items():
+                if self._states[name].order is not None:
+                    rows[name] = self._device.empty((len(tensor),), torch.int64)
+                    self._kernels.find_rows(self._states[name], tensor, rows[name])
+        return rows
 
     def _hand_over(self, done: Event, outputs: Mapping[str, torch.Tensor]) -> None:
         current = self._device.current_stream()

@@ -47,6 +47,21 @@ class CacheKernels:
         """Mark the pages of ids."""
         self._by_item(_PLAN, "gids_enter_window", len(ids), state.record, counters, ids, len(ids), bit)
 
+    def find_rows(self, state: TableState, ids: torch.Tensor, out: torch.Tensor) -> None:
+        """Where the rows of ids lie in a table that has an order: int64[n]."""
+        assert state.order is not None
+        self._by_item(
+            _PLAN,
+            "gids_find_rows",
+            len(ids),
+            state.record,
+            state.order,
+            state.order.itemsize,
+            ids,
+            len(ids),
+            out,
+        )
+
     def retire(self, state: TableState, counters: torch.Tensor, ids: torch.Tensor | None, bit: int) -> None:
         """Take the marks back; zero the counters."""
         n = len(ids) if ids is not None else 0

@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from gids import _core
-from gids.cache.budget import GROWTH
+from gids.cache.budget import GROWTH, TableShape
 from gids.cache.output_dtype import RowForm
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class TableState:
         self.near = device.empty((lines, table.page_bytes), torch.uint8)
         self.far = HostArray(device, host_lines * table.page_bytes)
         self.choice = device.zeros((_CHOICE_BYTES,), torch.uint8)
+        self.order = _order_on(device, table.order)
         fields = [
             self.words.data_ptr(),
             self.owners.data_ptr(),
@@ -201,7 +202,24 @@ def line_bytes(
     """What a cache takes of the device's memory for good: (purpose, bytes)."""
     yield "lines", sum(lines[t.name] * t.page_bytes for t in tables)
     yield "page tables", sum(8 * t.page_count for t in tables)
+    if orders := order_bytes(tables):
+        yield "row orders", orders
     yield "line owners", sum(8 * (lines[t.name] + host_lines[t.name]) for t in tables)
+
+
+def order_bytes(tables: Sequence[TableShape]) -> int:
+    """Device memory that orders of rows take."""
+    return sum(0 if t.order is None else int(t.order.nbytes) for t in tables)
+
+
+def _order_on(device: Device, order: npt.NDArray[Any] | None) -> torch.Tensor | None:
+    if order is None:
+        return None
+    there = device.empty((len(order),), torch.int32 if order.itemsize == 4 else torch.int64)
+    for start in range(0, len(order), _CHUNK):
+        part = torch.from_numpy(order[start : start + _CHUNK].copy())
+        there[start : start + len(part)] = part.to(device.torch_device)
+    return there
 
 
 def _row_copy(form: RowForm) -> tuple[int, int, int]:

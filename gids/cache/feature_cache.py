@@ -18,6 +18,7 @@ import torch
 from gids import _core
 from gids.cache.output_dtype import out_dtype_of, row_form
 from gids.errors import StorageError
+from gids.store.table import positions_of
 
 if TYPE_CHECKING:
     from gids.io import Engine
@@ -99,7 +100,8 @@ class FeatureCache:
             first_file += len(t.shard_paths)
         self.next_step = 0
         """The first step that a new stream may enter; steps never repeat."""
-        self._ids: dict[int, dict[str, Ids]] = {}
+        self._orders = {t.name: order for t in tables if (order := t.order) is not None}
+        self._ids: dict[int, dict[str, Ids]] = {}  # as positions, which is all that native code knows
         self._outputs: dict[int, dict[str, torch.Tensor]] = {}
 
     def enter(self, step: int, ids: Mapping[str, torch.Tensor]) -> None:
@@ -187,6 +189,7 @@ class FeatureCache:
         return words
 
     def _check(self, ids: Mapping[str, torch.Tensor]) -> dict[str, Ids]:
+        """Where the rows of ids lie, once all ids are found to be good."""
         for name in ids:
             if name not in self._caches:
                 raise KeyError(
@@ -198,6 +201,8 @@ class FeatureCache:
                 self._caches[name].check(array)
             except IndexError as error:
                 raise IndexError(f"table '{name}': {error}") from None
+            if name in self._orders:
+                checked[name] = positions_of(array, self._orders[name])
         return checked
 
     def _new_output(self, table: Table, n: int) -> tuple[torch.Tensor, npt.NDArray[np.uint8]]:

@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
+
+from gids import _core
+from gids.errors import FormatError
 
 _BLOCK_PAGES = 1 << 20
 _OCTAVES = 24  # what 255 steps resolve well: about ten to a factor of 2
 
 
-def page_heat(weights: npt.NDArray[np.generic], rows_per_page: int) -> npt.NDArray[np.uint8]:
+def page_heat(
+    weights: npt.NDArray[np.generic], rows_per_page: int, order: npt.NDArray[Any] | None = None
+) -> npt.NDArray[np.uint8]:
     """Quantise the weights of rows (out-degrees, expected visits) to one byte per page.
 
-    weights: non-negative number[row_count], in any unit, memory-mapped or in memory; read in blocks.
+    weights: non-negative number[row_count], in any unit, memory-mapped or in memory; read in blocks. order:
+    Table.order, where rows do not lie where their ids say.
     Returns uint8[page_count]: the sum over a page's rows on a logarithmic scale from nothing, 0, through the
     lightest page to the heaviest, 255, so that a factor in weight is the same step everywhere on the scale.
     Pages more than 24 octaves below the heaviest are not told apart.
     """
     row_count = len(weights)
     page_count = -(-row_count // rows_per_page)
-    sums = np.empty(page_count, np.float32)
+    sums = np.zeros(page_count, np.float32)
     for first in range(0, page_count, _BLOCK_PAGES):
         last = min(page_count, first + _BLOCK_PAGES)
-        rows = np.asarray(weights[first * rows_per_page : last * rows_per_page], np.float64)
+        part = slice(first * rows_per_page, last * rows_per_page)
+        if order is not None:
+            bad = _core.sum_by_page(order[part], np.asarray(weights[part], np.float32), rows_per_page, sums)
+            if bad is not None:
+                raise FormatError(
+                    f"the order of rows is damaged at row {part.start + bad}; `gids verify` says more"
+                )
+            continue
+        rows = np.asarray(weights[part], np.float64)
         if rows_per_page > 1:
             rows = np.add.reduceat(rows, np.arange(0, len(rows), rows_per_page))
         sums[first:last] = rows

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 # A new subcommand adds its module.
-COMMANDS = ("bench", "convert", "export", "generate", "heat", "info", "quickstart", "verify")
+COMMANDS = ("bench", "convert", "export", "generate", "heat", "info", "quickstart", "restripe", "verify")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

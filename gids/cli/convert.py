@@ -8,10 +8,13 @@ import os
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gids.cli.progress import Progress
 from gids.cli.sizes import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from gids.store.convert.row_order import ReadRows
 
 _EPILOG = """\
 The format of SRC is found out; where it could be several, say --from NAME.
@@ -76,6 +79,14 @@ def add_parser(subparsers: Any) -> None:
         help="spread the pages over directories, one per SSD",
     )
     parser.add_argument(
+        "--order",
+        default="original",
+        metavar="ORDER",
+        help="of rows of nodes that share pages: original, degree (much-used rows together), community (rows "
+        "of one neighbourhood together), or trace:FILE (rows that a recorded run read together); ids stay as "
+        "they are (default: original)",
+    )
+    parser.add_argument(
         "--index-dtype",
         choices=("int64", "int32", "auto"),
         default="int64",
@@ -123,6 +134,8 @@ def run(args: argparse.Namespace) -> int:
     from gids.store.convert import Options, convert
     from gids.store.convert.readers import Choices, find_reader, open_source
 
+    order, _, trace = args.order.partition(":")
+    read_rows = _read_rows(order, trace)
     reader = find_reader(args.source, args.reader)
     casts = dict(_cast(text) for text in args.dtype)
     is_raw = args.shape or reader.is_raw(args.source)
@@ -139,6 +152,8 @@ def run(args: argparse.Namespace) -> int:
         stripe=tuple(args.stripe),
         dtypes=casts,
         scales=dict(_cast(text) for text in args.scale),
+        order=order,
+        read_rows=read_rows,
         index_dtype=args.index_dtype,
         keep_edge_ids=not args.no_edge_ids,
         reverse_edges=args.reverse_edges,
@@ -153,7 +168,7 @@ def run(args: argparse.Namespace) -> int:
     )
     with Progress("convert", quiet=args.quiet) as progress:
         convert(
-            reader.files(args.source),
+            [*reader.files(args.source), *([Path(trace)] if trace else [])],
             lambda scratch: open_source(reader, args.source, scratch, choices),
             args.path,
             options,
@@ -172,6 +187,22 @@ def run(args: argparse.Namespace) -> int:
     if not args.quiet:
         _report(args)
     return 0
+
+
+def _read_rows(order: str, trace: str) -> ReadRows | None:
+    """The recorded rows that --order trace:FILE goes by."""
+    if order != "trace":
+        if trace:
+            raise ValueError(f"--order {order}:{trace}: a file goes with trace only, as trace:{trace}")
+        return None
+    if not trace:
+        raise ValueError(
+            "--order trace needs a file, as trace:FILE; `gids bench hit-ratio --record FILE --rows` or "
+            "gids.bench.record(loader, FILE, rows=True) makes it"
+        )
+    from gids.bench.row_trace import RowTrace
+
+    return RowTrace(trace)
 
 
 def load_graphs(path: str) -> Any:

@@ -27,6 +27,14 @@ def add_parser(subparsers: Any) -> None:
     add("--dim", type=int, default=128, metavar="D", help="float32 features of a node (default: 128)")
     add("--classes", type=int, default=16, metavar="N", help="classes of nodes (default: 16)")
     add(
+        "--homophily",
+        type=float,
+        default=0.7,
+        metavar="P",
+        help="probability that an edge stays in its class by choice: with many classes, how clustered the "
+        "graph is (default: 0.7)",
+    )
+    add(
         "--skew",
         type=float,
         default=0.8,
@@ -59,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
         degree=edges / max(1, args.nodes),
         dim=args.dim,
         classes=args.classes,
+        homophily=args.homophily,
         skew=args.skew,
         train_count=train,
         val_count=val,

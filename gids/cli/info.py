@@ -69,7 +69,11 @@ def describe(store: FeatureStore) -> dict[str, Any]:
                 "rows_per_page": t.rows_per_page,
                 "pages": t.page_count,
                 "bytes": t.page_count * t.page_bytes,
+                "ordered": t.order is not None,
                 "shards": [str(p) for p in t.shard_paths],
+                "shard_bytes": [
+                    t.shard_page_count(shard) * t.page_bytes for shard in range(len(t.shard_paths))
+                ],
             }
             for t in store.tables.values()
         ],
@@ -109,9 +113,12 @@ def _lines(found: dict[str, Any]) -> list[str]:
         shape = " x ".join(map(str, [t["rows"], *t["shape"]]))
         pages = f"{t['pages']} page{'s' * (t['pages'] != 1)} of {t['page_bytes']} B"
         rows = f"{t['rows_per_page']} row{'s' * (t['rows_per_page'] > 1)} each"
+        rows += ", in an order of their own" * t["ordered"]
         dtype = f"{t['dtype']} with a scale per {t['scale']}," if t["scale"] else t["dtype"]
         lines.append(f"  {t['name']}  {dtype} {shape}  {pages}, {rows}  {format_bytes(t['bytes'])}")
-        lines += [f"    {path}" for path in t["shards"]]
+        for path, size in zip(t["shards"], t["shard_bytes"], strict=True):
+            share = f"  {format_bytes(size)}, {size / max(1, t['bytes']):.1%}" * (len(t["shards"]) > 1)
+            lines.append(f"    {path}{share}")
     lines.append("nodes")
     for n in found["nodes"]:
         splits = ", ".join(f"{split} {count}" for split, count in n["splits"].items())

@@ -343,7 +343,7 @@ class FeatureLoader:
         if method is None:
             return None
         assert isinstance(table.type, str)
-        return page_heat(self.store.heat(method, table.type), table.rows_per_page)
+        return page_heat(self.store.heat(method, table.type), table.rows_per_page, table.order)
 
     def _adapt_planned(self) -> None:
         """Between epochs: the fewest planned minibatches whose missing pages cover twice the queue."""

@@ -3,6 +3,7 @@
 from gids.store.feature_store import FeatureStore
 from gids.store.graph import Graph
 from gids.store.pinned_graph import PinnedGraph
+from gids.store.restripe import restripe
 from gids.store.rows import GeneratedRows, Rows
 from gids.store.table import Table
 from gids.store.topology import edge_list
@@ -18,5 +19,6 @@ __all__ = [
     "Rows",
     "Table",
     "edge_list",
+    "restripe",
     "verify",
 ]

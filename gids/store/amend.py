@@ -1,7 +1,7 @@
 """Changing a dataset that is there: one writer at a time, and a manifest that is replaced in one step.
 
-Called by the writers of heat and of tables. A reader sees the old manifest or the new one, whole; so new
-files are synced before a manifest names them, and old ones removed after.
+Called by the writers of heat and of tables, and by restripe. A reader sees the old manifest or the new one,
+whole; so new files are synced before a manifest names them, and old ones removed after.
 """
 
 from __future__ import annotations

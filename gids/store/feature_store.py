@@ -17,6 +17,7 @@ from gids.store.geometry import DEFAULT_PAGE_BYTES
 from gids.store.graph import Graph
 from gids.store.manifest import NodesEntry, RelationEntry
 from gids.store.names import HEAT_ROLES, SPLITS, Relation, describe_type, table_name
+from gids.store.read_lock import read_while_alive
 from gids.store.table import Table
 from gids.store.table_writer import TableWriter
 
@@ -49,6 +50,8 @@ class FeatureStore:
         self._locate = Locator(self.path, allow_dirs)
         for fault in faults(manifest, self._locate):
             raise FormatError(fault)
+        if manifest.tables:
+            read_while_alive(self, self._locate.array(manifest.tables[0].checksums))
         tables = [Table(t, self._locate, self.name) for t in manifest.tables]
         self.tables: Mapping[str, Table] = MappingProxyType({t.name: t for t in tables})
         self._nodes = {n.type: n for n in manifest.nodes}

@@ -102,6 +102,8 @@ class TableEntry:
     shards: tuple[str, ...]
     checksums: ArrayEntry
     scale: ScaleEntry | None = None
+    order: ArrayEntry | None = None
+    """Where each row lies, when that is not its id."""
 
     @property
     def name(self) -> str:
@@ -114,17 +116,21 @@ class TableEntry:
         return Geometry(self.row_count, row_bytes, self.page_bytes, len(self.shards))
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "type": self.type if isinstance(self.type, str) else list(self.type),
-            "key": self.key,
-            "shape": list(self.shape),
-            "dtype": self.dtype,
-            "page_bytes": self.page_bytes,
-            "row_count": self.row_count,
-            "shards": list(self.shards),
-            "checksums": self.checksums.to_json(),
-        } | ({} if self.scale is None else {"scale": self.scale.to_json()})
+        return (
+            {
+                "kind": self.kind,
+                "type": self.type if isinstance(self.type, str) else list(self.type),
+                "key": self.key,
+                "shape": list(self.shape),
+                "dtype": self.dtype,
+                "page_bytes": self.page_bytes,
+                "row_count": self.row_count,
+                "shards": list(self.shards),
+                "checksums": self.checksums.to_json(),
+            }
+            | ({} if self.scale is None else {"scale": self.scale.to_json()})
+            | ({} if self.order is None else {"order": self.order.to_json()})
+        )
 
 
 @dataclass(frozen=True)
@@ -145,10 +151,12 @@ class Manifest:
             yield table.checksums
             if table.scale is not None and table.scale.columns is not None:
                 yield table.scale.columns
+            if table.order is not None:
+                yield table.order
 
     @property
     def version(self) -> int:
-        return 2 if any(t.scale is not None for t in self.tables) else 1
+        return 2 if any(t.scale is not None or t.order is not None for t in self.tables) else 1
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -300,7 +308,7 @@ def _table(
         value,
         where,
         ("kind", "type", "key", "shape", "dtype", "page_bytes", "row_count", "shards", "checksums"),
-        optional=("scale",) if version >= 2 else (),
+        optional=("scale", "order") if version >= 2 else (),
     )
     kind = fields["kind"]
     type_: str | Relation
@@ -333,6 +341,7 @@ def _table(
         shards=shards,
         checksums=_array(fields["checksums"], f"{where}.checksums"),
         scale=_scale(fields["scale"], f"{where}.scale") if "scale" in fields else None,
+        order=_array(fields["order"], f"{where}.order") if "order" in fields else None,
     )
     if table.scale is not None:
         _check_scale_fits(table, where)
@@ -356,7 +365,19 @@ def _table(
         f"uint32[{layout.page_count}] checksums",
         sums,
     )
+    if table.order is not None:
+        _expect(
+            table.order.shape == (count,) and table.order.dtype == position_dtype(count),
+            where,
+            f"{position_dtype(count)}[{count}] positions",
+            table.order,
+        )
     return table
+
+
+def position_dtype(row_count: int) -> str:
+    """The type of the positions of so many rows."""
+    return "int32" if row_count <= 1 << 31 else "int64"
 
 
 def _scale(value: object, where: str) -> ScaleEntry:

@@ -191,7 +191,18 @@ def store_pages(
     stripe: uint8[m, page_bytes], room for the pages of one of several shards; aligned for files that are
     written directly.
     """
-    sums = _core.crc32c(pages)
+    write_pages(layout, first, pages, shard_fds, stripe)
+    write_exactly(checksum_fd, _core.crc32c(pages).view(np.uint8), first * 4)
+
+
+def write_pages(
+    layout: Geometry,
+    first: int,
+    pages: np.ndarray,
+    shard_fds: Sequence[int],
+    stripe: np.ndarray | None = None,
+) -> None:
+    """store_pages without checksums."""
     for index in range(min(layout.shard_count, len(pages))):
         shard, offset = layout.page_location(first + index)
         mine = pages[index :: layout.shard_count]
@@ -199,7 +210,6 @@ def store_pages(
             stripe[: len(mine)] = mine
             mine = stripe[: len(mine)]
         write_exactly(shard_fds[shard], np.ascontiguousarray(mine).reshape(-1), offset)
-    write_exactly(checksum_fd, sums.view(np.uint8), first * 4)
 
 
 def sync_files(fds: Iterable[int]) -> None:

@@ -1,6 +1,6 @@
 """Moves a finished dataset into its place, and keeps track of the folders that its shards have elsewhere.
 
-Called by DatasetWriter. Removes only what carries the mark of a dataset.
+Called by whoever writes or changes a dataset. Removes only what carries the mark of a dataset.
 """
 
 from __future__ import annotations
@@ -34,6 +34,14 @@ def remove_shard_folder(folder: Path) -> None:
     """Remove a folder that make_shard_folder made; leave any other alone."""
     if (folder / _MARK).is_file() and ".shards-" in folder.name:
         shutil.rmtree(folder)
+
+
+def dataset_of(folder: Path) -> str:
+    """The path of the dataset that a folder of shards was made for; "" when it is none."""
+    try:
+        return str(json.loads((folder / _MARK).read_text())["dataset"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def check_replaceable(path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Scan: the rows of a table from first to last, a block at a time, read ahead. Called by Table.scan.
+"""Scan: the rows of a table from first to last, a block at a time, read ahead. Called by Table.scan; its
+pages by restripe.
 
 Reads go around the memory map, a page-aligned extent of every shard at a time, and what was read leaves the
 page cache. Memory: two blocks.
@@ -59,7 +60,17 @@ def _read(
     count: int,
 ) -> np.ndarray:
     first, last = start // layout.rows_per_page, div_ceil(start + count, layout.rows_per_page)
-    pages = np.empty((last - first, layout.page_bytes), np.uint8)
+    pages = read_pages(layout, fds, shards, first, last - first)
+    rows = pages[:, : layout.rows_per_page * layout.row_bytes].reshape(-1, layout.row_bytes)
+    skipped = start - first * layout.rows_per_page
+    return rows[skipped : skipped + count]
+
+
+def read_pages(
+    layout: Geometry, fds: Sequence[int], shards: Sequence[Path], first: int, count: int
+) -> np.ndarray:
+    """Pages first … first + count, uint8[count, page_bytes], by one read of each shard."""
+    pages = np.empty((count, layout.page_bytes), np.uint8)
     for shard, fd in enumerate(fds):
         mine = pages[(shard - first) % len(fds) :: len(fds)]
         if not len(mine):
@@ -72,6 +83,4 @@ def _read(
         os.posix_fadvise(fd, offset, extent.size, os.POSIX_FADV_DONTNEED)
         if extent is not mine:
             mine[:] = extent
-    rows = pages[:, : layout.rows_per_page * layout.row_bytes].reshape(-1, layout.row_bytes)
-    skipped = start - first * layout.rows_per_page
-    return rows[skipped : skipped + count]
+    return pages

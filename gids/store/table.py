@@ -9,13 +9,14 @@ from __future__ import annotations
 import copy
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from gids import _core
 from gids.errors import StorageError
 from gids.store.dtypes import TABLE_DTYPES, byte_view
 from gids.store.files import Locator, load_scales, map_array, shard_files
@@ -26,8 +27,15 @@ from gids.store.quantize import unpack_rows
 from gids.store.scan import scan
 
 
+def positions_of(ids: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Where rows lie: int64[n]. ids: int64[n]; one out of range stays as it is. order: Table.order."""
+    out = np.empty(len(ids), np.int64)
+    _core.to_positions(order, np.ascontiguousarray(ids), out)
+    return out
+
+
 class Table:
-    """One table of a dataset.
+    """One table of a dataset. Rows go by their ids everywhere but in page_location.
 
     Attributes: name (`paper.feat`), kind ("node" or "edge"), type (node type, or (src, rel, dst)), key,
     row_count, shape (of one row), dtype (of rows that are read), stored_dtype (on disk: int8 where scale is
@@ -55,8 +63,10 @@ class Table:
         self._checksums_path = locate.array(entry.checksums)
         self._columns = None if entry.scale is None else entry.scale.columns
         self._columns_path = None if self._columns is None else locate.array(self._columns)
+        self._order = None if entry.order is None else (locate.array(entry.order), entry.order)
         self._where = f"'{self.name}' in {store_name}"
         self._maps: list[np.ndarray] | None = None
+        self._order_map: np.ndarray | None = None
         self._column_scales: np.ndarray | None = None
 
     def __repr__(self) -> str:
@@ -73,11 +83,21 @@ class Table:
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_maps": None}  # each process maps the shards itself
+        return self.__dict__ | {"_maps": None, "_order_map": None}  # each process maps the files itself
 
     def checksums(self) -> np.ndarray:
         """CRC32C of each page, padding included: uint32[page_count], a read-only memory map."""
         return map_array(self._checksums_path, self._checksums)
+
+    @property
+    def order(self) -> np.ndarray | None:
+        """Where each row lies: int32 or int64[row_count], a read-only memory map; None: where its id says.
+
+        Row r is in page order[r] // rows_per_page. A dataset converted with `--order` has one.
+        """
+        if self._order is not None and self._order_map is None:
+            self._order_map = map_array(*self._order)
+        return self._order_map
 
     def column_scales(self) -> np.ndarray | None:
         """float32[values of a row], what the values of a table with a scale per column are multiplied by.
@@ -106,21 +126,30 @@ class Table:
         rows = self._checked(ids)
         if not len(rows):
             return torch.empty((0, *self.shape), dtype=self.dtype)
-        if self.scale is None:
-            out = torch.empty((len(rows), *self.shape), dtype=self.dtype)
-        else:  # as they are stored, at first
-            out = torch.empty((len(rows), self.row_bytes), dtype=torch.uint8)
-        pages, slots = np.divmod(rows, self.rows_per_page)
+        if self.scale is not None:
+            return self.decode(self._stored(rows))
+        out = torch.empty((len(rows), *self.shape), dtype=self.dtype)
+        self._gather(rows, byte_view(out))
+        return out
+
+    def _stored(self, rows: np.ndarray) -> np.ndarray:
+        """Rows as they are on disk: uint8[n, row_bytes]."""
+        out = np.empty((len(rows), self.row_bytes), np.uint8)
+        self._gather(rows, out.reshape(-1))
+        return out
+
+    def _gather(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Copy rows as they are on disk to uint8[bytes]; at least one."""
+        pages, slots = np.divmod(self._positions(rows), self.rows_per_page)
         shards, offsets = self.page_location(pages)
         places = offsets // self.page_bytes
-        target = byte_view(out).view(f"V{self.row_bytes}")
+        target = out.view(f"V{self.row_bytes}")
         for shard, view in enumerate(self._mapped()):
             if len(self.shard_paths) == 1:
                 target[:] = view[places, slots]
             else:
                 mine = np.flatnonzero(shards == shard)
                 target[mine] = view[places[mine], slots[mine]]
-        return out if self.scale is None else self.decode(out.numpy())
 
     def scan(
         self, rows_per_block: int, *, order: Sequence[int] | None = None, stored: bool = False
@@ -130,7 +159,8 @@ class Table:
         order: the numbers of the blocks to read, in any order; default 0, 1, 2, … to the end. stored: give
         the rows' bytes as they are on disk, uint8[n, row_bytes]. Each block is memory of the caller's own.
         The next block is read while one is in use: memory is four blocks. Blocks when reading is slower
-        than its use; leaves nothing in the page cache. Raises ValueError,
+        than its use; leaves nothing in the page cache. Of a table whose rows lie in another order, a block
+        is gathered from its pages through memory maps instead. Raises ValueError,
         IndexError for a block that is none, StorageError (when a block is reached).
         """
         if rows_per_block < 1:
@@ -142,6 +172,8 @@ class Table:
             raise IndexError(f"block {wrong[0]} is out of range for {self._where} ({count} blocks)")
         starts = [n * rows_per_block for n in numbers]
         decode = _bytes_of if stored else self.decode
+        if self._order is not None:
+            return self._gathered(starts, rows_per_block, decode)
         return scan(self._layout, self.shard_paths, decode, rows_per_block, starts)
 
     def decode(self, data: np.ndarray) -> torch.Tensor:
@@ -151,6 +183,17 @@ class Table:
         out = torch.empty((len(data), *self.shape), dtype=self.dtype)
         byte_view(out).reshape(data.shape)[:] = data
         return out
+
+    def _gathered(
+        self, starts: Sequence[int], rows_per_block: int, decode: Callable[[np.ndarray], torch.Tensor]
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        for start in starts:
+            rows = np.arange(start, min(start + rows_per_block, self.row_count))
+            yield start, decode(self._stored(rows))
+
+    def _positions(self, rows: np.ndarray) -> np.ndarray:
+        order = self.order
+        return rows if order is None else positions_of(rows, order)
 
     def _checked(self, ids: torch.Tensor | np.ndarray | Sequence[int]) -> np.ndarray:
         if isinstance(ids, torch.Tensor):

@@ -16,6 +16,7 @@ from gids.store.array_file import file_crc32c
 from gids.store.files import Locator, array_bytes, array_header, faults, load_scales, read_manifest
 from gids.store.manifest import ArrayEntry, Manifest, NodesEntry, RelationEntry, TableEntry
 from gids.store.names import HEAT_ROLES, SPLITS
+from gids.store.row_order import checked_order
 from gids.store.rows import FileRows, Rows, blocks, read_exactly
 from gids.store.topology import checked_ids, checked_indptr
 
@@ -61,6 +62,9 @@ def verify(
     counts = {n.type: n.count for n in manifest.nodes}
     for relation in manifest.relations:
         yield from _graph_faults(relation, counts, locate)
+    for table in manifest.tables:
+        if table.order is not None:
+            yield from _raised(checked_order, *_rows(table.order, locate))
     with ThreadPoolExecutor(workers, "gids-verify") as pool:
         for table in manifest.tables:
             yield from _scale_faults(table, locate)
@@ -171,5 +175,6 @@ def _table_faults(
 def _page_fault(table: TableEntry, page: int, path: Path, offset: int) -> str:
     first = page * table.geometry.rows_per_page
     last = min(first + table.geometry.rows_per_page, table.row_count) - 1
-    rows = f"row {first}" if first == last else f"rows {first} to {last}"
+    what = "row" if table.order is None else "position"
+    rows = f"{what} {first}" if first == last else f"{what}s {first} to {last}"
     return f"{path} at byte {offset}: page {page} of {table.name!r} ({rows}) fails its CRC32C"

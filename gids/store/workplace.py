@@ -1,6 +1,7 @@
 """Workplace: where a dataset is built before it is published, and what is done. Called by DatasetWriter.
 
-NAME.partial/ holds `journal`, `dataset/` (which becomes NAME) and `scratch/`. Knows none of their contents.
+NAME.partial/ holds `journal`, `dataset/` (which becomes NAME), `scratch/`, and `aside/`, whose files outlive
+a kill as those of dataset/ do. Knows none of their contents.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Workplace:
     key: what the dataset is made from, JSON, or None when work is never to be resumed. stripe_dirs: where
     shards go instead of dataset/. Raises FileExistsError, FileNotFoundError, FormatError.
 
-    Attributes: root (dataset/), scratch, folders (one for shards in each stripe directory), resumed,
-    restart_reason (why work that was found is not continued, or "").
+    Attributes: root (dataset/), scratch, aside (made by whoever needs it), folders (one for shards in each
+    stripe directory), resumed, restart_reason (why work that was found is not continued, or "").
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Workplace:
         self.partial = path.with_name(path.name + ".partial")
         self.root = self.partial / "dataset"
         self.scratch = self.partial / "scratch"
+        self.aside = self.partial / "aside"
         self._check_places(stripe_dirs, overwrite)
         self._resumable = key is not None
         self.partial.mkdir(exist_ok=True)
@@ -59,6 +61,7 @@ class Workplace:
             for stale in self._journal.folders:
                 remove_shard_folder(Path(stale))
             shutil.rmtree(self.root, ignore_errors=True)
+            shutil.rmtree(self.aside, ignore_errors=True)
             self._journal.restart(key, [str(shard_folder(d, path, self._journal.id)) for d in stripe_dirs])
         self.folders = [Path(f) for f in self._journal.folders]
         self.root.mkdir(exist_ok=True)

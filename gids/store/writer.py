@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from gids.errors import FormatError
 from gids.store.array_file import ArrayFile, file_crc32c
 from gids.store.column_scales import write_column_scales
 from gids.store.dtypes import dtype_name
-from gids.store.files import array_header, load_scales
+from gids.store.files import array_header, load_scales, map_array
 from gids.store.geometry import DEFAULT_PAGE_BYTES, table_page_bytes
 from gids.store.graph_writer import EdgeOrder, GraphWriter
 from gids.store.manifest import (
@@ -33,16 +34,22 @@ from gids.store.manifest import (
     ScaleEntry,
     TableEntry,
     dump_manifest,
+    position_dtype,
 )
 from gids.store.names import SPLITS, Relation, describe_type, encode_path, table_name
 from gids.store.narrow import NarrowedRows, Narrowing, QuantizedRows, Tally
 from gids.store.page_writer import PageWriter, open_sized
 from gids.store.quantize import check_scale, stored_geometry
+from gids.store.row_order import InEdges, as_positions, checked_order
 from gids.store.rows import FileRows, Rows, Values, as_rows, blocks
+from gids.store.scattered_rows import ScatteredRows, bucket_rows_for, bytes_needed
 from gids.store.topology import EdgeSource, checked_ids, out_degrees
 from gids.store.workplace import Workplace
 
 _PIECE_BYTES = 8 << 20
+
+Positions = np.ndarray | torch.Tensor
+RowOrder = Positions | Callable[[], Positions]
 
 
 def _ignore(_: int) -> None:
@@ -134,6 +141,7 @@ class DatasetWriter:
         *,
         dtype: torch.dtype | None = None,
         scale: str | None = None,
+        order: RowOrder | None = None,
     ) -> tuple[Narrowing, Tally] | None:
         """Write one table.
 
@@ -141,6 +149,8 @@ class DatasetWriter:
         id order for edges. dtype: cast to it; rounding to a shorter floating type is allowed, any other
         change of a value raises FormatError. scale: with dtype int8 and floating rows, "row" or "column":
         store multiples of a scale of each row or column; "column" reads the source twice.
+        order: where each row is to lie, int[row_count], each position once, or what computes that; readers
+        ask for rows by their ids all the same. The rows take their bytes on disk once more meanwhile.
 
         Returns how values were rounded and the largest error that it made, None when all are exact.
         """
@@ -178,6 +188,8 @@ class DatasetWriter:
         )
         item = f"table {folder}"
         try:
+            if order is not None:
+                entry = replace(entry, order=self._write_order(folder, name, rows.shape[0], order))
             if scale == "column":
                 entry = replace(
                     entry, scale=ScaleEntry(scale, self._write_column_scales(folder, rows, entry))
@@ -207,6 +219,32 @@ class DatasetWriter:
         )
         return _array_entry(fields)
 
+    def _write_order(self, folder: str, name: str, row_count: int, order: RowOrder) -> ArrayEntry:
+        def write() -> dict[str, Any]:
+            positions = as_positions(order() if callable(order) else order, row_count, name)
+            path = f"tables/{folder}/order.npy"
+            with ArrayFile(self._root, path, position_dtype(row_count), positions.shape) as file:
+                for values in checked_order(as_rows(positions), _PIECE_BYTES):
+                    file.append(values)
+                return file.finish().to_json()
+
+        return _array_entry(self._once(f"order {folder}", 0, write))
+
+    def _scattered(self, item: str, rows: Rows, entry: TableEntry) -> ScatteredRows:
+        """The table's rows in its order, once they are put aside in buckets."""
+        assert entry.order is not None
+        bucket_rows = self._place.once(
+            f"buckets of {item}", lambda: bucket_rows_for(rows, self._memory_bytes), on_skip=lambda: None
+        )
+        path = self._place.aside / encode_path(entry.name)
+        scattering = f"scattering {item}"
+        first_row = self._place.pages_done(scattering)
+        if not path.is_file() or path.stat().st_size != bytes_needed(rows):
+            first_row = 0
+        scattered = ScatteredRows(rows, self._map(entry.order), path, bucket_rows)
+        scattered.scatter(first_row, lambda n: self._place.record_pages(scattering, n), self._sync_bytes)
+        return scattered
+
     def _shard_paths(self, folder: str) -> list[str]:
         if not self._place.folders:
             return [f"tables/{folder}/shard-{i:02d}.bin" for i in range(self._shard_count)]
@@ -225,6 +263,9 @@ class DatasetWriter:
         self._on_bytes(first_page * layout.page_bytes)
         source_row_bytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize
         tally = self._tallies[item] = Tally(self._place.recall(item) if first_page else None)
+        memory_bytes = self._memory_bytes
+        if entry.order is not None and first_page < layout.page_count:
+            rows, memory_bytes = self._scattered(item, rows, entry), memory_bytes // 2
         if entry.scale is not None:
             rows, dtype = QuantizedRows(rows, self._column_scales(entry), tally), torch.uint8
         elif narrowing is not None:
@@ -246,11 +287,12 @@ class DatasetWriter:
                 checksum_fd,
                 source_row_bytes=source_row_bytes,
                 workers=self._workers,
-                memory_bytes=self._memory_bytes,
+                memory_bytes=memory_bytes,
                 sync_bytes=self._sync_bytes,
                 on_sync=on_sync,
                 on_bytes=self._on_bytes,
             ).write(first_page)
+        shutil.rmtree(self._place.aside, ignore_errors=True)
         return file_crc32c(checksums)
 
     def _column_scales(self, entry: TableEntry) -> torch.Tensor | None:
@@ -395,6 +437,25 @@ class DatasetWriter:
 
         found = self._once(f"nodes {encode_path(ntype)}.{role}", 0, write)
         self._node_arrays.setdefault(ntype, {})[role] = _array_entry(found)
+
+    def in_edges(self, ntype: str) -> list[InEdges]:
+        """The graphs written that join nodes of one type with each other, memory-mapped."""
+        arrays = [a for r, (_, a) in self._relations.items() if r[0] == r[2] == ntype and a]
+        return [(self._map(a["indptr"]), self._map(a["indices"])) for a in arrays]
+
+    def order(self, table: str) -> np.ndarray | None:
+        """Where the rows of a table that was written lie, memory-mapped; None: where their ids say."""
+        (entry,) = (t.order for t in self._tables if t.name == table)
+        return None if entry is None else self._map(entry)
+
+    def _map(self, entry: ArrayEntry) -> np.ndarray:
+        return map_array(self._root / entry.path, entry)
+
+    def out_degrees(self, ntype: str) -> np.ndarray | None:
+        """How often each node is a source in the graphs, all of which are there; None without. uint32[n]."""
+        self._write_out_degrees()
+        entry = self._node_arrays.get(ntype, {}).get("out_degree")
+        return None if entry is None else self._map(entry)
 
     def _write_out_degrees(self) -> None:
         for ntype, count in self._counts.items():

@@ -62,6 +62,19 @@ __device__ void for_each(u64 n, F&& f) {
 
 }  // namespace
 
+// Where rows lie that a table's order (int or i64 each, of `width` bytes) puts elsewhere than their ids say. An id
+// out of range stays as it is.
+extern "C" __global__ void gids_find_rows(const device::Table* table, const void* order, u64 width, const i64* ids,
+                                          u64 n, i64* rows) {
+  const device::Table t = *table;
+  for_each(n, [&](u64 i, bool inside) {
+    if (!inside) return;
+    const i64 id = ids[i];
+    if (!t.holds(id)) rows[i] = id;
+    else rows[i] = width == 4 ? static_cast<i64>(static_cast<const int*>(order)[id]) : static_cast<const i64*>(order)[id];
+  });
+}
+
 // Marks the pages of a minibatch's rows with the bit of its step. An id out of range marks nothing.
 extern "C" __global__ void gids_enter_window(const device::Table* table, device::Counters* counters, const i64* ids,
                                              u64 n, u64 bit) {

@@ -61,7 +61,7 @@ def test_a_sampled_trace_that_was_kept_gives_the_same_figures(
     _, said, replayed = bench("hit-ratio", "--replay", trace, "--cache", "5%,20%", "--epoch-batches", 75)
     assert [f["metrics"] for f in replayed["figures"]] == [f["metrics"] for f in sampled["figures"]], said
     assert replayed["figures"][0]["setting"] == sampled["figures"][0]["setting"] | dict.fromkeys(
-        ("sampler", "kappa")
+        ("sampler", "kappa", "order")
     )
 
 

@@ -16,6 +16,7 @@ class Shape:
     row_bytes: int = 1024
     page_bytes: int = 4096
     page_count: int = 2500
+    order: None = None
 
 
 def share(**changed: object) -> device_budget.DeviceMemoryPlan:

@@ -1,6 +1,7 @@
 """`gids info`, `gids --help` and how the command ends."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -67,10 +68,25 @@ def test_json_has_the_same_facts(dataset, capsys):
         "rows_per_page": 1,
         "pages": 7,
         "bytes": 57344,
+        "ordered": False,
         "shards": [f"{dataset}/tables/author.feat/shard-00.bin"],
+        "shard_bytes": [57344],
     }
     assert found["nodes"][1]["splits"] == {"train": 24, "val": 8, "test": 8}
     assert found["relations"][1] == {"type": ["paper", "cites", "paper"], "edges": 9, "topology": None}
+
+
+def test_the_balance_of_shards_is_said(tmp_path, capsys):
+    np.save(tmp_path / "feat.npy", np.zeros((50, 100), np.float32))
+    disks = [str(tmp_path / d) for d in ("ssd0", "ssd1")]
+    for disk in disks:
+        os.mkdir(disk)
+    path = str(tmp_path / "a.gids")
+    assert main(["convert", str(tmp_path / "feat.npy"), path, "--quiet", "--stripe", *disks]) == 0
+    allowed = [word for disk in disks for word in ("--allow-dir", disk)]
+    assert main(["info", path, *allowed]) == 0
+    shards = [line.split(".bin  ")[1] for line in capsys.readouterr().out.splitlines() if ".bin" in line]
+    assert shards == ["12.3 kB, 60.0%", "8.2 kB, 40.0%"]
 
 
 def test_what_is_no_dataset_is_one_line(tmp_path, capsys):

@@ -13,6 +13,7 @@ import torch
 from gids.errors import FormatError
 from gids.store.convert.edge_options import add_reverse_edges, add_self_loops, as_edges, refuse_tables
 from gids.store.convert.labels import normalised
+from gids.store.convert.row_order import ReadRows, RowOrders, bytes_aside, check_order
 from gids.store.convert.source import InEdges, Source, TableSource
 from gids.store.convert.space import check_space
 from gids.store.convert.split import random_split
@@ -33,6 +34,7 @@ class Options:
     dtypes: table name or key -> type to cast to; "" stands for every other table. scales: the same -> "row"
     or "column", for floating tables that become int8 ("row" if nothing is said). split: fractions of train,
     val and test for labels that come without splits, or None. stripe: directories for one shard each.
+    order, read_rows: how rows that share pages are laid out, see row_order; read_rows for order "trace".
     index_dtype: "int64", "int32", or "auto": int32 for every relation that it can number. reverse_edges,
     self_loops: see edge_options. sort_neighbors, dedup: see DatasetWriter.write_edges. workers and
     memory_bytes do not change the result.
@@ -42,6 +44,8 @@ class Options:
     stripe: tuple[str, ...] = ()
     dtypes: Mapping[str, str] = field(default_factory=dict)
     scales: Mapping[str, str] = field(default_factory=dict)
+    order: str = "original"
+    read_rows: ReadRows | None = None
     index_dtype: str = "int64"
     keep_edge_ids: bool = True
     reverse_edges: bool = False
@@ -61,6 +65,7 @@ class Options:
             "--stripe": [os.path.realpath(d) for d in self.stripe],
             "--dtype": dict(self.dtypes),
             "--scale": dict(self.scales),
+            "--order": self.order,
             "--index-dtype": self.index_dtype,
             "--no-edge-ids": not self.keep_edge_ids,
             "--reverse-edges": self.reverse_edges,
@@ -121,7 +126,7 @@ def convert(
         _check(source, options)
         on_total(sum(_work_bytes(source, options)) + 8 * _edge_count(source))
         check_space(_needed(source, options, writer), _written(writer))
-        for note in _write(source, options, writer):
+        for note in _write(source, options, writer, say):
             say(note)
         if _fingerprint(files) != fingerprint:
             raise FormatError("the source changed while it was converted; convert it again")
@@ -134,7 +139,9 @@ def convert(
         raise
 
 
-def _write(source: Source, options: Options, writer: DatasetWriter) -> Iterator[str]:
+def _write(
+    source: Source, options: Options, writer: DatasetWriter, say: Callable[[str], None]
+) -> Iterator[str]:
     """Yields what rounding cost, a sentence for each table whose values are rounded."""
     for ntype, count in source.nodes.items():
         writer.add_nodes(ntype, count)
@@ -164,14 +171,17 @@ def _write(source: Source, options: Options, writer: DatasetWriter) -> Iterator[
     for ntype, splits in source.splits.items():
         for split, ids in splits.items():
             writer.write_split(ntype, split, ids)
+    orders = RowOrders(options.order, writer, options.read_rows, options.memory_bytes, options.workers, say)
     for table in source.tables:
+        dtype, scale = _dtype(table, options), _scale(table, options)
         rounded = writer.write_table(
             table.kind,
             table.type,
             table.key,
             table.rows,
-            dtype=_dtype(table, options),
-            scale=_scale(table, options),
+            dtype=dtype,
+            scale=scale,
+            order=orders.of(table, _layout(table, options, 1)),
         )
         if rounded is not None:
             yield f"{table_name(table.type, table.key)}: {describe_rounding(*rounded)}"
@@ -200,6 +210,7 @@ def _index_dtype(relation: Relation, source: Source, options: Options) -> str:
 
 
 def _check(source: Source, options: Options) -> None:
+    check_order(options.order, options.read_rows, source)
     names = {n for t in source.tables for n in (table_name(t.type, t.key), t.key)}
     for option, named in (("--dtype", options.dtypes), ("--scale", options.scales)):
         for name in named:
@@ -286,6 +297,11 @@ def _needed(source: Source, options: Options, writer: DatasetWriter) -> Iterator
         pages += size_bytes // options.page_bytes
         yield _place(writer, writer.folders[shard]), size_bytes
     yield writer.path.parent, 4 * pages  # checksums
+    if options.order != "original":
+        yield (
+            writer.path.parent,
+            sum(bytes_aside(table, _layout(table, options, 1)) for table in source.tables),
+        )
     for relation, topology in source.graphs.items():
         itemsize = table_dtype(_index_dtype(relation, source, options)).itemsize
         if isinstance(topology, InEdges):

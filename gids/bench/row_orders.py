@@ -1,0 +1,65 @@
+"""Orders of rows to be tried on a trace, without writing a dataset anew. Called by trace_source.py."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gids.errors import FormatError
+from gids.store.row_order import co_read_order, community_order, degree_order
+
+if TYPE_CHECKING:
+    from gids.store import FeatureStore, Table
+
+STORED = "stored"
+"""As the dataset has it."""
+
+_MEMORY_BYTES = 256 << 20
+
+
+def check_row_order(name: str) -> str:
+    """A name that positions_in takes. Raises ValueError."""
+    kind, _, file = name.partition(":")
+    if kind not in (STORED, "original", "degree", "community", "trace") or bool(file) != (kind == "trace"):
+        raise ValueError(f"no order {name!r} (there are {STORED}, original, degree, community, trace:FILE)")
+    return name
+
+
+def positions_in(name: str, store: FeatureStore, table: Table) -> npt.NDArray[Any] | None:
+    """Where a table's rows would lie in an order: int32 or int64[row_count]; None: where their ids say.
+
+    table: of nodes. Raises FormatError where the order has nothing to go by.
+    """
+    kind, _, file = name.partition(":")
+    if kind == STORED:
+        return table.order
+    if kind == "original":
+        return None
+    if kind == "trace":
+        return _traced(file, table)
+    ntype = str(table.type)
+    degrees = store.out_degrees(ntype)
+    if degrees is None:
+        raise FormatError(
+            f"{store.name} has no edges from {ntype!r} nodes: order {kind} has nothing to go by"
+        )
+    graphs = []
+    for relation in store.relations if kind == "community" else []:
+        if relation[0] == relation[2] == ntype:
+            graph = store.graph(relation)
+            graphs.append((graph.indptr, graph.indices))
+    return community_order(graphs, degrees) if graphs else degree_order(degrees)
+
+
+def _traced(file: str, table: Table) -> npt.NDArray[np.integer[Any]]:
+    from gids.bench.row_trace import RowTrace
+
+    minibatches = RowTrace(file).minibatches(table.name, table.row_count)
+    if minibatches is None:
+        raise FormatError(f"{file} has no rows of table {table.name!r}")
+    with tempfile.TemporaryDirectory(prefix="gids-bench-") as scratch:
+        return co_read_order(minibatches, table.row_count, Path(scratch), _MEMORY_BYTES)

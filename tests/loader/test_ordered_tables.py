@@ -1,0 +1,181 @@
+"""Tables whose rows lie in an order of their own: the loader hands out the source's rows all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from loader_example import ROWS, Ids, check, ids_of, make_source, minibatches
+
+import gids
+from gids.bench import record
+from gids.bench.row_trace import RowTrace
+from gids.bench.trace import Trace
+from gids.cache import page_heat
+from gids.cuda.device import Device
+from gids.errors import FormatError, StorageError
+from gids.store import DatasetWriter, FeatureStore
+
+PAPERS = "paper.feat"
+
+
+@pytest.fixture(scope="module", params=["int32", "int64"])
+def path(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example's tables, one of them in a random order; positions are int64 where there are many rows."""
+    path = tmp_path_factory.mktemp("ordered") / "a.gids"
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("gids.store.manifest", "gids.store.writer", "gids.store.row_order"):
+            patch.setattr(f"{module}.position_dtype", lambda _: request.param)
+        with DatasetWriter(path, stripe=2) as writer:
+            rng = np.random.default_rng(3)
+            for name, rows in make_source().items():
+                order = rng.permutation(len(rows)) if name == PAPERS else None
+                writer.write_table("node", name.split(".")[0], "feat", rows, order=order)
+            heavy = rng.integers(0, 60, 40_000)
+            writer.write_edges(
+                ("paper", "cites", "paper"),
+                gids.store.edge_list(heavy, rng.integers(0, ROWS, 40_000), num_src=ROWS, num_dst=ROWS),
+            )
+    return path
+
+
+@pytest.fixture(scope="module")
+def store(path: Path) -> FeatureStore:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gids.store.manifest.position_dtype", lambda _: order_dtype(path))
+        return FeatureStore(path)
+
+
+def order_dtype(path: Path) -> str:
+    return "int32" if b"<i4" in (path / "tables/paper.feat/order.npy").read_bytes()[:128] else "int64"
+
+
+@pytest.mark.parametrize(
+    ("policy", "window", "engine"),
+    [
+        ("lookahead", 16, "uring"),
+        ("lookahead", 0, "threads"),
+        ("window-pin", 20, "mmap"),
+        ("random", 4, "threads"),
+        ("lru", 16, "uring"),
+        ("static", 16, "mmap"),
+    ],
+)
+def test_features_equal_the_source(store: FeatureStore, policy: str, window: int, engine: str) -> None:
+    source = make_source()
+    options: dict[str, Any] = {"policy": policy, "window_batches": window, "engine": engine}
+    with gids.FeatureLoader(store, list(source), memory_bytes=1 << 23, check_crc=True, **options) as loader:
+        for epoch in range(2):
+            stream = loader.attach(minibatches(9, epoch), ids_of)
+            for minibatch, features in stream:
+                check(source, minibatch, features)
+                with loader.attach(minibatches(1, 99), ids_of) as through:  # past the open stream
+                    for other, rows in through:
+                        check(source, other, rows)
+
+
+@pytest.mark.parametrize("policy", ["lookahead", "static"])
+@pytest.mark.parametrize(("wait", "on_device"), [("stream", True), ("warp", False)])
+def test_features_equal_the_source_on_a_device(
+    device: Device,
+    cuda_is: Callable[[Device], None],
+    store: FeatureStore,
+    policy: str,
+    wait: Any,
+    on_device: bool,
+) -> None:
+    cuda_is(device)
+    source = make_source()
+    with gids.FeatureLoader(
+        store,
+        list(source),
+        device="cuda",
+        memory_bytes=1 << 23,
+        cache_bytes=200_000,
+        policy=policy,
+        wait=wait,
+        staging_bytes=1 << 19,
+    ) as loader:
+        where = device.torch_device if on_device else "cpu"
+        for minibatch, features in loader.attach(minibatches(8, 1, where), ids_of):
+            check(source, minibatch, features)
+            with loader.attach(minibatches(1, 99, where), ids_of) as through:
+                for other, rows in through:
+                    check(source, other, rows)
+        order = store.table(PAPERS).order
+        assert order is not None
+        assert loader.stats()["memory"]["row orders"] == order.nbytes
+        wrong = torch.tensor([5, ROWS + 2, -1])
+        with pytest.raises(IndexError, match=f"id {ROWS + 2} at position 1 is out of range"):
+            list(loader.attach([{PAPERS: wrong}], ids_of))
+
+
+@pytest.mark.parametrize("id_", [-1, ROWS])
+def test_an_id_out_of_range_is_named(store: FeatureStore, id_: int) -> None:
+    with gids.FeatureLoader(store, [PAPERS], memory_bytes=1 << 23) as loader:
+        with pytest.raises(IndexError, match=rf"id {id_}\b"):
+            list(loader.attach([{PAPERS: torch.tensor([0, id_])}], ids_of))
+        ((_, features),) = loader.attach([{PAPERS: torch.tensor([7])}], ids_of)
+    assert torch.equal(features[PAPERS], make_source()[PAPERS][[7]])
+
+
+def test_a_damaged_page_fails_the_minibatch_that_reads_its_rows(path: Path, store: FeatureStore) -> None:
+    table = store.table(PAPERS)
+    rows = np.flatnonzero(np.asarray(table.order) // table.rows_per_page == 5)
+    shard, offset = table.page_location(5)
+    file = table.shard_paths[shard]
+    whole = file.read_bytes()
+    file.write_bytes(whole[:offset] + b"\xff" * 8 + whole[offset + 8 :])
+    try:
+        with gids.FeatureLoader(store, [PAPERS], memory_bytes=1 << 23, check_crc=True) as loader:
+            others = np.setdiff1d(np.arange(ROWS), rows)
+            stream = loader.attach(
+                [{PAPERS: torch.from_numpy(ids)} for ids in (others[:50], rows, others[50:99])], ids_of
+            )
+            assert torch.equal(next(stream)[1][PAPERS], make_source()[PAPERS][others[:50]])
+            with pytest.raises(StorageError, match="checksum"):
+                next(stream)
+            assert torch.equal(next(stream)[1][PAPERS], make_source()[PAPERS][others[50:99]])
+    finally:
+        file.write_bytes(whole)
+
+
+def test_heat_is_that_of_the_pages_rows(store: FeatureStore) -> None:
+    table = store.table(PAPERS)
+    weights = np.asarray(store.out_degrees("paper"))
+    by_place = np.empty_like(weights)
+    order: npt.NDArray[Any] = np.asarray(table.order)
+    by_place[order] = weights
+    expected = page_heat(by_place, table.rows_per_page)
+    found = page_heat(weights, table.rows_per_page, order)
+    assert np.abs(found.astype(int) - expected).max() <= 1  # float32 rounding
+    assert found.max() == 255
+
+
+def pages_by_minibatch(store: FeatureStore, batches: list[Ids]) -> list[list[int]]:
+    table = store.table(PAPERS)
+    order = np.asarray(table.order)
+    return [list(dict.fromkeys((order[m[PAPERS].numpy()] // table.rows_per_page).tolist())) for m in batches]
+
+
+def test_traces_tell_the_pages_read_or_the_rows_asked_for(store: FeatureStore, tmp_path: Path) -> None:
+    batches = minibatches(6, 2)
+    for rows, name in ((False, "pages.trace"), (True, "rows.trace")):
+        with gids.FeatureLoader(store, [PAPERS], memory_bytes=1 << 23) as loader:
+            with record(loader, tmp_path / name, rows=rows):
+                for _ in loader.attach(batches, lambda m: {PAPERS: m[PAPERS]}):
+                    pass
+    with Trace(tmp_path / "pages.trace") as trace:
+        assert [trace.pages(i).tolist() for i in range(6)] == pages_by_minibatch(store, batches)
+    found = RowTrace(tmp_path / "rows.trace").minibatches(PAPERS, ROWS)
+    assert found is not None
+    assert [rows.tolist() for rows in found()] == [list(dict.fromkeys(m[PAPERS].tolist())) for m in batches]
+    with pytest.raises(FormatError, match="of another dataset"):
+        RowTrace(tmp_path / "rows.trace").minibatches(PAPERS, 7)
+    with pytest.raises(FormatError, match="a trace of pages"):
+        RowTrace(tmp_path / "pages.trace")
