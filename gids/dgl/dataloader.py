@@ -110,7 +110,8 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
         self.gids_options = gids_options
         if gids is None:
             return
-        store = FeatureStore(gids) if isinstance(gids, (str, os.PathLike)) else gids
+        self._owns_store = isinstance(gids, str | os.PathLike)
+        store = FeatureStore(gids) if isinstance(gids, str | os.PathLike) else gids
         self.served_tables = ServedTables(
             store, graph, graph_sampler, [gids_feats] if isinstance(gids_feats, str) else gids_feats or []
         )
@@ -141,6 +142,8 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
         """Stop reading and release engine and cache. Iterating afterwards raises. May be called again."""
         if self.feature_loader is not None:
             self.feature_loader.close()
+            if self._owns_store:
+                self.feature_loader.store.close()
 
 
 def _check_graph_and_device(graph: Any, device: Any, use_uva: bool) -> None:

@@ -67,6 +67,7 @@ class EpochLoader(ABC):
         seed: int,
         threads: int | None,
     ) -> None:
+        self._owns_store = not isinstance(store, FeatureStore)
         self.store = store if isinstance(store, FeatureStore) else FeatureStore(store)
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}; a minibatch has at least one seed")
@@ -241,6 +242,8 @@ class EpochLoader(ABC):
             self._stream.synchronize()
             for pinned in self._topology.pinned:
                 pinned.close()
+            if self._owns_store:
+                self.store.close()
 
     def __enter__(self) -> Self:
         return self

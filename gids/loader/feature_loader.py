@@ -143,6 +143,8 @@ class FeatureLoader:
             max_read_bytes=max(t.page_bytes for t in self.tables),
         )
         self._opened = ExitStack()  # the cache ends before the engine that it reads by
+        if self.store is not store:
+            self._opened.callback(self.store.close)
         self._opened.callback(self._engine.close)
         self._finalizer = weakref.finalize(self, self._opened.close)
         self._placement: Placement

@@ -50,8 +50,9 @@ class FeatureStore:
         self._locate = Locator(self.path, allow_dirs)
         for fault in faults(manifest, self._locate):
             raise FormatError(fault)
+        self._unlock: Callable[[], object] | None = None
         if manifest.tables:
-            read_while_alive(self, self._locate.array(manifest.tables[0].checksums))
+            self._unlock = read_while_alive(self, self._locate.array(manifest.tables[0].checksums))
         tables = [Table(t, self._locate, self.name) for t in manifest.tables]
         self.tables: Mapping[str, Table] = MappingProxyType({t.name: t for t in tables})
         self._nodes = {n.type: n for n in manifest.nodes}
@@ -66,6 +67,14 @@ class FeatureStore:
 
     def __repr__(self) -> str:
         return f"FeatureStore({os.fspath(self.path)!r}, tables={list(self.tables)})"
+
+    def close(self) -> None:
+        """Let `gids restripe` move the dataset, which it refuses while a store is open. Idempotent.
+
+        Tables that were read stay readable. A store that is garbage is closed.
+        """
+        if self._unlock is not None:
+            self._unlock()
 
     @property
     def node_types(self) -> list[str]:

@@ -11,22 +11,26 @@ import fcntl
 import gc
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gids.errors import FormatError
 
 
-def read_while_alive(owner: object, path: Path) -> None:
-    """Lock `path` for reading until `owner` is gone. Raises FormatError while its dataset is being moved."""
+def read_while_alive(owner: object, path: Path) -> Callable[[], object]:
+    """Lock `path` for reading until `owner` is gone, or what is returned is called.
+
+    Raises FormatError while its dataset is being moved.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    weakref.finalize(owner, os.close, fd)
+    unlock = weakref.finalize(owner, os.close, fd)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         raise FormatError(f"{_dataset_of(path)} is being restriped; open it when that is done") from None
     except OSError:
-        return  # no locks here
+        pass  # no locks here
+    return unlock
 
 
 @contextlib.contextmanager

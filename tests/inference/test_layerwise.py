@@ -259,7 +259,7 @@ def grows(i: int, block: Any, h: torch.Tensor) -> torch.Tensor:
         (
             lambda i, b, h: torch.full((b.num_dst, 1), 1e30),
             FormatError,
-            r"layer 0, rows of '_N': 1.*e\+30 does not fit in torch.float16",
+            r"layer 0, rows of '_N': row 0, column 0: 1.*e\+30 does not fit in torch.float16",
         ),
     ],
 )

@@ -7,7 +7,9 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
+from gids import FeatureLoader, NodeLoader
 from gids.cli import main
 from gids.errors import FormatError, StorageError
 from gids.store import DatasetWriter, FeatureStore, restripe, verify
@@ -156,3 +158,24 @@ def test_killed_it_leaves_a_whole_dataset_and_the_next_one_clears_up(dataset, di
     restripe(dataset, [disks[2], disks[1], disks[0]], allow_dirs=disks)
     named, there = check(dataset, disks)
     assert named == there
+
+
+def test_a_loader_that_is_closed_holds_no_dataset(dataset, disks):
+    restripe(dataset, [], allow_dirs=disks)
+    options = {"memory_bytes": 64 << 20}
+    for loader in (
+        FeatureLoader(dataset, ["feat"], **options),
+        NodeLoader(dataset, torch.arange(4), [2], batch_size=2, tables=[]),
+    ):
+        with pytest.raises(FormatError, match="is open in"):
+            restripe(dataset, disks)
+        loader.close()
+        restripe(dataset, [])
+    store = FeatureStore(dataset)
+    with FeatureLoader(store, ["feat"], **options):
+        pass
+    with pytest.raises(FormatError, match="is open in"):  # it is the caller's
+        restripe(dataset, disks)
+    store.close()
+    store.close()
+    restripe(dataset, disks)
