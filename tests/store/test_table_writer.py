@@ -288,7 +288,9 @@ def test_a_killed_writer_leaves_the_dataset_whole(tmp_path, at, is_new, striped)
         if is_new
         else FeatureStore(dataset, allow_dirs=disks).read_rows(torch.arange(20), "paper.feat")
     )
-    done = subprocess.run([sys.executable, "-c", KILLED, dataset, at, *disks], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", KILLED, dataset, at, *disks], capture_output=True, text=True
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert list(verify(dataset, allow_dirs=disks)) == []
     store = FeatureStore(dataset, allow_dirs=disks)
