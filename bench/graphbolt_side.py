@@ -55,7 +55,8 @@ def reads(config: dict[str, Any]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]
     order = np.random.default_rng(config["seed"]).permutation(config["rows"])  # each row once: all are cold
     minibatches = list(torch.from_numpy(order).split(config["batch"]))
     if config["side"] == "gids_fetch":
-        stage = IterableWrapper([gb.MiniBatch(input_nodes=ids) for ids in minibatches]).gids_fetch(
+        made = (gb.MiniBatch(input_nodes=ids) for ids in minibatches)  # each is dropped with its features
+        stage = IterableWrapper(made, deepcopy=False).gids_fetch(
             config["dataset"], ["feat"], cache_bytes=0, heat="none", threads=config["threads"]
         )
         return ((each.input_nodes, each.node_features["feat"]) for each in stage)
