@@ -51,6 +51,12 @@ class RawTable:
         shards = len(self.shard_paths)
         return self.shard_paths[page % shards], page // shards * self.page_bytes
 
+    def faults(self, page: int, errno: int) -> list[tuple[int, int, int, int]]:
+        """For inject_faults: no row of the page can be read, alone or with the others."""
+        path, offset = self.shard_of(page)
+        file = self.shard_paths.index(path)
+        return [(file, offset + at, errno, 1 << 30) for at in range(0, self.page_bytes, self.row_bytes)]
+
 
 def write_raw_table(
     directory: Path, rows: torch.Tensor, *, page_bytes: int = 4096, shards: int = 1, name: str = "_N.feat"

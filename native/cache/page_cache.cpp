@@ -15,21 +15,23 @@ constexpr size_t piece_bytes = 512 << 10;  // a worker's share at a time
 }  // namespace
 
 // The reads of one step (or of one read past the cache): pages into lines, and pages without a line into
-// rows of the output.
+// rows of the output. Of a page without a line only the rows are read that are wanted, and what lies between them,
+// unless its checksum, which is of all of it, must be compared.
 class PageCache::Fill final : public io::Batch {
  public:
-  // One page read for rows of the output: `count` positions from `first`.
+  // One page read for rows of the output: `count` positions from `first`. The bytes read start `skipped` into it.
   struct Target {
     u64 page;
-    u32 first, count;
+    u32 first, count, skipped;
   };
   enum class Row : u8 { not_mine, pending, delivered };
 
   Fill(PageCache& cache, std::span<const i64> ids, std::byte* out) : cache_(cache), ids_(ids), out_(out) {}
 
   void add_load(u64 page, u32 line) {
+    const u32 bytes = cache_.geometry_.page_bytes;
     loads_.push_back({page, line});
-    add_read(page, cache_.lines_->data() + size_t{line} * cache_.geometry_.page_bytes, loads_.size() - 1);
+    add_read(page, 0, bytes, cache_.lines_->data() + size_t{line} * bytes, loads_.size() - 1);
   }
 
   // Groups the positions by page, so that each page is read once.
@@ -38,13 +40,13 @@ class PageCache::Fill final : public io::Batch {
     positions_ = std::move(positions);
     std::sort(positions_.begin(), positions_.end(), [&](u32 a, u32 b) {
       const u64 pa = g.page_of(ids_[a]), pb = g.page_of(ids_[b]);
-      return pa != pb ? pa < pb : a < b;
+      return pa != pb ? pa < pb : ids_[a] < ids_[b];
     });
     for (u32 i = 0; i < positions_.size();) {
       const u64 page = g.page_of(ids_[positions_[i]]);
       u32 end = i + 1;
       while (end < positions_.size() && g.page_of(ids_[positions_[end]]) == page) ++end;
-      targets_.push_back({page, i, end - i});
+      targets_.push_back({page, i, end - i, 0});
       i = end;
     }
     rows_.assign(ids_.size(), Row::not_mine);
@@ -52,8 +54,15 @@ class PageCache::Fill final : public io::Batch {
     // A row that is a whole page, wanted once and as it is, is read where it belongs; the engine sees to alignment.
     const bool whole = g.row_bytes == g.page_bytes && cache_.form_.as_stored();
     for (size_t t = 0; t < targets_.size(); ++t) {
-      std::byte* dest = whole && targets_[t].count == 1 ? row(positions_[targets_[t].first]) : nullptr;
-      add_read(targets_[t].page, dest, loads_.size() + t);
+      Target& target = targets_[t];
+      u32 end = g.page_bytes;
+      if (cache_.checksums_.empty()) {
+        const u32 last = positions_[target.first + target.count - 1];
+        target.skipped = g.offset_in_page(ids_[positions_[target.first]]);
+        end = g.offset_in_page(ids_[last]) + g.row_bytes;
+      }
+      std::byte* dest = whole && target.count == 1 ? row(positions_[target.first]) : nullptr;
+      add_read(target.page, target.skipped, end - target.skipped, dest, loads_.size() + t);
     }
   }
 
@@ -71,7 +80,7 @@ class PageCache::Fill final : public io::Batch {
     }
     if (error) {
       std::lock_guard lock(failures_mutex_);
-      failures_.push_back({read.file, read.offset, error});
+      failures_.push_back({read.file, cache_.geometry_.offset_of(page), error});
     }
   }
 
@@ -90,16 +99,16 @@ class PageCache::Fill final : public io::Batch {
 
   std::byte* row(u32 position) { return out_ + size_t{position} * cache_.form_.out_row_bytes(); }
 
-  void add_read(u64 page, std::byte* dest, u64 cookie) {
+  void add_read(u64 page, u32 skipped, u32 bytes, std::byte* dest, u64 cookie) {
     const Geometry& g = cache_.geometry_;
-    reads.push_back({g.offset_of(page), dest, g.page_bytes, g.file_of(page), cookie});
+    reads.push_back({g.offset_of(page) + skipped, dest, bytes, g.file_of(page), cookie});
   }
 
   void deliver(const Target& t, const std::byte* data) noexcept {
     const Geometry& g = cache_.geometry_;
     for (u32 i = t.first; i < t.first + t.count; ++i) {
       const u32 position = positions_[i];
-      const std::byte* from = data + g.offset_in_page(ids_[position]);
+      const std::byte* from = data + g.offset_in_page(ids_[position]) - t.skipped;
       std::byte* to = row(position);
       if (from != to) convert_rows(cache_.form_, &from, &to, 1, false);
       std::atomic_ref<Row>(rows_[position]).store(Row::delivered, std::memory_order_release);

@@ -149,7 +149,7 @@ def test_errors_come_at_their_minibatch_and_the_stream_goes_on(
     cache: DeviceFeatureCache, table: RawTable, planned: int
 ) -> None:
     path, offset = table.shard_of(9)
-    cache._host._engine.inject_faults([(table.shard_paths.index(path), offset, errno.EIO, 1 << 30)])
+    cache._host._engine.inject_faults(table.faults(9, errno.EIO))
     wanted: list[list[int]] = [[1, 2], [95, 1], [400], [3], [90], [], [5, 6]]
     stream = windowed(
         cache, [{table.name: torch.tensor(ids, dtype=torch.int64)} for ids in wanted], 2, planned

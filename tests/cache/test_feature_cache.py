@@ -12,6 +12,8 @@ import pytest
 import torch
 from raw_table import RawTable, write_raw_table, write_scaled_table
 
+import gids
+from gids import _core
 from gids.cache import POLICIES, FeatureCache
 from gids.io import open_engine
 
@@ -246,10 +248,49 @@ def test_a_read_that_fails_once_is_read_again(tmp_path: Path) -> None:
     assert cache.stats()[table.name]["failures"] == 0 or cache.audit() is None
 
 
+@pytest.mark.parametrize("check_crc", [False, True])
+@pytest.mark.parametrize("dim", [128, 37])  # of 512 B, and of 148 B, which no sector's edge is an edge of
+def test_of_a_page_without_a_line_only_the_wanted_rows_are_read(
+    tmp_path: Path, dim: int, check_crc: bool
+) -> None:
+    table = write_raw_table(tmp_path, make_rows(500, dim))
+    pages = np.fromfile(table.shard_paths[0], np.uint8).reshape(-1, 4096)
+    sums = _core.crc32c(pages)
+    table.checksums = lambda: sums  # type: ignore[attr-defined]
+    cache = make_cache([table], 0, check_crc=check_crc)
+    ids = torch.tensor([5, 2 * table.rows_per_page + 3, 1, 5, 7 * table.rows_per_page - 1])
+    (got,) = run(cache, table, [ids], window=0, planned=1)
+    assert same_bits(got, table.rows[ids])
+    sector = cache._engine.alignment
+    extents = [(1 * table.row_bytes, 6 * table.row_bytes)]
+    extents += [
+        (start, start + table.row_bytes)
+        for start in (3 * table.row_bytes, (table.rows_per_page - 1) * table.row_bytes)
+    ]
+    wanted = sum(-(-end // sector) * sector - start // sector * sector for start, end in extents)
+    assert cache._engine.stats()["bytes_read"] == (3 * 4096 if check_crc else wanted)
+
+
+def test_a_fault_beside_the_wanted_rows_costs_nobody(tmp_path: Path) -> None:
+    table = write_raw_table(tmp_path, make_rows(64, 128))  # 8 rows a page
+    cache = make_cache([table], 16)
+    cache._engine.inject_faults([(0, 4096 * 3 + 512 * 2, errno.EIO, 1 << 30)])  # row 26
+    for wanted, readable in (([25, 24], True), ([27, 31], True), ([25, 27], False), ([26], False)):
+        cache.enter(step := cache.next_step, {table.name: torch.tensor(wanted)})
+        cache.plan(step)
+        features, error = cache.gather(step)
+        cache.retire(step)
+        if readable:
+            assert error is None
+            assert same_bits(features[table.name], table.rows[wanted])
+        else:
+            assert isinstance(error, gids.StorageError)
+            assert (error.errno, error.offset) == (errno.EIO, 4096 * 3)
+    cache.audit()
+
+
 def test_a_wrong_checksum_is_found_when_asked_for(tmp_path: Path) -> None:
     table = write_raw_table(tmp_path, make_rows(32, 1024))
-    from gids import _core
-
     pages = np.fromfile(table.shard_paths[0], np.uint8).reshape(-1, 4096)
     sums = _core.crc32c(pages)
     table.checksums = lambda: sums  # type: ignore[attr-defined]

@@ -414,14 +414,15 @@ def test_an_epoch_can_be_left(one_type: Path) -> None:
 
 
 def test_an_unreadable_page_costs_the_minibatches_that_need_it(one_type: Path, source: Rows) -> None:
-    page = 120  # of 4096 bytes, 16 rows; seldom sampled
+    page, row_bytes = 120, 4 * DIM  # of 4096 bytes, 16 rows; seldom sampled
     small = {"batch_size": 20, "sampler": [2]}
     with open_loader(one_type, tables=[], **small) as loader:
         need_it = [m.step for m in loader if (m.input_nodes // 16 == page).any()]  # type: ignore[operator, union-attr]
     assert 0 < len(need_it) < len(loader)
     with open_loader(one_type, window_batches=4, **small) as loader:
         assert loader._features is not None
-        loader._features._engine.inject_faults([(0, page * 4096, errno.EIO, 1 << 30)])
+        rows = range(page * 4096, (page + 1) * 4096, row_bytes)
+        loader._features._engine.inject_faults([(0, row, errno.EIO, 1 << 30) for row in rows])
         epoch, steps, failed = iter(loader), [], 0
         while True:
             try:
