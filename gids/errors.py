@@ -28,5 +28,12 @@ class FormatError(ValueError):
     """A dataset directory, or a source to convert, does not have the layout that it should have."""
 
 
+class NoDeviceError(RuntimeError):
+    """There is no CUDA device that can be used. The message says what is in the way: torch's build, the driver, the GPU.
+
+    A RuntimeError, as torch raises for the same.
+    """
+
+
 class MemoryBudgetError(ValueError):
     """``memory_bytes`` does not hold what one minibatch needs; the message lists the sum."""

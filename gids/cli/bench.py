@@ -51,7 +51,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     )
     add("--seconds", type=float, default=0, metavar="S", help="stop after so long with what was measured")
     add("--json", type=Path, metavar="FILE", help="write the figures, the machine and the command")
-    add("--plot", type=Path, metavar="FILE.png", help="draw the figures (needs gids[plot])")
+    add("--plot", type=Path, metavar="FILE.png", help="draw the figures (needs matplotlib)")
     add("--quiet", action="store_true", help="print errors only")
 
 
@@ -102,7 +102,9 @@ def _hand_over(args: argparse.Namespace, module: Any, report: Any) -> None:
     if args.plot is not None and measured:
         module.plot(report, args.plot)
     if report.partial is not None:
-        reason = {"time": f"{args.seconds:g} s have passed", "interrupted": "interrupted"}[report.partial]
+        reason = {"time": f"cut short by --seconds {args.seconds:g}", "interrupted": "interrupted"}[
+            report.partial
+        ]
         print(
             f"gids bench {report.question}: PARTIAL: {reason}; figures that are there: {len(measured)}",
             file=sys.stderr,

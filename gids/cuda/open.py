@@ -14,6 +14,7 @@ from gids.cuda.cuda_device import CudaDevice
 from gids.cuda.driver import Driver, ask_driver
 from gids.cuda.libcuda import Libcuda
 from gids.cuda.sources import installed_sources
+from gids.errors import NoDeviceError
 
 _lock = threading.Lock()
 _open: dict[int, CudaDevice] = {}
@@ -34,7 +35,9 @@ def open_cuda(device: str | torch.device | None, *, load: Callable[[str], Any] =
         )
     with _lock:
         if index not in _open:
-            compiler = open_compiler(installed_sources(), "cuda12" if toolkit[0] == 12 else "cuda13")
+            compiler = open_compiler(
+                installed_sources(), "cupy-cuda12x" if toolkit[0] == 12 else "cupy-cuda13x"
+            )
             _check_driver(driver, compiler.version, "CuPy compiles with")
             _start_torch()
             library = Libcuda(load)
@@ -54,10 +57,10 @@ def _index(device: str | torch.device | None) -> int | None:
 
 
 def _torch_toolkit() -> tuple[int, int]:
-    """The CUDA that torch was built with. RuntimeError for a torch without."""
+    """The CUDA that torch was built with. NoDeviceError for a torch without."""
     version = torch.version.cuda
     if version is None:
-        raise RuntimeError(
+        raise NoDeviceError(
             f"device='cuda' needs a CUDA build of torch; this is {torch.__version__}: "
             "pip install torch --index-url https://download.pytorch.org/whl/cu130"
         )
@@ -71,13 +74,13 @@ def _start_torch() -> None:
 
 
 def _check_driver(driver: Driver, toolkit: tuple[int, int], whose: str) -> None:
-    """RuntimeError for no driver or device, or a driver of an older major version than the toolkit."""
+    """NoDeviceError for no driver or device, or a driver of an older major version than the toolkit."""
     if driver.version is not None and driver.version[0] < toolkit[0]:
-        raise RuntimeError(
+        raise NoDeviceError(
             f"the NVIDIA driver supports CUDA {driver.version[0]}.{driver.version[1]}; {whose} CUDA "
             f"{toolkit[0]}.{toolkit[1]}: update the driver, or install packages for CUDA {driver.version[0]}"
         )
     if driver.fault:
-        raise RuntimeError(
+        raise NoDeviceError(
             f"no CUDA device: {driver.fault}; `gids info --system` shows what this machine has"
         )

@@ -255,7 +255,7 @@ def with_cuda(
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(opening, "_open", {})
-    monkeypatch.setattr(opening, "open_compiler", lambda sources, extra: compiler)
+    monkeypatch.setattr(opening, "open_compiler", lambda sources, package: compiler)
     return lambda name: stub
 
 
