@@ -5,9 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gids.errors import FormatError, MemoryBudgetError, StorageError
+    from gids import cache as cache
+    from gids import cuda as cuda
+    from gids import heat as heat
+    from gids import inference as inference
+    from gids import io as io
+    from gids import loader as loader
+    from gids import sampler as sampler
+    from gids import store as store
+    from gids.errors import FormatError, MemoryBudgetError, NoDeviceError, StorageError
     from gids.loader import EdgeLoader, FeatureLoader, NodeLoader
     from gids.store import FeatureStore
+
+    __version__: str
 
 __all__ = [
     "EdgeLoader",
@@ -15,6 +25,7 @@ __all__ = [
     "FeatureStore",
     "FormatError",
     "MemoryBudgetError",
+    "NoDeviceError",
     "NodeLoader",
     "StorageError",
 ]
@@ -25,14 +36,25 @@ _HOMES = {
     "FeatureStore": "gids.store",
     "FormatError": "gids.errors",
     "MemoryBudgetError": "gids.errors",
+    "NoDeviceError": "gids.errors",
     "NodeLoader": "gids.loader",
     "StorageError": "gids.errors",
 }
+_PARTS = ("cache", "cuda", "heat", "inference", "io", "loader", "sampler", "store")  # not for `import *`
 
 
 def __getattr__(name: str) -> Any:  # loads torch only when something that needs it is asked for
-    if name not in _HOMES:
-        raise AttributeError(f"module 'gids' has no attribute {name!r}")
     import importlib
+    from importlib.metadata import version
 
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name == "__version__":
+        return version("gids")
+    if name in _PARTS:
+        return importlib.import_module(f"gids.{name}")
+    raise AttributeError(f"module 'gids' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_PARTS, "__version__"])

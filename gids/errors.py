@@ -29,10 +29,7 @@ class FormatError(ValueError):
 
 
 class NoDeviceError(RuntimeError):
-    """There is no CUDA device that can be used. The message says what is in the way: torch's build, the driver, the GPU.
-
-    A RuntimeError, as torch raises for the same.
-    """
+    """There is no CUDA device that can be used; the message says why, and what to do."""
 
 
 class MemoryBudgetError(ValueError):

@@ -210,10 +210,8 @@ def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSo
     sampler = make_sampler("neighbor", args.fanouts, args.batch_size)
     minibatch = next(endless(store, sampler, seeds="train", batch_size=args.batch_size, seed=args.seed))
     rows = len(input_nodes(minibatch, str(source.table.type)))
-    output, blocks = (
-        rows * source.table.row_bytes,
-        2 * minibatch.nbytes,
-    )  # DGL's take about twice what ours do
+    output = rows * source.table.row_bytes
+    blocks = 2 * minibatch.nbytes  # DGL's take about twice what ours do
     if args.memory_limit is None:
         return max(source.feature_bytes // 4, 2 * _HEADROOM_BYTES + 8 * output + 24 * blocks)
     least = 2 * _HEADROOM_BYTES
@@ -222,8 +220,8 @@ def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSo
         least = max(least, _HEADROOM_BYTES + int(1.25 * (4 * output + live * (16 * rows + blocks))))
     if args.memory_limit < least:
         raise ValueError(
-            f"--memory-limit {format_bytes(args.memory_limit)}: training and {args.window + 2} minibatches in "
-            f"flight need about {format_bytes(least)}; give {format_bytes(int(1.1 * least))} or more, or "
+            f"--memory-limit {format_bytes(args.memory_limit)}: training and {args.window + 2} minibatches "
+            f"in flight need about {format_bytes(least)}; give {format_bytes(int(1.1 * least))} or more, or "
             "smaller --batch-size, --fanouts or --window"
         )
     return int(args.memory_limit)

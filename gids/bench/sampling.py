@@ -121,9 +121,7 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
                     verify(sampler.sample(topology, batches[step], step=step))
             done = _measure_run(figure, sampler, topology, batches, at_once, session)
             if done < len(batches):
-                report.cut_short(
-                    f"runs that were cut short by --seconds have fewer than {len(batches)} minibatches"
-                )
+                report.cut_short(f"runs that --seconds cut short have fewer than {len(batches)} minibatches")
             session.done()
 
 

@@ -102,9 +102,7 @@ def _hand_over(args: argparse.Namespace, module: Any, report: Any) -> None:
     if args.plot is not None and measured:
         module.plot(report, args.plot)
     if report.partial is not None:
-        reason = {"time": f"cut short by --seconds {args.seconds:g}", "interrupted": "interrupted"}[
-            report.partial
-        ]
+        reason = f"cut short by --seconds {args.seconds:g}" if report.partial == "time" else report.partial
         print(
             f"gids bench {report.question}: PARTIAL: {reason}; figures that are there: {len(measured)}",
             file=sys.stderr,

@@ -19,8 +19,8 @@ def open_device(device: str | torch.device | None = "cuda") -> Device:
     """The CUDA device of that name: "cuda" and None are torch's current one, "cuda:1" the second. Cached.
 
     ValueError for a device that is not CUDA's, or an index that the machine does not have. ImportError
-    without CuPy. NoDeviceError, a RuntimeError, without a CUDA build of torch, without a driver or device, or with a driver
-    older than the CUDA toolkit of CuPy or torch. Each says what to do.
+    without CuPy. NoDeviceError, a RuntimeError, without a CUDA build of torch, without a driver or device, or
+    with a driver older than the CUDA toolkit of CuPy or torch. Each says what to do.
     """
     from gids.cuda.open import open_cuda
 

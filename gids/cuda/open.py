@@ -35,9 +35,8 @@ def open_cuda(device: str | torch.device | None, *, load: Callable[[str], Any] =
         )
     with _lock:
         if index not in _open:
-            compiler = open_compiler(
-                installed_sources(), "cupy-cuda12x" if toolkit[0] == 12 else "cupy-cuda13x"
-            )
+            cupy = "cupy-cuda12x" if toolkit[0] == 12 else "cupy-cuda13x"
+            compiler = open_compiler(installed_sources(), cupy)
             _check_driver(driver, compiler.version, "CuPy compiles with")
             _start_torch()
             library = Libcuda(load)

@@ -21,9 +21,7 @@ from typing import Any
 
 import torch
 
-_INSTALL = (
-    "pip install 'dgl>=1.1.3,<=2.1.0' packaging pandas"  # the last that it imports and does not declare
-)
+_INSTALL = "pip install 'dgl>=1.1.3,<=2.1.0' packaging pandas"  # DGL does not declare these two
 _GRAPHBOLT = "dgl.graphbolt"
 _GRAPHBOLT_IMPORTS = ("pandas", "pydantic", "torchdata.datapipes", "torchdata.dataloader2", "yaml")
 

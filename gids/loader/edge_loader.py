@@ -24,7 +24,7 @@ from gids.store import FeatureStore, Graph
 from gids.store.names import Relation, describe_type
 
 
-@dataclass
+@dataclass(repr=False)
 class EdgeMinibatch(Minibatch):
     """A Minibatch whose seeds are the ends of edges.
 

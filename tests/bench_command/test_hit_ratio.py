@@ -39,6 +39,8 @@ def test_every_policy_stands_beside_min(dataset: Path, bench: Bench, tmp_path: P
         found = ratios(report, policy)
         windows = {window for _, window in found}
         assert windows == ({0, 4, 8, 16, 22} if policy in ("window-pin", "lookahead") else {None})
+        told = [f["metrics"] for f in report["figures"] if f["setting"]["policy"] == policy]
+        assert all(({"of_min", "regret"} <= set(metrics)) == (policy != "pinned") for metrics in told)
         if policy != "pinned":
             assert all(ratio <= best[lines, None] for (lines, _), ratio in found.items())
     figure = report["figures"][-1]["metrics"]
