@@ -361,7 +361,7 @@ def benchmark(check: Check, question: str) -> None:
         figures = json.loads(result.read_text())["figures"]
     check.figures += [{"question": question, **figure} for figure in figures]
     missed = [f["name"] for f in figures if f.get("passed") is False]
-    note = f"below its bar: {', '.join(missed)}" if missed else ""
+    note = f"below its target: {', '.join(missed)}" if missed else ""
     if ended.status == 0 and not figures:
         missed, note = ["all"], "it gave no figure"
     check.add(question, ended, note, passed=ended.status == 0 and not missed)
@@ -400,7 +400,7 @@ def report(check: Check) -> str:
         f"| {s.name} | {s.result} | {s.seconds:.0f} | {s.note.replace('|', '/')} |" for s in check.steps
     ]
     if check.figures:
-        lines += ["", "| figure | measured | bar | |", "|---|---|---|---|"]
+        lines += ["", "| figure | measured | target | |", "|---|---|---|---|"]
         for f in check.figures:
             bar = "" if f.get("bar") is None else f"≥ {f['bar']:,.6g} {f['unit']}".strip()
             verdict = {True: "passed", False: "failed"}.get(f.get("passed"), "")
