@@ -184,9 +184,9 @@ def main(argv: list[str] | None = None) -> int:
                     newest = {**of_reads, "newest": str(args.newest)}
                     sides[NEWEST] = partial(run, "newest", THREADS, newest)
                 found[str(row_bytes)] = compare(f"{row_bytes} B rows", sides, args.rounds)
-                pages = min(1 << 18, args.bytes // 4096)
-                device = random_pages_per_s(Path(config["shard"]), page_bytes=4096, pages=pages)
-                print(f"{'':<10} {'the device, engine alone':<22} {device:>9.0f} pages/s")
+                count = min(1 << 18, config["rows"])
+                device = random_pages_per_s(Path(config["shard"]), page_bytes=row_bytes, pages=count)
+                print(f"{'':<10} {'the device, engine alone':<22} {device:>9.0f} reads/s")
             if "pipe" in wanted:
                 graph = write_graph(Path(directory) / "graph.npz", config["rows"], args.seed)
                 of_pipe = {**config, "what": "pipe", "graph": str(graph), "seconds": args.pipe_seconds}

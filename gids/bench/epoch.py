@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 HELP = "where an epoch's time goes, with gids and with stock DGL on memory-mapped features"
 EPILOG = """\
-Trains GraphSAGE on a dataset of one node type with float32 features, classes as labels and a train split.
+Trains GraphSAGE on a dataset of one node type with features, classes as labels and a train split.
 Stock DGL maps the table's own shard (so it needs one shard, without padding): advised MADV_RANDOM, and, as
 few advise it, as it is, for some seconds. Rows that the model was given are compared with the dataset.
 """
@@ -185,8 +185,13 @@ def _config(
         memory_bytes=memory_bytes,
         gids_memory_bytes=memory_bytes - _HEADROOM_BYTES,
         window=args.window,
+        allow_dirs=tuple(args.allow_dir),
+        shards=tuple(map(str, source.table.shard_paths)),
+        feature_key=source.table.key,
         feature_file=str(source.table.shard_paths[0]),
         feature_shape=(source.table.row_count, *source.table.shape),
+        feature_dtype=str(source.table.dtype).removeprefix("torch."),
+        plain_rows=not source.why_no_stock,
     )
 
 

@@ -41,13 +41,17 @@ def look_at(store: FeatureStore, table: Table) -> EpochSource:
     train = store.splits.get(ntype, {}).get("train")
     if train is None or not len(train):
         raise ValueError(f"{store.name} has no train split; the seeds of an epoch are that")
-    if table.stored_dtype != torch.float32 or len(table.shape) != 1 or table.key != "feat":
+    if table.kind != "node" or len(table.shape) != 1:
         raise ValueError(
-            f"table {table.name!r} is {table.stored_dtype}{list(table.shape)}; the comparison reads "
-            "float32[dim] rows named 'feat'"
+            f"table {table.name!r} has {table.kind} rows of shape {list(table.shape)}; the model of this "
+            "comparison takes a vector for each node"
         )
     reason = ""
-    if len(table.shard_paths) > 1:
+    if table.scale is not None:
+        reason = "its rows are int8 with a scale"
+    elif table.dtype == torch.bfloat16:
+        reason = "NumPy has no bfloat16"
+    elif len(table.shard_paths) > 1:
         reason = f"its pages are spread over {len(table.shard_paths)} shards"
     elif table.order is not None:
         reason = "its rows lie in another order than their ids"

@@ -28,7 +28,13 @@ EPILOG = """\
 Nodes are the unique input nodes of minibatches, whose features would be read. Before a sampler is timed, the
 edges of a few of its minibatches are looked up in the graph.
 """
-SETTINGS = {"sampler": "sampler", "batch": "batch", "device": "device", "threads": "threads"}
+SETTINGS = {
+    "sampler": "sampler",
+    "batch": "batch",
+    "device": "device",
+    "threads": "threads",
+    "at_once": "at once",
+}
 COLUMNS = [
     text.Column("M nodes/s", "nodes_per_s", text.millions, spread=True),
     text.Column("M edges/s", "edges_per_s", text.millions, spread=True),
@@ -59,11 +65,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="of the topology on CUDA: auto, host, indptr or device",
     )
+    add(
+        "--bulk",
+        type=arguments.numbers(1),
+        default=[1],
+        metavar="N,…",
+        help="minibatches that one call samples (default: 1; gids.NodeLoader: two for each thread)",
+    )
     add("--batches", type=arguments.positive, default=50, metavar="N", help="of a run (default: 50)")
 
 
 def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
-    """Fill the report; the figures' settings are sampler, batch, device and threads."""
+    """Fill the report; the figures' settings are sampler, batch, device, threads and at_once."""
     import torch
 
     from gids import cuda
@@ -90,19 +103,23 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
         threads = [None]
     else:
         topology = Topology(graphs[0] if isinstance(seeds, torch.Tensor) else graphs)
-    plans = list(itertools.product(dict.fromkeys(args.sampler), args.batch_size, threads))
+    plans = list(itertools.product(dict.fromkeys(args.sampler), args.batch_size, threads, args.bulk))
     session.total(len(plans) * session.repeat)
     for _ in range(session.repeat):
-        for name, batch_size, count in plans:
+        for name, batch_size, count, at_once in plans:
             sampler = make_sampler(name, args.fanouts, batch_size, threads=count)
             figure = report.figure(
-                sampler=name, batch=f"{batch_size} seeds", device=args.device, threads=count
+                sampler=name,
+                batch=f"{batch_size} seeds",
+                device=args.device,
+                threads=count,
+                at_once=at_once,
             )
             batches = list(itertools.islice(_seed_batches(seeds, batch_size, args.seed), args.batches))
             if not figure.values:
                 for step in range(min(_VERIFIED, len(batches))):
                     verify(sampler.sample(topology, batches[step], step=step))
-            _measure_run(figure, sampler, topology, batches, session)
+            _measure_run(figure, sampler, topology, batches, at_once, session)
             session.done()
 
 
@@ -183,17 +200,29 @@ def _seed_batches(seeds: Any, batch_size: int, seed: int) -> Iterator[Any]:
 
 
 def _measure_run(
-    figure: Figure, sampler: Sampler, topology: Topology, batches: list[Any], session: Session
+    figure: Figure,
+    sampler: Sampler,
+    topology: Topology,
+    batches: list[Any],
+    at_once: int,
+    session: Session,
 ) -> None:
     from gids.bench.minibatches import counts
+    from gids.loader.sample_stream import sample_steps
 
     device = topology.device
     nodes = edges = done = 0
-    sampler.sample(topology, batches[0], step=0)  # memory that all the others use again
+    sample_steps(
+        sampler, topology, batches[:at_once], seed=0, epoch=0, first_step=0
+    )  # makes memory to use again
     begun = time.perf_counter()
-    for step, seeds in enumerate(batches):
-        found = counts(sampler.sample(topology, seeds, step=step))
-        nodes, edges, done = nodes + found[0], edges + found[1], done + 1
+    for step in range(0, len(batches), at_once):
+        made = sample_steps(
+            sampler, topology, batches[step : step + at_once], seed=0, epoch=0, first_step=step
+        )
+        for minibatch in made:
+            found = counts(minibatch)
+            nodes, edges, done = nodes + found[0], edges + found[1], done + 1
         if session.left_s() <= 0:
             break
     if device is not None:
@@ -232,4 +261,5 @@ def _title(figure: Figure) -> str:
     setting = figure.setting
     threads = setting["threads"]
     where = str(setting["device"]) if threads is None else f"{threads} thread{'s' * (threads != 1)}"
-    return f"{setting['sampler']}\n{setting['batch']}\n{where}"
+    bulk = f"\n{setting['at_once']} at once" if setting["at_once"] != 1 else ""
+    return f"{setting['sampler']}\n{setting['batch']}\n{where}{bulk}"

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, cast
 
 import dgl
 import torch
 
 from gids.dgl.epoch import Epoch
-from gids.dgl.headroom import raise_descriptor_limit
 from gids.dgl.tables import ServedTables
 from gids.loader import FeatureLoader
-from gids.store import FeatureStore
+from gids.loader.headroom import raise_descriptor_limit
+from gids.store import FeatureStore, open_store
 
 # Kept from before ``enable()`` can replace them.
 stock_init = dgl.dataloading.DataLoader.__init__
@@ -110,8 +111,8 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
         self.gids_options = gids_options
         if gids is None:
             return
-        self._owns_store = isinstance(gids, str | os.PathLike)
-        store = FeatureStore(gids) if isinstance(gids, str | os.PathLike) else gids
+        self._opened = ExitStack()
+        store = open_store(gids, self._opened)
         self.served_tables = ServedTables(
             store, graph, graph_sampler, [gids_feats] if isinstance(gids_feats, str) else gids_feats or []
         )
@@ -142,8 +143,7 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
         """Stop reading and release engine and cache. Iterating afterwards raises. May be called again."""
         if self.feature_loader is not None:
             self.feature_loader.close()
-            if self._owns_store:
-                self.feature_loader.store.close()
+            self._opened.close()
 
 
 def _check_graph_and_device(graph: Any, device: Any, use_uva: bool) -> None:

@@ -7,6 +7,7 @@ nothing is known ahead.
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from typing import Any, NoReturn
 
 import torch
@@ -96,7 +97,8 @@ class FeatureStore(gb.FeatureStore):  # type: ignore[misc]  # GraphBolt has no t
 
     def __init__(self, store: gids_store.FeatureStore | str | os.PathLike[str], **options: Any) -> None:
         super().__init__()
-        self.store = store if isinstance(store, gids_store.FeatureStore) else gids_store.FeatureStore(store)
+        self._opened = ExitStack()
+        self.store = gids_store.open_store(store, self._opened)
         self.feature_loader = open_loader(self.store, list(self.store.tables), options)
         self._features = {name: Feature(self.feature_loader, name) for name in self.store.tables}
 
@@ -146,6 +148,7 @@ class FeatureStore(gb.FeatureStore):  # type: ignore[misc]  # GraphBolt has no t
     def close(self) -> None:
         """Release engine and cache. Reading afterwards raises. May be called again."""
         self.feature_loader.close()
+        self._opened.close()
 
 
 def open_loader(

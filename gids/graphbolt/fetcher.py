@@ -9,19 +9,18 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
-import torch
 from dgl import graphbolt as gb
 from torch.utils.data import IterDataPipe, functional_datapipe
 from torch.utils.data.graph import traverse_dps
 
-from gids.dgl.headroom import Headroom, raise_descriptor_limit
 from gids.graphbolt.columns import Keys, MinibatchColumns, nbytes_of
 from gids.loader import FeatureLoader
-from gids.store import FeatureStore
-
-_END = object()
+from gids.loader.framework_epoch import FrameworkEpoch
+from gids.loader.headroom import raise_descriptor_limit
+from gids.store import FeatureStore, open_store
 
 
 @functional_datapipe("gids_fetch")
@@ -57,7 +56,8 @@ class LookaheadFetcher(IterDataPipe[Any]):
         memory_bytes: int | None = None,
         **options: Any,
     ) -> None:
-        opened = store if isinstance(store, FeatureStore) else FeatureStore(store)
+        self._opened = ExitStack()
+        opened = open_store(store, self._opened)
         self._columns = MinibatchColumns(opened, node_feature_keys, edge_feature_keys)
         if not _has_fetcher(traverse_dps(datapipe)):
             # gb.DataLoader cuts the pipe before its own fetcher: what is upstream can run in workers.
@@ -66,26 +66,26 @@ class LookaheadFetcher(IterDataPipe[Any]):
         self.feature_loader = FeatureLoader(
             opened, self._columns.tables, window_batches=window_batches, memory_bytes=memory_bytes, **options
         )
-        self._stream: weakref.ref[Any] | None = None  # weak: a loop that is left drops it, which ends it
+        self._epoch: weakref.ref[FrameworkEpoch[Any]] | None = (
+            None  # weak: a loop that is left drops it, which ends it
+        )
 
     def __iter__(self) -> Iterator[Any]:
-        left = self._stream() if self._stream is not None else None
+        left = self._epoch() if self._epoch is not None else None
         if left is not None:
             left.close()  # or the new epoch would have no window
-        headroom = None
-        if _has_workers(traverse_dps(self.datapipe)):
+        in_workers = _has_workers(traverse_dps(self.datapipe))
+        if in_workers:
             raise_descriptor_limit()
-            headroom = Headroom()
-        source = _Source(iter(self.datapipe))
-        stream = self.feature_loader.attach(source, self._ids_of, bytes_of=nbytes_of)
-        self._stream = weakref.ref(stream)
-        return _Epoch(self._columns, source, stream, headroom)
-
-    def _ids_of(self, minibatch: Any) -> dict[str, torch.Tensor]:
-        ids = self._columns.ids(minibatch)
-        if self.feature_loader.device.type == "cpu":
-            return {table: rows.cpu() for table, rows in ids.items()}
-        return ids
+        epoch = FrameworkEpoch(
+            self.feature_loader,
+            iter(self.datapipe),
+            self._columns.ids,
+            bytes_of=nbytes_of,
+            in_workers=in_workers,
+        )
+        self._epoch = weakref.ref(epoch)
+        return _Epoch(self._columns, epoch)
 
     def stats(self) -> dict[str, Any]:
         """The FeatureLoader's counts, times and memory by purpose."""
@@ -94,62 +94,25 @@ class LookaheadFetcher(IterDataPipe[Any]):
     def close(self) -> None:
         """End the epoch, release engine and cache. Iterating afterwards raises. May be called again."""
         self.feature_loader.close()
+        self._opened.close()
 
 
 class _Epoch:
     """One pass. After an error in one minibatch the next can be asked for."""
 
-    def __init__(
-        self, columns: MinibatchColumns, source: _Source, stream: Any, headroom: Headroom | None
-    ) -> None:
-        self._columns, self._source, self._stream, self._headroom = columns, source, stream, headroom
-        self._handed_out = 0
+    def __init__(self, columns: MinibatchColumns, minibatches: FrameworkEpoch[Any]) -> None:
+        self._columns, self._minibatches = columns, minibatches
 
     def __iter__(self) -> _Epoch:
         return self
 
     def __next__(self) -> Any:
-        self._handed_out += 1
-        item: Any = next(self._stream, _END)
-        if item is _END:
-            raise StopIteration
-        minibatch, rows = item
-        if self._headroom is not None:
-            limit = self._headroom.window_limit(self._source.sampled - self._handed_out)
-            if limit is not None:
-                self._stream.limit_window(*limit)
+        minibatch, rows = next(self._minibatches)
         self._columns.fill(minibatch, rows)
         return minibatch
 
     def close(self) -> None:
-        self._stream.close()
-
-
-class _Source:
-    """The sampled minibatches of one epoch, counted.
-
-    Workers stop when the last reference to their iterator goes, and an exception keeps the frames that it
-    passed through: hence ``next`` with a default.
-    """
-
-    def __init__(self, minibatches: Iterator[Any]) -> None:
-        self._minibatches = minibatches
-        self.sampled = 0
-
-    def __iter__(self) -> _Source:
-        return self
-
-    def __next__(self) -> Any:
-        minibatch = next(self._minibatches, _END)
-        if minibatch is _END:
-            self.close()
-            raise StopIteration
-        self.sampled += 1
-        return minibatch
-
-    def close(self) -> None:
-        """Called by the stream, too, when it ends."""
-        self._minibatches = iter(())
+        self._minibatches.close()
 
 
 def _has_fetcher(graph: Any) -> bool:

@@ -12,6 +12,7 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, cast, runtime_checkable
 
@@ -26,7 +27,7 @@ from gids.loader.sample_stream import Draw, SampleStream, minibatches_of_epoch
 from gids.loader.tables import Tables, check_table_fits, chosen_tables
 from gids.sampler import Minibatch, Neighbor, Sampler, Topology
 from gids.sampler.layered import Fanout, LayeredSampler
-from gids.store import FeatureStore, Table
+from gids.store import FeatureStore, Table, open_store
 from gids.store.names import Relation
 
 log = logging.getLogger("gids")
@@ -67,8 +68,8 @@ class EpochLoader(ABC):
         seed: int,
         threads: int | None,
     ) -> None:
-        self._owns_store = not isinstance(store, FeatureStore)
-        self.store = store if isinstance(store, FeatureStore) else FeatureStore(store)
+        self._opened = ExitStack()
+        self.store = open_store(store, self._opened)
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}; a minibatch has at least one seed")
         if not 0 <= seed < 1 << 64:
@@ -242,8 +243,7 @@ class EpochLoader(ABC):
             self._stream.synchronize()
             for pinned in self._topology.pinned:
                 pinned.close()
-            if self._owns_store:
-                self.store.close()
+            self._opened.close()
 
     def __enter__(self) -> Self:
         return self

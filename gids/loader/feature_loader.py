@@ -28,7 +28,7 @@ from gids.loader.placement import DevicePlacement, HostPlacement, Placement, Siz
 from gids.loader.stages import Stage, epoch_summary, stage_for
 from gids.loader.stream import Cache, Ids, IdsOf, ReadThroughStream, WindowedStream
 from gids.loader.tables import Tables, chosen_tables, is_of_nodes
-from gids.store import FeatureStore, Table
+from gids.store import FeatureStore, Table, open_store
 from gids.store.names import HEAT_ROLES
 
 T = TypeVar("T")
@@ -105,7 +105,8 @@ class FeatureLoader:
         wait: Literal["stream", "warp"] = "stream",
         staging_bytes: int = 256 << 20,
     ) -> None:
-        self.store = store if isinstance(store, FeatureStore) else FeatureStore(store)
+        self._opened = ExitStack()  # the cache ends before the engine that it reads by
+        self.store = open_store(store, self._opened)
         if not tables:
             raise ValueError("tables is empty; name at least one, such as 'paper.feat'")
         self.tables: list[Table] = list(chosen_tables(self.store, tables).values())
@@ -142,9 +143,6 @@ class FeatureLoader:
             direct=direct,
             max_read_bytes=max(t.page_bytes for t in self.tables),
         )
-        self._opened = ExitStack()  # the cache ends before the engine that it reads by
-        if self.store is not store:
-            self._opened.callback(self.store.close)
         self._opened.callback(self._engine.close)
         self._finalizer = weakref.finalize(self, self._opened.close)
         self._placement: Placement

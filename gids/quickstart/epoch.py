@@ -16,7 +16,7 @@ import gc
 import mmap
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -42,6 +42,7 @@ from gids.quickstart.isolation import (
 from gids.quickstart.model import GraphSage
 from gids.quickstart.sides import EpochConfig, EpochResult
 from gids.sampler import Block
+from gids.store import FeatureStore, Table
 
 KEPT_ROWS = 64  # rows of each minibatch that are compared with the source
 Rows = tuple[Tensor, Tensor]  # their ids and what was handed over
@@ -55,14 +56,16 @@ def run_epochs(config: EpochConfig) -> EpochResult:
     if config.threads:
         torch.set_num_threads(config.threads)
     graph, splits = _load_graph(Path(config.source))
-    features = _map_features(config, random_access=True)  # to look at single rows only
+    store = FeatureStore(config.dataset, allow_dirs=config.allow_dirs)
+    table = store.find_table("node", store.node_types[0], config.feature_key)
+    assert table is not None
     torch.manual_seed(config.seed)
     classes = int(graph.ndata["label"].max()) + 1
-    model = GraphSage(features.shape[1], config.hidden, classes, len(config.fanouts))
+    model = GraphSage(table.shape[0], config.hidden, classes, len(config.fanouts))
     train_ids = splits["train"][: config.batches * config.batch_size]
-    _warm_up(model, graph, train_ids, config, features.shape[1])
+    _warm_up(model, graph, train_ids, config, table.shape[0])
     ctypes.CDLL(None).malloc_trim(0)  # what the warm-up left free would be a gift of unknown size
-    cached_before = max(map(cached_share, _feature_files(config)))
+    cached_before = max(map(cached_share, _feature_files(config, store)))
     base_rss = resident_bytes("VmRSS")
     limit = None
     if config.memory_bytes:
@@ -72,32 +75,31 @@ def run_epochs(config: EpochConfig) -> EpochResult:
     torch.manual_seed(config.seed)
     dgl.seed(config.seed)
     kept: list[Rows] = []
-    measured = _train(model, graph, train_ids, config, kept)
+    measured = _train(model, graph, train_ids, config, store, kept)
     if config.side == "stock":
-        row_bytes = features[0].nbytes
-        measured["hit_ratio"] = _page_cache_hits(measured["read_bytes"], measured["rows"], row_bytes)
+        measured["hit_ratio"] = _page_cache_hits(measured["read_bytes"], measured["rows"], table.row_bytes)
     val_accuracy = None
     if config.val_nodes:
-        val_accuracy = _validate(model, graph, splits["val"][: config.val_nodes], config)
+        val_accuracy = _validate(model, graph, splits["val"][: config.val_nodes], config, store)
     return EpochResult(
         side=config.side,
         val_accuracy=val_accuracy,
         base_rss_bytes=base_rss,
         memory_limit_bytes=limit,
         compared_rows=sum(len(ids) for ids, _ in kept),
-        wrong_rows=_count_wrong(features, kept),
+        wrong_rows=_count_wrong(_source_of(config, table), kept),
         cached_before=cached_before,
         **measured,
     )
 
 
 def _train(
-    model: nn.Module, graph: Any, ids: Tensor, config: EpochConfig, kept: list[Rows]
+    model: nn.Module, graph: Any, ids: Tensor, config: EpochConfig, store: FeatureStore, kept: list[Rows]
 ) -> dict[str, Any]:
     """What is measured: all from opening the features to the last step. Returns fields of EpochResult."""
     optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
     timeline = Timeline() if config.timeline else Timeline(most_events=0)
-    waits = Waits(timeline)
+    waits = Waits(timeline, config.feature_key)
     training_s = 0.0
     accuracies: list[float] = []
     rows = 0
@@ -105,7 +107,7 @@ def _train(
     Path("/proc/self/clear_refs").write_text("5")  # restarts the record of the peak
     read_before, cpu_before, begun = device_bytes_read(), cpu_seconds(), time.perf_counter()
     with (
-        _open_loader(graph, ids, config, waits) as loader,
+        _open_loader(graph, ids, config, store, waits) as loader,
         _followed(loader, timeline, config),
     ):
         for _ in range(config.epochs):
@@ -137,7 +139,9 @@ def _train(
         }
 
 
-def _validate(model: GraphSage, graph: Any, ids: Tensor, config: EpochConfig) -> float | None:
+def _validate(
+    model: GraphSage, graph: Any, ids: Tensor, config: EpochConfig, store: FeatureStore
+) -> float | None:
     """Over full neighbourhoods, from the dataset: alike on both sides, and nothing of it is timed.
 
     None when a node's whole neighbourhood takes more memory than there is.
@@ -151,7 +155,7 @@ def _validate(model: GraphSage, graph: Any, ids: Tensor, config: EpochConfig) ->
     try:
         result = layerwise(
             layer,
-            config.dataset,
+            store,
             layer_count=len(config.fanouts),
             nodes=ids,
             memory_bytes=config.gids_memory_bytes,
@@ -172,21 +176,23 @@ def _load_graph(source: Path) -> tuple[Any, dict[str, Tensor]]:
     return graph, splits
 
 
-def _feature_files(config: EpochConfig) -> list[Path]:
+def _feature_files(config: EpochConfig, store: FeatureStore) -> list[Path]:
     if config.side == "stock":
         return [Path(config.feature_file or Path(config.source) / "feat.npy")]
-    return sorted(Path(config.dataset).glob("tables/*/shard-*.bin"))
+    return [shard for table in store.tables.values() for shard in table.shard_paths]
 
 
 def _sampler(config: EpochConfig) -> Any:
     return dgl.dataloading.NeighborSampler(
-        list(config.fanouts), prefetch_node_feats=["feat"], prefetch_labels=["label"]
+        list(config.fanouts), prefetch_node_feats=[config.feature_key], prefetch_labels=["label"]
     )
 
 
 @contextmanager
-def _open_loader(graph: Any, ids: Tensor, config: EpochConfig, waits: Waits) -> Iterator[Any]:
-    loader = _make_loader(graph, ids, config, waits)
+def _open_loader(
+    graph: Any, ids: Tensor, config: EpochConfig, store: FeatureStore, waits: Waits
+) -> Iterator[Any]:
+    loader = _make_loader(graph, ids, config, store, waits)
     try:
         yield loader
     finally:
@@ -210,7 +216,7 @@ def _followed(loader: Any, timeline: Timeline, config: EpochConfig) -> Iterator[
         timeline.write(config.timeline)
 
 
-def _make_loader(graph: Any, ids: Tensor, config: EpochConfig, waits: Waits) -> Any:
+def _make_loader(graph: Any, ids: Tensor, config: EpochConfig, store: FeatureStore, waits: Waits) -> Any:
     """The two sides' only difference."""
     options: dict[str, Any] = {
         "batch_size": config.batch_size,
@@ -222,12 +228,14 @@ def _make_loader(graph: Any, ids: Tensor, config: EpochConfig, waits: Waits) -> 
             graph,
             ids,
             _sampler(config),
-            gids=config.dataset,
+            gids=store,
             gids_window=config.window,
             gids_memory_bytes=config.gids_memory_bytes,
             **options,
         )
-    graph.ndata["feat"] = torch.from_numpy(_map_features(config, random_access=config.random_access))
+    graph.ndata[config.feature_key] = torch.from_numpy(
+        _map_features(config, random_access=config.random_access)
+    )
     waits.watch_stock_reads()
     return dgl.dataloading.DataLoader(graph, ids, _sampler(config), **options)
 
@@ -236,7 +244,8 @@ def _map_features(config: EpochConfig, *, random_access: bool) -> Any:
     # "c" maps the file as "r" does, but torch warns of arrays that cannot be written.
     features: Any
     if config.feature_file:
-        features = np.memmap(config.feature_file, np.float32, "c", shape=tuple(config.feature_shape))
+        shape = tuple(config.feature_shape)
+        features = np.memmap(config.feature_file, np.dtype(config.feature_dtype), "c", shape=shape)
     else:
         features = np.load(Path(config.source) / "feat.npy", mmap_mode="c")
     if random_access:
@@ -247,8 +256,8 @@ def _map_features(config: EpochConfig, *, random_access: bool) -> Any:
 class Waits:
     """What the training loop waited for between two steps, by stage."""
 
-    def __init__(self, timeline: Timeline) -> None:
-        self._timeline = timeline
+    def __init__(self, timeline: Timeline, feature_key: str) -> None:
+        self._timeline, self._feature_key = timeline, feature_key
         self._next_s = 0.0
         self._stock_read_s = 0.0
 
@@ -256,7 +265,7 @@ class Waits:
         """One epoch of (input nodes, their features, labels, blocks); the time to get each is added up."""
         begun = time.perf_counter_ns()
         for input_nodes, _, blocks in loader:
-            x, labels = blocks[0].srcdata["feat"], blocks[-1].dstdata["label"]
+            x, labels = blocks[0].srcdata[self._feature_key], blocks[-1].dstdata["label"]
             self._took(begun)
             yield input_nodes, x, labels, blocks
             del input_nodes, x, labels, blocks  # or a batch would live on while the next is made
@@ -312,7 +321,7 @@ def _warm_up(model: nn.Module, graph: Any, seeds: Tensor, config: EpochConfig, d
 def _train_step(
     model: nn.Module, optimizer: torch.optim.Optimizer, blocks: Any, x: Tensor, labels: Tensor
 ) -> float:
-    logits = model(blocks, x)
+    logits = model(blocks, x.float())
     optimizer.zero_grad()
     nn.functional.cross_entropy(logits, labels).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
@@ -328,12 +337,21 @@ def _some_rows(ids: Tensor, rows: Tensor) -> Rows:
     return ids[chosen], rows[chosen]
 
 
-def _count_wrong(features: Any, kept: list[Rows]) -> int:
+def _source_of(config: EpochConfig, table: Table) -> Callable[[Tensor], Tensor]:
+    """Single rows, by their ids."""
+    if not config.plain_rows:
+        return table.read_rows
+    features = _map_features(config, random_access=True)
+    return lambda ids: torch.from_numpy(features[ids.numpy()])
+
+
+def _count_wrong(source: Callable[[Tensor], Tensor], kept: list[Rows]) -> int:
     """Compared bit for bit, so that a NaN equals itself and -0.0 is not 0.0."""
     wrong = 0
     for ids, rows in kept:
-        source = np.ascontiguousarray(features[ids.numpy()])
-        wrong += int((source.view(np.uint32) != rows.numpy().view(np.uint32)).any(axis=1).sum())
+        right = source(ids)
+        assert right.dtype == rows.dtype
+        wrong += int((right.view(torch.uint8) != rows.view(torch.uint8)).any(dim=1).sum())
     return wrong
 
 

@@ -28,9 +28,12 @@ class EpochConfig:
     features are opened, in addition to what they use already; 0: any amount.
     gids_memory_bytes, window: the gids loader's. random_access: tell the kernel not to read ahead in stock's
     map (MADV_RANDOM). threads: OpenMP threads of the training process; 0: DGL's and torch's defaults.
-    most_seconds: stop after the minibatch in which they have passed; 0: never. feature_file, feature_shape: a
-    file of plain float32 rows that stands for the source's feat.npy, such as the one shard of a table.
-    timeline: a file to write the training's Timeline to, or "".
+    most_seconds: stop after the minibatch in which they have passed; 0: never. timeline: a file to write the
+    training's Timeline to, or "".
+    allow_dirs: where shards may lie outside the dataset. shards: which do. feature_key: the features' name in
+    it. feature_file, feature_shape, feature_dtype: a file of plain rows for the source's feat.npy, such as
+    the one shard of a table. plain_rows: whether there is one or the other; else only gids can run,
+    and its rows are compared with those that the table gives.
     """
 
     side: str
@@ -51,9 +54,14 @@ class EpochConfig:
     random_access: bool = True
     most_seconds: float = 0
     learning_rate: float = 0.01
+    timeline: str = ""
+    allow_dirs: tuple[str, ...] = ()
+    shards: tuple[str, ...] = ()
+    feature_key: str = "feat"
     feature_file: str = ""
     feature_shape: tuple[int, ...] = ()
-    timeline: str = ""
+    feature_dtype: str = "float32"
+    plain_rows: bool = True
 
 
 @dataclass
@@ -105,7 +113,7 @@ def run_side(
     progress(share done) is called as training goes. Blocks. Raises FreshProcessError, FreshProcessTimeout
     (after timeout_s), OSError. Where the page cache may not be emptied, cached_before tells.
     """
-    for path in (config.source, config.dataset):
+    for path in (config.source, config.dataset, *config.shards):
         with suppress(OSError):  # EpochResult.cached_before tells what stays
             drop_page_cache(path)
     values = asdict(config)

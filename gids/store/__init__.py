@@ -1,6 +1,6 @@
 """Datasets on disk: the layout, opening, writing, verifying. See docs/format.md."""
 
-from gids.store.feature_store import FeatureStore
+from gids.store.feature_store import FeatureStore, open_store
 from gids.store.graph import Graph
 from gids.store.pinned_graph import PinnedGraph
 from gids.store.restripe import restripe
@@ -19,6 +19,7 @@ __all__ = [
     "Rows",
     "Table",
     "edge_list",
+    "open_store",
     "restripe",
     "verify",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
@@ -296,6 +297,15 @@ class _Loaded(Mapping[str, T]):
 
     def __len__(self) -> int:
         return len(self._keys)
+
+
+def open_store(store: FeatureStore | str | os.PathLike[str], closing: ExitStack) -> FeatureStore:
+    """The store that is given, or the one at a path, which `closing` then closes. Raises as FeatureStore."""
+    if isinstance(store, FeatureStore):
+        return store
+    opened = FeatureStore(store)
+    closing.callback(opened.close)
+    return opened
 
 
 def _reopen(path: str, allow_dirs: tuple[str, ...]) -> FeatureStore:

@@ -70,9 +70,18 @@ def test_files_are_linked_where_they_can_be(dataset: Path, tmp_path: Path) -> No
     assert np.array_equal(np.load(tmp_path / "train_idx.npy"), store.splits["_N"]["train"])
 
 
-def write(path: Path, *, dim: int = 1024, labels: bool = True, train: bool = True, stripe: int = 1) -> Path:
+def write(
+    path: Path,
+    *,
+    dim: int = 1024,
+    labels: bool = True,
+    train: bool = True,
+    stripe: Any = 1,
+    key: str = "feat",
+    **options: Any,
+) -> Path:
     with DatasetWriter(path, stripe=stripe) as writer:
-        writer.write_table("node", "_N", "feat", torch.randn(60, dim))
+        writer.write_table("node", "_N", key, torch.randn(60, dim), **options)
         writer.write_graph(("_N", "_E", "_N"), np.arange(61), np.arange(60), num_src=60)
         if labels:
             writer.write_labels("_N", torch.arange(60) % 4)
@@ -84,7 +93,12 @@ def write(path: Path, *, dim: int = 1024, labels: bool = True, train: bool = Tru
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [({"stripe": 2}, "spread over 2 shards"), ({"dim": 100}, "rows of 400 B leave a part of each page")],
+    [
+        ({"stripe": 2}, "spread over 2 shards"),
+        ({"dim": 100}, "rows of 400 B leave a part of each page"),
+        ({"dtype": torch.int8, "scale": "row"}, "its rows are int8 with a scale"),
+        ({"dtype": torch.bfloat16}, "NumPy has no bfloat16"),
+    ],
 )
 def test_a_table_that_stock_cannot_map_leaves_gids_alone(
     tmp_path: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], reason: str
@@ -99,6 +113,35 @@ def test_a_table_that_stock_cannot_map_leaves_gids_alone(
     status, said, _ = bench("epoch", path, *SMALL, "--sides", "stock")
     assert status == 2
     assert "stock DGL cannot map table '_N.feat'" in said
+
+
+def test_float16_is_trained_by_both(tmp_path: Path, bench: Bench) -> None:
+    path = write(tmp_path / "x.gids", dtype=torch.float16, key="embedding")
+    status, said, report = bench("epoch", path, *SMALL, "--sides", "gids,stock-random")
+    assert status == 0, said
+    assert [f["metrics"]["batches"]["median"] for f in report["figures"]] == [3, 3]
+
+
+def test_int8_in_striped_shards_elsewhere_is_compared_with_the_table(tmp_path: Path, bench: Bench) -> None:
+    disks = [tmp_path / "a", tmp_path / "b"]
+    for disk in disks:
+        disk.mkdir()
+    path = write(tmp_path / "x.gids", dim=100, dtype=torch.int8, scale="row", stripe=disks)
+    status, said, report = bench("epoch", path, *SMALL, "--allow-dir", disks[0], "--allow-dir", disks[1])
+    assert status == 0, said
+    assert "gids alone is measured" in said
+    assert report["figures"][0]["metrics"]["batches"]["median"] == 3
+
+
+def test_edge_features_are_no_input_of_the_model(dataset: Path) -> None:
+    with DatasetWriter(dataset.parent / "edges.gids") as writer:
+        writer.write_table("edge", ("_N", "_E", "_N"), "feat", torch.randn(60, 8))
+        writer.write_graph(("_N", "_E", "_N"), np.arange(61), np.arange(60), num_src=60)
+        writer.write_labels("_N", torch.arange(60) % 4)
+        writer.write_split("_N", "train", torch.arange(40))
+    store = FeatureStore(dataset.parent / "edges.gids")
+    with pytest.raises(ValueError, match="has edge rows of shape"):
+        look_at(store, store.table("feat"))
 
 
 def result(side: str, *, wrong_rows: int = 0, batches: int = 3) -> EpochResult:

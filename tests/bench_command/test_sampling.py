@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,15 +26,16 @@ def test_nodes_and_edges_are_counted_by_batch_and_threads(
 ) -> None:
     plot = tmp_path / "s.png"
     status, said, report = bench(
-        "sampling", dataset, *SMALL, "--threads", "1,2", "--repeat", 2, "--plot", plot
+        "sampling", dataset, *SMALL, "--threads", "1,2", "--bulk", "1,4", "--repeat", 2, "--plot", plot
     )
     assert status == 0, said
     assert plot.read_bytes().startswith(b"\x89PNG")
-    settings = [(f["setting"]["batch"], f["setting"]["threads"]) for f in report["figures"]]
-    assert settings == [("8 seeds", 1), ("8 seeds", 2), ("16 seeds", 1), ("16 seeds", 2)]
-    one, two, *_ = (f["metrics"] for f in report["figures"])
-    assert one["edges_per_batch"] == two["edges_per_batch"]  # threads change nothing
-    assert len(one["nodes_per_s"]["values"]) == 2
+    settings = [tuple(f["setting"][s] for s in ("batch", "threads", "at_once")) for f in report["figures"]]
+    assert settings == list(itertools.product(("8 seeds", "16 seeds"), (1, 2), (1, 4)))
+    metrics = [f["metrics"] for f in report["figures"]]
+    for name in ("nodes_per_batch", "edges_per_batch"):  # threads and calls change no minibatch
+        assert all(m[name] == metrics[0][name] for m in metrics[:4])
+    assert len(metrics[0]["nodes_per_s"]["values"]) == 2
 
 
 def test_several_node_types_are_sampled(bench: Bench, tmp_path: Path) -> None:

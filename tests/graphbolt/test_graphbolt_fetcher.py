@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -83,7 +85,7 @@ def test_leaving_a_loop_leaves_nothing_marked(dataset: Dataset, fetcher: Any) ->
         for each in fetcher:
             if each.seed_nodes == 5:
                 break
-        assert fetcher._stream() is None  # it ended when the loop dropped it
+        assert fetcher._epoch() is None  # it ended when the loop dropped it
     assert [each.seed_nodes for each in fetcher] == list(range(40))
 
 
@@ -177,3 +179,18 @@ def test_sampled_minibatches_count_as_memory(graphbolt: Any, fetcher: Any) -> No
     assert nbytes_of(item) == 40 + 40
     next(iter(fetcher))
     assert fetcher.stats()["memory"]["window"] > 0
+
+
+def test_a_closed_stage_or_store_holds_no_dataset(
+    graphbolt: Any, minibatch: Any, one: Dataset, tmp_path: Path
+) -> None:
+    path, disk = shutil.copytree(one.store.path, tmp_path / "one.gids"), tmp_path / "disk"
+    disk.mkdir()
+    fetch = pipe_of(minibatch, one).gids_fetch
+    for opening in (lambda: fetch(path, ["feat"], **MEMORY), lambda: graphbolt.FeatureStore(path, **MEMORY)):
+        opened = opening()
+        with pytest.raises(gids.FormatError, match="is open in"):
+            gids.store.restripe(path, [disk])
+        opened.close()
+        gids.store.restripe(path, [disk])
+        gids.store.restripe(path, [], allow_dirs=[disk])

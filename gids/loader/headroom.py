@@ -1,7 +1,7 @@
-"""How many minibatches from worker processes this process can hold. Called by the DataLoader's iterator.
+"""How many minibatches from worker processes this process can hold. Called by FrameworkEpoch.
 
 Each tensor that a worker sends costs a file descriptor and shared memory for as long as it lives, so a
-window of minibatches can exhaust both where DGL alone, which holds few, would not.
+window of minibatches can exhaust both where DGL or GraphBolt alone, which hold few, would not.
 """
 
 from __future__ import annotations
