@@ -26,9 +26,9 @@ class NodeLoader(EpochLoader):
 
     Args:
         store: the dataset, or its path.
-        seeds: nodes to train on, int64[n], or a dictionary by node type of such; may repeat. A tensor needs a
-            dataset with one node type and one relation, and makes minibatches of tensors; a dictionary makes
-            minibatches of dictionaries.
+        seeds: nodes to train on, int64[n], which may repeat, or bool[num_nodes]; or a dictionary by node type
+            of such. A tensor needs a dataset with one node type and one relation, and makes minibatches of
+            tensors; a dictionary makes minibatches of dictionaries.
         sampler: fanouts, as ``gids.sampler.Neighbor`` takes them (one per layer, the last is that of the
             seeds), or a sampler.
         tables: the tables to load: names, such as ``"paper.feat"``, and tables of other stores of the same
