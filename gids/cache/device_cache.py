@@ -153,7 +153,8 @@ class DeviceFeatureCache:
             timeout_s=timeout_s,
         )
         mapped: list[HostArray] = []
-        self._end = weakref.finalize(self, _release, os.getpid(), self._queue, self.stream, mapped)
+        self._pid = os.getpid()
+        self._end = weakref.finalize(self, _release, self._pid, self._queue, self.stream, mapped)
         self._states: dict[str, TableState] = {}
         with device.use(self.stream):
             self._counters = Counters(device, self._kernels, list(near))
@@ -289,8 +290,10 @@ class DeviceFeatureCache:
     def cancel(self) -> None:
         """Retire every live step, planned or not, after the reads that were posted. Nothing stays marked.
 
-        Blocks until then.
+        Blocks until then. Does nothing in a forked child.
         """
+        if os.getpid() != self._pid:
+            return
         while self._flights:
             s = self._flights[0]
             for plan in s.plans:

@@ -158,12 +158,21 @@ PageCache::PageCache(std::shared_ptr<io::Engine> engine, std::shared_ptr<Workers
       planner_(geometry.page_count(), options.lines, options.policy, options.seed, options.heat),
       lines_(std::make_shared<HugeArray<std::byte>>(size_t{options.lines} * geometry.page_bytes)),
       checksums_(options.checksums),
-      form_(options.form),
-      left_by_worker_(workers_->threads()) {
+      form_(options.form) {
   form_.row_bytes = geometry_.row_bytes;
   form_.validate();
   if (!checksums_.empty() && checksums_.size() != geometry_.page_count())
     throw std::invalid_argument("checksums: one per page");
+  if (geometry_.page_bytes > engine_->max_read_bytes())
+    throw std::invalid_argument("pages of " + std::to_string(geometry_.page_bytes) +
+                                " B; the engine was opened for reads of " +
+                                std::to_string(engine_->max_read_bytes()) + " B at most (max_read_bytes)");
+  if (u64{geometry_.first_file} + geometry_.shard_count > engine_->file_count())
+    throw std::invalid_argument("shards in the files from " + std::to_string(geometry_.first_file) + " to " +
+                                std::to_string(u64{geometry_.first_file} + geometry_.shard_count - 1) +
+                                "; the engine has " + std::to_string(engine_->file_count()));
+  if (geometry_.page_count() / geometry_.shard_count >= io::kOffsetMax / geometry_.page_bytes)
+    throw std::invalid_argument("a table of more bytes than any file holds");
   if (lines_->size()) engine_->register_memory(lines_->data(), lines_->bytes(), lines_);
 }
 
@@ -183,7 +192,16 @@ void PageCache::plan(u64 step, std::span<const i64> ids, std::byte* out) {
   std::unique_lock lock(plan_mutex_);
   const Step& s = planner_.plan(step);
   lock.unlock();
+  try {
+    submit(s, ids, out);
+  } catch (...) {  // the engine is closed, or memory is short: no read will end these loads
+    for (const Load& l : s.loads) planner_.reclaim(s.pages[l.index], l.line);
+    if (!flights_.empty() && flights_.back().step == step) flights_.pop_back();
+    throw;
+  }
+}
 
+void PageCache::submit(const Step& s, std::span<const i64> ids, std::byte* out) {
   auto fill = std::make_shared<Fill>(*this, ids, out);
   for (const Load& l : s.loads) fill->add_load(s.pages[l.index], l.line);
   if (!s.bypassed.empty()) {
@@ -197,7 +215,7 @@ void PageCache::plan(u64 step, std::span<const i64> ids, std::byte* out) {
     }
     fill->add_rows(std::move(positions));
   }
-  flights_.push_back({step, ids, out, fill, {}, false});
+  flights_.push_back({s.number, ids, out, fill, {}, false});
   engine_->submit(std::move(fill));
 }
 
@@ -210,11 +228,10 @@ void PageCache::copy_resident(std::span<const i64> ids, std::byte* out, const Fi
   const size_t row_bytes = form_.out_row_bytes();
   const bool streaming = ids.size() * row_bytes >= streaming_bytes;
   const bool being_filled = fill && !fill->finished();
-  std::lock_guard lock(workers_mutex_);
-  for (auto& l : left_by_worker_) l.clear();
+  std::vector<std::vector<u32>> left_by_worker(workers_->threads());
   const size_t grain = std::max(block_rows, piece_bytes / row_bytes);
   workers_->parallel_for(n, grain, [&](size_t begin, size_t end, u32 worker) {
-    std::vector<u32>& mine = left_by_worker_[worker];
+    std::vector<u32>& mine = left_by_worker[worker];
     const std::byte* from[block_rows];
     std::byte* to[block_rows];
     auto position_of = [&](size_t k) { return positions.empty() ? static_cast<u32>(k) : positions[k]; };
@@ -239,7 +256,7 @@ void PageCache::copy_resident(std::span<const i64> ids, std::byte* out, const Fi
     }
   });
   left.clear();
-  for (auto& l : left_by_worker_) left.insert(left.end(), l.begin(), l.end());
+  for (const auto& l : left_by_worker) left.insert(left.end(), l.begin(), l.end());
 }
 
 void PageCache::gather_ready(u64 step) {
@@ -250,7 +267,7 @@ void PageCache::gather_ready(u64 step) {
 
 bool PageCache::wait_for(u64 step, u32 timeout_ms) { return flight(step).fill->wait_for(timeout_ms); }
 
-std::vector<Failure> PageCache::gather_rest(u64 step) {
+std::vector<Failure> PageCache::gather_rest(u64 step, const std::function<void()>& check) {
   Flight& f = flight(step);
   if (!f.gathered || !f.fill->finished()) throw std::logic_error("gather_rest before gather_ready and wait_for");
   std::vector<u32> left = std::move(f.left);
@@ -259,22 +276,23 @@ std::vector<Failure> PageCache::gather_rest(u64 step) {
     copy_resident(f.ids, f.out, f.fill.get(), left, missing);
     left = std::move(missing);
   }
-  return read_past_cache(f.ids, f.out, std::move(left));
+  return read_past_cache(f.ids, f.out, std::move(left), check);
 }
 
 std::vector<Failure> PageCache::read_past_cache(std::span<const i64> ids, std::byte* out,
-                                                std::vector<u32> positions) {
+                                                std::vector<u32> positions,
+                                                const std::function<void()>& check) {
   if (positions.empty()) return {};
   auto fill = std::make_shared<Fill>(*this, ids, out);
   fill->add_rows(std::move(positions));
   engine_->submit(fill);
-  while (!fill->wait_for(1000)) {}
+  engine_->wait(*fill, check);
   return std::move(fill->failures());
 }
 
 void PageCache::retire(u64 step) {
   if (!flights_.empty() && flights_.front().step == step) {
-    while (!flights_.front().fill->wait_for(1000)) {}
+    flights_.front().fill->wait();
     flights_.pop_front();
   }
   planner_.retire(step);
@@ -286,14 +304,15 @@ u64 PageCache::cancel() {
   return planner_.entered();
 }
 
-std::vector<Failure> PageCache::read_through(std::span<const i64> ids, std::byte* out) {
+std::vector<Failure> PageCache::read_through(std::span<const i64> ids, std::byte* out,
+                                             const std::function<void()>& check) {
   Planner::check(ids, geometry_.row_count);
   std::vector<u32> left;
   {
     std::lock_guard lock(plan_mutex_);  // no line changes hands while it is copied without a mark
     copy_resident(ids, out, nullptr, {}, left);
   }
-  return read_past_cache(ids, out, std::move(left));
+  return read_past_cache(ids, out, std::move(left), check);
 }
 
 }  // namespace gids::cache
