@@ -93,7 +93,7 @@ def _check_target(driver: Driver, index: int, compiler: Compiler) -> None:
         (old, old_minor), (new, new_minor) = driver.version, compiler.version
         package = "nvidia-cuda-nvrtc-cu12" if old == 12 else "nvidia-cuda-nvrtc"
         raise RuntimeError(
-            f"{device.name} takes PTX from NVRTC, which is of CUDA {new}.{new_minor}; the NVIDIA driver reads "
-            f"that of CUDA {old}.{old_minor} and older: update the driver, or "
+            f"{device.name} takes PTX from NVRTC, which is of CUDA {new}.{new_minor}; the NVIDIA driver "
+            f"reads that of CUDA {old}.{old_minor} and older: update the driver, or "
             f"pip install '{package}=={old}.{old_minor}.*'"
         )

@@ -156,13 +156,16 @@ class EpochLoader(ABC):
         )
         if self._features is None:
             return SampledEpoch(((minibatch, {}) for minibatch in source), self._stream, progress)
-        tables = self.tables
+        tables, sampled_on = self.tables, self._stream
 
         def rows_of(minibatch: Minibatch) -> Mapping[str, torch.Tensor]:
             return {name: _rows(minibatch, table) for name, table in tables.items()}
 
         stream = self._features.attach(
-            source, rows_of, bytes_of=lambda m: m.nbytes, waiting_batches=at_once - 1
+            source,
+            lambda minibatch: sampled_on.ids(rows_of, minibatch),
+            bytes_of=lambda m: m.nbytes,
+            waiting_batches=at_once - 1,
         )
         return SampledEpoch(stream, self._stream, progress)
 

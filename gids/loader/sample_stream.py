@@ -6,12 +6,12 @@ Called by EpochLoader and its kinds. Knows nothing of what a seed is, and nothin
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 
-from gids.cuda import Device
+from gids.cuda import Device, MadeOn
 from gids.sampler import Minibatch, Sampler, Topology
 from gids.sampler.layered import LayeredSampler
 from gids.sampler.minibatch import PerType
@@ -47,6 +47,15 @@ class SampleStream:
         current.wait_stream(self._stream)
         for tensor in minibatch.tensors():
             self._device.hand_over(tensor, self._stream, current)
+
+    def ids(
+        self, of: Callable[[Minibatch], Mapping[str, torch.Tensor]], minibatch: Minibatch
+    ) -> Mapping[str, torch.Tensor]:
+        """The ids that it reads: looked up on this stream, so that whoever reads them waits for no other."""
+        if self._device is None or self._stream is None:
+            return of(minibatch)
+        with self._device.use(self._stream):
+            return MadeOn(of(minibatch), self._stream)
 
     def to_device(self, values: torch.Tensor) -> torch.Tensor:
         """Called while a minibatch is made."""
