@@ -30,17 +30,14 @@ class SampleStream:
         self._stream = device.new_stream() if device is not None else None
 
     def make(self, make: Callable[[range], Sequence[Minibatch]], steps: range) -> Sequence[Minibatch]:
-        """Minibatches, ready for torch's current stream."""
+        """Minibatches, to be handed over to the stream that uses them."""
         if self._device is None or self._stream is None:
             return make(steps)
         with self._device.use(self._stream):
-            minibatches = make(steps)
-        for minibatch in minibatches:
-            self.hand_over(minibatch)
-        return minibatches
+            return make(steps)
 
     def hand_over(self, minibatch: Minibatch) -> None:
-        """Ready for torch's current stream, which may have changed since the minibatch was made."""
+        """Make it ready for torch's current stream."""
         if self._device is None or self._stream is None:
             return
         current = self._device.current_stream()
