@@ -15,14 +15,15 @@ constexpr size_t piece_bytes = 512 << 10;  // a worker's share at a time
 }  // namespace
 
 // The reads of one step (or of one read past the cache): pages into lines, and pages without a line into
-// rows of the output. Of a page without a line only the rows are read that are wanted, and what lies between them,
-// unless its checksum, which is of all of it, must be compared.
+// rows of the output. Of a page without a line only the rows are read that are wanted, and those between them, where
+// that is half of the page at most and no neighbour of it is read: one long request costs less than two short ones.
+// A page whose checksum is compared is read whole.
 class PageCache::Fill final : public io::Batch {
  public:
-  // One page read for rows of the output: `count` positions from `first`. The bytes read start `skipped` into it.
+  // One page read for rows of the output: `count` positions from `first`; `bytes` of it, after those skipped.
   struct Target {
     u64 page;
-    u32 first, count, skipped;
+    u32 first, count, skipped, bytes;
   };
   enum class Row : u8 { not_mine, pending, delivered };
 
@@ -46,23 +47,18 @@ class PageCache::Fill final : public io::Batch {
       const u64 page = g.page_of(ids_[positions_[i]]);
       u32 end = i + 1;
       while (end < positions_.size() && g.page_of(ids_[positions_[end]]) == page) ++end;
-      targets_.push_back({page, i, end - i, 0});
+      targets_.push_back({page, i, end - i, 0, g.page_bytes});
       i = end;
     }
     rows_.assign(ids_.size(), Row::not_mine);
     for (const u32 position : positions_) rows_[position] = Row::pending;
+    if (cache_.checksums_.empty()) skip_what_nobody_wants();
     // A row that is a whole page, wanted once and as it is, is read where it belongs; the engine sees to alignment.
     const bool whole = g.row_bytes == g.page_bytes && cache_.form_.as_stored();
-    for (size_t t = 0; t < targets_.size(); ++t) {
-      Target& target = targets_[t];
-      u32 end = g.page_bytes;
-      if (cache_.checksums_.empty()) {
-        const u32 last = positions_[target.first + target.count - 1];
-        target.skipped = g.offset_in_page(ids_[positions_[target.first]]);
-        end = g.offset_in_page(ids_[last]) + g.row_bytes;
-      }
-      std::byte* dest = whole && target.count == 1 ? row(positions_[target.first]) : nullptr;
-      add_read(target.page, target.skipped, end - target.skipped, dest, loads_.size() + t);
+    for (size_t i = 0; i < targets_.size(); ++i) {
+      const Target& t = targets_[i];
+      std::byte* dest = whole && t.count == 1 ? row(positions_[t.first]) : nullptr;
+      add_read(t.page, t.skipped, t.bytes, dest, loads_.size() + i);
     }
   }
 
@@ -102,6 +98,25 @@ class PageCache::Fill final : public io::Batch {
   void add_read(u64 page, u32 skipped, u32 bytes, std::byte* dest, u64 cookie) {
     const Geometry& g = cache_.geometry_;
     reads.push_back({g.offset_of(page) + skipped, dest, bytes, g.file_of(page), cookie});
+  }
+
+  void skip_what_nobody_wants() {
+    const Geometry& g = cache_.geometry_;
+    size_t next = 0;  // the first target that does not lie before this one's neighbour
+    std::vector<bool> neighbours(targets_.size());
+    for (size_t i = 0; i < targets_.size(); ++i) {
+      while (next < targets_.size() && targets_[next].page < targets_[i].page + g.shard_count) ++next;
+      if (next < targets_.size() && targets_[next].page == targets_[i].page + g.shard_count)
+        neighbours[i] = neighbours[next] = true;
+    }
+    for (size_t i = 0; i < targets_.size(); ++i) {
+      Target& t = targets_[i];
+      const u32 begin = g.offset_in_page(ids_[positions_[t.first]]);
+      const u32 end = g.offset_in_page(ids_[positions_[t.first + t.count - 1]]) + g.row_bytes;
+      if (neighbours[i] || end - begin > g.page_bytes / 2) continue;
+      t.skipped = begin;
+      t.bytes = end - begin;
+    }
   }
 
   void deliver(const Target& t, const std::byte* data) noexcept {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -249,33 +250,36 @@ def test_a_read_that_fails_once_is_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("check_crc", [False, True])
+@pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("dim", [128, 37])  # of 512 B, and of 148 B, which no sector's edge is an edge of
-def test_of_a_page_without_a_line_only_the_wanted_rows_are_read(
-    tmp_path: Path, dim: int, check_crc: bool
+def test_of_a_lone_page_without_a_line_only_the_wanted_rows_are_read(
+    tmp_path: Path, dim: int, shards: int, check_crc: bool
 ) -> None:
-    table = write_raw_table(tmp_path, make_rows(500, dim))
-    pages = np.fromfile(table.shard_paths[0], np.uint8).reshape(-1, 4096)
-    sums = _core.crc32c(pages)
+    table = write_raw_table(tmp_path, make_rows(900, dim), shards=shards)
+    at, row_bytes, most = table.rows_per_page, table.row_bytes, 2048 // table.row_bytes
+    sums = np.empty(table.page_count, np.uint32)
+    for shard, path in enumerate(table.shard_paths):
+        sums[shard::shards] = _core.crc32c(np.fromfile(path, np.uint8).reshape(-1, 4096))
     table.checksums = lambda: sums  # type: ignore[attr-defined]
     cache = make_cache([table], 0, check_crc=check_crc)
-    ids = torch.tensor([5, 2 * table.rows_per_page + 3, 1, 5, 7 * table.rows_per_page - 1])
+    parts = [[at + 1 + most - 1, at + 1, at + 1], [6 * at + 3], [11 * at - 1]]  # half a page, and lone rows
+    whole = [[20 * at, 20 * at + most], [25 * at + 2, (25 + shards) * at + 1]]  # more; neighbours in a file
+    ids = torch.tensor(list(itertools.chain(*parts, *whole)))
+    ids = ids[torch.randperm(len(ids))]
     (got,) = run(cache, table, [ids], window=0, planned=1)
     assert same_bits(got, table.rows[ids])
-    sector = cache._engine.alignment
-    extents = [(1 * table.row_bytes, 6 * table.row_bytes)]
-    extents += [
-        (start, start + table.row_bytes)
-        for start in (3 * table.row_bytes, (table.rows_per_page - 1) * table.row_bytes)
-    ]
-    wanted = sum(-(-end // sector) * sector - start // sector * sector for start, end in extents)
-    assert cache._engine.stats()["bytes_read"] == (3 * 4096 if check_crc else wanted)
+    sector, expected = cache._engine.alignment, 3 * 4096
+    for rows in parts:
+        begin, end = min(rows) % at * row_bytes, (max(rows) % at + 1) * row_bytes
+        expected += -(-end // sector) * sector - begin // sector * sector
+    assert cache._engine.stats()["bytes_read"] == (6 * 4096 if check_crc else expected)
 
 
 def test_a_fault_beside_the_wanted_rows_costs_nobody(tmp_path: Path) -> None:
     table = write_raw_table(tmp_path, make_rows(64, 128))  # 8 rows a page
     cache = make_cache([table], 16)
     cache._engine.inject_faults([(0, 4096 * 3 + 512 * 2, errno.EIO, 1 << 30)])  # row 26
-    for wanted, readable in (([25, 24], True), ([27, 31], True), ([25, 27], False), ([26], False)):
+    for wanted, readable in (([25, 24], True), ([27, 30], True), ([25, 27], False), ([26], False)):
         cache.enter(step := cache.next_step, {table.name: torch.tensor(wanted)})
         cache.plan(step)
         features, error = cache.gather(step)

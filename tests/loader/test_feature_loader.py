@@ -207,7 +207,7 @@ def test_too_little_memory_is_refused_with_the_sum(path: Path) -> None:
 
 
 def test_memory_stays_within_what_was_given(path: Path) -> None:
-    given = 8 << 20
+    given = 16 << 20
     with gids.FeatureLoader(path, TABLES, memory_bytes=given, queue_depth=64, window_batches=4) as loader:
         batches = [
             {"paper.feat": torch.from_numpy(np.random.default_rng(i).permutation(ROWS)[:500])}
