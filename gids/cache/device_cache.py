@@ -197,10 +197,9 @@ class DeviceFeatureCache:
         """Mark the pages that minibatch `step` will read. Steps enter in order. Does not block.
 
         ids: int64[n] for each table, on this device or on the CPU, may repeat. On the device they must stay
-        as they are until the step retires; what torch's current stream holds now comes before, or of a MadeOn
-        what its stream holds. Raises
-        KeyError for an unknown table, TypeError or ValueError for a wrong dtype, device or shape. An id out
-        of range marks nothing and is gather()'s error.
+        as they are until the step retires; what torch's current stream holds now comes before, with a MadeOn
+        what its stream holds instead. Raises KeyError for an unknown table, TypeError or ValueError for a
+        wrong dtype, device or shape. An id out of range marks nothing and is gather()'s error.
         """
         with self._clock("enter_s"):
             self._check(ids)

@@ -143,20 +143,20 @@ class _OnHost(_Held):
     def __init__(self, device: Device, source: _Source, what: str) -> None:
         self.nbytes = -(-max(1, source.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
-            memory = host_memory(self.nbytes)
+            copy = np.frombuffer(host_memory(self.nbytes), source.dtype, len(source.array))
         except OSError as error:
             raise MemoryError(f"{what}: no {self.nbytes} bytes of host memory ({error.strerror})") from None
-        self._copy: np.ndarray | None = np.frombuffer(memory, source.dtype, len(source.array))
         for part in source.parts():
-            source.copy(part, self._copy[part])
+            source.copy(part, copy[part])
         try:
-            self._mapping: Mapping = device.map_host(self._copy.ctypes.data, self.nbytes)
+            self._mapping: Mapping = device.map_host(copy.ctypes.data, self.nbytes)
         except RuntimeError as error:
-            self._copy = None
+            del copy  # now, whoever keeps the error
             raise RuntimeError(
                 f"{what}: {self.nbytes} bytes of host memory could not be pinned ({error}). Raise the limit "
                 f"of locked memory (`ulimit -l`), or keep the topology on the device (place='device')"
             ) from error
+        self._copy: np.ndarray | None = copy
         self.address = self._mapping.device_address
 
     def release(self) -> None:
