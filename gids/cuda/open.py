@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gids.cuda.compiler import open_compiler
+from gids.cuda.compiler import Compiler, open_compiler
 from gids.cuda.cuda_device import CudaDevice
 from gids.cuda.driver import Driver, ask_driver
 from gids.cuda.libcuda import Libcuda
@@ -38,6 +38,7 @@ def open_cuda(device: str | torch.device | None, *, load: Callable[[str], Any] =
             cupy = "cupy-cuda12x" if toolkit[0] == 12 else "cupy-cuda13x"
             compiler = open_compiler(installed_sources(), cupy)
             _check_driver(driver, compiler.version, "CuPy compiles with")
+            _check_target(driver, index, compiler)
             _start_torch()
             library = Libcuda(load)
             library.call("cuInit", 0)
@@ -82,4 +83,19 @@ def _check_driver(driver: Driver, toolkit: tuple[int, int], whose: str) -> None:
     if driver.fault:
         raise NoDeviceError(
             f"no CUDA device: {driver.fault}; `gids info --system` shows what this machine has"
+        )
+
+
+def _check_target(driver: Driver, index: int, compiler: Compiler) -> None:
+    """RuntimeError for a device that needs PTX when its driver is too old to read the toolkit's."""
+    device = driver.devices[index]
+    if not compiler.target(device.capability).startswith("compute_"):
+        return
+    if driver.version is not None and driver.version < compiler.version:
+        (old, old_minor), (new, new_minor) = driver.version, compiler.version
+        package = "nvidia-cuda-nvrtc-cu12" if old == 12 else "nvidia-cuda-nvrtc"
+        raise NoDeviceError(
+            f"{device.name} takes PTX from NVRTC, which is of CUDA {new}.{new_minor}; the NVIDIA driver "
+            f"reads that of CUDA {old}.{old_minor} and older: update the driver, or "
+            f"pip install '{package}=={old}.{old_minor}.*'"
         )

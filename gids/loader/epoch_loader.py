@@ -161,7 +161,7 @@ class EpochLoader(ABC):
         )
         if self._features is None:
             return self._begun(SampledEpoch(((m, {}) for m in source), self._stream, progress))
-        tables = self.tables
+        tables, sampled_on = self.tables, self._stream
 
         def rows_of(minibatch: Minibatch) -> Mapping[str, torch.Tensor]:
             return {name: _rows(minibatch, table) for name, table in tables.items()}
@@ -169,7 +169,7 @@ class EpochLoader(ABC):
         seeds = min(self.batch_size, self._seed_count - steps.start * self.batch_size) if steps else 0
         stream = self._features.attach(
             source,
-            rows_of,
+            lambda minibatch: sampled_on.ids(rows_of, minibatch),
             bytes_of=lambda m: m.nbytes,
             waiting_batches=at_once - 1,
             growth=min(self.batch_size, self._seed_count) / seeds if seeds else 1.0,

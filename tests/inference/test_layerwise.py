@@ -341,10 +341,9 @@ def test_rows_are_handed_over_on_the_device(
     one_type: Path, rows: Rows, device: Device, cuda_is: Callable[[Device], None]
 ) -> None:
     cuda_is(device)
-    model = sage(100, 16, 5)
     nodes = torch.tensor([7, 700, 1400])
     result = layerwise(
-        model,
+        [layer.to(device.torch_device) for layer in sage(100, 16, 5)],
         one_type,
         nodes=nodes,
         device="cuda",
@@ -353,7 +352,7 @@ def test_rows_are_handed_over_on_the_device(
         staging_bytes=1 << 20,
         queue_depth=32,
     )
-    close(result.values, expected_of_one(one_type, model, rows)[nodes])  # type: ignore[arg-type]
+    close(result.values, expected_of_one(one_type, sage(100, 16, 5), rows)[nodes])  # type: ignore[arg-type]
 
 
 def test_a_layer_gets_the_type_that_the_one_before_it_gave(one_type: Path) -> None:
