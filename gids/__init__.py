@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gids.errors import FormatError, MemoryBudgetError, StorageError
+    from gids.errors import FormatError, MemoryBudgetError, MissingError, StorageError
     from gids.loader import EdgeLoader, FeatureLoader, NodeLoader
     from gids.store import FeatureStore
 
@@ -15,6 +15,7 @@ __all__ = [
     "FeatureStore",
     "FormatError",
     "MemoryBudgetError",
+    "MissingError",
     "NodeLoader",
     "StorageError",
 ]
@@ -25,6 +26,7 @@ _HOMES = {
     "FeatureStore": "gids.store",
     "FormatError": "gids.errors",
     "MemoryBudgetError": "gids.errors",
+    "MissingError": "gids.errors",
     "NodeLoader": "gids.loader",
     "StorageError": "gids.errors",
 }

@@ -28,5 +28,13 @@ class FormatError(ValueError):
     """A dataset directory, or a source to convert, does not have the layout that it should have."""
 
 
+class MissingError(KeyError):
+    """A dataset has no table, node type, relation, label, split or heat of that name; the message lists those
+    that it has."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class MemoryBudgetError(ValueError):
     """``memory_bytes`` does not hold what one minibatch needs; the message lists the sum."""

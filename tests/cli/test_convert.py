@@ -12,6 +12,7 @@ import torch
 
 from gids import FeatureStore
 from gids.cli import main
+from gids.cli.sizes import parse_bytes
 from gids.store import verify
 
 RNG = np.random.default_rng(42)
@@ -492,8 +493,10 @@ def test_room_is_checked_before_anything_is_written(tmp_path, capsys):
         file.truncate(file.tell() + (1 << 42))
     assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids")]) == 2
     error = capsys.readouterr().err
-    found = re.search(r"not enough room: (\d+) bytes needed, (\d+) free; nothing was written: (.*)", error)
-    assert int(found[1]) > (1 << 42) > int(found[2])
+    found = re.search(
+        r"not enough room, and nothing more was written: (.*) needed, (.*) free on the disk of: (.*)", error
+    )
+    assert parse_bytes(found[1]) > (1 << 42) > parse_bytes(found[2])
     assert found[3] == str(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["x.npy"]
 

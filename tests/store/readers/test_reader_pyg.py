@@ -183,7 +183,10 @@ class Hostile:
         ),
         (lambda pyg: tensors(edge_index=torch.rand(2, 5)), "edges are whole numbers"),
         (lambda pyg: tensors(edge_index=torch.zeros(5, 2).long()), "it must be (2, E)"),
-        (lambda pyg: tensors(edge_attr=torch.rand(E - 1, 2)), f"{E} edges, but another part has {E - 1}"),
+        (
+            lambda pyg: tensors(edge_attr=torch.rand(E - 1, 2)),
+            f"{E} edges, but its table 'edge_attr' has {E - 1} rows",
+        ),
         (lambda pyg: tensors(y=torch.arange(N - 1)), f"is for {N - 1} '_N' nodes"),
         (lambda pyg: tensors(num_nodes=N + 1), f"is for {N} '_N' nodes"),
     ],
