@@ -115,8 +115,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
         pages = f"{t['pages']} page{'s' * (t['pages'] != 1)} of {t['page_bytes']} B"
         rows = f"{t['rows_per_page']} row{'s' * (t['rows_per_page'] > 1)} each"
         rows += ", in an order of their own" * t["ordered"]
-        share = t["unused_bytes"] / max(1, t["bytes"])
-        unused = f", {share:.0%} of it unused by rows" * (share >= 0.005)
+        gap = 1 - t["rows_per_page"] * t["row_bytes"] / t["page_bytes"]
+        unused = f", {gap:.0%} of a page unused" * (gap >= 0.05)
         dtype = f"{t['dtype']} with a scale per {t['scale']}," if t["scale"] else t["dtype"]
         lines.append(f"  {t['name']}  {dtype} {shape}  {pages}, {rows}  {format_bytes(t['bytes'])}{unused}")
         for path, size in zip(t["shards"], t["shard_bytes"], strict=True):

@@ -177,7 +177,7 @@ class Workplace:
         free = f"{format_bytes(shutil.disk_usage(self.partial).free)} free"
         if self.needed_bytes:
             free += f", {format_bytes(self.needed_bytes)} needed in all"
-        cure = "nothing is left of it; make room and try again, at"
+        cure = "nothing was published; make room and try again, at"
         if self.has_progress:
             cure = "make room and run the same command again, it resumes; or delete"
         what = f"{os.strerror(error.errno)} while writing {item} ({free}); {cure}"

@@ -89,7 +89,7 @@ def _first_bad_line(
             try:
                 dtype.type(field.strip())
             except (ValueError, OverflowError):
-                return f"line {number}: {field.strip()!r} is no {dtype} number"
+                return f"line {number}: could not convert {field.strip()!r} to {dtype}"
     return None
 
 
