@@ -120,7 +120,7 @@ def test_values_that_cannot_be_stored_in_fewer_bits_leave_nothing(tmp_path, caps
             "table '_N.feat': row 31, column 2 is nan, which int8 with a scale cannot hold",
         ),
         (["--dtype", "int8", "--scale", "column"], "row 31, column 2 is nan"),
-        (["--dtype", "float16"], "does not fit in torch.float16, which ends at 65504"),
+        (["--dtype", "float16"], "which ends at 65504; bfloat16 and float32 reach 3e38"),
     ):
         assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids"), *options]) == 2
         assert said in capsys.readouterr().err
@@ -572,6 +572,12 @@ def test_features_that_cannot_be_stored_are_refused_or_told(tmp_path, capsys, va
     np.savez(tmp_path / "y.npz", emb=FEAT.astype(object), edge_index=EDGES)
     assert main(["convert", str(tmp_path / "y.npz"), str(tmp_path / "y.gids"), "--quiet"]) == 2
     assert "num_nodes.npy; left out 'emb' of y.npz: Python objects" in capsys.readouterr().err
+
+
+def test_what_only_float64_holds_is_told_so(tmp_path, capsys):
+    np.save(tmp_path / "x.npy", np.array([[1e300]]))
+    assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids"), "--dtype", "float32"]) == 2
+    assert "ends at 3.40282e+38; only float64 holds it" in capsys.readouterr().err
 
 
 def test_dtypes_in_one_list(tmp_path):
