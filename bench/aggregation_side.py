@@ -40,8 +40,7 @@ def measure(stream: Any, seconds: float) -> dict[str, float]:
     begun, cpu_begun = time.perf_counter(), time.process_time()
     for ids, features in stream:
         paused, cpu_paused = time.perf_counter(), time.process_time()
-        if not torch.equal(features, ids[:, None].float().expand_as(features)):
-            raise AssertionError("a row is not the source's")
+        check(ids, features)
         rows += len(ids)
         checking += time.perf_counter() - paused
         checking_cpu += time.process_time() - cpu_paused
@@ -50,6 +49,12 @@ def measure(stream: Any, seconds: float) -> dict[str, float]:
     elapsed = time.perf_counter() - begun - checking
     cpu = time.process_time() - cpu_begun - checking_cpu
     return {"rows_per_s": rows / elapsed, "cpu_s_per_row": cpu / rows}
+
+
+def check(ids: torch.Tensor, features: torch.Tensor) -> None:
+    """Row i must hold i everywhere."""
+    if not torch.equal(features, ids[:, None].float().expand_as(features)):
+        raise AssertionError("a row is not the source's")
 
 
 def work(config: dict[str, Any]) -> dict[str, float]:

@@ -36,6 +36,7 @@ class QueueSizes:
     rounds: int = 7
     depth: int = 512
     staging_bytes: int = 256 << 20
+    rounds_ahead: int = 8  # the last one's pages are copied while nothing is read
 
 
 SMALL = QueueSizes(file_bytes=4 << 20, pages=300, rounds=1, depth=64, staging_bytes=256 << 10)
@@ -69,8 +70,9 @@ def queue(device: Device, directory: Path, sizes: QueueSizes, figures: Figures) 
         enter = stack.enter_context
         engine = enter(gids.io.open_engine([path], depth=sizes.depth, max_read_bytes=_PAGE))
         tables = [QueueTable(page_count, 0, 1, _PAGE)]
+        options = {"staging_bytes": sizes.staging_bytes, "rounds_max": sizes.rounds_ahead}
         queues = {
-            wait: enter(DeviceQueue(device, engine, tables, staging_bytes=sizes.staging_bytes, wait=wait))  # type: ignore[arg-type]
+            wait: enter(DeviceQueue(device, engine, tables, wait=wait, **options))  # type: ignore[arg-type]
             for wait in ("stream", "warp")
         }
         pool = enter(ThreadPoolExecutor(_IN_FLIGHT))

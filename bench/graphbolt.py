@@ -3,7 +3,7 @@
     tools/graphbolt_env.sh DIRECTORY --bench            # 4.3 GB of disk for each row size, half an hour
     tools/graphbolt_env.sh DIRECTORY --bench --small    # a minute; only shows that it works
 
-Runs where DGL 2.1.0's GraphBolt can be imported. Three questions:
+Runs where DGL 2.1.0's GraphBolt can be imported. The questions:
 
 * reads (rows of 4096 and of 512 B): ``read(ids)`` of gids.graphbolt.Feature, without a cache, against that of
   GraphBolt's TorchBasedFeature on a memory map, as OnDiskDataset makes it with ``in_memory: false``. Random
@@ -13,15 +13,19 @@ Runs where DGL 2.1.0's GraphBolt can be imported. Three questions:
   neighbours, its loader hands minibatches over. Some rows are met again and again. A side that is not through
   after ``--pipe-seconds`` is stopped there, as GraphBolt's is with a slow disk; then it is rates that are
   compared.
+* hits (4096 and 512 B): ``read(ids)`` of gids.graphbolt.Feature for rows that its cache holds; beside it
+  ``torch.index_select`` of as many rows in memory.
 
-With ``--disk-feature LIBRARY`` (tools/graphbolt_env.sh --dgl SOURCE builds it), reads are also held against
-GraphBolt's newest disk feature, OnDiskNpyArray by io_uring, which no released DGL has.
+With ``--newest DIRECTORY`` (tools/graphbolt_env.sh --dgl SOURCE builds it) also against what no released DGL
+has: reads against GraphBolt's newest disk feature, OnDiskNpyArray by io_uring; hits against its
+CPUCachedFeature, with each policy of its cache, and overlapped as in its read_async: the next minibatch is
+queried while rows are copied, which takes twice the threads that wait for each other.
 
-Both sides have the same rows, GraphBolt's in a .npy file, and the same memory: what a fresh process has
-before it opens them plus a quarter of them, page cache included, where we may limit it; Linux's default
-read-ahead of 128 KiB, where we may set it; nothing in the page cache at the start. Every row is compared with
+Both sides have the same rows, GraphBolt's in a .npy file, and, but for hits, the same memory: what a fresh
+process has before it opens them plus a quarter of them, page cache included, where we may limit it; Linux's
+default read-ahead of 128 KiB, where we may set it; nothing in the page cache at the start. For hits both
+caches have room for all rows that are asked for, and are warmed up first. Every row is compared with
 the source, outside the time. Rounds in alternating order; medians; the ratio is the median of the rounds'.
-Not compared: a cache in host memory that is hit, because 2.1.0 has none but its GPU cache.
 """
 
 from __future__ import annotations
@@ -51,6 +55,8 @@ from gids.store import DatasetWriter
 THREADS = 2
 OURS = ("gids", "gids_fetch")
 STOCK, NEWEST = f"GraphBolt, {THREADS} threads", f"its newest, {THREADS} threads"
+POLICIES = ("sieve", "s3-fifo", "lru", "clock")  # of its newest cache; sieve is its default
+CACHED_BYTES = 512 << 20
 DEGREE = 12
 
 
@@ -97,9 +103,10 @@ def write_graph(path: Path, rows: int, seed: int) -> Path:
 def run(side: str, threads: int, config: dict[str, Any]) -> dict[str, float]:
     for name in ("shard", "npy"):
         gids.io.drop_page_cache(config[name])
-    this = {**config, "side": side, "threads": threads}
+    this = {"interop_threads": threads, **config, "side": side, "threads": threads}
     with read_ahead(Path(config["npy"]), DEFAULT_READ_AHEAD_BYTES), ExitStack() as stack:
-        group = None if why_no_limit() else stack.enter_context(MemoryGroup("gids-graphbolt"))
+        unlimited = config["what"] == "hits" or why_no_limit()
+        group = None if unlimited else stack.enter_context(MemoryGroup("gids-graphbolt"))
         return run_fresh("graphbolt_side", {**this, "limited": group is not None}, group=group)
 
 
@@ -116,20 +123,36 @@ def compare(title: str, sides: dict[str, Any], rounds: int) -> dict[str, Any]:
     return {"rows_per_s": speeds, "ratios": ratios}
 
 
+def sides_of_hits(config: dict[str, Any], newest: Path | None) -> dict[str, Any]:
+    row_bytes = 4 * config["dim"]
+    cached_rows = min(config["rows"], CACHED_BYTES // row_bytes)
+    # Room for a tenth more: GraphBolt's cache is in parts, which are not filled alike.
+    cache_bytes = cached_rows * row_bytes * 11 // 10
+    of_hits = {**config, "what": "hits", "cached_rows": cached_rows, "cache_bytes": cache_bytes}
+    sides = {"gids": partial(run, "gids", THREADS, of_hits)}
+    if newest:
+        of_theirs = {**of_hits, "newest": str(newest), "overlapped": False}
+        for policy in POLICIES:
+            sides[f"its newest, {policy}"] = partial(run, "newest", THREADS, {**of_theirs, "policy": policy})
+        ahead = {**of_theirs, "policy": POLICIES[0], "overlapped": True, "interop_threads": 2 * THREADS}
+        sides["its newest, overlapped"] = partial(run, "newest", THREADS, ahead)
+    return {**sides, "torch.index_select": partial(run, "torch", THREADS, of_hits)}
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("--bytes", type=int, default=2 << 30, help="of features (default: 2 GiB)")
-    add("--only", choices=["4096", "512", "pipe"], help="one of the three")
+    add("--only", choices=["4096", "512", "pipe", "hits"], help="one of them; 4096 and 512 are reads")
     add("--batch", type=int, default=8192, help="rows of one read")
-    add("--seconds", type=float, default=4.0, help="of each run of reads at most")
+    add("--seconds", type=float, default=4.0, help="of each run of reads, or hits, at most")
     add("--batches", type=int, default=40, help="minibatches of each run of the pipe")
     add("--pipe-seconds", type=float, default=15.0, help="of each of them at most")
     add("--rounds", type=int, default=7)
     add("--seed", type=int, default=0)
-    add("--disk-feature", type=Path, metavar="LIBRARY", help="GraphBolt's newest, to compare with")
+    add("--newest", type=Path, metavar="DIRECTORY", help="GraphBolt's newest features, to compare with")
     add("--dir", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to measure")
     add("--json", type=Path, metavar="FILE")
     add("--small", action="store_true")
@@ -142,7 +165,7 @@ def main(argv: list[str] | None = None) -> int:
     for row_bytes in (4096, 512):
         wanted = [
             q
-            for q in (str(row_bytes), "pipe")
+            for q in (str(row_bytes), "pipe", "hits")
             if args.only in (None, q) and (q != "pipe" or row_bytes == 4096)
         ]
         if not wanted:
@@ -157,8 +180,8 @@ def main(argv: list[str] | None = None) -> int:
                     STOCK: partial(run, "graphbolt", THREADS, of_reads),
                     "GraphBolt, 16 threads": partial(run, "graphbolt", 16, of_reads),
                 }
-                if args.disk_feature:
-                    newest = {**of_reads, "library": str(args.disk_feature)}
+                if args.newest:
+                    newest = {**of_reads, "newest": str(args.newest)}
                     sides[NEWEST] = partial(run, "newest", THREADS, newest)
                 found[str(row_bytes)] = compare(f"{row_bytes} B rows", sides, args.rounds)
                 count = min(1 << 18, config["rows"])
@@ -172,6 +195,9 @@ def main(argv: list[str] | None = None) -> int:
                     STOCK: partial(run, "graphbolt", THREADS, of_pipe),
                 }
                 found["pipe"] = compare("pipe", sides, args.rounds)
+            if "hits" in wanted:
+                title = f"hits, {row_bytes} B"
+                found[title] = compare(title, sides_of_hits(config, args.newest), args.rounds)
     for name, each in found.items():
         told = {"pipe": "lookahead in a pipe, 4096 B rows"}.get(name, f"cold reads, {name} B rows")
         for side in each["ratios"]:

@@ -5,9 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gids.errors import FormatError, MemoryBudgetError, MissingError, StorageError
+    from gids import cache as cache
+    from gids import cuda as cuda
+    from gids import heat as heat
+    from gids import inference as inference
+    from gids import io as io
+    from gids import loader as loader
+    from gids import sampler as sampler
+    from gids import store as store
+    from gids.errors import FormatError, MemoryBudgetError, MissingError, NoDeviceError, StorageError
     from gids.loader import EdgeLoader, FeatureLoader, NodeLoader
     from gids.store import FeatureStore
+
+    __version__: str
 
 __all__ = [
     "EdgeLoader",
@@ -16,6 +26,7 @@ __all__ = [
     "FormatError",
     "MemoryBudgetError",
     "MissingError",
+    "NoDeviceError",
     "NodeLoader",
     "StorageError",
 ]
@@ -27,14 +38,25 @@ _HOMES = {
     "FormatError": "gids.errors",
     "MemoryBudgetError": "gids.errors",
     "MissingError": "gids.errors",
+    "NoDeviceError": "gids.errors",
     "NodeLoader": "gids.loader",
     "StorageError": "gids.errors",
 }
+_PARTS = ("cache", "cuda", "heat", "inference", "io", "loader", "sampler", "store")  # not for `import *`
 
 
 def __getattr__(name: str) -> Any:  # loads torch only when something that needs it is asked for
-    if name not in _HOMES:
-        raise AttributeError(f"module 'gids' has no attribute {name!r}")
     import importlib
+    from importlib.metadata import version
 
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name == "__version__":
+        return version("gids")
+    if name in _PARTS:
+        return importlib.import_module(f"gids.{name}")
+    raise AttributeError(f"module 'gids' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_PARTS, "__version__"])

@@ -36,5 +36,9 @@ class MissingError(KeyError):
         return str(self.args[0])
 
 
+class NoDeviceError(RuntimeError):
+    """There is no CUDA device that can be used; the message says why, and what to do."""
+
+
 class MemoryBudgetError(ValueError):
     """``memory_bytes`` does not hold what one minibatch needs; the message lists the sum."""

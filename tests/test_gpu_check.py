@@ -43,7 +43,7 @@ def as_pytest(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 def test_the_script_is_bash_and_lists_its_steps() -> None:
     script = TOOLS / "gpu_check.sh"
     subprocess.run(["bash", "-n", script], check=True)
-    for option, expected in (([], "at most 45 s"), (["--quick"], "at most 90 s")):
+    for option, expected in (([], "at most 155 s"), (["--quick"], "skipped")):
         done = subprocess.run(
             [script, "--dry-run", *option],
             capture_output=True,
@@ -62,8 +62,8 @@ def test_the_script_is_bash_and_lists_its_steps() -> None:
 
 
 @pytest.mark.parametrize("plan", [FULL, QUICK])
-def test_all_shares_together_are_under_nine_minutes(plan: Plan) -> None:
-    assert sum(plan.shares_s.values()) <= TOTAL_S < 540
+def test_all_shares_together_are_under_ten_minutes(plan: Plan) -> None:
+    assert sum(plan.shares_s.values()) <= TOTAL_S < 590
     assert {"machine", "build", "tests", "memcheck", "racecheck", *gpu_check.BENCHMARKS} == set(plan.shares_s)
 
 
@@ -194,7 +194,7 @@ def bench_that(folder: Path, body: str) -> None:
     ("body", "result", "note", "count"),
     [
         ("write(('a', 0.9, 'x', 0.8, True, ''), ('b', 7, 'GB/s', None, None, ''))", "passed", "", 2),
-        ("write(('a', 0.7, 'x', 0.8, False, ''))", "failed", "below its bar: a", 1),
+        ("write(('a', 0.7, 'x', 0.8, False, ''))", "failed", "below its target: a", 1),
         ("write(); raise SystemExit('broken')", "failed", "broken", 0),
         ("write()", "failed", "it gave no figure", 0),
         ("write(('a', 0.9, 'x', 0.8, True, ''))\ntime.sleep(600)", "overran", "killed after", 1),

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 import gids
 
@@ -38,3 +43,16 @@ def test_each_part_imports_only_those_before_it() -> None:
             assert imported_parts(source) <= allowed, source
             looked_at += 1
     assert looked_at > 10
+
+
+def test_all_that_is_public_can_be_reached_and_is_listed() -> None:
+    script = (
+        "import sys, gids; assert 'torch' not in sys.modules; "
+        "print(gids.sampler.Neighbor.__name__, *(n for n in dir(gids) if callable(getattr(gids, n))))"
+    )
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines()[-1].split() == ["Neighbor", *gids.__all__]
+    assert gids.__version__ == importlib.metadata.version("gids")
+    assert set(dir(gids)) == {*gids.__all__, *ORDER[2:], "__version__"}
+    with pytest.raises(AttributeError, match="has no attribute 'quickest'"):
+        gids.quickest  # noqa: B018

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that only a GPU can show, in one command and under nine minutes: docs/gpu-check.md says what.
+# Everything that only a GPU can show, in one command and under ten minutes: docs/gpu-check.md says what.
 #   tools/gpu_check.sh [--out DIR] [--wheels DIR] [--quick] [--dry-run]
 # PYTHON names the interpreter whose torch, CuPy and pytest are used (default: python3).
 set -euo pipefail

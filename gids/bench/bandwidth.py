@@ -348,7 +348,7 @@ def _measure_run(
     if found.note:
         report.note(found.note)
     if len(found.seconds) < len(ids):
-        report.note(f"runs that were cut short by --seconds have fewer than {len(ids)} iterations")
+        report.cut_short(f"runs that --seconds cut short have fewer than {len(ids)} iterations")
     state = "warm" if found.note else run.state
     figure = report.figure(
         engine=run.engine,

@@ -79,7 +79,11 @@ class Case:
         return {"hit_ratio": hits / self.pages, "of_min": 1.0, "regret": 0.0, **self._pages(hits)}
 
     def run(self, policy: str, lines: int, window: int, *, pin: float = 0.0) -> dict[str, float]:
-        """The figures of a cache. pin: the share of lines that PINNED pins."""
+        """The figures of a cache. pin: the share of lines that PINNED pins.
+
+        PINNED has no share of MIN: its hottest pages are there before the first minibatch, without being
+        read, and MIN must read a page before it can hit it.
+        """
         pinned, rest, in_use = None, lines, 0
         if policy == PINNED:
             assert self.traced.heat is not None
@@ -91,10 +95,10 @@ class Case:
         hits = int(found.hits.sum())
         if hits > best and pinned is None:
             raise RuntimeError(f"{policy} hits {hits} pages and MIN {best}: one of them counts wrongly")
+        beside = {"of_min": hits / best if best else 1.0, "regret": (best - hits) / self.pages}
         return {
             "hit_ratio": found.hit_ratio,
-            "of_min": hits / best if best else 1.0,
-            "regret": (best - hits) / self.pages,
+            **(beside if pinned is None else {}),
             **self._pages(hits),
             "loads": int(found.loads.sum()),
             "bypasses": int(found.bypasses.sum()),

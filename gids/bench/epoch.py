@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=parse_bytes,
         metavar="BYTES",
         help="of each side, page cache included, beyond what it had before it opened the features (default: "
-        "a quarter of them)",
+        "a quarter of them, or what the minibatches in flight need, where that is more)",
     )
     add(
         "--trace",
@@ -97,7 +97,7 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
         )
     with tempfile.TemporaryDirectory(prefix="gids-bench-") as directory:
         write_links(store, Path(directory))
-        ours = _config(args, store, source, Path(directory), report)
+        ours = _config(args, store, source, names, Path(directory), report)
         configs = {
             OURS: ours,
             ADVISED: replace(ours, side="stock", random_access=True),
@@ -150,7 +150,12 @@ def _check_trace(path: Path, names: list[str], report: Report) -> None:
 
 
 def _config(
-    args: argparse.Namespace, store: FeatureStore, source: EpochSource, directory: Path, report: Report
+    args: argparse.Namespace,
+    store: FeatureStore,
+    source: EpochSource,
+    names: list[str],
+    directory: Path,
+    report: Report,
 ) -> EpochConfig:
     from gids.quickstart.sides import EpochConfig
 
@@ -158,7 +163,7 @@ def _config(
         raise ValueError(f"--window {args.window}: give 0 to 22, as two more minibatches are being read")
     batches = -(-source.train_count // args.batch_size)
     batches = min(batches, args.batches) if args.batches > 0 else batches
-    memory_bytes = _memory_bytes(args, store, source)
+    memory_bytes = _memory_bytes(args, store, source, ours=OURS in names)
     report.subject.update(
         dataset=str(store.path),
         table=source.table.name,
@@ -195,23 +200,31 @@ def _config(
     )
 
 
-def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSource) -> int:
-    """As told; else a quarter of the features, and more where a handful of minibatches would not fit."""
-    least = 2 * _HEADROOM_BYTES
-    if args.memory_limit is not None:
-        if args.memory_limit < least:
-            raise ValueError(
-                f"--memory-limit {args.memory_limit}: training itself needs some; give {format_bytes(least)} "
-                "or more"
-            )
-        return int(args.memory_limit)
+def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSource, *, ours: bool) -> int:
+    """As told; else a quarter of the features, and more where a handful of minibatches would not fit.
+
+    ours: gids is among the sides. ValueError for a limit in which it could not hold its minibatches.
+    """
     from gids.bench.minibatches import endless, input_nodes, make_sampler
 
     sampler = make_sampler("neighbor", args.fanouts, args.batch_size)
     minibatch = next(endless(store, sampler, seeds="train", batch_size=args.batch_size, seed=args.seed))
     rows = len(input_nodes(minibatch, str(source.table.type)))
-    window = 2 * 24 * minibatch.nbytes  # as many as can be live; DGL's blocks take about twice what ours do
-    return max(source.feature_bytes // 4, least + 8 * rows * source.table.row_bytes + window)
+    output = rows * source.table.row_bytes
+    blocks = 2 * minibatch.nbytes  # DGL's take about twice what ours do
+    if args.memory_limit is None:
+        return max(source.feature_bytes // 4, 2 * _HEADROOM_BYTES + 8 * output + 24 * blocks)
+    least = 2 * _HEADROOM_BYTES
+    if ours:  # gids.cache.budget's sum, before the first line
+        live = args.window + 2
+        least = max(least, _HEADROOM_BYTES + int(1.25 * (4 * output + live * (16 * rows + blocks))))
+    if args.memory_limit < least:
+        raise ValueError(
+            f"--memory-limit {format_bytes(args.memory_limit)}: training and {args.window + 2} minibatches "
+            f"in flight need about {format_bytes(least)}; give {format_bytes(int(1.1 * least))} or more, or "
+            "smaller --batch-size, --fanouts or --window"
+        )
+    return int(args.memory_limit)
 
 
 def _run(config: EpochConfig, limited: bool, session: Session, left: int) -> EpochResult:
@@ -232,7 +245,9 @@ def _add(report: Report, name: str, found: EpochResult, config: EpochConfig) -> 
     if found.cached_before > 0.01:
         report.note(f"figures of {name} are WARM: {found.cached_before:.0%} of a file was in the page cache")
     if found.batches < config.batches:
-        report.note(f"`{name}` was stopped after {found.batches} of {config.batches} batches: compare rows/s")
+        told = f"`{name}` was stopped after {found.batches} of {config.batches} batches: compare rows/s"
+        as_ever = config.most_seconds and found.seconds >= config.most_seconds
+        (report.note if as_ever else report.cut_short)(told)
     report.figure(side=name).add(
         epoch_s=found.seconds,
         **{f"{stage}_s": found.stages[stage] or None for stage in STAGES},

@@ -166,8 +166,8 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     if not wanted:
         report.note(
             f"`{PINNED}`: {args.pin:.0%} of the lines hold the hottest pages for good, preloaded; the rest "
-            "choose a random victim. of MIN, regret: beside Belady's MIN with as many lines, over the same "
-            "minibatches"
+            "choose a random victim. The preload is not counted as read, so it has no share of MIN. of MIN, "
+            "regret: beside Belady's MIN with as many lines, over the same minibatches"
         )
     rows = [
         (policy, window)

@@ -19,9 +19,7 @@ def require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise ImportError(
-            "--plot draws with matplotlib, which is missing: pip install 'gids[plot]'"
-        ) from None
+        raise ImportError("--plot draws with matplotlib, which is missing: pip install matplotlib") from None
 
 
 def save_plot(path: Path, draw: Callable[[Any], None], *, width: float, height: float) -> None:

@@ -44,7 +44,10 @@ class Figure:
 
 @dataclass
 class Report:
-    """What a command answers. partial: why not all was measured ("interrupted", "time"), or None.
+    """What a command answers.
+
+    partial: why not all was measured as it was asked for ("interrupted", "time"), or None. "time": settings
+    are missing, or runs were cut short.
 
     subject: what was measured (dataset, table, sizes). notes: sentences that a reader of the figures must
     know. series: named sequences of numbers, such as those of single iterations.
@@ -77,6 +80,11 @@ class Report:
         """Say it once."""
         if sentence not in self.notes:
             self.notes.append(sentence)
+
+    def cut_short(self, sentence: str) -> None:
+        """What is there was measured over less than was asked for, for --seconds."""
+        self.partial = self.partial or "time"
+        self.note(sentence)
 
     def as_json(self) -> dict[str, Any]:
         return {

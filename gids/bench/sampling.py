@@ -119,7 +119,9 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
             if not figure.values:
                 for step in range(min(_VERIFIED, len(batches))):
                     verify(sampler.sample(topology, batches[step], step=step))
-            _measure_run(figure, sampler, topology, batches, at_once, session)
+            done = _measure_run(figure, sampler, topology, batches, at_once, session)
+            if done < len(batches):
+                report.cut_short(f"runs that --seconds cut short have fewer than {len(batches)} minibatches")
             session.done()
 
 
@@ -206,7 +208,8 @@ def _measure_run(
     batches: list[Any],
     at_once: int,
     session: Session,
-) -> None:
+) -> int:
+    """Add the figures of one run. Returns its minibatches: fewer where the time is up."""
     from gids.bench.minibatches import counts
     from gids.loader.sample_stream import sample_steps
 
@@ -235,6 +238,7 @@ def _measure_run(
         nodes_per_batch=nodes / done,
         edges_per_batch=edges / done,
     )
+    return done
 
 
 def _draw(report: Report, runs: list[Figure], figure: Any) -> None:

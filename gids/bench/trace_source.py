@@ -123,6 +123,6 @@ def open_trace(
             session=session,
         )
         if written < args.batches:
-            report.note(f"sampled {written} of {args.batches} minibatches, for the time that was given")
+            report.cut_short(f"sampled {written} of {args.batches} minibatches, for the time that was given")
         with Trace(path) as trace:
             yield trace, 0

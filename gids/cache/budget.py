@@ -5,7 +5,7 @@ Called by the loader once the first minibatch has shown how large minibatches ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +20,10 @@ GROWTH = 1.25
 
 SMALL = 16
 """Outputs of further planned minibatches are reserved while all of them take a sixteenth of the memory."""
+
+
+_MERGED_BYTES = 32 << 10
+"""Neighbouring pages without a line become one request of so much, read into the bounce pool."""
 
 
 class TableShape(Protocol):
@@ -43,6 +47,11 @@ class MemoryPlan:
     lines: Mapping[str, int]
     most_planned_batches: int
     """How many minibatches may be planned at once within the bytes of the outputs."""
+
+
+def longest_read_bytes(tables: Iterable[TableShape]) -> int:
+    """What the engine of a cache must hold: its max_read_bytes, which sizes the bounce pool."""
+    return max([_MERGED_BYTES, *(t.page_bytes for t in tables)])
 
 
 def share_memory(

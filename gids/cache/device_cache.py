@@ -38,6 +38,7 @@ from gids.cache.device_state import (
 )
 from gids.cache.feature_cache import FeatureCache
 from gids.cache.output_dtype import check_out_dtype, out_dtype_of, row_form
+from gids.cuda.device import MadeOn
 from gids.io.device_queue import DeviceQueue, QueueTable
 
 if TYPE_CHECKING:
@@ -153,7 +154,8 @@ class DeviceFeatureCache:
             timeout_s=timeout_s,
         )
         mapped: list[HostArray] = []
-        self._end = weakref.finalize(self, _release, os.getpid(), self._queue, self.stream, mapped)
+        self._pid = os.getpid()
+        self._end = weakref.finalize(self, _release, self._pid, self._queue, self.stream, mapped)
         self._states: dict[str, TableState] = {}
         with device.use(self.stream):
             self._counters = Counters(device, self._kernels, list(near))
@@ -196,9 +198,9 @@ class DeviceFeatureCache:
         """Mark the pages that minibatch `step` will read. Steps enter in order. Does not block.
 
         ids: int64[n] for each table, on this device or on the CPU, may repeat. On the device they must stay
-        as they are until the step retires; what torch's current stream holds now comes before. Raises
-        KeyError for an unknown table, TypeError or ValueError for a wrong dtype, device or shape. An id out
-        of range marks nothing and is gather()'s error.
+        as they are until the step retires; what torch's current stream holds now comes before, with a MadeOn
+        what its stream holds instead. Raises KeyError for an unknown table, TypeError or ValueError for a
+        wrong dtype, device or shape. An id out of range marks nothing and is gather()'s error.
         """
         with self._clock("enter_s"):
             self._check(ids)
@@ -289,8 +291,10 @@ class DeviceFeatureCache:
     def cancel(self) -> None:
         """Retire every live step, planned or not, after the reads that were posted. Nothing stays marked.
 
-        Blocks until then.
+        Blocks until then. Does nothing in a forked child.
         """
+        if os.getpid() != self._pid:
+            return
         while self._flights:
             s = self._flights[0]
             for plan in s.plans:
@@ -499,13 +503,15 @@ class DeviceFeatureCache:
 
     def _on_device(self, ids: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Ids where kernels of the cache's stream may read them from now on."""
-        here, current = self._device.torch_device, self._device.current_stream()
-        moved = {name: t.contiguous() for name, t in ids.items()}
-        if current != self.stream and any(t.device == here for t in moved.values()):
-            self.stream.wait_stream(current)
+        here = self._device.torch_device
+        made_on = ids.stream if isinstance(ids, MadeOn) else self._device.current_stream()
+        with self._device.use(made_on):
+            moved = {name: t.contiguous() for name, t in ids.items()}
+        if made_on != self.stream and any(t.device == here for t in moved.values()):
+            self.stream.wait_stream(made_on)
         for name, tensor in moved.items():
             if tensor.device == here:
-                self._device.hand_over(tensor, current, self.stream)
+                self._device.hand_over(tensor, made_on, self.stream)
             else:  # torch keeps the pinned copy until the device has read it
                 with self._device.use(self.stream):
                     moved[name] = tensor.pin_memory().to(here, non_blocking=True)

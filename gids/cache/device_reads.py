@@ -86,10 +86,9 @@ class Reads:
     def collect(self) -> None:
         """Of the oldest round: pages into lines, and rows of pages that won none into the output."""
         plan, first, round = self._rounds[0]
-        self._queue.wait(self._stream, round)
         pages = RoundPages(first, self._queue.round_max, round.pair, round.number)
-        self._take(plan, pages, rows_too=True)
-        self._queue.collected(round)
+        with self._queue.reading(self._stream, round):
+            self._take(plan, pages, rows_too=True)
         self._rounds.popleft()
         plan.uncollected -= 1
 
@@ -99,9 +98,8 @@ class Reads:
             mine, first, round = self._rounds[0]
             pages = RoundPages(first, self._queue.round_max, round.pair, round.number)
             try:
-                self._queue.wait(self._stream, round)
-                self._take(mine, pages, rows_too=False)
-                self._queue.collected(round)
+                with self._queue.reading(self._stream, round):
+                    self._take(mine, pages, rows_too=False)
             except RuntimeError:  # the queue is closed or broken: nothing comes any more
                 self._take(mine, RoundPages(first, self._queue.round_max), rows_too=False)
             self._rounds.popleft()

@@ -6,7 +6,6 @@ Called by DeviceFeatureCache. It allocates and packs; when kernels run, and on w
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ import torch
 from gids import _core
 from gids.cache.budget import GROWTH, TableShape
 from gids.cache.output_dtype import RowForm
+from gids.store.host_memory import host_memory
 
 if TYPE_CHECKING:
     from gids.cuda.device import Device
@@ -36,11 +36,7 @@ class HostArray:
     """Zeroed host memory that a device reads and writes in place. A forked child does not inherit it."""
 
     def __init__(self, device: Device, nbytes: int) -> None:
-        self._memory = mmap.mmap(-1, max(1, nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._memory.madvise(mmap.MADV_DONTFORK)
-        if hasattr(mmap, "MADV_HUGEPAGE") and nbytes >= 2 << 20:
-            self._memory.madvise(mmap.MADV_HUGEPAGE)
-        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)[:nbytes]
+        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(host_memory(nbytes), np.uint8)[:nbytes]
         self._mapping = device.map_host(self.bytes.ctypes.data, nbytes) if nbytes else None
         self.address = self._mapping.device_address if self._mapping else 0
         """Where the device sees it."""

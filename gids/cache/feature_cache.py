@@ -143,7 +143,10 @@ class FeatureCache:
         self._outputs.pop(step, None)
 
     def cancel(self) -> None:
-        """Retire every live step, planned or not, after its reads are complete. Nothing stays marked."""
+        """Retire every live step, planned or not, after its reads are complete. Nothing stays marked.
+
+        Does nothing in a forked child, where steps and reads raise RuntimeError.
+        """
         # A stream may have been interrupted between two tables: each goes back on its own.
         self.next_step = max(cache.cancel() for cache in self._caches.values())
         self._ids.clear()

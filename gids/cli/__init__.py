@@ -66,12 +66,12 @@ def _with_negative_shapes(argv: Sequence[str]) -> list[str]:
 
 
 def _one_line(error: Exception) -> str:
-    from gids.errors import StorageError
+    from gids.errors import NoDeviceError, StorageError
 
     text = " ".join(str(error).split())
     if isinstance(error, OSError) and not isinstance(error, StorageError) and error.filename is not None:
         text = f"{error.filename}: {error.strerror}"
-    if isinstance(error, (OSError, ValueError, KeyError, ImportError)) and text:
+    if isinstance(error, (OSError, ValueError, KeyError, ImportError, NoDeviceError)) and text:
         return text
     return f"{type(error).__name__}: {text} (GIDS_TRACEBACK=1 shows where)"
 

@@ -51,7 +51,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     )
     add("--seconds", type=float, default=0, metavar="S", help="stop after so long with what was measured")
     add("--json", type=Path, metavar="FILE", help="write the figures, the machine and the command")
-    add("--plot", type=Path, metavar="FILE.png", help="draw the figures (needs gids[plot])")
+    add("--plot", type=Path, metavar="FILE.png", help="draw the figures (needs matplotlib)")
     add("--quiet", action="store_true", help="print errors only")
 
 
@@ -104,7 +104,7 @@ def _hand_over(args: argparse.Namespace, module: Any, report: Any) -> None:
         _print(module, report, measured)
         raise
     if report.partial is not None:
-        reason = {"time": f"{args.seconds:g} s have passed", "interrupted": "interrupted"}[report.partial]
+        reason = f"cut short by --seconds {args.seconds:g}" if report.partial == "time" else report.partial
         print(
             f"gids bench {report.question}: PARTIAL: {reason}; figures that are there: {len(measured)}",
             file=sys.stderr,

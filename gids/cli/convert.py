@@ -233,9 +233,7 @@ def load_graphs(path: str) -> Any:
         importlib.import_module("gids.dgl")  # makes DGL importable under a current torch
         import dgl
     except ImportError as error:
-        raise ImportError(
-            f"{path} is a DGL graph file, and DGL is missing: pip install 'gids[dgl]' ({error})"
-        ) from None
+        raise ImportError(f"{path} is a DGL graph file, and DGL is missing ({error})") from None
     return dgl.load_graphs(path)
 
 

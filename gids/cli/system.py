@@ -32,6 +32,7 @@ _PACKAGES = {
     "cupy": ["cupy-cuda13x", "cupy-cuda12x", "cupy"],
     "kvikio": ["kvikio-cu13", "kvikio-cu12", "kvikio"],
 }
+_WHEELS = {"cupy": "'cupy-cuda13x[ctk]'", "kvikio": "kvikio-cu13"}  # for a GPU
 _CUFILE = "libcufile.so.0"
 _LIBRARY_FOLDERS = (
     "usr/local/cuda/lib64",
@@ -267,7 +268,7 @@ def _gpu_direct(root: Path, has_gpu: bool) -> Iterator[Item]:
         advice if has_gpu and module is None else "",
     )
     library = _find_cufile(root)
-    advice = "pip install 'gids[cuda12]' or 'gids[cuda13]' brings kvikio and cuFile"
+    advice = "pip install kvikio-cu13 (CUDA 12: kvikio-cu12) brings kvikio and cuFile"
     yield Item(
         "cuFile (GPUDirect Storage)", library or "not there", advice if has_gpu and library is None else ""
     )
@@ -320,5 +321,6 @@ def _package(name: str, has_gpu: bool) -> Item:
             if name == "torch" and has_gpu and version(candidate).endswith("+cpu"):
                 advice = "this torch cannot use the GPU: install its CUDA build"
             return Item(name, version(candidate), advice)
-    wanted = has_gpu and name in ("cupy", "kvikio")
-    return Item(name, "not installed", "pip install 'gids[cuda12]' or 'gids[cuda13]'" if wanted else "")
+    wheel = _WHEELS.get(name, "") if has_gpu else ""
+    other = wheel.replace("cuda13x", "cuda12x").replace("cu13", "cu12")
+    return Item(name, "not installed", f"pip install {wheel} (CUDA 12: {other})" if wheel else "")

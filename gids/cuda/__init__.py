@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from gids.cuda.device import Argument, Device, Event, Mapping, Stream
+    from gids.cuda.device import Argument, Device, Event, MadeOn, Mapping, Stream
 
-__all__ = ["Argument", "Device", "Event", "Mapping", "Stream", "open_device"]
+__all__ = ["Argument", "Device", "Event", "MadeOn", "Mapping", "Stream", "open_device"]
 
 
 def open_device(device: str | torch.device | None = "cuda") -> Device:
     """The CUDA device of that name: "cuda" and None are torch's current one, "cuda:1" the second. Cached.
 
     ValueError for a device that is not CUDA's, or an index that the machine does not have. ImportError
-    without CuPy. RuntimeError without a CUDA build of torch, without a driver or device, or with a driver
-    older than the CUDA toolkit of CuPy or torch. Each says what to do.
+    without CuPy. NoDeviceError, a RuntimeError, without a CUDA build of torch, without a driver or device, or
+    with a driver older than the CUDA toolkit of CuPy or torch. Each says what to do.
     """
     from gids.cuda.open import open_cuda
 

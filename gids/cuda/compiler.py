@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gids.cuda.sources import Sources, Unit
+from gids.errors import NoDeviceError
 
 _log = logging.getLogger("gids.cuda")
 _DIGEST_BYTES = 32
@@ -45,7 +46,7 @@ class Compiler:
     def target(self, capability: tuple[int, int]) -> str:
         """What to compile for: the device's own machine code, or PTX for a device newer than the toolkit.
 
-        RuntimeError for a device that the toolkit no longer knows.
+        NoDeviceError for a device that the toolkit no longer knows.
         """
         number = capability[0] * 10 + capability[1]
         major, minor = self.version
@@ -54,10 +55,10 @@ class Compiler:
             return f"sm_{number}"
         older = [arch for arch in known if arch < number]
         if not older:
-            raise RuntimeError(
+            raise NoDeviceError(
                 f"the device has compute capability {capability[0]}.{capability[1]}; CUDA {major}.{minor} "
                 f"compiles for {known[0] // 10}.{known[0] % 10} and newer: install the packages of an older "
-                "CUDA, such as gids[cuda12]"
+                "CUDA, such as cupy-cuda12x"
             )
         return f"compute_{older[-1]}"
 
@@ -96,25 +97,25 @@ class Compiler:
             nvrtc.destroyProgram(program)
 
 
-def open_compiler(sources: Sources, extra: str = "cuda13") -> Compiler:
-    """The compiler of the installed CuPy. ImportError without CuPy or NVRTC; it names this extra of gids."""
+def open_compiler(sources: Sources, package: str = "cupy-cuda13x") -> Compiler:
+    """The compiler of the installed CuPy. ImportError without CuPy or NVRTC; it names this package."""
     try:
         import cupy
         from cupy.cuda import nvrtc
     except ImportError as error:
         raise ImportError(
             f"device='cuda' compiles its kernels through CuPy, which is not there ({error}): "
-            f"pip install 'gids[{extra}]'"
+            f"pip install '{package}[ctk]'"
         ) from error
     cccl = Path(cupy.__file__).parent / "_core" / "include" / "cupy" / "_cccl" / "libcudacxx"
     if not (cccl / "cuda" / "atomic").is_file():
         raise ImportError(
-            f"CuPy {cupy.__version__} has no CCCL headers ({cccl}): pip install -U 'gids[{extra}]'"
+            f"CuPy {cupy.__version__} has no CCCL headers ({cccl}): pip install -U '{package}[ctk]'"
         )
     try:
         return Compiler(sources, nvrtc, cccl, cache_folder())
     except RuntimeError as error:  # CuPy opens the library at the first call
-        raise ImportError(f"CuPy does not find NVRTC ({error}): pip install 'gids[{extra}]'") from error
+        raise ImportError(f"CuPy does not find NVRTC ({error}): pip install '{package}[ctk]'") from error
 
 
 def cache_folder() -> Path:

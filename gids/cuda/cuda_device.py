@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import resource
 import threading
 from collections.abc import Iterator
@@ -81,7 +82,9 @@ class CudaDevice(Device):
             self._load(unit)
 
     def new_stream(self) -> Stream:
-        return _torch_stream("Stream", self.torch_device)  # torch's are all non-blocking
+        # torch's are all non-blocking. A stream that waits for a word stops the hardware channel that it is
+        # on, with every stream that shares it; those of another priority, as training's are, share none.
+        return _torch_stream("Stream", self.torch_device, priority=-1)
 
     def current_stream(self) -> Stream:
         return _torch_stream("current_stream", self.torch_device)
@@ -193,10 +196,11 @@ class _CudaMapping(Mapping):
         self.device_address = device_address
         self._device: CudaDevice | None = device
         self._address = address
+        self._pid = os.getpid()
 
     def close(self) -> None:
         device, self._device = self._device, None
-        if device is None:
+        if device is None or os.getpid() != self._pid:  # a forked child has neither CUDA nor the memory
             return
         try:
             device.unmap(self._address)
@@ -205,9 +209,9 @@ class _CudaMapping(Mapping):
                 raise
 
 
-def _torch_stream(function: str, device: torch.device) -> Stream:
+def _torch_stream(function: str, device: torch.device, **options: int) -> Stream:
     """A stream from torch.cuda: it does what Stream says, though torch's annotations do not say so."""
-    stream: Stream = getattr(torch.cuda, function)(device)
+    stream: Stream = getattr(torch.cuda, function)(device, **options)
     return stream
 
 

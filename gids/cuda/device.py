@@ -6,6 +6,7 @@ the host. Nothing outside gids.cuda imports cupy or asks torch whether there is 
 
 from __future__ import annotations
 
+import collections.abc
 import mmap
 import sys
 from abc import ABC, abstractmethod
@@ -48,6 +49,14 @@ class Stream(Protocol):
 
     def synchronize(self) -> None:
         """Block until the work so far is done."""
+
+
+class MadeOn(dict[str, torch.Tensor]):
+    """Tensors by name, complete once `stream` is through with its work so far, whatever other streams do."""
+
+    def __init__(self, tensors: collections.abc.Mapping[str, torch.Tensor], stream: Stream) -> None:
+        super().__init__(tensors)
+        self.stream = stream
 
 
 class Mapping(ABC):

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from gids.cuda.compiler import open_compiler
+from gids.cuda.compiler import Compiler, open_compiler
 from gids.cuda.cuda_device import CudaDevice
 from gids.cuda.driver import Driver, ask_driver
 from gids.cuda.libcuda import Libcuda
 from gids.cuda.sources import installed_sources
+from gids.errors import NoDeviceError
 
 _lock = threading.Lock()
 _open: dict[int, CudaDevice] = {}
@@ -34,8 +35,10 @@ def open_cuda(device: str | torch.device | None, *, load: Callable[[str], Any] =
         )
     with _lock:
         if index not in _open:
-            compiler = open_compiler(installed_sources(), "cuda12" if toolkit[0] == 12 else "cuda13")
+            cupy = "cupy-cuda12x" if toolkit[0] == 12 else "cupy-cuda13x"
+            compiler = open_compiler(installed_sources(), cupy)
             _check_driver(driver, compiler.version, "CuPy compiles with")
+            _check_target(driver, index, compiler)
             _start_torch()
             library = Libcuda(load)
             library.call("cuInit", 0)
@@ -54,10 +57,10 @@ def _index(device: str | torch.device | None) -> int | None:
 
 
 def _torch_toolkit() -> tuple[int, int]:
-    """The CUDA that torch was built with. RuntimeError for a torch without."""
+    """The CUDA that torch was built with. NoDeviceError for a torch without."""
     version = torch.version.cuda
     if version is None:
-        raise RuntimeError(
+        raise NoDeviceError(
             f"device='cuda' needs a CUDA build of torch; this is {torch.__version__}: "
             "pip install torch --index-url https://download.pytorch.org/whl/cu130"
         )
@@ -71,13 +74,28 @@ def _start_torch() -> None:
 
 
 def _check_driver(driver: Driver, toolkit: tuple[int, int], whose: str) -> None:
-    """RuntimeError for no driver or device, or a driver of an older major version than the toolkit."""
+    """NoDeviceError for no driver or device, or a driver of an older major version than the toolkit."""
     if driver.version is not None and driver.version[0] < toolkit[0]:
-        raise RuntimeError(
+        raise NoDeviceError(
             f"the NVIDIA driver supports CUDA {driver.version[0]}.{driver.version[1]}; {whose} CUDA "
             f"{toolkit[0]}.{toolkit[1]}: update the driver, or install packages for CUDA {driver.version[0]}"
         )
     if driver.fault:
-        raise RuntimeError(
+        raise NoDeviceError(
             f"no CUDA device: {driver.fault}; `gids info --system` shows what this machine has"
+        )
+
+
+def _check_target(driver: Driver, index: int, compiler: Compiler) -> None:
+    """RuntimeError for a device that needs PTX when its driver is too old to read the toolkit's."""
+    device = driver.devices[index]
+    if not compiler.target(device.capability).startswith("compute_"):
+        return
+    if driver.version is not None and driver.version < compiler.version:
+        (old, old_minor), (new, new_minor) = driver.version, compiler.version
+        package = "nvidia-cuda-nvrtc-cu12" if old == 12 else "nvidia-cuda-nvrtc"
+        raise NoDeviceError(
+            f"{device.name} takes PTX from NVRTC, which is of CUDA {new}.{new_minor}; the NVIDIA driver "
+            f"reads that of CUDA {old}.{old_minor} and older: update the driver, or "
+            f"pip install '{package}=={old}.{old_minor}.*'"
         )

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+_INSTALL = "pip install 'dgl>=1.1.3,<=2.1.0' packaging pandas"  # DGL does not declare these two
 _GRAPHBOLT = "dgl.graphbolt"
 _GRAPHBOLT_IMPORTS = ("pandas", "pydantic", "torchdata.datapipes", "torchdata.dataloader2", "yaml")
 
@@ -42,16 +43,14 @@ def import_dgl() -> ModuleType:
         try:
             import dgl
         except ModuleNotFoundError as error:
-            raise ImportError(
-                f"DGL needs {error.name!r}: pip install 'gids[dgl]'", name=error.name
-            ) from error
+            raise ImportError(f"DGL needs {error.name!r}: {_INSTALL}", name=error.name) from error
     return dgl  # type: ignore[no-any-return]
 
 
 def _package_dir() -> Path:
     spec = importlib.util.find_spec("dgl")
     if spec is None or spec.origin is None:  # None: a folder that happens to be called dgl
-        raise ImportError("gids.dgl needs DGL: pip install 'gids[dgl]'", name="dgl")
+        raise ImportError(f"gids.dgl needs DGL: {_INSTALL}", name="dgl")
     return Path(spec.origin).parent
 
 

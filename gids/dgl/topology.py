@@ -6,6 +6,7 @@ allow formats beside CSC, which would be made in memory. So the graph is put tog
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +18,12 @@ from gids.store import FeatureStore, Graph
 from gids.store.private_map import private_tensor
 
 
-def graph(store: FeatureStore, *, formats: str | Sequence[str] = "csc", masks: bool = False) -> Any:
-    """A DGLGraph over the store's topology: homogeneous if the store has DGL's types "_N" and "_E" only.
+def graph(
+    store: FeatureStore | str | os.PathLike[str], *, formats: str | Sequence[str] = "csc", masks: bool = False
+) -> Any:
+    """A DGLGraph over the topology of a store, or of the dataset at a path.
+
+    Homogeneous if the store has DGL's types "_N" and "_E" only.
 
     Ids are int64. Arrays stored as int64 are mapped, not copied: resident memory grows as sampling touches
     them, and the kernel may drop them again; int32 ``indices`` are copied to int64.
@@ -32,6 +37,8 @@ def graph(store: FeatureStore, *, formats: str | Sequence[str] = "csc", masks: b
     allowed = [formats] if isinstance(formats, str) else list(formats)
     if "csc" not in allowed:
         raise ValueError(f"formats={allowed!r}: the stored topology is CSC, so 'csc' must be among them")
+    if not isinstance(store, FeatureStore):
+        store = FeatureStore(store)
     relations = store.relations
     if not relations:
         raise ValueError(f"{store.name} has features, but no topology: convert the graph with them")

@@ -14,6 +14,7 @@ import torch
 from dgl import graphbolt as gb
 
 from gids import store as gids_store
+from gids.cache.output_dtype import out_dtype_of
 from gids.graphbolt.columns import keys_of, table_of
 from gids.loader import FeatureLoader
 
@@ -39,21 +40,23 @@ class Feature(gb.Feature):  # type: ignore[misc]  # GraphBolt has no types
             if options:
                 raise ValueError(f"{', '.join(options)}: the FeatureLoader given has its own")
             self.feature_loader = source
-            known = [t.name for t in source.tables]
-            if table not in known:
-                raise KeyError(f"the FeatureLoader does not load {table!r} (it loads {', '.join(known)})")
         else:
             self.feature_loader = open_loader(source, [table], options)
-        self.table = self.feature_loader.store.table(table)
+            table = self.feature_loader.tables[0].name
+        known = {t.name: t for t in self.feature_loader.tables}
+        if table not in known:
+            raise KeyError(f"the FeatureLoader does not load {table!r} (it loads {', '.join(known)})")
+        self.table = known[table]
 
     def read(self, ids: torch.Tensor | None = None) -> torch.Tensor:
-        """Rows, of the stored dtype, on the FeatureLoader's device. Blocks.
+        """Rows, of the FeatureLoader's dtype, on its device. Blocks.
 
         ids: of any integer dtype, [n], may repeat; None: all rows, on the CPU, which are then in memory.
         Raises IndexError for a row that there is not, StorageError.
         """
         if ids is None:
-            return self.table.read_rows(torch.arange(self.table.row_count))
+            rows = self.table.read_rows(torch.arange(self.table.row_count))
+            return rows.to(out_dtype_of(self.table, self.feature_loader.dtype))
         ids = ids.to(self.feature_loader.device, torch.int64)
         name = self.table.name
         with self.feature_loader.attach([ids], lambda rows: {name: rows}) as stream:

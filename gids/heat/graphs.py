@@ -17,7 +17,7 @@ def graphs_of(store: FeatureStore) -> list[Graph]:
         except KeyError:  # a relation of edge features alone
             continue
     if not graphs:
-        raise FormatError(f"{store.name} has no topology, and heat is computed from the graph")
+        raise FormatError(f"{store.name} has no topology: convert the edges, too")
     return graphs
 
 

@@ -28,9 +28,11 @@ def hottest_nodes(store: FeatureStore, table: str, cache_bytes: int, *, method: 
         raise ValueError(f"cache_bytes={cache_bytes} is negative; give a number of bytes")
     methods = store.heat_methods(found.type)
     heat = page_heat(
-        store.heat(methods[0] if method == "auto" and methods else method, found.type), found.rows_per_page
+        store.heat(methods[0] if method == "auto" and methods else method, found.type),
+        found.rows_per_page,
+        found.order,
     )
     fit = cache_bytes // (found.page_bytes + _core.LINE_METADATA_BYTES)
     held = np.zeros(len(heat), np.bool_)
     held[np.argsort(255 - heat, kind="stable")[:fit]] = True
-    return torch.from_numpy(held.repeat(found.rows_per_page)[: found.row_count])
+    return torch.from_numpy(found.rows_of_pages(held))

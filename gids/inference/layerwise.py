@@ -202,6 +202,8 @@ class _Asked:
             self.nodes[ntype], self._places[ntype] = torch.unique(ids.cpu(), return_inverse=True)
         if not self.nodes:
             raise ValueError("nodes names no type; leave it out for all nodes of all types")
+        if all(ids is not None and not len(ids) for ids in self.nodes.values()):
+            raise ValueError("nodes is empty: there is nothing to compute")
 
     @property
     def all_nodes(self) -> bool:

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from gids import cuda
-from gids.cache.budget import GROWTH, available_bytes, format_bytes
+from gids import _core, cuda
+from gids.cache.budget import GROWTH, available_bytes, format_bytes, longest_read_bytes
 from gids.cache.output_dtype import FLOATS, out_row_bytes
 from gids.errors import FormatError, MemoryBudgetError
 from gids.inference.layers import Layers, block_on, output_of, per_type
@@ -38,7 +38,7 @@ class Inputs:
     """What a layer reads: a table for each type that has one.
 
     tables: by type. dtype: of the rows, where it is not the stored one. targets: the nodes that the tables
-    have rows of, or None: all, and types without a table come as ids.
+    have rows of, or None: all, and types without a table come as ids. given: what a layer gave, by type.
     """
 
     def __init__(
@@ -47,17 +47,19 @@ class Inputs:
         dtype: torch.dtype | None,
         targets: Targets | None = None,
         written: Iterable[TableSink] = (),
+        given: Mapping[str, torch.dtype] | None = None,
     ) -> None:
         self.tables, self.dtype = dict(tables), dtype
-        self._targets, self._written = targets, list(written)
+        self._targets, self._written, self._given = targets, list(written), given or {}
 
     @classmethod
     def of(cls, sinks: Mapping[str, TableSink], targets: Targets) -> Inputs:
         """What a layer wrote for these targets."""
         tables = {ntype: sink.finish() for ntype, sink in sinks.items()}
-        given = {sink.given_dtype for sink in sinks.values()}
-        dtype = given.pop() if len(given) == 1 else None
-        return cls(tables, dtype if dtype in FLOATS else None, targets, sinks.values())
+        given = {ntype: sink.given_dtype for ntype, sink in sinks.items()}
+        dtypes = set(given.values())
+        converted = dtypes.pop() if len(dtypes) == 1 and dtypes <= set(FLOATS) else None  # by the gather
+        return cls(tables, converted, targets, sinks.values(), given)
 
     @property
     def row_bytes(self) -> int:
@@ -77,7 +79,7 @@ class Inputs:
     ) -> dict[str, torch.Tensor]:
         """By type, what a layer is given."""
         if self._targets is not None:
-            return dict(rows)
+            return {t: of_type.to(self._given[t]) for t, of_type in rows.items()}
         return {t: rows[t] if t in rows else ids.to(device) for t, ids in nodes}
 
     def discard(self) -> None:
@@ -107,7 +109,8 @@ class Run:
             self._place, free_bytes = opened.torch_device, lambda: opened.memory_info()[0]
         self._memory_bytes = memory_bytes if memory_bytes is not None else free_bytes() // 2
         self._options = {"window_batches": 16, **options}
-        self._options["planned_batches"] = options.get("planned_batches") or 2
+        most = max(1, _core.USE_BITS - self._options["window_batches"])
+        self._options["planned_batches"] = options.get("planned_batches") or min(2, most)
         self.stats: list[dict[str, Any]] = []
 
     def layer(
@@ -124,7 +127,7 @@ class Run:
         with ExitStack() as stack:
             stream: Iterable[tuple[Item, dict[str, torch.Tensor]]] = ((item, {}) for item in source)
             loader = None
-            if inputs.tables:
+            if inputs.tables and spans:
                 loader = stack.enter_context(self._loader(inputs, per_row * max(s.cost for s in spans)))
                 stream = loader.attach(
                     source,
@@ -181,13 +184,14 @@ class Run:
     def _fixed_bytes(self, inputs: Inputs) -> int:
         """Bounce pool and page tables."""
         tables = inputs.tables.values()
-        bounce = self._options.get("queue_depth", 256) * max([0, *(t.page_bytes for t in tables)])
+        bounce = self._options.get("queue_depth", 256) * longest_read_bytes(tables) if tables else 0
         return int(bounce + sum(8 * t.page_count for t in tables))
 
     def _loader(self, inputs: Inputs, blocks_bytes: int) -> FeatureLoader:
         """blocks_bytes: of the largest block. What the blocks may take is kept from the cache."""
         left = self._memory_bytes - blocks_bytes - self._fixed_bytes(inputs)
-        lines = max(0, min(left, self._options.get("cache_bytes", left)))
+        asked = self._options.get("cache_bytes")
+        lines = max(0, left if asked is None else min(left, asked))
         options = {"device": self._device, **self._options, "cache_bytes": lines}
         return FeatureLoader(
             self._store, inputs.tables, memory_bytes=self._memory_bytes, dtype=inputs.dtype, **options

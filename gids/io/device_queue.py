@@ -29,7 +29,9 @@ _UNIT = "io/request_queue.cu"
 _THREADS = 256
 _WARPS = _THREADS // 32
 _BLOCKS_PER_SM = 8
-_POLLS_PER_S = 1 << 23
+_SPINNING_BLOCKS_PER_SM = 1
+"""Of a kernel that spins for the host: registers are left for others, and polls do not fill the bus."""
+_POLLS_PER_S = 1 << 20
 """More than a lane makes in a second: so that by default lanes outlast the service's time-out."""
 
 
@@ -59,10 +61,11 @@ class DeviceQueue:
 
     Life: construct, then rounds of ``post``, ``wait``, the caller's kernel that reads the staging pages (or
     ``collect``) and ``collected``; or ``read_pages``; in the end ``close``. One thread at a time calls these,
-    any thread ``close``. The service reads on a thread of its own, which calls neither CUDA nor Python.
-    Everything is enqueued on the streams that the caller names, which may change from call to call: where the
-    queue's memory asks for an order among them, the queue sees to it. A queue does not survive a fork: in the
-    child every call raises RuntimeError, and closing does nothing.
+    any thread ``close``, from which a caller's kernel is safe within ``reading``. The service reads on a
+    thread of its own, which calls neither CUDA nor Python. Everything is enqueued on the streams that the
+    caller names, which may change from call to call: where the queue's memory asks for an order among them,
+    the queue sees to it. A queue does not survive a fork: in the child every call raises RuntimeError, and
+    closing does nothing.
 
     A request is ``table << 48 | page`` (:func:`gids.io.requests_of`). Each has an error: 0 or an errno, that
     of the engine or EINVAL (no such table or page), EBADMSG (wrong checksum), ETIMEDOUT (not read within
@@ -266,6 +269,18 @@ class DeviceQueue:
                 errors,
             )
 
+    @contextlib.contextmanager
+    def reading(self, stream: Stream, round: Round) -> Iterator[None]:
+        """``wait``; then, inside, the caller enqueues on the stream what reads the pages; then ``collected``.
+
+        A ``close`` that another thread calls meanwhile comes after it. After an error inside the round is
+        not collected.
+        """
+        with self._use("stream", "reading"):
+            self.wait(stream, round)
+            yield
+            self.collected(round)
+
     def collected(self, round: Round) -> None:
         """Tell that the last kernel that reads the round's pages is enqueued, on a stream that waited for it.
 
@@ -311,7 +326,7 @@ class DeviceQueue:
                 self._launch(
                     stream,
                     "gids_read_pages",
-                    -(-rows // _WARPS),
+                    min(-(-rows // _WARPS), self._device.sm_count * _SPINNING_BLOCKS_PER_SM),
                     self._pairs,
                     self.pairs,
                     numbers[0],

@@ -164,7 +164,8 @@ def open_engine(
     never.
 
     Raises OSError (FileNotFoundError, …) for a file that cannot be opened, or whose file system refuses
-    direct I/O; ValueError for an unknown kind or a number out of range.
+    direct I/O, and where the system gives no more threads; ValueError for an unknown kind or a number out of
+    range.
     """
     native = _core.open_engine(
         kind,

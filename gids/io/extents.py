@@ -261,7 +261,7 @@ def open_extent_reader(
             _log.info("extents are read by %s+pinned: %s", engine.name, obstacle)
         return PinnedExtentReader(device, engine, paths)
     if found.version is None:
-        raise ImportError(f"{found.reason}: pip install 'gids[cuda13]' (CUDA 12: 'gids[cuda12]')")
+        raise ImportError(f"{found.reason}: pip install kvikio-cu13 (CUDA 12: kvikio-cu12)")
     if not (found.gds or found.compat):
         raise OSError(f"kvikio {found.version} does not work here: {found.reason}; use kind='pinned'")
     from gids.io.kvikio_reader import KvikioReader

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gids.io.extents import Extents, checked, failure, split
+from gids.store.host_memory import host_memory
 
 if TYPE_CHECKING:
     import torch
@@ -44,9 +45,7 @@ class PinnedExtentReader:
         self._device, self._engine = device, engine
         self._paths = [os.fspath(p) for p in paths]
         self._half_bytes = staging_bytes // 2 // mmap.PAGESIZE * mmap.PAGESIZE
-        memory = mmap.mmap(-1, 2 * self._half_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        memory.madvise(mmap.MADV_DONTFORK)
-        self._staging = np.frombuffer(memory, np.uint8)
+        self._staging = np.frombuffer(host_memory(2 * self._half_bytes), np.uint8)
         self._mapping = device.map_host(self._staging.ctypes.data, len(self._staging))
         self._tensor = torch.from_numpy(self._staging)
         self._stream = device.new_stream()

@@ -24,7 +24,7 @@ from gids.store import FeatureStore, Graph
 from gids.store.names import Relation, describe_type
 
 
-@dataclass
+@dataclass(repr=False)
 class EdgeMinibatch(Minibatch):
     """A Minibatch whose seeds are the ends of edges.
 
@@ -166,6 +166,8 @@ class EdgeLoader(EpochLoader):
 
     def _graph_of(self, relation: Relation | None) -> Graph:
         known = {g.relation: g for g in self._graphs}
+        if isinstance(relation, list):
+            relation = tuple(relation)
         if relation is None and len(known) == 1:
             return self._graphs[0]
         found = known.get(relation) if relation is not None else None
@@ -231,7 +233,8 @@ class _Edges:
 
 def _uniform(limit: int, count: int, seed: int, epoch: int, step: int) -> np.ndarray:
     """int64[count] in [0, limit), counted as all random numbers are; an epoch's order has counters below."""
-    generator = np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, 0, step, 1]))
+    key = np.array([seed, epoch], np.uint64)
+    generator = np.random.Generator(np.random.Philox(key=key, counter=[0, 0, step, 1]))
     return generator.integers(0, limit, count)
 
 

@@ -10,6 +10,7 @@ import hashlib
 import logging
 import math
 import os
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -22,7 +23,7 @@ import torch
 from gids import cuda
 from gids.errors import StorageError
 from gids.heat.graphs import graphs_of
-from gids.loader.feature_loader import FeatureLoader
+from gids.loader.feature_loader import FeatureLoader, check_option_names
 from gids.loader.sample_stream import Draw, SampleStream, minibatches_of_epoch
 from gids.loader.tables import Tables, check_table_fits, chosen_tables
 from gids.sampler import Minibatch, Neighbor, Sampler, Topology
@@ -72,18 +73,21 @@ class EpochLoader(ABC):
         self.store = open_store(store, self._opened)
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}; a minibatch has at least one seed")
-        if not 0 <= seed < 1 << 64:
-            raise ValueError(f"seed={seed}; it must be from 0 to 2^64 - 1")
-        if isinstance(sampler, str | bytes):
+        if not isinstance(seed, int | np.integer) or not 0 <= seed < 1 << 64:
+            raise ValueError(f"seed={seed!r}; it must be from 0 to 2^64 - 1")
+        if isinstance(sampler, str | bytes) or not (
+            isinstance(sampler, Sequence) or hasattr(sampler, "sample")
+        ):
             raise TypeError(f"sampler={sampler!r}; give fanouts, such as [10, 10], or a sampler")
         self.sampler: Sampler = (
             Neighbor(sampler, threads=threads) if isinstance(sampler, Sequence) else sampler
         )
-        self.batch_size, self.shuffle, self.drop_last, self.seed = batch_size, shuffle, drop_last, seed
+        self.batch_size, self.shuffle, self.drop_last, self.seed = batch_size, shuffle, drop_last, int(seed)
         self.epoch = 0
         self._graphs = graphs_of(self.store)
         self._progress: _Progress | None = None  # of the epoch that was begun last
         self._resume: _Progress | None = None  # where the next one begins, if it is that one
+        self._epochs: weakref.WeakSet[SampledEpoch] = weakref.WeakSet()  # those that are open, and some more
         self._seeds_digest: str | None = None  # once asked for
         self._last_stats: dict[str, Any] | None = None  # once closed
 
@@ -96,6 +100,7 @@ class EpochLoader(ABC):
         options: Mapping[str, Any],
     ) -> None:
         """The end of construction: what holds memory."""
+        check_option_names(type(self).__name__, options)
         self.tables: Mapping[str, Table] = self._tables_of(topology, tables)
         self._device: cuda.Device | None = None
         if torch.device(device).type != "cpu":
@@ -134,7 +139,7 @@ class EpochLoader(ABC):
         """
         if not self.shuffle:
             return torch.arange(self._seed_count)
-        generator = np.random.Generator(np.random.Philox(key=[self.seed, epoch]))
+        generator = np.random.Generator(np.random.Philox(key=np.array([self.seed, epoch], np.uint64)))
         return torch.from_numpy(generator.permutation(self._seed_count))
 
     def __len__(self) -> int:
@@ -155,16 +160,25 @@ class EpochLoader(ABC):
             self._drawing(), order, epoch, steps, self.batch_size, self._stream, at_once
         )
         if self._features is None:
-            return SampledEpoch(((minibatch, {}) for minibatch in source), self._stream, progress)
-        tables = self.tables
+            return self._begun(SampledEpoch(((m, {}) for m in source), self._stream, progress))
+        tables, sampled_on = self.tables, self._stream
 
         def rows_of(minibatch: Minibatch) -> Mapping[str, torch.Tensor]:
             return {name: _rows(minibatch, table) for name, table in tables.items()}
 
+        seeds = min(self.batch_size, self._seed_count - steps.start * self.batch_size) if steps else 0
         stream = self._features.attach(
-            source, rows_of, bytes_of=lambda m: m.nbytes, waiting_batches=at_once - 1
+            source,
+            lambda minibatch: sampled_on.ids(rows_of, minibatch),
+            bytes_of=lambda m: m.nbytes,
+            waiting_batches=at_once - 1,
+            growth=min(self.batch_size, self._seed_count) / seeds if seeds else 1.0,
         )
-        return SampledEpoch(stream, self._stream, progress)
+        return self._begun(SampledEpoch(stream, self._stream, progress))
+
+    def _begun(self, epoch: SampledEpoch) -> SampledEpoch:
+        self._epochs.add(epoch)
+        return epoch
 
     @property
     def _at_once(self) -> int:
@@ -237,6 +251,8 @@ class EpochLoader(ABC):
     def close(self) -> None:
         """End the open epoch, let reads and kernels finish, release cache and topology. Idempotent."""
         if self._last_stats is None:
+            for epoch in list(self._epochs):
+                epoch.close()
             self._last_stats = self.stats()
             if self._features is not None:
                 self._features.close()
@@ -244,6 +260,12 @@ class EpochLoader(ABC):
             for pinned in self._topology.pinned:
                 pinned.close()
             self._opened.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.store.name!r}, {self.sampler!r}, {list(self.tables)}, "
+            f"{len(self)} minibatches of {self.batch_size})"
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -22,6 +22,11 @@ def without_edges(minibatch: Minibatch, relation: Relation, pairs: torch.Tensor)
     layers: list[Any] = list(minibatch.blocks)
     for layer, blocks in enumerate(layers):
         if isinstance(blocks, dict):
+            if relation not in blocks:
+                raise TypeError(
+                    f"edges of {relation} can be excluded from its blocks, and this sampler makes none; "
+                    "use exclude=None"
+                )
             layers[layer] = blocks | {relation: _without(blocks[relation], pairs)}
         else:
             layers[layer] = _without(blocks, pairs)

@@ -6,6 +6,7 @@ it. It decides sizes (memory, depth), and nothing per row.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import os
@@ -14,6 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from numbers import Real
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -22,6 +24,7 @@ import torch
 
 from gids import _core
 from gids.cache import POLICIES, page_heat
+from gids.cache.budget import longest_read_bytes
 from gids.cache.output_dtype import check_out_dtype
 from gids.io import Engine, open_engine
 from gids.loader.placement import DevicePlacement, HostPlacement, Placement, Sizes
@@ -119,6 +122,8 @@ class FeatureLoader:
             ("cache_bytes", cache_bytes),
             ("host_cache_bytes", host_cache_bytes),
         ):
+            if value is not None and not isinstance(value, Real):
+                raise TypeError(f"{name}={value!r}; give a number of bytes, such as 8 << 30")
             if value is not None and value < 0:
                 raise ValueError(f"{name}={value} is negative; give a number of bytes")
         self.device = torch.device(device)
@@ -130,6 +135,7 @@ class FeatureLoader:
                 "the cache is in host memory: give cache_bytes"
             )
         check_out_dtype(dtype)
+        self.dtype = dtype
         self._policy = policy
         self._heat_methods = {t.name: _choose_heat(self.store, t, heat) for t in self.tables}
         threads = threads if threads is not None else torch.get_num_threads()
@@ -141,7 +147,7 @@ class FeatureLoader:
             kind=engine,
             depth=queue_depth,
             direct=direct,
-            max_read_bytes=max(t.page_bytes for t in self.tables),
+            max_read_bytes=longest_read_bytes(self.tables),
         )
         self._opened.callback(self._engine.close)
         self._finalizer = weakref.finalize(self, self._opened.close)
@@ -196,6 +202,7 @@ class FeatureLoader:
         *,
         bytes_of: Callable[[T], int] | None = None,
         waiting_batches: int = 0,
+        growth: float = 1.0,
     ) -> WindowedStream[T] | ReadThroughStream[T]:
         """Iterate over (minibatch, {table: features}).
 
@@ -205,7 +212,8 @@ class FeatureLoader:
         are ready for the stream that is current when they are handed out. bytes_of: memory that a sampled
         minibatch takes: part of the window, within memory_bytes; on CUDA told as "minibatches", beside it.
         waiting_batches: at most so many that `minibatches` holds itself, sampled and not yet asked for; they
-        count with these bytes.
+        count with these bytes. growth: how many times as large as the first minibatch the others are; memory
+        is shared out when that one is known.
 
         One stream at a time uses the window; while it is open, further ones read through the cache without
         lookahead. A stream is closed by its end, by close(), or by dropping it.
@@ -217,11 +225,14 @@ class FeatureLoader:
             raise ValueError("this FeatureLoader is closed; make a new one")
 
         def cache_for(minibatch: T, ids: Ids) -> Cache:
-            return self._cache_for(ids, bytes_of(minibatch) if bytes_of else 0)
+            return self._cache_for(ids, bytes_of(minibatch) if bytes_of else 0, growth)
 
         with self._lock:
             if self._windowed is not None and self._windowed() is not None:
-                log.info("a stream of this loader is still open: this one reads through, without lookahead")
+                log.warning(
+                    "a stream of this loader is still open, so this one reads through the cache without "
+                    "lookahead: close() the other, or end its loop, before the next epoch"
+                )
                 return ReadThroughStream(minibatches, ids_of, cache_for)
             self._adapt_planned()
             self._waiting = waiting_batches
@@ -295,7 +306,7 @@ class FeatureLoader:
         if self._cache is None:
             return torch.zeros(found.row_count, dtype=torch.bool)
         resident = self._cache.page_words(table) >> np.uint64(62) == _RESIDENT
-        return torch.from_numpy(resident.repeat(found.rows_per_page)[: found.row_count])
+        return torch.from_numpy(found.rows_of_pages(resident))
 
     def close(self) -> None:
         """End the open stream, let reads finish, close the files, free the cache. Idempotent.
@@ -310,6 +321,9 @@ class FeatureLoader:
             self._finalizer()
             self._cache = None
 
+    def __repr__(self) -> str:
+        return f"FeatureLoader({self.store.name!r}, {[t.name for t in self.tables]}, {str(self.device)!r})"
+
     def __enter__(self) -> FeatureLoader:
         return self
 
@@ -321,13 +335,15 @@ class FeatureLoader:
             "a FeatureLoader cannot be pickled; pass the FeatureStore and build one in each process"
         )
 
-    def _cache_for(self, ids: Ids, minibatch_bytes: int) -> Cache:
-        """The cache; built from the first minibatch's sizes."""
+    def _cache_for(self, ids: Ids, minibatch_bytes: int, growth: float) -> Cache:
+        """The cache; built from the first minibatch's sizes, `growth` times which the others have."""
         with self._lock:
+            if not self._finalizer.alive:
+                raise ValueError("this FeatureLoader is closed; make a new one")
             if self._cache is None:
                 sizes = Sizes(
-                    rows={t.name: len(ids[t.name]) if t.name in ids else 0 for t in self.tables},
-                    minibatch_bytes=minibatch_bytes,
+                    rows={t.name: int(growth * len(ids.get(t.name, ()))) for t in self.tables},
+                    minibatch_bytes=int(growth * minibatch_bytes),
                     window_batches=self._window,
                     planned_batches=self._planned,
                     most_planned_batches=self._most_planned,
@@ -360,14 +376,26 @@ class FeatureLoader:
         self._planned = min(max(self._placement.least_planned, wanted), self._most_planned)
 
 
+def check_option_names(caller: str, options: Iterable[str]) -> None:
+    """Raise TypeError for what is no argument of FeatureLoader's. caller: takes them beside its own."""
+    parameters = inspect.signature(FeatureLoader).parameters
+    known = [name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
+    for name in options:
+        if name not in known:
+            raise TypeError(
+                f"{caller} has no argument {name!r}; beside its own it takes gids.FeatureLoader's: "
+                f"{', '.join(known)}"
+            )
+
+
 def _choose_heat(store: FeatureStore, table: Table, heat: str) -> str | None:
     """The method of heat for a table, or None: nothing is known of its rows beforehand."""
     if heat not in ("auto", "none", *HEAT_ROLES):
         raise ValueError(f"no heat {heat!r} (there are 'auto', {', '.join(map(repr, HEAT_ROLES))}, 'none')")
-    if not isinstance(table.type, str) or heat == "none":
+    if not isinstance(table.type, str) or heat == "none" or not is_of_nodes(table, store):
         return None
     if heat == "auto":
-        return next(iter(store.heat_methods(table.type)), None) if is_of_nodes(table, store) else None
+        return next(iter(store.heat_methods(table.type)), None)
     store.heat(heat, table.type)  # KeyError: not stored, and how to compute it
     return heat
 

@@ -26,9 +26,9 @@ class NodeLoader(EpochLoader):
 
     Args:
         store: the dataset, or its path.
-        seeds: nodes to train on, int64[n], or a dictionary by node type of such; may repeat. A tensor needs a
-            dataset with one node type and one relation, and makes minibatches of tensors; a dictionary makes
-            minibatches of dictionaries.
+        seeds: nodes to train on, int64[n], which may repeat, or bool[num_nodes]; or a dictionary by node type
+            of such. A tensor needs a dataset with one node type and one relation, and makes minibatches of
+            tensors; a dictionary makes minibatches of dictionaries.
         sampler: fanouts, as ``gids.sampler.Neighbor`` takes them (one per layer, the last is that of the
             seeds), or a sampler.
         tables: the tables to load: names, such as ``"paper.feat"``, and tables of other stores of the same
@@ -84,13 +84,13 @@ class NodeLoader(EpochLoader):
         )
         if labels not in (True, False, "inputs"):
             raise ValueError(f"labels={labels!r}; it must be True, False or 'inputs'")
-        of_tensors = isinstance(seeds, torch.Tensor | np.ndarray)
-        if of_tensors and len(self._graphs) > 1:
+        by_type = isinstance(seeds, dict)
+        if not by_type and len(self._graphs) > 1:
             raise TypeError(
                 f"{self.store.name} has {len(self._graphs)} relations: give seeds by node type, such as "
                 f"{{{self._graphs[0].relation[2]!r}: ids}}"
             )
-        topology = Topology(self._graphs[0] if of_tensors else self._graphs)
+        topology = Topology(self._graphs if by_type else self._graphs[0])
         self._seeds = _Seeds(topology, seeds)
         self._labels = {
             t: self.store.labels[t] for t in topology.node_types if labels and t in self.store.labels

@@ -6,12 +6,12 @@ Called by EpochLoader and its kinds. Knows nothing of what a seed is, and nothin
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 
-from gids.cuda import Device
+from gids.cuda import Device, MadeOn
 from gids.sampler import Minibatch, Sampler, Topology
 from gids.sampler.layered import LayeredSampler
 from gids.sampler.minibatch import PerType
@@ -30,23 +30,29 @@ class SampleStream:
         self._stream = device.new_stream() if device is not None else None
 
     def make(self, make: Callable[[range], Sequence[Minibatch]], steps: range) -> Sequence[Minibatch]:
-        """Minibatches, ready for torch's current stream."""
+        """Minibatches, to be handed over to the stream that uses them."""
         if self._device is None or self._stream is None:
             return make(steps)
         with self._device.use(self._stream):
-            minibatches = make(steps)
-        for minibatch in minibatches:
-            self.hand_over(minibatch)
-        return minibatches
+            return make(steps)
 
     def hand_over(self, minibatch: Minibatch) -> None:
-        """Ready for torch's current stream, which may have changed since the minibatch was made."""
+        """Make it ready for torch's current stream."""
         if self._device is None or self._stream is None:
             return
         current = self._device.current_stream()
         current.wait_stream(self._stream)
         for tensor in minibatch.tensors():
             self._device.hand_over(tensor, self._stream, current)
+
+    def ids(
+        self, of: Callable[[Minibatch], Mapping[str, torch.Tensor]], minibatch: Minibatch
+    ) -> Mapping[str, torch.Tensor]:
+        """The ids that it reads: looked up on this stream, so that whoever reads them waits for no other."""
+        if self._device is None or self._stream is None:
+            return of(minibatch)
+        with self._device.use(self._stream):
+            return MadeOn(of(minibatch), self._stream)
 
     def to_device(self, values: torch.Tensor) -> torch.Tensor:
         """Called while a minibatch is made."""

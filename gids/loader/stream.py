@@ -116,7 +116,7 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
         self._held.clear()
         self._finalizer()
         self._opened.clear()
-        self._cache = None
+        self._cache = self._end = None
         close = getattr(self._source, "close", None)
         if close is not None:
             close()
@@ -161,7 +161,8 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
                 self._end = StopIteration()  # a fresh one: the caught one's frames would hold features
                 return
             except Exception as error:  # raised at its turn: what was sampled before is handed out first
-                self._end = error
+                # Without this frame, which refers to the stream: a stream that is dropped ends at once.
+                self._end = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
                 return
             self._held.append(minibatch)
             self._entered += 1

@@ -7,7 +7,7 @@ neither pyg-lib nor torch-sparse.
 try:
     import torch_geometric  # noqa: F401
 except ImportError as error:
-    raise ImportError(f"gids.pyg needs PyG: pip install 'gids[pyg]' ({error})") from error
+    raise ImportError(f"gids.pyg needs PyG: pip install torch_geometric ({error})") from error
 
 from gids.pyg.neighbor_loader import NeighborLoader
 from gids.pyg.neighbor_sampler import NeighborSampler

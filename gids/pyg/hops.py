@@ -97,6 +97,7 @@ class HopSampler:
         self.threads = threads
         self._samplers: dict[tuple[int, ...], Neighbor] = {}
         self._expansion: tuple[Topology, _Expansion] | None = None
+        self._digests: dict[Relation, str] | None = None
 
     def sample(
         self, graphs: Graphs | Topology, seeds: PerType, *, seed: int = 0, epoch: int = 0, step: int = 0
@@ -154,7 +155,9 @@ class HopSampler:
         """All that minibatches depend on."""
         told = ", replace=True" if self.replace else ""
         if self.weights is not None:
-            told += f", weights={ {r: array_digest(w) for r, w in self.weights.items()} }"
+            if self._digests is None:  # of all edges
+                self._digests = {r: array_digest(w) for r, w in self.weights.items()}
+            told += f", weights={self._digests}"
         return f"HopSampler({self.num_neighbors}{told})"
 
     def _expansion_of(self, topology: Topology) -> _Expansion:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Self
 
 import torch
@@ -22,7 +23,7 @@ from gids.pyg.input_nodes import InputNodes, input_nodes_of
 from gids.pyg.minibatch_data import MinibatchData
 from gids.pyg.num_neighbors import counts_of
 from gids.pyg.stores import store_of
-from gids.store import FeatureStore
+from gids.store import FeatureStore, open_store
 
 _NOTHING_TO_DO = {
     "num_workers",
@@ -110,7 +111,8 @@ class NeighborLoader:
         subgraph_type: object = "directional",
         **options: Any,
     ) -> None:
-        store = store_of(data)
+        self._opened = ExitStack()
+        store = open_store(data, self._opened) if isinstance(data, str | os.PathLike) else store_of(data)
         for name, supported in _ONLY.items():
             if options.pop(name, supported) is not supported:
                 raise ValueError(f"{name} is not supported; gids.pyg.NeighborLoader has {supported} only")
@@ -193,6 +195,7 @@ class NeighborLoader:
     def close(self) -> None:
         """End the open epoch, release cache and topology. Idempotent."""
         self._loader.close()
+        self._opened.close()
 
     def __enter__(self) -> Self:
         return self

@@ -151,11 +151,12 @@ def _graph(storage: Any, relation: Relation, num_src: int, num_dst: int) -> Grap
         raise TypeError(f"{describe_type(relation)} has no edge_index; give edges as that: data.edge_index")
     row, col = storage.edge_index.cpu()
     order = col.argsort(stable=True)
-    if len(col) and not (col.min() >= 0 and col.max() < num_dst):
-        raise IndexError(
-            f"edge_index of {describe_type(relation)} leads to nodes {int(col.min())} to {int(col.max())}; "
-            f"ids run from 0 to {num_dst - 1}"
-        )
+    for what, ids, limit in (("comes from", row, num_src), ("leads to", col, num_dst)):
+        if len(ids) and not (ids.min() >= 0 and ids.max() < limit):
+            raise IndexError(
+                f"edge_index of {describe_type(relation)} {what} nodes {int(ids.min())} to {int(ids.max())}; "
+                f"ids run from 0 to {limit - 1}"
+            )
     indptr = torch.zeros(num_dst + 1, dtype=torch.int64)
     torch.cumsum(torch.bincount(col, minlength=num_dst), 0, out=indptr[1:])
     return Graph(relation, num_src, num_dst, indptr.numpy(), row[order].numpy(), order.numpy())

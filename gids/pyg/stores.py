@@ -172,9 +172,16 @@ def _ids_of(index: Any, count: int) -> torch.Tensor | None:
     if isinstance(index, slice):
         return torch.arange(*index.indices(count))
     if isinstance(index, int):
-        return torch.tensor([index])
+        index = [index]
     ids = torch.as_tensor(index).cpu()
-    return ids.nonzero().view(-1) if ids.dtype == torch.bool else ids.to(torch.int64)
+    if ids.dtype == torch.bool:
+        if ids.shape != (count,):
+            raise IndexError(f"the mask has shape {list(ids.shape)}, and there are {count} rows")
+        return ids.nonzero().view(-1)
+    ids = ids.to(torch.int64)
+    if len(ids) and not (ids.min() >= 0 and ids.max() < count):
+        raise IndexError(f"rows {ids.min()} to {ids.max()} are out of range: there are {count}")
+    return ids
 
 
 def _read_only(store: gids_store.FeatureStore) -> TypeError:

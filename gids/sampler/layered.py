@@ -41,7 +41,8 @@ class LayeredSampler(ABC):
     _least = -1
 
     def __init__(self, per_layer: Sequence[Fanout], threads: int | None) -> None:
-        name, layers = self._numbers_are, list(per_layer)
+        name = self._numbers_are
+        layers: list[Fanout] = [dict(sorted(n.items())) if isinstance(n, Mapping) else n for n in per_layer]
         if not layers or not all(_is_number(f, self._least) for layer in layers for f in _values(layer)):
             every = ", -1 for all neighbours" if self._least < 0 else ""
             raise ValueError(
@@ -64,9 +65,9 @@ class LayeredSampler(ABC):
         """One minibatch, on the device for which the graphs are pinned, else on the CPU.
 
         graphs: a Graph or PinnedGraph, several as a sequence or dictionary, or a Topology made of them once.
-        seeds: int64[n] of node ids, or a dictionary by node type of such. Seeds that repeat are kept, each
-        with edges of its own (drawn alike), as DGL does; edges to such a node refer to its first place. seed,
-        epoch, step: 0 or more, below 2^64; together they choose the random numbers.
+        seeds: int64[n] of node ids, or bool[num_nodes], or a dictionary by node type of such. Seeds that
+        repeat are kept, each with edges of its own (drawn alike), as DGL does; edges to such a node refer to
+        its first place. seed, epoch, step: 0 or more, below 2^64; together they choose the random numbers.
 
         On the CPU this blocks, without the GIL. On a device it works on torch's current stream and waits for
         it once or twice per layer. The tensors are the caller's to keep.
@@ -185,7 +186,7 @@ class LayeredSampler(ABC):
         self, graphs: Graphs | Topology, seed: int, epoch: int, *steps: int
     ) -> tuple[Topology, list[list[int]]]:
         """What is sampled, and the fanouts for it."""
-        if not all(isinstance(n, int) and 0 <= n <= _U64 for n in (seed, epoch, *steps)):
+        if not all(isinstance(n, int | np.integer) and 0 <= n <= _U64 for n in (seed, epoch, *steps)):
             given = ", ".join(f"step={step}" for step in steps)
             raise ValueError(f"seed={seed}, epoch={epoch}, {given}; each must be from 0 to 2^64 - 1")
         topology = Topology.of(graphs)
@@ -314,4 +315,6 @@ def _values(layer: Fanout) -> list[int]:
 
 
 def _is_number(given: object, least: int) -> bool:
-    return isinstance(given, int) and not isinstance(given, bool) and least <= given <= _MAX_FANOUT
+    if isinstance(given, bool) or not isinstance(given, int | np.integer):
+        return False
+    return least <= int(given) <= _MAX_FANOUT

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TypeVar
 
 import numpy as np
@@ -17,7 +17,7 @@ PerType = torch.Tensor | dict[str, torch.Tensor]
 """One tensor, or one by node type where a minibatch is heterogeneous."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Block:
     """The edges of one relation that one layer computes over, as in-edges by destination (CSC).
 
@@ -38,8 +38,12 @@ class Block:
     indices: torch.Tensor
     positions: torch.Tensor
     num_src: int
-    graph: Graph = field(repr=False)
+    graph: Graph
     weights: torch.Tensor | None = None
+
+    def __repr__(self) -> str:
+        weights = ", weights" if self.weights is not None else ""
+        return f"Block({self.num_src} -> {self.num_dst} nodes, {self.num_edges} edges{weights})"
 
     @property
     def num_dst(self) -> int:
@@ -69,7 +73,7 @@ class Block:
         return self.indices, local.repeat_interleave(self.indptr.diff(), output_size=self.num_edges)
 
 
-@dataclass
+@dataclass(repr=False)
 class Minibatch:
     """One minibatch, homogeneous or (dictionaries by node type and relation) heterogeneous.
 
@@ -88,6 +92,10 @@ class Minibatch:
     step: int = 0
     features: dict[str, torch.Tensor] = field(default_factory=dict)
     labels: PerType | None = None
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{f.name}={_shapes(getattr(self, f.name))}" for f in fields(self))
+        return f"{type(self).__name__}({shapes})"
 
     @property
     def nbytes(self) -> int:
@@ -108,3 +116,12 @@ class Minibatch:
 
 def _all(item: V | dict[str, V] | dict[Relation, V]) -> list[V]:
     return list(item.values()) if isinstance(item, dict) else [item]
+
+
+def _shapes(item: object) -> str:
+    """As repr, but of tensors their types and shapes: float32[1024, 128]."""
+    if isinstance(item, torch.Tensor):
+        return f"{str(item.dtype).removeprefix('torch.')}{list(item.shape)}"
+    if isinstance(item, dict):
+        return "{" + ", ".join(f"{key!r}: {_shapes(value)}" for key, value in item.items()) + "}"
+    return repr(item)

@@ -108,11 +108,13 @@ class Topology:
         return topology
 
     def seeds_by_type(self, seeds: PerType) -> list[torch.Tensor]:
-        """int64[n] for each of node_types. Raises TypeError, KeyError and ValueError for what is no seeds."""
+        """int64[n] for each of node_types. seeds: int64[n], or bool[num_nodes], by type where there are
+        several. Raises TypeError, KeyError and ValueError for what is no seeds.
+        """
         if self.homogeneous:
             if isinstance(seeds, dict):
                 raise TypeError("seeds is a dictionary; with one graph give a tensor, int64[n]")
-            return [_check_ids(seeds, self.node_types[0])]
+            return [_check_ids(seeds, self.node_types[0], self.node_counts[0])]
         if not isinstance(seeds, dict):
             raise TypeError("seeds must be a dictionary, node type -> int64[n], with several relations")
         for ntype in seeds:
@@ -120,7 +122,8 @@ class Topology:
                 known = ", ".join(map(repr, self.node_types))
                 raise KeyError(f"seeds of type {ntype!r}: no relation has it (there are {known})")
         none = torch.empty(0, dtype=torch.int64)
-        return [_check_ids(seeds.get(ntype, none), ntype) for ntype in self.node_types]
+        counts = zip(self.node_types, self.node_counts, strict=True)
+        return [_check_ids(seeds.get(ntype, none), ntype, count) for ntype, count in counts]
 
 
 def _check_arrays(graph: Graph) -> None:
@@ -138,12 +141,17 @@ def _check_arrays(graph: Graph) -> None:
         )
 
 
-def _check_ids(ids: torch.Tensor | np.ndarray, ntype: str) -> torch.Tensor:
+def _check_ids(ids: torch.Tensor | np.ndarray, ntype: str, count: int) -> torch.Tensor:
     tensor = torch.from_numpy(np.ascontiguousarray(ids)) if isinstance(ids, np.ndarray) else ids
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"seeds of {ntype!r} are {type(ids).__name__}; give a tensor, int64[n]")
+        raise TypeError(
+            f"seeds of {ntype!r} are {type(ids).__name__}; give a tensor, int64[n] or bool[{count}]"
+        )
+    if tensor.dtype == torch.bool and tensor.shape == (count,):
+        return tensor.nonzero().view(-1)
     if tensor.dtype != torch.int64 or tensor.dim() != 1:
         raise TypeError(
-            f"seeds of {ntype!r} are {tensor.dtype} of shape {list(tensor.shape)}; give int64[n] (.long())"
+            f"seeds of {ntype!r} are {tensor.dtype} of shape {list(tensor.shape)}; give int64[n], or "
+            f"bool[{count}], a mask of all nodes"
         )
     return tensor.contiguous()

@@ -16,7 +16,7 @@ from gids.errors import FormatError, MissingError
 from gids.store.files import Locator, faults, load_array, map_array, read_manifest
 from gids.store.geometry import DEFAULT_PAGE_BYTES
 from gids.store.graph import Graph
-from gids.store.manifest import NodesEntry, RelationEntry
+from gids.store.manifest import ArrayEntry, NodesEntry, RelationEntry
 from gids.store.names import HEAT_ROLES, SPLITS, Relation, describe_type, table_name
 from gids.store.read_lock import read_while_alive
 from gids.store.table import Table
@@ -60,8 +60,10 @@ class FeatureStore:
         self._relations = {r.type: r for r in manifest.relations}
         labelled = [n.type for n in manifest.nodes if "label" in n.arrays]
         split = [n.type for n in manifest.nodes if any(f"{s}_idx" in n.arrays for s in SPLITS)]
-        self.labels: Mapping[str, torch.Tensor] = _Loaded(labelled, self._load_label)
-        self.splits: Mapping[str, dict[str, torch.Tensor]] = _Loaded(split, self._load_splits)
+        self.labels: Mapping[str, torch.Tensor] = _Loaded(labelled, self._load_label, self._describe_label)
+        self.splits: Mapping[str, dict[str, torch.Tensor]] = _Loaded(
+            split, self._load_splits, self._describe_splits
+        )
 
     def __reduce__(self) -> tuple[Callable[..., FeatureStore], tuple[object, ...]]:
         return _reopen, (os.fspath(self.path), self._allow_dirs)
@@ -271,17 +273,27 @@ class FeatureStore:
         entry = self._nodes[ntype].arrays["label"]
         return torch.from_numpy(load_array(self._locate.array(entry), entry))
 
-    def _load_splits(self, ntype: str) -> dict[str, torch.Tensor]:
+    def _describe_label(self, ntype: str) -> str:
+        return self._nodes[ntype].arrays["label"].describe()
+
+    def _split_entries(self, ntype: str) -> dict[str, ArrayEntry]:
         arrays = self._nodes[ntype].arrays
-        found = {s: arrays[f"{s}_idx"] for s in SPLITS if f"{s}_idx" in arrays}
+        return {s: arrays[f"{s}_idx"] for s in SPLITS if f"{s}_idx" in arrays}
+
+    def _load_splits(self, ntype: str) -> dict[str, torch.Tensor]:
+        found = self._split_entries(ntype)
         return {s: torch.from_numpy(load_array(self._locate.array(a), a)) for s, a in found.items()}
+
+    def _describe_splits(self, ntype: str) -> str:
+        found = (f"{s!r}: {a.describe()}" for s, a in self._split_entries(ntype).items())
+        return "{" + ", ".join(found) + "}"
 
 
 class _Loaded(Mapping[str, T]):
-    """Values read from their files when first asked for, then kept."""
+    """Values read from their files when first asked for, then kept. describe: in words, without reading."""
 
-    def __init__(self, keys: Sequence[str], load: Callable[[str], T]) -> None:
-        self._keys, self._load = tuple(keys), load
+    def __init__(self, keys: Sequence[str], load: Callable[[str], T], describe: Callable[[str], str]) -> None:
+        self._keys, self._load, self._describe = tuple(keys), load, describe
         self._values: dict[str, T] = {}
 
     def __getitem__(self, key: str) -> T:
@@ -296,6 +308,9 @@ class _Loaded(Mapping[str, T]):
 
     def __len__(self) -> int:
         return len(self._keys)
+
+    def __repr__(self) -> str:
+        return "{" + ", ".join(f"{key!r}: {self._describe(key)}" for key in self._keys) + "}"
 
 
 def open_store(store: FeatureStore | str | os.PathLike[str], closing: ExitStack) -> FeatureStore:

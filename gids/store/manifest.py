@@ -43,6 +43,10 @@ class ArrayEntry:
     def to_json(self) -> dict[str, Any]:
         return {"path": self.path, "dtype": self.dtype, "shape": list(self.shape), "crc32c": self.crc32c}
 
+    def describe(self) -> str:
+        """Such as `int64[20000]`."""
+        return f"{self.dtype}{list(self.shape)}"
+
 
 @dataclass(frozen=True)
 class NodesEntry:

@@ -5,8 +5,6 @@ Knows what it needs of a device from its methods alone; gids.cuda comes after th
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import mmap
 import weakref
 from abc import ABC, abstractmethod
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gids.store.host_memory import host_memory
 from gids.store.names import describe_type
 
 if TYPE_CHECKING:
@@ -144,33 +143,25 @@ class _OnHost(_Held):
     def __init__(self, device: Device, source: _Source, what: str) -> None:
         self.nbytes = -(-max(1, source.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
-            self._memory = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            copy = np.frombuffer(host_memory(self.nbytes), source.dtype, len(source.array))
         except OSError as error:
             raise MemoryError(f"{what}: no {self.nbytes} bytes of host memory ({error.strerror})") from None
-        for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
-            if hasattr(mmap, advice):  # hints: a kernel without them still works
-                with contextlib.suppress(OSError):
-                    self._memory.madvise(getattr(mmap, advice))
-        first = ctypes.c_char.from_buffer(self._memory)
-        address = ctypes.addressof(first)
-        del first  # holds the memory open
-        copy = np.frombuffer(self._memory, source.dtype, len(source.array))
         for part in source.parts():
             source.copy(part, copy[part])
-        del copy
         try:
-            self._mapping: Mapping = device.map_host(address, self.nbytes)
+            self._mapping: Mapping = device.map_host(copy.ctypes.data, self.nbytes)
         except RuntimeError as error:
-            self._memory.close()
+            del copy  # now, whoever keeps the error
             raise RuntimeError(
                 f"{what}: {self.nbytes} bytes of host memory could not be pinned ({error}). Raise the limit "
                 f"of locked memory (`ulimit -l`), or keep the topology on the device (place='device')"
             ) from error
+        self._copy: np.ndarray | None = copy
         self.address = self._mapping.device_address
 
     def release(self) -> None:
         self._mapping.close()
-        self._memory.close()
+        self._copy = None
 
 
 def _release(held: list[_Held]) -> None:
@@ -198,7 +189,8 @@ def _check_memory(graph: Graph, device: Device, sources: list[_Source], place: s
     if wanted > available:
         raise MemoryError(
             f"{what} takes {_listing(on_host)} = {wanted} bytes of host memory, and {available} are "
-            "available; free some, or place all of it on the device (place='device')"
+            "available (MemAvailable of /proc/meminfo); free some, or place all of it on the device "
+            "(place='device')"
         )
 
 

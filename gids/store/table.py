@@ -109,6 +109,11 @@ class Table:
             self._column_scales = load_scales(self._columns_path, self._columns).reshape(-1)
         return self._column_scales
 
+    def rows_of_pages(self, pages: np.ndarray) -> np.ndarray:
+        """What is true of a row's page: bool[row_count]. pages: bool[page_count]."""
+        by_position = pages.repeat(self.rows_per_page)[: self.row_count]
+        return by_position if self.order is None else by_position[self.order]
+
     def page_location(self, pages: Any) -> tuple[Any, Any]:
         """(shard, byte offset into it) of pages: an int, or an array or tensor of ints."""
         return self._layout.page_location(pages)

@@ -13,6 +13,7 @@
 #include <unordered_map>
 
 #include "bind/bind.h"
+#include "bind/signals.h"
 #include "cache/buffers.h"
 #include "cache/page_cache.h"
 
@@ -48,8 +49,7 @@ Policy policy_of(const std::string& name) {
   throw std::invalid_argument("no policy '" + name + "' (there are lookahead, window-pin, random, lru, static)");
 }
 
-nb::dict stats_of(const Planner& p) {
-  const cache::PlannerStats s = p.stats();
+nb::dict dict_of(const cache::PlannerStats& s) {
   nb::dict d;
   d["steps"] = s.steps;
   d["pages"] = s.pages;
@@ -79,7 +79,9 @@ nb::list list_of(const std::vector<Failure>& failures) {
   return out;
 }
 
-// A PageCache that owns a reference to every array its reads touch until they are complete.
+// A PageCache that owns a reference to every array its reads touch until they are complete. A forked child has
+// neither its threads nor its memory, whose addresses may be others': there cancel() and the end do nothing, and what
+// would read or mark a page throws std::runtime_error.
 class OwningCache {
  public:
   OwningCache(std::shared_ptr<io::Engine> engine, std::shared_ptr<Workers> workers, u64 row_count, u32 row_bytes,
@@ -101,7 +103,7 @@ class OwningCache {
     cache_ = std::make_unique<PageCache>(std::move(engine), std::move(workers), g, o);
   }
   ~OwningCache() {
-    if (getpid() != pid_) {  // a forked child has neither its threads nor its memory, whose addresses may be others'
+    if (forked()) {
       (void)cache_.release();
       return;
     }
@@ -115,13 +117,18 @@ class OwningCache {
   }
 
   u64 enter(u64 step, const Ids& ids) {
+    refuse_forked();
     Clock clock(enter_s_);
-    nb::gil_scoped_release release;
-    cache_->enter(step, span_of(ids));
+    {
+      nb::gil_scoped_release release;
+      cache_->enter(step, span_of(ids));
+    }
+    publish();
     return cache_->planner().step(step).pages.size();
   }
 
   void plan(u64 step, Ids ids, Rows out) {
+    refuse_forked();
     check_output(ids, out);
     Clock clock(plan_s_);
     {
@@ -129,9 +136,11 @@ class OwningCache {
       cache_->plan(step, span_of(ids), reinterpret_cast<std::byte*>(out.data()));
     }
     held_.insert_or_assign(step, Held{std::move(ids), std::move(out)});
+    publish();
   }
 
   nb::list gather(u64 step) {
+    refuse_forked();
     {
       Clock clock(gather_s_);
       nb::gil_scoped_release release;
@@ -142,42 +151,47 @@ class OwningCache {
     {
       Clock clock(gather_s_);
       nb::gil_scoped_release release;
-      failures = cache_->gather_rest(step);
+      failures = cache_->gather_rest(step, heed_signals);
     }
     return list_of(failures);
   }
 
   void retire(u64 step) {
+    refuse_forked();
     Clock clock(retire_s_);
     {
       nb::gil_scoped_release release;
       cache_->retire(step);
     }
     held_.erase(step);
+    publish();
   }
 
   u64 cancel() {
+    if (forked()) return cache_->planner().entered();
     u64 next;
     {
       nb::gil_scoped_release release;
       next = cache_->cancel();
     }
     held_.clear();
+    publish();
     return next;
   }
 
   nb::list read_through(const Ids& ids, const Rows& out) {
+    refuse_forked();
     check_output(ids, out);
     std::vector<Failure> failures;
     {
       nb::gil_scoped_release release;
-      failures = cache_->read_through(span_of(ids), reinterpret_cast<std::byte*>(out.data()));
+      failures = cache_->read_through(span_of(ids), reinterpret_cast<std::byte*>(out.data()), heed_signals);
     }
     return list_of(failures);
   }
 
   nb::dict stats() {
-    nb::dict d = stats_of(cache_->planner());
+    nb::dict d = dict_of(stats_);
     d["enter_s"] = enter_s_;
     d["plan_s"] = plan_s_;
     d["wait_s"] = wait_s_;
@@ -187,18 +201,30 @@ class OwningCache {
     d["lines_bytes"] = cache_->lines_bytes();
     d["line_metadata_bytes"] = cache_->planner().line_bytes();
     d["page_table_bytes"] = cache_->planner().table_bytes();
-    d["step_bytes"] = cache_->planner().step_bytes();
+    d["step_bytes"] = step_bytes_;
     return d;
   }
 
-  Planner& planner() { return cache_->planner(); }
+  Planner& planner() {
+    refuse_forked();
+    return cache_->planner();
+  }
 
  private:
-  pid_t pid_ = getpid();
   struct Held {
     Ids ids;
     Rows out;
   };
+
+  bool forked() const { return getpid() != pid_; }
+  void refuse_forked() const {
+    if (forked()) throw std::runtime_error("the cache was made before a fork: make one in this process");
+  }
+  // For stats() of other threads, which have the GIL while the planner may be at work without it.
+  void publish() {
+    stats_ = cache_->planner().stats();
+    step_bytes_ = cache_->planner().step_bytes();
+  }
 
   void check_output(const Ids& ids, const Rows& out) const {
     if (out.shape(0) != ids.size() || out.shape(1) != cache_->out_row_bytes())
@@ -216,7 +242,7 @@ class OwningCache {
         complete = cache_->wait_for(step, 100);
       }
       if (complete) return;
-      if (PyErr_CheckSignals()) throw nb::python_error();
+      heed_signals();
     }
   }
 
@@ -224,6 +250,9 @@ class OwningCache {
   std::optional<Scales> scales_;
   std::unordered_map<u64, Held> held_;
   std::unique_ptr<PageCache> cache_;
+  const pid_t pid_ = getpid();
+  cache::PlannerStats stats_;
+  size_t step_bytes_ = 0;
   double enter_s_ = 0, plan_s_ = 0, wait_s_ = 0, gather_s_ = 0, retire_s_ = 0;
 };
 
@@ -284,7 +313,7 @@ void bind_cache(nb::module_& m) {
            [](Planner& p) { return nb::ndarray<nb::numpy, const u64, nb::ndim<1>>(p.words().data(), {p.words().size()}, nb::handle()); },
            nb::rv_policy::copy, "uint64[pages]: a copy of the page table.")
       .def("audit", &Planner::audit)
-      .def("stats", &stats_of);
+      .def("stats", [](const Planner& p) { return dict_of(p.stats()); });
 
   nb::class_<OwningCache>(m, "PageCache", "One table's cache in host memory. See gids.cache.")
       .def(nb::init<std::shared_ptr<io::Engine>, std::shared_ptr<Workers>, u64, u32, u32, u32, u32, u32, u32,

@@ -14,6 +14,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bind/bind.h"
+#include "bind/signals.h"
 #include "io/engine.h"
 #include "io/file.h"
 
@@ -37,23 +38,15 @@ class ErrorsBatch final : public io::Batch {
   int32_t* errors_;
 };
 
-// Waits with signals heeded. The reads write to the caller's memory, so an interrupted call cancels what is
-// not issued and waits for what is.
-void wait(io::Engine& engine, io::Batch& batch) {
-  while (true) {
-    {
-      nb::gil_scoped_release release;
-      if (batch.wait_for(100)) return;
-    }
-    if (PyErr_CheckSignals() == 0) continue;
-    {
-      nb::gil_scoped_release release;
-      engine.cancel(batch);
-      while (!batch.wait_for(1000)) {
-      }
-    }
-    throw nb::python_error();
-  }
+// Reads what read_of(i) says for each i below n, and waits.
+template <class F>
+void read_each(io::Engine& engine, size_t n, const Errors& errors, const F& read_of) {
+  auto batch = std::make_shared<ErrorsBatch>(errors.data());
+  nb::gil_scoped_release release;
+  batch->reads.resize(n);
+  for (size_t i = 0; i < n; ++i) batch->reads[i] = read_of(i);
+  engine.submit(batch);
+  engine.wait(*batch, heed_signals);
 }
 
 void read(io::Engine& engine, Files files, Offsets offsets, Out out, Errors errors) {
@@ -68,20 +61,13 @@ void read(io::Engine& engine, Files files, Offsets offsets, Out out, Errors erro
     std::fill_n(errors.data(), n, 0);
     return;
   }
-  auto batch = std::make_shared<ErrorsBatch>(errors.data());
-  {
-    nb::gil_scoped_release release;
-    batch->reads.resize(n);
-    for (size_t i = 0; i < n; ++i) {
-      if (offsets.data()[i] < 0)
-        throw std::invalid_argument("Engine.read: offsets[" + std::to_string(i) +
-                                    "] is negative: " + std::to_string(offsets.data()[i]));
-      batch->reads[i] = {static_cast<u64>(offsets.data()[i]), reinterpret_cast<std::byte*>(out.data()) + i * bytes,
-                         static_cast<u32>(bytes), files.data()[i], i};
-    }
-    engine.submit(batch);
-  }
-  wait(engine, *batch);
+  read_each(engine, n, errors, [&](size_t i) -> io::Read {
+    if (offsets.data()[i] < 0)
+      throw std::invalid_argument("Engine.read: offsets[" + std::to_string(i) +
+                                  "] is negative: " + std::to_string(offsets.data()[i]));
+    return {static_cast<u64>(offsets.data()[i]), reinterpret_cast<std::byte*>(out.data()) + i * bytes,
+            static_cast<u32>(bytes), files.data()[i], i};
+  });
 }
 
 // Each extent to its own place in a flat buffer: what Engine.read does where lengths differ.
@@ -92,22 +78,15 @@ void read_extents(io::Engine& engine, Files files, Offsets offsets, Offsets leng
     throw std::invalid_argument("Engine.read_extents: files, offsets, lengths, places and errors differ in length");
   if (n == 0) return;
   const int64_t size = static_cast<int64_t>(out.shape(0));
-  auto batch = std::make_shared<ErrorsBatch>(errors.data());
-  {
-    nb::gil_scoped_release release;
-    batch->reads.resize(n);
-    for (size_t i = 0; i < n; ++i) {
-      const int64_t offset = offsets.data()[i], length = lengths.data()[i], place = places.data()[i];
-      if (offset < 0 || place < 0 || length < 1 || length > INT32_MAX || length > size - place)
-        throw std::invalid_argument("Engine.read_extents: extent " + std::to_string(i) + " (" + std::to_string(length) +
-                                    " B at " + std::to_string(offset) + ") does not fit at " + std::to_string(place) +
-                                    " of " + std::to_string(size) + " B");
-      batch->reads[i] = {static_cast<u64>(offset), reinterpret_cast<std::byte*>(out.data()) + place,
-                         static_cast<u32>(length), files.data()[i], i};
-    }
-    engine.submit(batch);
-  }
-  wait(engine, *batch);
+  read_each(engine, n, errors, [&](size_t i) -> io::Read {
+    const int64_t offset = offsets.data()[i], length = lengths.data()[i], place = places.data()[i];
+    if (offset < 0 || place < 0 || length < 1 || length > INT32_MAX || length > size - place)
+      throw std::invalid_argument("Engine.read_extents: extent " + std::to_string(i) + " (" + std::to_string(length) +
+                                  " B at " + std::to_string(offset) + ") does not fit at " + std::to_string(place) +
+                                  " of " + std::to_string(size) + " B");
+    return {static_cast<u64>(offset), reinterpret_cast<std::byte*>(out.data()) + place, static_cast<u32>(length),
+            files.data()[i], i};
+  });
 }
 
 nb::dict stats(const io::Engine& engine) {

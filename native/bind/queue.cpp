@@ -115,7 +115,6 @@ void bind_queue(nb::module_& m) {
            "tables"_a.noconvert(), "memory"_a, nb::kw_only(), "timeout_ms"_a)
       .def("arm", [](const OwningService& s, u32 pair) { return s.get().arm(pair); }, "pair"_a)
       .def("stats", &stats)
-      .def_prop_ro("broken", [](const OwningService& s) { return s.get().broken(); })
       .def("close", [](const OwningService& s) { s.get().close(); }, nb::call_guard<nb::gil_scoped_release>());
 }
 

@@ -116,7 +116,7 @@ extern "C" __global__ __launch_bounds__(256, 4) void
       return 0;
     }
     const u64 page = t.page_of(id);
-    const u64 w = word::load(t.words[page]);
+    const u64 w = t.words[page];  // an acquiring load would empty the nearest cache
     if (word::state_of(w) == gids::PageState::resident)
       return address(t.line(word::line_of(w))) + t.offset_in_page(id);
     if (misses) {

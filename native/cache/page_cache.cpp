@@ -15,14 +15,15 @@ constexpr size_t piece_bytes = 512 << 10;  // a worker's share at a time
 }  // namespace
 
 // The reads of one step (or of one read past the cache): pages into lines, and pages without a line into
-// rows of the output. Of a page without a line only the rows are read that are wanted, and what lies between them,
-// unless its checksum, which is of all of it, must be compared.
+// rows of the output. Of a page without a line only the rows are read that are wanted, and those between them, where
+// that is half of the page at most and no neighbour of it is read: one long request costs less than two short ones.
+// A page whose checksum is compared is read whole.
 class PageCache::Fill final : public io::Batch {
  public:
-  // One page read for rows of the output: `count` positions from `first`. The bytes read start `skipped` into it.
+  // One page read for rows of the output: `count` positions from `first`; `bytes` of it, after those skipped.
   struct Target {
     u64 page;
-    u32 first, count, skipped;
+    u32 first, count, skipped, bytes;
   };
   enum class Row : u8 { not_mine, pending, delivered };
 
@@ -46,23 +47,18 @@ class PageCache::Fill final : public io::Batch {
       const u64 page = g.page_of(ids_[positions_[i]]);
       u32 end = i + 1;
       while (end < positions_.size() && g.page_of(ids_[positions_[end]]) == page) ++end;
-      targets_.push_back({page, i, end - i, 0});
+      targets_.push_back({page, i, end - i, 0, g.page_bytes});
       i = end;
     }
     rows_.assign(ids_.size(), Row::not_mine);
     for (const u32 position : positions_) rows_[position] = Row::pending;
+    if (cache_.checksums_.empty()) skip_what_nobody_wants();
     // A row that is a whole page, wanted once and as it is, is read where it belongs; the engine sees to alignment.
     const bool whole = g.row_bytes == g.page_bytes && cache_.form_.as_stored();
-    for (size_t t = 0; t < targets_.size(); ++t) {
-      Target& target = targets_[t];
-      u32 end = g.page_bytes;
-      if (cache_.checksums_.empty()) {
-        const u32 last = positions_[target.first + target.count - 1];
-        target.skipped = g.offset_in_page(ids_[positions_[target.first]]);
-        end = g.offset_in_page(ids_[last]) + g.row_bytes;
-      }
-      std::byte* dest = whole && target.count == 1 ? row(positions_[target.first]) : nullptr;
-      add_read(target.page, target.skipped, end - target.skipped, dest, loads_.size() + t);
+    for (size_t i = 0; i < targets_.size(); ++i) {
+      const Target& t = targets_[i];
+      std::byte* dest = whole && t.count == 1 ? row(positions_[t.first]) : nullptr;
+      add_read(t.page, t.skipped, t.bytes, dest, loads_.size() + i);
     }
   }
 
@@ -104,6 +100,25 @@ class PageCache::Fill final : public io::Batch {
     reads.push_back({g.offset_of(page) + skipped, dest, bytes, g.file_of(page), cookie});
   }
 
+  void skip_what_nobody_wants() {
+    const Geometry& g = cache_.geometry_;
+    size_t next = 0;  // the first target that does not lie before this one's neighbour
+    std::vector<bool> neighbours(targets_.size());
+    for (size_t i = 0; i < targets_.size(); ++i) {
+      while (next < targets_.size() && targets_[next].page < targets_[i].page + g.shard_count) ++next;
+      if (next < targets_.size() && targets_[next].page == targets_[i].page + g.shard_count)
+        neighbours[i] = neighbours[next] = true;
+    }
+    for (size_t i = 0; i < targets_.size(); ++i) {
+      Target& t = targets_[i];
+      const u32 begin = g.offset_in_page(ids_[positions_[t.first]]);
+      const u32 end = g.offset_in_page(ids_[positions_[t.first + t.count - 1]]) + g.row_bytes;
+      if (neighbours[i] || end - begin > g.page_bytes / 2) continue;
+      t.skipped = begin;
+      t.bytes = end - begin;
+    }
+  }
+
   void deliver(const Target& t, const std::byte* data) noexcept {
     const Geometry& g = cache_.geometry_;
     for (u32 i = t.first; i < t.first + t.count; ++i) {
@@ -143,12 +158,21 @@ PageCache::PageCache(std::shared_ptr<io::Engine> engine, std::shared_ptr<Workers
       planner_(geometry.page_count(), options.lines, options.policy, options.seed, options.heat),
       lines_(std::make_shared<HugeArray<std::byte>>(size_t{options.lines} * geometry.page_bytes)),
       checksums_(options.checksums),
-      form_(options.form),
-      left_by_worker_(workers_->threads()) {
+      form_(options.form) {
   form_.row_bytes = geometry_.row_bytes;
   form_.validate();
   if (!checksums_.empty() && checksums_.size() != geometry_.page_count())
     throw std::invalid_argument("checksums: one per page");
+  if (geometry_.page_bytes > engine_->max_read_bytes())
+    throw std::invalid_argument("pages of " + std::to_string(geometry_.page_bytes) +
+                                " B; the engine was opened for reads of " +
+                                std::to_string(engine_->max_read_bytes()) + " B at most (max_read_bytes)");
+  if (u64{geometry_.first_file} + geometry_.shard_count > engine_->file_count())
+    throw std::invalid_argument("shards in the files from " + std::to_string(geometry_.first_file) + " to " +
+                                std::to_string(u64{geometry_.first_file} + geometry_.shard_count - 1) +
+                                "; the engine has " + std::to_string(engine_->file_count()));
+  if (geometry_.page_count() / geometry_.shard_count >= io::kOffsetMax / geometry_.page_bytes)
+    throw std::invalid_argument("a table of more bytes than any file holds");
   if (lines_->size()) engine_->register_memory(lines_->data(), lines_->bytes(), lines_);
 }
 
@@ -168,7 +192,16 @@ void PageCache::plan(u64 step, std::span<const i64> ids, std::byte* out) {
   std::unique_lock lock(plan_mutex_);
   const Step& s = planner_.plan(step);
   lock.unlock();
+  try {
+    submit(s, ids, out);
+  } catch (...) {  // the engine is closed, or memory is short: no read will end these loads
+    for (const Load& l : s.loads) planner_.reclaim(s.pages[l.index], l.line);
+    if (!flights_.empty() && flights_.back().step == step) flights_.pop_back();
+    throw;
+  }
+}
 
+void PageCache::submit(const Step& s, std::span<const i64> ids, std::byte* out) {
   auto fill = std::make_shared<Fill>(*this, ids, out);
   for (const Load& l : s.loads) fill->add_load(s.pages[l.index], l.line);
   if (!s.bypassed.empty()) {
@@ -182,7 +215,7 @@ void PageCache::plan(u64 step, std::span<const i64> ids, std::byte* out) {
     }
     fill->add_rows(std::move(positions));
   }
-  flights_.push_back({step, ids, out, fill, {}, false});
+  flights_.push_back({s.number, ids, out, fill, {}, false});
   engine_->submit(std::move(fill));
 }
 
@@ -195,11 +228,10 @@ void PageCache::copy_resident(std::span<const i64> ids, std::byte* out, const Fi
   const size_t row_bytes = form_.out_row_bytes();
   const bool streaming = ids.size() * row_bytes >= streaming_bytes;
   const bool being_filled = fill && !fill->finished();
-  std::lock_guard lock(workers_mutex_);
-  for (auto& l : left_by_worker_) l.clear();
+  std::vector<std::vector<u32>> left_by_worker(workers_->threads());
   const size_t grain = std::max(block_rows, piece_bytes / row_bytes);
   workers_->parallel_for(n, grain, [&](size_t begin, size_t end, u32 worker) {
-    std::vector<u32>& mine = left_by_worker_[worker];
+    std::vector<u32>& mine = left_by_worker[worker];
     const std::byte* from[block_rows];
     std::byte* to[block_rows];
     auto position_of = [&](size_t k) { return positions.empty() ? static_cast<u32>(k) : positions[k]; };
@@ -224,7 +256,7 @@ void PageCache::copy_resident(std::span<const i64> ids, std::byte* out, const Fi
     }
   });
   left.clear();
-  for (auto& l : left_by_worker_) left.insert(left.end(), l.begin(), l.end());
+  for (const auto& l : left_by_worker) left.insert(left.end(), l.begin(), l.end());
 }
 
 void PageCache::gather_ready(u64 step) {
@@ -235,7 +267,7 @@ void PageCache::gather_ready(u64 step) {
 
 bool PageCache::wait_for(u64 step, u32 timeout_ms) { return flight(step).fill->wait_for(timeout_ms); }
 
-std::vector<Failure> PageCache::gather_rest(u64 step) {
+std::vector<Failure> PageCache::gather_rest(u64 step, const std::function<void()>& check) {
   Flight& f = flight(step);
   if (!f.gathered || !f.fill->finished()) throw std::logic_error("gather_rest before gather_ready and wait_for");
   std::vector<u32> left = std::move(f.left);
@@ -244,22 +276,23 @@ std::vector<Failure> PageCache::gather_rest(u64 step) {
     copy_resident(f.ids, f.out, f.fill.get(), left, missing);
     left = std::move(missing);
   }
-  return read_past_cache(f.ids, f.out, std::move(left));
+  return read_past_cache(f.ids, f.out, std::move(left), check);
 }
 
 std::vector<Failure> PageCache::read_past_cache(std::span<const i64> ids, std::byte* out,
-                                                std::vector<u32> positions) {
+                                                std::vector<u32> positions,
+                                                const std::function<void()>& check) {
   if (positions.empty()) return {};
   auto fill = std::make_shared<Fill>(*this, ids, out);
   fill->add_rows(std::move(positions));
   engine_->submit(fill);
-  while (!fill->wait_for(1000)) {}
+  engine_->wait(*fill, check);
   return std::move(fill->failures());
 }
 
 void PageCache::retire(u64 step) {
   if (!flights_.empty() && flights_.front().step == step) {
-    while (!flights_.front().fill->wait_for(1000)) {}
+    flights_.front().fill->wait();
     flights_.pop_front();
   }
   planner_.retire(step);
@@ -271,14 +304,15 @@ u64 PageCache::cancel() {
   return planner_.entered();
 }
 
-std::vector<Failure> PageCache::read_through(std::span<const i64> ids, std::byte* out) {
+std::vector<Failure> PageCache::read_through(std::span<const i64> ids, std::byte* out,
+                                             const std::function<void()>& check) {
   Planner::check(ids, geometry_.row_count);
   std::vector<u32> left;
   {
     std::lock_guard lock(plan_mutex_);  // no line changes hands while it is copied without a mark
     copy_resident(ids, out, nullptr, {}, left);
   }
-  return read_past_cache(ids, out, std::move(left));
+  return read_past_cache(ids, out, std::move(left), check);
 }
 
 }  // namespace gids::cache

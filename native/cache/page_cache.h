@@ -7,6 +7,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -48,21 +49,23 @@ class PageCache {
   void enter(u64 step, std::span<const i64> ids);
 
   // Decides, and submits the reads. `ids` are those entered; `out` holds ids.size() rows of the form. Both must stay
-  // valid until the step is retired: pages that win no line are read into `out`.
+  // valid until the step is retired: pages that win no line are read into `out`. When it throws they need not, and
+  // the step is still to be retired.
   void plan(u64 step, std::span<const i64> ids, std::byte* out);
 
   // Copies the rows whose pages are there already, while the rest is being read.
   void gather_ready(u64 step);
   bool wait_for(u64 step, u32 timeout_ms);  // true: all reads of the step are complete
   // Copies what is left and reads again what failed. What fails twice is returned; its rows are arbitrary.
-  std::vector<Failure> gather_rest(u64 step);
+  // check: see Engine::wait. When it throws, gather_ready may begin again.
+  std::vector<Failure> gather_rest(u64 step, const std::function<void()>& check);
   void retire(u64 step);
   // Retires every live step, planned or not. Returns the first step that may be entered next.
   u64 cancel();
 
   // Rows without a step and without marks: from lines where resident, else from the shards, past the
-  // cache. Any thread. ids are checked first (std::out_of_range).
-  std::vector<Failure> read_through(std::span<const i64> ids, std::byte* out);
+  // cache. Any thread. ids are checked first (std::out_of_range). check: see Engine::wait.
+  std::vector<Failure> read_through(std::span<const i64> ids, std::byte* out, const std::function<void()>& check);
 
   const Geometry& geometry() const { return geometry_; }
   u64 out_row_bytes() const { return form_.out_row_bytes(); }
@@ -73,13 +76,15 @@ class PageCache {
   class Fill;
   struct Flight;  // a planned step: its ids, output and reads
 
+  void submit(const Step& s, std::span<const i64> ids, std::byte* out);
   Flight& flight(u64 step);
   const std::byte* row_in_line(u64 word, i64 id) const {
     return lines_->data() + size_t{word::line_of(word)} * geometry_.page_bytes + geometry_.offset_in_page(id);
   }
   void copy_resident(std::span<const i64> ids, std::byte* out, const Fill* fill, std::span<const u32> positions,
                      std::vector<u32>& left);
-  std::vector<Failure> read_past_cache(std::span<const i64> ids, std::byte* out, std::vector<u32> positions);
+  std::vector<Failure> read_past_cache(std::span<const i64> ids, std::byte* out, std::vector<u32> positions,
+                                       const std::function<void()>& check);
 
   std::shared_ptr<io::Engine> engine_;
   std::shared_ptr<Workers> workers_;
@@ -89,9 +94,7 @@ class PageCache {
   std::span<const u32> checksums_;
   RowForm form_;
   std::mutex plan_mutex_;       // lines change hands only under it
-  std::mutex workers_mutex_;    // the workers serve one caller at a time
   std::deque<Flight> flights_;  // planned, not retired
-  std::vector<std::vector<u32>> left_by_worker_;
 };
 
 }  // namespace gids::cache

@@ -14,13 +14,8 @@ constexpr size_t ahead = 32;
 constexpr size_t group = 64;
 // Tries for a random victim, as in the published cache; then the page goes without a line.
 constexpr int victim_tries = 64;
-
-u64 splitmix(u64& state) {
-  u64 z = (state += 0x9E3779B97F4A7C15ull);
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-  return z ^ (z >> 31);
-}
+// Added to the state of the random numbers: SplitMix64.
+constexpr u64 golden = 0x9E3779B97F4A7C15ull;
 
 void prefetch(const u64& w) { __builtin_prefetch(&w, 1, 3); }
 
@@ -129,11 +124,7 @@ Step& Planner::enter(u64 number, std::span<const i64> ids, u64 row_count, u32 ro
 
 u32 Planner::worth(u64 w) const {
   if (policy_ == Policy::lru) return 0;
-  if (by_use()) {
-    const u32 window = uses_of(w) & ~planned_mask_;
-    if (window) return score::of_use(word::next_use(window, planned_), word::heat_of(w));
-  }
-  return word::heat_of(w);
+  return score::worth(by_use() ? score::Policy::lookahead : score::Policy::fixed, w, planned_mask_, planned_);
 }
 
 // A missing page is worth more than any line under lru: recency beats all.
@@ -143,19 +134,6 @@ u32 Planner::list_of_worth(u32 bucket) const {
   if (bucket < word::heat_levels) return bucket;
   const u32 use = bucket - word::heat_levels;
   return list_of_use(planned_ + word::use_bits - 1 - use / use_levels, use % use_levels);
-}
-
-// Of lines and misses together, `drop` go, the least worthy first; within the bucket of the cut, misses
-// before lines, so that no line is rewritten for an equal page.
-Planner::Cut Planner::cut(const Histogram& lines, const Histogram& misses, u32 drop) {
-  for (u32 b = 0; b < buckets; ++b) {
-    if (lines[b] + misses[b] >= drop) {
-      const u32 from_misses = std::min(drop, misses[b]);
-      return {b, drop - from_misses, from_misses};
-    }
-    drop -= lines[b] + misses[b];
-  }
-  throw std::logic_error("more to drop than there is");
 }
 
 void Planner::look_up(Step& s) {
@@ -231,11 +209,11 @@ Step& Planner::plan(u64 number) {
 
 void Planner::plan_by_lists(Step& s) {
   const u32 misses = static_cast<u32>(miss_index_.size());
-  Cut c;
+  score::Cut c{};
   if (misses > free_lines()) {
     Histogram lines{};
     for (u32 b = 0; b < buckets; ++b) lines[b] = lists_.count(list_of_worth(b));
-    c = cut(lines, misses_by_worth_, misses - free_lines());
+    c = score::cut(lines.data(), misses_by_worth_.data(), misses - free_lines());
     auto take = [&](u32 bucket, u32 n) {
       if (!n) return;
       lists_.take(list_of_worth(bucket), n, [&](u32 line, u64 page) {
@@ -268,7 +246,7 @@ void Planner::plan_by_lists(Step& s) {
 // line_count() when none was found.
 u32 Planner::random_victim() {
   for (int k = 0; k < victim_tries && fresh_ > 0; ++k) {
-    const u32 line = static_cast<u32>((static_cast<unsigned __int128>(splitmix(random_state_)) * fresh_) >> 64);
+    const u32 line = static_cast<u32>((static_cast<unsigned __int128>(score::mix(random_state_ += golden)) * fresh_) >> 64);
     const u64 w = word::load(words_[lists_.owner(line)]);
     const u32 pinned = policy_ == Policy::window_pin ? static_cast<u32>(word::uses_mask) : planned_mask_;
     if (state_of(w) == PageState::resident && !(uses_of(w) & pinned)) return line;

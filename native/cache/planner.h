@@ -90,10 +90,6 @@ class Planner {
  private:
   static constexpr u32 use_levels = score::use_levels, buckets = score::buckets;
   using Histogram = std::array<u32, buckets>;
-  struct Cut {
-    u32 bucket = 0;             // everything below goes
-    u32 lines = 0, misses = 0;  // and of the bucket itself, so many lines and misses
-  };
 
   bool by_lists() const { return policy_ != Policy::random && policy_ != Policy::window_pin; }
   bool by_use() const { return policy_ == Policy::lookahead; }
@@ -107,7 +103,6 @@ class Planner {
     return word::heat_levels + static_cast<u32>(step % word::use_bits) * use_levels + level;
   }
   u32 miss_worth(u64 w) const;
-  static Cut cut(const Histogram& lines, const Histogram& misses, u32 drop);
 
   void look_up(Step& s);
   u32 free_lines() const { return static_cast<u32>(spare_.size()) + (line_count() - fresh_); }

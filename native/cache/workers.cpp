@@ -2,13 +2,23 @@
 
 #include <algorithm>
 
+#include "io/start_thread.h"
+
 namespace gids::cache {
 
 Workers::Workers(u32 threads) {
-  for (u32 i = 1; i < threads; ++i) others_.emplace_back([this, i] { work(i); });
+  others_.reserve(threads);
+  try {
+    for (u32 i = 1; i < threads; ++i) others_.push_back(io::start_thread("gids-copy", [this, i] { work(i); }));
+  } catch (...) {
+    stop();
+    throw;
+  }
 }
 
-Workers::~Workers() {
+Workers::~Workers() { stop(); }
+
+void Workers::stop() {
   {
     std::lock_guard lock(mutex_);
     stop_ = true;
@@ -44,6 +54,7 @@ void Workers::parallel_for(size_t n, size_t grain, const std::function<void(size
     if (n) f(0, n, 0);
     return;
   }
+  std::lock_guard job(job_mutex_);
   std::unique_lock lock(mutex_);
   job_ = &f;
   n_ = n;

@@ -1,5 +1,5 @@
 // A few threads for one job at a time: parallel copying of rows. The caller works too; with one thread
-// there are no others. Called by PageCache; knows nothing of rows.
+// there are no others. Called by the PageCaches that share them; knows nothing of rows.
 #pragma once
 
 #include <sys/types.h>
@@ -18,21 +18,23 @@ namespace gids::cache {
 
 class Workers {
  public:
-  explicit Workers(u32 threads);
+  explicit Workers(u32 threads);  // std::system_error when there cannot be so many
   ~Workers();
   Workers(const Workers&) = delete;
   Workers& operator=(const Workers&) = delete;
 
   // Calls f(begin, end, worker) over [0, n) in pieces of `grain`; worker < threads(). Returns when all are
-  // done. f must not throw. One caller at a time.
+  // done. f must not throw. Any thread; a second caller waits for the first one's job.
   void parallel_for(size_t n, size_t grain, const std::function<void(size_t, size_t, u32)>& f);
   u32 threads() const { return static_cast<u32>(others_.size()) + 1; }
 
  private:
   void work(u32 worker);
   void run_pieces(u32 worker);
+  void stop();
 
   std::vector<std::thread> others_;
+  std::mutex job_mutex_;  // held for the whole of a job
   std::mutex mutex_;
   std::condition_variable start_, end_;
   const std::function<void(size_t, size_t, u32)>* job_ = nullptr;

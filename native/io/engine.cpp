@@ -4,17 +4,16 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <csignal>
 #include <cstring>
 #include <future>
 #include <stdexcept>
 
-#include <pthread.h>
 #include <unistd.h>
 
 #include "io/clock.h"
 #include "io/file.h"
 #include "io/request.h"
+#include "io/start_thread.h"
 
 namespace gids::io {
 namespace {
@@ -24,16 +23,9 @@ constexpr u32 kAttemptsMax = 16;  // EINTR and EAGAIN of one request
 u64 align_down(u64 a, u64 b) { return a - a % b; }
 bool transient(int error) { return error == EINTR || error == EAGAIN; }
 
-// Engine threads take no signals: Python's handlers belong to the main thread.
-struct SignalsBlocked {
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
-  sigset_t before;
-};
+[[noreturn]] void refuse(const Read& r, const std::string& why) {
+  throw std::invalid_argument("read of " + std::to_string(r.bytes) + " B at " + std::to_string(r.offset) + ": " + why);
+}
 
 }  // namespace
 
@@ -41,6 +33,11 @@ bool Batch::wait_for(u32 timeout_ms) {
   if (finished()) return true;
   std::unique_lock lock(mutex_);
   return cv_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [this] { return finished(); });
+}
+
+void Batch::wait() {
+  std::unique_lock lock(mutex_);
+  cv_.wait(lock, [this] { return finished(); });
 }
 
 void Batch::complete(u32 count) {
@@ -75,13 +72,10 @@ void Engine::submit(std::shared_ptr<Batch> batch) {
   if (!batch->finished()) throw std::logic_error("the batch is still being read: submit it again when it has finished");
   if (reads.size() >= ~0u) throw std::invalid_argument("a batch holds fewer than 2^32 reads");
   for (const Read& r : reads) {
-    const std::string what = "read of " + std::to_string(r.bytes) + " B at " + std::to_string(r.offset);
-    if (r.file >= file_count_)
-      throw std::invalid_argument(what + ": file " + std::to_string(r.file) + " of " + std::to_string(file_count_));
+    if (r.file >= file_count_) refuse(r, "file " + std::to_string(r.file) + " of " + std::to_string(file_count_));
     if (r.bytes == 0 || r.bytes > options_.max_read_bytes)
-      throw std::invalid_argument(what + ": the engine was opened for 1 to " + std::to_string(options_.max_read_bytes) +
-                                  " B (max_read_bytes)");
-    if (r.offset > (1ull << 62)) throw std::invalid_argument(what + ": the offset is beyond any file");
+      refuse(r, "the engine was opened for 1 to " + std::to_string(options_.max_read_bytes) + " B (max_read_bytes)");
+    if (r.offset > kOffsetMax) refuse(r, "the offset is beyond any file");
   }
   auto before = [](const Read& a, const Read& b) { return a.file != b.file ? a.file < b.file : a.offset < b.offset; };
   if (!std::is_sorted(reads.begin(), reads.end(), before)) std::sort(reads.begin(), reads.end(), before);
@@ -124,6 +118,18 @@ void Engine::cancel(Batch& batch) {
     stats_.errors += tally.errors;
   }
   batch.complete(static_cast<u32>(tally.reads));
+}
+
+void Engine::wait(Batch& batch, const std::function<void()>& check) {
+  while (!batch.wait_for(100)) {
+    try {
+      check();
+    } catch (...) {
+      cancel(batch);
+      batch.wait();
+      throw;
+    }
+  }
 }
 
 // --- the queue's other end ---
@@ -309,21 +315,26 @@ void Engine::finish(std::span<Request* const> settled, const Stats& tally) {
 
 void Engine::start(std::vector<std::function<void(const Ready&)>> bodies) {
   std::vector<std::shared_ptr<std::promise<void>>> ready;
-  const SignalsBlocked blocked;
-  for (auto& body : bodies) {
-    auto promise = ready.emplace_back(std::make_shared<std::promise<void>>());
-    threads_.emplace_back([this, body = std::move(body), promise] {
-      pthread_setname_np(pthread_self(), ("gids-" + name_).c_str());
-      body([promise](std::exception_ptr failure) {
-        if (failure) {
-          promise->set_exception(failure);
-        } else {
-          promise->set_value();
-        }
-      });
-    });
-  }
   std::exception_ptr failure;
+  ready.reserve(bodies.size());
+  threads_.reserve(bodies.size());
+  try {
+    for (auto& body : bodies) {
+      auto promise = std::make_shared<std::promise<void>>();
+      threads_.push_back(start_thread("gids-" + name_, [body = std::move(body), promise] {
+        body([promise](std::exception_ptr failure) {
+          if (failure) {
+            promise->set_exception(failure);
+          } else {
+            promise->set_value();
+          }
+        });
+      }));
+      ready.push_back(std::move(promise));
+    }
+  } catch (...) {  // the threads that did start are ended below
+    failure = std::current_exception();
+  }
   for (auto& promise : ready) {
     try {
       promise->get_future().get();
@@ -347,13 +358,17 @@ void Engine::close() {
   for (std::thread& thread : threads_) thread.join();
   threads_.clear();
   files_.clear();
-  owners_.clear();
 }
 
 // --- statistics, notes, faults ---
 
+// A forked child has no thread that changes them, and a copy of the lock that nobody may ever unlock.
+std::unique_lock<std::mutex> Engine::lock_stats() const {
+  return getpid() == pid_ ? std::unique_lock(stats_mutex_) : std::unique_lock<std::mutex>();
+}
+
 Stats Engine::stats() const {
-  std::lock_guard lock(stats_mutex_);
+  const auto lock = lock_stats();
   Stats s = stats_;
   s.in_flight = in_flight_;
   if (in_flight_) s.busy_ns += now_ns() - busy_since_ns_;
@@ -361,12 +376,12 @@ Stats Engine::stats() const {
 }
 
 LatencyHistogram::Counts Engine::latencies() const {
-  std::lock_guard lock(stats_mutex_);
+  const auto lock = lock_stats();
   return latencies_.counts();
 }
 
 std::string Engine::note() const {
-  std::lock_guard lock(stats_mutex_);
+  const auto lock = lock_stats();
   return note_;
 }
 

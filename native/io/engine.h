@@ -38,6 +38,8 @@ struct Read {
 };
 static_assert(sizeof(Read) == 32);
 
+constexpr u64 kOffsetMax = u64{1} << 62;  // of a read
+
 // A set of reads submitted together, and the sink of their completions. Kept alive by the engine
 // until the last completion; several batches are in flight at once. A finished batch may be submitted
 // again. A batch must not own its engine: the engine's own thread may drop the last reference to it.
@@ -52,6 +54,7 @@ class Batch {
 
   // Waits until every read is done. False when `timeout_ms` passed first.
   bool wait_for(u32 timeout_ms);
+  void wait();
   bool finished() const { return left_.load(std::memory_order_acquire) == 0; }
 
   std::vector<Read> reads;  // sorted by (file, offset) at submission; fixed from then on
@@ -117,9 +120,13 @@ class Engine {
   // flight complete as usual.
   void cancel(Batch& batch);
 
-  // A hint: reads will land in this memory (the cache's lines). Registered with the kernel while the
-  // engine lives, where that pays and is allowed (note() tells): all of it is then resident. The engine
-  // keeps `owner` for as long: at a stale address the kernel would still write into the old memory.
+  // Waits for a batch that was submitted. Calls `check` ten times a second, which may throw: what is not issued
+  // is cancelled then, what is in flight waited for, and the exception goes on.
+  void wait(Batch& batch, const std::function<void()>& check);
+
+  // A hint: reads will land in this memory (the cache's lines). Registered with the kernel until the engine
+  // closes, where that pays and is allowed (note() tells): all of it is then resident. The engine keeps `owner`
+  // for as long, and only then: at a stale address the kernel would still write into the old memory.
   virtual void register_memory(std::byte* base, size_t bytes, std::shared_ptr<void> owner) {
     (void)base, (void)bytes, (void)owner;
   }
@@ -169,7 +176,6 @@ class Engine {
   u32 slot_bytes_ = 0;  // one bounce slot holds the enclosing aligned extent of the largest read
   u64 bounce_bytes_ = 0;
   mutable std::mutex queue_mutex_;
-  std::vector<std::shared_ptr<void>> owners_;  // of registered memory, until close(); guarded by queue_mutex_
   u64 chores_ = 0;  // counts what an idle thread must wake for besides reads; guarded by queue_mutex_
 
  private:
@@ -177,6 +183,7 @@ class Engine {
     Batch* batch;
     u32 index;
   };
+  std::unique_lock<std::mutex> lock_stats() const;
   bool next(Request& request);
   bool aligned(const Read& read) const;
   int fault(const Request& request);

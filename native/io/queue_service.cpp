@@ -2,19 +2,18 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <deque>
 #include <stdexcept>
 #include <string>
 #include <system_error>
 
 #include <poll.h>
-#include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
 #include "io/clock.h"
+#include "io/start_thread.h"
 #include "store/crc32c.h"
 
 namespace gids::io {
@@ -28,7 +27,6 @@ constexpr u32 kTakeMax = 16384;        // submissions of one batch of reads: the
 constexpr u32 kYields = 32;            // idle polls before the thread sleeps between them
 constexpr u64 kPauseMaxNs = 50'000;    // the longest such sleep
 constexpr u64 kForever = ~u64{0};
-constexpr u64 kOffsetMax = u64{1} << 62;  // of the engine
 
 void require(bool fine, const std::string& what) {
   if (!fine) throw std::invalid_argument("queue service: " + what);
@@ -332,7 +330,7 @@ QueueService::QueueService(std::shared_ptr<Engine> engine, std::vector<QueueTabl
                                                 " B; the staging slots hold " + std::to_string(q.slot_bytes) + " B");
   }
   for (const queue::Pair& q : pairs) pairs_.push_back(std::make_shared<Pair>(q, tables, wake_, owner));
-  thread_ = std::thread([this] { run(); });
+  thread_ = start_thread("gids-queue", [this] { run(); });
 }
 
 QueueService::~QueueService() {
@@ -374,10 +372,6 @@ QueueStats QueueService::stats() const {
 }
 
 void QueueService::run() {
-  sigset_t all;  // Python's handlers belong to the main thread
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, nullptr);
-  pthread_setname_np(pthread_self(), "gids-queue");
   prctl(PR_SET_TIMERSLACK, 1ul);  // the default rounds a pause up by 50 us
   u32 idle = 0;
   while (!stop_.load(std::memory_order_acquire) && !broken()) {

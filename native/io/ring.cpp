@@ -21,7 +21,7 @@ constexpr u32 kSingleIssuer = 1u << 12;  // 6.0
 constexpr u32 kDeferTaskrun = 1u << 13;  // 6.1
 constexpr u32 kNoSqArray = 1u << 16;     // 6.6
 constexpr u32 kEnterRegisteredRing = 1u << 4;
-constexpr u32 kRegisterBuffers2 = 15, kRegisterBuffersUpdate = 16, kRegisterRingFds = 20;
+constexpr u32 kRegisterBuffers2 = 15, kRegisterBuffersUpdate = 16, kRegisterRingFds = 20, kUnregisterRingFds = 21;
 constexpr u32 kRegisterSparse = 1u;
 
 struct RegisterTable {  // io_uring_rsrc_register
@@ -95,6 +95,10 @@ Ring::Ring(u32 entries) {
 }
 
 Ring::~Ring() {
+  if (enter_flags_ & kEnterRegisteredRing) {  // a thread has 16 places for rings, which a closed one would keep
+    RegisterRingFd u{static_cast<u32>(enter_fd_), 0, 0};
+    syscall(__NR_io_uring_register, fd_, kUnregisterRingFds, &u, 1);
+  }
   // The kernel tears a closed ring down later: until then it would hold the files and pin the memory.
   if (files_) syscall(__NR_io_uring_register, fd_, IORING_UNREGISTER_FILES, nullptr, 0);
   if (buffers_) syscall(__NR_io_uring_register, fd_, IORING_UNREGISTER_BUFFERS, nullptr, 0);

@@ -1,5 +1,5 @@
 // An io_uring on raw system calls: submission and completion queues, nothing about reads. Called by the
-// thread that owns it (uring.cpp), which must be the thread that constructs it.
+// thread that owns it (uring.cpp), which must be the thread that constructs and destroys it.
 #pragma once
 
 #include <atomic>

@@ -45,7 +45,7 @@ class UringEngine::Worker {
   Worker(UringEngine& engine, Doorbell& doorbell, u32 depth, u32 first_slot)
       : engine_(engine), doorbell_(doorbell), ring_(depth + 1), requests_(depth) {
     for (u32 i = 0; i < depth; ++i) {
-      requests_[i].slot = engine.bounce_.slot(first_slot + i);
+      requests_[i].slot = engine.bounce_->slot(first_slot + i);
       free_.push_back(&requests_[depth - 1 - i]);
     }
     finished_.reserve(depth);
@@ -175,15 +175,17 @@ class UringEngine::Worker {
       chores_ = engine_.chores_;
     }
     for (const Chunk& c : fresh) {
-      const int error = buffer_table_ ? ring_.register_buffer(index, c.base, c.bytes) : ENOSYS;
+      const u32 at = index++;
+      std::shared_ptr<void> owner = c.owner.lock();
+      if (!owner) continue;  // given back before this ring saw it
+      const int error = buffer_table_ ? ring_.register_buffer(at, c.base, c.bytes) : ENOSYS;
       if (error == 0) {
-        fixed_.push_back({c.base, c.base + c.bytes, static_cast<int>(index)});
+        fixed_.push_back({c.base, c.base + c.bytes, static_cast<int>(at), std::move(owner)});
       } else {
         engine_.add_note(error == ENOMEM   ? "memory not registered (RLIMIT_MEMLOCK)"
                          : error == ENOSYS ? "memory not registered (needs Linux 5.19)"
                                            : std::string("memory not registered (") + std::strerror(error) + ")");
       }
-      ++index;
     }
     std::sort(fixed_.begin(), fixed_.end(), [](const Fixed& a, const Fixed& b) { return a.begin < b.begin; });
   }
@@ -199,15 +201,16 @@ class UringEngine::Worker {
   struct Fixed {
     const std::byte *begin, *end;
     int index;
+    std::shared_ptr<void> owner;
   };
   static constexpr u32 kRefusalsMax = 1000;
 
   UringEngine& engine_;
   Doorbell& doorbell_;
+  std::vector<Fixed> fixed_;  // by address; outlives the ring, which would write into memory that is given back
   Ring ring_;
   std::vector<Request> requests_;
   std::vector<Request*> free_, finished_, again_, taken_;
-  std::vector<Fixed> fixed_;  // by address
   u64 chores_ = 0;            // chunks that this ring has seen
   u32 refused_ = 0;           // enter() calls refused since the last completion
   bool fixed_files_ = false, buffer_table_ = false;
@@ -219,9 +222,9 @@ Options UringEngine::settle_options(Options o) {
 }
 
 UringEngine::UringEngine(const std::vector<std::string>& paths, Options options)
-    : Engine("uring", paths, settle_options(options)), bounce_(options_.depth, slot_bytes_) {
-  bounce_bytes_ = bounce_.bytes();
-  if (bounce_bytes_ <= kPinnedBounceMax) register_memory(bounce_.base(), bounce_bytes_, nullptr);
+    : Engine("uring", paths, settle_options(options)), bounce_(std::make_shared<BouncePool>(options_.depth, slot_bytes_)) {
+  bounce_bytes_ = bounce_->bytes();
+  if (bounce_bytes_ <= kPinnedBounceMax) register_memory(bounce_->base(), bounce_bytes_, bounce_);
   std::vector<std::function<void(const Ready&)>> bodies;
   for (u32 i = 0; i < options_.threads; ++i) {
     const u32 first = static_cast<u32>(u64{options_.depth} * i / options_.threads);
@@ -251,9 +254,8 @@ void UringEngine::ring_doorbells() {
 
 void UringEngine::register_memory(std::byte* base, size_t bytes, std::shared_ptr<void> owner) {
   std::lock_guard lock(queue_mutex_);
-  owners_.push_back(std::move(owner));
   for (u64 at = 0; at < bytes && chunks_.size() < kChunksMax; at += kChunkBytes) {
-    chunks_.push_back({base + at, std::min<u64>(kChunkBytes, bytes - at)});
+    chunks_.push_back({base + at, std::min<u64>(kChunkBytes, bytes - at), owner});
     ++chores_;
   }
 }

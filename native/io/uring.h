@@ -29,15 +29,16 @@ class UringEngine final : public Engine {
   void register_memory(std::byte* base, size_t bytes, std::shared_ptr<void> owner) override;
 
  private:
-  struct Chunk {  // memory registered with the kernel under one index
+  struct Chunk {  // memory to be registered with the kernel under one index
     std::byte* base;
     u64 bytes;
+    std::weak_ptr<void> owner;  // each ring that has registered it keeps it
   };
   class Worker;
   static Options settle_options(Options options);
   void ring_doorbells() override;
 
-  BouncePool bounce_;
+  const std::shared_ptr<BouncePool> bounce_;
   std::vector<std::unique_ptr<Doorbell>> doorbells_;  // one per thread, gone when it ends; guarded by queue_mutex_
   std::vector<Chunk> chunks_;  // in the order of their indices; guarded by queue_mutex_
 };

@@ -209,7 +209,10 @@ def test_what_is_missing_is_said(tmp_path: Path, bench: Bench, options: dict[str
     ("args", "said"),
     [
         (["--sides", "pyg"], "no side 'pyg' (there are gids, stock-random, stock)"),
-        (["--memory-limit", "1MB"], "--memory-limit 1000000: training itself needs some"),
+        (
+            ["--memory-limit", "1MB"],
+            "--memory-limit 1.0 MB: training and 18 minibatches in flight need about 2",
+        ),
         (["--sides", "stock", "--trace", "t.json"], "--trace t.json: the timeline is of the side gids"),
         (["--sides", "gids", "--trace", "/nowhere/t.json"], "no directory /nowhere"),
         (["--window", "23"], "--window 23: give 0 to 22"),

@@ -111,7 +111,7 @@ def test_kvikio_that_is_not_there_is_said(
     monkeypatch.setattr("gids.io.kvikio_probe.probe_kvikio", lambda *_: probe)
     status, said, _ = bench("bandwidth", dataset, *SHORT, *EXTENTS)
     assert status == 2
-    assert "kvikio is not installed: pip install 'gids[cuda13]'" in said
+    assert "kvikio is not installed: pip install kvikio-cu13" in said
 
 
 @pytest.mark.usefixtures("short_probes")

@@ -53,6 +53,27 @@ def test_several_node_types_are_sampled(bench: Bench, tmp_path: Path) -> None:
     assert report["figures"][0]["metrics"]["nodes_per_batch"]["median"] >= 20
 
 
+def test_runs_that_are_cut_short_make_the_report_partial(dataset: Path, bench: Bench) -> None:
+    args = ("--batch-size", 8, "--fanouts", "3,3", "--batches", 5, "--threads", 1)
+    status, said, report = bench("sampling", dataset, *args, "--seconds", 1e-9)
+    assert status == 0
+    assert report["partial"] == "time"
+    assert len(report["figures"]) == 1
+    assert report["notes"] == ["runs that --seconds cut short have fewer than 5 minibatches"]
+    assert "PARTIAL: cut short by --seconds 1e-09; figures that are there: 1" in said
+    assert bench("sampling", dataset, *args)[2]["partial"] is None
+
+
+def test_a_missing_gpu_is_one_plain_line(
+    dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    status, said, _ = bench("sampling", dataset, *SMALL, "--device", "cuda")
+    assert status == 2
+    assert said.startswith("gids bench: device='cuda' needs a CUDA build of torch; this is ")
+    assert "GIDS_TRACEBACK" not in said
+
+
 def test_an_edge_that_the_graph_has_not_is_found(dataset: Path) -> None:
     graph = FeatureStore(dataset).graph()
     minibatch = Neighbor([3, 3]).sample(graph, torch.arange(10))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from late_device import LateDevice
+from late_device import LateDevice, LateEvent
 from raw_table import RawTable, write_raw_table
 
 from gids.cache import DeviceFeatureCache
+from gids.cuda import MadeOn
 from gids.io import open_engine
 
 
@@ -74,6 +76,24 @@ def test_rows_are_there_when_they_are_handed_out(
     assert stats["steps"] == 15
     assert stats["pages"] == sum(len(torch.unique(b[table.name])) for b in batches)
     assert stats["misses"] == stats["loads"] + stats["bypasses"]
+
+
+def test_ids_made_on_another_stream_do_not_wait_for_the_current_one(
+    cache: DeviceFeatureCache, table: RawTable
+) -> None:
+    device = cache._device
+    sampling, training, trained = device.new_stream(), device.new_stream(), LateEvent()
+    training.wait_event(trained)
+    rows, ids = torch.arange(0, 400, 3), torch.full((134,), -1)
+    sampling.put(lambda: (time.sleep(0.02), ids.copy_(rows)))  # type: ignore[attr-defined]
+    with device.use(training):
+        cache.enter(0, MadeOn({table.name: ids}, sampling))
+        cache.plan(0)
+        features, error = cache.gather(0)
+        assert error is None
+        assert torch.equal(features[table.name], table.rows[rows])
+        cache.retire(0)
+    trained.passed.set()
 
 
 def test_errors_are_those_of_the_minibatch(cache: DeviceFeatureCache, table: RawTable) -> None:

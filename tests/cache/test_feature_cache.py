@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import errno
 import gc
+import itertools
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -249,33 +256,36 @@ def test_a_read_that_fails_once_is_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("check_crc", [False, True])
+@pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("dim", [128, 37])  # of 512 B, and of 148 B, which no sector's edge is an edge of
-def test_of_a_page_without_a_line_only_the_wanted_rows_are_read(
-    tmp_path: Path, dim: int, check_crc: bool
+def test_of_a_lone_page_without_a_line_only_the_wanted_rows_are_read(
+    tmp_path: Path, dim: int, shards: int, check_crc: bool
 ) -> None:
-    table = write_raw_table(tmp_path, make_rows(500, dim))
-    pages = np.fromfile(table.shard_paths[0], np.uint8).reshape(-1, 4096)
-    sums = _core.crc32c(pages)
+    table = write_raw_table(tmp_path, make_rows(900, dim), shards=shards)
+    at, row_bytes, most = table.rows_per_page, table.row_bytes, 2048 // table.row_bytes
+    sums = np.empty(table.page_count, np.uint32)
+    for shard, path in enumerate(table.shard_paths):
+        sums[shard::shards] = _core.crc32c(np.fromfile(path, np.uint8).reshape(-1, 4096))
     table.checksums = lambda: sums  # type: ignore[attr-defined]
     cache = make_cache([table], 0, check_crc=check_crc)
-    ids = torch.tensor([5, 2 * table.rows_per_page + 3, 1, 5, 7 * table.rows_per_page - 1])
+    parts = [[at + 1 + most - 1, at + 1, at + 1], [6 * at + 3], [11 * at - 1]]  # half a page, and lone rows
+    whole = [[20 * at, 20 * at + most], [25 * at + 2, (25 + shards) * at + 1]]  # more; neighbours in a file
+    ids = torch.tensor(list(itertools.chain(*parts, *whole)))
+    ids = ids[torch.randperm(len(ids))]
     (got,) = run(cache, table, [ids], window=0, planned=1)
     assert same_bits(got, table.rows[ids])
-    sector = cache._engine.alignment
-    extents = [(1 * table.row_bytes, 6 * table.row_bytes)]
-    extents += [
-        (start, start + table.row_bytes)
-        for start in (3 * table.row_bytes, (table.rows_per_page - 1) * table.row_bytes)
-    ]
-    wanted = sum(-(-end // sector) * sector - start // sector * sector for start, end in extents)
-    assert cache._engine.stats()["bytes_read"] == (3 * 4096 if check_crc else wanted)
+    sector, expected = cache._engine.alignment, 3 * 4096
+    for rows in parts:
+        begin, end = min(rows) % at * row_bytes, (max(rows) % at + 1) * row_bytes
+        expected += -(-end // sector) * sector - begin // sector * sector
+    assert cache._engine.stats()["bytes_read"] == (6 * 4096 if check_crc else expected)
 
 
 def test_a_fault_beside_the_wanted_rows_costs_nobody(tmp_path: Path) -> None:
     table = write_raw_table(tmp_path, make_rows(64, 128))  # 8 rows a page
     cache = make_cache([table], 16)
     cache._engine.inject_faults([(0, 4096 * 3 + 512 * 2, errno.EIO, 1 << 30)])  # row 26
-    for wanted, readable in (([25, 24], True), ([27, 31], True), ([25, 27], False), ([26], False)):
+    for wanted, readable in (([25, 24], True), ([27, 30], True), ([25, 27], False), ([26], False)):
         cache.enter(step := cache.next_step, {table.name: torch.tensor(wanted)})
         cache.plan(step)
         features, error = cache.gather(step)
@@ -325,6 +335,147 @@ def test_reading_through_needs_no_step_and_changes_no_word(tmp_path: Path) -> No
     with pytest.raises(IndexError, match="-3"):
         cache.read_through({table.name: torch.tensor([-3])})
     cache.retire(0)
+
+
+def test_reading_through_two_tables_at_once_shares_the_workers(tmp_path: Path) -> None:
+    tables = [write_raw_table(tmp_path, make_rows(2000, 1024, seed=i), name=f"t{i}") for i in range(2)]
+    cache = make_cache(tables, 2000, threads=4)
+    everything = {t.name: torch.arange(2000) for t in tables}
+    cache.enter(0, everything)
+    cache.plan(0)
+    cache.gather(0)
+    cache.retire(0)
+    wrong: list[str] = []
+
+    def read_all(table: RawTable) -> None:
+        for _ in range(30):
+            features, error = cache.read_through({table.name: everything[table.name]})
+            if error or not same_bits(features[table.name], table.rows):
+                wrong.append(table.name)
+
+    readers = [threading.Thread(target=read_all, args=(t,)) for t in tables]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    assert not wrong
+
+
+def run_script(script: str, *arguments: object) -> subprocess.Popen[str]:
+    """A process of its own, for what forks or takes signals."""
+    command = [sys.executable, "-P", "-W", "ignore", "-c", textwrap.dedent(script)]
+    arguments = (Path(__file__).parents[1], *arguments)
+    return subprocess.Popen(
+        [*command, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_ctrl_c_ends_reading_through(tmp_path: Path) -> None:
+    script = """
+        import signal, sys
+        from pathlib import Path
+        sys.path.insert(0, sys.argv[1])
+        import torch
+        from raw_table import RawTable
+        from gids.cache import FeatureCache
+        from gids.io import open_engine
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
+        pages = 1_000_000
+        path = Path(sys.argv[2])
+        path.touch()
+        with path.open("r+b") as file:
+            file.truncate(512 * pages)
+        table = RawTable("t", torch.zeros(1, 1).expand(pages * 128, 1), 512, 128, [path])
+        engine = open_engine([path], "threads", depth=1, direct=False, max_read_bytes=512, max_merge_bytes=0)
+        cache = FeatureCache(engine, [table], lines={"t": 0}, heats={})
+        ids = torch.arange(pages) * 128
+        print("go", flush=True)
+        try:
+            cache.read_through({"t": ids})
+        except KeyboardInterrupt:
+            print("interrupted", engine.stats()["reads"] == pages, engine.stats()["errors"] > 0)
+        features, error = cache.read_through({"t": ids[:10]})
+        assert error is None and not features["t"].any()
+    """
+    with run_script(script, tmp_path / "sparse.bin") as process:
+        assert process.stdout is not None
+        while (line := process.stdout.readline()) and line != "go\n":
+            pass
+        time.sleep(1.0)
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
+    assert output == "interrupted True True\n"
+
+
+def test_a_forked_child_is_refused_and_ends(tmp_path: Path) -> None:
+    script = """
+        import os, sys
+        from pathlib import Path
+        sys.path.insert(0, sys.argv[1])
+        import torch
+        from raw_table import write_raw_table
+        from gids.cache import FeatureCache
+        from gids.io import open_engine
+        table = write_raw_table(Path(sys.argv[2]), torch.arange(2000.0).view(500, 4).repeat(1, 128))
+        engine = open_engine(table.shard_paths, max_read_bytes=table.page_bytes)
+        cache = FeatureCache(engine, [table], lines={table.name: 100}, heats={}, threads=2)
+        ids = {table.name: torch.arange(80)}
+        for step in range(3):
+            cache.enter(step, ids)
+        cache.plan(0)
+        cache.gather(0)
+        cache.plan(1)
+        if (child := os.fork()) == 0:
+            refused = 0
+            for call in (
+                lambda: cache.enter(3, ids),
+                lambda: cache.plan(2),
+                lambda: cache.gather(1),
+                lambda: cache.retire(0),
+                lambda: cache.read_through(ids),
+                lambda: cache.page_words(table.name),
+                cache.audit,
+            ):
+                try:
+                    call()
+                except RuntimeError as error:
+                    assert "before a fork" in str(error), error
+                    refused += 1
+            cache.stats(), cache.memory(), engine.stats(), engine.note
+            cache.close()
+            del cache
+            sys.exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        features, error = cache.gather(1)
+        assert error is None and torch.equal(features[table.name], table.rows[:80])
+        cache.cancel()
+        cache.audit()
+    """
+    with run_script(script, tmp_path) as process:
+        _, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
+
+
+def test_a_step_that_cannot_be_submitted_leaves_no_page_loading(tmp_path: Path) -> None:
+    table = write_raw_table(tmp_path, make_rows(300, 1024))
+    cache = make_cache([table], 100)
+    cache.enter(0, {table.name: torch.arange(150)})
+    cache._engine.close()
+    with pytest.raises(RuntimeError, match="the I/O engine is closed"):
+        cache.plan(0)
+    cache.cancel()
+    cache.audit()
+    assert not np.any(cache.page_words(table.name))
+
+
+def test_an_engine_for_shorter_reads_is_refused(tmp_path: Path) -> None:
+    table = write_raw_table(tmp_path, make_rows(30, 1024))
+    with (
+        open_engine(table.shard_paths, max_read_bytes=2048) as engine,
+        pytest.raises(ValueError, match=r"pages of 4096 B.*2048 B at most \(max_read_bytes\)"),
+    ):
+        FeatureCache(engine, [table], lines={table.name: 3}, heats={})
 
 
 def test_cancel_takes_every_mark_back_while_reads_are_in_flight(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_missing_dgl_is_told_with_the_cure(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "dgl", None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda *_: None)
     assert main(["quickstart", *TINY, "--dir", str(tmp_path)]) == 2
-    assert "pip install 'gids[dgl]'" in capsys.readouterr().err
+    assert "pip install 'dgl>=1.1.3,<=2.1.0' packaging pandas" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

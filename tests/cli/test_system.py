@@ -170,8 +170,9 @@ def test_what_a_gpu_lacks_is_advised(tmp_path: Path, packages: dict[str, str]) -
     gds = f"GPUDirect Storage at {tmp_path}"
     assert found[gds].found == "no: GPUDirect Storage does not work: no nvidia-fs"
     assert "load nvidia-fs" in found[gds].advice
-    for name in ("cupy", "kvikio", "cuFile (GPUDirect Storage)"):
-        assert "gids[cuda12]" in found[name].advice
+    assert found["cupy"].advice == "pip install 'cupy-cuda13x[ctk]' (CUDA 12: 'cupy-cuda12x[ctk]')"
+    for name in ("kvikio", "cuFile (GPUDirect Storage)"):
+        assert found[name].advice.startswith("pip install kvikio-cu13 (CUDA 12: kvikio-cu12)")
 
 
 @pytest.mark.parametrize(

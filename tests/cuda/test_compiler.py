@@ -154,10 +154,10 @@ def test_the_cache_is_where_the_user_says(monkeypatch: pytest.MonkeyPatch) -> No
     assert cache_folder() == Path.home() / ".cache" / "gids" / "kernels"
 
 
-def test_a_missing_cupy_names_the_extra(monkeypatch: pytest.MonkeyPatch, sources: Sources) -> None:
+def test_a_missing_cupy_names_the_package(monkeypatch: pytest.MonkeyPatch, sources: Sources) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(ImportError, match=r"pip install 'gids\[cuda12\]'"):
-        open_compiler(sources, "cuda12")
+    with pytest.raises(ImportError, match=r"pip install 'cupy-cuda12x\[ctk\]'"):
+        open_compiler(sources, "cupy-cuda12x")
 
 
 def test_the_installed_sources_are_those_of_the_repository() -> None:
@@ -174,7 +174,7 @@ def test_the_installed_sources_are_those_of_the_repository() -> None:
 def test_the_cupy_that_is_installed_compiles(
     unit: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("cupy", reason="no CuPy: pip install 'gids[cuda13]'")
+    pytest.importorskip("cupy", reason="no CuPy: pip install 'cupy-cuda13x[ctk]'")
     monkeypatch.setenv("GIDS_KERNEL_CACHE", str(tmp_path))
     compiler = open_compiler(installed_sources())
     code = compiler.compile(compiler.sources.unit(unit), target)
@@ -183,6 +183,6 @@ def test_the_cupy_that_is_installed_compiles(
 
 
 def test_cupy_itself_takes_cccl_from_the_same_folder() -> None:
-    core = pytest.importorskip("cupy._core.core", reason="no CuPy: pip install 'gids[cuda13]'")
+    core = pytest.importorskip("cupy._core.core", reason="no CuPy: pip install 'cupy-cuda13x[ctk]'")
     options = core.assemble_cupy_compiler_options(("-std=c++20",))
     assert f"-I{open_compiler(installed_sources())._cccl}" in options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
 import threading
@@ -210,6 +211,23 @@ def test_the_end_of_cuda_ends_a_mapping_too(made: CudaDevice, stub: ctypes.CDLL)
             mapping.close()
 
 
+def test_a_forked_child_leaves_mappings_alone(
+    made: CudaDevice, record: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mapping = made.map_host(0x7000, 4096)
+    record()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    mapping.close()
+    assert record() == []
+
+
+def test_new_streams_have_another_priority_than_torch_s(
+    made: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority=0: (device, priority))
+    assert made.new_stream() == (torch.device("cuda:0"), -1)
+
+
 def test_a_stream_is_told_to_wait_by_the_second_version_of_the_function(
     made: CudaDevice, driver: Libcuda, compiler: FakeCompiler, record: Callable[[], list[str]]
 ) -> None:
@@ -255,7 +273,7 @@ def with_cuda(
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(opening, "_open", {})
-    monkeypatch.setattr(opening, "open_compiler", lambda sources, extra: compiler)
+    monkeypatch.setattr(opening, "open_compiler", lambda sources, package: compiler)
     return lambda name: stub
 
 
@@ -298,6 +316,18 @@ def test_what_is_missing_is_named(
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(RuntimeError, match=r"needs a CUDA build of torch; this is .*: pip install torch"):
         opening.open_cuda("cuda", load=with_cuda)
+
+
+def test_ptx_that_the_driver_does_not_read_is_refused(
+    with_cuda: Callable[[str], Any], compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "target", lambda capability: "compute_80")
+    monkeypatch.setattr(compiler, "version", (13, 2))
+    message = r"Stub 100 takes PTX .* CUDA 13\.2; .* CUDA 13\.1 and older: .*'nvidia-cuda-nvrtc==13\.1\.\*'"
+    with pytest.raises(RuntimeError, match=message):
+        opening.open_cuda("cuda:0", load=with_cuda)
+    monkeypatch.setattr(compiler, "version", (13, 1))
+    assert opening.open_cuda("cuda:0", load=with_cuda).name == "Stub 100"
 
 
 def test_the_public_name_opens(monkeypatch: pytest.MonkeyPatch) -> None:

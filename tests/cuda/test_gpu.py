@@ -36,6 +36,7 @@ def test_nothing_behind_a_wait_runs_before_the_word_is_written(gpu: Device) -> N
     words = torch.frombuffer(memory, dtype=torch.int64)
     address = ctypes.addressof((ctypes.c_char * 4096).from_buffer(memory))
     stream, other, done = gpu.new_stream(), gpu.new_stream(), gpu.zeros(1, torch.int64)
+    gpu.preload(UNIT)  # loading a kernel may wait for the stream that waits
     gpu.current_stream().synchronize()
     with gpu.map_host(address, 4096) as mapping:
         if not gpu.wait_value(stream, mapping.device_address, 5):
@@ -46,7 +47,10 @@ def test_nothing_behind_a_wait_runs_before_the_word_is_written(gpu: Device) -> N
             time.sleep(0.2)
             assert not behind.query()
             gpu.launch(other, UNIT, "write_word", 1, 32, mapping.device_address + 8, 3)
-            other.synchronize()  # other streams go on meanwhile
+            beside, end = other.record_event(), time.monotonic() + 5
+            while not beside.query():  # synchronize() would never return
+                assert time.monotonic() < end, "no other stream goes on meanwhile"
+                time.sleep(0.01)
             assert words[1].item() == 3
             words[0] = 4
             time.sleep(0.2)

@@ -81,4 +81,4 @@ except ImportError as error:
     print(error)
 """)
     assert message in printed
-    assert "pip install 'gids[dgl]'" in printed
+    assert "pip install 'dgl>=1.1.3,<=2.1.0' packaging pandas" in printed

@@ -89,3 +89,16 @@ def test_what_cannot_be_done_says_why(graphbolt: Any, one: Dataset) -> None:
     store.close()
     with pytest.raises(ValueError, match="closed"):
         feature.read(torch.tensor([0]))
+
+
+def test_a_feature_is_the_table_that_its_loader_has_by_the_name(
+    graphbolt: Any, one: Dataset, several: Dataset
+) -> None:
+    tables = {"_N.feat": several.store.table("paper.feat"), "text": one.store.table("_N.feat")}
+    with gids.FeatureLoader(one.store, tables, dtype=torch.float16, **MEMORY) as loader:
+        for name, key, source in (("_N.feat", "paper", several.source), ("text", None, one.source)):
+            rows = source["node", key, "feat"].half()
+            feature = graphbolt.Feature(loader, name)
+            assert (feature.count(), feature.size()) == (len(rows), rows.shape[1:])
+            assert torch.equal(feature.read(torch.tensor([7, 399])), rows[[7, 399]])
+            assert torch.equal(feature.read(), rows)

@@ -15,7 +15,8 @@ Rows = dict[str, torch.Tensor]
 
 def mean_of_sources(block: Any, rows: torch.Tensor) -> torch.Tensor:
     src, dst = block.coo()
-    total = torch.zeros(block.num_dst, *rows.shape[1:], dtype=rows.dtype).index_add_(0, dst, rows[src])
+    total = torch.zeros(block.num_dst, *rows.shape[1:], dtype=rows.dtype, device=rows.device)
+    total.index_add_(0, dst, rows[src])
     return total / block.indptr.diff().clamp(min=1).view(-1, *[1] * (rows.dim() - 1))
 
 

@@ -13,7 +13,7 @@ from gids import FeatureStore
 from gids.inference import layerwise
 
 Rows = dict[str, torch.Tensor]
-MEMORY = 12 << 20
+MEMORY = 20 << 20
 
 
 def edges_of(graph: Any) -> tuple[torch.Tensor, torch.Tensor]:

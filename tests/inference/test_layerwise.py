@@ -16,10 +16,11 @@ from gids import FeatureStore, FormatError, MemoryBudgetError
 from gids.cli import main
 from gids.cuda import Device
 from gids.inference import layerwise
+from gids.sampler import Block
 from gids.store import DatasetWriter, verify
 
 RELATION = ("_N", "_E", "_N")
-MEMORY = 12 << 20
+MEMORY = 20 << 20
 Rows = dict[str, torch.Tensor]
 
 
@@ -73,14 +74,14 @@ def test_memory_bounds_the_blocks_and_the_cache(one_type: Path, rows: Rows) -> N
     model = sage(100, 40, 5)
     expected = expected_of_one(one_type, model, rows)
     blocks = []
-    for memory_bytes in (6 << 20, 12 << 20, 64 << 20):
+    for memory_bytes in (13 << 20, 19 << 20, 71 << 20):
         result = layerwise(model, one_type, memory_bytes=memory_bytes)
         close(result.values, expected)  # type: ignore[arg-type]
         check_memory(result.layers, memory_bytes)
         blocks.append(result.layers[0]["blocks"])
     assert blocks[0] > blocks[1] > blocks[2]
     with pytest.raises(MemoryBudgetError, match=r"'_N' node 40 and its in-neighbours are up to 301 rows"):
-        layerwise(model, one_type, memory_bytes=2 << 20)  # of which 1 MiB is the bounce pool's
+        layerwise(model, one_type, memory_bytes=9 << 20)  # of which 8.1 MiB are the bounce pool's
     with pytest.raises(MemoryBudgetError, match="does not hold blocks of four rows"):
         layerwise(model, one_type, memory_bytes=1000)
     assert folders(one_type) == ["_N.feat"]
@@ -236,7 +237,7 @@ def failing(at: int) -> Callable[[int, Any, Any], torch.Tensor]:
 def test_a_model_that_raises_leaves_nothing_behind(one_type: Path, at: int) -> None:
     before = (one_type / "manifest.json").read_bytes()
     with pytest.raises(Stop):
-        layerwise(failing(at), one_type, layer_count=3, output="h", memory_bytes=8 << 20)
+        layerwise(failing(at), one_type, layer_count=3, output="h", memory_bytes=16 << 20)
     assert folders(one_type) == ["_N.feat"]
     assert (one_type / "manifest.json").read_bytes() == before
 
@@ -267,7 +268,7 @@ def test_layers_that_return_no_output_are_told(
     one_type: Path, layer: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        layerwise(layer, one_type, layer_count=2, dtype=torch.float16, memory_bytes=6 << 20)
+        layerwise(layer, one_type, layer_count=2, dtype=torch.float16, memory_bytes=14 << 20)
     assert folders(one_type) == ["_N.feat"]
 
 
@@ -340,10 +341,9 @@ def test_rows_are_handed_over_on_the_device(
     one_type: Path, rows: Rows, device: Device, cuda_is: Callable[[Device], None]
 ) -> None:
     cuda_is(device)
-    model = sage(100, 16, 5)
     nodes = torch.tensor([7, 700, 1400])
     result = layerwise(
-        model,
+        [layer.to(device.torch_device) for layer in sage(100, 16, 5)],
         one_type,
         nodes=nodes,
         device="cuda",
@@ -352,4 +352,24 @@ def test_rows_are_handed_over_on_the_device(
         staging_bytes=1 << 20,
         queue_depth=32,
     )
-    close(result.values, expected_of_one(one_type, model, rows)[nodes])  # type: ignore[arg-type]
+    close(result.values, expected_of_one(one_type, sage(100, 16, 5), rows)[nodes])  # type: ignore[arg-type]
+
+
+def test_a_layer_gets_the_type_that_the_one_before_it_gave(one_type: Path) -> None:
+    given = []
+
+    def layer(index: int, block: Block, h: torch.Tensor) -> torch.Tensor:
+        given.append((index, h.dtype))
+        return h[: block.num_dst, :3].double()
+
+    result = layerwise(layer, one_type, layer_count=2, memory_bytes=MEMORY)
+    assert set(given) == {(0, torch.float32), (1, torch.float64)}
+    assert result.values.dtype == torch.float64  # type: ignore[union-attr]
+
+
+def test_options_may_be_none_and_windows_as_long_as_the_loaders(one_type: Path, rows: Rows) -> None:
+    model = sage(100, 16, 5)
+    result = layerwise(model, one_type, memory_bytes=MEMORY, cache_bytes=None, window_batches=23)
+    close(result.values, expected_of_one(one_type, model, rows))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="nodes is empty"):
+        layerwise(model, one_type, nodes=torch.empty(0, dtype=torch.int64), memory_bytes=MEMORY)

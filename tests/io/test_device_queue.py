@@ -451,6 +451,28 @@ def test_closing_with_requests_in_flight_releases_the_streams_that_wait(
                 call()
 
 
+def test_closing_waits_for_who_enqueues_kernels_that_read_a_round(
+    device: Device, tables: Tables, rng: np.random.Generator
+) -> None:
+    requests, count, stream = tables.requests(rng, 40), count_of(device, 40), device.current_stream()
+    to = torch.full((40, SLOT), 170, dtype=torch.uint8, device=device.torch_device)
+    errors = torch.full((40,), -1, dtype=torch.int32, device=device.torch_device)
+    with open_files(tables.paths) as engine:
+        queue = DeviceQueue(device, engine, tables.queue_tables(), staging_bytes=256 * SLOT)
+        round = queue.post(stream, requests.to(device.torch_device), count, 0)
+        closes = threading.Thread(target=queue.close)
+        with queue.reading(stream, round):
+            closes.start()
+            closes.join(0.05)
+            assert queue._end.alive, "the pages are mapped"
+            queue.collect(stream, round, count, 0, to, errors)
+        closes.join()
+        stream.synchronize()
+        assert not queue._end.alive
+        assert queue.stats()["uncollected"] == 0
+    check_pages(tables, requests, to.cpu().numpy(), errors.cpu().numpy())
+
+
 def test_a_queue_that_is_forgotten_is_closed(
     device: Device, tables: Tables, rng: np.random.Generator
 ) -> None:

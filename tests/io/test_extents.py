@@ -302,7 +302,7 @@ def test_without_gds_extents_go_through_pinned_memory(
 @pytest.mark.parametrize(
     ("probe", "error", "message"),
     [
-        (KvikioProbe(None, False, False, "kvikio is not installed"), ImportError, r"gids\[cuda13\]"),
+        (KvikioProbe(None, False, False, "kvikio is not installed"), ImportError, "pip install kvikio-cu13"),
         (
             KvikioProbe("26.10", False, False, "no driver"),
             OSError,

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import gids.io
+from gids import _core
 
 PAGE = 4096
 ROOT = Path(__file__).parents[2]
@@ -266,6 +267,40 @@ def test_ctrl_c_ends_a_long_read(shards: list[Path], kind: str) -> None:
         output, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
     assert output == "interrupted True True\n"
+
+
+@pytest.mark.parametrize("what", ["uring", "threads", "workers"])
+def test_threads_that_cannot_be_had_are_an_error_that_leaves_none(shards: list[Path], what: str) -> None:
+    if what == "uring" and _core.why_no_uring():
+        pytest.skip("no io_uring")
+    script = """
+        import os, resource, sys, time
+        import gids.io
+        from gids import _core
+        what, path = sys.argv[1:]
+        _core.why_no_uring()
+        before = len(os.listdir("/proc/self/task"))
+        in_use = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (in_use + (200 << 20), -1))  # a stack takes 2 MiB or more
+        try:
+            if what == "workers":
+                _core.Workers(500)
+            else:
+                gids.io.open_engine([path], what, depth=500, threads=500, direct=False, max_read_bytes=4096)
+        except OSError as error:
+            print(error)
+        resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+        while len(os.listdir("/proc/self/task")) > before:  # a joined thread leaves /proc a moment later
+            time.sleep(0.01)
+        with gids.io.open_engine([path], "threads", direct=False) as engine:
+            print(engine.name)
+    """
+    done = python(script, what, shards[0])
+    assert done.returncode == 0, done.stderr
+    message, name = done.stdout.splitlines()[-2:]
+    assert "cannot start the thread gids-" in message
+    assert "ask for fewer threads" in message
+    assert name == "threads"
 
 
 def test_dropping_the_page_cache_of_a_directory_keeps_the_data(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ import gids
 from gids.cuda.device import Device
 from gids.errors import MemoryBudgetError
 
+CUDA: dict[str, Any] = {"device": "cuda", "staging_bytes": 1 << 20}  # 256 MiB take a while to pin
+
 
 @pytest.fixture
 def on(device: Device, cuda_is: Callable[[Device], None]) -> Device:
@@ -97,7 +99,9 @@ def test_features_come_in_the_dtype_asked_for(
 def test_the_stream_is_that_of_the_cpu(on: Device, path: Path, source: Ids) -> None:
     runs = []
     for where in ("cpu", "cuda"):
-        with gids.FeatureLoader(path, list(source), device=where, memory_bytes=1 << 25) as loader:
+        with gids.FeatureLoader(
+            path, list(source), memory_bytes=1 << 25, **CUDA | {"device": where}
+        ) as loader:
             runs.append([f for _, f in loader.attach(minibatches(8), ids_of)])
     for one, other in zip(*runs, strict=True):
         for name, rows in one.items():
@@ -106,7 +110,7 @@ def test_the_stream_is_that_of_the_cpu(on: Device, path: Path, source: Ids) -> N
 
 def test_device_memory_is_what_was_given_and_is_told_by_purpose(on: Device, path: Path, source: Ids) -> None:
     memory_bytes = 1 << 23
-    with gids.FeatureLoader(path, list(source), device="cuda", memory_bytes=memory_bytes) as loader:
+    with gids.FeatureLoader(path, list(source), memory_bytes=memory_bytes, **CUDA) as loader:
         for _minibatch, _features in loader.attach(minibatches(20), ids_of):
             memory = loader.stats()["memory"]
             on_device = sum(n for purpose, n in memory.items() if purpose not in ("host lines", "staging"))
@@ -117,8 +121,8 @@ def test_device_memory_is_what_was_given_and_is_told_by_purpose(on: Device, path
 
 def test_the_loader_goes_on_after_a_page_that_cannot_be_read(on: Device, path: Path, source: Ids) -> None:
     batches = [{"paper.feat": torch.arange(400 * i, 400 * i + 400)} for i in range(5)]
-    options: dict[str, Any] = {"window_batches": 2, "memory_bytes": 1 << 23, "heat": "none"}
-    with gids.FeatureLoader(path, ["paper.feat"], device="cuda", **options) as loader:
+    options: dict[str, Any] = {"window_batches": 2, "memory_bytes": 1 << 23, "heat": "none"} | CUDA
+    with gids.FeatureLoader(path, ["paper.feat"], **options) as loader:
         loader._engine.inject_faults([(0, 4096 * 120, errno.EIO, 1000)])  # page 240 of two shards: row 960
         seen = []
         stream = loader.attach(batches, ids_of)
@@ -138,7 +142,7 @@ def test_an_id_out_of_range_is_an_index_error_at_its_turn(
     on: Device, path: Path, source: Ids, bad: int
 ) -> None:
     batches = [{"paper.feat": torch.tensor([5, 6])}, {"paper.feat": torch.tensor([7, bad])}]
-    with gids.FeatureLoader(path, ["paper.feat"], device="cuda", memory_bytes=1 << 23) as loader:
+    with gids.FeatureLoader(path, ["paper.feat"], memory_bytes=1 << 23, **CUDA) as loader:
         stream = loader.attach(batches, ids_of)
         check(source, *next(stream))
         with pytest.raises(IndexError, match=rf"id {bad} at position 1 .* {ROWS} rows"):
@@ -147,21 +151,21 @@ def test_an_id_out_of_range_is_an_index_error_at_its_turn(
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.float32])
 def test_ids_of_another_dtype_are_refused(on: Device, path: Path, dtype: torch.dtype) -> None:
-    with gids.FeatureLoader(path, ["paper.feat"], device="cuda", memory_bytes=1 << 23) as loader:
+    with gids.FeatureLoader(path, ["paper.feat"], memory_bytes=1 << 23, **CUDA) as loader:
         batches = [{"paper.feat": torch.tensor([1], dtype=dtype, device=on.torch_device)}]
         with pytest.raises(TypeError, match=r"expected torch.int64: convert them with .long\(\)"):
             next(loader.attach(batches, ids_of))
 
 
 def test_a_tensor_of_another_device_is_refused(on: Device, path: Path) -> None:
-    with gids.FeatureLoader(path, ["paper.feat"], device="cuda", memory_bytes=1 << 23) as loader:
+    with gids.FeatureLoader(path, ["paper.feat"], memory_bytes=1 << 23, **CUDA) as loader:
         batches = [{"paper.feat": torch.empty(1, dtype=torch.int64, device="meta")}]
         with pytest.raises(ValueError, match="are on meta"):
             next(loader.attach(batches, ids_of))
 
 
 def test_a_second_stream_reads_through_while_the_first_is_open(on: Device, path: Path, source: Ids) -> None:
-    with gids.FeatureLoader(path, list(source), device="cuda", memory_bytes=1 << 25) as loader:
+    with gids.FeatureLoader(path, list(source), memory_bytes=1 << 25, **CUDA) as loader:
         first = loader.attach(minibatches(6), ids_of)
         check(source, *next(first))
         for minibatch, features in loader.attach(minibatches(3, seed=9), ids_of):
@@ -172,7 +176,7 @@ def test_a_second_stream_reads_through_while_the_first_is_open(on: Device, path:
 
 @pytest.mark.parametrize("how", ["break", "close", "drop"])
 def test_a_stream_may_end_at_any_moment(on: Device, path: Path, source: Ids, how: str) -> None:
-    with gids.FeatureLoader(path, list(source), device="cuda", memory_bytes=1 << 25) as loader:
+    with gids.FeatureLoader(path, list(source), memory_bytes=1 << 25, **CUDA) as loader:
         for _ in range(2):
             stream = loader.attach(minibatches(8), ids_of)
             for count, (minibatch, features) in enumerate(stream):

@@ -6,6 +6,8 @@ import errno
 import gc
 import os
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -207,7 +209,7 @@ def test_too_little_memory_is_refused_with_the_sum(path: Path) -> None:
 
 
 def test_memory_stays_within_what_was_given(path: Path) -> None:
-    given = 8 << 20
+    given = 16 << 20
     with gids.FeatureLoader(path, TABLES, memory_bytes=given, queue_depth=64, window_batches=4) as loader:
         batches = [
             {"paper.feat": torch.from_numpy(np.random.default_rng(i).permutation(ROWS)[:500])}
@@ -363,3 +365,32 @@ def test_profilers_see_the_stages(path: Path) -> None:
             list(loader.attach(minibatches(3), ids_of))
     counts = {event.key: event.count for event in profile.key_averages() if event.key.startswith("gids.")}
     assert counts == {"gids.sample": 4, "gids.enter": 3, "gids.plan": 3, "gids.gather": 3}
+
+
+FORKED = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import loader_example
+from gids import FeatureLoader
+
+loader = FeatureLoader(sys.argv[2], loader_example.TABLES, window_batches=4, planned_batches=2)
+stream = loader.attach(iter(loader_example.minibatches(12)), loader_example.ids_of)
+next(stream), next(stream)
+for closes in (True, False):
+    if (child := os.fork()) == 0:
+        if closes:
+            loader.close()
+        sys.exit(7)  # the end of a process closes the loader, too
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+source = loader_example.make_source()
+for minibatch, features in stream:
+    loader_example.check(source, minibatch, features)
+loader.close()
+"""
+
+
+def test_children_forked_in_mid_epoch_end_and_the_parent_goes_on(path: Path) -> None:
+    command = [sys.executable, "-P", "-W", "ignore", "-c", FORKED, Path(__file__).parent, path]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import pickle
 from collections.abc import Callable
@@ -500,3 +501,89 @@ def test_features_come_on_the_device(
                 assert rows.device == device.torch_device
                 assert torch.equal(rows.cpu(), source[name][same.input_nodes[name.split(".")[0]]])  # type: ignore[index]
             assert torch.equal(m.labels["paper"].cpu(), same.labels["paper"])  # type: ignore[index]
+
+
+def test_large_numbers_are_seeds_of_their_own(one_type: Path) -> None:
+    orders = []
+    for seed in (2**63 + 4, 2**63 + 5, 2**64 - 1, np.int64(3), 3):
+        with open_loader(one_type, tables=[], seed=seed) as loader:
+            orders.append(tuple(loader.order(0).tolist()))
+    assert len(set(orders)) == 4
+    assert orders[-1] == orders[-2]
+
+
+def test_a_mask_of_all_nodes_names_seeds(one_type: Path) -> None:
+    mask = torch.zeros(PAPERS, dtype=torch.bool)
+    mask[::3] = True
+    with open_loader(one_type, seeds=mask) as by_mask, open_loader(one_type) as by_ids:
+        for one, other in zip(by_mask, by_ids, strict=True):
+            assert fingerprint(one) == fingerprint(other)
+
+
+def test_closing_ends_epochs_that_have_no_features_too(one_type: Path) -> None:
+    loader = open_loader(one_type, tables=[])
+    epochs = [iter(loader), iter(loader)]
+    for epoch in epochs:
+        next(epoch)
+    loader.close()
+    assert [list(epoch) for epoch in epochs] == [[], []]
+
+
+def test_a_read_through_epoch_does_not_outlive_its_loader(one_type: Path) -> None:
+    loader = open_loader(one_type)
+    first, second = iter(loader), iter(loader)
+    loader.close()
+    assert [list(first), list(second)] == [[], []]
+
+
+def test_resumed_at_the_last_and_partial_step_memory_is_kept(one_type: Path) -> None:
+    seeds = torch.arange(1001)  # one seed in the last of 11 steps
+    options = {"seeds": seeds, "memory_bytes": 20 << 20, "cache_bytes": None}
+    with open_loader(one_type, **options) as loader:
+        state = loader.state_dict() | {"step": 10}
+    with open_loader(one_type, **options) as loader:
+        loader.load_state_dict(state)
+        assert len(list(loader)) == 1
+        assert len(list(loader)) == 11
+        memory = loader.stats()["memory"]
+        assert sum(n for what, n in memory.items() if what != "sampler" and what != "topology") <= 20 << 20
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_error_ahead_of_the_consumer_keeps_no_stream_alive(one_type: Path, threads: int) -> None:
+    class Failing(Neighbor):
+        def sample(self, *args: Any, step: int = 0, **numbers: Any) -> Minibatch:
+            if step == 6:
+                raise RuntimeError("no")
+            return super().sample(*args, step=step, **numbers)
+
+    with open_loader(one_type, sampler=Failing([3, 4], threads=threads), window_batches=8) as loader:
+        assert loader._features is not None
+        gc.disable()
+        try:
+            for step, _ in enumerate(loader):
+                if step == 3:
+                    break
+            assert loader._features._windowed is None or loader._features._windowed() is None
+        finally:
+            gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"num_workers": 3}, TypeError, "NodeLoader has no argument 'num_workers'.*window_batches"),
+        ({"num_workers": 3, "tables": []}, TypeError, "NodeLoader has no argument 'num_workers'"),
+        ({"memory_bytes": "8GB"}, TypeError, "memory_bytes='8GB'; give a number of bytes"),
+        ({"sampler": 10}, TypeError, r"sampler=10; give fanouts, such as \[10, 10\], or a sampler"),
+        ({"sampler": None}, TypeError, "sampler=None"),
+        ({"seeds": [1, 2]}, TypeError, r"are list; give a tensor, int64\[n\] or bool\[2000\]"),
+        ({"seeds": torch.zeros(9, dtype=torch.bool)}, TypeError, "a mask of all nodes"),
+        ({"seed": -1}, ValueError, "seed=-1"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    one_type: Path, options: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        open_loader(one_type, **options)

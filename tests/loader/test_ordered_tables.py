@@ -19,6 +19,7 @@ from gids.bench.trace import Trace
 from gids.cache import page_heat
 from gids.cuda.device import Device
 from gids.errors import FormatError, StorageError
+from gids.heat import hottest_nodes
 from gids.store import DatasetWriter, FeatureStore
 
 PAPERS = "paper.feat"
@@ -69,7 +70,7 @@ def order_dtype(path: Path) -> str:
 def test_features_equal_the_source(store: FeatureStore, policy: str, window: int, engine: str) -> None:
     source = make_source()
     options: dict[str, Any] = {"policy": policy, "window_batches": window, "engine": engine}
-    with gids.FeatureLoader(store, list(source), memory_bytes=1 << 23, check_crc=True, **options) as loader:
+    with gids.FeatureLoader(store, list(source), memory_bytes=1 << 24, check_crc=True, **options) as loader:
         for epoch in range(2):
             stream = loader.attach(minibatches(9, epoch), ids_of)
             for minibatch, features in stream:
@@ -95,7 +96,7 @@ def test_features_equal_the_source_on_a_device(
         store,
         list(source),
         device="cuda",
-        memory_bytes=1 << 23,
+        memory_bytes=1 << 24,
         cache_bytes=200_000,
         policy=policy,
         wait=wait,
@@ -117,7 +118,7 @@ def test_features_equal_the_source_on_a_device(
 
 @pytest.mark.parametrize("id_", [-1, ROWS])
 def test_an_id_out_of_range_is_named(store: FeatureStore, id_: int) -> None:
-    with gids.FeatureLoader(store, [PAPERS], memory_bytes=1 << 23) as loader:
+    with gids.FeatureLoader(store, [PAPERS], memory_bytes=1 << 24) as loader:
         with pytest.raises(IndexError, match=rf"id {id_}\b"):
             list(loader.attach([{PAPERS: torch.tensor([0, id_])}], ids_of))
         ((_, features),) = loader.attach([{PAPERS: torch.tensor([7])}], ids_of)
@@ -132,7 +133,7 @@ def test_a_damaged_page_fails_the_minibatch_that_reads_its_rows(path: Path, stor
     whole = file.read_bytes()
     file.write_bytes(whole[:offset] + b"\xff" * 8 + whole[offset + 8 :])
     try:
-        with gids.FeatureLoader(store, [PAPERS], memory_bytes=1 << 23, check_crc=True) as loader:
+        with gids.FeatureLoader(store, [PAPERS], memory_bytes=1 << 24, check_crc=True) as loader:
             others = np.setdiff1d(np.arange(ROWS), rows)
             stream = loader.attach(
                 [{PAPERS: torch.from_numpy(ids)} for ids in (others[:50], rows, others[50:99])], ids_of
@@ -166,7 +167,7 @@ def pages_by_minibatch(store: FeatureStore, batches: list[Ids]) -> list[list[int
 def test_traces_tell_the_pages_read_or_the_rows_asked_for(store: FeatureStore, tmp_path: Path) -> None:
     batches = minibatches(6, 2)
     for rows, name in ((False, "pages.trace"), (True, "rows.trace")):
-        with gids.FeatureLoader(store, [PAPERS], memory_bytes=1 << 23) as loader:
+        with gids.FeatureLoader(store, [PAPERS], memory_bytes=1 << 24) as loader:
             with record(loader, tmp_path / name, rows=rows):
                 for _ in loader.attach(batches, lambda m: {PAPERS: m[PAPERS]}):
                     pass
@@ -179,3 +180,23 @@ def test_traces_tell_the_pages_read_or_the_rows_asked_for(store: FeatureStore, t
         RowTrace(tmp_path / "rows.trace").minibatches(PAPERS, 7)
     with pytest.raises(FormatError, match="a trace of pages"):
         RowTrace(tmp_path / "pages.trace")
+
+
+def test_which_rows_are_held_goes_by_ids(path: Path, store: FeatureStore) -> None:
+    table = store.table(PAPERS)
+    ids = torch.tensor([3, 77, 500])
+    with gids.FeatureLoader(store, [PAPERS], memory_bytes=64 << 20) as loader:
+        assert not loader.cached_rows(PAPERS).any()
+        with loader.attach([{PAPERS: ids}], ids_of) as stream:
+            next(stream)
+        assert table.order is not None
+        pages = set((np.asarray(table.order)[ids] // table.rows_per_page).tolist())
+        expected = [place // table.rows_per_page in pages for place in np.asarray(table.order).tolist()]
+        assert loader.cached_rows(PAPERS).tolist() == expected
+    heat = page_heat(store.heat("out-degree", "paper"), table.rows_per_page, table.order)
+    held = hottest_nodes(store, PAPERS, 40 * (table.page_bytes + 16)).numpy()
+    per_page = np.zeros(table.page_count, np.int64)
+    np.add.at(per_page, np.asarray(table.order)[held] // table.rows_per_page, 1)
+    assert (per_page > 0).sum() == 40
+    assert set(per_page) == {0, table.rows_per_page}  # whole pages
+    assert heat[per_page > 0].min() >= heat[per_page == 0].max()

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include <fcntl.h>
+#include <linux/io_uring.h>
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -23,6 +24,7 @@
 
 #include "check.h"
 #include "io/engine.h"
+#include "io/ring.h"
 
 using namespace gids;
 using io::Batch;
@@ -319,7 +321,8 @@ void test_eintr_and_eagain_are_repeated_within_a_bound(const std::string& kind) 
 void test_registered_memory_is_read_into_inside_across_and_beside(const std::string& kind) {
   auto engine = open(kind, {4, 0, 2 * kPage, 1u << 17, true});
   PageMemory memory(16 * kPage);
-  engine->register_memory(memory.base + 4 * kPage, 8 * kPage, nullptr);
+  const auto owner = std::make_shared<int>();
+  engine->register_memory(memory.base + 4 * kPage, 8 * kPage, owner);
   for (int round = 0; round < 3; ++round) {
     std::vector<Read> reads;
     for (const u64 page : {0, 3, 4, 7, 10, 11, 14})  // two pages each: 3 and 11 straddle an edge
@@ -333,6 +336,78 @@ void test_registered_memory_is_read_into_inside_across_and_beside(const std::str
       check(*batch, {});
     }
   }
+}
+
+void test_registered_memory_is_kept_until_close_and_not_after(const std::string& kind) {
+  auto engine = open(kind, {4, 0, kPage, 1u << 17, true});
+  PageMemory memory(2 * kPage);
+  auto read = [&](u64 page) {
+    auto batch = std::make_shared<Recorder>(std::vector<Read>{{page * kPage, memory.base + page * kPage, kPage, 0, 0}});
+    engine->submit(batch);
+    wait(*batch);
+    check(*batch, {});
+  };
+  auto owner = std::make_shared<int>();
+  const std::weak_ptr<int> watch = owner;
+  engine->register_memory(memory.base, kPage, owner);
+  read(0);  // an engine that registers memory has done it now
+  owner.reset();
+  CHECK_EQUAL(!watch.expired(), kind == "uring" && engine->note().find("memory not registered") == std::string::npos);
+  read(0);
+  engine->close();
+  CHECK(watch.expired());
+  owner = std::make_shared<int>();
+  engine->register_memory(memory.base + kPage, kPage, owner);
+  CHECK_EQUAL(owner.use_count(), 1);
+}
+
+void test_an_interrupted_wait_cancels_and_waits_for_what_is_in_flight(const std::string& kind) {
+  auto engine = open(kind, {1, 1, kPage, 0, true});
+  auto held = std::make_shared<Held>();
+  engine->submit(held);
+  while (engine->stats().depth_max == 0) std::this_thread::yield();
+  auto batch = std::make_shared<Recorder>(std::vector<Read>(20, {0, nullptr, kPage, 0, 0}));
+  engine->submit(batch);
+  struct Interrupt {};
+  auto interrupt = [] { throw Interrupt(); };
+  bool interrupted = false;
+  try {
+    engine->wait(*batch, interrupt);
+  } catch (const Interrupt&) {
+    interrupted = true;
+  }
+  CHECK(interrupted && batch->finished());
+  batch->check_each_done_once();
+  for (const auto& r : batch->results) CHECK_EQUAL(r.error, ECANCELED);
+
+  interrupted = false;
+  try {
+    engine->wait(*held, [&] {
+      held->open = true;
+      throw Interrupt();
+    });
+  } catch (const Interrupt&) {
+    interrupted = true;
+  }
+  CHECK(interrupted && held->finished());
+  engine->wait(*held, interrupt);  // nothing to wait for
+}
+
+// A thread has 16 places for rings that it registers.
+void test_a_ring_gives_its_place_in_the_thread_back() {
+  for (int i = 0; i < 20; ++i) io::Ring{1};
+  io_uring_params params{};
+  const int ring = static_cast<int>(syscall(__NR_io_uring_setup, 1, &params));
+  CHECK(ring >= 0);
+  struct Place {
+    u32 offset, reserved;
+    u64 data;
+  };
+  std::vector<Place> places(16, {~0u, 0, static_cast<u64>(ring)});
+  constexpr int register_ring_fds = 20;
+  const long taken = syscall(__NR_io_uring_register, ring, register_ring_fds, places.data(), 16);
+  CHECK(taken == 16 || (taken < 0 && errno == EINVAL));  // kernels before 5.18 have no places
+  ::close(ring);
 }
 
 void test_a_failed_merge_fails_only_the_reads_that_the_fault_touches(const std::string& kind) {
@@ -459,6 +534,9 @@ int main(int argc, char** argv) {
     test_wait_for_returns_false_while_a_read_is_not_done(kind);
     test_eintr_and_eagain_are_repeated_within_a_bound(kind);
     test_registered_memory_is_read_into_inside_across_and_beside(kind);
+    test_registered_memory_is_kept_until_close_and_not_after(kind);
+    test_an_interrupted_wait_cancels_and_waits_for_what_is_in_flight(kind);
+    if (kind == "uring") std::thread(test_a_ring_gives_its_place_in_the_thread_back).join();
     test_a_failed_merge_fails_only_the_reads_that_the_fault_touches(kind);
     test_a_new_batch_does_not_wait_for_a_slow_read_of_the_one_before(kind);
     test_neighbours_become_one_request(kind);

@@ -62,7 +62,7 @@ def nvrtc() -> Nvrtc:
     for package in packages:
         if any((package / "lib").glob("libnvrtc.so.*")) and (package / "include" / "cccl").is_dir():
             return Nvrtc(package)
-    pytest.skip("no NVRTC: pip install 'gids[test]'")
+    pytest.skip("no NVRTC: pip install nvidia-cuda-nvrtc nvidia-cuda-cccl")
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <memory>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -71,6 +72,12 @@ size_t wrong_rows(const Source& source, const Minibatch& m) {
   return wrong;
 }
 
+CacheOptions options_of(u32 lines) {
+  CacheOptions options;
+  options.lines = lines;
+  return options;
+}
+
 void streams(const Source& source, Policy policy, u32 lines, bool faults) {
   io::Options io_options;
   io_options.depth = 8;
@@ -78,8 +85,7 @@ void streams(const Source& source, Policy policy, u32 lines, bool faults) {
   io_options.max_read_bytes = source.geometry.page_bytes;
   io_options.direct = false;
   auto engine = io::open_engine("threads", {source.path}, io_options);
-  CacheOptions options;
-  options.lines = lines;
+  CacheOptions options = options_of(lines);
   options.policy = policy;
   PageCache cache(engine, std::make_shared<cache::Workers>(2), source.geometry, options);
   if (faults) engine->inject_faults({{0, 0, EIO, 40}, {0, 3 * source.geometry.page_bytes, EIO, 3}});
@@ -90,7 +96,7 @@ void streams(const Source& source, Policy policy, u32 lines, bool faults) {
     std::mt19937_64 random(99);
     while (!stop) {
       Minibatch m = sample(source, random);
-      if (cache.read_through(m.ids, m.out.data()).empty()) wrong += wrong_rows(source, m);
+      if (cache.read_through(m.ids, m.out.data(), [] {}).empty()) wrong += wrong_rows(source, m);
     }
   });
 
@@ -110,7 +116,7 @@ void streams(const Source& source, Policy policy, u32 lines, bool faults) {
       }
       cache.gather_ready(first + t);
       while (!cache.wait_for(first + t, 1000)) {}
-      if (cache.gather_rest(first + t).empty()) wrong += wrong_rows(source, batches[t]);
+      if (cache.gather_rest(first + t, [] {}).empty()) wrong += wrong_rows(source, batches[t]);
       else ++failed;
       cache.retire(first + t);
     }
@@ -124,6 +130,99 @@ void streams(const Source& source, Policy policy, u32 lines, bool faults) {
   CHECK(faults || failed == 0);
 }
 
+// Keeps the engine's only thread until it is opened.
+class Held final : public io::Batch {
+ public:
+  Held() { reads = {{0, nullptr, 512, 0, 0}}; }
+  void done(const io::Read&, const std::byte*, int) noexcept override {
+    busy = true;
+    while (!open.load()) std::this_thread::yield();
+  }
+  std::atomic<bool> busy{false}, open{false};
+};
+
+struct Rig {
+  explicit Rig(const Source& s, io::Options options = {.depth = 1, .threads = 1, .max_read_bytes = 512, .direct = false})
+      : source(s),
+        engine(io::open_engine("threads", {s.path}, options)),
+        cache(engine, std::make_shared<cache::Workers>(1), s.geometry, options_of(40)) {
+    for (i64 id = 0; id < 60; ++id) minibatch.ids.push_back(id * 3);
+    minibatch.out.resize(60 * s.geometry.row_bytes);
+  }
+  void plan(u64 step) {
+    cache.enter(step, minibatch.ids);
+    cache.plan(step, minibatch.ids, minibatch.out.data());
+  }
+  void check_that_nothing_is_marked_or_loading() {
+    for (u64 w : cache.planner().words()) CHECK(word::uses_of(w) == 0 && word::state_of(w) != PageState::loading);
+    cache.planner().audit();
+  }
+  const Source& source;
+  std::shared_ptr<io::Engine> engine;
+  PageCache cache;
+  Minibatch minibatch;
+};
+
+void interruptions_leave_nothing_behind(const Source& source) {
+  struct Interrupt {};
+  auto interrupt = [] { throw Interrupt(); };
+  Rig rig(source);
+  auto interrupted = [&](auto call) {
+    auto held = std::make_shared<Held>();
+    rig.engine->submit(held);
+    while (!held->busy) std::this_thread::yield();
+    try {
+      call();
+    } catch (const Interrupt&) {
+      held->open = true;
+      held->wait();
+      return true;
+    }
+    return false;
+  };
+  Minibatch& m = rig.minibatch;
+  CHECK(interrupted([&] { rig.cache.read_through(m.ids, m.out.data(), interrupt); }));
+  rig.check_that_nothing_is_marked_or_loading();
+
+  rig.engine->inject_faults({{0, 0, EIO, 1}});
+  rig.plan(0);
+  auto gather = [&](const std::function<void()>& check) {
+    rig.cache.gather_ready(0);
+    while (!rig.cache.wait_for(0, 1000)) {}
+    return rig.cache.gather_rest(0, check);
+  };
+  while (!rig.cache.wait_for(0, 1000)) {}
+  CHECK(interrupted([&] { gather(interrupt); }));
+  CHECK(gather(interrupt).empty());  // it may be gathered again, uninterrupted
+  CHECK(wrong_rows(source, m) == 0);
+  rig.cache.retire(0);
+  rig.check_that_nothing_is_marked_or_loading();
+}
+
+template <class F> bool refused(const F& call) {
+  try {
+    call();
+  } catch (const std::exception&) {
+    return true;
+  }
+  return false;
+}
+
+void loads_that_cannot_be_submitted_are_given_back(const Source& source) {
+  Rig rig(source);
+  rig.engine->close();
+  CHECK(refused([&] { rig.plan(0); }));
+  CHECK_EQUAL(rig.cache.cancel(), 1u);
+  rig.check_that_nothing_is_marked_or_loading();
+}
+
+void an_engine_that_does_not_fit_is_refused(const Source& source) {
+  CHECK(refused([&] { Rig(source, {.max_read_bytes = 511, .direct = false}); }));
+  Source elsewhere = source;
+  elsewhere.geometry.first_file = 1;
+  CHECK(refused([&] { Rig{elsewhere}; }));
+}
+
 }  // namespace
 
 int main(int, char** argv) {
@@ -132,4 +231,7 @@ int main(int, char** argv) {
     for (const Source* source : {&wide, &narrow})
       for (u32 lines : {0u, 20u, 400u})
         for (bool faults : {false, true}) streams(*source, policy, lines, faults);
+  interruptions_leave_nothing_behind(wide);
+  loads_that_cannot_be_submitted_are_given_back(wide);
+  an_engine_that_does_not_fit_is_refused(wide);
 }

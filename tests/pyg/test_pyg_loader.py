@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -266,3 +267,13 @@ def test_what_is_refused(one: Data, one_path: Path, several_path: Path) -> None:
     ):
         with pytest.raises(error, match=message):
             open_loader(path, counts, nodes, **options)
+
+
+def test_a_closed_loader_holds_no_dataset(one_path: Path, tmp_path: Path) -> None:
+    path, disk = shutil.copytree(one_path, tmp_path / "one.gids"), tmp_path / "disk"
+    disk.mkdir()
+    loader = open_loader(path, [2])
+    with pytest.raises(gids.FormatError, match="is open in"):
+        gids.store.restripe(path, [disk])
+    loader.close()
+    gids.store.restripe(path, [disk])

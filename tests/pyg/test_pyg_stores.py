@@ -187,8 +187,14 @@ def test_what_is_refused(one: Data, one_path: Path, several_path: Path) -> None:
         gids.pyg.NeighborSampler((features, both(one_path)[1]), [2])
     with pytest.raises(TypeError, match="no edge_index"):
         gids.pyg.NeighborSampler(Data(x=one.x), [2])
-    broken = Data(x=one.x, edge_index=torch.tensor([[0], [PAPERS]]), num_nodes=PAPERS)
-    with pytest.raises(IndexError, match="ids run from 0"):
-        gids.pyg.NeighborSampler(broken, [2])
+    for ends in ([[0], [PAPERS]], [[PAPERS], [0]]):
+        broken = Data(x=one.x, edge_index=torch.tensor(ends), num_nodes=PAPERS)
+        with pytest.raises(IndexError, match="ids run from 0"):
+            gids.pyg.NeighborSampler(broken, [2])
+    for name in ("x", "y"):  # a table, and labels in memory
+        with pytest.raises(IndexError, match="out of range"):
+            features.get_tensor("paper", name, index=-1)
+        with pytest.raises(IndexError, match="the mask has shape"):
+            features.get_tensor("paper", name, index=torch.ones(3, dtype=torch.bool))
     with pytest.raises(IndexError, match="seed"):
         gids.pyg.NeighborSampler(one, [2]).sample_from_nodes(_input(torch.tensor([PAPERS])))

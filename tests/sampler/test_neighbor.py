@@ -328,3 +328,17 @@ def test_a_topology_that_contradicts_itself(device: Device, fanout: int) -> None
                     sampler.sample(given, torch.arange(20))
                 again = sampler.sample(good, torch.arange(20), seed=7)
                 assert_homogeneous(again, good, torch.arange(20), [fanout, -1])
+
+
+def test_a_minibatch_tells_its_sizes() -> None:
+    block = Block(torch.tensor([0, 2]), torch.tensor([1, 2]), torch.tensor([0, 1]), 3, citations()[0])
+    seeds, nodes = torch.tensor([4]), torch.tensor([4, 5, 6])
+    minibatch = Minibatch(seeds, nodes, [block], epoch=1, step=2, features={"_N.feat": torch.zeros(3, 8)})
+    assert repr(minibatch) == (
+        "Minibatch(seeds=int64[1], input_nodes=int64[3], blocks=[Block(3 -> 1 nodes, 2 edges)], epoch=1, "
+        "step=2, features={'_N.feat': float32[3, 8]}, labels=None)"
+    )
+    block.weights = torch.ones(2)
+    several = Minibatch({"a": seeds}, {"a": nodes}, [{("a", "r", "a"): block}])
+    assert "seeds={'a': int64[1]}, input_nodes={'a': int64[3]}" in repr(several)
+    assert "blocks=[{('a', 'r', 'a'): Block(3 -> 1 nodes, 2 edges, weights)}]" in repr(several)

@@ -30,6 +30,8 @@ def test_it_says_what_it_holds(dataset):
     assert (table.rows_per_page, table.page_count, len(table.checksums())) == (1, 3, 3)
     assert store.table("weight").type == WRITES
     assert repr(table) == "Table('author.feat', bfloat16[3, 300], 3 pages of 1024 B)"
+    assert repr(store.labels) == "{'paper': int64[20]}"
+    assert repr(store.splits) == "{'paper': {'train': int64[10], 'test': int64[5]}}"
 
 
 def test_tables_are_found_by_type_and_key(dataset):

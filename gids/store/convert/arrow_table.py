@@ -50,7 +50,7 @@ class ArrowTable:
         try:
             self._arrow: Any = importlib.import_module("pyarrow")
         except ImportError:
-            raise ImportError(f"{files[0]} needs pyarrow: pip install 'gids[parquet]'") from None
+            raise ImportError(f"{files[0]} needs pyarrow: pip install pyarrow") from None
         self._files = files
         self._chunks: list[_Chunk] = []
         self.types: dict[str, Any] = {}

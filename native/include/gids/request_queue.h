@@ -160,9 +160,10 @@ struct Warp {
   }
 };
 
-GIDS_HD void relax() {
+// Between polls: longer from one to the next, up to 4 µs, since the polls of all lanes share the bus with the pages.
+GIDS_HD void relax([[maybe_unused]] u64 spins) {
 #if GIDS_SIMT
-  __nanosleep(200);
+  __nanosleep(spins < 5 ? 200u << spins : 4000u);
 #elif !defined(__CUDACC__) && !defined(__CUDACC_RTC__)
   sched_yield();  // a pause would starve the service where threads outnumber cores
 #endif
@@ -172,8 +173,18 @@ GIDS_HD void relax() {
 GIDS_HD void copy_page(const Warp& warp, u8* to, const u8* from, u32 bytes) {
 #if GIDS_SIMT
   if (((reinterpret_cast<u64>(to) | bytes) & 15) == 0) {
-    for (u32 i = warp.lane; i < bytes / 16; i += warp.lanes)
-      reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
+    const auto* in = reinterpret_cast<const uint4*>(from);
+    auto* out = reinterpret_cast<uint4*>(to);
+    const u32 count = bytes / 16, step = warp.lanes;
+    u32 i = warp.lane;
+    for (; i + 3 * step < count; i += 4 * step) {  // four loads in flight: the pages may lie across the bus
+      const uint4 a = in[i], b = in[i + step], c = in[i + 2 * step], d = in[i + 3 * step];
+      out[i] = a;
+      out[i + step] = b;
+      out[i + 2 * step] = c;
+      out[i + 3 * step] = d;
+    }
+    for (; i < count; i += step) out[i] = in[i];
     return;
   }
   for (u32 i = warp.lane; i < bytes; i += warp.lanes) to[i] = from[i];
@@ -218,7 +229,7 @@ GIDS_HD bool await_round(const Pair& q, u64 round) {
   for (u64 spins = 0; read_completed(q) <= round; ++spins) {
     if (spins == q.spin_limit) abandon(q);
     if (spins >= 2 * q.spin_limit) return false;
-    relax();
+    relax(spins);
   }
   return true;
 }
@@ -262,8 +273,8 @@ GIDS_HD u64 reserve(const Pair& q) {
     }
     const u64 now = head.load(memory_order_relaxed);
     if (now == ticket) {  // full
-      if (spins++ == q.spin_limit || over(q)) return no_ticket;
-      relax();
+      if (spins == q.spin_limit || over(q)) return no_ticket;
+      relax(spins++);
     }
     ticket = now;
   }
@@ -284,7 +295,7 @@ GIDS_HD bool await_status(const Pair& q, u64 ticket, int& error) {
       return true;
     }
     if (spins >= q.spin_limit) break;
-    relax();
+    relax(spins);
   }
   abandon(q);
   error = timed_out;

@@ -137,11 +137,15 @@ struct RowCopy {
 
 #if GIDS_SIMT
 
+// What lanes load that have no row: a load under a condition is waited for before the next one is issued.
+alignas(16) __device__ const u64 nothing[2] = {0, 0};
+
 // Copies `rows` (at most 32) rows of row_items items to consecutive rows from `to`. `from`: lane r's is the
 // address of row r, or 0 to leave that row of the output alone. All lanes of the warp call.
 // Loads are plain: pages in host memory may be written again later, so they are not read-only to any cache.
 template <class Item>
 __device__ void copy_rows(const Item& as, u64 from, u8* to, u32 rows, u32 row_items, u32 lane) {
+  static_assert(sizeof(typename Item::Load) <= sizeof(nothing));
   constexpr u32 in_flight = 4;  // independent loads before the first store
   u32 scale = 0;
   if constexpr (Item::scaled_by_row) scale = from ? as.scale_of(from) : 0;
@@ -150,16 +154,15 @@ __device__ void copy_rows(const Item& as, u64 from, u8* to, u32 rows, u32 row_it
   auto* out = reinterpret_cast<typename Item::Store*>(to);
   u32 row = lane / row_items, item = lane % row_items;
   for (u32 first = lane; first - lane < items; first += 32 * in_flight) {
-    typename Item::Load values[in_flight] = {};
-    bool wanted[in_flight];
+    typename Item::Load values[in_flight];
+    u64 at[in_flight];
     u32 items_of[in_flight], scales[in_flight] = {};
     GIDS_UNROLL
     for (u32 k = 0; k < in_flight; ++k) {
       const u64 address = __shfl_sync(~0u, from, static_cast<int>(row & 31));
       if constexpr (Item::scaled_by_row) scales[k] = __shfl_sync(~0u, scale, static_cast<int>(row & 31));
       items_of[k] = item;
-      wanted[k] = row < rows && address != 0;
-      if (wanted[k]) values[k] = reinterpret_cast<const typename Item::Load*>(address)[item];
+      at[k] = row < rows && address != 0 ? address + u64{item} * sizeof(typename Item::Load) : 0;
       row += row_step;
       item += item_step;
       if (item >= row_items) {
@@ -169,7 +172,10 @@ __device__ void copy_rows(const Item& as, u64 from, u8* to, u32 rows, u32 row_it
     }
     GIDS_UNROLL
     for (u32 k = 0; k < in_flight; ++k)
-      if (wanted[k]) out[first + 32 * k] = as.of(values[k], items_of[k], scales[k]);
+      values[k] = *reinterpret_cast<const typename Item::Load*>(at[k] ? at[k] : reinterpret_cast<u64>(nothing));
+    GIDS_UNROLL
+    for (u32 k = 0; k < in_flight; ++k)
+      if (at[k]) out[first + 32 * k] = as.of(values[k], items_of[k], scales[k]);
   }
 }
 

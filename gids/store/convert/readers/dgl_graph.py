@@ -84,7 +84,7 @@ def _read_edges(source: Source, relation: Relation, data: Mapping[str, torch.Ten
 
 
 _LAYOUT = """\
-Needs gids[dgl]; the graph is loaded whole. ndata label | labels | y (one whole number per node): labels;
+Needs DGL; the graph is loaded whole. ndata label | labels | y (one whole number per node): labels;
 train_mask, val_mask | valid_mask, test_mask: splits; all else: tables. edata: tables of edges."""
 
 READER = Reader(

@@ -71,7 +71,7 @@ def _load_yaml(path: Path) -> dict[str, Any]:
     try:
         yaml = importlib.import_module("yaml")
     except ImportError:
-        raise ImportError(f"{path} needs PyYAML: pip install 'gids[graphbolt]'") from None
+        raise ImportError(f"{path} needs PyYAML: pip install PyYAML") from None
     try:
         meta = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -193,7 +193,7 @@ def _needed(entry: dict[str, Any], field: str, part: str, path: Path) -> Any:
 
 
 _LAYOUT = """\
-Needs gids[graphbolt] (PyYAML). graph.nodes, graph.edges (csv, or numpy of shape (2, E)), feature_data
+Needs PyYAML. graph.nodes, graph.edges (csv, or numpy of shape (2, E)), feature_data
 (numpy or torch), and of the first task seeds and labels of train_set, validation_set, test_set. What
 GraphBolt made of it in preprocessed/ is not needed and not read."""
 

@@ -59,7 +59,7 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         io = importlib.import_module("scipy.io")
     except ImportError:
-        raise ImportError(f"{path} is a MATLAB file, which SciPy reads: pip install 'gids[matlab]'") from None
+        raise ImportError(f"{path} is a MATLAB file, which SciPy reads: pip install scipy") from None
     try:
         found = io.loadmat(path)
     except NotImplementedError:
@@ -118,7 +118,7 @@ def one_hot(attributes: np.ndarray) -> Rows:
 
 
 _LAYOUT = """\
-Needs gids[matlab] (SciPy); the file is loaded whole. The square sparse matrix (A, adj, network, ...):
+Needs SciPy; the file is loaded whole. The square sparse matrix (A, adj, network, ...):
 the graph, row u lists where u points; values other than 1: table weight of edges. local_info
 (Facebook100): gender is the label, 0 means none; all other attributes are one-hot columns of table
 feat, as PyG's LINKXDataset has them. label, labels, y: labels. Other arrays and sparse matrices with a

@@ -166,7 +166,7 @@ def _check_positions(rows: Rows, ntype: str, key: str) -> None:
 
 
 _LAYOUT = """\
-Needs gids[parquet] (pyarrow). A file of nodes; or a directory with nodes.parquet and edges.parquet, or
+Needs pyarrow. A file of nodes; or a directory with nodes.parquet and edges.parquet, or
 nodes/TYPE.parquet and edges/SOURCE.RELATION.DESTINATION.parquet (or directories of parts). Nodes: id, if
 there, must be the position; label | labels | y; train_mask, val_mask, test_mask; every other column of
 numbers or of lists of one length is a table; x_0, x_1, ... are one table x. Edges: src | source, dst |
