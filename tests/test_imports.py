@@ -53,6 +53,6 @@ def test_all_that_is_public_can_be_reached_and_is_listed() -> None:
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert said.splitlines()[-1].split() == ["Neighbor", *gids.__all__]
     assert gids.__version__ == importlib.metadata.version("gids")
-    assert set(dir(gids)) == {*gids.__all__, *ORDER[2:], "__version__"}
+    assert set(dir(gids)) == {*gids.__all__, *ORDER[3:], "__version__"}
     with pytest.raises(AttributeError, match="has no attribute 'quickest'"):
         gids.quickest  # noqa: B018

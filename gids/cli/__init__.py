@@ -21,6 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `gids ARGV`. Returns its exit status: 0, 1 (verify found faults), 2 (an error), 130 (Ctrl-C)."""
     _print_anywhere()
     argv = _with_negative_shapes(sys.argv[1:] if argv is None else argv)
+    command = argv[0] if argv else ""
     parser = argparse.ArgumentParser(prog="gids", description="Features of graph neural networks, on SSDs.")
     parser.add_argument("--version", action=_Version)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -38,12 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        print(f"\ngids {args.command}: interrupted", file=sys.stderr)
+        print(f"\ngids {command}: interrupted", file=sys.stderr)
         return 130
     except Exception as error:
         if os.environ.get("GIDS_TRACEBACK"):
             raise
-        print(f"gids {args.command}: {_one_line(error)}", file=sys.stderr)
+        print(f"gids {command}: {_one_line(error)}", file=sys.stderr)
         return 2
 
 

@@ -171,7 +171,7 @@ def open_raw(path: Path, dtype: str | None, shape: tuple[int, ...] | None) -> Ro
     if dtype is None or not shape:
         raise FormatError(
             f"{path} is of no format that its content tells: --from NAME says which (`gids convert --list` "
-            "explains them), archives must be unpacked first and what lost bytes made anew; for raw binary, "
+            "explains them), archives must be unpacked first; for raw binary, "
             "say what it holds: --dtype float32 --shape ROWS,DIM"
         )
     type_ = table_dtype(dtype)
