@@ -113,7 +113,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{'the device, engine alone':<28} {device:>9.0f} pages/s")
     print(
         f"cold aggregation over torch on a memory-mapped tensor, {THREADS} threads "
-        f"(bar {BAR:g}): {ratios[f'mapped, {THREADS} threads']:.2f}"
+        f"(target {BAR:g}): {ratios[f'mapped, {THREADS} threads']:.2f}"
     )
     write_json(args.json, {"rows_per_s": speeds, "ratios": ratios, "device_pages_per_s": device})
     return 0

@@ -131,10 +131,10 @@ def main() -> None:
         for ours in ("convert", "convert, without Python's start")
     }
     for what, ratio in ratios.items():
-        print(f"{what}: {ratio:.2f} (bar 0.8)")
+        print(f"{what}: {ratio:.2f} (target 0.8)")
     print(
         f"peak memory of converting {format_bytes(size_bytes)}: {format_bytes(max(peaks))} "
-        f"(bar {format_bytes(args.memory + BEYOND_BYTES)})"
+        f"(target {format_bytes(args.memory + BEYOND_BYTES)})"
     )
     write_json(
         args.json, {"seconds": seconds, "ratios": ratios, "peak_bytes": max(peaks), "size_bytes": size_bytes}

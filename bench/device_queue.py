@@ -243,7 +243,7 @@ def compare(sides: Sides, args: argparse.Namespace) -> None:
     for side, values in speeds.items():
         print(f"{side:8} {median(values):10,.0f} pages/s   ({min(values):,.0f} to {max(values):,.0f})")
         if side != "engine":
-            print(f"{SIDES[side]}: {ratios[side]:.2f} of Engine.read (bar {BAR})")
+            print(f"{SIDES[side]}: {ratios[side]:.2f} of Engine.read (target {BAR})")
     write_json(args.json, {"pages_per_s": speeds, "of_engine": ratios, "bar": BAR})
 
 

@@ -161,7 +161,7 @@ def _print_verdict(results: dict[str, list[EpochResult]], pages_per_s: float, ar
         return median_ratio([run.rows_per_s for run in gids], [run.rows_per_s for run in results[side]])
 
     read_around = "an unknown read-ahead" if around is None else f"a read-ahead of {around >> 10:,} KiB"
-    print(f"\nspeed-up over stock as it is, with {read_around}: {speed_up('stock'):.1f} x (bar 5, aim 8)")
+    print(f"\nspeed-up over stock as it is, with {read_around}: {speed_up('stock'):.1f} x (target 5, aim 8)")
     print(f"speed-up over stock with MADV_RANDOM: {speed_up('stock, MADV_RANDOM'):.1f} x")
     cores = os.cpu_count() or 1
     read_s = median(run.loader["pages_read"] for run in gids) / pages_per_s

@@ -30,7 +30,7 @@ class Figures:
         }
         self.found.append(figure)
         verdict = {True: "passed", False: "FAILED", None: "not judged"}[passed]
-        held = "" if bar is None else f"  (bar {bar:,.4g}: {verdict})"
+        held = "" if bar is None else f"  (target {bar:,.4g}: {verdict})"
         print(f"{name}: {value:,.4g} {unit}{held}{f'  {note}' if note else ''}", flush=True)
         if self._path is not None:
             self._path.write_text(json.dumps({"figures": self.found}, indent=2) + "\n")

@@ -202,7 +202,7 @@ def compare_with_dgl(args: argparse.Namespace) -> dict[str, Any]:
         for name, measured in rates.items():
             nodes, edges = (median(m[i] for m in measured) / 1e6 for i in (0, 1))
             print(f"  {name:16} {nodes:7.2f} M input nodes/s  {edges:7.2f} M edges/s")
-        print(f"  {ratio:.2f} x {peer} (bar: {BAR})")
+        print(f"  {ratio:.2f} x {peer} (target: {BAR})")
     return results
 
 
@@ -245,7 +245,7 @@ def compare_bulk(args: argparse.Namespace) -> dict[str, Any]:
         name = f"{kind}, {threads} thread{'s' * (threads > 1)}, {size} seeds"
         results[name] = {"seconds": times, "ratio": ratio}
         each = ", ".join(f"{median(t) / args.window * 1e6:.0f} us {side}" for side, t in times.items())
-        bar = f" (bar: {BULK_BAR})" if threads > 1 else ""
+        bar = f" (target: {BULK_BAR})" if threads > 1 else ""
         print(f"  {name:28} {each}: {ratio:.2f} x{bar}", flush=True)
     return results
 
@@ -270,7 +270,7 @@ def measure_gpu(args: argparse.Namespace) -> dict[str, Any]:
         nodes, edges = (median(r[i] for r in rates) / 1e6 for i in (0, 1))
         results["places"][place] = rates
         print(f"  topology on {place:7} {nodes:8.1f} M input nodes/s  {edges:8.1f} M edges/s", end="")
-        print(f"  (bar, host or indptr: {GPU_BAR / 1e6:.0f} M nodes/s)")
+        print(f"  (target, host or indptr: {GPU_BAR / 1e6:.0f} M nodes/s)")
     return results
 
 
