@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gids import loader as loader
     from gids import sampler as sampler
     from gids import store as store
-    from gids.errors import FormatError, MemoryBudgetError, NoDeviceError, StorageError
+    from gids.errors import FormatError, MemoryBudgetError, MissingError, NoDeviceError, StorageError
     from gids.loader import EdgeLoader, FeatureLoader, NodeLoader
     from gids.store import FeatureStore
 
@@ -25,6 +25,7 @@ __all__ = [
     "FeatureStore",
     "FormatError",
     "MemoryBudgetError",
+    "MissingError",
     "NoDeviceError",
     "NodeLoader",
     "StorageError",
@@ -36,6 +37,7 @@ _HOMES = {
     "FeatureStore": "gids.store",
     "FormatError": "gids.errors",
     "MemoryBudgetError": "gids.errors",
+    "MissingError": "gids.errors",
     "NoDeviceError": "gids.errors",
     "NodeLoader": "gids.loader",
     "StorageError": "gids.errors",

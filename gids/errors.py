@@ -28,6 +28,14 @@ class FormatError(ValueError):
     """A dataset directory, or a source to convert, does not have the layout that it should have."""
 
 
+class MissingError(KeyError):
+    """A dataset has no table, node type, relation, label, split or heat of that name; the message lists those
+    that it has."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class NoDeviceError(RuntimeError):
     """There is no CUDA device that can be used; the message says why, and what to do."""
 

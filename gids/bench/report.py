@@ -117,8 +117,12 @@ class Report:
     def write(self, path: Path) -> None:
         """Write the JSON, all of it or nothing. Raises OSError."""
         part = path.with_name(path.name + ".part")
-        part.write_text(json.dumps(self.as_json(), indent=2) + "\n")
-        os.replace(part, path)
+        try:
+            part.write_text(json.dumps(self.as_json(), indent=2) + "\n")
+            os.replace(part, path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
 
 
 def _spread(values: Sequence[float]) -> dict[str, Any]:

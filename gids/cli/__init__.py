@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -17,28 +19,51 @@ COMMANDS = ("bench", "convert", "export", "generate", "heat", "info", "quickstar
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `gids ARGV`. Returns its exit status: 0, 1 (verify found faults), 2 (an error), 130 (Ctrl-C)."""
+    _print_anywhere()
+    argv = _with_negative_shapes(sys.argv[1:] if argv is None else argv)
+    command = argv[0] if argv else ""
     parser = argparse.ArgumentParser(prog="gids", description="Features of graph neural networks, on SSDs.")
     parser.add_argument("--version", action=_Version)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     modules = {name: importlib.import_module(f"gids.cli.{name}") for name in COMMANDS}
     for module in modules.values():
         module.add_parser(subparsers)
-    args = parser.parse_args(argv)
     try:
-        status = modules[args.command].run(args)
-        sys.stdout.flush()
+        try:
+            args = parser.parse_args(argv)
+            status = modules[args.command].run(args)
+        finally:  # --list and --help leave by SystemExit
+            sys.stdout.flush()
         return int(status)
     except BrokenPipeError:  # `gids info … | head`: the reader has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        print(f"\ngids {args.command}: interrupted", file=sys.stderr)
+        print(f"\ngids {command}: interrupted", file=sys.stderr)
         return 130
     except Exception as error:
         if os.environ.get("GIDS_TRACEBACK"):
             raise
-        print(f"gids {args.command}: {_one_line(error)}", file=sys.stderr)
+        print(f"gids {command}: {_one_line(error)}", file=sys.stderr)
         return 2
+
+
+def _print_anywhere() -> None:
+    """Where the output's encoding lacks a character, print another instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower().replace("-", "") != "utf8":
+            stream.reconfigure(errors="replace")
+
+
+def _with_negative_shapes(argv: Sequence[str]) -> list[str]:
+    """`--shape -1,16` as `--shape=-1,16`: argparse takes what begins with - for an option."""
+    found: list[str] = []
+    for text in argv:
+        if found and found[-1] == "--shape" and re.fullmatch(r"-1(,-?\d+)*", text):
+            found[-1] = f"--shape={text}"
+        else:
+            found.append(text)
+    return found
 
 
 def _one_line(error: Exception) -> str:

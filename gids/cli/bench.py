@@ -94,13 +94,15 @@ def _command() -> list[str]:
 
 def _hand_over(args: argparse.Namespace, module: Any, report: Any) -> None:
     """Print and write what there is."""
-    from gids.bench.text import table
-
     measured = [figure for figure in report.figures if figure.values]
-    if args.json is not None:
-        report.write(args.json)
-    if args.plot is not None and measured:
-        module.plot(report, args.plot)
+    try:
+        if args.json is not None:
+            report.write(args.json)
+        if args.plot is not None and measured:
+            module.plot(report, args.plot)
+    except OSError:  # what was measured must not be lost with the file
+        _print(module, report, measured)
+        raise
     if report.partial is not None:
         reason = f"cut short by --seconds {args.seconds:g}" if report.partial == "time" else report.partial
         print(
@@ -109,6 +111,16 @@ def _hand_over(args: argparse.Namespace, module: Any, report: Any) -> None:
         )
     if args.quiet:
         return
+    _print(module, report, measured)
+    if args.json is not None:
+        print(f"written: {args.json}")
+    if args.plot is not None and measured:
+        print(f"drawn: {args.plot}")
+
+
+def _print(module: Any, report: Any, measured: list[Any]) -> None:
+    from gids.bench.text import table
+
     settings, columns = module.columns(report)
     for line in subject_lines(report):
         print(line)
@@ -118,10 +130,6 @@ def _hand_over(args: argparse.Namespace, module: Any, report: Any) -> None:
         print(textwrap.fill(sentence, 110, subsequent_indent="  "))
     for sentence in report.notes:
         print(textwrap.fill(f"note: {sentence}", 110, subsequent_indent="  "))
-    if args.json is not None:
-        print(f"written: {args.json}")
-    if args.plot is not None and measured:
-        print(f"drawn: {args.plot}")
 
 
 def subject_lines(report: Any) -> list[str]:

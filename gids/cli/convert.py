@@ -5,17 +5,21 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
+import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gids.cli.allow_dirs import how_to_open
 from gids.cli.progress import Progress
 from gids.cli.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from gids.store.convert.row_order import ReadRows
 
+INTERRUPTED = 130
 _EPILOG = """\
 The format of SRC is found out; where it could be several, say --from NAME.
 `gids convert --list` explains them all.
@@ -26,6 +30,7 @@ A conversion that was killed resumes when the same command is given again.
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "convert",
+        usage="gids convert SRC DST [option ...]",
         help="make a dataset from the formats that graphs come in",
         description="Make a dataset directory DST (NAME.gids) from SRC.",
         epilog=_EPILOG,
@@ -47,10 +52,13 @@ def add_parser(subparsers: Any) -> None:
         "--table", default="feat", metavar="[TYPE.]KEY", help="name of a single array (default: feat)"
     )
     parser.add_argument(
+        "--skip", action="append", default=[], metavar="ARRAY", help="leave out an array of that name; repeat"
+    )
+    parser.add_argument(
         "--dtype",
         action="append",
         default=[],
-        metavar="[TABLE=]TYPE",
+        metavar="[TABLE=]TYPE,...",
         help="store tables as (b)float16, float32, float64, (u)int8, int32, int64; floating ones as int8 "
         "with a --scale. With --shape and no TABLE: of raw binary",
     )
@@ -62,7 +70,7 @@ def add_parser(subparsers: Any) -> None:
         help="of floating features stored as int8: one per row or per column (default: row)",
     )
     parser.add_argument(
-        "--shape", type=parse_shape, metavar="N,DIM,…", help="of raw binary (-1: as many as there are)"
+        "--shape", type=parse_shape, metavar="N,DIM,...", help="of raw binary (N = -1: as many as there are)"
     )
     parser.add_argument(
         "--page-bytes",
@@ -76,7 +84,7 @@ def add_parser(subparsers: Any) -> None:
         nargs="+",
         default=[],
         metavar="DIR",
-        help="spread the pages over directories, one per SSD",
+        help="spread the pages over directories, one per SSD; give it after SRC and DST",
     )
     parser.add_argument(
         "--order",
@@ -114,6 +122,9 @@ def add_parser(subparsers: Any) -> None:
         metavar="F,F,F",
         help="train, val, test fractions of labels that come without; or none (default: 0.6,0.2,0.2)",
     )
+    parser.add_argument(
+        "--split-column", type=int, metavar="K", help="which split, of masks of shape (nodes, splits), from 0"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of --split (default: 0)")
     workers = min(4, os.cpu_count() or 1)
     parser.add_argument(
@@ -137,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
     order, _, trace = args.order.partition(":")
     read_rows = _read_rows(order, trace)
     reader = find_reader(args.source, args.reader)
-    casts = dict(_cast(text) for text in args.dtype)
+    casts = _casts(args.dtype)
     is_raw = args.shape or reader.is_raw(args.source)
     choices = Choices(
         table=args.table,
@@ -145,13 +156,14 @@ def run(args: argparse.Namespace) -> int:
         shape=args.shape,
         labels=args.labels,
         num_nodes=args.num_nodes,
+        skip=tuple(args.skip),
         load_graphs=load_graphs,
     )
     options = Options(
         page_bytes=args.page_bytes,
         stripe=tuple(args.stripe),
         dtypes=casts,
-        scales=dict(_cast(text) for text in args.scale),
+        scales=_casts(args.scale),
         order=order,
         read_rows=read_rows,
         index_dtype=args.index_dtype,
@@ -161,29 +173,39 @@ def run(args: argparse.Namespace) -> int:
         sort_neighbors=args.sort_neighbors,
         dedup=args.dedup,
         split=args.split or None,
+        split_column=args.split_column,
         seed=args.seed,
         workers=args.workers,
         memory_bytes=args.memory,
         overwrite=args.overwrite,
     )
-    with Progress("convert", quiet=args.quiet) as progress:
-        convert(
-            [*reader.files(args.source), *([Path(trace)] if trace else [])],
-            lambda scratch: open_source(reader, args.source, scratch, choices),
-            args.path,
-            options,
-            key={
-                "--from": reader.name,
-                "--table": args.table,
-                "--shape": args.shape,
-                "--dtype of raw data": choices.dtype,
-                "--labels": args.labels,
-                "--num-nodes": args.num_nodes,
-            },
-            say=_ignore if args.quiet else progress.say,
-            on_total=progress.total,
-            on_bytes=progress.add,
-        )
+    try:
+        with Progress("convert", quiet=args.quiet) as progress:
+            convert(
+                [*reader.files(args.source), *([Path(trace)] if trace else [])],
+                lambda scratch: open_source(reader, args.source, scratch, choices),
+                args.path,
+                options,
+                key={
+                    "--from": reader.name,
+                    "--table": args.table,
+                    "--shape": args.shape,
+                    "--dtype of raw data": choices.dtype,
+                    "--labels": args.labels,
+                    "--num-nodes": args.num_nodes,
+                    "--skip": args.skip,
+                },
+                say=_ignore if args.quiet else progress.say,
+                warn=progress.say,
+                on_total=progress.total,
+                on_bytes=progress.add,
+            )
+    except KeyboardInterrupt:
+        partial = args.path.with_name(f"{args.path.name}.partial")
+        if not partial.is_dir():  # nothing was on disk yet
+            raise
+        print(f"\ngids convert: interrupted; the same command resumes, from {partial}", file=sys.stderr)
+        return INTERRUPTED
     if not args.quiet:
         _report(args)
     return 0
@@ -236,6 +258,13 @@ def _report(args: argparse.Namespace) -> None:
     store = FeatureStore(args.path, allow_dirs=args.stripe)
     size = sum(t.page_count * t.page_bytes for t in store.tables.values())
     print(f"{args.path}: {len(store.tables)} table{'s' * (len(store.tables) != 1)}, {format_bytes(size)}")
+    if args.stripe:
+        print(how_to_open(args.path, args.stripe))
+
+
+def _casts(texts: Sequence[str]) -> dict[str, str]:
+    """["float16", "a=int8,b=int32"] -> {"": "float16", "a": "int8", "b": "int32"}."""
+    return dict(_cast(part) for text in texts for part in re.split(r",(?=[^,]*=)", text))
 
 
 def _cast(text: str) -> tuple[str, str]:

@@ -25,7 +25,7 @@ def add_parser(subparsers: Any) -> None:
     add("--nodes", type=_count, default=1_000_000, metavar="N", help="nodes, 1e9 too (default: 1e6)")
     add("--edges", type=_count, metavar="N", help="edges, on average (default: 16 per node)")
     add("--dim", type=int, default=128, metavar="D", help="float32 features of a node (default: 128)")
-    add("--classes", type=int, default=16, metavar="N", help="classes of nodes (default: 16)")
+    add("--classes", type=int, metavar="N", help="classes of nodes (default: 16, or one per node of fewer)")
     add(
         "--homophily",
         type=float,
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         node_count=args.nodes,
         degree=edges / max(1, args.nodes),
         dim=args.dim,
-        classes=args.classes,
+        classes=min(16, args.nodes) if args.classes is None else args.classes,
         homophily=args.homophily,
         skew=args.skew,
         train_count=train,

@@ -69,6 +69,7 @@ def describe(store: FeatureStore) -> dict[str, Any]:
                 "rows_per_page": t.rows_per_page,
                 "pages": t.page_count,
                 "bytes": t.page_count * t.page_bytes,
+                "unused_bytes": t.page_count * t.page_bytes - t.row_count * t.row_bytes,
                 "ordered": t.order is not None,
                 "shards": [str(p) for p in t.shard_paths],
                 "shard_bytes": [
@@ -114,8 +115,10 @@ def _lines(found: dict[str, Any]) -> list[str]:
         pages = f"{t['pages']} page{'s' * (t['pages'] != 1)} of {t['page_bytes']} B"
         rows = f"{t['rows_per_page']} row{'s' * (t['rows_per_page'] > 1)} each"
         rows += ", in an order of their own" * t["ordered"]
+        gap = 1 - t["rows_per_page"] * t["row_bytes"] / t["page_bytes"]
+        unused = f", {gap:.0%} of a page unused" * (gap >= 0.05)
         dtype = f"{t['dtype']} with a scale per {t['scale']}," if t["scale"] else t["dtype"]
-        lines.append(f"  {t['name']}  {dtype} {shape}  {pages}, {rows}  {format_bytes(t['bytes'])}")
+        lines.append(f"  {t['name']}  {dtype} {shape}  {pages}, {rows}  {format_bytes(t['bytes'])}{unused}")
         for path, size in zip(t["shards"], t["shard_bytes"], strict=True):
             share = f"  {format_bytes(size)}, {size / max(1, t['bytes']):.1%}" * (len(t["shards"]) > 1)
             lines.append(f"    {path}{share}")

@@ -48,7 +48,7 @@ def add_parser(subparsers: Any) -> None:
         "--degree", type=float, default=16.0, metavar="D", help="in-edges of a node, on average (default: 16)"
     )
     add("--dim", type=int, default=1024, metavar="D", help="float32 features of a node (default: 1024)")
-    add("--classes", type=int, default=16, metavar="N", help="classes of nodes (default: 16)")
+    add("--classes", type=int, metavar="N", help="classes of nodes (default: 16, or one per node of fewer)")
     add("--batch-size", type=int, default=64, metavar="N", help="seeds of a minibatch (default: 64)")
     add("--batches", type=int, default=120, metavar="N", help="minibatches of an epoch (default: 120)")
     add(
@@ -88,6 +88,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     _check(args)
+    if args.classes is None:
+        args.classes = min(16, args.nodes)
     import gids.dgl  # noqa: F401  (says how to install DGL, now and not in a minute)
     from gids.quickstart.sides import why_no_limit
     from gids.store.synthetic import GraphSpec, write_graph
@@ -183,7 +185,20 @@ def _memory_bytes(args: argparse.Namespace, spec: GraphSpec) -> int:
 def _directory(args: argparse.Namespace, spec: GraphSpec) -> Iterator[Path]:
     """A new directory with room for the graph, twice. Removed at the end, and by Ctrl-C or SIGTERM."""
     parent = args.dir or _default_parent()
+    made = [folder for folder in (parent, *parent.parents) if not folder.exists()]
     parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with _room(args, spec, parent) as directory:
+            yield directory
+    finally:
+        for folder in made:
+            with suppress(OSError):  # it holds what is kept
+                folder.rmdir()
+
+
+@contextmanager
+def _room(args: argparse.Namespace, spec: GraphSpec, parent: Path) -> Iterator[Path]:
+    """A new directory in `parent`, as _directory says."""
     needed = 2 * spec.directory_bytes + (64 << 20)
     free = shutil.disk_usage(parent).free
     if free < needed:

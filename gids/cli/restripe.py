@@ -7,12 +7,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+from gids.cli.allow_dirs import how_to_open
 from gids.cli.progress import Progress
 
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "restripe",
+        usage="gids restripe DATASET --stripe [DIR ...] [option ...]",
         help="spread the pages of a dataset over other SSDs",
         description="Put one shard of every table of DATASET into each DIR, by a copy that is checked, and "
         "remove the old shards. The dataset stays as it was until all is copied. Whoever opens it then must "
@@ -54,4 +56,6 @@ def run(args: argparse.Namespace) -> int:
     if not args.quiet:
         shards = max(1, len(args.stripe))
         print(f"{args.dataset}: {shards} shard{'s' * (shards != 1)} of each table")
+        if args.stripe:
+            print(how_to_open(args.dataset, args.stripe))
     return 0

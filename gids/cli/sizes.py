@@ -5,6 +5,10 @@ from __future__ import annotations
 import argparse
 import re
 
+from gids.sizes import format_bytes
+
+__all__ = ["format_bytes", "parse_bytes"]
+
 _UNITS = {"": 1}
 _UNITS |= {letter: 1000**power for power, letter in enumerate("kmgt", 1)}
 _UNITS |= {f"{letter}i": 1024**power for power, letter in enumerate("kmgt", 1)}
@@ -16,14 +20,3 @@ def parse_bytes(text: str) -> int:
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size; write 4096, 256MB or 1.5GiB")
     return int(float(found[1]) * _UNITS[found[2]])
-
-
-def format_bytes(size_bytes: int) -> str:
-    """`4.1 GB`: three digits or so, powers of 1000."""
-    size, unit = float(size_bytes), "B"
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 999.5 or unit == "TB":
-            break
-        size /= 1000
-    digits = 0 if unit == "B" or size >= 99.95 else 1
-    return f"{size:.{digits}f} {unit}"

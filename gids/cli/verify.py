@@ -43,6 +43,7 @@ def add_parser(subparsers: Any) -> None:
     of_source.add_argument("--table", default="feat", metavar="[TYPE.]KEY")
     of_source.add_argument("--dtype", metavar="TYPE", help="of raw binary")
     of_source.add_argument("--shape", type=parse_shape, metavar="N,DIM,…")
+    of_source.add_argument("--skip", action="append", default=[], metavar="ARRAY")
     of_source.add_argument("--reverse-edges", action="store_true")
     parser.add_argument("--quiet", action="store_true", help="print faults only")
 
@@ -80,7 +81,13 @@ def _compare(args: argparse.Namespace) -> int:
 
     store = FeatureStore(args.path, allow_dirs=args.allow_dir)
     reader = find_reader(args.against, args.reader)
-    choices = Choices(table=args.table, dtype=args.dtype, shape=args.shape, load_graphs=load_graphs)
+    choices = Choices(
+        table=args.table,
+        dtype=args.dtype,
+        shape=args.shape,
+        skip=tuple(args.skip),
+        load_graphs=load_graphs,
+    )
     count = 0
     with (
         tempfile.TemporaryDirectory(prefix="gids-verify-", dir=store.path.parent) as scratch,

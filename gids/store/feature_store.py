@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from gids.errors import FormatError
+from gids.errors import FormatError, MissingError
 from gids.store.files import Locator, faults, load_array, map_array, read_manifest
 from gids.store.geometry import DEFAULT_PAGE_BYTES
 from gids.store.graph import Graph
@@ -96,8 +96,8 @@ class FeatureStore:
             return found[0]
         names = ", ".join(repr(t.name) for t in found or self.tables.values())
         if found:
-            raise _Missing(f"{len(found)} tables of {self.name} have key {name!r}: say which ({names})")
-        raise _Missing(f"no table {name!r} in {self.name} (has {names or 'none'})")
+            raise MissingError(f"{len(found)} tables of {self.name} have key {name!r}: say which ({names})")
+        raise MissingError(f"no table {name!r} in {self.name} (has {names or 'none'})")
 
     def find_table(self, kind: str, type_: str | Relation, key: str) -> Table | None:
         """The table of kind "node" or "edge", of a node type or (src, rel, dst), and of a key; or None."""
@@ -180,7 +180,7 @@ class FeatureStore:
         """The topology of a relation, or of the only one, memory-mapped. Raises KeyError without one."""
         entry = self._relation_entry(relation)
         if not entry.arrays:
-            raise _Missing(
+            raise MissingError(
                 f"relation {describe_type(entry.type)} in {self.name} has edge features but no topology"
             )
         arrays = {role: map_array(self._locate.array(a), a) for role, a in entry.arrays.items()}
@@ -219,7 +219,9 @@ class FeatureStore:
         if entry is None:
             stored = ", ".join(map(repr, self.heat_methods(nodes.type))) or "none"
             cure = f"; `gids heat {self.path} --method {method}` computes it" if method in HEAT_ROLES else ""
-            raise _Missing(f"no heat {method!r} of {nodes.type!r} nodes in {self.name} (has {stored}){cure}")
+            raise MissingError(
+                f"no heat {method!r} of {nodes.type!r} nodes in {self.name} (has {stored}){cure}"
+            )
         path = self._locate.array(entry)
         try:
             return map_array(path, entry)
@@ -236,7 +238,7 @@ class FeatureStore:
             return self._nodes_entry(None).type, name
         if not found:
             listed = ", ".join(map(describe_type, types))
-            raise _Missing(
+            raise MissingError(
                 f"table {name!r} names no type of {self.name} ({listed}): give TYPE.KEY, or type_="
             )
         type_ = max(found, key=lambda t: len(table_name(t, "")))
@@ -246,21 +248,25 @@ class FeatureStore:
         if ntype is None:
             return self._only(self._nodes, "node type")
         if ntype not in self._nodes:
-            raise _Missing(f"no node type {ntype!r} in {self.name} (has {', '.join(map(repr, self._nodes))})")
+            raise MissingError(
+                f"no node type {ntype!r} in {self.name} (has {', '.join(map(repr, self._nodes))})"
+            )
         return self._nodes[ntype]
 
     def _relation_entry(self, relation: Relation | None) -> RelationEntry:
         if relation is None:
             return self._only(self._relations, "relation")
         if relation not in self._relations:
-            raise _Missing(
+            raise MissingError(
                 f"no relation {relation!r} in {self.name} (has {', '.join(map(repr, self._relations))})"
             )
         return self._relations[relation]
 
     def _only(self, items: Mapping[K, T], what: str) -> T:
         if len(items) != 1:
-            raise _Missing(f"{self.name} has {len(items)} {what}s ({', '.join(map(repr, items))}): say which")
+            raise MissingError(
+                f"{self.name} has {len(items)} {what}s ({', '.join(map(repr, items))}): say which"
+            )
         return next(iter(items.values()))
 
     def _load_label(self, ntype: str) -> torch.Tensor:
@@ -283,13 +289,6 @@ class FeatureStore:
         return "{" + ", ".join(found) + "}"
 
 
-class _Missing(KeyError):
-    """A KeyError that prints its message, not the message's repr."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
 class _Loaded(Mapping[str, T]):
     """Values read from their files when first asked for, then kept. describe: in words, without reading."""
 
@@ -299,7 +298,7 @@ class _Loaded(Mapping[str, T]):
 
     def __getitem__(self, key: str) -> T:
         if key not in self._keys:
-            raise _Missing(f"{key!r} (has {', '.join(map(repr, self._keys)) or 'none'})")
+            raise MissingError(f"{key!r} (has {', '.join(map(repr, self._keys)) or 'none'})")
         if key not in self._values:
             self._values[key] = self._load(key)
         return self._values[key]

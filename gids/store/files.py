@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -78,15 +79,29 @@ class Locator:
             raise FormatError(f"{path} leads outside the dataset, to {path.resolve()}; only shards may")
         return path
 
-    def shard(self, path: str) -> Path:
+    def shard(self, path: str, among: Sequence[str] = ()) -> Path:
+        """among: all shards of the table, whose places the error names, too."""
         full = self.root / path
-        real = full.resolve()
-        if not any(real.is_relative_to(d) for d in (self.root.resolve(), *self.allowed)):
+        if not self._is_allowed(full):
+            outside = [self.root / s for s in (path, *among) if not self._is_allowed(self.root / s)]
+            places = sorted({str(_place_of(shard.resolve())) for shard in outside})
+            options = " ".join(f"--allow-dir {shlex.quote(place)}" for place in places)
             raise FormatError(
-                f"shard {real} lies outside the dataset {self.root.name}; if you trust it, "
-                f"open with allow_dirs=[{str(real.parent)!r}] (or gids ... --allow-dir {real.parent})"
+                f"shard {full.resolve()} lies outside the dataset {self.root.name}; if you trust it, "
+                f"open with allow_dirs={places} (or gids ... {options})"
             )
         return full
+
+    def _is_allowed(self, path: Path) -> bool:
+        real = path.resolve()
+        return any(real.is_relative_to(d) for d in (self.root.resolve(), *self.allowed))
+
+
+def _place_of(shard: Path) -> Path:
+    """The directory that `--stripe` named: above NAME.shards-ID/TABLE/, where shards are put."""
+    return (
+        shard.parents[2] if len(shard.parents) > 2 and ".shards-" in shard.parents[1].name else shard.parent
+    )
 
 
 def faults(manifest: Manifest, locate: Locator) -> Iterator[str]:
@@ -105,7 +120,7 @@ def faults(manifest: Manifest, locate: Locator) -> Iterator[str]:
     for table in manifest.tables:
         for index in range(len(table.shards)):
             try:
-                path = locate.shard(table.shards[index])
+                path = locate.shard(table.shards[index], table.shards)
                 pages = table.geometry.shard_page_count(index)
                 yield from _size_faults(
                     path, pages * table.page_bytes, f"{pages} pages of {table.page_bytes}"
@@ -153,4 +168,4 @@ def load_scales(path: Path, entry: ArrayEntry) -> np.ndarray:
 
 
 def shard_files(table: TableEntry, locate: Locator) -> list[Path]:
-    return [locate.shard(s) for s in table.shards]
+    return [locate.shard(s, table.shards) for s in table.shards]

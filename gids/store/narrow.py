@@ -169,10 +169,8 @@ def refuse_overflow(values: torch.Tensor, stored: torch.Tensor, start: int) -> N
     if bool(lost.any()):
         where, found = first_place(values, lost, start)
         most = torch.finfo(stored.dtype).max
-        raise FormatError(
-            f"{where}: {found} does not fit in {stored.dtype}, which ends at {most:g}; "
-            "bfloat16 and float32 reach 3e38"
-        )
+        cure = "bfloat16 and float32 reach 3e38" if abs(found) < 3e38 else "only float64 holds it"
+        raise FormatError(f"{where}: {found} does not fit in {stored.dtype}, which ends at {most:g}; {cure}")
 
 
 def first_place(values: torch.Tensor, wrong: torch.Tensor, start: int) -> tuple[str, float]:

@@ -44,12 +44,17 @@ def dataset_of(folder: Path) -> str:
         return ""
 
 
+def is_dataset(path: Path) -> bool:
+    """Whether a directory's manifest begins as that of a dataset does."""
+    manifest = path / MANIFEST
+    return manifest.is_file() and b'"format": "gids"' in manifest.read_bytes()[:200]
+
+
 def check_replaceable(path: Path) -> None:
     """Raise FormatError unless `path` holds a dataset or nothing."""
     if path.is_dir() and not any(path.iterdir()):
         return
-    text = (path / MANIFEST).read_bytes()[:200] if (path / MANIFEST).is_file() else b""
-    if b'"format": "gids"' not in text:
+    if not is_dataset(path):
         raise FormatError(f"{path} exists and is not a gids dataset; it is left alone: choose another name")
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gids.errors import StorageError
+from gids.sizes import format_bytes
 from gids.store.array_file import file_crc32c
 from gids.store.journal import Journal
 from gids.store.manifest import MANIFEST
@@ -50,11 +51,24 @@ class Workplace:
         self.aside = self.partial / "aside"
         self._check_places(stripe_dirs, overwrite)
         self._resumable = key is not None
+        self.needed_bytes = 0  # of the whole dataset, when the caller knows
+        self.folders: list[Path] = []
         self.partial.mkdir(exist_ok=True)
         try:
             self._journal = Journal(self.partial / "journal", key)
         except BlockingIOError:
             raise FileExistsError(f"another process is writing {self.partial}; wait for it") from None
+        try:
+            self._prepare(stripe_dirs, key)
+        except OSError as error:
+            explained = self.explain_full(error, self.path.name)
+            self.close(discard=not self.has_progress)
+            if explained is None:
+                raise
+            raise explained from error
+
+    def _prepare(self, stripe_dirs: Sequence[Path], key: Mapping[str, Any] | None) -> None:
+        """Continue the journal's work, or begin."""
         self.resumed = self._journal.resumed and self.root.is_dir() and not self._was_published()
         self.restart_reason = self._journal.difference
         if not self.resumed:
@@ -62,13 +76,15 @@ class Workplace:
                 remove_shard_folder(Path(stale))
             shutil.rmtree(self.root, ignore_errors=True)
             shutil.rmtree(self.aside, ignore_errors=True)
-            self._journal.restart(key, [str(shard_folder(d, path, self._journal.id)) for d in stripe_dirs])
+            self._journal.restart(
+                key, [str(shard_folder(d, self.path, self._journal.id)) for d in stripe_dirs]
+            )
         self.folders = [Path(f) for f in self._journal.folders]
         self.root.mkdir(exist_ok=True)
         shutil.rmtree(self.scratch, ignore_errors=True)
         self.scratch.mkdir()
         for folder in self.folders:
-            make_shard_folder(folder, path)
+            make_shard_folder(folder, self.path)
 
     def _check_places(self, stripe_dirs: Sequence[Path], overwrite: bool) -> None:
         for directory in stripe_dirs:
@@ -149,11 +165,20 @@ class Workplace:
         try:
             yield
         except OSError as error:
-            if error.errno not in _FULL or isinstance(error, StorageError):
+            explained = self.explain_full(error, item)
+            if explained is None:
                 raise
-            free = shutil.disk_usage(self.partial).free
-            cure = "nothing was published; make room and try again"
-            if self._resumable:
-                cure = f"make room and run the same command again, it resumes; or delete {self.partial}"
-            what = f"{os.strerror(error.errno)} while writing {item} ({free} bytes free); {cure}"
-            raise StorageError(error.errno, what, self.partial) from error
+            raise explained from error
+
+    def explain_full(self, error: OSError, item: str) -> StorageError | None:
+        """An error that says what to do, for one that says that the disk is full; else None."""
+        if error.errno not in _FULL or isinstance(error, StorageError):
+            return None
+        free = f"{format_bytes(shutil.disk_usage(self.partial).free)} free"
+        if self.needed_bytes:
+            free += f", {format_bytes(self.needed_bytes)} needed in all"
+        cure = "nothing was published; make room and try again, at"
+        if self.has_progress:
+            cure = "make room and run the same command again, it resumes; or delete"
+        what = f"{os.strerror(error.errno)} while writing {item} ({free}); {cure}"
+        return StorageError(error.errno, what, self.partial if self.has_progress else self.path)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gids.errors import FormatError
+from gids.errors import FormatError, StorageError
 from gids.store.array_file import ArrayFile, file_crc32c
 from gids.store.column_scales import write_column_scales
 from gids.store.dtypes import dtype_name
@@ -123,6 +123,14 @@ class DatasetWriter:
     def has_progress(self) -> bool:
         """Whether a later writer with the same key would find work to continue."""
         return self._place.has_progress
+
+    def expect_bytes(self, size_bytes: int) -> None:
+        """Say how many bytes will be written in all, for the error when the disk fills up."""
+        self._place.needed_bytes = size_bytes
+
+    def explain_full(self, error: OSError) -> StorageError | None:
+        """What to do about an error when it says that the disk is full, else None."""
+        return self._place.explain_full(error, "it")
 
     def add_nodes(self, ntype: str, count: int) -> None:
         """Declare a node type. Tables, labels and graphs that come first declare theirs by themselves."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+import errno
+from pathlib import Path
+
 import pytest
 
 from gids.bench.report import Report
 from gids.bench.session import Session, TimeIsUp
 from gids.bench.text import Column, ratio, seconds, table
+from gids.cli.bench import _hand_over
 
 
 def test_time_is_up_only_when_something_is_left() -> None:
@@ -23,6 +28,29 @@ def test_without_a_bound_there_is_always_time() -> None:
     with Session("test", quiet=True) as session:
         assert session.left_s() == float("inf")
         session.check()
+
+
+def test_a_full_disk_costs_the_file_and_not_the_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = Report("test", ["gids"])
+    report.figure(place="a").add(score=3.0)
+
+    class Question:
+        @staticmethod
+        def columns(_: Report) -> tuple[dict[str, str], list[Column]]:
+            return {"place": "place"}, [Column("score", "score", ratio)]
+
+    def fill(path: Path, text: str) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_text", fill)
+    args = argparse.Namespace(json=tmp_path / "h.json", plot=None, quiet=True, seconds=0)
+    with pytest.raises(OSError, match="No space left"):
+        _hand_over(args, Question, report)
+    assert "3.00" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_table_has_medians_and_ranges_and_leaves_out_what_nothing_has() -> None:

@@ -1,5 +1,6 @@
 """`gids convert`: every source comes out bit for bit, and what cannot be converted says why on one line."""
 
+import errno
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ import torch
 
 from gids import FeatureStore
 from gids.cli import main
+from gids.cli.sizes import parse_bytes
 from gids.store import verify
 
 RNG = np.random.default_rng(42)
@@ -118,7 +120,7 @@ def test_values_that_cannot_be_stored_in_fewer_bits_leave_nothing(tmp_path, caps
             "table '_N.feat': row 31, column 2 is nan, which int8 with a scale cannot hold",
         ),
         (["--dtype", "int8", "--scale", "column"], "row 31, column 2 is nan"),
-        (["--dtype", "float16"], "does not fit in torch.float16, which ends at 65504"),
+        (["--dtype", "float16"], "which ends at 65504; bfloat16 and float32 reach 3e38"),
     ):
         assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids"), *options]) == 2
         assert said in capsys.readouterr().err
@@ -402,7 +404,10 @@ BAD_DIRECTORIES = {
     ),
     "edges of nodes that are not": ({"feat": FEAT, "edge_index": EDGES + 20}, "it must be from 0 to 49"),
     "edge_index the wrong way": ({"feat": FEAT, "edge_index": EDGES.T}, "it must be (2, number of edges)"),
-    "edge features of others": ({"feat": FEAT, "edge_index": EDGES, "edge_w": np.ones(3)}, "300 edges, but"),
+    "edge features of others": (
+        {"feat": FEAT, "edge_index": EDGES, "edge_w": np.ones(3)},
+        "300 edges, but its table 'w' has 3",
+    ),
     "edges and no nodes": ({"edge_index": EDGES}, "the number of '_N' nodes is not known"),
     "two labels": ({"feat": FEAT, "label": np.ones(50), "y": np.ones(50)}, "both 'label' and 'y'"),
     "a split of others": ({"feat": FEAT, "train_idx": np.array([50])}, "train_idx[0] is 50"),
@@ -476,6 +481,213 @@ def test_options_that_cannot_be_read_show_the_usage(arguments, capsys):
     assert "usage: gids convert" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--shape", "3,4"], "--shape says nothing here"),
+        (["--num-nodes", "50"], "x.npy is read as npy, and the option is for edges"),
+        (["--labels", "2K"], "the option is for igb, matlab"),
+        (["--skip", "feat"], "--skip says nothing here"),
+        (["--reverse-edges", "--dedup"], "--reverse-edges, --dedup: for graphs, and the source has no edges"),
+        (["--self-loops"], "for graphs"),
+        (["--split-column", "1"], "--split-column is for masks of shape (nodes, splits)"),
+    ],
+)
+def test_options_that_do_not_apply_are_refused(tmp_path, capsys, arguments, message):
+    np.save(tmp_path / "x.npy", FEAT)
+    assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids"), *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["x.npy"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--num-nodes", "20"], "the option is for edges"),
+        (["--labels", "2K"], "the option is for igb, matlab"),
+        (["--table", "paper.x"], "the option is for npy, raw"),
+        (["--shape", "4,4"], "--shape is for raw binary (.bin), of which"),
+        (["--skip", "pos"], "has no array of that name"),
+    ],
+)
+def test_options_that_a_directory_has_no_use_for(tmp_path, capsys, arguments, message):
+    save(tmp_path / "s", feat=FEAT)
+    assert main(["convert", str(tmp_path / "s"), str(tmp_path / "x.gids"), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (np.ones(45, bool), "'train_mask' of {s} is for 45 '_N' nodes, but there are 50, by 'feat' of {s}"),
+        (np.ones(55, bool), "is for 55 '_N' nodes, but there are 50"),
+        (np.arange(50) % 3, "is 2 at node 2; a mask has True and False, or 1 and 0"),
+        (np.ones((50, 3), bool), "has shape (50, 3), 3 splits: --split-column K takes one of them, 0 to 2"),
+    ],
+)
+def test_a_mask_that_is_none(tmp_path, capsys, mask, message):
+    save(tmp_path / "s", feat=FEAT, train_mask=mask)
+    assert main(["convert", str(tmp_path / "s"), str(tmp_path / "x.gids")]) == 2
+    assert message.format(s=tmp_path / "s") in capsys.readouterr().err
+
+
+def test_one_of_several_splits_and_ids_that_are_a_mask(tmp_path, capsys):
+    masks = np.arange(150).reshape(50, 3) % 7 == 0
+    save(tmp_path / "s", feat=FEAT, train_mask=masks, val_mask=masks[:, :1], label=np.zeros(50))
+    store = convert(tmp_path / "s", tmp_path / "x.gids", "--split-column", "2")
+    assert store.splits["_N"]["train"].tolist() == np.flatnonzero(masks[:, 2]).tolist()
+    assert store.splits["_N"]["val"].tolist() == np.flatnonzero(masks[:, 0]).tolist()
+    assert "at random" not in capsys.readouterr().err
+    save(tmp_path / "t", feat=FEAT, train_idx=masks[:, 0])
+    assert main(["convert", str(tmp_path / "t"), str(tmp_path / "y.gids")]) == 2
+    assert "is a mask: call it train_mask" in capsys.readouterr().err
+
+
+def test_labels_of_another_length_and_edge_tables_name_both_sides(tmp_path, capsys):
+    save(tmp_path / "s", feat=FEAT, label=np.zeros(49))
+    assert main(["convert", str(tmp_path / "s"), str(tmp_path / "x.gids")]) == 2
+    said = (
+        f"'feat' of {tmp_path / 's'} is for 50 '_N' nodes, but there are 49, by 'label' of {tmp_path / 's'}"
+    )
+    assert said in capsys.readouterr().err
+
+
+def test_a_random_split_and_float64_are_told(tmp_path, capsys):
+    save(tmp_path / "s", feat=FEAT.astype(np.float64), label=np.arange(50) - 10)
+    convert(tmp_path / "s", tmp_path / "x.gids", "--seed", "3")
+    told = capsys.readouterr().err
+    assert "drew train 24, val 8, test 8 of those with a label at random, seed 3" in told
+    assert "_N.feat is float64: twice the bytes of float32" in told
+    convert(tmp_path / "s", tmp_path / "y.gids", "--dtype", "float32")
+    assert "float64: twice" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("values", [FEAT.astype(object), FEAT + 1j])
+def test_features_that_cannot_be_stored_are_refused_or_told(tmp_path, capsys, values):
+    np.savez(tmp_path / "x.npz", feat=values, edge_index=EDGES, num_nodes=50)
+    assert main(["convert", str(tmp_path / "x.npz"), str(tmp_path / "x.gids"), "--quiet"]) == 2
+    assert "cast it, or --skip feat" in capsys.readouterr().err
+    store = convert(tmp_path / "x.npz", tmp_path / "x.gids", "--skip", "feat", "--quiet")
+    assert (list(store.tables), store.num_edges()) == ([], 300)
+    np.savez(tmp_path / "y.npz", emb=FEAT.astype(object), edge_index=EDGES)
+    assert main(["convert", str(tmp_path / "y.npz"), str(tmp_path / "y.gids"), "--quiet"]) == 2
+    assert "num_nodes.npy; left out 'emb' of y.npz: Python objects" in capsys.readouterr().err
+
+
+def test_what_only_float64_holds_is_told_so(tmp_path, capsys):
+    np.save(tmp_path / "x.npy", np.array([[1e300]]))
+    assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids"), "--dtype", "float32"]) == 2
+    assert "ends at 3.40282e+38; only float64 holds it" in capsys.readouterr().err
+
+
+def test_dtypes_in_one_list(tmp_path):
+    save(tmp_path / "s", a=FEAT, b=np.arange(50))
+    store = convert(tmp_path / "s", tmp_path / "x.gids", "--dtype", "a=float16,b=int8")
+    assert [t.dtype for t in store.tables.values()] == [torch.float16, torch.int8]
+
+
+def test_a_negative_shape_needs_no_equals_sign(tmp_path):
+    FEAT.tofile(tmp_path / "x.bin")
+    arguments = ("--dtype", "float32", "--shape", "-1,7")
+    assert np.array_equal(rows(convert(tmp_path / "x.bin", tmp_path / "x.gids", *arguments)), FEAT)
+
+
+def test_scipys_sparse_files(tmp_path, capsys):
+    scipy = pytest.importorskip("scipy.sparse")
+    features = scipy.csr_matrix(np.where(FEAT > 1, FEAT, 0))
+    scipy.save_npz(tmp_path / "x.npz", features)
+    assert np.array_equal(rows(convert(tmp_path / "x.npz", tmp_path / "x.gids")), features.toarray())
+    graph = scipy.csr_matrix((np.ones(3), ([0, 1, 4], [2, 2, 3])), (50, 50))
+    (tmp_path / "s").mkdir()
+    scipy.save_npz(tmp_path / "s/adj.npz", graph)
+    np.save(tmp_path / "s/feat.npy", FEAT)
+    store = convert(tmp_path / "s", tmp_path / "s.gids")
+    assert store.graph().indices.tolist() == [0, 1, 4]
+    assert np.array_equal(rows(store), FEAT)
+    (tmp_path / "s/adj.npz").rename(tmp_path / "s/graph.npz")
+    assert main(["convert", str(tmp_path / "s"), str(tmp_path / "y.gids")]) == 2
+    assert "call it adj.npz (the graph) or attr.npz" in capsys.readouterr().err
+    scipy.save_npz(tmp_path / "x.npz", graph.tocoo())
+    assert main(["convert", str(tmp_path / "x.npz"), str(tmp_path / "y.gids")]) == 2
+    assert "in coo form: save_npz('x.npz', matrix.tocsr())" in capsys.readouterr().err
+
+
+def test_striped_pages_say_how_to_open_them(tmp_path, capsys):
+    np.save(tmp_path / "x.npy", np.ones((5000, 8), np.float32))
+    stripes = [tmp_path / "disk a", tmp_path / "b"]
+    for stripe in stripes:
+        stripe.mkdir()
+    target = tmp_path / "x.gids"
+    assert main(["convert", str(tmp_path / "x.npy"), str(target), "--stripe", *map(str, stripes)]) == 0
+    how = capsys.readouterr().out.splitlines()[-1]
+    assert f"allow_dirs={[str(s) for s in stripes]}" in how
+    assert f"--allow-dir '{stripes[0]}' --allow-dir {stripes[1]}" in how
+    assert main(["info", str(target)]) == 2
+    assert f"(or gids ... --allow-dir {stripes[1]} --allow-dir '{stripes[0]}')" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["convert", "--stripe", *map(str, stripes), str(tmp_path / "x.npy"), str(target)])
+    assert "usage: gids convert SRC DST [option ...]" in capsys.readouterr().err
+
+
+def test_a_dataset_and_a_torn_torch_file_are_named_for_what_they_are(tmp_path, capsys):
+    np.save(tmp_path / "x.npy", FEAT)
+    convert(tmp_path / "x.npy", tmp_path / "x.gids")
+    assert main(["convert", str(tmp_path / "x.gids"), str(tmp_path / "y.gids")]) == 2
+    assert "x.gids is a gids dataset already" in capsys.readouterr().err
+    torch.save({"x": torch.ones(4, 100)}, tmp_path / "d.pt")
+    os.truncate(tmp_path / "d.pt", 300)
+    assert main(["convert", str(tmp_path / "d.pt"), str(tmp_path / "y.gids")]) == 2
+    assert "is not a file that torch.save writes, or is truncated" in capsys.readouterr().err
+
+
+def test_ctrl_c_says_what_resumes(tmp_path, capsys, monkeypatch):
+    np.savez(tmp_path / "x.npz", x=FEAT, edge_index=EDGES)
+    source, target = str(tmp_path / "x.npz"), tmp_path / "x.gids"
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gids.store.writer.DatasetWriter.write_table", interrupt)  # after the graph
+        assert main(["convert", source, str(target)]) == 130
+    assert f"interrupted; the same command resumes, from {target}.partial" in capsys.readouterr().err
+    convert(source, target)
+    assert "resuming an unfinished conversion" in capsys.readouterr().err
+
+
+def run_gids(command, **environment):
+    return subprocess.run(
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+def test_output_that_nobody_reads_or_that_lacks_characters():
+    gids = f"{sys.executable} -m gids convert"
+    done = run_gids(f"{gids} --list | head -1", PYTHONUNBUFFERED="1")
+    assert "Error" not in done.stderr
+    done = run_gids(f"{gids} --help", PYTHONIOENCODING="ascii")
+    assert "Error" not in done.stderr
+    assert done.returncode == 0
+
+
+def test_a_full_disk_leaves_nothing_that_cannot_be_resumed(tmp_path, capsys, monkeypatch):
+    np.save(tmp_path / "x.npy", FEAT)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("gids.store.journal.Journal.record", full)
+    assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids")]) == 2
+    error = capsys.readouterr().err
+    assert "No space left on device while writing x.gids" in error
+    assert f"make room and try again, at: {tmp_path / 'x.gids'}" in error
+    assert [p.name for p in tmp_path.iterdir()] == ["x.npy"]
+
+
 def test_a_dataset_is_only_replaced_when_asked(tmp_path, capsys):
     np.save(tmp_path / "x.npy", FEAT)
     convert(tmp_path / "x.npy", tmp_path / "x.gids")
@@ -492,8 +704,10 @@ def test_room_is_checked_before_anything_is_written(tmp_path, capsys):
         file.truncate(file.tell() + (1 << 42))
     assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids")]) == 2
     error = capsys.readouterr().err
-    found = re.search(r"not enough room: (\d+) bytes needed, (\d+) free; nothing was written: (.*)", error)
-    assert int(found[1]) > (1 << 42) > int(found[2])
+    found = re.search(
+        r"not enough room, and nothing more was written: (.*) needed, (.*) free on the disk of: (.*)", error
+    )
+    assert parse_bytes(found[1]) > (1 << 42) > parse_bytes(found[2])
     assert found[3] == str(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["x.npy"]
 

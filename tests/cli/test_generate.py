@@ -84,6 +84,11 @@ def test_bad_sizes_are_one_line_and_leave_nothing(tmp_path, capsys, arguments, m
     assert list(tmp_path.iterdir()) == []
 
 
+def test_few_nodes_have_as_many_classes(tmp_path):
+    assert main(["generate", str(tmp_path / "g"), "--nodes", "10", "--dim", "4"]) == 0
+    assert np.load(tmp_path / "g/labels.npy").max() == 9
+
+
 def test_what_is_there_is_kept(tmp_path, capsys):
     assert main(["generate", str(tmp_path), *SMALL]) == 2
     assert "exists; choose another name" in capsys.readouterr().err

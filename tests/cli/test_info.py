@@ -68,6 +68,7 @@ def test_json_has_the_same_facts(dataset, capsys):
         "rows_per_page": 1,
         "pages": 7,
         "bytes": 57344,
+        "unused_bytes": 1344,
         "ordered": False,
         "shards": [f"{dataset}/tables/author.feat/shard-00.bin"],
         "shard_bytes": [57344],

@@ -162,6 +162,12 @@ def test_too_little_disk_is_told_before_anything_is_written(monkeypatch, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_folders_that_it_made_go_when_nothing_is_kept(monkeypatch, tmp_path):
+    monkeypatch.setattr(quickstart.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    assert main(["quickstart", *TINY, "--dir", str(tmp_path / "a/b")]) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_missing_dgl_is_told_with_the_cure(monkeypatch, tmp_path, capsys):
     import importlib.util
     import sys

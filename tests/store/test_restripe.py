@@ -63,7 +63,12 @@ def test_shards_move_wherever_they_are_told_to(dataset, disks):
 def test_the_command_says_what_it_did(dataset, disks, capsys):
     allowed = [word for d in disks for word in ("--allow-dir", str(d))]
     assert main(["restripe", str(dataset), "--stripe", *map(str, disks), *allowed]) == 0
-    assert capsys.readouterr().out == f"{dataset}: 3 shards of each table\n"
+    done, how = capsys.readouterr().out.splitlines()
+    assert done == f"{dataset}: 3 shards of each table"
+    assert how.startswith(
+        f"to open it: FeatureStore('{dataset}', allow_dirs={[str(d) for d in disks]}), or gids"
+    )
+    assert how.endswith(" ".join(allowed))
     check(dataset, disks)
 
 

@@ -69,7 +69,7 @@ def test_an_interrupted_conversion_continues_where_it_was(tmp_path, source):
     interrupted(source, tmp_path / "a.gids")
     said, progress = [], []
     run(source, tmp_path / "a.gids", say=said.append, on_bytes=progress.append)
-    assert said == ["resuming an unfinished conversion"]
+    assert said[0] == "resuming an unfinished conversion"
     run(source, tmp_path / "b.gids")
     for name, data in contents(tmp_path / "a.gids").items():
         assert contents(tmp_path / "b.gids")[name] == data, name
@@ -83,7 +83,7 @@ def test_a_packed_source_continues_too(tmp_path, source):
     interrupted(packed, tmp_path / "a.gids", **options)
     said = []
     run(packed, tmp_path / "a.gids", say=said.append, **options)
-    assert said == ["resuming an unfinished conversion"]
+    assert said[0] == "resuming an unfinished conversion"
     run(source, tmp_path / "b.gids", **options)
     for name, data in contents(tmp_path / "a.gids").items():
         assert contents(tmp_path / "b.gids")[name] == data, name
@@ -113,7 +113,7 @@ def test_rounded_tables_continue_and_say_the_same(tmp_path, source, stop_at):
 
     progress, said, resumed = [], [], []
     convert_to(tmp_path / "b.gids", say=said.append, on_bytes=progress.append)
-    assert [s.split(":")[0] for s in said] == ["_N.feat", "_N.pos"]
+    assert [s.split(":")[0] for s in said if " stored as " in s] == ["_N.feat", "_N.pos"]
     stop.total, graph_bytes = 0, 8 * 200_000
     with pytest.raises(KeyboardInterrupt):
         convert_to(tmp_path / "a.gids", on_bytes=stop)
@@ -175,7 +175,7 @@ def test_other_threads_and_memory_do_resume(tmp_path, source):
         Options(workers=3, memory_bytes=64 << 20),
         say=said.append,
     )
-    assert said == ["resuming an unfinished conversion"]
+    assert said[0] == "resuming an unfinished conversion"
     assert list(verify(tmp_path / "a.gids")) == []
 
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from gids.errors import FormatError
 from gids.store.convert.packed_rows import PackedMember, PackedRows
+from gids.store.convert.scipy_sparse import as_sparse_parts, is_scipy_sparse
 from gids.store.convert.space import check_space
 from gids.store.dtypes import table_dtype, torch_dtype_of
 from gids.store.rows import ColumnRows, FileRows, Rows
@@ -31,11 +32,13 @@ _COPY_BYTES = 8 << 20
 class Found:
     """An array in a source: its rows, and whether it holds booleans (then rows are uint8).
 
-    rows is None for what cannot be stored, and `why` says why."""
+    rows is None for what cannot be stored, and `why` says why; kind: "" when that is no array of rows,
+    else of "text", "objects", "complex" or "other" values."""
 
     rows: Rows | None
     is_bool: bool = False
     why: str = ""
+    kind: str = ""
 
 
 def open_npy(path: Path, offset: int = 0) -> Found:
@@ -45,7 +48,7 @@ def open_npy(path: Path, offset: int = 0) -> Found:
         shape, is_fortran, dtype = _read_header(file, path)
         start = file.tell()
     if dtype.hasobject or (torch_dtype := torch_dtype_of(dtype)) is None:
-        return _unusable(dtype)
+        return _unusable(dtype, shape)
     is_swapped = dtype.byteorder == ">"
     flat = is_fortran and len(shape) > 1
     rows: Rows = FileRows(
@@ -117,7 +120,7 @@ def _open_deflated(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo
     except (zlib.error, EOFError) as error:
         raise FormatError(f"{path} is damaged in its member {member.filename}: {error}") from None
     if dtype.hasobject or (torch_dtype := torch_dtype_of(dtype)) is None:
-        return _unusable(dtype)
+        return _unusable(dtype, shape)
     if is_fortran and len(shape) > 1:
         return None
     rows = PackedRows(packed, shape, torch_dtype, offset=start, byte_swapped=dtype.byteorder == ">")
@@ -136,10 +139,13 @@ def _check_size(path: Path, member: zipfile.ZipInfo, rows: Rows | None, header_b
         )
 
 
-def _unusable(dtype: np.dtype[np.generic]) -> Found:
+def _unusable(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Found:
+    kinds = {"O": "objects", "U": "text", "S": "text", "c": "complex"}
+    kind = kinds.get(dtype.kind, "other") if shape else ""
     if dtype.hasobject:
-        return Found(None, why="Python objects, which only unpickling could read")
-    return Found(None, why=f"of type {dtype}, not numbers")
+        return Found(None, why="Python objects, which only unpickling could read", kind=kind)
+    rest = ", not numbers" + " that tables hold" * (dtype.kind in "cf")
+    return Found(None, why=f"of type {dtype}{rest}", kind=kind)
 
 
 def _data_offset(path: Path, member: zipfile.ZipInfo) -> int:
@@ -195,7 +201,15 @@ def directory_arrays(
         if path.suffix == ".npy":
             yield path.stem, open_npy(path)
         elif path.suffix == ".npz":
-            yield from open_npz(path, scratch).items()
+            found = open_npz(path, scratch)
+            if is_scipy_sparse(found):
+                if path.stem not in ("adj", "attr"):
+                    raise FormatError(
+                        f"{path} is a sparse matrix of SciPy's: call it adj.npz (the graph) "
+                        "or attr.npz (features)"
+                    )
+                found = as_sparse_parts(path, found, path.stem)
+            yield from found.items()
         elif path.suffix == ".bin":
             yield path.stem, Found(open_raw(path, dtype, shape))
         elif path.is_file():

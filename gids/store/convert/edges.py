@@ -16,7 +16,7 @@ from gids.store.topology import Edges, EdgeSource, check_ids, edge_list
 def edge_array(rows: Rows, what: str, *, num_src: int, num_dst: int) -> EdgeSource:
     """Edges of an integer array of shape (2, E), sources first, or (E, 2). An edge's id is its position.
 
-    With two edges, (2, E) is meant.
+    With two edges, (2, E) is meant: formats that have only pairs call edge_pairs.
     """
     if len(rows.shape) != 2 or 2 not in rows.shape or rows.dtype.is_floating_point:
         raise FormatError(f"{what} is {_described(rows)}; edges are whole numbers of shape (2, E) or (E, 2)")

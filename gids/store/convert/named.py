@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-import torch
-
 from gids.errors import FormatError
 from gids.store.convert.array_files import Found
 from gids.store.convert.edges import two_rows
@@ -17,12 +15,13 @@ from gids.store.convert.packed_rows import PackedRows
 from gids.store.convert.source import InEdges, Source, TableSource
 from gids.store.convert.sparse import SparseRows
 from gids.store.names import NODE, RELATION, Relation
-from gids.store.rows import FileRows, Rows, TensorRows, blocks, read_range
+from gids.store.rows import FileRows, Rows, blocks, read_range
 from gids.store.topology import edge_list, out_edges
 
 LABELS = ("label", "labels", "y")
 MASKS = {"train_mask": "train", "val_mask": "val", "valid_mask": "val", "test_mask": "test"}
 _SPLITS = {"train": ("train",), "val": ("val", "valid"), "test": ("test",)}
+_FEATURES = ("feat", "feats", "feature", "features", "x")
 _BLOCK_BYTES = 8 << 20
 
 
@@ -35,8 +34,13 @@ class NamedArrays:
         for name, found in arrays:
             if name in self._arrays:
                 raise FormatError(f"{place} has two arrays {name!r}")
+            if source.skips(name):
+                continue
             if found.rows is None:
-                source.notes.append(f"left out {name!r} of {place}: {found.why}")
+                if found.kind and (found.kind == "complex" or name in _FEATURES):
+                    raise FormatError(f"{name!r} of {place} is {found.why}: cast it, or --skip {name}")
+                said = source.warnings if found.kind not in ("", "text") else source.notes
+                said.append(f"left out {name!r} of {place}: {found.why}")
             else:
                 self._arrays[name] = found
 
@@ -84,21 +88,29 @@ class NamedArrays:
         if (labels := self.take(*LABELS)) is not None:
             self._source.add_nodes(ntype, _row_count(labels, self.describe("label")), self.describe("label"))
             self._source.labels[ntype] = labels
-        splits = {s: found for s, prefixes in _SPLITS.items() if (found := self._split(prefixes)) is not None}
-        if splits:
-            self._source.splits[ntype] = splits
+        for split, prefixes in _SPLITS.items():
+            self._read_split(ntype, split, prefixes)
         for name in self.names():
             rows = self.take(name)
             assert rows is not None
             self._source.add_nodes(ntype, _row_count(rows, self.describe(name)), self.describe(name))
             self._source.tables.append(TableSource("node", ntype, name, rows))
 
-    def _split(self, prefixes: tuple[str, ...]) -> Rows | None:
+    def _read_split(self, ntype: str, split: str, prefixes: tuple[str, ...]) -> None:
+        names = [n for p in prefixes for n in (f"{p}_idx", f"{p}_mask") if n in self._arrays]
+        for name in names:
+            if name.endswith("_idx") and self._arrays[name].is_bool:
+                raise FormatError(
+                    f"{self.describe(name)} is a mask: call it {name.removesuffix('_idx')}_mask"
+                )
         ids = self.take(*(f"{p}_idx" for p in prefixes))
         mask = self.take(*(f"{p}_mask" for p in prefixes))
         if ids is not None and mask is not None:
             raise FormatError(f"{self._place} has both {prefixes[0]}_idx and {prefixes[0]}_mask")
-        return mask_ids(mask) if mask is not None else ids
+        if mask is not None:
+            self._source.add_mask(ntype, split, mask, self.describe(names[0]))
+        elif ids is not None:
+            self._source.splits.setdefault(ntype, {})[split] = ids
 
     def read_sparse_features(self, ntype: str) -> None:
         """Take attr_data, attr_indices, attr_indptr, attr_shape: a CSR matrix of features, table `feat`."""
@@ -162,14 +174,6 @@ def read_homogeneous(arrays: NamedArrays, source: Source) -> None:
     arrays.read_nodes(NODE)
     edges.read_graph(RELATION)
     edges.read_edge_tables(RELATION, prefix="edge_")
-
-
-def mask_ids(mask: Rows) -> Rows:
-    """The positions at which a one-dimensional mask is not zero, int64."""
-    if len(mask.shape) != 1:
-        raise FormatError(f"a mask has shape {mask.shape}; it must have one dimension")
-    found = [start + torch.nonzero(block)[:, 0] for start, block in blocks(mask, _BLOCK_BYTES)]
-    return TensorRows(torch.cat(found) if found else torch.empty(0, dtype=torch.int64))
 
 
 def _row_count(rows: Rows, what: str) -> int:

@@ -10,17 +10,18 @@ from typing import Any
 
 import torch
 
-from gids.errors import FormatError
+from gids.errors import FormatError, StorageError
 from gids.store.convert.edge_options import add_reverse_edges, add_self_loops, as_edges, refuse_tables
 from gids.store.convert.labels import normalised
+from gids.store.convert.masks import masks_to_splits
 from gids.store.convert.row_order import ReadRows, RowOrders, bytes_aside, check_order
 from gids.store.convert.source import InEdges, Source, TableSource
-from gids.store.convert.space import check_space
+from gids.store.convert.space import check_space, total_bytes
 from gids.store.convert.split import random_split
 from gids.store.dtypes import table_dtype
 from gids.store.edge_sort import EDGE_BYTES
 from gids.store.geometry import DEFAULT_PAGE_BYTES, Geometry
-from gids.store.names import Relation, table_name
+from gids.store.names import Relation, describe_type, table_name
 from gids.store.narrow import describe_rounding
 from gids.store.quantize import check_scale, stored_geometry
 from gids.store.topology import EdgeSource
@@ -33,7 +34,8 @@ class Options:
 
     dtypes: table name or key -> type to cast to; "" stands for every other table. scales: the same -> "row"
     or "column", for floating tables that become int8 ("row" if nothing is said). split: fractions of train,
-    val and test for labels that come without splits, or None. stripe: directories for one shard each.
+    val and test for labels that come without splits, or None. split_column: which one, of masks with several
+    columns. stripe: directories for one shard each.
     order, read_rows: how rows that share pages are laid out, see row_order; read_rows for order "trace".
     index_dtype: "int64", "int32", or "auto": int32 for every relation that it can number. reverse_edges,
     self_loops: see edge_options. sort_neighbors, dedup: see DatasetWriter.write_edges. workers and
@@ -53,6 +55,7 @@ class Options:
     sort_neighbors: bool = False
     dedup: bool = False
     split: tuple[float, ...] | None = (0.6, 0.2, 0.2)
+    split_column: int | None = None
     seed: int = 0
     workers: int = 2
     memory_bytes: int = 256 << 20
@@ -73,6 +76,7 @@ class Options:
             "--sort-neighbors": self.sort_neighbors,
             "--dedup": self.dedup,
             "--split": self.split,
+            "--split-column": self.split_column,
             "--seed": self.seed,
         }
 
@@ -89,6 +93,7 @@ def convert(
     *,
     key: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = _silent,
+    warn: Callable[[str], None] = _silent,
     on_total: Callable[[int], None] = _silent,
     on_bytes: Callable[[int], None] = _silent,
     sync_bytes: int = 256 << 20,
@@ -96,7 +101,8 @@ def convert(
     """Convert a source to a dataset at `path`.
 
     files: what the source consists of; when one changes, a resumed conversion starts again. open_source is
-    called with a scratch directory. key: what else the source depends on. say(sentence): notes for the user.
+    called with a scratch directory. key: what else the source depends on. say(sentence): notes for the user;
+    warn(sentence): what was not understood.
     on_total(bytes), on_bytes(n): progress.
 
     Interrupted, killed or out of disk, what was written stays in NAME.partial and the same call continues it;
@@ -120,12 +126,17 @@ def convert(
         elif writer.restart_reason:
             say(f"an unfinished conversion was found, but {writer.restart_reason}: starting again")
         source = open_source(writer.scratch)
+        for warning in source.warnings:
+            warn(warning)
         for note in source.notes:
             say(note)
+        masks_to_splits(source, options.split_column)
+        _check_edge_tables(source)
         _change_edges(source, options)
         _check(source, options)
         on_total(sum(_work_bytes(source, options)) + 8 * _edge_count(source))
         check_space(_needed(source, options, writer), _written(writer))
+        writer.expect_bytes(total_bytes(_needed(source, options, writer)))
         for note in _write(source, options, writer, say):
             say(note)
         if _fingerprint(files) != fingerprint:
@@ -134,6 +145,15 @@ def convert(
     except FormatError:
         writer.close(discard=True)
         raise
+    except StorageError:
+        writer.close(discard=not writer.has_progress)
+        raise
+    except OSError as error:
+        explained = writer.explain_full(error)
+        writer.close(discard=not writer.has_progress)
+        if explained is None:
+            raise
+        raise explained from error
     except BaseException:
         writer.close(discard=not writer.has_progress)
         raise
@@ -167,13 +187,23 @@ def _write(
         labels = normalised(found)
         writer.write_labels(ntype, labels)
         if ntype not in source.splits and options.split is not None:
-            source.splits[ntype] = random_split(labels, options.split, options.seed)
+            drawn = source.splits[ntype] = random_split(labels, options.split, options.seed)
+            sizes = ", ".join(f"{split} {ids.shape[0]}" for split, ids in drawn.items())
+            say(
+                f"{ntype!r} has labels and no split: drew {sizes} of those with a label at random, seed "
+                f"{options.seed} (--split, --seed)"
+            )
     for ntype, splits in source.splits.items():
         for split, ids in splits.items():
             writer.write_split(ntype, split, ids)
     orders = RowOrders(options.order, writer, options.read_rows, options.memory_bytes, options.workers, say)
     for table in source.tables:
         dtype, scale = _dtype(table, options), _scale(table, options)
+        if dtype == torch.float64 and not _chosen(table, options.dtypes):
+            yield (
+                f"{table_name(table.type, table.key)} is float64: twice the bytes of float32, which the "
+                "weights of most models are; --dtype float32 converts it"
+            )
         rounded = writer.write_table(
             table.kind,
             table.type,
@@ -187,8 +217,39 @@ def _write(
             yield f"{table_name(table.type, table.key)}: {describe_rounding(*rounded)}"
 
 
+def _check_edge_tables(source: Source) -> None:
+    """Raise FormatError for a table of edges that has a row too many or too few."""
+    counts = {relation: _count(topology) for relation, topology in source.graphs.items()}
+    for table in source.tables:
+        if isinstance(table.type, str) or not table.rows.shape:
+            continue
+        known = counts.setdefault(table.type, table.rows.shape[0])
+        if known != table.rows.shape[0]:
+            raise FormatError(
+                f"relation {describe_type(table.type)} has {known} edges, but its table {table.key!r} has "
+                f"{table.rows.shape[0]} rows"
+            )
+
+
+def _check_applicable(source: Source, options: Options) -> None:
+    """Raise FormatError for an option about edges where there are none that it could change."""
+    about_edges = {
+        "--reverse-edges": options.reverse_edges,
+        "--self-loops": options.self_loops,
+        "--sort-neighbors": options.sort_neighbors,
+        "--dedup": options.dedup,
+        "--no-edge-ids": not options.keep_edge_ids,
+    }
+    given = [option for option, is_given in about_edges.items() if is_given]
+    if given and not source.graphs:
+        raise FormatError(f"{', '.join(given)}: for graphs, and the source has no edges")
+    if options.self_loops and not any(src == dst for src, _, dst in source.graphs):
+        raise FormatError("--self-loops is for relations within a node type, and the source has none")
+
+
 def _change_edges(source: Source, options: Options) -> None:
     """Apply what the options add to the graph, and list edges anew where they must be sorted anew."""
+    _check_applicable(source, options)
     if options.reverse_edges:
         add_reverse_edges(source)
     if options.self_loops:

@@ -30,12 +30,22 @@ class InEdges:
     edge_ids: Rows | None
 
 
+@dataclass(frozen=True)
+class Mask:
+    """Which nodes a split has, not yet looked at; `what` names the array in messages."""
+
+    rows: Rows
+    what: str
+
+
 @dataclass
 class Source:
     """Everything that a dataset is made from.
 
     nodes: how many of each type, as far as known. graphs, labels, splits (by node type, then "train", "val",
-    "test"). notes: what was found and left out, one sentence each.
+    "test"); masks the same, for masks_to_splits. notes: what was found and left out, one sentence each;
+    warnings: what a user should know even if he wants no notes. skip: arrays to leave out, by name; skipped:
+    those that were found.
     """
 
     nodes: dict[str, int] = field(default_factory=dict)
@@ -43,18 +53,43 @@ class Source:
     graphs: dict[Relation, InEdges | EdgeSource] = field(default_factory=dict)
     labels: dict[str, Rows] = field(default_factory=dict)
     splits: dict[str, dict[str, Rows]] = field(default_factory=dict)
+    masks: dict[str, dict[str, Mask]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    skip: tuple[str, ...] = ()
+    skipped: set[str] = field(default_factory=set)
+    _counted_by: dict[str, str] = field(default_factory=dict)
+
+    def skips(self, name: str) -> bool:
+        """Whether the user wants an array left out."""
+        if name in self.skip:
+            self.skipped.add(name)
+        return name in self.skip
 
     def add_nodes(self, ntype: str, count: int, what: str) -> None:
         """Learn how many nodes of a type there are. Raises FormatError when `what` disagrees."""
         known = self.nodes.setdefault(ntype, count)
+        by = self._counted_by.setdefault(ntype, what)
         if known != count:
-            raise FormatError(f"{what} is for {count} {ntype!r} nodes, but there are {known}")
+            raise FormatError(f"{what} is for {count} {ntype!r} nodes, but there are {known}, by {by}")
+
+    def add_mask(self, ntype: str, split: str, rows: Rows, what: str) -> None:
+        """Raises FormatError when there is one already."""
+        masks = self.masks.setdefault(ntype, {})
+        if split in masks:
+            raise FormatError(f"{masks[split].what} and {what} mean the same")
+        masks[split] = Mask(rows, what)
 
     def node_count(self, ntype: str) -> int:
         if ntype not in self.nodes:
             raise FormatError(
-                f"the number of {ntype!r} nodes is not known: add their features, labels, or num_nodes.npy"
+                "; ".join(
+                    [
+                        f"the number of {ntype!r} nodes is not known: add their features, labels, or "
+                        "num_nodes.npy",
+                        *self.warnings,
+                    ]
+                )
             )
         return self.nodes[ntype]
 

@@ -9,6 +9,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gids.errors import StorageError
+from gids.sizes import format_bytes
+
+
+def total_bytes(needed: Iterable[tuple[Path, int]]) -> int:
+    """Bytes that will be written, everywhere."""
+    return sum(size_bytes for _, size_bytes in needed)
 
 
 def check_space(needed: Iterable[tuple[Path, int]], written: Iterable[Path]) -> None:
@@ -32,5 +38,8 @@ def check_space(needed: Iterable[tuple[Path, int]], written: Iterable[Path]) -> 
         disk = os.statvfs(place)
         free = disk.f_bavail * disk.f_frsize
         if totals[device] > free:
-            message = f"not enough room: {totals[device]} bytes needed, {free} free; nothing was written"
+            message = (
+                f"not enough room, and nothing more was written: {format_bytes(totals[device])} needed, "
+                f"{format_bytes(free)} free on the disk of"
+            )
             raise StorageError(errno.ENOSPC, message, place)

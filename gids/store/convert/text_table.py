@@ -47,7 +47,7 @@ def _parse(path: Path, target: Path, dtype: torch.dtype, *, give_up: bool) -> tu
     rows, columns = 0, 0
     with open(target, "wb") as out:
         for first, lines in _blocks_of_lines(path):
-            if give_up and any(map(_NOT_WHOLE.search, lines)):
+            if give_up and any(_NOT_WHOLE.search(line) for line in lines if _has_numbers(line)):
                 return None
             values = _numbers(path, first, lines, kind)
             if columns not in (0, values.shape[1]):
@@ -64,15 +64,41 @@ def _parse(path: Path, target: Path, dtype: torch.dtype, *, give_up: bool) -> tu
 
 
 def _numbers(path: Path, first: int, lines: list[str], dtype: np.dtype[np.generic]) -> np.ndarray:
-    delimiter = "," if "," in lines[0] else None
+    kept = [line for line in lines if _has_numbers(line)]
+    delimiter = "," if "," in kept[0] else None
     try:
-        return np.loadtxt(lines, dtype, comments="#", delimiter=delimiter, ndmin=2)
+        return np.loadtxt(kept, dtype, comments="#", delimiter=delimiter, ndmin=2)
     except ValueError as error:
-        raise FormatError(f"{path}, in the lines from {first} on: {error}") from None
+        where = _first_bad_line(lines, first, dtype, delimiter) or f"in the lines from {first} on: {error}"
+        raise FormatError(f"{path}, {where}") from None
+
+
+def _first_bad_line(
+    lines: list[str], first: int, dtype: np.dtype[np.generic], delimiter: str | None
+) -> str | None:
+    """Which line of these has another number of columns than those before, or what is no number."""
+    columns = 0
+    for number, line in enumerate(lines, first):
+        if not _has_numbers(line):
+            continue
+        fields = line.partition("#")[0].strip().split(delimiter)
+        columns = columns or len(fields)
+        if len(fields) != columns:
+            return f"line {number}: {len(fields)} columns, {columns} before"
+        for field in fields:
+            try:
+                dtype.type(field.strip())
+            except (ValueError, OverflowError):
+                return f"line {number}: could not convert {field.strip()!r} to {dtype}"
+    return None
+
+
+def _has_numbers(line: str) -> bool:
+    return bool(line.strip()) and not line.lstrip().startswith("#")
 
 
 def _blocks_of_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """(number of the first line, lines that are not empty or comments) of successive blocks."""
+    """(number of the first line, lines) of successive blocks, in each of which some line has numbers."""
     number = 1
     with _open(path) as file:
         try:
@@ -82,9 +108,8 @@ def _blocks_of_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
             else:
                 number += 1
             while lines := file.readlines(_BLOCK_CHARS):
-                kept = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
-                if kept:
-                    yield number, kept
+                if any(map(_has_numbers, lines)):
+                    yield number, lines
                 number += len(lines)
         except (OSError, EOFError, zlib.error) as error:
             if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):

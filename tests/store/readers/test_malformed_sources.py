@@ -180,7 +180,7 @@ CASES = {
     ("pyg", "ragged"): (lambda r: torch_file(r, edge_index=torch.zeros(3, 5).long()), "it must be (2, E)"),
     ("pyg", "counts differ"): (lambda r: torch_file(r, x=torch.rand(pyg.N + 1, 2)), "'_N' nodes, but there"),
     ("pyg", "id out of range"): (
-        lambda r: torch_file(r, edge_index=torch.full((2, 5), -1)),
+        lambda r: torch_file(r, edge_index=torch.full((2, pyg.E), -1)),
         "is -1; it must be",
     ),
     ("graphbolt", "truncated"): (cut(graphbolt.homogeneous, "data/feat.npy"), "is truncated"),

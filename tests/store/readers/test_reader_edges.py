@@ -51,6 +51,38 @@ def test_a_third_column_is_a_weight(tmp_path, weights, expected):
     assert_dataset(store, tables=weight, edges={HOMOGENEOUS: EDGES}, labels={}, splits={})
 
 
+@pytest.mark.parametrize("name", ["two.csv", "s/edges.csv"])
+@pytest.mark.parametrize(("header", "weights"), [("", None), ("src,dst\n", None), ("", [5, 7])])
+def test_two_edges_of_text_are_pairs(tmp_path, name, header, weights):
+    (tmp_path / "s").mkdir()
+    values = [(0, 1), (2, 3)] if weights is None else [(0, 1, 5), (2, 3, 7)]
+    text(tmp_path / name, header=header, values=values)
+    store = convert(tmp_path / name.removesuffix("/edges.csv"), tmp_path / "two.gids")
+    assert_graph(store, HOMOGENEOUS, [0, 2], [1, 3])
+    if weights is not None:
+        assert_table(store, "_N._E._N.weight", np.array(weights))
+
+
+def test_two_edges_in_an_array_say_how_they_are_read(tmp_path, capsys):
+    np.array([[0, 1], [2, 3]]).tofile(tmp_path / "e.bin")
+    store = convert(tmp_path / "e.bin", tmp_path / "b.gids", "--from", "edges")
+    assert_graph(store, HOMOGENEOUS, [0, 2], [1, 3])
+    np.save(tmp_path / "e.npy", [[0, 1], [2, 3]])
+    store = convert(tmp_path / "e.npy", tmp_path / "e.gids", "--from", "edges", "--quiet")
+    assert_graph(store, HOMOGENEOUS, [0, 1], [2, 3])
+    assert "e.npy has shape (2, 2), read as (2, E): the first row are the sources" in capsys.readouterr().err
+
+
+def test_bad_text_is_told_by_the_line_of_the_file(tmp_path, capsys):
+    for content, said in (
+        ("# ids\n\nsrc,dst\n0,1\n", "line 3: could not convert 'src' to int64"),
+        ("src,dst\n# a\n\n0,1\n2,x\n", "e.csv, line 5: could not convert 'x' to int64"),
+        ("0,1\n\n2,3,4\n", "e.csv, line 3: 3 columns, 2 before"),
+    ):
+        (tmp_path / "e.csv").write_text(content)
+        assert said in refused(capsys, tmp_path / "e.csv", tmp_path / "e.gids")
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 def test_npy_of_either_shape(tmp_path, transposed):
     np.save(tmp_path / "e.npy", EDGES.T.astype(np.int32) if transposed else EDGES)

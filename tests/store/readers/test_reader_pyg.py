@@ -183,7 +183,10 @@ class Hostile:
         ),
         (lambda pyg: tensors(edge_index=torch.rand(2, 5)), "edges are whole numbers"),
         (lambda pyg: tensors(edge_index=torch.zeros(5, 2).long()), "it must be (2, E)"),
-        (lambda pyg: tensors(edge_attr=torch.rand(E - 1, 2)), f"{E} edges, but another part has {E - 1}"),
+        (
+            lambda pyg: tensors(edge_attr=torch.rand(E - 1, 2)),
+            f"{E} edges, but its table 'edge_attr' has {E - 1} rows",
+        ),
         (lambda pyg: tensors(y=torch.arange(N - 1)), f"is for {N - 1} '_N' nodes"),
         (lambda pyg: tensors(num_nodes=N + 1), f"is for {N} '_N' nodes"),
     ],
@@ -223,3 +226,19 @@ def test_an_older_torch_reads_dictionaries_and_says_what_it_lacks(tmp_path, pyg,
     torch.save(data(pyg, tensors()), tmp_path / "d.pt")
     error = refused(capsys, tmp_path / "d.pt", tmp_path / "x.gids")
     assert "torch 2.6 or newer reads arrays of NumPy and PyG's own classes" in error
+
+
+def test_masks_of_several_splits(tmp_path, capsys):
+    masks = torch.rand(N, 10) < 0.3
+    torch.save(tensors(train_mask=masks), tmp_path / "d.pt")
+    error = refused(capsys, tmp_path / "d.pt", tmp_path / "x.gids")
+    assert f"has shape ({N}, 10), 10 splits: --split-column K takes one of them, 0 to 9" in error
+    store = convert(tmp_path / "d.pt", tmp_path / "x.gids", "--split-column", "4")
+    assert store.splits["_N"]["train"].tolist() == torch.nonzero(masks[:, 4])[:, 0].tolist()
+
+
+def test_an_array_can_be_left_out(tmp_path):
+    torch.save(tensors(stray=torch.ones(N + 3, 2)), tmp_path / "d.pt")
+    assert "stray" not in {
+        t.key for t in convert(tmp_path / "d.pt", tmp_path / "x.gids", "--skip", "stray").tables.values()
+    }

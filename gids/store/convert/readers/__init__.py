@@ -19,6 +19,7 @@ from gids.store.convert.readers import (
 )
 from gids.store.convert.readers.reader import Choices, Reader
 from gids.store.convert.source import Source
+from gids.store.publish import is_dataset
 
 __all__ = ["READERS", "Choices", "Reader", "find_reader", "open_source", "read_source"]
 
@@ -49,6 +50,11 @@ def find_reader(path: Path, name: str | None = None) -> Reader:
     """
     if not path.exists():
         raise FileNotFoundError(f"no source at {path}")
+    if is_dataset(path):
+        raise FormatError(
+            f"{path} is a gids dataset already: train from it, or change it by `gids restripe`; "
+            "`gids export` gives its arrays"
+        )
     if name is not None:
         for reader in READERS:
             if reader.name == name:
@@ -66,9 +72,18 @@ def _names(readers: tuple[Reader, ...] | list[Reader]) -> str:
 
 def open_source(reader: Reader, path: Path, scratch: Path, choices: Choices) -> Source:
     """What the path holds, by that reader. Raises FormatError also when it holds nothing to convert."""
+    for option in choices.given():
+        if option not in reader.takes:
+            takers = ", ".join(r.name for r in READERS if option in r.takes)
+            raise FormatError(
+                f"{option} says nothing here: {path} is read as {reader.name}, and the option is for {takers}"
+            )
     source = reader.read(path, scratch, choices)
+    if unknown := [name for name in choices.skip if name not in source.skipped]:
+        raise FormatError(f"--skip {unknown[0]}: {path} has no array of that name")
     if not source.tables and not source.graphs:
-        raise FormatError(f"{path} holds no features and no graph: nothing to convert")
+        why = "; ".join(["nothing to convert", *source.warnings])
+        raise FormatError(f"{path} holds no features and no graph: {why}")
     return source
 
 

@@ -10,6 +10,7 @@ from gids.errors import FormatError
 from gids.store.convert.array_files import Found, directory_arrays, open_npy, open_npz, open_raw
 from gids.store.convert.named import NamedArrays, read_homogeneous
 from gids.store.convert.readers.reader import Choices, Reader
+from gids.store.convert.scipy_sparse import as_sparse_parts, is_scipy_sparse
 from gids.store.convert.source import Source, TableSource, starts_with
 from gids.store.names import NODE, Relation
 
@@ -23,6 +24,12 @@ edge_KEY                                      table KEY of edges (homogeneous)
 attr_data, attr_indices, attr_indptr, attr_shape   features as a CSR matrix: table feat
 adj_data, adj_indices, adj_indptr, adj_shape       edges as a CSR matrix, row u lists where u points
 any other                                     a table of that name, one row per node (edge)"""
+
+
+_MEANING = {
+    "adj_": "square, so it is the graph; row u lists where u points",
+    "attr": "not square, so it is table feat",
+}
 
 
 def is_npz(path: Path) -> bool:
@@ -45,8 +52,12 @@ def _read_raw(path: Path, scratch: Path, choices: Choices) -> Source:
 
 
 def _read_npz(path: Path, scratch: Path, choices: Choices) -> Source:
-    source = Source()
-    read_homogeneous(NamedArrays(path.name, open_npz(path, scratch).items(), source), source)
+    source = Source(skip=choices.skip)
+    found = open_npz(path, scratch)
+    if is_scipy_sparse(found):
+        found = as_sparse_parts(path, found)
+        source.notes.append(f"{path.name} is a matrix of SciPy's: {_MEANING[next(iter(found))[:4]]}")
+    read_homogeneous(NamedArrays(path.name, found.items(), source), source)
     return source
 
 
@@ -63,7 +74,9 @@ def _single(found: Found, path: Path, table: str) -> Source:
 
 
 def _read_directory(path: Path, scratch: Path, choices: Choices) -> Source:
-    source = Source()
+    source = Source(skip=choices.skip)
+    if choices.shape is not None and not any(path.rglob("*.bin")):
+        raise FormatError(f"--shape is for raw binary (.bin), of which {path} has none")
 
     def arrays(folder: Path) -> NamedArrays:
         found = directory_arrays(folder, scratch, choices.dtype, choices.shape)
@@ -106,6 +119,7 @@ NPY = Reader(
     "and bytes.",
     lambda path: starts_with(path, b"\x93NUMPY"),
     _read_npy,
+    takes=("--table",),
 )
 NPZ = Reader(
     "npz",
@@ -113,6 +127,7 @@ NPZ = Reader(
     "Members by name (np.savez_compressed too, read as a stream):\n" + _NAMES,
     is_npz,
     _read_npz,
+    takes=("--skip",),
 )
 DIRECTORY = Reader(
     "directory",
@@ -121,6 +136,7 @@ DIRECTORY = Reader(
     "Several types: nodes/TYPE/ and edges/SOURCE.RELATION.DESTINATION/ with such files each.",
     Path.is_dir,
     _read_directory,
+    takes=("--shape", "--skip"),
 )
 RAW = Reader(
     "raw",
@@ -129,4 +145,5 @@ RAW = Reader(
     Path.is_file,
     _read_raw,
     is_raw=lambda _: True,
+    takes=("--table", "--shape"),
 )

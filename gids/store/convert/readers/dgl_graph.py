@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gids.errors import FormatError
-from gids.store.convert.named import LABELS, MASKS, mask_ids
+from gids.store.convert.named import LABELS, MASKS
 from gids.store.convert.readers.reader import Choices, Reader
 from gids.store.convert.source import InEdges, Source, TableSource, starts_with
 from gids.store.names import Relation
@@ -72,8 +72,8 @@ def _read_nodes(source: Source, ntype: str, data: Mapping[str, torch.Tensor]) ->
         is_class = values.dim() == 1 and not values.dtype.is_floating_point and values.dtype != torch.bool
         if key in LABELS and is_class and ntype not in source.labels:
             source.labels[ntype] = TensorRows(values)
-        elif key in MASKS and values.dim() == 1:
-            source.splits.setdefault(ntype, {})[MASKS[key]] = mask_ids(TensorRows(values))
+        elif key in MASKS:
+            source.add_mask(ntype, MASKS[key], TensorRows(values), f"{key!r} of {ntype!r}")
         else:
             source.tables.append(TableSource("node", ntype, key, TensorRows(values)))
 

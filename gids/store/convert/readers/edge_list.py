@@ -8,7 +8,7 @@ import torch
 
 from gids.errors import FormatError
 from gids.store.convert.array_files import directory_arrays, open_npy, open_raw
-from gids.store.convert.edges import column_of, edge_array, most_id
+from gids.store.convert.edges import column_of, edge_array, edge_pairs, most_id
 from gids.store.convert.named import NamedArrays
 from gids.store.convert.readers.reader import Choices, Reader
 from gids.store.convert.source import Source, TableSource, starts_with
@@ -44,18 +44,24 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     file = _edge_file(path)
     if file is None:
         raise FormatError(f"{path} has no file edges.csv, .tsv, .txt, .npy or .bin, or several of them")
-    source = Source()
+    source = Source(skip=choices.skip)
     if path.is_dir():
         _read_nodes(path, file, scratch, choices, source)
     if choices.num_nodes is not None:
         source.add_nodes(NODE, choices.num_nodes, "--num-nodes")
-    rows, weights = _edges(file, scratch, choices)
+    rows, weights, are_pairs = _edges(file, scratch, choices)
+    if not are_pairs and rows.shape == (2, 2):
+        source.warnings.append(f"{file.name} has shape (2, 2), read as (2, E): the first row are the sources")
     if NODE not in source.nodes:
         count = 1 + most_id(rows)
         source.add_nodes(NODE, count, file.name)
         source.notes.append(f"{count} nodes, by the largest id of {file.name}; --num-nodes says otherwise")
     count = source.nodes[NODE]
-    source.graphs[RELATION] = edge_array(rows, str(file), num_src=count, num_dst=count)
+    source.graphs[RELATION] = (
+        edge_pairs(rows, num_src=count, num_dst=count)
+        if are_pairs
+        else edge_array(rows, str(file), num_src=count, num_dst=count)
+    )
     if weights is not None:
         source.tables.append(TableSource("edge", RELATION, "weight", weights))
     return source
@@ -69,16 +75,20 @@ def _read_nodes(path: Path, file: Path, scratch: Path, choices: Choices, source:
     arrays.read_nodes(NODE)
 
 
-def _edges(file: Path, scratch: Path, choices: Choices) -> tuple[Rows, Rows | None]:
-    """(pairs, weights or None) of a file."""
-    if starts_with(file, b"\x93NUMPY"):
+def _edges(file: Path, scratch: Path, choices: Choices) -> tuple[Rows, Rows | None, bool]:
+    """(edges, weights or None, whether they are surely pairs) of a file."""
+    is_npy = starts_with(file, b"\x93NUMPY")
+    if choices.shape is not None and (is_npy or _is_text(file)):
+        raise FormatError(f"--shape is for raw binary, and {file.name} says its own")
+    if is_npy:
         rows = open_npy(file).rows
         if rows is None:
             raise FormatError(f"{file} holds no array of numbers")
-        return rows, None
-    if not _is_text(file):
-        return open_raw(file, choices.dtype or "int64", choices.shape or (-1, 2)), None
-    return _text_edges(file, scratch)
+        return rows, None, False
+    if _is_text(file):
+        return *_text_edges(file, scratch), True
+    shape = choices.shape or (-1, 2)
+    return open_raw(file, choices.dtype or "int64", shape), None, choices.shape is None
 
 
 def _text_edges(file: Path, scratch: Path) -> tuple[Rows, Rows | None]:
@@ -108,9 +118,9 @@ def _ids(rows: FileRows, file: Path) -> Rows:
 
 _LAYOUT = """\
 Pairs of ids, source first, divided by commas or blanks; # begins a comment; a third column is table
-weight of edges. .npy: (2, E) or (E, 2). Raw: --dtype int64 (default) or int32 pairs. The largest id
-tells how many nodes there are, unless --num-nodes does. SRC may be a directory with edges.csv (.tsv,
-.txt, .npy, .bin) beside arrays of nodes as in `directory`."""
+weight of edges. .npy: (2, E) or (E, 2); (2, 2) is read as the former. Raw: --dtype int64 (default) or
+int32 pairs. The largest id tells how many nodes there are, unless --num-nodes does. SRC may be a
+directory with edges.csv (.tsv, .txt, .npy, .bin) beside arrays of nodes as in `directory`."""
 
 READER = Reader(
     "edges",
@@ -119,4 +129,5 @@ READER = Reader(
     _recognises,
     _read,
     is_raw=_is_raw,
+    takes=("--num-nodes", "--shape", "--skip"),
 )

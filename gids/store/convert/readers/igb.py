@@ -159,4 +159,5 @@ READER = Reader(
     _LAYOUT,
     _recognises,
     _read,
+    takes=("--labels",),
 )

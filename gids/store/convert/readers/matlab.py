@@ -130,4 +130,5 @@ READER = Reader(
     _LAYOUT,
     _recognises,
     _read,
+    takes=("--labels",),
 )

@@ -10,7 +10,7 @@ import torch
 
 from gids.errors import FormatError
 from gids.store.convert.arrow_table import ArrowTable, is_arrow
-from gids.store.convert.named import LABELS, MASKS, mask_ids
+from gids.store.convert.named import LABELS, MASKS
 from gids.store.convert.readers.reader import Choices, Reader
 from gids.store.convert.source import Source, TableSource
 from gids.store.names import NODE, RELATION, Relation
@@ -83,7 +83,7 @@ def _read_nodes(ntype: str, table: ArrowTable, source: Source) -> None:
         elif key in LABELS and ntype not in source.labels:
             source.labels[ntype] = rows
         elif key in MASKS:
-            source.splits.setdefault(ntype, {})[MASKS[key]] = mask_ids(rows)
+            source.add_mask(ntype, MASKS[key], rows, f"{key!r} of {ntype!r}")
         else:
             source.tables.append(TableSource("node", ntype, key, rows))
 

@@ -13,7 +13,7 @@ import torch
 
 from gids.errors import FormatError
 from gids.store.convert.edges import edge_array, most_id
-from gids.store.convert.named import LABELS, MASKS, mask_ids
+from gids.store.convert.named import LABELS, MASKS
 from gids.store.convert.readers.reader import Choices, Reader
 from gids.store.convert.source import InEdges, Source, TableSource
 from gids.store.convert.torch_file import is_torch_file, load_torch, mapped_rows
@@ -24,9 +24,16 @@ _SPLITS = {"train_idx": "train", "val_idx": "val", "valid_idx": "val", "test_idx
 _SAVE = "save data.to_dict() with torch.save"
 
 
+def _recognises(path: Path) -> bool:
+    """Also what is left of a truncated file, by its name."""
+    return is_torch_file(path) or (
+        path.is_file() and path.suffix in (".pt", ".pth")
+    )  # or what is left of one
+
+
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     stores = _stores(load_torch(path), path)
-    graph = _Graph(path, Source())
+    graph = _Graph(path, Source(skip=choices.skip))
     for key, store in stores.items():
         if isinstance(key, str):
             graph.add_nodes(key, store)
@@ -84,13 +91,13 @@ class _Graph:
         if isinstance(count := store.get("num_nodes"), (int, torch.Tensor)):
             self.source.add_nodes(ntype, int(count), f"num_nodes of {ntype!r}")
         for key, values in store.items():
-            if key == "num_nodes":
+            if key == "num_nodes" or self.source.skips(key):
                 continue
             if (rows := self._rows(key, ntype, values)) is None:
                 continue
-            if key in MASKS and len(rows.shape) == 1:
+            if key in MASKS:
                 self._learn(ntype, rows, key)
-                self.source.splits.setdefault(ntype, {})[MASKS[key]] = mask_ids(rows)
+                self.source.add_mask(ntype, MASKS[key], rows, self._name(key, ntype))
             elif key in _SPLITS:
                 self.source.splits.setdefault(ntype, {})[_SPLITS[key]] = rows
             else:
@@ -101,7 +108,10 @@ class _Graph:
                     self.source.tables.append(TableSource("node", ntype, key, rows))
 
     def _learn(self, ntype: str, rows: Rows, key: str) -> None:
-        self.source.add_nodes(ntype, rows.shape[0], f"{key!r} of {ntype!r} in {self._path}")
+        self.source.add_nodes(ntype, rows.shape[0], self._name(key, ntype))
+
+    def _name(self, key: str, ntype: str) -> str:
+        return f"{key!r} of {ntype!r} in {self._path}"
 
     def learn_ends(self, stores: Mapping[str | Relation, Mapping[str, Any]]) -> None:
         """Learn from the edges how many nodes there are, as PyG does, where nothing else tells."""
@@ -120,6 +130,8 @@ class _Graph:
 
     def add_edges(self, relation: Relation, store: Mapping[str, Any]) -> None:
         for key, values in store.items():
+            if self.source.skips(key):
+                continue
             if key == "adj_t" and isinstance(values, torch.Tensor) and values.layout == torch.sparse_csr:
                 self.source.add_nodes(relation[2], values.shape[0], "adj_t")
                 self.source.add_nodes(relation[0], values.shape[1], "adj_t")
@@ -161,6 +173,7 @@ READER = Reader(
     "pyg",
     "a file of torch.save with PyG's Data or HeteroData, their to_dict(), or an InMemoryDataset of one graph",
     _LAYOUT,
-    is_torch_file,
+    _recognises,
     _read,
+    takes=("--skip",),
 )

@@ -18,8 +18,8 @@ class Choices:
     """What the user says about a source, for readers that need to be told.
 
     table: KEY or TYPE.KEY of a single array. dtype, shape: of raw binary. labels: which label array, where
-    there are several. num_nodes: how many nodes there are, where only edges tell. load_graphs:
-    dgl.load_graphs, when DGL is at hand.
+    there are several. num_nodes: how many nodes there are, where only edges tell. skip: arrays to leave out.
+    load_graphs: dgl.load_graphs, when DGL is at hand.
     """
 
     table: str = "feat"
@@ -27,7 +27,19 @@ class Choices:
     shape: tuple[int, ...] | None = None
     labels: str | None = None
     num_nodes: int | None = None
+    skip: tuple[str, ...] = ()
     load_graphs: Callable[[str], Any] | None = None
+
+    def given(self) -> list[str]:
+        """The options of the command that say them, without --dtype, which says other things, too."""
+        options = {
+            "--table": self.table != "feat",
+            "--shape": self.shape is not None,
+            "--labels": self.labels is not None,
+            "--num-nodes": self.num_nodes is not None,
+            "--skip": bool(self.skip),
+        }
+        return [option for option, is_given in options.items() if is_given]
 
 
 @dataclass(frozen=True)
@@ -38,7 +50,7 @@ class Reader:
     whether a path that exists is surely of this format. read(path, scratch, choices): what the path holds;
     scratch is a directory for files that are needed as long as the result. Raises FormatError. files: what a
     source consists of, to notice changes. is_raw: whether a path has no type of its own, so that --dtype says
-    how to read it, not what to cast it to.
+    how to read it, not what to cast it to. takes: which options of Choices.given mean something here.
     """
 
     name: str
@@ -48,3 +60,4 @@ class Reader:
     read: Callable[[Path, Path, Choices], Source]
     files: Callable[[Path], list[Path]] = source_files
     is_raw: Callable[[Path], bool] = lambda _: False
+    takes: tuple[str, ...] = ()
