@@ -50,7 +50,9 @@ def test_all_that_is_public_can_be_reached_and_is_listed() -> None:
         "import sys, gids; assert 'torch' not in sys.modules; "
         "print(gids.sampler.Neighbor.__name__, *(n for n in dir(gids) if callable(getattr(gids, n))))"
     )
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True
+    ).stdout
     assert said.splitlines()[-1].split() == ["Neighbor", *gids.__all__]
     assert gids.__version__ == importlib.metadata.version("gids")
     assert set(dir(gids)) == {*gids.__all__, *ORDER[3:], "__version__"}

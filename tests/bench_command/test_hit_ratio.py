@@ -223,7 +223,11 @@ def test_an_interrupted_run_keeps_what_was_measured(
 
     monkeypatch.setattr(Session, "done", interrupt)
     plot = tmp_path / "some.png"
-    status, said, report = bench("hit-ratio", dataset, *SMALL, "--plot", plot)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        status, said, report = bench("hit-ratio", dataset, *SMALL, "--plot", plot)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert status == 130
     assert "PARTIAL: interrupted; figures that are there: 7" in said
     assert report["partial"] == "interrupted"
