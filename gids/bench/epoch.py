@@ -206,6 +206,7 @@ def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSo
     ours: gids is among the sides. ValueError for a limit in which it could not hold its minibatches.
     """
     from gids.bench.minibatches import endless, input_nodes, make_sampler
+    from gids.cache.budget import GROWTH
 
     sampler = make_sampler("neighbor", args.fanouts, args.batch_size)
     minibatch = next(endless(store, sampler, seeds="train", batch_size=args.batch_size, seed=args.seed))
@@ -217,7 +218,7 @@ def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSo
     least = 2 * _HEADROOM_BYTES
     if ours:  # gids.cache.budget's sum, before the first line
         live = args.window + 2
-        least = max(least, _HEADROOM_BYTES + int(1.25 * (4 * output + live * (16 * rows + blocks))))
+        least = max(least, _HEADROOM_BYTES + int(GROWTH * (4 * output + live * (16 * rows + blocks))))
     if args.memory_limit < least:
         raise ValueError(
             f"--memory-limit {format_bytes(args.memory_limit)}: training and {args.window + 2} minibatches "

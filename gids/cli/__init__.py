@@ -38,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `gids info … | head`: the reader has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except KeyboardInterrupt:
-        print(f"\ngids {command}: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupted:  # a command may say what to do
+        print(f"\ngids {command}: {interrupted or 'interrupted'}", file=sys.stderr)
         return 130
     except Exception as error:
         if os.environ.get("GIDS_TRACEBACK"):

@@ -6,7 +6,6 @@ import argparse
 import importlib
 import os
 import re
-import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +18,6 @@ from gids.cli.sizes import format_bytes, parse_bytes
 if TYPE_CHECKING:
     from gids.store.convert.row_order import ReadRows
 
-INTERRUPTED = 130
 _EPILOG = """\
 The format of SRC is found out; where it could be several, say --from NAME.
 `gids convert --list` explains them all.
@@ -144,6 +142,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from gids.store.convert import Options, convert
     from gids.store.convert.readers import Choices, find_reader, open_source
+    from gids.store.publish import partial_path
 
     order, _, trace = args.order.partition(":")
     read_rows = _read_rows(order, trace)
@@ -201,11 +200,10 @@ def run(args: argparse.Namespace) -> int:
                 on_bytes=progress.add,
             )
     except KeyboardInterrupt:
-        partial = args.path.with_name(f"{args.path.name}.partial")
+        partial = partial_path(args.path)
         if not partial.is_dir():  # nothing was on disk yet
             raise
-        print(f"\ngids convert: interrupted; the same command resumes, from {partial}", file=sys.stderr)
-        return INTERRUPTED
+        raise KeyboardInterrupt(f"interrupted; the same command resumes, from {partial}") from None
     if not args.quiet:
         _report(args)
     return 0

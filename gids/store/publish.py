@@ -44,6 +44,11 @@ def dataset_of(folder: Path) -> str:
         return ""
 
 
+def partial_path(dataset: Path) -> Path:
+    """Where the work of a conversion to `dataset` lies while it is not finished."""
+    return dataset.with_name(f"{dataset.name}.partial")
+
+
 def is_dataset(path: Path) -> bool:
     """Whether a directory's manifest begins as that of a dataset does."""
     manifest = path / MANIFEST

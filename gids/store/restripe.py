@@ -30,6 +30,7 @@ from gids.store.page_writer import write_pages
 from gids.store.publish import (
     dataset_of,
     make_shard_folder,
+    partial_path,
     remove_shard_folder,
     shard_folder,
     sync_directory,
@@ -225,7 +226,7 @@ def _remove_leftovers(root: Path, manifest: Manifest, directories: Sequence[Path
 
 def _folders_being_written(root: Path) -> set[Path]:
     """Where an unfinished conversion to the same place has its shards."""
-    journal = root.with_name(f"{root.name}.partial") / "journal"
+    journal = partial_path(root) / "journal"
     if not journal.is_file():
         return set()
     with open(journal, "rb") as file:

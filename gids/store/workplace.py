@@ -22,6 +22,7 @@ from gids.store.manifest import MANIFEST
 from gids.store.publish import (
     check_replaceable,
     make_shard_folder,
+    partial_path,
     publish,
     remove_shard_folder,
     shard_folder,
@@ -45,7 +46,7 @@ class Workplace:
         self, path: Path, stripe_dirs: Sequence[Path], key: Mapping[str, Any] | None, *, overwrite: bool
     ) -> None:
         self.path = path
-        self.partial = path.with_name(path.name + ".partial")
+        self.partial = partial_path(path)
         self.root = self.partial / "dataset"
         self.scratch = self.partial / "scratch"
         self.aside = self.partial / "aside"

@@ -5,18 +5,17 @@ from __future__ import annotations
 import errno
 import gc
 import itertools
-import signal
 import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from children import interrupted
 from raw_table import RawTable, write_raw_table, write_scaled_table
 
 import gids
@@ -397,14 +396,8 @@ def test_ctrl_c_ends_reading_through(tmp_path: Path) -> None:
         features, error = cache.read_through({"t": ids[:10]})
         assert error is None and not features["t"].any()
     """
-    with run_script(script, tmp_path / "sparse.bin") as process:
-        assert process.stdout is not None
-        while (line := process.stdout.readline()) and line != "go\n":
-            pass
-        time.sleep(1.0)
-        process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=100)
-    assert process.returncode == 0, errors
+    status, output, errors = interrupted(run_script(script, tmp_path / "sparse.bin"))
+    assert status == 0, errors
     assert output == "interrupted True True\n"
 
 

@@ -6,7 +6,6 @@ import errno
 import logging
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import textwrap
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from children import interrupted
 
 import gids.io
 from gids import _core
@@ -258,14 +258,9 @@ def test_ctrl_c_ends_a_long_read(shards: list[Path], kind: str) -> None:
         assert engine.read(files[:1], offsets[:1], 16, out[:1]).tolist() == [0]
     """
     command = [sys.executable, "-P", "-c", textwrap.dedent(script), kind, *map(str, shards)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        while (line := process.stdout.readline()) and line != "go\n":
-            pass
-        time.sleep(1.0)
-        process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=100)
-    assert process.returncode == 0, errors
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    status, output, errors = interrupted(process)
+    assert status == 0, errors
     assert output == "interrupted True True\n"
 
 

@@ -26,9 +26,7 @@ _SAVE = "save data.to_dict() with torch.save"
 
 def _recognises(path: Path) -> bool:
     """Also what is left of a truncated file, by its name."""
-    return is_torch_file(path) or (
-        path.is_file() and path.suffix in (".pt", ".pth")
-    )  # or what is left of one
+    return is_torch_file(path) or (path.is_file() and path.suffix in (".pt", ".pth"))
 
 
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
