@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt as interrupted:  # a command may say what to do
-        print(f"\ngids {command}: {interrupted or 'interrupted'}", file=sys.stderr)
+        print(f"\ngids {command}: {str(interrupted) or 'interrupted'}", file=sys.stderr)
         return 130
     except Exception as error:
         if os.environ.get("GIDS_TRACEBACK"):
