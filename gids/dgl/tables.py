@@ -69,7 +69,7 @@ class ServedTables:
         if table is None:
             unannounced = self._stored(kind, type_, key)
             if unannounced is not None:
-                raise KeyError(
+                raise MissingError(
                     f"a minibatch asks for {unannounced.name!r} of {unannounced.dataset}, which the sampler "
                     f"did not declare: add gids_feats=[{unannounced.name!r}] to the loader"
                 )
@@ -115,9 +115,9 @@ class ServedTables:
     def _graph_has(self, kind: str, type_: Any, key: str) -> bool:
         return key in _frame(self._graph, kind, type_)
 
-    def _missing(self, kind: str, type_: Any, key: str) -> KeyError:
+    def _missing(self, kind: str, type_: Any, key: str) -> MissingError:
         in_graph = _listed(_frame(self._graph, kind, type_))
-        return KeyError(
+        return MissingError(
             f"{kind} feature {key!r} of type {type_!r} is neither in {self._names} "
             f"(has {self._listed_tables()}) nor in the graph (has {in_graph})"
         )

@@ -15,6 +15,7 @@ from dgl import graphbolt as gb
 
 from gids import store as gids_store
 from gids.cache.output_dtype import out_dtype_of
+from gids.errors import MissingError
 from gids.graphbolt.columns import keys_of, table_of
 from gids.loader import FeatureLoader
 
@@ -45,7 +46,7 @@ class Feature(gb.Feature):  # type: ignore[misc]  # GraphBolt has no types
             table = self.feature_loader.tables[0].name
         known = {t.name: t for t in self.feature_loader.tables}
         if table not in known:
-            raise KeyError(f"the FeatureLoader does not load {table!r} (it loads {', '.join(known)})")
+            raise MissingError(f"the FeatureLoader does not load {table!r} (it loads {', '.join(known)})")
         self.table = known[table]
 
     def read(self, ids: torch.Tensor | None = None) -> torch.Tensor:

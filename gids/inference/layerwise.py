@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from gids.errors import MissingError
 from gids.heat.graphs import graphs_of
 from gids.inference.layers import Layers, Model, per_type
 from gids.inference.run import Inputs, Progress, Run
@@ -188,7 +189,9 @@ class _Asked:
         counts = dict(zip(topology.node_types, topology.node_counts, strict=True))
         for ntype, ids in given.items():
             if ntype not in counts:
-                raise KeyError(f"nodes of type {ntype!r}: no relation has it (there are {', '.join(counts)})")
+                raise MissingError(
+                    f"nodes of type {ntype!r}: no relation has it (there are {', '.join(counts)})"
+                )
             if ids is None:
                 self.nodes[ntype] = None
                 continue

@@ -26,6 +26,7 @@ from gids import _core
 from gids.cache import POLICIES, page_heat
 from gids.cache.budget import longest_read_bytes
 from gids.cache.output_dtype import check_out_dtype
+from gids.errors import MissingError
 from gids.io import Engine, open_engine
 from gids.loader.placement import DevicePlacement, HostPlacement, Placement, Sizes
 from gids.loader.stages import Stage, epoch_summary, stage_for
@@ -300,7 +301,7 @@ class FeatureLoader:
         found = next((t for t in self.tables if t.name == table), None)
         if found is None:
             known = ", ".join(repr(t.name) for t in self.tables)
-            raise KeyError(f"no table {table!r} in this loader (it loads {known})")
+            raise MissingError(f"no table {table!r} in this loader (it loads {known})")
         if not self._finalizer.alive:
             raise ValueError("this FeatureLoader is closed, and its cache is gone")
         if self._cache is None:

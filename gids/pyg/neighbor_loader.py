@@ -6,7 +6,7 @@ The user's entry. It composes NodeLoader and HopSampler, and names things as PyG
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, Self
 
@@ -16,6 +16,8 @@ from torch_geometric.sampler import NumNeighbors
 
 from gids.heat.graphs import graphs_of
 from gids.loader import NodeLoader, SampledEpoch
+from gids.loader.feature_loader import check_option_names
+from gids.loader.tables import Tables
 from gids.pyg.attributes import attribute_of
 from gids.pyg.edge_weights import stored_weights
 from gids.pyg.hops import Counts, HopSampler
@@ -71,12 +73,14 @@ class NeighborLoader:
             several types) a node type, or (node type, one of those).
         batch_size, shuffle, drop_last: as there.
         transform: called with each Data.
-        tables: names of the tables to load, such as ``"paper.feat"``; None: all of the nodes and edges that
-            the topology has; empty: none.
+        tables: names of the tables to load, such as ``"paper.feat"``, and tables of other stores; None: all
+            of the store's nodes and edges that the topology has; empty: none. In a mapping, by the names of
+            the attributes to be.
         labels: give ``y``, where the store has labels.
         seed: of the order and of what is sampled; torch's generator has no part in them.
         device: ``"cpu"``, or ``"cuda"``: then sampling, cache and all that is handed out are there.
-        options: of gids.NodeLoader and gids.FeatureLoader: ``memory_bytes``, ``window_batches``, …;
+        place: of the topology on CUDA, as in gids.NodeLoader.
+        options: of gids.FeatureLoader: ``memory_bytes``, ``window_batches``, …;
             ``num_workers`` and other arguments of PyG's loader about workers have nothing to do: sampling has
             native threads, and reading is asynchronous.
 
@@ -104,10 +108,11 @@ class NeighborLoader:
         shuffle: bool = False,
         drop_last: bool = False,
         transform: Callable[[Any], Any] | None = None,
-        tables: Sequence[str] | None = None,
+        tables: Tables | None = None,
         labels: bool = True,
         seed: int = 0,
         device: str | torch.device = "cpu",
+        place: str = "auto",
         subgraph_type: object = "directional",
         **options: Any,
     ) -> None:
@@ -120,6 +125,7 @@ class NeighborLoader:
             raise ValueError(f"subgraph_type={subgraph_type!r} is not supported: it must be 'directional'")
         for name in _NOTHING_TO_DO & options.keys():
             del options[name]
+        check_option_names("gids.pyg.NeighborLoader", options)
         seeds = input_nodes_of(store, input_nodes)
         graphs = graphs_of(store)
         if tables is None:
@@ -144,12 +150,17 @@ class NeighborLoader:
             drop_last=drop_last,
             seed=seed,
             device=device,
+            place=place,
             labels="inputs" if labels else False,
             **options,
         )
         self.transform = transform
+        named = isinstance(tables, Mapping)
         self._data = MinibatchData(
-            {name: (table.type, attribute_of(store, table)) for name, table in self._loader.tables.items()},
+            {
+                name: (table.type, name if named else attribute_of(store, table))
+                for name, table in self._loader.tables.items()
+            },
             input_type=seeds.ntype,
         )
         self._input_ids = seeds.input_ids

@@ -185,6 +185,37 @@ def test_what_data_and_num_neighbors_may_be(one_path: Path, several_path: Path) 
         assert isinstance(next(iter(loader)), HeteroData)
 
 
+def test_tables_of_several_datasets(several_path: Path, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(2)
+    source = {"text": torch.randn(PAPERS, 5, generator=generator), "image": torch.randn(PAPERS, 3).half()}
+    tables = {}
+    for name, rows in source.items():
+        with DatasetWriter(tmp_path / f"{name}.gids") as writer:
+            writer.write_table("node", "paper", "feat", rows)
+        tables[name] = gids.FeatureStore(tmp_path / f"{name}.gids").table("feat")
+    with open_loader(several_path, [3], "paper", tables={"x": "paper.feat", **tables}) as loader:
+        expected = {"x": gids.FeatureStore(several_path).read_rows(range(PAPERS), "paper.feat"), **source}
+        for batch in loader:
+            for name, rows in expected.items():
+                assert batch["paper"][name].dtype == rows.dtype
+                assert torch.equal(batch["paper"][name], rows[batch["paper"].n_id])
+    with pytest.raises(ValueError, match=r"two tables are called 'paper.feat'"):
+        open_loader(several_path, [3], "paper", tables=["paper.feat", tables["text"]])
+
+
+def test_two_tables_of_one_attribute_are_refused(tmp_path: Path, one_path: Path) -> None:
+    with DatasetWriter(tmp_path / "x.gids") as writer:
+        writer.write_table("node", "paper", "x", torch.ones(PAPERS, 2))
+    x = gids.FeatureStore(tmp_path / "x.gids").table("x")
+    with pytest.raises(ValueError, match="two tables would be 'x' of 'paper': name them"):
+        open_loader(one_path, [3], tables=["paper.feat", x])
+
+
+def test_an_option_that_there_is_not(one_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"gids.pyg.NeighborLoader has no argument 'memory'"):
+        open_loader(one_path, [3], memory=1)
+
+
 def test_only_the_tables_asked_for_and_a_transform(one_path: Path, several_path: Path) -> None:
     with open_loader(one_path, [2], tables=[], labels=False, transform=lambda d: d.keys()) as loader:
         assert "x" not in next(iter(loader))
