@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _COPIED_AT_ONCE = 64 << 20
 _PLACES: dict[str, tuple[str, ...]] = {"host": (), "indptr": ("indptr",), "device": ("indptr", "indices")}
 """What lies in device memory."""
+_ON_DEVICE = ", or keep the topology on the device (place='device')"
 _SHARE_OF_DEVICE = 8
 """By default the device gets indptr, then indices, up to an eighth of its free memory."""
 
@@ -38,7 +39,7 @@ class PinnedGraph:
     too. Do so only when the device is done with what samples from it.
 
     Attributes: graph; device; indptr_address, indices_address: what kernels take; wide: whether indices are
-    int64 there; host_bytes, device_bytes: what this copy takes of either memory; closed.
+    int64 there; device_bytes, host_bytes: what this copy takes of either memory; closed.
     """
 
     def __init__(self, graph: Graph, device: Device, place: str) -> None:
@@ -53,19 +54,41 @@ class PinnedGraph:
             place = _choose_place(sources, device)
         _check_memory(graph, device, sources, place)
         held: list[_Held] = []
-        self._finalizer = weakref.finalize(self, _release, held)
+        self._weights: dict[int, _OnHost] = {}  # by the id of the array
+        self._finalizer = weakref.finalize(self, _release, held, self._weights)
         try:
             for source in sources:
                 if source.name in _PLACES[place]:
                     held.append(_OnDevice(device, source))
                 else:
-                    held.append(_OnHost(device, source, f"{source.name} of {describe_type(graph.relation)}"))
+                    what = f"{source.name} of {describe_type(graph.relation)}"
+                    held.append(_OnHost(device, source, what, _ON_DEVICE))
         except BaseException:
             self._finalizer()
             raise
         self.indptr_address, self.indices_address = (h.address for h in held)
-        self.host_bytes = sum(h.nbytes for h in held if isinstance(h, _OnHost))
+        self._topology_host_bytes = sum(h.nbytes for h in held if isinstance(h, _OnHost))
         self.device_bytes = sum(h.nbytes for h in held if isinstance(h, _OnDevice))
+
+    @property
+    def host_bytes(self) -> int:
+        """Of the topology, and of the edges' weights that are held."""
+        return self._topology_host_bytes + sum(h.nbytes for h in list(self._weights.values()))
+
+    def edge_weights(self, weights: np.ndarray) -> int:
+        """Where kernels find float32[num_edges], in the order of graph.indices.
+
+        They are copied to pinned host memory when asked for first, and held until the array is gone or this
+        is closed. Raises MemoryError and RuntimeError as Graph.pin does.
+        """
+        key = id(weights)
+        if key not in self._weights:
+            source = _Source("weights", weights, np.dtype(np.float32))
+            relation = describe_type(self.graph.relation)
+            _check_host_memory(f"pinning the weights of {relation}", [source], "free some")
+            self._weights[key] = _OnHost(self.device, source, f"weights of {relation}", "")
+            weakref.finalize(weights, _release_one, self._weights, key)
+        return self._weights[key].address
 
     @property
     def closed(self) -> bool:
@@ -92,7 +115,7 @@ class _Source:
 
     name: str
     array: np.ndarray
-    dtype: np.dtype[np.signedinteger]
+    dtype: np.dtype[np.number]
 
     @property
     def nbytes(self) -> int:
@@ -140,7 +163,9 @@ class _OnDevice(_Held):
 
 
 class _OnHost(_Held):
-    def __init__(self, device: Device, source: _Source, what: str) -> None:
+    """other_way: what the error adds that says that no more memory can be pinned."""
+
+    def __init__(self, device: Device, source: _Source, what: str, other_way: str) -> None:
         self.nbytes = -(-max(1, source.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
             copy = np.frombuffer(host_memory(self.nbytes), source.dtype, len(source.array))
@@ -154,7 +179,7 @@ class _OnHost(_Held):
             del copy  # now, whoever keeps the error
             raise RuntimeError(
                 f"{what}: {self.nbytes} bytes of host memory could not be pinned ({error}). Raise the limit "
-                f"of locked memory (`ulimit -l`), or keep the topology on the device (place='device')"
+                f"of locked memory (`ulimit -l`){other_way}"
             ) from error
         self._copy: np.ndarray | None = copy
         self.address = self._mapping.device_address
@@ -164,9 +189,16 @@ class _OnHost(_Held):
         self._copy = None
 
 
-def _release(held: list[_Held]) -> None:
+def _release(held: list[_Held], weights: dict[int, _OnHost]) -> None:
     while held:
         held.pop().release()
+    while weights:
+        weights.popitem()[1].release()
+
+
+def _release_one(weights: dict[int, _OnHost], key: int) -> None:
+    if key in weights:
+        weights.pop(key).release()
 
 
 def _choose_place(sources: list[_Source], device: Device) -> str:
@@ -185,12 +217,15 @@ def _check_memory(graph: Graph, device: Device, sources: list[_Source], place: s
             f"{what} takes {_listing(on_device)} = {wanted} bytes of device memory, and {free} are free; "
             "leave more on the host (place='indptr' or 'host')"
         )
-    wanted, available = sum(s.nbytes for s in on_host), _available_bytes()
+    _check_host_memory(what, on_host, "free some, or place all of it on the device (place='device')")
+
+
+def _check_host_memory(what: str, sources: list[_Source], advice: str) -> None:
+    wanted, available = sum(s.nbytes for s in sources), _available_bytes()
     if wanted > available:
         raise MemoryError(
-            f"{what} takes {_listing(on_host)} = {wanted} bytes of host memory, and {available} are "
-            "available (MemAvailable of /proc/meminfo); free some, or place all of it on the device "
-            "(place='device')"
+            f"{what} takes {_listing(sources)} = {wanted} bytes of host memory, and {available} are "
+            f"available (MemAvailable of /proc/meminfo); {advice}"
         )
 
 
