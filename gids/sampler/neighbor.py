@@ -41,8 +41,8 @@ class Neighbor(LayeredSampler):
 
     In a heterogeneous graph a node that any relation has found draws by every relation that ends in its type.
     Random numbers are counted, not drawn in turn: the minibatch depends on seeds, seed, epoch, step and
-    graph, neither on threads nor on the device. For a GPU weights are copied to pinned host memory, 4
-    bytes per edge, and masks to the device, when it samples first.
+    graph, neither on threads nor on the device. For a GPU weights are copied beside the pinned
+    topology, 4 bytes per edge, and masks to the device, when it samples first.
 
     Raises TypeError for weights that are no floating-point numbers in one dimension, ValueError for weights
     that are negative or not finite, and for other arguments; sample() raises ValueError for weights and

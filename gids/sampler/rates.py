@@ -1,6 +1,6 @@
 """Weights and masks of Neighbor where a device reads them. Made by DeviceSampler.
 
-Weights lie in pinned host memory beside the topology, whose PinnedGraph keeps them; masks on the device.
+Weights lie beside the topology, whose PinnedGraph keeps them; masks on the device.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _PLACES: dict[str, tuple[str, ...]] = {"host": (), "indptr": ("indptr",), "devic
 """What lies in device memory."""
 _ON_DEVICE = ", or keep the topology on the device (place='device')"
 _SHARE_OF_DEVICE = 8
-"""By default the device gets indptr, then indices, up to an eighth of its free memory."""
+"""By default the device gets indptr, then indices, up to an eighth of its free memory; with these weights."""
 
 
 class PinnedGraph:
@@ -39,7 +39,7 @@ class PinnedGraph:
     too. Do so only when the device is done with what samples from it.
 
     Attributes: graph; device; indptr_address, indices_address: what kernels take; wide: whether indices are
-    int64 there; device_bytes, host_bytes: what this copy takes of either memory; closed.
+    int64 there; host_bytes, device_bytes: what this copy takes of either memory; closed.
     """
 
     def __init__(self, graph: Graph, device: Device, place: str) -> None:
@@ -54,7 +54,7 @@ class PinnedGraph:
             place = _choose_place(sources, device)
         _check_memory(graph, device, sources, place)
         held: list[_Held] = []
-        self._weights: dict[int, _OnHost] = {}  # by the id of the array
+        self._weights: dict[int, _Held] = {}  # by the id of the array
         self._finalizer = weakref.finalize(self, _release, held, self._weights)
         try:
             for source in sources:
@@ -67,28 +67,40 @@ class PinnedGraph:
             self._finalizer()
             raise
         self.indptr_address, self.indices_address = (h.address for h in held)
-        self._topology_host_bytes = sum(h.nbytes for h in held if isinstance(h, _OnHost))
-        self.device_bytes = sum(h.nbytes for h in held if isinstance(h, _OnDevice))
+        self._topology = tuple(held)
 
     @property
     def host_bytes(self) -> int:
-        """Of the topology, and of the edges' weights that are held."""
-        return self._topology_host_bytes + sum(h.nbytes for h in list(self._weights.values()))
+        """Pinned host memory that the topology takes, and the weights that are held."""
+        return sum(h.nbytes for h in self._all_held() if isinstance(h, _OnHost))
+
+    @property
+    def device_bytes(self) -> int:
+        """Device memory, likewise."""
+        return sum(h.nbytes for h in self._all_held() if isinstance(h, _OnDevice))
 
     def edge_weights(self, weights: np.ndarray) -> int:
         """Where kernels find float32[num_edges], in the order of graph.indices.
 
-        They are copied to pinned host memory when asked for first, and held until the array is gone or this
-        is closed. Raises MemoryError and RuntimeError as Graph.pin does.
+        They are copied when asked for first, and held until the array is gone or this is closed: to device
+        memory where indices lie there and an eighth of what is free will do, else to pinned host memory.
+        Raises MemoryError and RuntimeError as Graph.pin does.
         """
         key = id(weights)
         if key not in self._weights:
             source = _Source("weights", weights, np.dtype(np.float32))
             relation = describe_type(self.graph.relation)
-            _check_host_memory(f"pinning the weights of {relation}", [source], "free some")
-            self._weights[key] = _OnHost(self.device, source, f"weights of {relation}", "")
+            indices = self._topology[1]
+            if isinstance(indices, _OnDevice) and source.nbytes <= _room(self.device):
+                self._weights[key] = _OnDevice(self.device, source)
+            else:
+                _check_host_memory(f"pinning the weights of {relation}", [source], "free some")
+                self._weights[key] = _OnHost(self.device, source, f"weights of {relation}", "")
             weakref.finalize(weights, _release_one, self._weights, key)
         return self._weights[key].address
+
+    def _all_held(self) -> list[_Held]:
+        return [*self._topology, *self._weights.values()]
 
     @property
     def closed(self) -> bool:
@@ -148,7 +160,7 @@ class _OnDevice(_Held):
     def __init__(self, device: Device, source: _Source) -> None:
         import torch
 
-        dtype = torch.int32 if source.dtype == np.int32 else torch.int64
+        dtype: torch.dtype = getattr(torch, source.dtype.name)
         self._tensor: torch.Tensor | None = device.empty(len(source.array), dtype)
         for part in source.parts():
             piece = np.empty(part.stop - part.start, source.dtype)
@@ -189,20 +201,24 @@ class _OnHost(_Held):
         self._copy = None
 
 
-def _release(held: list[_Held], weights: dict[int, _OnHost]) -> None:
+def _release(held: list[_Held], weights: dict[int, _Held]) -> None:
     while held:
         held.pop().release()
     while weights:
         weights.popitem()[1].release()
 
 
-def _release_one(weights: dict[int, _OnHost], key: int) -> None:
+def _release_one(weights: dict[int, _Held], key: int) -> None:
     if key in weights:
         weights.pop(key).release()
 
 
+def _room(device: Device) -> int:
+    return device.memory_info()[0] // _SHARE_OF_DEVICE
+
+
 def _choose_place(sources: list[_Source], device: Device) -> str:
-    room = device.memory_info()[0] // _SHARE_OF_DEVICE
+    room = _room(device)
     sizes = {place: sum(s.nbytes for s in sources if s.name in names) for place, names in _PLACES.items()}
     return max((place for place, nbytes in sizes.items() if nbytes <= room), key=lambda place: sizes[place])
 

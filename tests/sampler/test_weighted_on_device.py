@@ -100,9 +100,9 @@ def test_relations_are_sampled_as_on_the_cpu(device: Device, replace: bool) -> N
 
 
 def test_a_hub_of_which_little_can_be_drawn(device: Device) -> None:
-    """Neighbours that can be drawn are few, far from each other, exactly as many as wanted, one more, none."""
-    degrees = [3000] * 6
-    graph, weights = make_graph(degrees, num_src=3000, relation=("a", "to", "b")), np.zeros(18_000, np.float32)
+    """As many as wanted, one less, one more, none; far from each other."""
+    graph = make_graph([3000] * 6, num_src=3000, relation=("a", "to", "b"))
+    weights = np.zeros(graph.num_edges, np.float32)
     for v, possible in enumerate((0, 1, 4, 5, 40)):
         weights[v * 3000 + np.linspace(0, 2999, possible).astype(int)] = 2
     weights[15_000:] = np.arange(3000) % 2
@@ -132,43 +132,65 @@ def test_a_source_that_is_no_node(device: Device, kind: str) -> None:
     assert messages[0] == messages[1]
 
 
-def test_weights_are_pinned_once_counted_with_the_topology_and_given_back(device: Device) -> None:
+@pytest.mark.parametrize("place", ["host", "indptr", "device"])
+def test_weights_lie_where_indices_do_once_and_are_given_back(device: Device, place: str) -> None:
     weights, seeds = POSITIVE.copy(), torch.arange(20)
-    pages = -(-weights.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    with GRAPH.pin(device, place="device") as pinned:
+    with GRAPH.pin(device, place=place) as pinned:
+        topology = pinned.host_bytes, pinned.device_bytes
+
+        def of_weights() -> tuple[int, int]:
+            return pinned.host_bytes - topology[0], pinned.device_bytes - topology[1]
+
+        assert of_weights() == (0, 0)
         samplers = [Neighbor([2], weights=weights) for _ in range(2)]
         for sampler in samplers:
             sampler.sample(pinned, seeds)
             sampler.sample(pinned, seeds, step=1)
-        assert pinned.host_bytes == pages
-        assert str(pages) in repr(pinned)
+        pages = -(-weights.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        once = (0, weights.nbytes) if place == "device" else (pages, 0)
+        assert of_weights() == once
+        assert str(pinned.host_bytes) in repr(pinned)
         Neighbor([2], weights=weights + 1).sample(pinned, seeds)
         gc.collect()
-        assert pinned.host_bytes == pages
+        assert of_weights() == once
         del sampler, samplers, weights
         gc.collect()
-        assert pinned.host_bytes == 0
+        assert of_weights() == (0, 0)
         kept = Neighbor([2], weights=POSITIVE)
-        kept.sample(pinned, seeds)
-        biased = Neighbor([2], locality=LocalityBias(HELD, 2))
-        plain = Neighbor([2])
-        for one in (biased, plain):
-            one.sample(pinned, seeds)
-        assert biased.nbytes > plain.nbytes
-    assert pinned.host_bytes == 0
+        expected = lists(kept.sample(GRAPH, seeds))
+        assert lists(kept.sample(pinned, seeds)) == expected
     with pytest.raises(ValueError, match="closed; pin the graph again"):
         kept.sample(pinned, seeds)
     with GRAPH.pin(device) as again:
-        kept.sample(again, seeds)
+        assert lists(kept.sample(again, seeds)) == expected
+
+
+def test_weights_lie_on_the_host_where_the_device_has_little_room(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with GRAPH.pin(device, place="device") as pinned:
+        monkeypatch.setattr(device, "memory_info", lambda: (8 * POSITIVE.nbytes - 1, 1 << 40))
+        Neighbor([2], weights=POSITIVE).sample(pinned, torch.arange(20))
+        assert pinned.host_bytes >= POSITIVE.nbytes
+
+
+def test_masks_are_counted(device: Device) -> None:
+    with GRAPH.pin(device) as pinned:
+        biased, plain = Neighbor([2], locality=LocalityBias(HELD, 2)), Neighbor([2])
+        plain.sample(pinned, torch.arange(0))
+        biased.sample(pinned, torch.arange(0))
+        assert biased.nbytes >= plain.nbytes + -(-NODES // 8)
 
 
 def test_weights_that_do_not_fit_are_refused(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = make_graph([3, 4])
-    with graph.pin(device, place="device") as pinned:
+    with graph.pin(device, place="host") as pinned:
         sampler = Neighbor([2], weights=np.ones(7))
         with monkeypatch.context() as short:
             short.setattr(pinned_graph, "_available_bytes", lambda: 27)
-            message = r"pinning the weights of '_N\._E\._N' takes weights 28 = 28 bytes of host memory, and 27"
+            message = (
+                r"pinning the weights of '_N\._E\._N' takes weights 28 = 28 bytes of host memory, and 27"
+            )
             with pytest.raises(MemoryError, match=message):
                 sampler.sample(pinned, torch.arange(2))
         with monkeypatch.context() as locked:
@@ -180,5 +202,5 @@ def test_weights_that_do_not_fit_are_refused(device: Device, monkeypatch: pytest
             with pytest.raises(RuntimeError, match=r"weights of '_N\._E\._N': .*`ulimit -l`\)$"):
                 sampler.sample(pinned, torch.arange(2))
         assert sampler.sample(pinned, torch.arange(2)).blocks[0].num_edges == 4  # type: ignore[union-attr]
-        with pytest.raises(ValueError, match="6 weights of .* which has 7 edges"):
+        with pytest.raises(ValueError, match=r"6 weights of .* which has 7 edges"):
             Neighbor([2], weights=np.ones(6)).sample(pinned, torch.arange(2))
