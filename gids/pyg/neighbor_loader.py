@@ -67,8 +67,8 @@ class NeighborLoader:
             for all; or a dictionary of such lists by edge type.
         replace: draw with replacement, so many neighbours of every node that has any.
         weight_attr: the name, in PyG, of a table of edges with one number for each, in proportion to which
-            neighbours are drawn; it is held in memory (4 bytes per edge). Relations without such a table are
-            drawn from uniformly. On the CPU.
+            neighbours are drawn; it is held in memory (4 bytes per edge), and copied beside the topology for
+            a GPU. Relations without such a table are drawn from uniformly.
         input_nodes: the seeds: int64[n], or bool[num_nodes], or None for all nodes, or (of a dataset with
             several types) a node type, or (node type, one of those).
         batch_size, shuffle, drop_last: as there.
