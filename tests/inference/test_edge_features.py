@@ -136,9 +136,9 @@ def test_every_layer_gets_the_same_rows(
     def layer(i: int, block: Any, h: torch.Tensor, of_edges: torch.Tensor) -> torch.Tensor:
         assert of_edges.dtype == expected.dtype
         assert torch.equal(of_edges, expected[block.edge_ids])
-        assert h.dtype == [feature_dtype or torch.float32, torch.float32, torch.float64][i]
+        assert h.dtype == [feature_dtype or torch.float32, torch.float16, torch.float64][i]
         seen.append(block.num_edges)
-        return (torch.full((block.num_dst, 2), 1 / 3), h[: block.num_dst].double(), h[: block.num_dst])[i]
+        return h[: block.num_dst].to([torch.float16, torch.float64, torch.float64][i])
 
     result = layerwise(
         layer,
@@ -150,7 +150,7 @@ def test_every_layer_gets_the_same_rows(
         memory_bytes=MEMORY,
     )
     assert sum(seen) == 3 * count
-    close(result.values, torch.full((1500, 2), 1 / 3).to(dtype).double())
+    assert torch.equal(result.values, rows["paper"].half().to(dtype).double())  # type: ignore[arg-type]
 
 
 def test_memory_counts_the_rows_of_edges(tmp_path: Path) -> None:
@@ -169,6 +169,26 @@ def test_memory_counts_the_rows_of_edges(tmp_path: Path) -> None:
     assert blocks[0] > blocks[1] > blocks[2]
     with pytest.raises(MemoryBudgetError, match="'_N' node 40 and its in-neighbours are up to 301 rows"):
         layerwise(model, store, memory_bytes=9 << 20, **options)
+
+
+def test_memory_counts_more_edges_than_nodes(tmp_path: Path) -> None:
+    """Of each edge a row is read, also where all of them come from few nodes."""
+    degrees = np.full(60, 100)
+    degrees[40] = 5000
+    nodes, edges = torch.randn(60, 2), torch.randn(int(degrees.sum()), 128)
+    with DatasetWriter(tmp_path / "dense.gids") as writer:
+        writer.write_table("node", "_N", "feat", nodes)
+        indices = np.random.default_rng(0).integers(0, 60, len(edges))
+        writer.write_graph(RELATION, np.concatenate([[0], degrees.cumsum()]), indices)
+        writer.write_table("edge", RELATION, "w", edges)
+    store, model = FeatureStore(tmp_path / "dense.gids"), sage(128, 2, 3)
+    options: dict[str, Any] = {"edge_tables": ["_N._E._N.w"]}
+    with pytest.raises(MemoryBudgetError, match="node 40 and its in-neighbours are up to 5001 rows"):
+        layerwise(model, store, memory_bytes=14 << 20, **options)
+    result = layerwise(model, store, memory_bytes=40 << 20, **options)
+    close(result.values, expected_of(store, model, nodes, edges))
+    check_memory(result.layers, 40 << 20)
+    assert result.layers[0]["blocks"] > 1
 
 
 def test_edges_alone_have_features(tmp_path: Path, rows: Rows) -> None:
