@@ -164,6 +164,32 @@ def test_rows_of_edges(two_types: Path) -> None:
             assert len(ids) > 0
 
 
+def test_edge_ids_are_looked_up_once_for_all_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    indptr, indices = in_edges(200, 200, 1)
+    ids = np.random.default_rng(2).permutation(len(indices))
+    relation = ("a", "to", "a")
+    with DatasetWriter(tmp_path / "edges.gids") as writer:
+        writer.write_table("node", "a", "feat", torch.zeros(200, 4))
+        writer.write_graph(relation, indptr, indices, num_src=200, edge_ids=ids)
+        for factor, key in enumerate("xyz"):
+            writer.write_table("edge", relation, key, (factor * torch.arange(len(ids))).view(-1, 1))
+    looked_up = []
+
+    def edge_ids(block: Block) -> torch.Tensor:
+        looked_up.append(block)
+        return torch.from_numpy(ids[block.positions])
+
+    monkeypatch.setattr(Block, "edge_ids", property(edge_ids))
+    tables = [f"a.to.a.{key}" for key in "xyz"]
+    with open_loader(tmp_path / "edges.gids", seeds=torch.arange(200), tables=tables) as loader:
+        minibatches = list(loader)
+    assert len(looked_up) == 2 * len(minibatches)  # of two blocks each
+    for m in minibatches:
+        read = torch.cat([torch.from_numpy(ids[block.positions]) for block in m.blocks])  # type: ignore[union-attr]
+        for factor, table in enumerate(tables):
+            assert torch.equal(m.features[table], factor * read.view(-1, 1))
+
+
 def test_labels_of_all_input_nodes(one_type: Path, two_types: Path, source: Rows) -> None:
     with open_loader(one_type, labels="inputs") as loader:
         for m in loader:

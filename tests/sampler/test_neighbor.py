@@ -17,7 +17,8 @@ from sampling_model import ModelBlock, sample
 
 from gids.cuda import Device
 from gids.errors import FormatError
-from gids.sampler import Block, Minibatch, Neighbor, Topology
+from gids.sampler import Block, Labor, Ladies, Minibatch, Neighbor, Topology
+from gids.sampler.layered import LayeredSampler
 from gids.store import Graph
 
 Layers = Sequence[Sequence[int]]
@@ -342,3 +343,16 @@ def test_a_minibatch_tells_its_sizes() -> None:
     several = Minibatch({"a": seeds}, {"a": nodes}, [{("a", "r", "a"): block}])
     assert "seeds={'a': int64[1]}, input_nodes={'a': int64[3]}" in repr(several)
     assert "blocks=[{('a', 'r', 'a'): Block(3 -> 1 nodes, 2 edges, weights)}]" in repr(several)
+
+
+@pytest.mark.parametrize("make", [Neighbor, Labor, Ladies])
+def test_a_layer_alone_is_that_of_a_sampler_which_has_no_other(make: type[LayeredSampler]) -> None:
+    graph = make_graph(mixed_degrees(300))
+    seeds, numbers = torch.arange(0, 300, 7), {"seed": 7, "epoch": 1, "step": 4}
+    both = make([3, 5])  # type: ignore[call-arg]
+    for layer, number in enumerate((5, 3)):
+        found = both.sample_layer(graph, seeds, layer, **numbers)
+        expected = make([number]).sample(graph, seeds, **numbers)  # type: ignore[call-arg]
+        for a, b in zip(found.tensors(), expected.tensors(), strict=True):
+            assert torch.equal(a, b)
+        assert (found.epoch, found.step) == (1, 4)
