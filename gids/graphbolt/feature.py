@@ -95,8 +95,9 @@ class FeatureStore(gb.FeatureStore):  # type: ignore[misc]  # GraphBolt has no t
     """The tables of a dataset as GraphBolt's FeatureStore, through one cache. Read-only.
 
     store: the dataset's path, or an open gids.FeatureStore. options: of gids.FeatureLoader; tables share its
-    memory; a read is what is a minibatch there. Keys are (domain, type, name): ``("node", "paper", "feat")``, ``("edge", "author:writes:paper",
-    "weight")``; the type is None of a homogeneous dataset, and also names the only type there is.
+    memory, and ``minibatch_rows`` is as of Feature. Keys are (domain, type, name): ``("node", "paper",
+    "feat")``, ``("edge", "author:writes:paper", "weight")``; the type is None of a homogeneous dataset, and
+    also names the only type there is.
     """
 
     def __init__(self, store: gids_store.FeatureStore | str | os.PathLike[str], **options: Any) -> None:
