@@ -62,7 +62,7 @@ class Workplace:
         except OSError as error:
             if error.errno not in _FULL:
                 raise
-            what = f"{os.strerror(error.errno)} to begin {self.path.name} ({_free(self.path.parent)})"
+            what = f"{os.strerror(error.errno)} to begin {self.path.name} ({_free([self.path.parent])})"
             with contextlib.suppress(OSError):  # it holds an earlier writer's work, or was never made
                 self.partial.rmdir()
             cure = "nothing was written; make room on its disk, or choose another, at"
@@ -183,7 +183,7 @@ class Workplace:
         """An error that says what to do, for one that says that the disk is full; else None."""
         if error.errno not in _FULL or isinstance(error, StorageError):
             return None
-        free = _free(self.partial)
+        free = _free([self.path.parent, *(folder.parent for folder in self.folders)])
         if self.needed_bytes:
             free += f", {format_bytes(self.needed_bytes)} needed in all"
         cure = "nothing was published; make room and try again, at"
@@ -193,8 +193,17 @@ class Workplace:
         return StorageError(error.errno, what, self.partial if self.has_progress else self.path)
 
 
-def _free(place: Path) -> str:
-    """What the disk of a directory has left, for an error that says that it is full."""
-    disk = os.statvfs(place)
-    inodes = ", no inodes free" if disk.f_files and not disk.f_favail else ""
-    return f"{format_bytes(disk.f_bavail * disk.f_frsize)} free{inodes}"
+def _free(places: Sequence[Path]) -> str:
+    """What the fullest of these directories' disks has left, for an error that says that one is full."""
+
+    def bytes_free(place: Path) -> int:
+        disk = os.statvfs(place)
+        return disk.f_bavail * disk.f_frsize
+
+    def lacks_inodes(place: Path) -> bool:
+        disk = os.statvfs(place)
+        return disk.f_files > 0 and disk.f_favail == 0
+
+    place = min(places, key=lambda p: (not lacks_inodes(p), bytes_free(p)))
+    where = f" on the disk of {place}" if len(places) > 1 else ""
+    return f"{format_bytes(bytes_free(place))}{', no inodes' * lacks_inodes(place)} free{where}"

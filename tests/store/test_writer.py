@@ -211,6 +211,17 @@ def test_a_disk_that_takes_no_file_says_so_at_the_start(inodes):
         assert list(place.iterdir()) == []
 
 
+def test_a_full_disk_among_those_of_the_shards_is_named(tmp_path):
+    with small_disk("64k") as place:
+        (place / "else").write_bytes(bytes(64 << 10))
+        with pytest.raises(
+            StorageError, match=f"while writing a.gids \\(0 B free on the disk of {place}\\); "
+        ):
+            DatasetWriter(tmp_path / "a.gids", stripe=[tmp_path, place])
+        assert [p.name for p in place.iterdir()] == ["else"]
+    assert not (tmp_path / "a.gids.partial").exists()
+
+
 def test_a_limit_on_file_sizes_is_reported_alike(tmp_path):
     code = f"""
 import torch
