@@ -13,15 +13,17 @@ from typing import Any, TypeVar
 import torch
 
 from gids import _core, cuda
-from gids.cache.budget import GROWTH, available_bytes, format_bytes, longest_read_bytes
+from gids.cache.budget import GROWTH, available_bytes, bounce_pool_bytes
 from gids.cache.output_dtype import FLOATS, out_row_bytes
 from gids.errors import FormatError, MemoryBudgetError
 from gids.inference.edge_features import EdgeFeatures
 from gids.inference.layers import Layers, block_on, output_of, per_type
 from gids.inference.sinks import Sink, TableSink
 from gids.inference.targets import Neighbourhoods, Span, Targets
+from gids.io import QUEUE_DEPTH
 from gids.loader import FeatureLoader
 from gids.sampler import Minibatch
+from gids.sizes import format_bytes
 from gids.store import FeatureStore, Table
 from gids.store.names import Relation
 
@@ -200,7 +202,7 @@ class Run:
     def _fixed_bytes(self, inputs: Inputs) -> int:
         """Bounce pool and page tables."""
         tables = inputs.tables.values()
-        bounce = self._options.get("queue_depth", 256) * longest_read_bytes(tables) if tables else 0
+        bounce = bounce_pool_bytes(tables, self._options.get("queue_depth", QUEUE_DEPTH)) if tables else 0
         return int(bounce + sum(8 * t.page_count for t in tables))
 
     def _loader(self, inputs: Inputs, blocks_bytes: int) -> FeatureLoader:

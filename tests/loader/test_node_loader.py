@@ -208,6 +208,21 @@ def test_the_order_of_an_epoch(one_type: Path) -> None:
             assert torch.equal(found, seeds[loader.order(epoch)])
 
 
+@pytest.mark.parametrize("by_type", [False, True])
+@pytest.mark.parametrize("given", [torch.from_numpy, np.asarray])
+def test_seeds_that_the_user_changes_later_stay_those_given(
+    one_type: Path, two_types: Path, given: Any, by_type: bool
+) -> None:
+    array = np.arange(0, PAPERS, 3)
+    seeds: Any = {"paper": given(array)} if by_type else given(array)
+    with open_loader(two_types if by_type else one_type, seeds=seeds, tables=[]) as loader:
+        epoch = iter(loader)
+        first, expected = next(epoch).seeds, torch.from_numpy(array[loader.order(0).numpy()])
+        array[:] = 1 << 40  # no node
+        found = [first, *(m.seeds for m in epoch)]
+    assert torch.equal(torch.cat([s["paper"] if isinstance(s, dict) else s for s in found]), expected)
+
+
 @pytest.mark.parametrize("stop_after", [0, 1, 4, 7])
 def test_an_interrupted_epoch_goes_on_with_the_same_minibatches(one_type: Path, stop_after: int) -> None:
     """From a state that went through a file, in loaders that differ in what does not matter."""

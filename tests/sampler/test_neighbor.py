@@ -89,6 +89,22 @@ def test_a_device_samples_what_the_model_does(device: Device, fanouts: list[int]
             assert tensor.device == device.torch_device  # type: ignore[union-attr]
 
 
+def test_seed_epoch_step_and_layer_each_make_other_draws_as_the_model_does() -> None:
+    graph = make_graph([1000] * 8, dtype=np.int64)  # eight edges of a thousand are hardly ever drawn twice
+    rng, drawn, rounds = np.random.default_rng(5), set(), 20
+    for _ in range(rounds):
+        numbers = [int(n) for n in rng.integers(0, (1 << 63) - 1, 3)]
+        for changed in (None, 0, 1, 2):
+            seed, epoch, step = (n + (i == changed) for i, n in enumerate(numbers))
+            minibatch = Neighbor([8, 8]).sample(graph, torch.arange(1), seed=seed, epoch=epoch, step=step)
+            _, layers = sample([graph], {graph.relation[0]: [0]}, [[8], [8]], seed, epoch, step)
+            for block, [model] in zip(reversed(minibatch.blocks), layers, strict=True):
+                assert isinstance(block, Block)
+                assert_block(block, model)
+                drawn.add(tuple(block.positions[:8].tolist()))  # the seed's
+    assert len(drawn) == 2 * 4 * rounds
+
+
 def test_the_number_of_threads_changes_nothing() -> None:
     graph = make_graph(mixed_degrees(30_000), dtype=np.int32)
     seeds = torch.from_numpy(np.random.default_rng(2).permutation(30_000)[:2000])
