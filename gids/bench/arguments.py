@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,13 +40,29 @@ def numbers(least: int) -> Callable[[str], list[int]]:
 
 def positive(value: str) -> int:
     """A whole number, 1 or more."""
+    return _at_least(1, value)
+
+
+def natural(value: str) -> int:
+    """A whole number, 0 or more."""
+    return _at_least(0, value)
+
+
+def _at_least(least: int, value: str) -> int:
     try:
         found = int(value)
     except ValueError:
-        found = 0
-    if found < 1:
-        raise argparse.ArgumentTypeError(f"{value!r} is not a whole number of 1 or more")
+        found = least - 1
+    if found < least:
+        raise argparse.ArgumentTypeError(f"{value!r} is not a whole number of {least} or more")
     return found
+
+
+def device(value: str) -> str:
+    """`cpu`, `cuda`, or one of several, `cuda:1`."""
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", value):
+        raise argparse.ArgumentTypeError(f"{value!r} is no device; there are cpu, cuda and cuda:N")
+    return value
 
 
 def sizes(value: str) -> list[int]:
@@ -94,6 +111,13 @@ def add_dataset(parser: argparse.ArgumentParser) -> None:
     add(
         "--allow-dir", action="append", default=[], metavar="DIR", help="where shards may lie outside DATASET"
     )
+
+
+def given(args: argparse.Namespace, defaults: Mapping[str, object]) -> list[str]:
+    """Which of these options differ from their defaults, as the command line has them."""
+    return [
+        f"--{name.replace('_', '-')}" for name, default in defaults.items() if getattr(args, name) != default
+    ]
 
 
 def add_sampling(

@@ -15,7 +15,8 @@ takes memory for its minibatches (some 50 B each), not for their pages. Little-e
     record  u8 kind, u8 bytes of a page number (4 or 8), u16 table, u32 count, u64 minibatch
     ENTER   count page numbers follow: the minibatch's pages of a table, each once, in order of first use
     PLAN, RETIRE   nothing follows
-    END     count bytes of JSON follow: {"batches", "pages", "counters": {table: {"hits", ...}}}; the last
+    END     count bytes of JSON follow: {"batches", "pages", "counters": {table: {"hits", ...}}}, to the end
+            of the file
 
 Minibatches are numbered from 0 and enter, are planned and retire in that order. A file without END is
 incomplete.
@@ -37,7 +38,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gids.errors import FormatError
+from gids.errors import FormatError, MissingError
 
 MAGIC = b"GIDSTRCE"
 VERSION = 1
@@ -114,13 +115,13 @@ class Trace:
         return self._index[table :: len(self.tables), 1].copy()
 
     def table_number(self, name: str | None) -> int:
-        """The table of that name, or without one the largest. Raises KeyError."""
+        """The table of that name, or without one the largest. Raises MissingError."""
         names = [t.name for t in self.tables]
         if name is None:
             sizes = [t.page_count * t.page_bytes for t in self.tables]
             return sizes.index(max(sizes))
         if name not in names:
-            raise KeyError(f"no table {name!r} in {self.path} (has {', '.join(map(repr, names))})")
+            raise MissingError(f"no table {name!r} in {self.path} (has {', '.join(map(repr, names))})")
         return names.index(name)
 
     def close(self) -> None:
@@ -206,6 +207,8 @@ class Trace:
                 events.append(kind)
         if entering or place + count > self._size:
             raise self._fault(f"has a damaged end mark at byte {begin}")
+        if place + count < self._size:
+            raise self._fault(f"has {self._size - place - count} bytes behind its end mark: it is damaged")
         end = self._json(place, count, "end mark")
         self._index = np.array(index, np.int64).reshape(-1, 3)
         if end.get("batches") != seen[ENTER] or end.get("pages") != int(self._index[:, 1].sum()):
