@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gids import _core
+from gids.bench import text
 from gids.bench.report import Report
 from gids.bench.session import Session
 from gids.cli.sizes import format_bytes
@@ -135,8 +136,8 @@ def _answer(
         epoch = _epoch_batches(case)
         pages = epoch * per_batch * (1 - ratio)
         report.answers.append(
-            f"an epoch of {epoch:,} minibatches then reads {pages:,.0f} pages: {pages / speed:.1f} s at "
-            f"{speed:,.0f} pages/s"
+            f"an epoch of {epoch:,} minibatches then reads {pages:,.0f} pages: "
+            f"{text.seconds(pages / speed)} at {speed:,.0f} pages/s"
         )
 
 

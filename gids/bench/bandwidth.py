@@ -328,7 +328,7 @@ def _measure_ceilings(
             report.note(raw.note)
         if raw.passes > 1:
             report.note(
-                f"the table is so small that the probes read it {raw.passes} times over: of a larger one the "
+                "the table is so small that the probes read it several times over: of a larger one the "
                 "ceiling would be surer"
             )
         found = {PROBES[0]: raw.reads_per_s}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from gids.bench.report import Figure
@@ -55,15 +56,12 @@ def draw_bars(panel: Any, runs: Sequence[Figure], metrics: dict[str, str], *, fi
     """
     thick = 0.8 / len(metrics)
     for number, (name, title) in enumerate(metrics.items()):
-        lengths = [(run.median(name) or 0.0) / 1e6 for run in runs]
-        values = [run.values.get(name, [0.0]) for run in runs]
-        low = [length - min(found) / 1e6 for length, found in zip(lengths, values, strict=True)]
-        high = [max(found) / 1e6 - length for length, found in zip(lengths, values, strict=True)]
+        lengths, ranges = spread(runs, name, 1e-6)
         drawn = panel.barh(
             [place + (number - (len(metrics) - 1) / 2) * thick for place in range(len(runs))],
             lengths,
             thick * 0.92,
-            xerr=[low, high] if any(len(found) > 1 for found in values) else None,
+            xerr=ranges,
             capsize=2,
             color=COLOURS[first_colour + number],
             label=title,
@@ -72,6 +70,19 @@ def draw_bars(panel: Any, runs: Sequence[Figure], metrics: dict[str, str], *, fi
     panel.margins(x=0.12)
     panel.set_ylim(len(runs) - 0.4, -0.6)
     panel.grid(axis="y", visible=False)
+
+
+def spread(
+    figures: Sequence[Figure], metric: str, scale: float
+) -> tuple[list[float], tuple[list[float], list[float]] | None]:
+    """Medians, times scale; and how far ranges reach below and above: None where nothing was repeated."""
+    values = [[scale * value for value in figure.values.get(metric, [0.0])] for figure in figures]
+    middle = [median(found) for found in values]
+    if all(len(found) == 1 for found in values):
+        return middle, None
+    low = [m - min(found) for m, found in zip(middle, values, strict=True)]
+    high = [max(found) - m for m, found in zip(middle, values, strict=True)]
+    return middle, (low, high)
 
 
 def shared_settings(runs: Sequence[Figure]) -> set[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gids.bench import arguments
-from gids.bench.report import Report
+from gids.bench.report import Report, check_writable
 from gids.bench.session import Session
 from gids.bench.trace import Trace
 
@@ -50,6 +50,8 @@ def sources(args: argparse.Namespace, report: Report) -> list[Source]:
         return [Source(None, None)]
     if args.path is None:
         raise ValueError("name a dataset to sample, or a trace with --replay")
+    if args.record is not None:
+        check_writable(args.record)
     found = []
     for name in dict.fromkeys(args.sampler):
         check_sampler(name)

@@ -31,7 +31,7 @@ _BUFFER_BYTES = 1 << 20
 
 
 class TraceWriter:
-    """A trace file being written; a context manager. It is complete once closed without an exception.
+    """A trace file being written. It is complete once finish() has returned.
 
     policy, window_batches, planned_batches, device: of the recorded run; None for sampling alone.
     Raises OSError.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import math
-import shlex
 import sys
 import textwrap
 from pathlib import Path
@@ -162,4 +161,4 @@ def _word(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, list):
         return ",".join(map(str, value))
-    return shlex.quote(str(value))
+    return str(value)

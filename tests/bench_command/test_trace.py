@@ -247,6 +247,12 @@ def test_no_changed_byte_does_worse_than_an_error(tmp_path: Path, good: bytes) -
     assert refused > 100  # the others changed heat, or a page into another page
 
 
+def test_bytes_behind_the_end_are_damage(tmp_path: Path, good: bytes) -> None:
+    (tmp_path / "t").write_bytes(good + b"more")
+    with pytest.raises(FormatError, match="has 4 bytes behind its end mark"):
+        Trace(tmp_path / "t")
+
+
 @pytest.mark.parametrize(
     ("place", "value", "said"),
     [
