@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -120,6 +120,10 @@ def given(args: argparse.Namespace, defaults: Mapping[str, object]) -> list[str]
     ]
 
 
+OF_MINIBATCHES = ("sampler", "fanouts", "batch_size", "seeds")
+"""What add_sampling adds."""
+
+
 def add_sampling(
     parser: argparse.ArgumentParser, *, several: bool = False, several_samplers: bool = False
 ) -> None:
@@ -153,6 +157,12 @@ def add_sampling(
         default="train",
         help="the nodes that training starts from (default: train)",
     )
+    keep_defaults(parser, OF_MINIBATCHES)
+
+
+def keep_defaults(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
+    """Have the options' defaults in args.sampling_defaults, for given()."""
+    parser.set_defaults(sampling_defaults={name: parser.get_default(name) for name in names})
 
 
 def open_table(args: argparse.Namespace) -> tuple[FeatureStore, Table]:

@@ -127,6 +127,8 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     for state in args.states:
         if state not in STATES:
             raise ValueError(f"no state {state!r} of the page cache (there are {', '.join(STATES)})")
+    if args.rows and (unused := arguments.given(args, args.sampling_defaults)):
+        raise ValueError(f"--rows are drawn uniformly, and nothing is sampled: leave out {', '.join(unused)}")
     store, table = arguments.open_table(args)
     cache_bytes = _cache_bytes(args.cache, table, args.device, report)
     _describe(store, table, engines, args.device, report)

@@ -30,10 +30,16 @@ Stock DGL maps the table's own shard (so it needs one shard, without padding): a
 few advise it, as it is, for some seconds. Rows that the model was given are compared with the dataset.
 """
 SETTINGS = {"side": "side"}
-STAGES = ("sampling", "planning", "reading", "gather", "training")
+STAGES = {
+    "sampling": "sampling",
+    "planning": "planning",
+    "reading": "waiting",
+    "gather": "copying",
+    "training": "training",
+}
 COLUMNS = [
     text.Column("epoch", "epoch_s", text.seconds, spread=True),
-    *(text.Column(stage, f"{stage}_s", text.seconds) for stage in STAGES),
+    *(text.Column(title, f"{stage}_s", text.seconds) for stage, title in STAGES.items()),
     text.Column("CPU", "cpu_s", text.seconds),
     text.Column("batches", "batches", text.count),
     text.Column("rows/s", "rows_per_s", text.count),

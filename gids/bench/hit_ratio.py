@@ -59,18 +59,7 @@ MINIMUM = "MIN"
 _PLACES = ("1%", "2%", "5%", "10%")
 _WINDOWS = (0, 4, 8, 16)
 _PIN = 0.4
-_OF_SAMPLING = [
-    "sampler",
-    "fanouts",
-    "batch_size",
-    "seeds",
-    "kappa",
-    "batches",
-    "heat",
-    "order",
-    "record",
-    "rows",
-]
+_OF_SAMPLING = (*arguments.OF_MINIBATCHES, "kappa", "batches", "heat", "order", "record", "rows")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -159,7 +148,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="minibatches of an epoch (default: as many as the seeds make)",
     )
-    parser.set_defaults(sampling_defaults={name: parser.get_default(name) for name in _OF_SAMPLING})
+    arguments.keep_defaults(parser, _OF_SAMPLING)
 
 
 def measure(args: argparse.Namespace, session: Session, report: Report) -> None:

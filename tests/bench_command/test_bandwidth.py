@@ -108,6 +108,7 @@ def test_a_wrong_row_is_found_before_anything_is_timed(
         (["--cache", "5x"], "--cache 5x: write 2% of the pages, or 4GB of lines"),
         (["--cache", "900TB"], "more than half of the memory"),
         (["--window", "24"], "live minibatches"),
+        (["--rows", "9"], "nothing is sampled: leave out --fanouts, --batch-size"),
         (["--extents", "1MiB"], "--extents are read beside kvikio, which --engines does not name"),
     ],
 )
