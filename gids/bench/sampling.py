@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import torch
 
     from gids.sampler import Minibatch, Sampler, Topology
-    from gids.sampler.minibatch import Block
     from gids.store import FeatureStore
 
 HELP = "how many nodes and edges a second are sampled, by sampler, batch, threads and device"
@@ -141,6 +140,7 @@ def verify(minibatch: Minibatch) -> None:
     """Every edge is the graph's, but of walks; none comes twice, no node does. Raises FormatError."""
     import numpy as np
 
+    from gids.bench.minibatches import blocks_of
     from gids.errors import FormatError
 
     def nodes_of(ntype: str) -> np.ndarray[Any, Any]:
@@ -148,7 +148,7 @@ def verify(minibatch: Minibatch) -> None:
         found = nodes[ntype] if isinstance(nodes, dict) else nodes
         return np.asarray(found.cpu().numpy())
 
-    for block in _blocks(minibatch):
+    for block in blocks_of(minibatch):
         source, _, destination = block.relation
         graph = block.graph
         src, dst = (ends.cpu().numpy() for ends in block.coo())
@@ -164,13 +164,9 @@ def verify(minibatch: Minibatch) -> None:
             raise FormatError(
                 f"a minibatch has edges of {block.relation} that the graph has not, or one twice"
             )
-    for ntype in {end for block in _blocks(minibatch) for end in (block.relation[0], block.relation[2])}:
+    for ntype in {end for block in blocks_of(minibatch) for end in (block.relation[0], block.relation[2])}:
         if len(np.unique(nodes_of(ntype))) != len(nodes_of(ntype)):
             raise FormatError(f"a minibatch names a node of {ntype!r} twice")
-
-
-def _blocks(minibatch: Minibatch) -> list[Block]:
-    return [b for layer in minibatch.blocks for b in (layer.values() if isinstance(layer, dict) else [layer])]
 
 
 def _describe(store: FeatureStore, args: argparse.Namespace, report: Report) -> None:
