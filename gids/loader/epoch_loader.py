@@ -237,7 +237,8 @@ class EpochLoader(ABC):
         """The FeatureLoader's counters, and ``memory`` with the sampler's and the topology's bytes as well.
 
         ``"topology"``: pinned host memory, none on the CPU, where the topology stays mapped; ``"topology on
-        the device"`` and ``"sampler"`` (host and device). Goes on telling what they were once closed.
+        the device"``; both with the weights of edges that lie there. ``"sampler"`` (host and device). Goes
+        on telling what they were once closed.
         """
         if self._last_stats is not None:
             return self._last_stats

@@ -128,11 +128,6 @@ class NeighborLoader:
         counts = counts_of(num_neighbors, None if seeds.ntype is None else [g.relation for g in graphs])
         weights = None
         if weight_attr is not None:
-            if torch.device(device).type != "cpu":
-                raise ValueError(
-                    f"weight_attr={weight_attr!r} with device={str(device)!r}: neighbours are drawn by "
-                    "weight on the CPU alone; take device='cpu'"
-                )
             weights = stored_weights(store, graphs, weight_attr)
         self._loader = NodeLoader(
             store,

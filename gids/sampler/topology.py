@@ -97,6 +97,11 @@ class Topology:
         index = {ntype: i for i, ntype in enumerate(self.node_types)}
         return [(index[r[0]], index[r[2]]) for r in self.relations]
 
+    def check_open(self) -> None:
+        """Raises ValueError when a graph is pinned no longer."""
+        if any(p.closed for p in self.pinned):
+            raise ValueError("a PinnedGraph of this topology is closed; pin the graph again")
+
     @cached_property
     def native(self) -> _core.NeighborTopology:
         """For the samplers on the CPU."""

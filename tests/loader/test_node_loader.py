@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import json
+import mmap
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 import gids
 from gids.cuda import Device
 from gids.errors import FormatError
-from gids.sampler import Block, Minibatch, Neighbor
+from gids.sampler import Block, LocalityBias, Minibatch, Neighbor
 from gids.store import DatasetWriter
 
 PAPERS, AUTHORS, DIM = 2000, 300, 64
@@ -480,6 +481,37 @@ def test_minibatches_are_made_on_the_device(
         assert memory["topology on the device"] == (PAPERS + 1) * 8
         assert memory["sampler"] > 0
     assert loader._topology.pinned[0].closed
+
+
+@pytest.mark.parametrize("options", [{}, {"replace": True}, {"batch_dependency": 4}], ids=str)
+def test_neighbours_are_drawn_by_weight_and_locality_on_the_device(
+    one_type: Path,
+    device: Device,
+    cuda_is: Callable[[Device], None],
+    source: Rows,
+    options: dict[str, Any],
+) -> None:
+    cuda_is(device)
+    weights = np.arange(len(in_edges(PAPERS, PAPERS, 1)[1]), dtype=np.float32) % 4
+    sampler = Neighbor([3, 4], weights=weights, locality=LocalityBias(np.arange(PAPERS) < 500, 3), **options)
+    given: dict[str, Any] = {
+        "sampler": sampler,
+        "seeds": torch.arange(0, PAPERS, 9),
+        "memory_bytes": 64 << 20,
+    }
+    with open_loader(one_type, **given) as loader:
+        expected = [m for _ in range(2) for m in loader]
+    with open_loader(one_type, device="cuda", place="host", **given) as loader:
+        before = loader.stats()["memory"]["topology"]
+        for m, same in zip((m for _ in range(2) for m in loader), expected, strict=True):
+            assert fingerprint(m) == fingerprint(same)
+            for block, other in zip(m.blocks, same.blocks, strict=True):
+                assert torch.equal(block.weights.cpu(), other.weights)  # type: ignore[union-attr, arg-type]
+            rows = m.features["paper.feat"]
+            assert rows.device == device.torch_device
+            assert torch.equal(rows.cpu(), source["paper.feat"][same.input_nodes])  # type: ignore[index]
+        more = loader.stats()["memory"]["topology"] - before
+        assert weights.nbytes <= more < weights.nbytes + mmap.PAGESIZE
 
 
 @pytest.mark.parametrize("window", [0, 6])

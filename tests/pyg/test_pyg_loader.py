@@ -260,7 +260,6 @@ def test_what_is_refused(one: Data, one_path: Path, several_path: Path) -> None:
         (ValueError, "time_attr is not supported", one_path, [2], None, {"time_attr": "t"}),
         (KeyError, "weight_attr='w': one.gids has no edges", one_path, [2], None, {"weight_attr": "w"}),
         (ValueError, "one number for each of", one_path, [2], None, {"weight_attr": "edge_attr"}),
-        (ValueError, "take device='cpu'", one_path, [2], None, {"weight_attr": "w", "device": "cuda"}),
         (ValueError, "subgraph_type='induced'", one_path, [2], None, {"subgraph_type": "induced"}),
         (TypeError, "num_neighbours", one_path, [2], None, {"num_neighbours": 3}),
         (KeyError, "no table 'z'", one_path, [2], None, {"tables": ["z"]}),
