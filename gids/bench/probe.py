@@ -22,7 +22,7 @@ _BATCH = 8192  # reads submitted together, sorted as a minibatch's are
 
 @dataclass(frozen=True)
 class RawReads:
-    """passes: how often the files were begun anew. note: why the page cache may have answered, or ""."""
+    """passes: how often the files were begun. note: why the page cache may have answered, or ""."""
 
     reads_per_s: float
     passes: int
@@ -39,7 +39,7 @@ def random_reads(
 ) -> RawReads:
     """Read distinct random pages of files for some seconds, or until _READS_MAX or all are read. Blocks.
 
-    Files that are read within _LEAST_S are read again, in another order: one pass would time the start.
+    Small files that are read within _LEAST_S are read again, in another order: one pass would time the start.
 
     Raises StorageError when a read fails, OSError, and ValueError for files without a whole page.
     """
@@ -57,7 +57,7 @@ def random_reads(
         out = aligned_rows(min(_BATCH, total), page_bytes)
         out[:] = 0
         taken = 0.0
-        while not passes or taken < min(seconds, _LEAST_S):
+        while not passes or (total <= _READS_MAX and taken < min(seconds, _LEAST_S)):
             passes += 1
             chosen = rng.choice(total, min(total, _READS_MAX), replace=False)
             begun = time.perf_counter()
