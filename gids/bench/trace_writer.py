@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -67,6 +68,7 @@ class TraceWriter:
             "window_batches": window_batches,
             "planned_batches": planned_batches,
             "device": device,
+            "gids": version("gids"),
         }
         text = json.dumps(header).encode()
         text = text.ljust(padded(len(text)))

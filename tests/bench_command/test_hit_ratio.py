@@ -107,8 +107,8 @@ def test_a_sampler_of_the_command_is_that_of_a_node_loader(
             assert trace.pages(number).tolist() == minibatch.input_nodes.tolist()
 
 
-def test_a_recorded_run_is_repeated_and_measured(dataset: Path, bench: Bench, tmp_path: Path) -> None:
-    path = tmp_path / "run.trace"
+def record_run(dataset: Path, path: Path) -> int:
+    """Record a run of a small cache; returns its hits."""
     generator = torch.Generator().manual_seed(0)
     batches = [torch.randint(3000, (200,), generator=generator) for _ in range(30)]
     with (
@@ -117,10 +117,34 @@ def test_a_recorded_run_is_repeated_and_measured(dataset: Path, bench: Bench, tm
     ):
         for _ in loader.attach(batches, lambda ids: {"_N.feat": ids}):
             pass
-        hits = loader.stats()["hits"]
+        return int(loader.stats()["hits"])
+
+
+def test_a_recorded_run_is_repeated_and_measured(dataset: Path, bench: Bench, tmp_path: Path) -> None:
+    path = tmp_path / "run.trace"
+    hits = record_run(dataset, path)
     status, said, _ = bench("hit-ratio", "--replay", path, "--cache", "10%", "--warm-up", "0%")
     assert status == 0, said
     assert f"hit {hits:,} of" in said
+
+
+def test_a_run_that_replays_otherwise_is_damaged_unless_another_gids_recorded_it(
+    dataset: Path, bench: Bench, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.trace"
+    hits = record_run(dataset, path)
+    wrong = path.read_bytes().replace(f'"hits": {hits}'.encode(), f'"hits": {hits - 1}'.encode())
+    path.write_bytes(wrong)
+    status, said, _ = bench("hit-ratio", "--replay", path, "--cache", "10%")
+    assert status == 2
+    assert "but the run that was recorded counted" in said
+    assert "it is damaged" in said
+    mine = f'"gids": "{gids.__version__}"'.encode()
+    assert mine in wrong
+    path.write_bytes(wrong.replace(mine, b'"gids": "' + b"x" * len(gids.__version__) + b'"'))
+    status, said, _ = bench("hit-ratio", "--replay", path, "--cache", "10%")
+    assert status == 0, said
+    assert f"which chose victims otherwise: it hit {hits - 1:,} pages" in said.replace("\n  ", " ")
 
 
 def test_advice_reaches_what_is_wanted_with_no_more_than_needed(dataset: Path, bench: Bench) -> None:
