@@ -223,19 +223,31 @@ def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSo
     ours: gids is among the sides. ValueError for a limit in which it could not hold its minibatches.
     """
     from gids.bench.minibatches import endless, input_nodes, make_sampler
-    from gids.cache.budget import GROWTH
+    from gids.cache.budget import GROWTH, bounce_pool_bytes, needed_bytes
+    from gids.cache.output_dtype import out_row_bytes
+    from gids.io import QUEUE_DEPTH
+    from gids.loader.placement import HostPlacement
 
     sampler = make_sampler("neighbor", args.fanouts, args.batch_size)
     minibatch = next(endless(store, sampler, seeds="train", batch_size=args.batch_size, seed=args.seed))
-    rows = len(input_nodes(minibatch, str(source.table.type)))
-    output = rows * source.table.row_bytes
+    table = source.table
+    rows = len(input_nodes(minibatch, str(table.type)))
     blocks = 2 * minibatch.nbytes  # DGL's take about twice what ours do
     if args.memory_limit is None:
-        return max(source.feature_bytes // 4, 2 * _HEADROOM_BYTES + 8 * output + 24 * blocks)
+        return max(source.feature_bytes // 4, 2 * _HEADROOM_BYTES + 8 * rows * table.row_bytes + 24 * blocks)
     least = 2 * _HEADROOM_BYTES
-    if ours:  # gids.cache.budget's sum, before the first line
-        live = args.window + 2
-        least = max(least, _HEADROOM_BYTES + int(GROWTH * (4 * output + live * (16 * rows + blocks))))
+    if ours:
+        needed = needed_bytes(
+            [table],
+            rows={table.name: int(GROWTH * rows)},
+            output_row_bytes={table.name: out_row_bytes(table, None)},
+            window_batches=args.window,
+            planned_batches=HostPlacement.least_planned,
+            minibatch_bytes=int(GROWTH * blocks),
+            waiting_batches=0,
+            bounce_bytes=bounce_pool_bytes([table], QUEUE_DEPTH),
+        )
+        least = max(least, _HEADROOM_BYTES + sum(needed.values()))
     if args.memory_limit < least:
         raise ValueError(
             f"--memory-limit {format_bytes(args.memory_limit)}: training and {args.window + 2} minibatches "

@@ -24,7 +24,8 @@ class Feature(gb.Feature):  # type: ignore[misc]  # GraphBolt has no types
 
     source: the dataset's path, an open gids.FeatureStore, or a gids.FeatureLoader, whose cache is then
     shared. table: its name, such as ``"paper.feat"``. options: of gids.FeatureLoader (``memory_bytes``,
-    ``policy``, ``device``, …), where source is not one.
+    ``policy``, ``device``, …), where source is not one. Memory is shared out by the first read, unless
+    ``minibatch_rows`` tells the rows of the largest.
 
     Raises KeyError for a table that there is not, and what gids.FeatureLoader raises.
     """
@@ -94,8 +95,9 @@ class FeatureStore(gb.FeatureStore):  # type: ignore[misc]  # GraphBolt has no t
     """The tables of a dataset as GraphBolt's FeatureStore, through one cache. Read-only.
 
     store: the dataset's path, or an open gids.FeatureStore. options: of gids.FeatureLoader; tables share its
-    memory. Keys are (domain, type, name): ``("node", "paper", "feat")``, ``("edge", "author:writes:paper",
-    "weight")``; the type is None of a homogeneous dataset, and also names the only type there is.
+    memory, and ``minibatch_rows`` is as of Feature. Keys are (domain, type, name): ``("node", "paper",
+    "feat")``, ``("edge", "author:writes:paper", "weight")``; the type is None of a homogeneous dataset, and
+    also names the only type there is.
     """
 
     def __init__(self, store: gids_store.FeatureStore | str | os.PathLike[str], **options: Any) -> None:

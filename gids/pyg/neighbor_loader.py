@@ -171,9 +171,7 @@ class NeighborLoader:
         return len(self._loader)
 
     def __iter__(self) -> NeighborEpoch:
-        places = self._loader.order(self._loader.epoch)
-        input_ids = places if self._input_ids is None else self._input_ids[places]
-        return NeighborEpoch(iter(self._loader), input_ids, self.batch_size, self._data, self.transform)
+        return NeighborEpoch(iter(self._loader), self._input_ids, self.batch_size, self._data, self.transform)
 
     def stats(self) -> dict[str, Any]:
         """As of gids.NodeLoader."""
@@ -205,7 +203,7 @@ class NeighborEpoch(Iterator[Any]):
     def __init__(
         self,
         epoch: SampledEpoch,
-        input_ids: torch.Tensor,
+        input_ids: torch.Tensor | None,
         batch_size: int,
         data: MinibatchData,
         transform: Callable[[Any], Any] | None,
@@ -216,7 +214,8 @@ class NeighborEpoch(Iterator[Any]):
     def __next__(self) -> Data | HeteroData | Any:
         minibatch = next(self._epoch)
         first = minibatch.step * self._batch_size
-        data = self._data.of(minibatch, self._input_ids[first : first + self._batch_size])
+        places = self._epoch.order[first : first + self._batch_size]
+        data = self._data.of(minibatch, places if self._input_ids is None else self._input_ids[places])
         return data if self._transform is None else self._transform(data)
 
     def close(self) -> None:

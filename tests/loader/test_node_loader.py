@@ -164,6 +164,32 @@ def test_rows_of_edges(two_types: Path) -> None:
             assert len(ids) > 0
 
 
+def test_edge_ids_are_looked_up_once_for_all_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    indptr, indices = in_edges(200, 200, 1)
+    ids = np.random.default_rng(2).permutation(len(indices))
+    relation = ("a", "to", "a")
+    with DatasetWriter(tmp_path / "edges.gids") as writer:
+        writer.write_table("node", "a", "feat", torch.zeros(200, 4))
+        writer.write_graph(relation, indptr, indices, num_src=200, edge_ids=ids)
+        for factor, key in enumerate("xyz"):
+            writer.write_table("edge", relation, key, (factor * torch.arange(len(ids))).view(-1, 1))
+    looked_up = []
+
+    def edge_ids(block: Block) -> torch.Tensor:
+        looked_up.append(block)
+        return torch.from_numpy(ids[block.positions])
+
+    monkeypatch.setattr(Block, "edge_ids", property(edge_ids))
+    tables = [f"a.to.a.{key}" for key in "xyz"]
+    with open_loader(tmp_path / "edges.gids", seeds=torch.arange(200), tables=tables) as loader:
+        minibatches = list(loader)
+    assert len(looked_up) == 2 * len(minibatches)  # of two blocks each
+    for m in minibatches:
+        read = torch.cat([torch.from_numpy(ids[block.positions]) for block in m.blocks])  # type: ignore[union-attr]
+        for factor, table in enumerate(tables):
+            assert torch.equal(m.features[table], factor * read.view(-1, 1))
+
+
 def test_labels_of_all_input_nodes(one_type: Path, two_types: Path, source: Rows) -> None:
     with open_loader(one_type, labels="inputs") as loader:
         for m in loader:
@@ -180,6 +206,21 @@ def test_the_order_of_an_epoch(one_type: Path) -> None:
         for epoch in range(2):
             found = torch.cat([m.seeds for m in loader])  # type: ignore[misc]
             assert torch.equal(found, seeds[loader.order(epoch)])
+
+
+@pytest.mark.parametrize("by_type", [False, True])
+@pytest.mark.parametrize("given", [torch.from_numpy, np.asarray])
+def test_seeds_that_the_user_changes_later_stay_those_given(
+    one_type: Path, two_types: Path, given: Any, by_type: bool
+) -> None:
+    array = np.arange(0, PAPERS, 3)
+    seeds: Any = {"paper": given(array)} if by_type else given(array)
+    with open_loader(two_types if by_type else one_type, seeds=seeds, tables=[]) as loader:
+        epoch = iter(loader)
+        first, expected = next(epoch).seeds, torch.from_numpy(array[loader.order(0).numpy()])
+        array[:] = 1 << 40  # no node
+        found = [first, *(m.seeds for m in epoch)]
+    assert torch.equal(torch.cat([s["paper"] if isinstance(s, dict) else s for s in found]), expected)
 
 
 @pytest.mark.parametrize("stop_after", [0, 1, 4, 7])

@@ -167,6 +167,26 @@ def test_input_nodes(one_path: Path, several_path: Path) -> None:
         assert next(iter(loader))["author"].batch_size == AUTHORS
 
 
+def test_an_epochs_order_is_made_once(one_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    epochs = []
+
+    def order(self: gids.NodeLoader, epoch: int) -> torch.Tensor:
+        epochs.append(epoch)
+        return original(self, epoch)
+
+    original = gids.NodeLoader.order
+    monkeypatch.setattr(gids.NodeLoader, "order", order)
+    mask = torch.arange(PAPERS) % 3 == 0
+    with open_loader(one_path, [1], mask, shuffle=True, drop_last=True) as loader:
+        for _ in range(2):
+            seen = []
+            for batch in loader:
+                assert torch.equal(batch.input_id, batch.n_id[: batch.batch_size])  # of a mask: the nodes
+                seen.append(batch.input_id)
+            assert len(torch.cat(seen).unique()) == 32 * len(seen) == PAPERS // 3 // 32 * 32
+    assert epochs == [0, 1]
+
+
 def test_what_data_and_num_neighbors_may_be(one_path: Path, several_path: Path) -> None:
     store = gids.FeatureStore(several_path)
     pair = gids.pyg.FeatureStore(store), gids.pyg.GraphStore(several_path)
