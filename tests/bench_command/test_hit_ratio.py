@@ -172,6 +172,13 @@ def test_what_no_cache_reaches_is_said(dataset: Path, bench: Bench) -> None:
     assert "no cache hits the 99.9% that are needed" in said
 
 
+@pytest.mark.parametrize("several", [("--kappa", "1,2"), ("--order", "degree,original")])
+def test_advice_is_of_one_trace(dataset: Path, bench: Bench, several: tuple[str, str]) -> None:
+    status, said, _ = bench("hit-ratio", dataset, *SAMPLED, "--advise", "60%", *several)
+    assert status == 2
+    assert "--advise looks at one trace: give one --sampler" in said
+
+
 def test_what_needs_no_cache_is_said(dataset: Path, bench: Bench) -> None:
     args = (*SAMPLED, "--advise", "30s", "--pages-per-s", 1e6)
     status, said, report = bench("hit-ratio", dataset, *args)
