@@ -461,7 +461,7 @@ def test_a_bad_source_is_one_line_and_leaves_nothing(tmp_path, capsys, kind):
         (["--dtype", "int8", "--scale", "page"], "--scale is 'page'; it must be 'row' or 'column'"),
         (["--scale", "row"], "--scale row is for floating features stored as int8: give --dtype int8, too"),
         (["--scale", "color=row"], "--scale names table 'color'; the source has _N.feat, feat"),
-        (["--stripe", "/nonexistent"], "stripe directory /nonexistent does not exist"),
+        (["--stripe", "/proc/nonexistent"], "stripe directory /proc/nonexistent does not exist"),
         (["--memory", "1k"], "1 MiB"),
     ],
 )
