@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -99,7 +100,7 @@ def open_files(paths: list[Path], kind: str = "threads", depth: int = 64) -> Ite
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
-    seed = abs(hash(request.node.name)) % 2**32
+    seed = zlib.crc32(request.node.name.encode())
     print(f"seed {seed}")
     return np.random.default_rng(seed)
 
@@ -403,13 +404,13 @@ def test_requests_that_take_too_long_time_out_and_the_queue_goes_on(
     device: Device, tables: Tables, wait: str
 ) -> None:
     """One reader of one page at a time, and a millisecond: reads at the end of the queue come late."""
-    requests = requests_of(0, torch.arange(301).repeat(5))
+    requests = requests_of(0, torch.arange(301).repeat(20))
     with open_files(tables.paths, depth=1) as engine:
         with DeviceQueue(
             device,
             engine,
             tables.queue_tables(),
-            staging_bytes=2048 * SLOT,
+            staging_bytes=8192 * SLOT,
             wait=wait,
             rounds_max=1,
             timeout_s=1e-3,
@@ -428,7 +429,15 @@ def test_requests_that_take_too_long_time_out_and_the_queue_goes_on(
 def test_closing_with_requests_in_flight_releases_the_streams_that_wait(
     device: Device, tables: Tables, rng: np.random.Generator
 ) -> None:
-    """One reader of one page at a time: closing comes long before all are read."""
+    """One reader of one page at a time: closing comes long before all are read, mostly."""
+    for _ in range(50):
+        if close_while_reading(device, tables, rng):
+            return
+    pytest.fail("closing never came before the first round was complete")
+
+
+def close_while_reading(device: Device, tables: Tables, rng: np.random.Generator) -> bool:
+    """Close a queue with two rounds posted, and check it: was not even the first complete?"""
     requests = tables.requests(rng, 8192).to(device.torch_device)
     count = count_of(device, 8192)
     stream = device.new_stream()
@@ -444,11 +453,13 @@ def test_closing_with_requests_in_flight_releases_the_streams_that_wait(
         waits.join()
         queue.close()
         stats = queue.stats()
-        assert 0 < stats["failed"] <= stats["taken"] <= 8192
-        assert stats["timed_out"] == stats["rounds"] == 0
+        assert 0 <= stats["failed"] <= stats["taken"] <= 8192
+        assert stats["timed_out"] == 0
+        assert stats["rounds"] or stats["failed"]
         for call in (lambda: queue.post(stream, requests, count, 0), lambda: queue.wait(stream, rounds[1])):
             with pytest.raises(RuntimeError, match="the request queue is closed"):
                 call()
+    return bool(stats["rounds"] == 0)
 
 
 def test_closing_waits_for_who_enqueues_kernels_that_read_a_round(
