@@ -98,6 +98,11 @@ def open_files(paths: list[Path], kind: str = "threads", depth: int = 64) -> Ite
         yield engine
 
 
+def slow_down(engine: Engine) -> None:
+    """From now on each read takes a good part of a millisecond: it looks through faults of other reads."""
+    engine.inject_faults([(0, 1 << 40, errno.EIO, 1)] * 200_000)
+
+
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     seed = zlib.crc32(request.node.name.encode())
@@ -429,20 +434,13 @@ def test_requests_that_take_too_long_time_out_and_the_queue_goes_on(
 def test_closing_with_requests_in_flight_releases_the_streams_that_wait(
     device: Device, tables: Tables, rng: np.random.Generator
 ) -> None:
-    """One reader of one page at a time: closing comes long before all are read, mostly."""
-    for _ in range(50):
-        if close_while_reading(device, tables, rng):
-            return
-    pytest.fail("closing never came before the first round was complete")
-
-
-def close_while_reading(device: Device, tables: Tables, rng: np.random.Generator) -> bool:
-    """Close a queue with two rounds posted, and check it: was not even the first complete?"""
+    """One slow reader of one page at a time: closing comes long before all are read."""
     requests = tables.requests(rng, 8192).to(device.torch_device)
     count = count_of(device, 8192)
     stream = device.new_stream()
     stream.wait_stream(device.current_stream())
     with open_files(tables.paths, depth=1) as engine:
+        slow_down(engine)
         queue = DeviceQueue(device, engine, tables.queue_tables(), staging_bytes=8192 * SLOT, rounds_max=2)
         rounds = [queue.post(stream, requests, count, first) for first in (0, 4096)]
         waits = threading.Thread(target=lambda: queue.wait(stream, rounds[0]))
@@ -453,13 +451,11 @@ def close_while_reading(device: Device, tables: Tables, rng: np.random.Generator
         waits.join()
         queue.close()
         stats = queue.stats()
-        assert 0 <= stats["failed"] <= stats["taken"] <= 8192
-        assert stats["timed_out"] == 0
-        assert stats["rounds"] or stats["failed"]
+        assert 0 < stats["failed"] <= stats["taken"] <= 8192
+        assert stats["timed_out"] == stats["rounds"] == 0
         for call in (lambda: queue.post(stream, requests, count, 0), lambda: queue.wait(stream, rounds[1])):
             with pytest.raises(RuntimeError, match="the request queue is closed"):
                 call()
-    return bool(stats["rounds"] == 0)
 
 
 def test_closing_waits_for_who_enqueues_kernels_that_read_a_round(
@@ -514,6 +510,7 @@ def test_a_kernel_that_gives_up_breaks_the_queue(
     monkeypatch.setattr(device, "wait_value", lambda stream, address, value: False)
     requests = tables.requests(rng, 200)
     with open_files(tables.paths, depth=1) as engine:
+        slow_down(engine)
         with DeviceQueue(
             device,
             engine,
