@@ -7,6 +7,7 @@ import errno
 import gc
 import logging
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -297,12 +298,16 @@ def test_ctrl_c_ends_a_long_read(shards: list[Path], kind: str) -> None:
 def test_threads_that_cannot_be_had_are_an_error_that_leaves_none(shards: list[Path], what: str) -> None:
     if what == "uring" and _core.why_no_uring():
         pytest.skip("no io_uring")
+    if 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 4096:
+        pytest.skip("descriptors would be wanting before memory for threads")
     script = """
         import os, resource, sys, time
         import gids.io
         from gids import _core
         what, path = sys.argv[1:]
         _core.why_no_uring()
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
         before = len(os.listdir("/proc/self/task"))
         in_use = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (in_use + (200 << 20), -1))  # a stack takes 2 MiB or more
