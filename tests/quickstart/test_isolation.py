@@ -95,7 +95,7 @@ def test_a_limited_process_that_takes_more_memory_is_killed(program, group):
         run_fresh(name, {}, group=group)
 
 
-def test_a_limit_counts_the_page_cache(program, group, tmp_path):
+def test_a_limit_counts_the_page_cache(program, group, tmp_path, on_disk):
     np.ones(25_000_000).tofile(tmp_path / "data")  # 200 MB
     drop_page_cache(tmp_path / "data")
     name = program("""
@@ -109,7 +109,7 @@ def test_a_limit_counts_the_page_cache(program, group, tmp_path):
     assert cached_share(tmp_path / "data") < 0.7
 
 
-def test_cached_share_follows_the_page_cache(tmp_path):
+def test_cached_share_follows_the_page_cache(tmp_path, on_disk):
     path = tmp_path / "data"
     path.write_bytes(bytes(1_000_000))
     assert cached_share(path) == 1
