@@ -322,9 +322,6 @@ MAX_NODES: int
 def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
     """Philox4x32-10: four words from a counter of four and a key of two."""
 
-def layer_key(seed: int, epoch: int, step: int, layer: int, relation: int) -> int:
-    """The Philox key of what a relation draws in a layer of a minibatch; layer 0 is next to the seeds."""
-
 class BadTopology(ValueError): ...
 
 class NeighborTopology:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))  # model.py, emulator.py
 
@@ -20,6 +21,15 @@ from gids.cuda.driver import ask_driver
 def pytest_configure(config: pytest.Config) -> None:
     if config.pluginmanager.has_plugin("cacheprovider"):
         emulator.folder = config.cache.mkdir("emulator")  # type: ignore[union-attr]
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """For models on small tensors: torch's threads would wait for each other, above all on busy cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gids import _core
+from gids.bench import text
 from gids.bench.report import Report
 from gids.bench.session import Session
 from gids.cli.sizes import format_bytes
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 POLICY = "lookahead"
 PRECISION = 0.01  # of the cache: the search ends when it is known so well
-LINE_BYTES, PAGE_BYTES = 16, 8  # of metadata
+_PAGE_WORD_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ def parse_wanted(value: str) -> Wanted:
         if found[2] == "s" and number > 0:
             return Wanted(None, number)
         ratio = number / 100 if found[2] == "%" else number
-        if found[2] != "s" and ratio <= 1:
+        if found[2] != "s" and 0 < ratio <= 1:
             return Wanted(ratio, None)
     raise ValueError(
         f"--advise {value}: write a hit ratio such as 60%, or the seconds of an epoch such as 30s"
@@ -52,10 +54,16 @@ def advise(case: Case, wanted: Wanted, args: argparse.Namespace, session: Sessio
     from gids.bench.replay import LIVE_BATCHES
 
     per_batch = case.pages / (case.trace.batch_count - case.warm)
-    ratio = wanted.hit_ratio
-    if wanted.epoch_s is not None:
-        ratio = _ratio_for(wanted.epoch_s, per_batch, case, args, report)
-    assert ratio is not None
+    if args.pages_per_s is not None:
+        report.subject["pages_per_s"] = args.pages_per_s
+    if wanted.epoch_s is None:
+        assert wanted.hit_ratio is not None
+        ratio = wanted.hit_ratio
+    else:
+        speed = args.pages_per_s or _measured_speed(case, args, report)
+        report.subject["pages_per_s"] = speed
+        needed = _epoch_batches(case) * per_batch
+        ratio = max(0.0, 1 - wanted.epoch_s * speed / needed)
     longest = LIVE_BATCHES - case.planned
 
     def measured(lines: int, window: int) -> float:
@@ -111,36 +119,26 @@ def _answer(
 ) -> None:
     cache = lines * case.traced.page_bytes
     share = lines / case.traced.page_count
-    metadata = lines * LINE_BYTES + case.traced.page_count * PAGE_BYTES
-    report.answers.append(
-        f"{ratio:.1%} are hits with {lines:,} lines ({format_bytes(cache)}, {share:.1%} of the "
-        f"table; metadata {format_bytes(metadata)}) and a window of {window}: "
-        f"FeatureLoader(..., window_batches={window}, cache_bytes={cache + lines * LINE_BYTES})"
-    )
-    minimum = case.minimum(lines)["hit_ratio"]
-    report.answers.append(f"a cache of that size that knows the future would hit {minimum:.1%}")
+    of_lines = lines * _core.LINE_METADATA_BYTES
+    metadata = of_lines + case.traced.page_count * _PAGE_WORD_BYTES
+    if lines:
+        report.answers.append(
+            f"{ratio:.1%} are hits with {lines:,} lines ({format_bytes(cache)}, {share:.1%} of the "
+            f"table; metadata {format_bytes(metadata)}) and a window of {window}: "
+            f"FeatureLoader(..., window_batches={window}, cache_bytes={cache + of_lines})"
+        )
+        minimum = case.minimum(lines)["hit_ratio"]
+        report.answers.append(f"a cache of that size that knows the future would hit {minimum:.1%}")
+    else:
+        report.answers.append("no cache is needed for that: it is reached when every page is read each time")
     speed = report.subject.get("pages_per_s")
     if speed:
         epoch = _epoch_batches(case)
         pages = epoch * per_batch * (1 - ratio)
         report.answers.append(
-            f"an epoch of {epoch:,} minibatches then reads {pages:,.0f} pages: {pages / speed:.1f} s at "
-            f"{speed:,.0f} pages/s"
+            f"an epoch of {epoch:,} minibatches then reads {pages:,.0f} pages: "
+            f"{text.seconds(pages / speed)} at {speed:,.0f} pages/s"
         )
-
-
-def _ratio_for(
-    seconds: float, per_batch: float, case: Case, args: argparse.Namespace, report: Report
-) -> float:
-    """The hit ratio with which an epoch's missing pages are read in so many seconds."""
-    speed: float | None = args.pages_per_s
-    if speed is None:
-        speed = _measured_speed(case, args, report)
-    elif speed <= 0:
-        raise ValueError(f"--pages-per-s {speed}: give more than 0")
-    report.subject["pages_per_s"] = speed
-    needed = _epoch_batches(case) * per_batch
-    return max(0.0, 1 - seconds * speed / needed)
 
 
 def _measured_speed(case: Case, args: argparse.Namespace, report: Report) -> float:
@@ -152,6 +150,11 @@ def _measured_speed(case: Case, args: argparse.Namespace, report: Report) -> flo
             "--advise in seconds needs the disk's speed: name the dataset too, or give --pages-per-s"
         )
     _, table = arguments.open_table(args)
+    if table.page_count != case.traced.page_count:
+        raise ValueError(
+            f"{args.path} has {table.page_count:,} pages of {table.name!r}, and the trace tells of "
+            f"{case.traced.page_count:,}: it is of another dataset"
+        )
     found = random_reads(table.shard_paths, page_bytes=case.traced.page_bytes, seconds=3.0)
     if found.note:
         report.note(found.note)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,13 +40,29 @@ def numbers(least: int) -> Callable[[str], list[int]]:
 
 def positive(value: str) -> int:
     """A whole number, 1 or more."""
+    return _at_least(1, value)
+
+
+def natural(value: str) -> int:
+    """A whole number, 0 or more."""
+    return _at_least(0, value)
+
+
+def _at_least(least: int, value: str) -> int:
     try:
         found = int(value)
     except ValueError:
-        found = 0
-    if found < 1:
-        raise argparse.ArgumentTypeError(f"{value!r} is not a whole number of 1 or more")
+        found = least - 1
+    if found < least:
+        raise argparse.ArgumentTypeError(f"{value!r} is not a whole number of {least} or more")
     return found
+
+
+def device(value: str) -> str:
+    """`cpu`, `cuda`, or one of several, `cuda:1`."""
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", value):
+        raise argparse.ArgumentTypeError(f"{value!r} is no device; there are cpu, cuda and cuda:N")
+    return value
 
 
 def sizes(value: str) -> list[int]:
@@ -96,6 +113,17 @@ def add_dataset(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def given(args: argparse.Namespace, defaults: Mapping[str, object]) -> list[str]:
+    """Which of these options differ from their defaults, as the command line has them."""
+    return [
+        f"--{name.replace('_', '-')}" for name, default in defaults.items() if getattr(args, name) != default
+    ]
+
+
+OF_MINIBATCHES = ("sampler", "fanouts", "batch_size", "seeds")
+"""What add_sampling adds."""
+
+
 def add_sampling(
     parser: argparse.ArgumentParser, *, several: bool = False, several_samplers: bool = False
 ) -> None:
@@ -129,6 +157,12 @@ def add_sampling(
         default="train",
         help="the nodes that training starts from (default: train)",
     )
+    keep_defaults(parser, OF_MINIBATCHES)
+
+
+def keep_defaults(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
+    """Have the options' defaults in args.sampling_defaults, for given()."""
+    parser.set_defaults(sampling_defaults={name: parser.get_default(name) for name in names})
 
 
 def open_table(args: argparse.Namespace) -> tuple[FeatureStore, Table]:

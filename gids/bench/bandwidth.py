@@ -59,6 +59,7 @@ COLUMNS = [
 FIRST_ITERATIONS = 20  # of the series from an empty cache, as in the paper's Figure 9
 _PROBE_S = 3.0
 _EXTENTS_S = 3.0
+_EXTENTS = (64 << 10, 1 << 20)
 _ROWS = 8192
 
 
@@ -79,7 +80,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--extents",
         type=arguments.sizes,
-        default=[64 << 10, 1 << 20],
         metavar="SIZE,…",
         help="read into device memory, beside kvikio (default: 64KiB,1MiB)",
     )
@@ -91,7 +91,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="requests in flight (default: 256)",
     )
     add("--cache", default="10%", metavar="SIZE", help="of the table (10%%), or bytes (4GB); default: 10%%")
-    add("--window", type=int, default=16, metavar="N", help="minibatches looked ahead (default: 16)")
+    add(
+        "--window",
+        type=arguments.natural,
+        default=16,
+        metavar="N",
+        help="minibatches looked ahead (default: 16)",
+    )
     add("--policy", default="lookahead", metavar="NAME", help="of the cache (default: lookahead)")
     add(
         "--states",
@@ -102,7 +108,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--iterations", type=arguments.positive, default=40, metavar="N", help="of a run (default: 40)")
     add("--threads", type=arguments.positive, metavar="N", help="that copy rows (default: torch's)")
-    add("--device", default="cpu", metavar="NAME", help="of cache and rows: cpu or cuda (default: cpu)")
+    add(
+        "--device",
+        type=arguments.device,
+        default="cpu",
+        metavar="NAME",
+        help="of cache and rows: cpu or cuda (default: cpu)",
+    )
 
 
 def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
@@ -110,9 +122,13 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     from gids.bench.aggregation import Run, verify
 
     engines, with_kvikio = _engines(args.engines, args.device, report)
+    if args.extents and not with_kvikio:
+        raise ValueError(f"--extents are read beside {KVIKIO}, which --engines does not name: leave them out")
     for state in args.states:
         if state not in STATES:
             raise ValueError(f"no state {state!r} of the page cache (there are {', '.join(STATES)})")
+    if args.rows and (unused := arguments.given(args, args.sampling_defaults)):
+        raise ValueError(f"--rows are drawn uniformly, and nothing is sampled: leave out {', '.join(unused)}")
     store, table = arguments.open_table(args)
     cache_bytes = _cache_bytes(args.cache, table, args.device, report)
     _describe(store, table, engines, args.device, report)
@@ -197,7 +213,7 @@ def _open_extents(
 
 def _extent_sizes(extents: DeviceExtents, table: Table, args: argparse.Namespace) -> list[int]:
     """As asked for, each verified, in sizes that the files have."""
-    found = sorted({extents.extent_bytes(wanted, table.page_bytes) for wanted in args.extents})
+    found = sorted({extents.extent_bytes(wanted, table.page_bytes) for wanted in args.extents or _EXTENTS})
     for extent_bytes in found:
         extents.verify(extent_bytes, args.seed)
     return found
@@ -312,10 +328,20 @@ def _measure_ceilings(
         )
         if raw.note:
             report.note(raw.note)
+        if raw.passes > 1:
+            report.note(
+                "the table is so small that the probes read it several times over: of a larger one the "
+                "ceiling would be surer"
+            )
         found = {PROBES[0]: raw.reads_per_s}
         session.check()
         other = fio_reads_per_s(
-            table.shard_paths, page_bytes=table.page_bytes, depth=depth, seconds=seconds, seed=seed
+            table.shard_paths,
+            page_bytes=table.page_bytes,
+            depth=depth,
+            seconds=seconds,
+            passes=raw.passes,
+            seed=seed,
         )
         if other is None:
             report.note("fio is not installed, or cannot read here: the ceiling is the raw probe's alone")
@@ -323,10 +349,11 @@ def _measure_ceilings(
             found[PROBES[1]] = other
         ceilings[depth] = max(found.values())
         for name, reads_per_s in found.items():
-            report.figure(engine=name, batch=None, depth=depth, cache=None, window=None, state="cold").add(
+            state = "warm" if raw.note else "cold"
+            report.figure(engine=name, batch=None, depth=depth, cache=None, window=None, state=state).add(
                 reads_per_s=reads_per_s,
                 device_bytes_per_s=reads_per_s * table.page_bytes,
-                of_ceiling=reads_per_s / ceilings[depth],
+                of_ceiling=None if raw.note else reads_per_s / ceilings[depth],
             )
         session.check()
     return ceilings
@@ -358,18 +385,19 @@ def _measure_run(
         window=run.window,
         state=state,
     )
-    _add(figure, found, run, ceilings, table.page_bytes)
+    _add(figure, found, None if state == "warm" else ceilings[run.depth], table.page_bytes)
     _add_series(report, figure, found)
 
 
-def _add(figure: Figure, found: Measured, run: Run, ceilings: dict[int, float], page_bytes: int) -> None:
+def _add(figure: Figure, found: Measured, ceiling: float | None, page_bytes: int) -> None:
+    """ceiling: pages per second that the disk gives; None for a run through the page cache."""
     device = found.rate(found.device_bytes)
     pages, hits = sum(found.pages), sum(found.hits)
     figure.add(
         effective_bytes_per_s=found.rate(found.row_bytes),
         device_bytes_per_s=device,
         reads_per_s=device / page_bytes,
-        of_ceiling=device / page_bytes / ceilings[run.depth] if run.state == "cold" else None,
+        of_ceiling=None if ceiling is None else device / page_bytes / ceiling,
         hit_ratio=hits / pages if pages else 0.0,
         latency_p50_s=found.percentile(0.5),
         latency_p99_s=found.percentile(0.99),
@@ -395,12 +423,8 @@ def _add_series(report: Report, figure: Figure, found: Measured) -> None:
             "setting": dict(figure.setting),
             "values": {
                 "seconds": seconds,
-                "effective_bytes_per_s": [
-                    b / s for b, s in zip(found.row_bytes[first], seconds, strict=True)
-                ],
-                "device_bytes_per_s": [
-                    b / s for b, s in zip(found.device_bytes[first], seconds, strict=True)
-                ],
+                "effective_bytes_per_s": rates(found.row_bytes),
+                "device_bytes_per_s": rates(found.device_bytes),
                 "hit_ratio": [
                     h / p if p else 0.0 for h, p in zip(found.hits[first], found.pages[first], strict=True)
                 ],

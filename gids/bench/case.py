@@ -56,13 +56,18 @@ class Case:
             "rows_per_page": traced.rows_per_page,
             "batches": trace.batch_count,
             "warm_up_batches": warm,
-            "pinned_share": args.pin,
             "pages_per_batch": float(counts.mean()) if len(counts) else 0.0,
         }
         for key, value in facts.items():
             report.subject.setdefault(key, value)  # of the first trace, where there are several
         if not int(counts[warm:].sum()):
             raise ValueError(f"the trace reads nothing of table {traced.name!r}: there is nothing to hit")
+        mean = counts[warm:].mean()
+        if mean > traced.page_count / 2:
+            report.note(
+                f"a minibatch asks for {mean / traced.page_count:.0%} of all pages, on average: there is "
+                "little for a policy to choose; smaller minibatches (--batch-size, --fanouts) tell more"
+            )
         if traced.heat is None:
             report.note("no heat is known of the pages: static and lookahead have only the window to go by")
         optimum = Optimum(trace, traced.page_count, table=table, check=session.check)

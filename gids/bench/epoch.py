@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gids.bench import arguments, text
-from gids.bench.report import Report
+from gids.bench.report import Report, check_writable
 from gids.bench.session import Session
 from gids.cli.sizes import format_bytes, parse_bytes
 
@@ -30,10 +30,16 @@ Stock DGL maps the table's own shard (so it needs one shard, without padding): a
 few advise it, as it is, for some seconds. Rows that the model was given are compared with the dataset.
 """
 SETTINGS = {"side": "side"}
-STAGES = ("sampling", "planning", "reading", "gather", "training")
+STAGES = {
+    "sampling": "sampling",
+    "planning": "planning",
+    "reading": "waiting",
+    "gather": "copying",
+    "training": "training",
+}
 COLUMNS = [
     text.Column("epoch", "epoch_s", text.seconds, spread=True),
-    *(text.Column(stage, f"{stage}_s", text.seconds) for stage in STAGES),
+    *(text.Column(title, f"{stage}_s", text.seconds) for stage, title in STAGES.items()),
     text.Column("CPU", "cpu_s", text.seconds),
     text.Column("batches", "batches", text.count),
     text.Column("rows/s", "rows_per_s", text.count),
@@ -53,10 +59,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("path", metavar="DATASET", type=Path)
     arguments.add_dataset(parser)
     arguments.add_sampling(parser)
-    add("--batches", type=int, default=40, metavar="N", help="of the epoch; 0: all (default: 40)")
+    add(
+        "--batches",
+        type=arguments.natural,
+        default=40,
+        metavar="N",
+        help="of the epoch; 0: all (default: 40)",
+    )
     add("--hidden", type=arguments.positive, default=64, metavar="N", help="width of layers (default: 64)")
     add("--window", type=int, default=16, metavar="N", help="minibatches looked ahead (default: 16)")
-    add("--workers", type=int, default=0, metavar="N", help="num_workers of all sides (default: 0)")
+    add(
+        "--workers",
+        type=arguments.natural,
+        default=0,
+        metavar="N",
+        help="num_workers of all sides (default: 0)",
+    )
     add("--threads", type=arguments.positive, metavar="N", help="OpenMP threads (default: torch's)")
     add(
         "--memory-limit",
@@ -143,8 +161,7 @@ def _sides(names: list[str] | None, source: EpochSource, report: Report) -> list
 def _check_trace(path: Path, names: list[str], report: Report) -> None:
     if OURS not in names:
         raise ValueError(f"--trace {path}: the timeline is of the side gids, which --sides leaves out")
-    if not path.absolute().parent.is_dir():
-        raise FileNotFoundError(f"no directory {path.absolute().parent} to write {path.name} in")
+    check_writable(path)
     report.subject.update(timeline=str(path))
     report.note("the first run of gids keeps the timeline as well; its figures include that")
 
@@ -206,19 +223,31 @@ def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSo
     ours: gids is among the sides. ValueError for a limit in which it could not hold its minibatches.
     """
     from gids.bench.minibatches import endless, input_nodes, make_sampler
-    from gids.cache.budget import GROWTH
+    from gids.cache.budget import GROWTH, bounce_pool_bytes, needed_bytes
+    from gids.cache.output_dtype import out_row_bytes
+    from gids.io import QUEUE_DEPTH
+    from gids.loader.placement import HostPlacement
 
     sampler = make_sampler("neighbor", args.fanouts, args.batch_size)
     minibatch = next(endless(store, sampler, seeds="train", batch_size=args.batch_size, seed=args.seed))
-    rows = len(input_nodes(minibatch, str(source.table.type)))
-    output = rows * source.table.row_bytes
+    table = source.table
+    rows = len(input_nodes(minibatch, str(table.type)))
     blocks = 2 * minibatch.nbytes  # DGL's take about twice what ours do
     if args.memory_limit is None:
-        return max(source.feature_bytes // 4, 2 * _HEADROOM_BYTES + 8 * output + 24 * blocks)
+        return max(source.feature_bytes // 4, 2 * _HEADROOM_BYTES + 8 * rows * table.row_bytes + 24 * blocks)
     least = 2 * _HEADROOM_BYTES
-    if ours:  # gids.cache.budget's sum, before the first line
-        live = args.window + 2
-        least = max(least, _HEADROOM_BYTES + int(GROWTH * (4 * output + live * (16 * rows + blocks))))
+    if ours:
+        needed = needed_bytes(
+            [table],
+            rows={table.name: int(GROWTH * rows)},
+            output_row_bytes={table.name: out_row_bytes(table, None)},
+            window_batches=args.window,
+            planned_batches=HostPlacement.least_planned,
+            minibatch_bytes=int(GROWTH * blocks),
+            waiting_batches=0,
+            bounce_bytes=bounce_pool_bytes([table], QUEUE_DEPTH),
+        )
+        least = max(least, _HEADROOM_BYTES + sum(needed.values()))
     if args.memory_limit < least:
         raise ValueError(
             f"--memory-limit {format_bytes(args.memory_limit)}: training and {args.window + 2} minibatches "

@@ -12,9 +12,15 @@ _GROUPS = ["--iodepth_batch_submit=16", "--iodepth_batch_complete_min=16", "--io
 
 
 def fio_reads_per_s(
-    paths: Sequence[str | os.PathLike[str]], *, page_bytes: int, depth: int, seconds: float, seed: int = 0
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    page_bytes: int,
+    depth: int,
+    seconds: float,
+    passes: int = 1,
+    seed: int = 0,
 ) -> float | None:
-    """Random pages per second, each page at most once, past the page cache; None without fio or if it fails.
+    """Random pages per second, past the page cache, each once in a pass; None without fio or if it fails.
 
     Blocks for at most so many seconds and a little. Reads only.
     """
@@ -37,6 +43,7 @@ def fio_reads_per_s(
         f"--bs={page_bytes}",
         f"--iodepth={depth}",
         f"--runtime={max(1, round(seconds))}",
+        f"--loops={passes}",
         f"--randseed={seed + 1}",
         f"--filename={':'.join(names)}",
         *(_GROUPS if depth >= 32 else []),

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ from gids.bench.hit_ratio_plot import TYPICAL_WINDOWS
 from gids.bench.report import Report
 from gids.bench.session import Session
 from gids.cli.sizes import format_bytes
+from gids.errors import FormatError
 
 if TYPE_CHECKING:
     from gids.bench.case import Case
@@ -55,6 +58,10 @@ COLUMNS = [
 WINDOWED = tuple(TYPICAL_WINDOWS)
 _REPLAY_S_PER_PAGE = 60e-9  # about what a replay takes, to choose how long a trace fits into --seconds
 MINIMUM = "MIN"
+_PLACES = ("1%", "2%", "5%", "10%")
+_WINDOWS = (0, 4, 8, 16)
+_PIN = 0.4
+_OF_SAMPLING = (*arguments.OF_MINIBATCHES, "kappa", "batches", "heat", "order", "record", "rows")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,14 +92,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--windows",
         type=arguments.numbers(0),
-        default=[0, 4, 8, 16, 24],
         metavar="N,…",
-        help="minibatches looked ahead (default: 0,4,8,16,24)",
+        help="minibatches looked ahead (default: 0,4,8,16, and as many as there are marks for: 22)",
     )
     add(
         "--cache",
         type=arguments.words,
-        default=["1%", "2%", "5%", "10%"],
         metavar="PLACES,…",
         help="default: 1%%,2%%,5%%,10%%",
     )
@@ -106,7 +111,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--pin",
         type=arguments.share,
-        default=0.4,
         metavar="SHARE",
         help="of the cache, pinned to the hottest pages, in the row `pinned` (default: 40%%)",
     )
@@ -136,9 +140,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--advise", metavar="WANTED", help="the smallest cache and window that reach this")
     add(
         "--pages-per-s",
-        type=float,
+        type=_rate,
         metavar="N",
-        help="for --advise in seconds: the disk's speed, not measured",
+        help="for --advise: the disk's speed, not measured",
     )
     add(
         "--epoch-batches",
@@ -146,6 +150,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="minibatches of an epoch (default: as many as the seeds make)",
     )
+    arguments.keep_defaults(parser, _OF_SAMPLING)
 
 
 def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
@@ -157,15 +162,19 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     from gids.bench.trace_source import open_trace, sources
 
     policies = _policies(args.policies)
-    wanted = parse_wanted(args.advise) if args.advise else None
-    windows = [] if wanted else _windows(args.windows, args.planned, report)
-    sizes = [parse_places(place) for place in args.cache]
+    wanted = parse_wanted(args.advise) if args.advise is not None else None
+    _check_together(args)
+    windows = [] if wanted else _windows(args.windows, args.planned, policies, report)
+    sizes = [parse_places(place) for place in args.cache or _PLACES]
     traces = sources(args, report)
-    if args.replay is not None and session.repeat > 1:
+    pin = _PIN if args.pin is None else args.pin
+    if wanted and session.repeat > 1:
+        report.note("--advise looks at one trace once: --repeat changes nothing")
+    elif args.replay is not None and session.repeat > 1:
         report.note("the trace is the same in each repeat; only random choices differ")
     if not wanted:
         report.note(
-            f"`{PINNED}`: {args.pin:.0%} of the lines hold the hottest pages for good, preloaded; the rest "
+            f"`{PINNED}`: {pin:.0%} of the lines hold the hottest pages for good, preloaded; the rest "
             "choose a random victim. The preload is not counted as read, so it has no share of MIN. of MIN, "
             "regret: beside Belady's MIN with as many lines, over the same minibatches"
         )
@@ -188,6 +197,7 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
                 _check_recorded(trace, table, replay_as_recorded(trace, table, check=session.check), report)
             if not caches:  # the same for every trace
                 caches = cache_sizes(sizes, case, report)
+                report.subject.update(pinned_share=pin)
                 if case.traced.heat is None:
                     rows = [row for row in rows if row[0] != PINNED]
                 if len(traces) > 1:
@@ -197,7 +207,7 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
                     )
                 session.total(len(plan) * len(caches) * len(rows))
             try:
-                _measure_all(case, source, caches, rows, args.pin, report)
+                _measure_all(case, source, caches, rows, pin, report)
             finally:
                 _sort(report, traces, rows)
 
@@ -283,15 +293,40 @@ def _policies(names: list[str] | None) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _windows(windows: list[int], planned: int, report: Report) -> list[int]:
+def _check_together(args: argparse.Namespace) -> None:
+    """Raise ValueError for options that another makes meaningless."""
+    if args.advise is None:
+        if args.pages_per_s is not None:
+            raise ValueError("--pages-per-s is for --advise, and nothing is to be advised: leave it out")
+        return
+    unused = arguments.given(args, dict.fromkeys(("policies", "windows", "cache", "pin")))
+    if unused:
+        raise ValueError(
+            f"--advise seeks the cache and the window itself, under lookahead: leave out {', '.join(unused)}"
+        )
+
+
+def _rate(value: str) -> float:
+    try:
+        found = float(value)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < math.inf:
+        raise argparse.ArgumentTypeError(f"{value!r} is no speed; give pages a second, more than 0")
+    return found
+
+
+def _windows(windows: list[int] | None, planned: int, policies: list[str], report: Report) -> list[int]:
     """Those that a page's word has marks for; the others are clipped, and the report says so."""
     from gids.bench.replay import LIVE_BATCHES
 
     most = LIVE_BATCHES - planned
     if most < 0:
         raise ValueError(f"--planned {planned}: at most {LIVE_BATCHES} minibatches may be live")
+    if windows is None:
+        windows = sorted({min(window, most) for window in (*_WINDOWS, most)})
     for window in windows:
-        if window > most:
+        if window > most and not set(policies).isdisjoint(WINDOWED):
             report.note(
                 f"window {window} is measured as {most}: with {planned} planned, that makes {LIVE_BATCHES} "
                 "live minibatches, the most that a page's word has marks for"
@@ -325,4 +360,11 @@ def _check_recorded(trace: Trace, table: int, found: Counts, report: Report) -> 
             f"{was.get('hits', 0):,} pages"
         )
     elif any(was.get(key, value) != value for key, value in mine.items()):
-        raise RuntimeError(f"{trace.path} replays to {mine}, but the run that was recorded counted {was}")
+        if trace.gids_version == version("gids"):
+            raise FormatError(
+                f"{trace.path} replays to {mine}, but the run that was recorded counted {was}: it is damaged"
+            )
+        report.note(
+            f"the run was recorded by gids {trace.gids_version or 'before 0.3'}, which chose victims "
+            f"otherwise: it hit {was.get('hits', 0):,} pages"
+        )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from gids.bench.plot import COLOURS, MARKERS
+from gids.bench.plot import COLOURS, MARKERS, spread
 from gids.bench.report import Figure, Report
 
 _PANELS_MAX = 4
+_DASHES = 4  # random's begin where LRU's end: their levels are often the same
 POLICY_TITLES = {
     "MIN": "MIN (Belady)",
     "random": "random",
@@ -68,23 +69,17 @@ def _draw_windows(report: Report, figure: Any) -> None:
                 panel.axhline(
                     level,
                     color=POLICY_COLOURS[policy],
-                    linestyle="--",
+                    linestyle=(_DASHES if policy == "random" else 0, (_DASHES, _DASHES)),
                     linewidth=1.1,
                     label=POLICY_TITLES[policy],
                 )
             elif found:
                 windows = sorted(w for w in found if w is not None)
-                middle = [100 * (found[w].median("hit_ratio") or 0) for w in windows]
-                low = [
-                    m - 100 * min(found[w].values["hit_ratio"]) for m, w in zip(middle, windows, strict=True)
-                ]
-                high = [
-                    100 * max(found[w].values["hit_ratio"]) - m for m, w in zip(middle, windows, strict=True)
-                ]
+                middle, ranges = spread([found[w] for w in windows], "hit_ratio", 100)
                 panel.errorbar(
                     windows,
                     middle,
-                    yerr=[low, high],
+                    yerr=ranges,
                     marker=MARKERS[number],
                     color=POLICY_COLOURS[policy],
                     capsize=2,
@@ -120,19 +115,28 @@ def _draw_bars(report: Report, figure: Any, policies: list[str]) -> None:
     width = 0.8 / len(policies)
     share = float(report.subject["pinned_share"])
     for number, policy in enumerate(policies):
-        heights, places, window = [], [], None
+        shown, places, window = [], [], None
         for place, cache in enumerate(caches):
             found = _ratios(report, cache, policy)
             if found:  # not, when the time was up before
                 depths = [w for w in found if w is not None]
                 window = min(depths, key=lambda w: abs(w - _BAR_WINDOW)) if depths else None
-                heights.append(100 * (found[window].median("hit_ratio") or 0))
+                shown.append(found[window])
                 places.append(place + (number - (len(policies) - 1) / 2) * width)
         title = {
             "random": "random",
             "pinned": f"{share:.0%} pinned by heat, rest random",
         }.get(policy, f"{policy}, window {window}")
-        drawn = panel.bar(places, heights, width * 0.95, color=POLICY_COLOURS[policy], label=title)
+        heights, ranges = spread(shown, "hit_ratio", 100)
+        drawn = panel.bar(
+            places,
+            heights,
+            width * 0.95,
+            yerr=ranges,
+            capsize=2,
+            color=POLICY_COLOURS[policy],
+            label=title,
+        )
         panel.bar_label(drawn, fmt="%.0f", fontsize=7, padding=1)
     panel.margins(y=0.1)
     panel.set_xticks(range(len(caches)), caches)

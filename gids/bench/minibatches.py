@@ -13,7 +13,7 @@ import torch
 from gids.heat import choose_seeds
 from gids.loader.node_loader import NodeLoader
 from gids.sampler import Labor, Ladies, Minibatch, Neighbor, RandomWalk, Sampler
-from gids.sampler.minibatch import PerType
+from gids.sampler.minibatch import Block, PerType
 from gids.store import FeatureStore
 
 
@@ -112,7 +112,9 @@ def counts(minibatch: Minibatch) -> tuple[int, int]:
     """(input nodes, edges) of all types and layers."""
     nodes = minibatch.input_nodes
     node_count = sum(map(len, nodes.values())) if isinstance(nodes, dict) else len(nodes)
-    blocks = (
-        b for layer in minibatch.blocks for b in (layer.values() if isinstance(layer, dict) else [layer])
-    )
-    return node_count, sum(block.num_edges for block in blocks)
+    return node_count, sum(block.num_edges for block in blocks_of(minibatch))
+
+
+def blocks_of(minibatch: Minibatch) -> list[Block]:
+    """The blocks of all layers and relations."""
+    return [b for layer in minibatch.blocks for b in (layer.values() if isinstance(layer, dict) else [layer])]

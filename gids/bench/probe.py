@@ -15,16 +15,17 @@ import numpy as np
 from gids.errors import StorageError
 from gids.io import drop_page_cache, open_engine
 
+_LEAST_S = 0.5
+_READS_MAX = 400_000
 _BATCH = 8192  # reads submitted together, sorted as a minibatch's are
 
 
 @dataclass(frozen=True)
 class RawReads:
-    """note: why the page cache may have answered, or ""."""
+    """passes: how often the files were begun. note: why the page cache may have answered, or ""."""
 
     reads_per_s: float
-    bytes_per_s: float
-    reads: int
+    passes: int
     note: str
 
 
@@ -34,11 +35,11 @@ def random_reads(
     page_bytes: int,
     seconds: float,
     depth: int = 256,
-    most_reads: int = 400_000,
     seed: int = 0,
-    kind: str = "auto",
 ) -> RawReads:
-    """Read distinct random pages of files for some seconds, or until most_reads or all are read. Blocks.
+    """Read distinct random pages of files for some seconds, or until _READS_MAX or all are read. Blocks.
+
+    Small files that are read within _LEAST_S are read again, in another order: one pass would time the start.
 
     Raises StorageError when a read fails, OSError, and ValueError for files without a whole page.
     """
@@ -47,29 +48,33 @@ def random_reads(
     if total == 0:
         raise ValueError(f"{paths[0]} has less than one page of {page_bytes} B: there is nothing to read")
     note = why_warm(paths)
-    chosen = np.random.default_rng(seed).choice(total, min(total, most_reads), replace=False)
+    rng = np.random.default_rng(seed)
     ends = np.cumsum(sizes)
-    done = 0
+    done = passes = 0
     with open_engine(
-        paths, kind, depth=depth, max_read_bytes=page_bytes, max_merge_bytes=0, direct=direct_works(paths)
+        paths, depth=depth, max_read_bytes=page_bytes, max_merge_bytes=0, direct=direct_works(paths)
     ) as engine:
-        out = aligned_rows(min(_BATCH, len(chosen)), page_bytes)
+        out = aligned_rows(min(_BATCH, total), page_bytes)
         out[:] = 0
-        begun = time.perf_counter()
-        for first in range(0, len(chosen), _BATCH):
-            pages = np.sort(chosen[first : first + _BATCH])
-            files = np.searchsorted(ends, pages, "right")
-            offsets = (pages - (ends - sizes)[files]) * page_bytes
-            errors = engine.read(files.astype(np.uint32), offsets, page_bytes, out[: len(pages)])
-            if errors.any():
-                bad = int(np.flatnonzero(errors)[0])
-                reason = os.strerror(int(errors[bad]))
-                raise StorageError(int(errors[bad]), reason, paths[int(files[bad])], int(offsets[bad]))
-            done += len(pages)
-            if time.perf_counter() - begun > seconds:
-                break
-        taken = time.perf_counter() - begun
-    return RawReads(done / taken, done * page_bytes / taken, done, note)
+        taken = 0.0
+        while not passes or (total <= _READS_MAX and taken < min(seconds, _LEAST_S)):
+            passes += 1
+            chosen = rng.choice(total, min(total, _READS_MAX), replace=False)
+            begun = time.perf_counter()
+            for first in range(0, len(chosen), _BATCH):
+                pages = np.sort(chosen[first : first + _BATCH])
+                files = np.searchsorted(ends, pages, "right")
+                offsets = (pages - (ends - sizes)[files]) * page_bytes
+                errors = engine.read(files.astype(np.uint32), offsets, page_bytes, out[: len(pages)])
+                if errors.any():
+                    bad = int(np.flatnonzero(errors)[0])
+                    reason = os.strerror(int(errors[bad]))
+                    raise StorageError(int(errors[bad]), reason, paths[int(files[bad])], int(offsets[bad]))
+                done += len(pages)
+                if taken + time.perf_counter() - begun > seconds:
+                    break
+            taken += time.perf_counter() - begun
+    return RawReads(done / taken, passes, note)
 
 
 def aligned_rows(count: int, row_bytes: int) -> np.ndarray:

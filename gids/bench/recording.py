@@ -118,8 +118,11 @@ class _Tap:
         self._cache = TappedCache(cache, tables, orders, self._writer)
         return self._cache, most_planned
 
-    def memory(self, cache: Cache | None, live_batches: int) -> dict[str, int]:
-        return self._placement.memory(cache, live_batches)
+    def excess_bytes(self, sizes: Sizes) -> int:
+        return self._placement.excess_bytes(sizes)
+
+    def memory(self, cache: Cache | None, held_bytes: int) -> dict[str, int]:
+        return self._placement.memory(cache, held_bytes)
 
     def finish(self) -> None:
         if self._cache is not None:

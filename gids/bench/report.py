@@ -115,14 +115,43 @@ class Report:
         }
 
     def write(self, path: Path) -> None:
-        """Write the JSON, all of it or nothing. Raises OSError."""
-        part = path.with_name(path.name + ".part")
+        """Write the JSON: to a file all of it or nothing, to a pipe or device as it is. Raises OSError."""
+        text = json.dumps(self.as_json(), indent=2) + "\n"
+        if not _is_file(path):
+            path.write_text(text)
+            return
+        part = _part(path)
         try:
-            part.write_text(json.dumps(self.as_json(), indent=2) + "\n")
+            part.write_text(text)
             os.replace(part, path)
         except BaseException:
             part.unlink(missing_ok=True)
             raise
+
+
+def check_writable(path: Path) -> None:
+    """Raise OSError, before anything is measured, when a file cannot be written at path; leaves it alone."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a directory: name a file in it")
+    if not path.absolute().parent.is_dir():
+        raise FileNotFoundError(f"no directory {path.absolute().parent} to write {path.name} in")
+    if not _is_file(path):
+        return
+    try:
+        _part(path).touch()
+    except OSError as error:
+        raise type(error)(f"{path} cannot be written: {error.strerror}") from None
+    _part(path).unlink()
+
+
+def _is_file(path: Path) -> bool:
+    """Whether path is a file, or becomes one; a pipe or a device would be replaced by one."""
+    return path.is_file() or not path.exists()
+
+
+def _part(path: Path) -> Path:
+    """What is written first, then takes the place of path."""
+    return path.with_name(path.name + ".part")
 
 
 def _spread(values: Sequence[float]) -> dict[str, Any]:

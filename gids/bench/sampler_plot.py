@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gids.bench.hit_ratio_plot import POLICY_COLOURS, POLICY_ORDER, POLICY_TITLES, TYPICAL_WINDOWS
+from gids.bench.plot import spread
 from gids.bench.report import Figure, Report
 
 _PANELS_MAX = 3
@@ -42,11 +43,17 @@ def draw(report: Report, figure: Any) -> None:
         }
         for number, (policy, window) in enumerate(policies.items()):
             places = [i for i, group in enumerate(shown) if (*group, policy, window) in found]
-            heights = [(found[*shown[i], policy, window].median(_METRIC) or 0) / unit for i in places]
+            heights, ranges = spread([found[*shown[i], policy, window] for i in places], _METRIC, 1 / unit)
             title = POLICY_TITLES[policy] + ("" if window is None else f", window {window}")
             shift = (number - (len(policies) - 1) / 2) * width
             panel.bar(
-                [i + shift for i in places], heights, width * 0.92, color=POLICY_COLOURS[policy], label=title
+                [i + shift for i in places],
+                heights,
+                width * 0.92,
+                yerr=ranges,
+                error_kw={"linewidth": 0.8},
+                color=POLICY_COLOURS[policy],
+                label=title,
             )
         _draw_asked(panel, found, shown, unit)
         panel.set_title(f"cache {cache}", fontsize=9)

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gids.bench import arguments, text
-from gids.bench.report import Figure, Report
+from gids.bench.report import Figure, Report, Setting
 from gids.bench.session import Session
 
 if TYPE_CHECKING:
     import torch
 
     from gids.sampler import Minibatch, Sampler, Topology
-    from gids.sampler.minibatch import Block
     from gids.store import FeatureStore
 
 HELP = "how many nodes and edges a second are sampled, by sampler, batch, threads and device"
@@ -58,12 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N,…",
         help="on the CPU (default: 1, and torch's number)",
     )
-    add("--device", default="cpu", metavar="NAME", help="cpu or cuda (default: cpu)")
+    add("--device", type=arguments.device, default="cpu", metavar="NAME", help="cpu or cuda (default: cpu)")
     add(
         "--place",
-        default="auto",
-        metavar="NAME",
-        help="of the topology on CUDA: auto, host, indptr or device",
+        choices=["auto", "host", "indptr", "device"],
+        help="of the topology on CUDA (default: auto)",
     )
     add(
         "--bulk",
@@ -87,19 +85,21 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
 
     for name in args.sampler:
         check_sampler(name)  # an unknown one is said at once
-    kind = torch.device(args.device).type
-    if kind not in ("cpu", "cuda"):
-        raise ValueError(f"--device {args.device}: minibatches are sampled on 'cpu' or 'cuda'")
+    on_cpu = args.device == "cpu"
+    if on_cpu and args.place is not None:
+        raise ValueError("--place says where the topology of --device cuda lies; on the CPU leave it out")
+    if not on_cpu and args.threads is not None:
+        raise ValueError("--threads is of sampling on the CPU: leave it out, or --device")
     store = FeatureStore(args.path, allow_dirs=args.allow_dir)
     graphs = graphs_of(store)
     seeds = seeds_of(store, args.seeds)
     _describe(store, args, report)
     threads = args.threads or sorted({1, torch.get_num_threads()})
-    if kind == "cuda":
-        device = cuda.open_device(args.device)
-        pinned = [graph.pin(device, place=args.place) for graph in graphs]
+    if not on_cpu:
+        device, place = cuda.open_device(args.device), args.place or "auto"
+        pinned = [graph.pin(device, place=place) for graph in graphs]
         topology = Topology(pinned[0] if isinstance(seeds, torch.Tensor) else pinned)
-        report.subject.update(device=device.name, place=args.place)
+        report.subject.update(device=device.name, place=place)
         threads = [None]
     else:
         topology = Topology(graphs[0] if isinstance(seeds, torch.Tensor) else graphs)
@@ -133,15 +133,14 @@ def plot(report: Report, path: Path) -> None:
     from gids.bench.plot import save_plot
 
     runs = [f for f in report.figures if f.values]
-    save_plot(
-        path, lambda figure: _draw(report, runs, figure), width=max(5.0, 1.5 + 1.3 * len(runs)), height=3.6
-    )
+    save_plot(path, lambda figure: _draw(runs, figure), width=7.2, height=1.1 + 0.28 * len(runs))
 
 
 def verify(minibatch: Minibatch) -> None:
     """Every edge is the graph's, but of walks; none comes twice, no node does. Raises FormatError."""
     import numpy as np
 
+    from gids.bench.minibatches import blocks_of
     from gids.errors import FormatError
 
     def nodes_of(ntype: str) -> np.ndarray[Any, Any]:
@@ -149,7 +148,7 @@ def verify(minibatch: Minibatch) -> None:
         found = nodes[ntype] if isinstance(nodes, dict) else nodes
         return np.asarray(found.cpu().numpy())
 
-    for block in _blocks(minibatch):
+    for block in blocks_of(minibatch):
         source, _, destination = block.relation
         graph = block.graph
         src, dst = (ends.cpu().numpy() for ends in block.coo())
@@ -165,13 +164,9 @@ def verify(minibatch: Minibatch) -> None:
             raise FormatError(
                 f"a minibatch has edges of {block.relation} that the graph has not, or one twice"
             )
-    for ntype in {end for block in _blocks(minibatch) for end in (block.relation[0], block.relation[2])}:
+    for ntype in {end for block in blocks_of(minibatch) for end in (block.relation[0], block.relation[2])}:
         if len(np.unique(nodes_of(ntype))) != len(nodes_of(ntype)):
             raise FormatError(f"a minibatch names a node of {ntype!r} twice")
-
-
-def _blocks(minibatch: Minibatch) -> list[Block]:
-    return [b for layer in minibatch.blocks for b in (layer.values() if isinstance(layer, dict) else [layer])]
 
 
 def _describe(store: FeatureStore, args: argparse.Namespace, report: Report) -> None:
@@ -241,29 +236,25 @@ def _measure_run(
     return done
 
 
-def _draw(report: Report, runs: list[Figure], figure: Any) -> None:
-    from gids.bench.plot import COLOURS
+def _draw(runs: list[Figure], figure: Any) -> None:
+    from gids.bench.plot import draw_bars, shared_settings
 
-    panel = figure.subplots()
-    for number, (name, title) in enumerate((("nodes_per_s", "input nodes"), ("edges_per_s", "edges"))):
-        heights = [(f.median(name) or 0.0) / 1e6 for f in runs]
-        places = [i + (number - 0.5) * 0.38 for i in range(len(runs))]
-        low = [h - min(f.values[name]) / 1e6 for h, f in zip(heights, runs, strict=True)]
-        high = [max(f.values[name]) / 1e6 - h for h, f in zip(heights, runs, strict=True)]
-        errors = [low, high] if report.repeat > 1 else None
-        drawn = panel.bar(places, heights, 0.36, yerr=errors, capsize=2, color=COLOURS[number], label=title)
-        panel.bar_label(drawn, fmt="%.3g", fontsize=7, padding=1)
-    panel.margins(y=0.12)
-    panel.set_xticks(range(len(runs)), [_title(f) for f in runs], fontsize=8)
-    panel.grid(axis="x", visible=False)
-    panel.set_ylabel("millions per second")
-    panel.set_title("Sampling", fontsize=10)
-    figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
+    panels = figure.subplots(1, 2, sharey=True)
+    metrics = {"nodes_per_s": "input nodes", "edges_per_s": "edges"}
+    for number, (panel, (name, title)) in enumerate(zip(panels, metrics.items(), strict=True)):
+        draw_bars(panel, runs, {name: title}, first_colour=number)
+        panel.set_xlabel(f"million {title} a second")
+    shared = shared_settings(runs) - {"sampler"}
+    panels[0].set_yticks(range(len(runs)), [_title(run.setting, shared) for run in runs], fontsize=8)
+    figure.suptitle("Sampling", fontsize=10)
 
 
-def _title(figure: Figure) -> str:
-    setting = figure.setting
-    threads = setting["threads"]
-    where = str(setting["device"]) if threads is None else f"{threads} thread{'s' * (threads != 1)}"
-    bulk = f"\n{setting['at_once']} at once" if setting["at_once"] != 1 else ""
-    return f"{setting['sampler']}\n{setting['batch']}\n{where}{bulk}"
+def _title(setting: Setting, shared: set[str]) -> str:
+    """What tells a run from the others. shared: what it need not say."""
+    parts = {
+        "sampler": setting["sampler"],
+        "batch": setting["batch"],
+        "threads": None if (count := setting["threads"]) is None else f"{count} thread{'s' * (count != 1)}",
+        "at_once": f"{setting['at_once']} at once",
+    }
+    return ", ".join(str(part) for key, part in parts.items() if part is not None and key not in shared)

@@ -45,6 +45,16 @@ def seconds(value: float) -> str:
     return f"{value / 1e-9:.0f} ns"
 
 
+def shared(figures: Sequence[Figure], settings: Mapping[str, str]) -> dict[str, object]:
+    """The settings, but the first, with one value in all figures that have any: no table need say them."""
+    found: dict[str, object] = {}
+    for key in list(settings)[1:]:
+        values = {f.setting.get(key) for f in figures if f.values} - {None}
+        if len(values) == 1:
+            found[key] = values.pop()
+    return found
+
+
 def table(
     figures: Sequence[Figure], settings: Mapping[str, str], columns: Sequence[Column], gap: str = "   "
 ) -> str:

@@ -7,15 +7,16 @@ takes memory for its minibatches (some 50 B each), not for their pages. Little-e
     8   u32   version, 1
     12  u32   bytes of JSON that follow at 16; padded with spaces to a multiple of 8
     16  ...   JSON {"tables": [{"name", "page_count", "page_bytes", "rows_per_page", "lines", "heat",
-              "rows"}], "policy", "window_batches", "planned_batches", "device"}; lines and the last four are
-              null unless a run was recorded
+              "rows"}], "policy", "window_batches", "planned_batches", "device", "gids"}; lines and the four
+              before "gids", its version, are null unless a run was recorded
         ...   for each table whose "heat" is true: u8[page_count], padded to a multiple of 8
         ...   records, to the end of the file: a header of 16 B, then what it announces, padded likewise
 
     record  u8 kind, u8 bytes of a page number (4 or 8), u16 table, u32 count, u64 minibatch
     ENTER   count page numbers follow: the minibatch's pages of a table, each once, in order of first use
     PLAN, RETIRE   nothing follows
-    END     count bytes of JSON follow: {"batches", "pages", "counters": {table: {"hits", ...}}}; the last
+    END     count bytes of JSON follow: {"batches", "pages", "counters": {table: {"hits", ...}}}, to the end
+            of the file
 
 Minibatches are numbered from 0 and enter, are planned and retire in that order. A file without END is
 incomplete.
@@ -32,12 +33,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from gids.errors import FormatError
+from gids import _core
+from gids.errors import FormatError, MissingError
 
 MAGIC = b"GIDSTRCE"
 VERSION = 1
@@ -48,6 +50,7 @@ PAGES_MAX = 1 << 34  # of a table, as in the page table
 _JSON_BYTES_MAX = 1 << 20
 
 Pages = npt.NDArray[np.int64]
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,8 @@ class Trace:
 
     Attributes: path; tables; batch_count; events (uint8[n], ENTER, PLAN and RETIRE as they happened, one for
     each minibatch's; all are ENTER unless a run was recorded); policy, window_batches, planned_batches,
-    device ("cpu" or "cuda": of the recorded run, or None); counters (table -> what its cache counted in that
-    run; empty otherwise).
+    device ("cpu" or "cuda": of the recorded run, or None); gids_version (that wrote the file; None: before
+    0.3); counters (table -> what its cache counted in that run; empty otherwise).
 
     Raises FormatError, with one cause, for a file that is no trace, of another version, or incomplete;
     OSError.
@@ -114,13 +117,13 @@ class Trace:
         return self._index[table :: len(self.tables), 1].copy()
 
     def table_number(self, name: str | None) -> int:
-        """The table of that name, or without one the largest. Raises KeyError."""
+        """The table of that name, or without one the largest. Raises MissingError."""
         names = [t.name for t in self.tables]
         if name is None:
             sizes = [t.page_count * t.page_bytes for t in self.tables]
             return sizes.index(max(sizes))
         if name not in names:
-            raise KeyError(f"no table {name!r} in {self.path} (has {', '.join(map(repr, names))})")
+            raise MissingError(f"no table {name!r} in {self.path} (has {', '.join(map(repr, names))})")
         return names.index(name)
 
     def close(self) -> None:
@@ -158,10 +161,11 @@ class Trace:
                     heat = np.frombuffer(self._map, np.uint8, entry["page_count"], place)
                     place += padded(len(heat))
                 self.tables.append(_table(entry, heat))
-            self.policy: str | None = header["policy"]
-            self.window_batches: int | None = header["window_batches"]
-            self.planned_batches: int | None = header["planned_batches"]
-            self.device: str | None = header["device"]
+            self.policy = _of_type(str, header["policy"])
+            self.window_batches = _of_type(int, header["window_batches"])
+            self.planned_batches = _of_type(int, header["planned_batches"])
+            self.device = _of_type(str, header["device"])
+            self.gids_version = _of_type(str, header.get("gids"))
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, FormatError):
                 raise
@@ -206,6 +210,8 @@ class Trace:
                 events.append(kind)
         if entering or place + count > self._size:
             raise self._fault(f"has a damaged end mark at byte {begin}")
+        if place + count < self._size:
+            raise self._fault(f"has {self._size - place - count} bytes behind its end mark: it is damaged")
         end = self._json(place, count, "end mark")
         self._index = np.array(index, np.int64).reshape(-1, 3)
         if end.get("batches") != seen[ENTER] or end.get("pages") != int(self._index[:, 1].sum()):
@@ -215,6 +221,10 @@ class Trace:
         self.batch_count: int = seen[ENTER]
         self.events: npt.NDArray[np.uint8] = np.frombuffer(bytes(events), np.uint8)
         self.counters: Mapping[str, Mapping[str, int]] = end.get("counters", {})
+        if not isinstance(self.counters, dict) or not all(
+            isinstance(c, dict) for c in self.counters.values()
+        ):
+            raise self._fault("has a damaged end mark: its counters are none")
 
     def _json(self, place: int, size: int, what: str) -> dict[str, Any]:
         try:
@@ -227,16 +237,22 @@ class Trace:
 
 
 def _table(entry: Mapping[str, Any], heat: npt.NDArray[np.uint8] | None) -> TracedTable:
-    lines = entry["lines"]
     table = TracedTable(
         name=str(entry["name"]),
         page_count=int(entry["page_count"]),
         page_bytes=int(entry["page_bytes"]),
         rows_per_page=int(entry["rows_per_page"]),
-        lines=None if lines is None else int(lines),
+        lines=_of_type(int, entry["lines"]),
         heat=heat,
         of_rows=bool(entry.get("rows", False)),
     )
-    if not (0 <= table.page_count <= PAGES_MAX and table.page_bytes > 0 and table.rows_per_page > 0):
+    sizes = table.page_bytes > 0 and table.rows_per_page > 0
+    if not (sizes and 0 <= (table.lines or 0) <= _core.MAX_LINES and 0 <= table.page_count <= PAGES_MAX):
         raise ValueError(f"table {table.name!r} has impossible sizes")
     return table
+
+
+def _of_type(kind: type[_T], value: object) -> _T | None:
+    if value is not None and not isinstance(value, kind):
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    return value

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gids.bench import arguments
-from gids.bench.report import Report
+from gids.bench.report import Report, check_writable
 from gids.bench.session import Session
 from gids.bench.trace import Trace
 
@@ -40,15 +40,18 @@ def sources(args: argparse.Namespace, report: Report) -> list[Source]:
     from gids.bench.row_orders import check_row_order
 
     if args.replay is not None:
-        if args.record is not None:
-            raise ValueError("--record keeps a sampled trace, and --replay samples none: leave one out")
-        if args.kappa is not None:
-            raise ValueError("--kappa is of sampling, and --replay samples none: leave one out")
-        if args.order is not None or args.rows:
-            raise ValueError("--order and --rows are of sampling, and --replay samples none: leave one out")
+        unused = arguments.given(args, args.sampling_defaults)
+        if unused:
+            raise ValueError(
+                f"--replay reads a trace that is there, and samples nothing: leave out {', '.join(unused)}"
+            )
+        if args.path is not None and args.advise is None:
+            raise ValueError(f"--replay needs no dataset, but for --advise in seconds: leave out {args.path}")
         return [Source(None, None)]
     if args.path is None:
         raise ValueError("name a dataset to sample, or a trace with --replay")
+    if args.record is not None:
+        check_writable(args.record)
     found = []
     for name in dict.fromkeys(args.sampler):
         check_sampler(name)

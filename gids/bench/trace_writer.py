@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -31,7 +32,7 @@ _BUFFER_BYTES = 1 << 20
 
 
 class TraceWriter:
-    """A trace file being written; a context manager. It is complete once closed without an exception.
+    """A trace file being written. It is complete once finish() has returned.
 
     policy, window_batches, planned_batches, device: of the recorded run; None for sampling alone.
     Raises OSError.
@@ -67,6 +68,7 @@ class TraceWriter:
             "window_batches": window_batches,
             "planned_batches": planned_batches,
             "device": device,
+            "gids": version("gids"),
         }
         text = json.dumps(header).encode()
         text = text.ljust(padded(len(text)))

@@ -1,6 +1,6 @@
 """The memory budget: one number for everything, shared out before anything is allocated.
 
-Called by the loader once the first minibatch has shown how large minibatches are. Knows sizes only.
+Called by the loader once it knows how large minibatches are. Knows sizes only.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from gids import _core
 from gids.errors import MemoryBudgetError
+from gids.sizes import format_bytes
 
 GROWTH = 1.25
 """How much larger than the first minibatch a later one is expected to get."""
@@ -54,6 +55,42 @@ def longest_read_bytes(tables: Iterable[TableShape]) -> int:
     return max([_MERGED_BYTES, *(t.page_bytes for t in tables)])
 
 
+def bounce_pool_bytes(tables: Iterable[TableShape], queue_depth: int) -> int:
+    """What the bounce pool of such an engine takes, before there is one."""
+    return queue_depth * longest_read_bytes(tables)
+
+
+def needed_bytes(
+    tables: Sequence[TableShape],
+    *,
+    rows: Mapping[str, int],
+    output_row_bytes: Mapping[str, int],
+    window_batches: int,
+    planned_batches: int,
+    minibatch_bytes: int,
+    waiting_batches: int,
+    bounce_bytes: int,
+) -> dict[str, int]:
+    """What minibatches of this size take by purpose, before the first line. Arguments as of share_memory.
+
+    Outputs: one per planned minibatch, one with the consumer, one between the two.
+    """
+    live = window_batches + planned_batches
+    return {
+        "page tables": sum(8 * t.page_count for t in tables),
+        "bounce pool": bounce_bytes,
+        "outputs": output_bytes(tables, rows, output_row_bytes) * (planned_batches + 2),
+        "window": 16 * sum(rows.values()) * live + minibatch_bytes * (live + waiting_batches),
+    }
+
+
+def output_bytes(
+    tables: Sequence[TableShape], rows: Mapping[str, int], output_row_bytes: Mapping[str, int]
+) -> int:
+    """Bytes of the rows that one minibatch is handed."""
+    return sum(rows[t.name] * output_row_bytes[t.name] for t in tables)
+
+
 def share_memory(
     tables: Sequence[TableShape],
     *,
@@ -70,24 +107,25 @@ def share_memory(
 ) -> MemoryPlan:
     """Give every purpose its bytes; what is left becomes cache lines.
 
-    rows: rows of each table that the first minibatch reads. output_row_bytes: of a row as it is handed out.
+    rows: rows of each table that the largest minibatch reads. output_row_bytes: of a row as it is handed out.
     minibatch_bytes: the sampled minibatch itself. waiting_batches: sampled minibatches beside those in the
     window and planned.
-    Outputs: one per planned minibatch, one with the consumer, one between the two; for more planned
-    minibatches, up to the most, where outputs are small beside the whole. Tables share the lines in
-    proportion to their bytes on disk. cache_bytes caps the lines (0: none).
+    More than planned_batches may be planned at once, up to the most, where outputs are small beside the
+    whole. Tables share the lines in proportion to their bytes on disk. cache_bytes caps the lines (0: none).
     Raises MemoryBudgetError, with the sum, when not even the rest fits.
     """
-    output = int(GROWTH * sum(rows[t.name] * output_row_bytes[t.name] for t in tables))
+    output = output_bytes(tables, rows, output_row_bytes)
     planned = affordable_planned(memory_bytes, output, planned_batches, most_planned_batches)
-    ids = int(GROWTH * sum(rows.values()))
-    live = window_batches + planned
-    purposes = {
-        "page tables": sum(8 * t.page_count for t in tables),
-        "bounce pool": bounce_bytes,
-        "outputs": output * (planned + 2),
-        "window": ids * 16 * live + int(GROWTH * minibatch_bytes) * (live + waiting_batches),
-    }
+    purposes = needed_bytes(
+        tables,
+        rows=rows,
+        output_row_bytes=output_row_bytes,
+        window_batches=window_batches,
+        planned_batches=planned,
+        minibatch_bytes=minibatch_bytes,
+        waiting_batches=waiting_batches,
+        bounce_bytes=bounce_bytes,
+    )
     left = what_is_left(memory_bytes, purposes)
     if cache_bytes is not None:
         left = min(left, cache_bytes)
@@ -155,13 +193,3 @@ def _memory_groups() -> Iterator[tuple[Path, str, str]]:
         for group in (own, *own.parents):
             if group.is_relative_to(root):
                 yield group, *names
-
-
-def format_bytes(n: int) -> str:
-    """12345678 -> '11.8 MiB'."""
-    value = float(n)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"

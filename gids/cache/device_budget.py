@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gids.cache.budget import (
-    GROWTH,
     TableShape,
     affordable_planned,
-    format_bytes,
+    output_bytes,
     share_lines,
     what_is_left,
 )
 from gids.cache.device_state import miss_bytes, order_bytes
 from gids.errors import MemoryBudgetError
+from gids.sizes import format_bytes
 
 SMALL_BYTES = 1 << 20
 """Counters, histograms and the rings of the request queue: less than this."""
@@ -44,6 +44,28 @@ def check_device_memory(asked: Mapping[str, int | None], *, free_bytes: int, dev
             )
 
 
+def needed_device_bytes(
+    tables: Sequence[TableShape],
+    *,
+    rows: Mapping[str, int],
+    output_row_bytes: Mapping[str, int],
+    window_batches: int,
+    planned_batches: int,
+    bounce_bytes: int,
+) -> dict[str, int]:
+    """What minibatches of this size take by purpose, before the first line. Arguments as of the next."""
+    misses = sum(miss_bytes(min(t.page_count, rows[t.name])) for t in tables)
+    purposes = {
+        "page tables": sum(8 * t.page_count for t in tables),
+        "outputs": output_bytes(tables, rows, output_row_bytes) * (planned_batches + 2),
+        "window": 8 * sum(rows.values()) * (window_batches + planned_batches),
+        "scratch": misses * planned_batches + bounce_bytes + SMALL_BYTES,
+    }
+    if orders := order_bytes(tables):
+        purposes["row orders"] = orders
+    return purposes
+
+
 def share_device_memory(
     tables: Sequence[TableShape],
     *,
@@ -59,23 +81,21 @@ def share_device_memory(
 ) -> DeviceMemoryPlan:
     """Give every purpose its bytes of device memory; what is left becomes cache lines.
 
-    rows: rows of each table that the first minibatch reads. output_row_bytes: of a row as it is handed out.
+    rows: rows of each table that the largest minibatch reads. output_row_bytes: of a row as it is handed out.
     bounce_bytes: what pages are read to where warps wait for them. Tables share the lines, and those in host
     memory, in proportion to their bytes on disk. cache_bytes caps the lines on the device (0: none). Raises
     MemoryBudgetError, with the sum, when not even the rest fits.
     """
-    output = int(GROWTH * sum(rows[t.name] * output_row_bytes[t.name] for t in tables))
+    output = output_bytes(tables, rows, output_row_bytes)
     planned = affordable_planned(memory_bytes, output, planned_batches, most_planned_batches)
-    ids = int(GROWTH * sum(rows.values()))
-    misses = sum(miss_bytes(min(t.page_count, int(GROWTH * rows[t.name]))) for t in tables)
-    purposes = {
-        "page tables": sum(8 * t.page_count for t in tables),
-        "outputs": output * (planned + 2),
-        "window": ids * 8 * (window_batches + planned),
-        "scratch": misses * planned + bounce_bytes + SMALL_BYTES,
-    }
-    if orders := order_bytes(tables):
-        purposes["row orders"] = orders
+    purposes = needed_device_bytes(
+        tables,
+        rows=rows,
+        output_row_bytes=output_row_bytes,
+        window_batches=window_batches,
+        planned_batches=planned,
+        bounce_bytes=bounce_bytes,
+    )
     left = what_is_left(memory_bytes, purposes)
     if cache_bytes is not None:
         left = min(left, cache_bytes)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from gids import _core
-from gids.cache.budget import format_bytes
 from gids.cache.device_state import DEVICE_POLICIES
 from gids.errors import MemoryBudgetError
+from gids.sizes import format_bytes
 
 if TYPE_CHECKING:
     from gids.cuda.device import Device

@@ -30,7 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         module.add_parser(subparsers)
     try:
         try:
-            args = parser.parse_args(argv)
+            args, unknown = parser.parse_known_args(argv)
+            if unknown:  # told by the command, whose usage helps; parse_args would show the one of `gids`
+                subparsers.choices[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
             status = modules[args.command].run(args)
         finally:  # --list and --help leave by SystemExit
             sys.stdout.flush()

@@ -9,11 +9,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import math
-import shlex
 import sys
 import textwrap
 from pathlib import Path
 from typing import Any
+
+from gids.bench.arguments import natural, positive
 
 QUESTIONS = {"bandwidth": "bandwidth", "epoch": "epoch", "hit-ratio": "hit_ratio", "sampling": "sampling"}
 _INTERRUPTED = 130
@@ -41,15 +42,21 @@ def add_parser(subparsers: Any) -> None:
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--seed", type=int, default=0, metavar="N", help="of all random draws (default: 0)")
+    add("--seed", type=natural, default=0, metavar="N", help="of all random draws (default: 0)")
     add(
         "--repeat",
-        type=int,
+        type=positive,
         default=1,
         metavar="N",
         help="measure all so often; medians and range (default: 1)",
     )
-    add("--seconds", type=float, default=0, metavar="S", help="stop after so long with what was measured")
+    add(
+        "--seconds",
+        type=_seconds,
+        default=0,
+        metavar="S",
+        help="stop after about so long with what was measured (default: 0, no bound)",
+    )
     add("--json", type=Path, metavar="FILE", help="write the figures, the machine and the command")
     add("--plot", type=Path, metavar="FILE.png", help="draw the figures (needs matplotlib)")
     add("--quiet", action="store_true", help="print errors only")
@@ -57,12 +64,16 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from gids.bench.plot import require_matplotlib
-    from gids.bench.report import Report
+    from gids.bench.report import Report, check_writable
     from gids.bench.session import Session, TimeIsUp
 
-    _check(args)
     if args.plot is not None:
         require_matplotlib()
+        if args.plot.suffix.lower() != ".png":
+            raise ValueError(f"--plot {args.plot}: figures are PNG files; name it {args.plot.stem}.png")
+    for path in (args.json, args.plot):
+        if path is not None:
+            check_writable(path)
     module = importlib.import_module(f"gids.bench.{QUESTIONS[args.question]}")
     report = Report(args.question, command=_command(), seed=args.seed, repeat=args.repeat)
     with Session(
@@ -78,14 +89,14 @@ def run(args: argparse.Namespace) -> int:
     return _INTERRUPTED if report.partial == "interrupted" else 0
 
 
-def _check(args: argparse.Namespace) -> None:
-    if args.repeat < 1:
-        raise ValueError(f"--repeat {args.repeat}: give 1 or more")
-    if not (args.seconds >= 0 and math.isfinite(args.seconds)):
-        raise ValueError(f"--seconds {args.seconds}: give 0 (no bound) or more")
-    for path in (args.json, args.plot):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise FileNotFoundError(f"no directory {path.absolute().parent} to write {path.name} in")
+def _seconds(value: str) -> float:
+    try:
+        found = float(value)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < math.inf:
+        raise argparse.ArgumentTypeError(f"{value!r} is not a number of seconds, 0 (no bound) or more")
+    return found
 
 
 def _command() -> list[str]:
@@ -119,22 +130,25 @@ def _hand_over(args: argparse.Namespace, module: Any, report: Any) -> None:
 
 
 def _print(module: Any, report: Any, measured: list[Any]) -> None:
-    from gids.bench.text import table
+    from gids.bench.text import shared, table
 
     settings, columns = module.columns(report)
-    for line in subject_lines(report):
+    said = shared(measured, settings)
+    for line in _subject_lines(report, {settings[key]: value for key, value in said.items()}):
         print(line)
     if measured:
-        print("\n" + table(report.figures, settings, columns) + "\n")
+        shown = {key: title for key, title in settings.items() if key not in said}
+        print("\n" + table(report.figures, shown, columns) + "\n")
     for sentence in report.answers:
         print(textwrap.fill(sentence, 110, subsequent_indent="  "))
     for sentence in report.notes:
         print(textwrap.fill(f"note: {sentence}", 110, subsequent_indent="  "))
 
 
-def subject_lines(report: Any) -> list[str]:
-    """What was measured, in lines of words."""
-    parts = [f"{key.replace('_', ' ')} {_word(value)}" for key, value in report.subject.items()]
+def _subject_lines(report: Any, shared: dict[str, Any]) -> list[str]:
+    """What was measured, in lines of words. shared: settings that all figures have."""
+    facts = {key.replace("_", " "): value for key, value in report.subject.items()} | shared
+    parts = [f"{key} {_word(value)}" for key, value in facts.items()]
     repeat = max((len(v) for figure in report.figures for v in figure.values.values()), default=0)
     repeats = f", {repeat} repeats: medians (range)" if repeat > 1 else ""
     return textwrap.wrap("; ".join([*parts, f"seed {report.seed}{repeats}"]), 110)
@@ -147,4 +161,4 @@ def _word(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, list):
         return ",".join(map(str, value))
-    return shlex.quote(str(value))
+    return str(value)

@@ -18,7 +18,9 @@ from gids.dgl.epoch import Epoch
 from gids.dgl.tables import ServedTables
 from gids.loader import FeatureLoader
 from gids.loader.headroom import raise_descriptor_limit
-from gids.store import FeatureStore, open_store
+from gids.store import FeatureStore, Table, open_store
+
+Dataset = str | os.PathLike[str] | FeatureStore
 
 # Kept from before ``enable()`` can replace them.
 stock_init = dgl.dataloading.DataLoader.__init__
@@ -27,7 +29,8 @@ stock_iter = dgl.dataloading.DataLoader.__iter__
 
 class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has no types
     """``dgl.dataloading.DataLoader`` plus ``gids``: a dataset directory, or an open FeatureStore, that holds
-    features which the graph does not. Every other argument, and what is yielded, is DGL's.
+    features which the graph does not; or a list of these, about the same nodes and edges, the graph's own
+    dataset first. Every other argument, and what is yielded, is DGL's.
 
     A column that the sampler asks for (``prefetch_node_feats``, ``prefetch_edge_feats``, and so on) is read
     from the store if that has it, else taken from the graph as DGL does: ``blocks[0].srcdata["feat"]`` has
@@ -37,7 +40,8 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
     gids_memory_bytes: limit of the memory that all of this takes, on ``device``; None: half of what is
     available there.
     gids_feats: tables that minibatches get though the sampler does not ask for them, in the first block's
-    ``srcdata`` (edge tables: every block's ``edata``), or in a subgraph's ``ndata`` (``edata``).
+    ``srcdata`` (edge tables: every block's ``edata``), or in a subgraph's ``ndata`` (``edata``): names, or
+    Tables of any store. Of a column that two stores have it says which is meant.
     gids_policy, gids_engine, gids_options: as in gids.FeatureLoader (gids_options: its other arguments).
     With ``device="cuda"`` (a CUDA build of DGL) the cache is in GPU memory; gids_options={"device": "cpu"}
     keeps it in host memory.
@@ -47,8 +51,8 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
     engine and cache until ``close()`` or its end.
 
     Raises KeyError for a feature that neither store nor graph has, ValueError for a table whose row count is
-    not the graph's, or for a device that this DGL does not support; while iterating StorageError, which
-    belongs to one minibatch: the next one can be asked for.
+    not the graph's, for a column that two stores have, or for a device that this DGL does not support; while
+    iterating StorageError, which belongs to one minibatch: the next one can be asked for.
     """
 
     feature_loader: FeatureLoader | None = None
@@ -70,10 +74,10 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
         use_uva: bool = False,
         gpu_cache: Any = None,
         *,
-        gids: str | os.PathLike[str] | FeatureStore | None = None,
+        gids: Dataset | Sequence[Dataset] | None = None,
         gids_window: int = 16,
         gids_memory_bytes: int | None = None,
-        gids_feats: Sequence[str] | None = None,
+        gids_feats: str | Sequence[str | Table] | None = None,
         gids_policy: str = "lookahead",
         gids_engine: str = "auto",
         gids_options: Mapping[str, Any] | None = None,
@@ -112,15 +116,18 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
         if gids is None:
             return
         self._opened = ExitStack()
-        store = open_store(gids, self._opened)
+        datasets = [gids] if isinstance(gids, str | os.PathLike | FeatureStore) else list(gids)
+        if not datasets:
+            raise ValueError("gids=[] has no dataset: give the path of one, or gids=None")
+        stores = [open_store(dataset, self._opened) for dataset in datasets]
         self.served_tables = ServedTables(
-            store, graph, graph_sampler, [gids_feats] if isinstance(gids_feats, str) else gids_feats or []
+            stores, graph, graph_sampler, [gids_feats] if isinstance(gids_feats, str) else gids_feats or []
         )
         if self.num_workers > 0:
             raise_descriptor_limit()
         self.feature_loader = FeatureLoader(
-            store,
-            self.served_tables.names,
+            stores[0],
+            self.served_tables.tables,
             window_batches=gids_window,
             memory_bytes=gids_memory_bytes,
             policy=gids_policy,

@@ -1,4 +1,4 @@
-"""Which tables of a store a DGL loader serves, and whether they fit the graph. Called by the DataLoader.
+"""Which tables of the datasets a DGL loader serves, and whether they fit the graph. Called by the DataLoader.
 
 DGL names a column by (kind, type, key): kind is "node" or "edge", type is a node type or a
 (source, relation, destination) triple, key is the column's name. Knows nothing of reading.
@@ -11,6 +11,7 @@ from typing import Any
 
 import dgl
 
+from gids.errors import MissingError
 from gids.store import FeatureStore, Table
 
 _DECLARED = {
@@ -20,41 +21,44 @@ _DECLARED = {
 
 
 class ServedTables:
-    """The tables of ``store`` that minibatches of ``graph`` may ask for.
+    """The tables of ``stores`` that minibatches of ``graph`` may ask for.
 
-    They are those that the sampler declares (``prefetch_node_feats`` and its like) and the store has, and
-    those named in ``names``. A sampler that declares nothing and is not DGL's own may ask for any of them.
+    They are those in ``feats`` (names, or Tables of any store), and those that the sampler declares
+    (``prefetch_node_feats`` and its like) and a store has. A sampler that declares nothing and is not DGL's
+    own may ask for any of them. A column that is in ``feats`` is looked for nowhere else.
 
-    Raises KeyError for a column that neither store nor graph has, and ValueError for a table that does not
-    fit the graph or if nothing is asked for.
+    Raises KeyError for a column that neither a store nor the graph has, and ValueError for a table that does
+    not fit the graph, for a column that is in two stores, or if nothing is asked for.
     """
 
-    def __init__(self, store: FeatureStore, graph: Any, sampler: Any, names: Sequence[str] = ()) -> None:
-        self._store = store
+    def __init__(
+        self, stores: Sequence[FeatureStore], graph: Any, sampler: Any, feats: Sequence[str | Table] = ()
+    ) -> None:
+        self._stores = stores
+        self._names = " and ".join(store.name for store in stores)
         self._graph = graph
         self._tables: dict[tuple[str, Any, str], Table] = {}
         #: Tables that each minibatch gets even if its sampler does not ask.
-        self.always = [self._add(store.table(name)) for name in names]
-        declared = list(_declared_columns(sampler, graph))
-        for kind, type_, key in declared:
-            table = store.find_table(kind, type_, key)
+        self.always = [self._add(self._given(feat)) for feat in feats]
+        for kind, type_, key in _declared_columns(sampler, graph):
+            table = self._tables.get((kind, type_, key)) or self._stored(kind, type_, key)
             if table is not None:
                 self._add(table)
             elif not self._graph_has(kind, type_, key):
                 raise self._missing(kind, type_, key)
         if not self._tables and not type(sampler).__module__.startswith("dgl."):
-            for table in store.tables.values():
+            for table in self._all_stored():
                 if table.type in _types(graph, table.kind):
                     self._add(table)
         if not self._tables:
             raise ValueError(
-                f"nothing asks for a table of {store.name}: give the sampler prefetch_node_feats=[...] "
-                f"(or its like), or the loader gids_feats=[...]; it has {_listed(store.tables)}"
+                f"nothing asks for a table of {self._names}: give the sampler prefetch_node_feats=[...] "
+                f"(or its like), or the loader gids_feats=[...]; there is {self._listed_tables()}"
             )
 
     @property
-    def names(self) -> list[str]:
-        return [table.name for table in self._tables.values()]
+    def tables(self) -> list[Table]:
+        return list(self._tables.values())
 
     def find(self, kind: str, type_: Any, key: str) -> Table | None:
         """The table that holds a column, or None if the graph itself holds it.
@@ -63,11 +67,11 @@ class ServedTables:
         """
         table = self._tables.get((kind, type_, key))
         if table is None:
-            unannounced = self._store.find_table(kind, type_, key)
+            unannounced = self._stored(kind, type_, key)
             if unannounced is not None:
-                raise KeyError(
-                    f"a minibatch asks for {unannounced.name!r} of {self._store.name}, which the sampler did "
-                    f"not declare: add gids_feats=[{unannounced.name!r}] to the loader"
+                raise MissingError(
+                    f"a minibatch asks for {unannounced.name!r} of {unannounced.dataset}, which the sampler "
+                    f"did not declare: add gids_feats=[{unannounced.name!r}] to the loader"
                 )
             if not self._graph_has(kind, type_, key):
                 raise self._missing(kind, type_, key)
@@ -77,27 +81,58 @@ class ServedTables:
         types = _types(self._graph, table.kind)
         if table.type not in types:
             raise ValueError(
-                f"table {table.name!r} of {self._store.name} is of {table.kind} type {table.type!r}, "
+                f"table {table.name!r} of {table.dataset} is of {table.kind} type {table.type!r}, "
                 f"which the graph does not have (has {_listed(types)})"
             )
         count = self._graph.num_nodes if table.kind == "node" else self._graph.num_edges
         if table.row_count != count(table.type):
             raise ValueError(
-                f"table {table.name!r} of {self._store.name} has {table.row_count} rows, but the graph has "
+                f"table {table.name!r} of {table.dataset} has {table.row_count} rows, but the graph has "
                 f"{count(table.type)} {table.kind}s of type {table.type!r}: they are not of the same graph"
             )
-        self._tables[table.kind, table.type, table.key] = table
-        return table
+        return _only([self._tables.setdefault((table.kind, table.type, table.key), table), table])
+
+    def _given(self, feat: str | Table) -> Table:
+        """The table of gids_feats: itself, or that of a name or of a key."""
+        if isinstance(feat, Table):
+            return feat
+        stored = self._all_stored()
+        found = [t for t in stored if t.name == feat] or [t for t in stored if t.key == feat]
+        if not found:
+            raise MissingError(f"no table {feat!r} in {self._names} (has {self._listed_tables()})")
+        return _only(found)
+
+    def _stored(self, kind: str, type_: Any, key: str) -> Table | None:
+        found = [table for store in self._stores if (table := store.find_table(kind, type_, key))]
+        return _only(found) if found else None
+
+    def _all_stored(self) -> list[Table]:
+        return [table for store in self._stores for table in store.tables.values()]
+
+    def _listed_tables(self) -> str:
+        return _listed(table.name for table in self._all_stored())
 
     def _graph_has(self, kind: str, type_: Any, key: str) -> bool:
         return key in _frame(self._graph, kind, type_)
 
-    def _missing(self, kind: str, type_: Any, key: str) -> KeyError:
+    def _missing(self, kind: str, type_: Any, key: str) -> MissingError:
         in_graph = _listed(_frame(self._graph, kind, type_))
-        return KeyError(
-            f"{kind} feature {key!r} of type {type_!r} is neither in {self._store.name} "
-            f"(has {_listed(self._store.tables)}) nor in the graph (has {in_graph})"
+        return MissingError(
+            f"{kind} feature {key!r} of type {type_!r} is neither in {self._names} "
+            f"(has {self._listed_tables()}) nor in the graph (has {in_graph})"
         )
+
+
+def _only(tables: Sequence[Table]) -> Table:
+    """The first, if all are the same table; else ValueError."""
+    different = {tuple(table.shard_paths): table for table in tables}
+    if len(different) > 1:
+        listed = " or ".join(f"{table.name!r} of {table.dataset}" for table in different.values())
+        raise ValueError(
+            f"{tables[0].key!r} may be {listed}: give the loader the table that is meant, "
+            f"gids_feats=[store.table({tables[0].name!r})]"
+        )
+    return tables[0]
 
 
 def _declared_columns(sampler: Any, graph: Any) -> Iterator[tuple[str, Any, str]]:

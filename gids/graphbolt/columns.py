@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from gids.errors import MissingError
 from gids.store import FeatureStore, Table
 
 Keys = Sequence[str] | Mapping[str, Sequence[str]] | None
@@ -29,7 +30,9 @@ def table_of(store: FeatureStore, domain: str, type_name: str | None, feature_na
     table = store.find_table(domain, type_, feature_name)
     if table is None:
         known = ", ".join(map(repr, keys_of(store))) or "none"
-        raise KeyError(f"{store.name} has no feature {(domain, type_name, feature_name)!r} (it has {known})")
+        raise MissingError(
+            f"{store.name} has no feature {(domain, type_name, feature_name)!r} (it has {known})"
+        )
     return table
 
 

@@ -15,6 +15,7 @@ from dgl import graphbolt as gb
 
 from gids import store as gids_store
 from gids.cache.output_dtype import out_dtype_of
+from gids.errors import MissingError
 from gids.graphbolt.columns import keys_of, table_of
 from gids.loader import FeatureLoader
 
@@ -24,7 +25,8 @@ class Feature(gb.Feature):  # type: ignore[misc]  # GraphBolt has no types
 
     source: the dataset's path, an open gids.FeatureStore, or a gids.FeatureLoader, whose cache is then
     shared. table: its name, such as ``"paper.feat"``. options: of gids.FeatureLoader (``memory_bytes``,
-    ``policy``, ``device``, …), where source is not one.
+    ``policy``, ``device``, …), where source is not one. Memory is shared out by the first read, unless
+    ``minibatch_rows`` tells the rows of the largest.
 
     Raises KeyError for a table that there is not, and what gids.FeatureLoader raises.
     """
@@ -45,7 +47,7 @@ class Feature(gb.Feature):  # type: ignore[misc]  # GraphBolt has no types
             table = self.feature_loader.tables[0].name
         known = {t.name: t for t in self.feature_loader.tables}
         if table not in known:
-            raise KeyError(f"the FeatureLoader does not load {table!r} (it loads {', '.join(known)})")
+            raise MissingError(f"the FeatureLoader does not load {table!r} (it loads {', '.join(known)})")
         self.table = known[table]
 
     def read(self, ids: torch.Tensor | None = None) -> torch.Tensor:
@@ -94,8 +96,9 @@ class FeatureStore(gb.FeatureStore):  # type: ignore[misc]  # GraphBolt has no t
     """The tables of a dataset as GraphBolt's FeatureStore, through one cache. Read-only.
 
     store: the dataset's path, or an open gids.FeatureStore. options: of gids.FeatureLoader; tables share its
-    memory. Keys are (domain, type, name): ``("node", "paper", "feat")``, ``("edge", "author:writes:paper",
-    "weight")``; the type is None of a homogeneous dataset, and also names the only type there is.
+    memory, and ``minibatch_rows`` is as of Feature. Keys are (domain, type, name): ``("node", "paper",
+    "feat")``, ``("edge", "author:writes:paper", "weight")``; the type is None of a homogeneous dataset, and
+    also names the only type there is.
     """
 
     def __init__(self, store: gids_store.FeatureStore | str | os.PathLike[str], **options: Any) -> None:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from gids.sampler import Block, Minibatch
-from gids.sampler.minibatch import PerType
 from gids.store.names import Relation
 
-Layer = Callable[[Any, Any], Any]
-"""layer(block, h_src) -> h_dst; where there are several types, of blocks by relation and rows by type."""
-Model = Sequence[Layer] | torch.nn.ModuleList | Callable[[int, Any, Any], Any]
+Layer = Callable[..., Any]
+"""layer(block, h_src) -> h_dst, or layer(block, h_src, edge_rows) where there are tables of edges. In a
+dataset of several types: of blocks and edge rows by relation and rows by type.
+"""
+Model = Sequence[Layer] | torch.nn.ModuleList | Callable[..., Any]
+Type = TypeVar("Type")
 
 log = logging.getLogger("gids")
 
@@ -46,9 +48,9 @@ class Layers:
         if any(getattr(part, "training", False) for part in (model, *self._all)):
             log.warning("the model is in training mode, in which dropout draws: call model.eval() first")
 
-    def __call__(self, index: int, block: Any, h_src: Any) -> Any:
+    def __call__(self, index: int, *given: Any) -> Any:
         with torch.no_grad():
-            return self._all[index](block, h_src) if self._all else self._model(index, block, h_src)
+            return self._all[index](*given) if self._all else self._model(index, *given)
 
 
 def output_of(given: Any, index: int, ntype: str, count: int, *, by_type: bool) -> torch.Tensor | None:
@@ -89,6 +91,6 @@ def _moved(block: Block, device: torch.device) -> Block:
     return dataclasses.replace(block, **arrays)
 
 
-def per_type(values: dict[str, torch.Tensor], homogeneous: bool) -> PerType:
-    """By type, or the only one's."""
+def per_type(values: dict[Type, torch.Tensor], homogeneous: bool) -> torch.Tensor | dict[Type, torch.Tensor]:
+    """By node type or relation, or the only one's."""
     return next(iter(values.values())) if homogeneous else values

@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 
+from gids.errors import MissingError
 from gids.heat.graphs import graphs_of
+from gids.inference.edge_features import EdgeFeatures
 from gids.inference.layers import Layers, Model, per_type
 from gids.inference.run import Inputs, Progress, Run
 from gids.inference.sinks import TableSink, TensorSink
@@ -23,7 +25,7 @@ from gids.loader.tables import Tables, check_table_fits, chosen_tables
 from gids.sampler import Topology
 from gids.sampler.minibatch import PerType
 from gids.store import FeatureStore, Table
-from gids.store.names import table_name
+from gids.store.names import Relation, describe_type, table_name
 from gids.store.table_writer import TableWriter, publish_tables
 
 
@@ -48,6 +50,7 @@ def layerwise(
     *,
     layer_count: int | None = None,
     tables: Tables | None = None,
+    edge_tables: Tables = (),
     nodes: torch.Tensor | Mapping[str, torch.Tensor | None] | None = None,
     output: str | None = None,
     replace: bool = False,
@@ -69,13 +72,17 @@ def layerwise(
         store: the dataset, or its path.
         tables: the features of the nodes, one table for a type, as gids.NodeLoader takes them. None: the only
             one that each type has. Nodes of a type without one come as their ids, int64[n].
+        edge_tables: the features of edges, named so, one table for a relation. With some, every layer is
+            called as layer(block, h_src, edge_rows), or (i, block, h_src, edge_rows): the rows of
+            block.edge_ids, [block.num_edges, …], or by relation, of those that have a table.
         nodes: whose output is wanted: int64[n], or by node type, where None stands for all. None: all nodes.
         output: key of the tables that the last layer's output goes to, TYPE.KEY for each type, which needs
             all nodes. None: it is returned in memory.
         replace: tables of that name.
         dtype: of floating rows in all tables that are written. A layer gets what the one before it gave, in
             the type in which it gave it, rounded to this one.
-        feature_dtype: of the features, where it is not the stored one: as FeatureLoader's dtype.
+        feature_dtype: of the features, also of edges, where it is not the stored one: as FeatureLoader's
+            dtype.
         memory_bytes: for cache, input rows and sampled blocks, on `device`. None: half of what is available.
             What the layer allocates comes beside that, and so does what is returned.
         device: where rows are handed to the layers, "cpu" or a CUDA device.
@@ -99,6 +106,7 @@ def layerwise(
     if output is not None:
         _check_output(opened, asked, output, replace)
     features = _features_of(opened, topology, tables)
+    edges = EdgeFeatures(_edge_features_of(opened, topology, edge_tables), feature_dtype, topology)
     near = Neighbourhoods(topology, options.get("threads"))
     run = Run(opened, layers, near, torch.device(device), memory_bytes, progress, options)
     targets = [Targets(topology, asked.nodes)]
@@ -116,12 +124,12 @@ def layerwise(
             stack.callback(writer.discard)
             return writer
 
-        inputs = Inputs(features, feature_dtype)
+        inputs = Inputs(features, feature_dtype, edges)
         for index, wanted in enumerate(targets[:-1]):
             tables_of = {t: TableSink(partial(new_table, t, wanted.count_of(t)), dtype) for t in wanted.nodes}
             made = run.layer(index, inputs, wanted, tables_of)
             inputs.discard()
-            inputs = Inputs.of(made, wanted)
+            inputs = Inputs.of(made, wanted, edges)
         last, index = targets[-1], layers.count - 1
         if output is None:
             tensors = {t: TensorSink(last.count_of(t)) for t in last.nodes}
@@ -153,16 +161,30 @@ def _features_of(store: FeatureStore, topology: Topology, tables: Tables | None)
         }
     else:
         given = chosen_tables(store, tables)
-    found: dict[str, Table] = {}
+    if edges := [t.name for t in given.values() if t.kind != "node"]:
+        raise ValueError(f"{edges[0]} is of edges: name it in edge_tables=")
+    return _one_of_each_type(store, topology, given, "tables=")
+
+
+def _edge_features_of(store: FeatureStore, topology: Topology, tables: Tables) -> dict[Relation, Table]:
+    given = chosen_tables(store, tables)
+    if nodes := [t.name for t in given.values() if t.kind == "node"]:
+        raise ValueError(f"{nodes[0]} is of nodes: name it in tables=")
+    return _one_of_each_type(store, topology, given, "edge_tables=")
+
+
+def _one_of_each_type(
+    store: FeatureStore, topology: Topology, given: Mapping[str, Table], argument: str
+) -> dict[Any, Table]:
+    found: dict[Any, Table] = {}
     for table in given.values():
         check_table_fits(table, topology, store.name)
-        if not isinstance(table.type, str):
-            raise ValueError(f"{table.name} is of edges; layers are given the rows of nodes")
-        if table.type in found:
+        other = found.setdefault(table.type, table)
+        if other is not table:
             raise ValueError(
-                f"{found[table.type].name} and {table.name} are of {table.type!r} nodes: say which, tables="
+                f"{other.name} and {table.name} are of {describe_type(table.type)} {table.kind}s: say which, "
+                f"{argument}"
             )
-        found[table.type] = table
     return found
 
 
@@ -188,7 +210,9 @@ class _Asked:
         counts = dict(zip(topology.node_types, topology.node_counts, strict=True))
         for ntype, ids in given.items():
             if ntype not in counts:
-                raise KeyError(f"nodes of type {ntype!r}: no relation has it (there are {', '.join(counts)})")
+                raise MissingError(
+                    f"nodes of type {ntype!r}: no relation has it (there are {', '.join(counts)})"
+                )
             if ids is None:
                 self.nodes[ntype] = None
                 continue

@@ -13,15 +13,19 @@ from typing import Any, TypeVar
 import torch
 
 from gids import _core, cuda
-from gids.cache.budget import GROWTH, available_bytes, format_bytes, longest_read_bytes
+from gids.cache.budget import GROWTH, available_bytes, bounce_pool_bytes
 from gids.cache.output_dtype import FLOATS, out_row_bytes
 from gids.errors import FormatError, MemoryBudgetError
+from gids.inference.edge_features import EdgeFeatures
 from gids.inference.layers import Layers, block_on, output_of, per_type
 from gids.inference.sinks import Sink, TableSink
 from gids.inference.targets import Neighbourhoods, Span, Targets
+from gids.io import QUEUE_DEPTH
 from gids.loader import FeatureLoader
 from gids.sampler import Minibatch
+from gids.sizes import format_bytes
 from gids.store import FeatureStore, Table
+from gids.store.names import Relation
 
 BLOCK_BYTES = 64 << 20
 """Of input rows, that a block aims at: more adds to what the layer needs itself, and gains nothing."""
@@ -35,41 +39,49 @@ Item = tuple[Span, Minibatch]
 
 
 class Inputs:
-    """What a layer reads: a table for each type that has one.
+    """What a layer reads: a table for each node type that has one, and tables of edges.
 
-    tables: by type. dtype: of the rows, where it is not the stored one. targets: the nodes that the tables
-    have rows of, or None: all, and types without a table come as ids. given: what a layer gave, by type.
+    nodes: tables by type. dtype: of the rows, where it is not the stored one. targets: the nodes that the
+    tables have rows of, or None: all, and types without a table come as ids. given: what a layer gave, by
+    type. Attributes: edges; tables: all of them, by the names under which they are read; dtype: as which.
     """
 
     def __init__(
         self,
-        tables: Mapping[str, Table],
+        nodes: Mapping[str, Table],
         dtype: torch.dtype | None,
+        edges: EdgeFeatures,
         targets: Targets | None = None,
         written: Iterable[TableSink] = (),
         given: Mapping[str, torch.dtype] | None = None,
     ) -> None:
-        self.tables, self.dtype = dict(tables), dtype
+        self.edges, self.tables = edges, {**nodes, **edges.tables}
+        self.dtype = dtype if edges.reads_alike(dtype) else None
+        self._nodes = nodes
         self._targets, self._written, self._given = targets, list(written), given or {}
 
     @classmethod
-    def of(cls, sinks: Mapping[str, TableSink], targets: Targets) -> Inputs:
+    def of(cls, sinks: Mapping[str, TableSink], targets: Targets, edges: EdgeFeatures) -> Inputs:
         """What a layer wrote for these targets."""
         tables = {ntype: sink.finish() for ntype, sink in sinks.items()}
         given = {ntype: sink.given_dtype for ntype, sink in sinks.items()}
         dtypes = set(given.values())
         converted = dtypes.pop() if len(dtypes) == 1 and dtypes <= set(FLOATS) else None  # by the gather
-        return cls(tables, converted, targets, sinks.values(), given)
+        return cls(tables, converted, edges, targets, sinks.values(), given)
 
     @property
     def row_bytes(self) -> int:
-        """The greatest, as stored or as handed over."""
-        return max([8, *(max(t.row_bytes, out_row_bytes(t, self.dtype)) for t in self.tables.values())])
+        """The greatest of nodes, as stored or as handed over, and that of an edge to it."""
+        of_nodes = (max(t.row_bytes, out_row_bytes(t, self.dtype)) for t in self._nodes.values())
+        return max([8, *of_nodes]) + self.edges.row_bytes
 
-    def rows_of(self, nodes: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """The rows of the tables that hold these nodes."""
-        mine = ((t, ids) for t, ids in nodes if t in self.tables)
-        return {t: ids if self._targets is None else self._targets.places(t, ids) for t, ids in mine}
+    def rows_of(
+        self, nodes: Iterable[tuple[str, torch.Tensor]], minibatch: Minibatch
+    ) -> dict[str, torch.Tensor]:
+        """The rows of the tables that hold these nodes, and those of the minibatch's edges."""
+        mine = ((t, ids) for t, ids in nodes if t in self._nodes)
+        places = {t: ids if self._targets is None else self._targets.places(t, ids) for t, ids in mine}
+        return {**places, **self.edges.ids_of(minibatch)}
 
     def for_layer(
         self,
@@ -77,10 +89,10 @@ class Inputs:
         rows: Mapping[str, torch.Tensor],
         device: torch.device,
     ) -> dict[str, torch.Tensor]:
-        """By type, what a layer is given."""
+        """By type, what a layer is given of nodes."""
         if self._targets is not None:
-            return {t: of_type.to(self._given[t]) for t, of_type in rows.items()}
-        return {t: rows[t] if t in rows else ids.to(device) for t, ids in nodes}
+            return {t: rows[t].to(self._given[t]) for t in self._nodes}
+        return {t: rows[t] if t in self._nodes else ids.to(device) for t, ids in nodes}
 
     def discard(self) -> None:
         """Remove what a layer wrote."""
@@ -119,7 +131,7 @@ class Run:
         """Compute a layer for its targets. Returns the sinks of the types that it has an output for."""
         begun = time.perf_counter()
         per_row, most, limit = self._block_rows(inputs)
-        spans = targets.spans(most, limit)
+        spans = targets.spans(most, limit, edge_rows=bool(inputs.edges.tables))
         left_out: set[str] = set()  # types that the layer has nothing for
         source = self._sampled(targets, spans, left_out)
         shapes: dict[str, torch.Size] = {}
@@ -131,14 +143,14 @@ class Run:
                 loader = stack.enter_context(self._loader(inputs, per_row * max(s.cost for s in spans)))
                 stream = loader.attach(
                     source,
-                    lambda item: inputs.rows_of(self._nodes(item)),
+                    lambda item: inputs.rows_of(self._nodes(item), item[1]),
                     bytes_of=lambda item: item[1].nbytes,
                 )
             for item, rows in stream:
                 span, minibatch = item
                 if span.ntype not in left_out:
                     h_src = inputs.for_layer(self._nodes(item), rows, self._place)
-                    h_dst = self._call(index, span, minibatch, h_src)
+                    h_dst = self._call(index, span, minibatch, h_src, *inputs.edges.for_layer(rows))
                     if h_dst is None and span.ntype not in shapes:
                         left_out.add(span.ntype)
                     else:
@@ -162,10 +174,16 @@ class Run:
                 yield span, self._near.of(targets, span)
 
     def _call(
-        self, index: int, span: Span, minibatch: Minibatch, h_src: dict[str, torch.Tensor]
+        self,
+        index: int,
+        span: Span,
+        minibatch: Minibatch,
+        h_src: dict[str, torch.Tensor],
+        *edge_rows: torch.Tensor | dict[Relation, torch.Tensor],
     ) -> torch.Tensor | None:
         homogeneous = self._near.topology.homogeneous
-        given = self._layers(index, block_on(minibatch, self._place), per_type(h_src, homogeneous))
+        block, of_nodes = block_on(minibatch, self._place), per_type(h_src, homogeneous)
+        given = self._layers(index, block, of_nodes, *edge_rows)
         return output_of(given, index, span.ntype, span.stop - span.start, by_type=not homogeneous)
 
     def _block_rows(self, inputs: Inputs) -> tuple[int, int, int]:
@@ -184,7 +202,7 @@ class Run:
     def _fixed_bytes(self, inputs: Inputs) -> int:
         """Bounce pool and page tables."""
         tables = inputs.tables.values()
-        bounce = self._options.get("queue_depth", 256) * longest_read_bytes(tables) if tables else 0
+        bounce = bounce_pool_bytes(tables, self._options.get("queue_depth", QUEUE_DEPTH)) if tables else 0
         return int(bounce + sum(8 * t.page_count for t in tables))
 
     def _loader(self, inputs: Inputs, blocks_bytes: int) -> FeatureLoader:

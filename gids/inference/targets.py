@@ -58,10 +58,11 @@ class Targets:
         targets = self.nodes[ntype]
         return ids if targets is None else torch.searchsorted(targets, ids)
 
-    def spans(self, most: int, limit: int) -> list[Span]:
+    def spans(self, most: int, limit: int, *, edge_rows: bool = False) -> list[Span]:
         """All targets, cut into spans of a cost of at most `most`, or of one node of at most `limit`.
 
-        Raises MemoryBudgetError for a node that costs more.
+        edge_rows: rows of edges are read as well, so that no span costs less than it has in-edges. Raises
+        MemoryBudgetError for a node that costs more.
         """
         spans = []
         for ntype in self.nodes:
@@ -69,7 +70,8 @@ class Targets:
             while True:  # one empty span where there are no nodes: it tells shapes
                 end = bisect_right(range(count + 1), cost(start) + most, start + 1, count + 1, key=cost) - 1
                 stop = min(count, max(start + 1, end))
-                span = Span(ntype, start, stop, self._distinct(ntype, cost(stop) - cost(start)))
+                rows = cost(stop) - cost(start)
+                span = Span(ntype, start, stop, rows if edge_rows else self._distinct(ntype, rows))
                 if span.cost > limit:
                     raise MemoryBudgetError(
                         f"{ntype!r} node {int(self.ids(span)[0])} and its in-neighbours are up to "

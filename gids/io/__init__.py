@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gids.io.engine import Engine, open_engine, probe
+from gids.io.engine import QUEUE_DEPTH, Engine, open_engine, probe
 from gids.io.page_cache import drop_page_cache
 
 if TYPE_CHECKING:
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from gids.io.queue_table import QueueTable, requests_of
 
 __all__ = [
+    "QUEUE_DEPTH",
     "DeviceQueue",
     "Engine",
     "QueueTable",

@@ -16,6 +16,9 @@ import numpy.typing as npt
 
 from gids import _core
 
+QUEUE_DEPTH = 256
+"""Requests in flight, where nothing else is asked for."""
+
 _log = logging.getLogger("gids")
 _logged: set[str] = set()
 
@@ -148,7 +151,7 @@ def open_engine(
     paths: Sequence[str | os.PathLike[str]],
     kind: str = "auto",
     *,
-    depth: int = 256,
+    depth: int = QUEUE_DEPTH,
     threads: int = 0,
     direct: bool = True,
     max_read_bytes: int = 1 << 20,

@@ -48,7 +48,7 @@ class EdgeLoader(EpochLoader):
     Args:
         store: the dataset, or its path.
         edges: the edges to train on, int64[2, n] of sources and destinations; need not be in the topology.
-            None: all of the relation's.
+            They are copied, and what changes later has no effect. None: all of the relation's.
         sampler: fanouts, as ``gids.sampler.Neighbor`` takes them, or a sampler of blocks.
         relation: (source type, relation, destination type) of the edges; may be left out where there is one.
         negatives: pairs for every seed edge that have its source and a uniformly drawn destination, which
@@ -61,8 +61,8 @@ class EdgeLoader(EpochLoader):
         shuffle, drop_last, seed, device, tables, place, options: as of gids.NodeLoader.
 
     Minibatches are EdgeMinibatches: of tensors where the dataset has one node type and one relation, else of
-    dictionaries. Epochs, determinism, ``state_dict()`` and errors are as of gids.NodeLoader. Memory: the
-    edges given, and 8 bytes per seed edge for an epoch's order.
+    dictionaries. Epochs, determinism, ``state_dict()`` and errors are as of gids.NodeLoader. Memory: 16
+    bytes per edge given, and 8 per seed edge for an epoch's order.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class EdgeLoader(EpochLoader):
 
 
 class _Edges:
-    """The seed edges: those given, or by their places those of a graph."""
+    """The seed edges: a copy of those given, or by their places those of a graph."""
 
     def __init__(self, graph: Graph, edges: torch.Tensor | None) -> None:
         self._graph = graph
@@ -208,7 +208,7 @@ class _Edges:
             raise TypeError(f"edges is {kind}; give int64[2, n], sources and destinations")
         if len(edges) != 2:
             raise TypeError(f"edges is int64{list(edges.shape)}; give int64[2, n], sources and destinations")
-        self._given = edges.cpu().numpy()
+        self._given = edges.to("cpu", copy=True).numpy()
         self.count = edges.shape[1]
         for ids, ntype, limit in zip(
             self._given, graph.relation[::2], (graph.num_src, graph.num_dst), strict=True

@@ -155,16 +155,17 @@ class EpochLoader(ABC):
         progress = _Progress(epoch, resume.step if resume and resume.epoch == epoch else 0)
         self._progress = progress
         steps = range(progress.step, len(self))
-        order, at_once = self.order(epoch).numpy(), self._at_once
+        order, at_once = self.order(epoch), self._at_once
         source = minibatches_of_epoch(
-            self._drawing(), order, epoch, steps, self.batch_size, self._stream, at_once
+            self._drawing(), order.numpy(), epoch, steps, self.batch_size, self._stream, at_once
         )
         if self._features is None:
-            return self._begun(SampledEpoch(((m, {}) for m in source), self._stream, progress))
+            return self._begun(SampledEpoch(((m, {}) for m in source), self._stream, progress, order))
         tables, sampled_on = self.tables, self._stream
 
         def rows_of(minibatch: Minibatch) -> Mapping[str, torch.Tensor]:
-            return {name: _rows(minibatch, table) for name, table in tables.items()}
+            of_types = {type_: _rows(minibatch, type_) for type_ in {t.type for t in tables.values()}}
+            return {name: of_types[table.type] for name, table in tables.items()}
 
         seeds = min(self.batch_size, self._seed_count - steps.start * self.batch_size) if steps else 0
         stream = self._features.attach(
@@ -174,7 +175,7 @@ class EpochLoader(ABC):
             waiting_batches=at_once - 1,
             growth=min(self.batch_size, self._seed_count) / seeds if seeds else 1.0,
         )
-        return self._begun(SampledEpoch(stream, self._stream, progress))
+        return self._begun(SampledEpoch(stream, self._stream, progress, order))
 
     def _begun(self, epoch: SampledEpoch) -> SampledEpoch:
         self._epochs.add(epoch)
@@ -237,7 +238,8 @@ class EpochLoader(ABC):
         """The FeatureLoader's counters, and ``memory`` with the sampler's and the topology's bytes as well.
 
         ``"topology"``: pinned host memory, none on the CPU, where the topology stays mapped; ``"topology on
-        the device"`` and ``"sampler"`` (host and device). Goes on telling what they were once closed.
+        the device"``; both with the weights of edges that lie there. ``"sampler"`` (host and device). Goes
+        on telling what they were once closed.
         """
         if self._last_stats is not None:
             return self._last_stats
@@ -309,14 +311,19 @@ class EpochLoader(ABC):
 
 
 class SampledEpoch(Iterator[Minibatch]):
-    """One epoch of a loader. After a StorageError the next minibatch can be asked for."""
+    """One epoch of a loader. After a StorageError the next minibatch can be asked for.
+
+    order: int64[seeds], as the loader's order() gives it for this epoch.
+    """
 
     def __init__(
         self,
         stream: Iterator[tuple[Minibatch, dict[str, torch.Tensor]]],
         sampled_on: SampleStream,
         progress: _Progress,
+        order: torch.Tensor,
     ) -> None:
+        self.order = order
         self._stream = stream
         self._sampled_on = sampled_on
         self._progress = progress
@@ -337,14 +344,14 @@ class SampledEpoch(Iterator[Minibatch]):
         cast(Any, self._stream).close()
 
 
-def _rows(minibatch: Minibatch, table: Table) -> torch.Tensor:
-    """The rows of a table that a minibatch reads."""
-    if isinstance(table.type, str):
+def _rows(minibatch: Minibatch, type_: str | Relation) -> torch.Tensor:
+    """The rows that a minibatch reads of every table of a type."""
+    if isinstance(type_, str):
         nodes = minibatch.input_nodes
-        return nodes[table.type] if isinstance(nodes, dict) else nodes
+        return nodes[type_] if isinstance(nodes, dict) else nodes
     if isinstance(minibatch, HasEdgeIds):
-        return minibatch.edge_ids_of(table.type)
-    blocks = [layer[table.type] if isinstance(layer, dict) else layer for layer in minibatch.blocks]
+        return minibatch.edge_ids_of(type_)
+    blocks = [layer[type_] if isinstance(layer, dict) else layer for layer in minibatch.blocks]
     return torch.cat([block.edge_ids for block in blocks])
 
 

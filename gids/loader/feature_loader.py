@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from numbers import Real
 from typing import Any, Literal, TypeVar
@@ -26,7 +26,15 @@ from gids import _core
 from gids.cache import POLICIES, page_heat
 from gids.cache.budget import longest_read_bytes
 from gids.cache.output_dtype import check_out_dtype
-from gids.io import Engine, open_engine
+from gids.errors import MissingError
+from gids.io import QUEUE_DEPTH, Engine, open_engine
+from gids.loader.minibatch_sizes import (
+    Rows,
+    check_minibatch_rows,
+    largest_expected,
+    rows_read,
+    too_large,
+)
 from gids.loader.placement import DevicePlacement, HostPlacement, Placement, Sizes
 from gids.loader.stages import Stage, epoch_summary, stage_for
 from gids.loader.stream import Cache, Ids, IdsOf, ReadThroughStream, WindowedStream
@@ -54,6 +62,8 @@ class FeatureLoader:
             queue depth. ``window_batches + planned_batches`` is at most 24.
         memory_bytes: for everything: cache lines, outputs, bounce pool, window, page tables. None takes half
             of the memory available.
+        minibatch_rows: rows that the largest minibatch reads: of each table, or by table. Memory is shared
+            out for such minibatches. None takes a quarter more than the first one reads.
         cache_bytes: at most so much of it for cache lines; 0 works, without a cache.
         policy: ``"lookahead"``, ``"window-pin"``, ``"random"``, ``"lru"`` or ``"static"``.
         heat: which stored heat of nodes the policy falls back on: ``"out-degree"`` (conversion stores it),
@@ -93,11 +103,12 @@ class FeatureLoader:
         window_batches: int = 16,
         planned_batches: int | None = None,
         memory_bytes: int | None = None,
+        minibatch_rows: int | Mapping[str, int] | None = None,
         cache_bytes: int | None = None,
         policy: str = "lookahead",
         heat: str = "auto",
         engine: str = "auto",
-        queue_depth: int = 256,
+        queue_depth: int = QUEUE_DEPTH,
         threads: int | None = None,
         check_crc: bool = False,
         direct: bool = True,
@@ -113,6 +124,7 @@ class FeatureLoader:
         if not tables:
             raise ValueError("tables is empty; name at least one, such as 'paper.feat'")
         self.tables: list[Table] = list(chosen_tables(self.store, tables).values())
+        self._minibatch_rows = check_minibatch_rows(minibatch_rows, [t.name for t in self.tables])
         self._window = _check_window(window_batches, planned_batches)
         self._fixed_planned = planned_batches
         if policy not in POLICIES:
@@ -182,6 +194,8 @@ class FeatureLoader:
         self._most_planned = planned_batches or most  # lowered to what memory allows, once that is known
         self._planned = planned_batches or min(self._placement.least_planned, most)
         self._waiting = 0  # minibatches that are sampled, and not in the window yet
+        self._minibatch_bytes = 0  # of the largest so far
+        self._warned_of_size = False
         self._cache: Cache | None = None
         self._lock = threading.Lock()  # guards building the cache, and who has the window
         self._windowed: weakref.ref[WindowedStream[Any]] | None = None
@@ -213,7 +227,8 @@ class FeatureLoader:
         minibatch takes: part of the window, within memory_bytes; on CUDA told as "minibatches", beside it.
         waiting_batches: at most so many that `minibatches` holds itself, sampled and not yet asked for; they
         count with these bytes. growth: how many times as large as the first minibatch the others are; memory
-        is shared out when that one is known.
+        is shared out when that one is known. Where a larger one comes, fewer are planned ahead; where that is
+        not enough to stay within memory_bytes, a warning says so once, and names minibatch_rows.
 
         One stream at a time uses the window; while it is open, further ones read through the cache without
         lookahead. A stream is closed by its end, by close(), or by dropping it.
@@ -281,7 +296,8 @@ class FeatureLoader:
             "gather": total("gather_s"),
             "read": io["busy_s"],
         }
-        result["memory"] = self._placement.memory(self._cache, self._window + self._planned + self._waiting)
+        held = (self._window + self._planned + self._waiting) * self._minibatch_bytes
+        result["memory"] = self._placement.memory(self._cache, held)
         result["window_batches"] = self._window
         result["planned_batches"] = self._planned
         result["policy"] = self._policy
@@ -300,7 +316,7 @@ class FeatureLoader:
         found = next((t for t in self.tables if t.name == table), None)
         if found is None:
             known = ", ".join(repr(t.name) for t in self.tables)
-            raise KeyError(f"no table {table!r} in this loader (it loads {known})")
+            raise MissingError(f"no table {table!r} in this loader (it loads {known})")
         if not self._finalizer.alive:
             raise ValueError("this FeatureLoader is closed, and its cache is gone")
         if self._cache is None:
@@ -340,19 +356,37 @@ class FeatureLoader:
         with self._lock:
             if not self._finalizer.alive:
                 raise ValueError("this FeatureLoader is closed; make a new one")
+            rows = rows_read(ids, [t.name for t in self.tables])
             if self._cache is None:
-                sizes = Sizes(
-                    rows={t.name: int(growth * len(ids.get(t.name, ()))) for t in self.tables},
-                    minibatch_bytes=int(growth * minibatch_bytes),
-                    window_batches=self._window,
-                    planned_batches=self._planned,
-                    most_planned_batches=self._most_planned,
-                    waiting_batches=self._waiting,
-                )
+                expected = largest_expected(rows, minibatch_bytes, given=self._minibatch_rows, growth=growth)
                 heats = {t.name: heat for t in self.tables if (heat := self._heat(t)) is not None}
-                self._cache, self._most_planned = self._placement.build(sizes, heats)
+                self._cache, self._most_planned = self._placement.build(self._sizes(*expected), heats)
                 self._opened.callback(self._cache.close)
+            else:
+                self._keep_within_memory(rows, minibatch_bytes)
+            self._minibatch_bytes = max(self._minibatch_bytes, minibatch_bytes)
             return self._cache
+
+    def _sizes(self, rows: Rows, minibatch_bytes: int) -> Sizes:
+        return Sizes(
+            rows=rows,
+            minibatch_bytes=minibatch_bytes,
+            window_batches=self._window,
+            planned_batches=self._planned,
+            most_planned_batches=self._most_planned,
+            waiting_batches=self._waiting,
+        )
+
+    def _keep_within_memory(self, rows: Rows, minibatch_bytes: int) -> None:
+        """Plan fewer minibatches at once where those of this size need it; warn when that is not enough."""
+        excess = self._placement.excess_bytes(self._sizes(rows, minibatch_bytes))
+        while excess > 0 and self._fixed_planned is None and self._planned > self._placement.least_planned:
+            self._planned -= 1
+            self._most_planned = self._planned
+            excess = self._placement.excess_bytes(self._sizes(rows, minibatch_bytes))
+        if excess > 0 and not self._warned_of_size:
+            self._warned_of_size = True
+            log.warning(too_large(rows, excess))
 
     def _heat(self, table: Table) -> npt.NDArray[np.uint8] | None:
         method = self._heat_methods[table.name]

@@ -27,8 +27,9 @@ class NodeLoader(EpochLoader):
     Args:
         store: the dataset, or its path.
         seeds: nodes to train on, int64[n], which may repeat, or bool[num_nodes]; or a dictionary by node type
-            of such. A tensor needs a dataset with one node type and one relation, and makes minibatches of
-            tensors; a dictionary makes minibatches of dictionaries.
+            of such. They are copied, 8 bytes each: what changes later has no effect. A tensor needs a dataset
+            with one node type and one relation, and makes minibatches of tensors; a dictionary makes
+            minibatches of dictionaries.
         sampler: fanouts, as ``gids.sampler.Neighbor`` takes them (one per layer, the last is that of the
             seeds), or a sampler.
         tables: the tables to load: names, such as ``"paper.feat"``, and tables of other stores of the same
@@ -128,12 +129,12 @@ class NodeLoader(EpochLoader):
 
 
 class _Seeds:
-    """The seeds of all types as one sequence, on the CPU."""
+    """The seeds of all types as one sequence, on the CPU. They are its own: what is checked stays so."""
 
     def __init__(self, topology: Topology, seeds: PerType) -> None:
         self._types = topology.node_types
         self._homogeneous = topology.homogeneous
-        self._ids = [ids.cpu() for ids in topology.seeds_by_type(seeds)]
+        self._ids = [ids.to("cpu", copy=True) for ids in topology.seeds_by_type(seeds)]
         for ids, ntype, count in zip(self._ids, self._types, topology.node_counts, strict=True):
             if len(ids) and not (ids.min() >= 0 and ids.max() < count):
                 raise IndexError(

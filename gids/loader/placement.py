@@ -25,11 +25,13 @@ from gids.cache import (
     share_device_memory,
     share_memory,
 )
-from gids.cache.budget import available_bytes, format_bytes
+from gids.cache.budget import available_bytes, needed_bytes
+from gids.cache.device_budget import DeviceMemoryPlan, needed_device_bytes
 from gids.cache.device_checks import check_policies
 from gids.cache.output_dtype import out_row_bytes
 from gids.io.extents import open_extent_reader
 from gids.loader.stream import Cache
+from gids.sizes import format_bytes
 
 if TYPE_CHECKING:
     from gids.io import Engine
@@ -44,9 +46,9 @@ ROUNDS_MAX = 4
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the first minibatch shows, and what the window asks for.
+    """How large minibatches are, and how many the window asks for.
 
-    rows: rows of each table that it reads. minibatch_bytes: memory of the sampled minibatch itself.
+    rows: rows of each table that one reads. minibatch_bytes: memory of the sampled minibatch itself.
     most_planned_batches: minibatches that may ever be planned at once. waiting_batches: sampled minibatches
     beside these.
     """
@@ -71,8 +73,14 @@ class Placement(Protocol):
         Raises MemoryBudgetError, with the sum, when one minibatch does not fit.
         """
 
-    def memory(self, cache: Cache | None, live_batches: int) -> dict[str, int]:
-        """Bytes by purpose."""
+    def excess_bytes(self, sizes: Sizes) -> int:
+        """What minibatches of these sizes would take beyond memory_bytes, beside the lines that there are.
+
+        Not above 0 where memory holds them. There is a cache.
+        """
+
+    def memory(self, cache: Cache | None, held_bytes: int) -> dict[str, int]:
+        """Bytes by purpose. held_bytes: of the sampled minibatches themselves."""
 
 
 class HostPlacement:
@@ -100,7 +108,7 @@ class HostPlacement:
         self._engine, self._tables = engine, tables
         self._memory_bytes, self._cache_bytes = memory_bytes, cache_bytes
         self._policy, self._threads, self._check_crc, self._dtype = policy, threads, check_crc, dtype
-        self._minibatch_bytes = 0
+        self._output_row_bytes = {t.name: out_row_bytes(t, dtype) for t in tables}
         self.plan: MemoryPlan | None = None
 
     def build(self, sizes: Sizes, heats: Heats) -> tuple[Cache, int]:
@@ -109,7 +117,7 @@ class HostPlacement:
             memory_bytes=self._memory_bytes,
             cache_bytes=self._cache_bytes,
             rows=sizes.rows,
-            output_row_bytes={t.name: out_row_bytes(t, self._dtype) for t in self._tables},
+            output_row_bytes=self._output_row_bytes,
             window_batches=sizes.window_batches,
             planned_batches=sizes.planned_batches,
             most_planned_batches=sizes.most_planned_batches,
@@ -117,7 +125,6 @@ class HostPlacement:
             waiting_batches=sizes.waiting_batches,
             bounce_bytes=self._engine.bounce_bytes,
         )
-        self._minibatch_bytes = sizes.minibatch_bytes
         cache = FeatureCache(
             self._engine,
             self._tables,
@@ -131,12 +138,26 @@ class HostPlacement:
         )
         return cache, plan.most_planned_batches
 
-    def memory(self, cache: Cache | None, live_batches: int) -> dict[str, int]:
+    def excess_bytes(self, sizes: Sizes) -> int:
+        assert self.plan is not None
+        needed = needed_bytes(
+            self._tables,
+            rows=sizes.rows,
+            output_row_bytes=self._output_row_bytes,
+            window_batches=sizes.window_batches,
+            planned_batches=sizes.planned_batches,
+            minibatch_bytes=sizes.minibatch_bytes,
+            waiting_batches=sizes.waiting_batches,
+            bounce_bytes=self._engine.bounce_bytes,
+        )
+        return sum({**self.plan.purposes, **needed}.values()) - self._memory_bytes
+
+    def memory(self, cache: Cache | None, held_bytes: int) -> dict[str, int]:
         bounce = {"bounce pool": self._engine.bounce_bytes}
         if cache is None:
             return bounce
         purposes = cache.memory()
-        purposes["window"] += live_batches * self._minibatch_bytes
+        purposes["window"] += held_bytes
         return purposes | bounce
 
 
@@ -178,22 +199,23 @@ class DevicePlacement:
         self._host_cache_bytes, self._host_policy = host_cache_bytes, host_policy
         self._policy, self._check_crc, self._dtype = policy, check_crc, dtype
         self._wait, self._staging_bytes = wait, staging_bytes
-        self._minibatch_bytes = 0
+        self._bounce_bytes = staging_bytes // ROUNDS_MAX if wait == "warp" else 0
+        self._output_row_bytes = {t.name: out_row_bytes(t, dtype) for t in tables}
+        self._plan: DeviceMemoryPlan | None = None
 
     def build(self, sizes: Sizes, heats: Heats) -> tuple[Cache, int]:
-        plan = share_device_memory(
+        self._plan = plan = share_device_memory(
             self._tables,
             memory_bytes=self._memory_bytes,
             cache_bytes=self._cache_bytes,
             host_cache_bytes=self._host_cache_bytes,
             rows=sizes.rows,
-            output_row_bytes={t.name: out_row_bytes(t, self._dtype) for t in self._tables},
+            output_row_bytes=self._output_row_bytes,
             window_batches=sizes.window_batches,
             planned_batches=sizes.planned_batches,
             most_planned_batches=sizes.most_planned_batches,
-            bounce_bytes=self._staging_bytes // ROUNDS_MAX if self._wait == "warp" else 0,
+            bounce_bytes=self._bounce_bytes,
         )
-        self._minibatch_bytes = sizes.minibatch_bytes
         with ExitStack() as stack:
             reader = None
             if any(plan.lines.values()) and heats and not self._check_crc:
@@ -218,7 +240,19 @@ class DevicePlacement:
             )
         return cache, plan.most_planned_batches
 
-    def memory(self, cache: Cache | None, live_batches: int) -> dict[str, int]:
+    def excess_bytes(self, sizes: Sizes) -> int:
+        assert self._plan is not None
+        needed = needed_device_bytes(
+            self._tables,
+            rows=sizes.rows,
+            output_row_bytes=self._output_row_bytes,
+            window_batches=sizes.window_batches,
+            planned_batches=sizes.planned_batches,
+            bounce_bytes=self._bounce_bytes,
+        )
+        return sum({**self._plan.purposes, **needed}.values()) - self._memory_bytes
+
+    def memory(self, cache: Cache | None, held_bytes: int) -> dict[str, int]:
         if cache is None:
             return {}
-        return cache.memory() | {"minibatches": live_batches * self._minibatch_bytes}
+        return cache.memory() | {"minibatches": held_bytes}

@@ -52,7 +52,8 @@ class Cache(Protocol):
 class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
     """An iterator of (minibatch, {table: features}) that reads ahead through the cache.
 
-    cache_for: called once, with the first minibatch and its ids, which tell how large minibatches are.
+    cache_for: called with every minibatch and its ids, which tell how large minibatches are; it gives the
+    same cache each time.
     on_close: called once, when no step of this stream is live any more. stage: tells profilers of a stage.
     """
 
@@ -151,10 +152,11 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
                     minibatch = next(self._source)
                     ids = self._ids_of(minibatch)
                 self._seconds["sample"] += time.perf_counter() - started
+                cache = self._cache_for(minibatch, ids)
                 if self._cache is None:
-                    self._cache = self._cache_for(minibatch, ids)
-                    self._opened.append(self._cache)
-                    self._first = self._entered = self._planned = self._gathered = self._cache.next_step
+                    self._cache = cache
+                    self._opened.append(cache)
+                    self._first = self._entered = self._planned = self._gathered = cache.next_step
                 with self._stage("enter"):
                     self._cache.enter(self._entered, ids)
             except StopIteration:

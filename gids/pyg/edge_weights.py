@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from gids.errors import MissingError
 from gids.pyg.attributes import table_of
 from gids.store import FeatureStore, Graph
 from gids.store.names import Relation, describe_type
@@ -45,5 +46,5 @@ def in_order(graph: Graph, weights: object, attribute: str) -> np.ndarray:
 def checked(found: Weights, attribute: str, name: str) -> Weights:
     """As given. Raises KeyError where there are none."""
     if not found:
-        raise KeyError(f"weight_attr={attribute!r}: {name} has no edges with an attribute of that name")
+        raise MissingError(f"weight_attr={attribute!r}: {name} has no edges with an attribute of that name")
     return found

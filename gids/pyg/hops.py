@@ -67,7 +67,7 @@ class HopSampler:
     torch's.
 
     Minibatches are HopMinibatches, and functions of the arguments of sample() alone, as Neighbor's are: the
-    same with any number of threads and on any device. Memory: as Neighbor, for each hop.
+    same with any number of threads and on any device. Memory: as Neighbor.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class HopSampler:
         self.hops = lengths.pop()
         self.replace, self.weights = bool(replace), weights
         self.threads = threads
-        self._samplers: dict[tuple[int, ...], Neighbor] = {}
+        self._neighbor: tuple[list[Relation], Neighbor] | None = None
         self._expansion: tuple[Topology, _Expansion] | None = None
         self._digests: dict[Relation, str] | None = None
 
@@ -105,15 +105,15 @@ class HopSampler:
         """One minibatch. Arguments, device, errors: as of gids.sampler.Neighbor.sample."""
         topology = Topology.of(graphs)
         expansion = self._expansion_of(topology)
-        per_hop = self._per_hop(topology)
+        neighbor = self._neighbor_of(expansion)
         nodes = dict(zip(topology.node_types, topology.seeds_by_type(seeds), strict=True))
         counts = {t: [len(ids)] for t, ids in nodes.items()}
         begins = dict.fromkeys(nodes, 0)  # of the newest nodes
         parts: list[list[tuple[Block, int]]] = [[] for _ in topology.graphs]
-        for fanouts in per_hop:
+        for hop in range(self.hops):
             frontier = {t: nodes[t][begin:] for t, begin in begins.items()}
-            found = self._neighbor(expansion, fanouts).sample(
-                expansion.topology, expansion.seeds(nodes, frontier), seed=seed, epoch=epoch, step=step
+            found = neighbor.sample_layer(
+                expansion.topology, expansion.seeds(nodes, frontier), hop, seed=seed, epoch=epoch, step=step
             )
             assert isinstance(found.input_nodes, dict)
             (layer,) = found.blocks
@@ -138,7 +138,7 @@ class HopSampler:
     @property
     def nbytes(self) -> int:
         """Memory kept between minibatches, on the host and on devices."""
-        return sum(s.nbytes for s in self._samplers.values())
+        return 0 if self._neighbor is None else self._neighbor[1].nbytes
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -161,32 +161,32 @@ class HopSampler:
         return f"HopSampler({self.num_neighbors}{told})"
 
     def _expansion_of(self, topology: Topology) -> _Expansion:
-        if self._expansion is None or self._expansion[0] is not topology:
-            self._expansion = (topology, _Expansion(topology))
-        return self._expansion[1]
+        made = self._expansion
+        if made is None or made[0] is not topology:
+            self._expansion = made = (topology, _Expansion(topology))
+        return made[1]
 
-    def _per_hop(self, topology: Topology) -> list[tuple[int, ...]]:
-        """For each hop a number for each relation."""
-        counts = self.num_neighbors
+    def _neighbor_of(self, expansion: _Expansion) -> Neighbor:
+        """One sampler for all hops: a layer of it for each, the last for the seeds'."""
+        made = self._neighbor
+        if made is not None and made[0] == expansion.relations:
+            return made[1]
+        counts, named = self.num_neighbors, expansion.named
         if not isinstance(counts, Mapping):
-            return [(n,) * len(topology.relations) for n in counts]
-        if counts.keys() != set(topology.relations):
+            counts = dict.fromkeys(named, counts)
+        elif counts.keys() != named.keys():
             raise ValueError(
-                f"num_neighbors has {sorted(counts)}, and the graph {sorted(topology.relations)}: give a "
+                f"num_neighbors has {sorted(counts)}, and the graph {sorted(named)}: give a "
                 "list for each relation, of zeros to leave it out"
             )
-        return list(zip(*(counts[r] for r in topology.relations), strict=True))
-
-    def _neighbor(self, expansion: _Expansion, fanouts: tuple[int, ...]) -> Neighbor:
-        if fanouts not in self._samplers:
-            by_relation = dict(zip(expansion.relations, fanouts, strict=True))
-            weights = None
-            if self.weights is not None:
-                weights = {expansion.named[relation]: w for relation, w in self.weights.items()}
-            self._samplers[fanouts] = Neighbor(
-                [by_relation], replace=self.replace, weights=weights, threads=self.threads
-            )
-        return self._samplers[fanouts]
+        neighbor = Neighbor(
+            [{named[r]: hops[hop] for r, hops in counts.items()} for hop in reversed(range(self.hops))],
+            replace=self.replace,
+            weights=None if self.weights is None else {named[r]: w for r, w in self.weights.items()},
+            threads=self.threads,
+        )
+        self._neighbor = (expansion.relations, neighbor)
+        return neighbor
 
 
 def _joined(hops: list[tuple[Block, int]]) -> HopEdges:

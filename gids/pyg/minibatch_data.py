@@ -10,19 +10,26 @@ from torch_geometric.data import Data, HeteroData
 from gids.pyg.attributes import LABEL
 from gids.pyg.hops import HopMinibatch
 from gids.sampler import Minibatch
-from gids.store.names import Relation
+from gids.store.names import Relation, describe_type
 
 
 class MinibatchData:
     """Attributes and their names as torch_geometric.loader.NodeLoader.filter_fn gives them.
 
     attributes: by table, whose type's attribute it is, and the attribute's name. input_type: that of the
-    seeds, which makes HeteroData; None makes Data.
+    seeds, which makes HeteroData; None makes Data. Raises ValueError when two are called alike.
     """
 
     def __init__(
         self, attributes: Mapping[str, tuple[str | Relation, str]], *, input_type: str | None
     ) -> None:
+        given = list(attributes.values())
+        for type_, name in given:
+            if given.count((type_, name)) > 1:
+                raise ValueError(
+                    f"two tables would be {name!r} of {describe_type(type_)}: name them, "
+                    "tables={'a': …, 'b': …}"
+                )
         self._attributes = attributes
         self._input_type = input_type
 

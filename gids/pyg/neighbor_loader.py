@@ -6,7 +6,7 @@ The user's entry. It composes NodeLoader and HopSampler, and names things as PyG
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, Self
 
@@ -16,6 +16,8 @@ from torch_geometric.sampler import NumNeighbors
 
 from gids.heat.graphs import graphs_of
 from gids.loader import NodeLoader, SampledEpoch
+from gids.loader.feature_loader import check_option_names
+from gids.loader.tables import Tables
 from gids.pyg.attributes import attribute_of
 from gids.pyg.edge_weights import stored_weights
 from gids.pyg.hops import Counts, HopSampler
@@ -65,18 +67,20 @@ class NeighborLoader:
             for all; or a dictionary of such lists by edge type.
         replace: draw with replacement, so many neighbours of every node that has any.
         weight_attr: the name, in PyG, of a table of edges with one number for each, in proportion to which
-            neighbours are drawn; it is held in memory (4 bytes per edge). Relations without such a table are
-            drawn from uniformly. On the CPU.
+            neighbours are drawn; it is held in memory (4 bytes per edge), and copied beside the topology for
+            a GPU. Relations without such a table are drawn from uniformly.
         input_nodes: the seeds: int64[n], or bool[num_nodes], or None for all nodes, or (of a dataset with
             several types) a node type, or (node type, one of those).
         batch_size, shuffle, drop_last: as there.
         transform: called with each Data.
-        tables: names of the tables to load, such as ``"paper.feat"``; None: all of the nodes and edges that
-            the topology has; empty: none.
+        tables: names of the tables to load, such as ``"paper.feat"``, and tables of other stores; None: all
+            of the store's nodes and edges that the topology has; empty: none. In a mapping, by the names of
+            the attributes to be.
         labels: give ``y``, where the store has labels.
         seed: of the order and of what is sampled; torch's generator has no part in them.
         device: ``"cpu"``, or ``"cuda"``: then sampling, cache and all that is handed out are there.
-        options: of gids.NodeLoader and gids.FeatureLoader: ``memory_bytes``, ``window_batches``, …;
+        place: of the topology on CUDA, as in gids.NodeLoader.
+        options: of gids.FeatureLoader: ``memory_bytes``, ``window_batches``, …;
             ``num_workers`` and other arguments of PyG's loader about workers have nothing to do: sampling has
             native threads, and reading is asynchronous.
 
@@ -104,10 +108,11 @@ class NeighborLoader:
         shuffle: bool = False,
         drop_last: bool = False,
         transform: Callable[[Any], Any] | None = None,
-        tables: Sequence[str] | None = None,
+        tables: Tables | None = None,
         labels: bool = True,
         seed: int = 0,
         device: str | torch.device = "cpu",
+        place: str = "auto",
         subgraph_type: object = "directional",
         **options: Any,
     ) -> None:
@@ -120,6 +125,7 @@ class NeighborLoader:
             raise ValueError(f"subgraph_type={subgraph_type!r} is not supported: it must be 'directional'")
         for name in _NOTHING_TO_DO & options.keys():
             del options[name]
+        check_option_names("gids.pyg.NeighborLoader", options)
         seeds = input_nodes_of(store, input_nodes)
         graphs = graphs_of(store)
         if tables is None:
@@ -128,11 +134,6 @@ class NeighborLoader:
         counts = counts_of(num_neighbors, None if seeds.ntype is None else [g.relation for g in graphs])
         weights = None
         if weight_attr is not None:
-            if torch.device(device).type != "cpu":
-                raise ValueError(
-                    f"weight_attr={weight_attr!r} with device={str(device)!r}: neighbours are drawn by "
-                    "weight on the CPU alone; take device='cpu'"
-                )
             weights = stored_weights(store, graphs, weight_attr)
         self._loader = NodeLoader(
             store,
@@ -144,12 +145,17 @@ class NeighborLoader:
             drop_last=drop_last,
             seed=seed,
             device=device,
+            place=place,
             labels="inputs" if labels else False,
             **options,
         )
         self.transform = transform
+        named = isinstance(tables, Mapping)
         self._data = MinibatchData(
-            {name: (table.type, attribute_of(store, table)) for name, table in self._loader.tables.items()},
+            {
+                name: (table.type, name if named else attribute_of(store, table))
+                for name, table in self._loader.tables.items()
+            },
             input_type=seeds.ntype,
         )
         self._input_ids = seeds.input_ids
@@ -176,9 +182,7 @@ class NeighborLoader:
         return len(self._loader)
 
     def __iter__(self) -> NeighborEpoch:
-        places = self._loader.order(self._loader.epoch)
-        input_ids = places if self._input_ids is None else self._input_ids[places]
-        return NeighborEpoch(iter(self._loader), input_ids, self.batch_size, self._data, self.transform)
+        return NeighborEpoch(iter(self._loader), self._input_ids, self.batch_size, self._data, self.transform)
 
     def stats(self) -> dict[str, Any]:
         """As of gids.NodeLoader."""
@@ -210,7 +214,7 @@ class NeighborEpoch(Iterator[Any]):
     def __init__(
         self,
         epoch: SampledEpoch,
-        input_ids: torch.Tensor,
+        input_ids: torch.Tensor | None,
         batch_size: int,
         data: MinibatchData,
         transform: Callable[[Any], Any] | None,
@@ -221,7 +225,8 @@ class NeighborEpoch(Iterator[Any]):
     def __next__(self) -> Data | HeteroData | Any:
         minibatch = next(self._epoch)
         first = minibatch.step * self._batch_size
-        data = self._data.of(minibatch, self._input_ids[first : first + self._batch_size])
+        places = self._epoch.order[first : first + self._batch_size]
+        data = self._data.of(minibatch, places if self._input_ids is None else self._input_ids[places])
         return data if self._transform is None else self._transform(data)
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from torch_geometric.data import TensorAttr
 from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 
 from gids import store as gids_store
+from gids.errors import MissingError
 from gids.heat.graphs import graphs_of
 from gids.pyg.attributes import LABEL, attribute_of, is_homogeneous, table_of
 from gids.store.private_map import private_tensor
@@ -73,7 +74,7 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]  # PyG is not typed
             if isinstance(type_, str) and name == LABEL and type_ in self.store.labels:
                 return self.store.labels[type_]
         known = ", ".join(f"{a.group_name!r} {a.attr_name!r}" for a in self.get_all_tensor_attrs())
-        raise KeyError(f"{self.store.name} has no {name!r} of {attr.group_name!r} (it has {known})")
+        raise MissingError(f"{self.store.name} has no {name!r} of {attr.group_name!r} (it has {known})")
 
     def _types(self, group: Type) -> list[Any]:
         if group is not None:
@@ -135,7 +136,7 @@ class GraphStore(PygGraphStore):  # type: ignore[misc]  # PyG is not typed
     def _graph(self, attr: EdgeAttr) -> gids_store.Graph:
         relation = attr.edge_type
         if relation is None and not is_homogeneous(self.store):
-            raise KeyError(f"{self.store.name} has {len(self.store.relations)} edge types: say which")
+            raise MissingError(f"{self.store.name} has {len(self.store.relations)} edge types: say which")
         return self.store.graph(None if relation is None else tuple(relation))
 
     def _put_edge_index(self, edge_index: object, edge_attr: EdgeAttr) -> NoReturn:

@@ -76,14 +76,23 @@ class LayeredSampler(ABC):
         TypeError and ValueError for arguments.
         """
         topology, fanouts = self._checked(graphs, seed, epoch, step)
-        given = _seeds_for(topology, seeds)
-        numbers = (seed, epoch, step)
-        with self._lock:
-            if topology.device is None:
-                [layers] = self._on_host(topology, [given], fanouts, numbers)
-            else:
-                layers = self._sample_on(topology.device, topology, given, fanouts, numbers)
-        return self._minibatch(topology, given, layers, epoch, step)
+        return self._one(topology, seeds, fanouts, (seed, epoch, step))
+
+    def sample_layer(
+        self,
+        graphs: Graphs | Topology,
+        seeds: PerType,
+        layer: int,
+        *,
+        seed: int = 0,
+        epoch: int = 0,
+        step: int = 0,
+    ) -> Minibatch:
+        """One layer alone, 0 being that of the seeds: what a sampler with its number only would sample, with
+        this one's threads and memory. Arguments, device, errors: as of sample().
+        """
+        topology, fanouts = self._checked(graphs, seed, epoch, step)
+        return self._one(topology, seeds, [fanouts[layer]], (seed, epoch, step))
 
     def sample_bulk(
         self,
@@ -161,6 +170,17 @@ class LayeredSampler(ABC):
         numbers: Numbers,
     ) -> list[_core._Sampled]:
         """The native sampler. seeds: int64[n] arrays by minibatch and node type. numbers: the first one's."""
+
+    def _one(
+        self, topology: Topology, seeds: PerType, fanouts: list[list[int]], numbers: Numbers
+    ) -> Minibatch:
+        given = _seeds_for(topology, seeds)
+        with self._lock:
+            if topology.device is None:
+                [layers] = self._on_host(topology, [given], fanouts, numbers)
+            else:
+                layers = self._sample_on(topology.device, topology, given, fanouts, numbers)
+        return self._minibatch(topology, given, layers, *numbers[1:])
 
     def _minibatch(
         self, topology: Topology, given: list[torch.Tensor], layers: Layers, epoch: int, step: int

@@ -14,6 +14,7 @@ from gids.cuda import Device
 from gids.sampler.layered import Fanout, LayeredSampler, Layers, Numbers, array_digest, check_dependency
 from gids.sampler.locality import LocalityBias
 from gids.sampler.on_device import Choice, Kind
+from gids.sampler.rates import Rates
 from gids.sampler.topology import Topology
 from gids.store.names import Relation, describe_type
 
@@ -40,7 +41,8 @@ class Neighbor(LayeredSampler):
 
     In a heterogeneous graph a node that any relation has found draws by every relation that ends in its type.
     Random numbers are counted, not drawn in turn: the minibatch depends on seeds, seed, epoch, step and
-    graph, neither on threads nor on the device. GPUs sample without weights and locality.
+    graph, neither on threads nor on the device. For a GPU weights are copied beside the pinned
+    topology, 4 bytes per edge, and masks to the device, when it samples first.
 
     Raises TypeError for weights that are no floating-point numbers in one dimension, ValueError for weights
     that are negative or not finite, and for other arguments; sample() raises ValueError for weights and
@@ -117,8 +119,12 @@ class Neighbor(LayeredSampler):
             self.replace,
             self._weights_of(topology),
             self._dependency,
-            *(([], 1.0) if self.locality is None else self.locality.of(topology)),
+            *self._masks_of(topology),
         )
+
+    def _masks_of(self, topology: Topology) -> tuple[list[np.ndarray | None], float]:
+        """By relation, and the factor."""
+        return ([], 1.0) if self.locality is None else self.locality.of(topology)
 
     def _weights_of(self, topology: Topology) -> list[np.ndarray | None]:
         """By relation."""
@@ -149,11 +155,15 @@ class Neighbor(LayeredSampler):
         fanouts: list[list[int]],
         numbers: Numbers,
     ) -> Layers:
-        if self._weights is not None or self.locality is not None:
-            return super()._sample_on(device, topology, seeds, fanouts, numbers)
+        sampler = self._device_sampler(device)
+        rates: list[Rates | None] = []
+        weights, (masks, factor) = self._weights_of(topology), self._masks_of(topology)
+        if weights or masks:
+            topology.check_open()
+            rates = sampler.rates.of(topology, weights, masks, factor)
         kind: Kind = "least" if self._dependency.gradual else "uniform"
-        choice = Choice("replaced" if self.replace else kind, self._dependency)
-        return self._device_sampler(device).sample(topology, seeds, fanouts, numbers, choice)
+        choice = Choice("replaced" if self.replace else kind, self._dependency, rates=rates)
+        return sampler.sample(topology, seeds, fanouts, numbers, choice)
 
 
 def _check_weights(given: Weights, of: str) -> np.ndarray:

@@ -1,10 +1,11 @@
-"""Sampling by GPU kernels, native/sampler/neighbor.cu: launches them, owns the memory between them.
+"""Sampling by GPU kernels, native/sampler/*.cu: launches them, owns the memory between them.
 
 Called by Neighbor and Labor. Chooses and numbers exactly as the CPU's sampler does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -15,14 +16,18 @@ from gids import _core
 from gids.cuda import Argument, Device, Stream
 from gids.errors import FormatError
 from gids.sampler.minibatch import Block
+from gids.sampler.rates import DeviceRates, Rates
 from gids.sampler.topology import Topology
 from gids.store import PinnedGraph
 from gids.store.names import describe_type
 
 _UNIT = "sampler/neighbor.cu"
+_WEIGHTED = "sampler/weighted.cu"
 _THREADS = 256
 _BLOCKS_PER_SM = 8
 _ALL = -1
+_NO_LIMIT = np.uint64((1 << 64) - 1)
+"""A fanout of -1, for the kernels that draw by weight."""
 _LARGEST_ASSUMED = 32
 """Up to this fanout a layer has room for all edges that it could have; beyond, their count is waited for."""
 _NO_FAULT = -1
@@ -58,12 +63,14 @@ class Choice:
     kind: "uniform": `fanout` of them; "replaced": so many draws, with replacement; "least": those with the
     least numbers of their own; "least sources": those whose sources have the least numbers; "labor": those
     whose sources' numbers are below fanout / degree. dependency: for "uniform" not gradual. layer_dependency:
-    sources have the same numbers in all layers.
+    sources have the same numbers in all layers. rates: by relation, how readily edges are drawn, or none at
+    all; of relations that have some in proportion to these, "replaced" or not.
     """
 
     kind: Kind
     dependency: Dependency
     layer_dependency: bool = False
+    rates: Sequence[Rates | None] = ()
 
     @property
     def by_source(self) -> bool:
@@ -86,6 +93,7 @@ class _Draw:
     degrees: torch.Tensor
     indptr: torch.Tensor
     choice: Choice
+    rates: Rates | None
     keys: Keys
     capacity: int = 0
     base: int = 0
@@ -101,6 +109,7 @@ class _Table:
     positions: torch.Tensor
     slot_of: torch.Tensor
     ranks: torch.Tensor
+    estimates: torch.Tensor
 
 
 class DeviceSampler:
@@ -110,11 +119,21 @@ class DeviceSampler:
         self._device = device
         self._scratch: dict[tuple[str, int], torch.Tensor] = {}
         self._stream: Stream | None = None  # where the scratch was used last
+        self._rates: DeviceRates | None = None
         device.preload(_UNIT)
 
     @property
     def nbytes(self) -> int:
-        return sum(t.nbytes for t in self._scratch.values())
+        masks = self._rates.nbytes if self._rates is not None else 0
+        return sum(t.nbytes for t in self._scratch.values()) + masks
+
+    @property
+    def rates(self) -> DeviceRates:
+        """What draws by weight asks for them before it samples."""
+        if self._rates is None:
+            self._rates = DeviceRates(self._device)
+            self._device.preload(_WEIGHTED)
+        return self._rates
 
     def sample(
         self,
@@ -127,8 +146,7 @@ class DeviceSampler:
         """Nodes by type, and by layer (the seeds' first) a block of each relation. Raises as
         Neighbor.sample.
         """
-        if any(p.closed for p in topology.pinned):
-            raise ValueError("a PinnedGraph of this topology is closed; pin the graph again")
+        topology.check_open()
         stream = self._device.current_stream()
         if self._stream is not None and self._stream != stream:
             stream.wait_stream(self._stream)
@@ -167,7 +185,8 @@ class DeviceSampler:
         ]
         capacities = self._capacities(draws, len(nodes))
         known = [len(ids) for ids in nodes]
-        tables = [self._table(t, ids, capacities[t]) for t, ids in enumerate(nodes)]
+        weighted = {draw.src for draw in draws if draw.rates is not None}
+        tables = [self._table(t, ids, capacities[t], t in weighted) for t, ids in enumerate(nodes)]
         for draw, (_, dst) in zip(draws, topology.ends, strict=True):
             self._draw(draw, nodes[dst], tables[draw.src], known[draw.src], topology, faults)
         for draw in draws:
@@ -217,6 +236,15 @@ class DeviceSampler:
             np.uint32(choice.kind == "replaced"),
             *(begins, degrees, indptr[1:], faults[len(topology.node_types) + 2 * number :]),
         )
+        rates = choice.rates[number] if choice.rates else None
+        if rates is not None and rates.some_zero and fanout:
+            self._launch(
+                "gids_count_weighted",
+                32 * n,
+                *(n, begins, degrees, rates.weights, np.int32(fanout), np.uint32(choice.kind == "replaced")),
+                indptr[1:],
+                unit=_WEIGHTED,
+            )
         if choice.kind == "labor" and fanout > 0:
             self._launch(
                 "gids_count_labor",
@@ -227,7 +255,7 @@ class DeviceSampler:
             )
         indptr.cumsum_(0)
         src = topology.ends[number][0]
-        return _Draw(pinned, number, src, fanout, n, begins, degrees, indptr, choice, keys)
+        return _Draw(pinned, number, src, fanout, n, begins, degrees, indptr, choice, rates, keys)
 
     def _capacities(self, draws: list[_Draw], types: int) -> list[int]:
         """Gives every relation its places; returns how many each source type has."""
@@ -249,7 +277,7 @@ class DeviceSampler:
             )
         return capacities
 
-    def _table(self, t: int, nodes: torch.Tensor, capacity: int) -> _Table:
+    def _table(self, t: int, nodes: torch.Tensor, capacity: int, weighted: bool) -> _Table:
         """An id map with the known nodes of a type, at most three quarters full, and room for the edges."""
         log2_slots = max(10, ((len(nodes) + capacity) * 4 // 3).bit_length()) if capacity else 0
         slots = self._take("slots", t, 1 << log2_slots if capacity else 0, torch.int64)
@@ -263,6 +291,7 @@ class DeviceSampler:
             self._take("positions", t, capacity, torch.int64),
             self._take("slot_of", t, capacity, torch.int32),
             self._take("ranks", t, capacity, torch.int32),
+            self._take("estimates", t, capacity if weighted else 0, torch.float32),
         )
 
     def _draw(
@@ -281,6 +310,9 @@ class DeviceSampler:
             *(table.sources, table.positions, table.slot_of),
             faults[len(topology.node_types) + 2 * draw.number + 1 :],
         )
+        if draw.rates is not None:
+            self._draw_weighted(draw, draw.rates, nodes, table, edges)
+            return
         if draw.fanout == _ALL:
             self._launch(
                 "gids_take_neighbors",
@@ -301,9 +333,30 @@ class DeviceSampler:
             of_layer = (draw.keys[0], fanout, np.uint32(width))
             self._launch("gids_draw_neighbors", some * width, *of_nodes, *of_layer, *edges)
         else:
-            numbers = self._take("numbers", draw.src, len(table.positions), torch.int64)
-            which = (fanout, np.uint32(draw.choice.by_source), numbers)
+            which = (fanout, np.uint32(draw.choice.by_source), self._numbers(draw, table))
             self._launch("gids_draw_least", 32 * some, *of_nodes, *draw.keys, *which, *edges)
+
+    def _draw_weighted(
+        self,
+        draw: _Draw,
+        rates: Rates,
+        nodes: torch.Tensor,
+        table: _Table,
+        edges: tuple[Argument, ...],
+    ) -> None:
+        replaced = draw.choice.kind == "replaced" and draw.fanout != _ALL
+        self._launch(
+            "gids_draw_weighted_replaced" if replaced else "gids_draw_weighted",
+            32 * draw.n if draw.fanout else 0,
+            *(nodes, draw.n, draw.begins, draw.degrees, draw.indptr, *draw.keys),
+            _NO_LIMIT if draw.fanout == _ALL else np.uint64(draw.fanout),
+            *(*rates.arguments, self._numbers(draw, table), table.estimates, *edges),
+            unit=_WEIGHTED,
+        )
+
+    def _numbers(self, draw: _Draw, table: _Table) -> torch.Tensor:
+        """int64 for each place."""
+        return self._take("numbers", draw.src, len(table.positions), torch.int64)
 
     def _relabel(
         self,
@@ -323,17 +376,19 @@ class DeviceSampler:
             *(table.sources, table.positions, indices, positions, nodes[draw.src]),
         )
         weights = None
-        if draw.choice.by_source:
+        if draw.rates is not None:
+            weights = table.estimates[draw.base : draw.base + count].clone()
+        elif draw.choice.by_source:
             each = (draw.degrees.double() / draw.fanout).clamp(min=1).float()
             weights = each.repeat_interleave(draw.indptr.diff(), output_size=count)
         graph = topology.graphs[draw.number]
         return Block(draw.indptr, indices, positions, len(nodes[draw.src]), graph, weights)
 
-    def _launch(self, kernel: str, threads: int, *args: Argument) -> None:
+    def _launch(self, kernel: str, threads: int, *args: Argument, unit: str = _UNIT) -> None:
         """threads: how many have something to do."""
         assert self._stream is not None
         blocks = min(-(-threads // _THREADS), _BLOCKS_PER_SM * self._device.sm_count)
-        self._device.launch(self._stream, _UNIT, kernel, blocks, _THREADS, *args)
+        self._device.launch(self._stream, unit, kernel, blocks, _THREADS, *args)
 
     def _take(self, name: str, number: int, count: int, dtype: torch.dtype) -> torch.Tensor:
         """Scratch memory with any contents."""

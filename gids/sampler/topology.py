@@ -11,6 +11,7 @@ import torch
 
 from gids import _core
 from gids.cuda import Device
+from gids.errors import MissingError
 from gids.sampler.minibatch import Minibatch, PerType
 from gids.store import Graph, PinnedGraph
 from gids.store.names import Relation, describe_type
@@ -97,6 +98,11 @@ class Topology:
         index = {ntype: i for i, ntype in enumerate(self.node_types)}
         return [(index[r[0]], index[r[2]]) for r in self.relations]
 
+    def check_open(self) -> None:
+        """Raises ValueError when a graph is pinned no longer."""
+        if any(p.closed for p in self.pinned):
+            raise ValueError("a PinnedGraph of this topology is closed; pin the graph again")
+
     @cached_property
     def native(self) -> _core.NeighborTopology:
         """For the samplers on the CPU."""
@@ -120,7 +126,7 @@ class Topology:
         for ntype in seeds:
             if ntype not in self.node_types:
                 known = ", ".join(map(repr, self.node_types))
-                raise KeyError(f"seeds of type {ntype!r}: no relation has it (there are {known})")
+                raise MissingError(f"seeds of type {ntype!r}: no relation has it (there are {known})")
         none = torch.empty(0, dtype=torch.int64)
         counts = zip(self.node_types, self.node_counts, strict=True)
         return [_check_ids(seeds.get(ntype, none), ntype, count) for ntype, count in counts]

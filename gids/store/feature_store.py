@@ -60,9 +60,11 @@ class FeatureStore:
         self._relations = {r.type: r for r in manifest.relations}
         labelled = [n.type for n in manifest.nodes if "label" in n.arrays]
         split = [n.type for n in manifest.nodes if any(f"{s}_idx" in n.arrays for s in SPLITS)]
-        self.labels: Mapping[str, torch.Tensor] = _Loaded(labelled, self._load_label, self._describe_label)
+        self.labels: Mapping[str, torch.Tensor] = _Loaded(
+            f"{self.name} has no labels", labelled, self._load_label, self._describe_label
+        )
         self.splits: Mapping[str, dict[str, torch.Tensor]] = _Loaded(
-            split, self._load_splits, self._describe_splits
+            f"{self.name} has no splits", split, self._load_splits, self._describe_splits
         )
 
     def __reduce__(self) -> tuple[Callable[..., FeatureStore], tuple[object, ...]]:
@@ -290,15 +292,21 @@ class FeatureStore:
 
 
 class _Loaded(Mapping[str, T]):
-    """Values read from their files when first asked for, then kept. describe: in words, without reading."""
+    """Values read from their files when first asked for, then kept. describe: in words, without reading.
 
-    def __init__(self, keys: Sequence[str], load: Callable[[str], T], describe: Callable[[str], str]) -> None:
-        self._keys, self._load, self._describe = tuple(keys), load, describe
+    missing: how the error of a node type begins that has none.
+    """
+
+    def __init__(
+        self, missing: str, keys: Sequence[str], load: Callable[[str], T], describe: Callable[[str], str]
+    ) -> None:
+        self._missing, self._keys, self._load, self._describe = missing, tuple(keys), load, describe
         self._values: dict[str, T] = {}
 
     def __getitem__(self, key: str) -> T:
         if key not in self._keys:
-            raise MissingError(f"{key!r} (has {', '.join(map(repr, self._keys)) or 'none'})")
+            known = ", ".join(map(repr, self._keys)) or "none"
+            raise MissingError(f"{self._missing} of node type {key!r} (those that have: {known})")
         if key not in self._values:
             self._values[key] = self._load(key)
         return self._values[key]

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 _COPIED_AT_ONCE = 64 << 20
 _PLACES: dict[str, tuple[str, ...]] = {"host": (), "indptr": ("indptr",), "device": ("indptr", "indices")}
 """What lies in device memory."""
+_ON_DEVICE = ", or keep the topology on the device (place='device')"
 _SHARE_OF_DEVICE = 8
-"""By default the device gets indptr, then indices, up to an eighth of its free memory."""
+"""By default the device gets indptr, then indices, up to an eighth of its free memory; with these weights."""
 
 
 class PinnedGraph:
@@ -53,19 +54,53 @@ class PinnedGraph:
             place = _choose_place(sources, device)
         _check_memory(graph, device, sources, place)
         held: list[_Held] = []
-        self._finalizer = weakref.finalize(self, _release, held)
+        self._weights: dict[int, _Held] = {}  # by the id of the array
+        self._finalizer = weakref.finalize(self, _release, held, self._weights)
         try:
             for source in sources:
                 if source.name in _PLACES[place]:
                     held.append(_OnDevice(device, source))
                 else:
-                    held.append(_OnHost(device, source, f"{source.name} of {describe_type(graph.relation)}"))
+                    what = f"{source.name} of {describe_type(graph.relation)}"
+                    held.append(_OnHost(device, source, what, _ON_DEVICE))
         except BaseException:
             self._finalizer()
             raise
         self.indptr_address, self.indices_address = (h.address for h in held)
-        self.host_bytes = sum(h.nbytes for h in held if isinstance(h, _OnHost))
-        self.device_bytes = sum(h.nbytes for h in held if isinstance(h, _OnDevice))
+        self._topology = tuple(held)
+
+    @property
+    def host_bytes(self) -> int:
+        """Pinned host memory that the topology takes, and the weights that are held."""
+        return sum(h.nbytes for h in self._all_held() if isinstance(h, _OnHost))
+
+    @property
+    def device_bytes(self) -> int:
+        """Device memory, likewise."""
+        return sum(h.nbytes for h in self._all_held() if isinstance(h, _OnDevice))
+
+    def edge_weights(self, weights: np.ndarray) -> int:
+        """Where kernels find float32[num_edges], in the order of graph.indices.
+
+        They are copied when asked for first, and held until the array is gone or this is closed: to device
+        memory where indices lie there and an eighth of what is free will do, else to pinned host memory.
+        Raises MemoryError and RuntimeError as Graph.pin does.
+        """
+        key = id(weights)
+        if key not in self._weights:
+            source = _Source("weights", weights, np.dtype(np.float32))
+            relation = describe_type(self.graph.relation)
+            indices = self._topology[1]
+            if isinstance(indices, _OnDevice) and source.nbytes <= _room(self.device):
+                self._weights[key] = _OnDevice(self.device, source)
+            else:
+                _check_host_memory(f"pinning the weights of {relation}", [source], "free some")
+                self._weights[key] = _OnHost(self.device, source, f"weights of {relation}", "")
+            weakref.finalize(weights, _release_one, self._weights, key)
+        return self._weights[key].address
+
+    def _all_held(self) -> list[_Held]:
+        return [*self._topology, *self._weights.values()]
 
     @property
     def closed(self) -> bool:
@@ -92,7 +127,7 @@ class _Source:
 
     name: str
     array: np.ndarray
-    dtype: np.dtype[np.signedinteger]
+    dtype: np.dtype[np.number]
 
     @property
     def nbytes(self) -> int:
@@ -125,7 +160,7 @@ class _OnDevice(_Held):
     def __init__(self, device: Device, source: _Source) -> None:
         import torch
 
-        dtype = torch.int32 if source.dtype == np.int32 else torch.int64
+        dtype: torch.dtype = getattr(torch, source.dtype.name)
         self._tensor: torch.Tensor | None = device.empty(len(source.array), dtype)
         for part in source.parts():
             piece = np.empty(part.stop - part.start, source.dtype)
@@ -140,7 +175,9 @@ class _OnDevice(_Held):
 
 
 class _OnHost(_Held):
-    def __init__(self, device: Device, source: _Source, what: str) -> None:
+    """other_way: what the error adds that says that no more memory can be pinned."""
+
+    def __init__(self, device: Device, source: _Source, what: str, other_way: str) -> None:
         self.nbytes = -(-max(1, source.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
             copy = np.frombuffer(host_memory(self.nbytes), source.dtype, len(source.array))
@@ -154,7 +191,7 @@ class _OnHost(_Held):
             del copy  # now, whoever keeps the error
             raise RuntimeError(
                 f"{what}: {self.nbytes} bytes of host memory could not be pinned ({error}). Raise the limit "
-                f"of locked memory (`ulimit -l`), or keep the topology on the device (place='device')"
+                f"of locked memory (`ulimit -l`){other_way}"
             ) from error
         self._copy: np.ndarray | None = copy
         self.address = self._mapping.device_address
@@ -164,13 +201,24 @@ class _OnHost(_Held):
         self._copy = None
 
 
-def _release(held: list[_Held]) -> None:
+def _release(held: list[_Held], weights: dict[int, _Held]) -> None:
     while held:
         held.pop().release()
+    while weights:
+        weights.popitem()[1].release()
+
+
+def _release_one(weights: dict[int, _Held], key: int) -> None:
+    if key in weights:
+        weights.pop(key).release()
+
+
+def _room(device: Device) -> int:
+    return device.memory_info()[0] // _SHARE_OF_DEVICE
 
 
 def _choose_place(sources: list[_Source], device: Device) -> str:
-    room = device.memory_info()[0] // _SHARE_OF_DEVICE
+    room = _room(device)
     sizes = {place: sum(s.nbytes for s in sources if s.name in names) for place, names in _PLACES.items()}
     return max((place for place, nbytes in sizes.items() if nbytes <= room), key=lambda place: sizes[place])
 
@@ -185,12 +233,15 @@ def _check_memory(graph: Graph, device: Device, sources: list[_Source], place: s
             f"{what} takes {_listing(on_device)} = {wanted} bytes of device memory, and {free} are free; "
             "leave more on the host (place='indptr' or 'host')"
         )
-    wanted, available = sum(s.nbytes for s in on_host), _available_bytes()
+    _check_host_memory(what, on_host, "free some, or place all of it on the device (place='device')")
+
+
+def _check_host_memory(what: str, sources: list[_Source], advice: str) -> None:
+    wanted, available = sum(s.nbytes for s in sources), _available_bytes()
     if wanted > available:
         raise MemoryError(
-            f"{what} takes {_listing(on_host)} = {wanted} bytes of host memory, and {available} are "
-            "available (MemAvailable of /proc/meminfo); free some, or place all of it on the device "
-            "(place='device')"
+            f"{what} takes {_listing(sources)} = {wanted} bytes of host memory, and {available} are "
+            f"available (MemAvailable of /proc/meminfo); {advice}"
         )
 
 

@@ -37,14 +37,15 @@ def positions_of(ids: np.ndarray, order: np.ndarray) -> np.ndarray:
 class Table:
     """One table of a dataset. Rows go by their ids everywhere but in page_location.
 
-    Attributes: name (`paper.feat`), kind ("node" or "edge"), type (node type, or (src, rel, dst)), key,
-    row_count, shape (of one row), dtype (of rows that are read), stored_dtype (on disk: int8 where scale is
-    not None, else the same), scale (None, "row" or "column"), row_bytes (on disk), page_bytes, rows_per_page,
-    page_count, shard_paths.
+    Attributes: name (`paper.feat`), dataset (its store's name), kind ("node" or "edge"), type (node type, or
+    (src, rel, dst)), key, row_count, shape (of one row), dtype (of rows that are read), stored_dtype (on
+    disk: int8 where scale is not None, else the same), scale (None, "row" or "column"), row_bytes (on disk),
+    page_bytes, rows_per_page, page_count, shard_paths.
     """
 
     def __init__(self, entry: TableEntry, locate: Locator, store_name: str) -> None:
         self.name: str = entry.name
+        self.dataset = store_name
         self.kind: str = entry.kind
         self.type: str | Relation = entry.type
         self.key: str = entry.key

@@ -54,11 +54,19 @@ class Workplace:
         self._resumable = key is not None
         self.needed_bytes = 0  # of the whole dataset, when the caller knows
         self.folders: list[Path] = []
-        self.partial.mkdir(exist_ok=True)
         try:
+            self.partial.mkdir(exist_ok=True)
             self._journal = Journal(self.partial / "journal", key)
         except BlockingIOError:
             raise FileExistsError(f"another process is writing {self.partial}; wait for it") from None
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            what = f"{os.strerror(error.errno)} to begin {self.path.name} ({_free([self.path.parent])})"
+            with contextlib.suppress(OSError):  # it holds an earlier writer's work, or was never made
+                self.partial.rmdir()
+            cure = "nothing was written; make room on its disk, or choose another, at"
+            raise StorageError(error.errno, f"{what}; {cure}", self.path) from error
         try:
             self._prepare(stripe_dirs, key)
         except OSError as error:
@@ -175,7 +183,7 @@ class Workplace:
         """An error that says what to do, for one that says that the disk is full; else None."""
         if error.errno not in _FULL or isinstance(error, StorageError):
             return None
-        free = f"{format_bytes(shutil.disk_usage(self.partial).free)} free"
+        free = _free([self.path.parent, *(folder.parent for folder in self.folders)])
         if self.needed_bytes:
             free += f", {format_bytes(self.needed_bytes)} needed in all"
         cure = "nothing was published; make room and try again, at"
@@ -183,3 +191,19 @@ class Workplace:
             cure = "make room and run the same command again, it resumes; or delete"
         what = f"{os.strerror(error.errno)} while writing {item} ({free}); {cure}"
         return StorageError(error.errno, what, self.partial if self.has_progress else self.path)
+
+
+def _free(places: Sequence[Path]) -> str:
+    """What the fullest of these directories' disks has left, for an error that says that one is full."""
+
+    def bytes_free(place: Path) -> int:
+        disk = os.statvfs(place)
+        return disk.f_bavail * disk.f_frsize
+
+    def lacks_inodes(place: Path) -> bool:
+        disk = os.statvfs(place)
+        return disk.f_files > 0 and disk.f_favail == 0
+
+    place = min(places, key=lambda p: (not lacks_inodes(p), bytes_free(p)))
+    where = f" on the disk of {place}" if len(places) > 1 else ""
+    return f"{format_bytes(bytes_free(place))}{', no inodes' * lacks_inodes(place)} free{where}"

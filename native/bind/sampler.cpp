@@ -242,13 +242,6 @@ std::tuple<u32, u32, u32, u32> philox(std::tuple<u32, u32, u32, u32> counter, st
 void bind_sampler(nb::module_& m) {
   m.attr("MAX_NODES") = id_map::max_ids;
   m.def("philox", &philox, "counter"_a, "key"_a, "Philox4x32-10: four words from a counter of four and a key of two.");
-  m.def(
-      "layer_key",
-      [](u64 seed, u64 epoch, u64 step, u32 layer, u32 relation) {
-        return random::layer_key(random::minibatch_key(seed, epoch, step), layer, relation);
-      },
-      "seed"_a, "epoch"_a, "step"_a, "layer"_a, "relation"_a,
-      "The Philox key of what one relation draws in one layer of one minibatch; layer 0 is next to the seeds.");
 
   nb::class_<OwningTopology>(m, "NeighborTopology", "In-edges by relation, between numbered node types.")
       .def(nb::init<std::vector<std::pair<u64, std::string>>>(), "node_types"_a)

@@ -1,9 +1,9 @@
 #include "sampler/neighbor.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "gids/neighbor.h"
+#include "gids/weighted.h"
 #include "sampler/least.h"
 #include "sampler/pick.h"
 
@@ -79,10 +79,9 @@ const float* favour(const Frontier& frontier, size_t v, const float* weights, co
   for (u64 first = 0; first < degree; first += draw_lanes) {
     const u32 count = static_cast<u32>(std::min<u64>(draw_lanes, degree - first));
     frontier.sources(begin + first, count, source);
-    for (u32 lane = 0; lane < count; ++lane) {
-      const bool is_near = near[source[lane] / 8] >> (source[lane] % 8) & 1;
-      favoured[first + lane] = (weights ? weights[first + lane] : 1.0f) * (is_near ? factor : 1.0f);
-    }
+    for (u32 lane = 0; lane < count; ++lane)
+      favoured[first + lane] = weighted::favoured(weights ? weights[first + lane] : 1.0f,
+                                                  weighted::is_near(near, source[lane]), factor);
   }
   return favoured.data();
 }
@@ -102,9 +101,7 @@ void take_any(const Frontier& frontier, size_t v, int fanout, bool replace, cons
       if (!weights || weights[e] > 0) list.add(frontier.source(begin + e), begin + e, 1);
     return;
   }
-  const auto add = [&](u64 e, double weight) {
-    list.add(frontier.source(begin + e), begin + e, static_cast<float>(weight));
-  };
+  const auto add = [&](u64 e, float weight) { list.add(frontier.source(begin + e), begin + e, weight); };
   if (!weights && !replace) return take_least(frontier, v, k, variates.of_edges(node), Numbered::edges, 1, list);
   list.reserve(k);
   if (!weights) {
@@ -122,19 +119,25 @@ void take_any(const Frontier& frontier, size_t v, int fanout, bool replace, cons
     for (u32 i = 0; i < k; ++i) {
       const auto found = std::upper_bound(sums.begin(), sums.end(), unit(variates.draw(node, i)) * sum);
       const u64 e = std::min(last, static_cast<u64>(found - sums.begin()));
-      add(e, sum / (static_cast<double>(k) * weights[e]));
+      add(e, weighted::replaced_estimate(weights[e], sum, k));
     }
     return;
   }
-  // Exponential waiting times with the weights as rates: the first k to come. Given the next one's time, each of them
-  // was earlier with probability 1 - exp(-weight * time).
+  // Exponential waiting times with the weights as rates: the first k to come.
   auto& candidates = no_candidates();
   const Variates edges = variates.of_edges(node);
-  for (u64 e = 0; e < degree; ++e)
-    if (weights[e] > 0) candidates.push_back({-std::log(unit(edges.of_node(e))) / weights[e], e, 0});
+  Lanes edge = {}, bits;
+  for (u64 first = 0; first < degree; first += draw_lanes) {
+    const u32 count = static_cast<u32>(std::min<u64>(draw_lanes, degree - first));
+    for (u32 lane = 0; lane < count; ++lane) edge[lane] = first + lane;
+    edges.of_nodes(edge, count, 1, bits);
+    for (u32 lane = 0; lane < count; ++lane)
+      if (const float weight = weights[first + lane]; weight > 0)
+        candidates.push_back({weighted::waiting_time(bits[lane], weight), first + lane, 0});
+  }
   settle(candidates, k);
   for (u64 i = 0; i < k; ++i)
-    add(candidates[i].edge, -1 / std::expm1(-static_cast<double>(weights[candidates[i].edge]) * candidates[k].rank));
+    add(candidates[i].edge, weighted::estimate(weights[candidates[i].edge], candidates[k].rank));
 }
 
 }  // namespace

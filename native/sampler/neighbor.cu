@@ -3,96 +3,22 @@
 // Chooses and numbers exactly as native/sampler/neighbor.cpp does on the host. Grids may have any size; blocks are
 // multiples of 32 threads.
 //
-// One layer, for each node type that edges come from: `known` nodes have local ids 0 ... known - 1. An edge of the
-// layer has a place, base + its number among its relation's edges, and what it reads is noted in the type's id map
-// at known + place. An edge that finds its own place there leads to a new node.
+// What a place is, and what edges leave there: gids/sampled_edges.h. An edge that finds its own place in the id map
+// leads to a new node.
 #include "gids/id_map.h"
 #include "gids/labor.h"
 #include "gids/neighbor.h"
 #include "gids/random.h"
+#include "gids/sampled_edges.h"
 #include "gids/variates.h"
 
 namespace id_map = gids::id_map;
 namespace neighbor = gids::neighbor;
+using namespace gids::sampled_edges;
 using gids::i64;
 using gids::u32;
 using gids::u64;
 using gids::variates::Variates;
-
-namespace {
-
-constexpr u32 warp_lanes = 32;
-constexpr u64 none = ~u64{0};
-
-__device__ u64 thread_index() { return u64{blockIdx.x} * blockDim.x + threadIdx.x; }
-__device__ u64 thread_count() { return u64{gridDim.x} * blockDim.x; }
-
-// Keeps the least of what is noted; none: no fault.
-__device__ void note_fault(u64* fault, u64 at) {
-  gids::local_ref<u64> ref(*fault);
-  u64 held = ref.load(gids::memory_order_relaxed);
-  while (at < held && !id_map::exchange(ref, held, at)) {
-  }
-}
-
-__device__ u64 read_source(const void* indices, u32 wide, u64 position) {
-  return wide ? static_cast<u64>(static_cast<const i64*>(indices)[position])
-              : static_cast<u64>(static_cast<i64>(static_cast<const int*>(indices)[position]));
-}
-
-// Where the edges of one relation come from, and where they go.
-struct Edges {
-  const void* indices;
-  u32 wide, log2_slots;
-  u64 num_src, known;
-  u64* slots;
-  u32* sources;
-  i64* positions;
-  u32* slot_of;
-  u64* fault;
-
-  // The edge at a place is the one at a position of the indices.
-  __device__ void take(u64 place, u64 position) const {
-    u64 source = read_source(indices, wide, position);
-    if (source >= num_src) {
-      note_fault(fault, position);
-      source = 0;
-    }
-    sources[place] = static_cast<u32>(source);
-    positions[place] = static_cast<i64>(position);
-    slot_of[place] = id_map::note(slots, log2_slots, source, known + place);
-  }
-};
-
-// The in-edges with the least numbers that a warp has met, in memory: a number and the edge's place among the node's.
-struct Least {
-  u64* numbers;
-  i64* edges;
-  u32 count;
-
-  // Which one is to go for a lesser: the greatest number, and of these the last edge.
-  struct Greatest {
-    u64 number, edge, at;
-    __device__ bool operator<(const Greatest& other) const {
-      return number < other.number || (number == other.number && edge < other.edge);
-    }
-  };
-  __device__ Greatest greatest(u32 lane) const {
-    Greatest found{0, 0, 0};
-    for (u32 i = lane; i < count; i += warp_lanes) {
-      const Greatest here{numbers[i], static_cast<u64>(edges[i]), i};
-      if (found < here || i == lane) found = here;
-    }
-    for (int step = warp_lanes / 2; step; step /= 2) {
-      const Greatest other{__shfl_down_sync(~0u, found.number, step), __shfl_down_sync(~0u, found.edge, step),
-                           __shfl_down_sync(~0u, found.at, step)};
-      if (found < other) found = other;
-    }
-    return {__shfl_sync(~0u, found.number, 0), __shfl_sync(~0u, found.edge, 0), __shfl_sync(~0u, found.at, 0)};
-  }
-};
-
-}  // namespace
 
 // fault: the least place of a seed that is no node.
 extern "C" __global__ void gids_check_seeds(const i64* seeds, u64 n, u64 node_count, u64* fault) {
@@ -218,33 +144,8 @@ extern "C" __global__ void gids_draw_least(const i64* nodes, u64 n, const i64* b
       return gids::variates::bits_of(gids::variates::unit(variates.of_node(of)));  // ordered as the numbers are
     };
     const Least least{numbers + place, positions + place, fanout};
-    for (u32 e = lane; e < fanout; e += warp_lanes) {
-      least.numbers[e] = number(e);
-      least.edges[e] = static_cast<i64>(e);
-    }
-    __syncwarp();
-    auto greatest = least.greatest(lane);
-    for (u64 first = fanout; first < degree; first += warp_lanes) {
-      const u64 mine = first + lane < degree ? number(first + lane) : none;
-      u32 lesser = __ballot_sync(~0u, mine < greatest.number);
-      while (lesser) {  // an edge with the same number stays behind those before it
-        const int from = __ffs(static_cast<int>(lesser)) - 1;
-        const u64 taken = __shfl_sync(~0u, mine, from);
-        if (lane == 0) {
-          least.numbers[greatest.at] = taken;
-          least.edges[greatest.at] = static_cast<i64>(first + static_cast<u64>(from));
-        }
-        __syncwarp();
-        greatest = least.greatest(lane);
-        lesser = lesser & (lesser - 1) & __ballot_sync(~0u, mine < greatest.number);
-      }
-    }
-    for (u32 i = lane; i < fanout; i += warp_lanes) {
-      u32 rank = 0;
-      for (u32 other = 0; other < fanout; ++other) rank += least.edges[other] < least.edges[i];
-      least.numbers[rank] = static_cast<u64>(least.edges[i]);
-    }
-    __syncwarp();
+    least.keep(degree, lane, number);
+    least.put_in_order(lane);
     for (u32 i = lane; i < fanout; i += warp_lanes) edges.take(place + i, begin + least.numbers[i]);
     __syncwarp();
   }

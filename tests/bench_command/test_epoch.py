@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -192,6 +193,20 @@ def test_rows_that_differ_are_an_error(dataset: Path, bench: Bench, monkeypatch:
     status, said, _ = bench("epoch", dataset, *SMALL)
     assert status == 2
     assert "1 of 32 rows that gids handed over differ" in said
+
+
+def test_the_least_memory_is_what_the_loader_asks_for(
+    dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epoch, "_HEADROOM_BYTES", 0)
+    options = ["--batch-size", 300, "--fanouts", "8,8", "--window", 22, "--batches", 1, "--hidden", 8]
+    options += ["--sides", "gids", "--memory-limit"]
+    status, said, _ = bench("epoch", dataset, *options, "1MB")
+    assert status == 2
+    least = float(re.findall(r"need about (\d+\.\d) MB", said)[0])
+    status, said, _ = bench("epoch", dataset, *options, f"{least - 0.2}MB")
+    assert f"need about {least} MB" in said
+    assert least > 8.4 + 4 * 2  # the bounce pool, and most of the 3000 nodes' rows for each planned minibatch
 
 
 @pytest.mark.parametrize(

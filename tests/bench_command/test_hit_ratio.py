@@ -8,15 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import gids
 from gids.bench import Trace, record, replay
 from gids.bench.session import Session
+from gids.bench.trace import TracedTable
+from gids.bench.trace_writer import TraceWriter
 
 Bench = Callable[..., tuple[int, str, dict[str, Any]]]
-SMALL = ("--batch-size", 8, "--fanouts", "3,3", "--batches", 40, "--cache", "5%,20%")
+SAMPLED = ("--batch-size", 8, "--fanouts", "3,3", "--batches", 40)
+SMALL = (*SAMPLED, "--cache", "5%,20%")
 
 
 def ratios(report: dict[str, Any], policy: str) -> dict[tuple[int, int | None], float]:
@@ -50,7 +54,7 @@ def test_every_policy_stands_beside_min(dataset: Path, bench: Bench, tmp_path: P
         if figure["setting"]["policy"] != "MIN":
             least = 0.4 if figure["setting"]["policy"] == "pinned" else 0.0
             assert least <= figure["metrics"]["in_use_share"]["median"] <= 1
-    assert "window 24 is measured as 22" in said
+    assert "is measured as" not in said  # all windows of the default have marks
     assert report["machine"]["cores"] >= 1
     assert report["versions"]["gids"]
 
@@ -103,8 +107,8 @@ def test_a_sampler_of_the_command_is_that_of_a_node_loader(
             assert trace.pages(number).tolist() == minibatch.input_nodes.tolist()
 
 
-def test_a_recorded_run_is_repeated_and_measured(dataset: Path, bench: Bench, tmp_path: Path) -> None:
-    path = tmp_path / "run.trace"
+def record_run(dataset: Path, path: Path) -> int:
+    """Record a run of a small cache; returns its hits."""
     generator = torch.Generator().manual_seed(0)
     batches = [torch.randint(3000, (200,), generator=generator) for _ in range(30)]
     with (
@@ -113,14 +117,38 @@ def test_a_recorded_run_is_repeated_and_measured(dataset: Path, bench: Bench, tm
     ):
         for _ in loader.attach(batches, lambda ids: {"_N.feat": ids}):
             pass
-        hits = loader.stats()["hits"]
+        return int(loader.stats()["hits"])
+
+
+def test_a_recorded_run_is_repeated_and_measured(dataset: Path, bench: Bench, tmp_path: Path) -> None:
+    path = tmp_path / "run.trace"
+    hits = record_run(dataset, path)
     status, said, _ = bench("hit-ratio", "--replay", path, "--cache", "10%", "--warm-up", "0%")
     assert status == 0, said
     assert f"hit {hits:,} of" in said
 
 
+def test_a_run_that_replays_otherwise_is_damaged_unless_another_gids_recorded_it(
+    dataset: Path, bench: Bench, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.trace"
+    hits = record_run(dataset, path)
+    wrong = path.read_bytes().replace(f'"hits": {hits}'.encode(), f'"hits": {hits - 1}'.encode())
+    path.write_bytes(wrong)
+    status, said, _ = bench("hit-ratio", "--replay", path, "--cache", "10%")
+    assert status == 2
+    assert "but the run that was recorded counted" in said
+    assert "it is damaged" in said
+    mine = f'"gids": "{gids.__version__}"'.encode()
+    assert mine in wrong
+    path.write_bytes(wrong.replace(mine, b'"gids": "' + b"x" * len(gids.__version__) + b'"'))
+    status, said, _ = bench("hit-ratio", "--replay", path, "--cache", "10%")
+    assert status == 0, said
+    assert f"which chose victims otherwise: it hit {hits - 1:,} pages" in said.replace("\n  ", " ")
+
+
 def test_advice_reaches_what_is_wanted_with_no_more_than_needed(dataset: Path, bench: Bench) -> None:
-    status, said, report = bench("hit-ratio", dataset, *SMALL, "--advise", "60%")
+    status, said, report = bench("hit-ratio", dataset, *SAMPLED, "--advise", "60%")
     assert status == 0
     reached = {lines: ratio for (lines, window), ratio in ratios(report, "lookahead").items() if window == 22}
     smallest = min(lines for lines, ratio in reached.items() if ratio >= 0.6)
@@ -129,8 +157,9 @@ def test_advice_reaches_what_is_wanted_with_no_more_than_needed(dataset: Path, b
 
 
 def test_advice_for_an_epoch_counts_its_missing_pages(dataset: Path, bench: Bench) -> None:
-    args = ("hit-ratio", dataset, *SMALL, "--advise", "10s", "--pages-per-s", 300)
-    status, said, report = bench(*args)
+    args = (*SAMPLED, "--advise", "10s", "--pages-per-s", 300, "--repeat", 2)
+    status, said, report = bench("hit-ratio", dataset, *args)
+    assert "--repeat changes nothing" in said
     assert status == 0, said
     assert "an epoch of 75 minibatches then reads" in said.replace("\n  ", " ")
     wanted = 1 - 10 * 300 / (75 * report["subject"]["pages_per_batch"])
@@ -138,9 +167,73 @@ def test_advice_for_an_epoch_counts_its_missing_pages(dataset: Path, bench: Benc
 
 
 def test_what_no_cache_reaches_is_said(dataset: Path, bench: Bench) -> None:
-    status, said, _ = bench("hit-ratio", dataset, *SMALL, "--advise", "99.9%")
+    status, said, _ = bench("hit-ratio", dataset, *SAMPLED, "--advise", "99.9%")
     assert status == 0
     assert "no cache hits the 99.9% that are needed" in said
+
+
+@pytest.mark.parametrize("several", [("--kappa", "1,2"), ("--order", "degree,original")])
+def test_advice_is_of_one_trace(dataset: Path, bench: Bench, several: tuple[str, str]) -> None:
+    status, said, _ = bench("hit-ratio", dataset, *SAMPLED, "--advise", "60%", *several)
+    assert status == 2
+    assert "--advise looks at one trace: give one --sampler" in said
+
+
+def test_what_needs_no_cache_is_said(dataset: Path, bench: Bench) -> None:
+    args = (*SAMPLED, "--advise", "30s", "--pages-per-s", 1e6)
+    status, said, report = bench("hit-ratio", dataset, *args)
+    assert status == 0
+    assert "no cache is needed for that" in said
+    assert report["subject"]["wanted_hit_ratio"] == 0
+
+
+def test_a_window_without_marks_is_clipped_where_one_is_looked_at(dataset: Path, bench: Bench) -> None:
+    args = (*SMALL, "--windows", "3,24")
+    _, said, report = bench("hit-ratio", dataset, *args, "--policies", "lookahead")
+    assert {window for _, window in ratios(report, "lookahead")} == {3, 22}
+    assert "window 24 is measured as 22" in said
+    _, said, _ = bench("hit-ratio", dataset, *args, "--policies", "lru")
+    assert "is measured as" not in said
+
+
+def test_minibatches_of_most_pages_are_said_to_leave_no_choice(dataset: Path, bench: Bench) -> None:
+    args = ("--batch-size", 512, "--batches", 4, "--cache", "5%", "--policies", "lru")
+    _, said, _ = bench("hit-ratio", dataset, *args)
+    assert "a minibatch asks for" in said
+    _, said, _ = bench("hit-ratio", dataset, *SMALL, "--policies", "lru")
+    assert "a minibatch asks for" not in said
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--batches", "20", "--seeds", "val"], "samples nothing: leave out --seeds, --batches"),
+        (["--heat", "none", "--kappa", "4"], "samples nothing: leave out --kappa, --heat"),
+        (["--record", "t"], "samples nothing: leave out --record"),
+        (["--rows", "--order", "degree"], "samples nothing: leave out --order, --rows"),
+        (["nowhere.gids"], "needs no dataset, but for --advise in seconds: leave out nowhere.gids"),
+        (["--table", "nothing"], "no table 'nothing' in {trace} (has '_N.feat')"),
+        (["--advise", "3s"], "--advise in seconds needs the disk's speed"),
+    ],
+)
+def test_options_that_a_replay_has_no_use_for_are_refused(
+    dataset: Path, bench: Bench, tmp_path: Path, args: list[str], said: str
+) -> None:
+    trace = tmp_path / "t.trace"
+    bench("hit-ratio", dataset, *SMALL, "--policies", "lru", "--record", trace)
+    status, text, _ = bench("hit-ratio", "--replay", trace, *args)
+    assert status == 2
+    assert said.format(trace=trace) in text
+
+
+def test_the_speed_of_another_dataset_is_no_advice(dataset: Path, bench: Bench, tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path / "t", [TracedTable("_N.feat", 7, 4096, 1, None, None)])
+    for _ in range(8):
+        writer.enter([np.arange(7)])
+    writer.finish()
+    status, said, _ = bench("hit-ratio", dataset, "--replay", tmp_path / "t", "--advise", "3s")
+    assert status == 2
+    assert "it is of another dataset" in said
 
 
 def test_a_cache_of_the_whole_table_is_said_to_hit_all(dataset: Path, bench: Bench) -> None:
@@ -166,10 +259,12 @@ def test_a_cache_of_the_whole_table_is_said_to_hit_all(dataset: Path, bench: Ben
             "no sampler 'pinsage' (there are neighbor, labor, labor-1, labor-star, ladies, ladies-poisson, ",
         ),
         (["--sampler", "labor,walk", "--record", "t"], "--record keeps one trace: give one --sampler"),
-        (["--kappa", "1,2", "--advise", "60%"], "--advise looks at one trace: give one --sampler"),
-        (["--repeat", "0"], "--repeat 0: give 1 or more"),
-        (["--seconds", "-1"], "--seconds -1.0: give 0 (no bound) or more"),
+        (["--advise", "60%"], "under lookahead: leave out --cache"),
+        (["--pages-per-s", "100"], "--pages-per-s is for --advise"),
         (["--plot", "/nowhere/a.png"], "no directory /nowhere"),
+        (["--plot", "/proc/a.png"], "/proc/a.png cannot be written: "),
+        (["--plot", "a.pdf"], "--plot a.pdf: figures are PNG files; name it a.png"),
+        (["--record", "/nowhere/a.trace"], "no directory /nowhere"),
     ],
 )
 def test_bad_options_are_refused_with_the_reason(
@@ -179,6 +274,26 @@ def test_bad_options_are_refused_with_the_reason(
     assert status == 2
     assert said in text
     assert not report
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--repeat", "0"], "--repeat: '0' is not a whole number of 1 or more"),
+        (["--seed", "-1"], "--seed: '-1' is not a whole number of 0 or more"),
+        (["--seconds", "-1"], "--seconds: '-1' is not a number of seconds, 0 (no bound) or more"),
+        (["--seconds", "nan"], "--seconds: 'nan' is not a number of seconds"),
+        (["--pages-per-s", "0"], "--pages-per-s: '0' is no speed"),
+        (["--windows", "-1"], "--windows: '-1': each must be 0 or more"),
+        (["--pin", "101%"], "--pin: '101%' is not a share"),
+    ],
+)
+def test_impossible_numbers_are_named(
+    dataset: Path, bench: Bench, capsys: pytest.CaptureFixture[str], args: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit):
+        bench("hit-ratio", dataset, *args)
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kappa", ["0", "1.5", "many", "1,-inf"])

@@ -86,7 +86,6 @@ def test_a_trace_of_rows_gives_an_order(graph: Path, bench: Bench, tmp_path: Pat
         (("--order", "degree:x"), "no order 'degree:x'"),
         (("--order", "degree", "--rows"), "leave out --order"),
         (("--order", "degree,original", "--record", "x"), "--record keeps one trace"),
-        (("--order", "degree,original", "--advise", "50%"), "--advise looks at one trace"),
     ],
 )
 def test_bad_orders_of_a_trace(graph: Path, bench: Bench, args: tuple[str, ...], cause: str) -> None:

@@ -93,7 +93,8 @@ def test_an_edge_that_the_graph_has_not_is_found(dataset: Path) -> None:
     ("args", "said"),
     [
         (["--sampler", "magic"], "no sampler 'magic' (there are neighbor"),
-        (["--device", "xla"], "--device xla: minibatches are sampled on 'cpu' or 'cuda'"),
+        (["--place", "host"], "--place says where the topology of --device cuda lies"),
+        (["--device", "cuda", "--threads", "2"], "--threads is of sampling on the CPU"),
         (["--fanouts", "3,0"], "fanouts"),
         (["--seeds", "test"], "has no test split"),
     ],

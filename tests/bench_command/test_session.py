@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import errno
+import json
+import os
+import threading
 from pathlib import Path
 
 import pytest
 
-from gids.bench.report import Report
+from gids.bench.report import Report, check_writable
 from gids.bench.session import Session, TimeIsUp
-from gids.bench.text import Column, ratio, seconds, table
+from gids.bench.text import Column, ratio, seconds, shared, table
 from gids.cli.bench import _hand_over
 
 
@@ -70,6 +73,36 @@ def test_a_table_has_medians_and_ranges_and_leaves_out_what_nothing_has() -> Non
         "a       1      2.00 (1.00 to 3.00)         -",
         "        2                     0.50   1.23 ms",
     ]
+
+
+def test_what_all_figures_share_is_said_once() -> None:
+    report = Report("test", ["gids"])
+    report.figure(place="a", size=None, depth=4, kind="x").add(score=1)
+    report.figure(place="a", size=2, depth=4, kind="y").add(score=1)
+    report.figure(place="a", size=3, depth=4, kind="y")  # was not measured
+    titles = {key: key for key in ("place", "size", "depth", "kind")}
+    assert shared(report.figures, titles) == {"size": 2, "depth": 4}
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    check_writable(tmp_path / "pipe")
+    found: list[str] = []
+    reader = threading.Thread(target=lambda: found.append((tmp_path / "pipe").read_text()))
+    reader.start()
+    Report("test", ["gids"]).write(tmp_path / "pipe")
+    reader.join()
+    assert json.loads(found[0])["question"] == "test"
+    assert [path.is_fifo() for path in tmp_path.iterdir()] == [True]
+
+
+def test_a_path_is_tried_and_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("kept")
+    check_writable(tmp_path / "old")
+    check_writable(tmp_path / "new")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"old": "kept"}
+    with pytest.raises(IsADirectoryError, match="is a directory: name a file in it"):
+        check_writable(tmp_path)
 
 
 @pytest.mark.parametrize(

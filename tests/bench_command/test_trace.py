@@ -247,6 +247,12 @@ def test_no_changed_byte_does_worse_than_an_error(tmp_path: Path, good: bytes) -
     assert refused > 100  # the others changed heat, or a page into another page
 
 
+def test_bytes_behind_the_end_are_damage(tmp_path: Path, good: bytes) -> None:
+    (tmp_path / "t").write_bytes(good + b"more")
+    with pytest.raises(FormatError, match="has 4 bytes behind its end mark"):
+        Trace(tmp_path / "t")
+
+
 @pytest.mark.parametrize(
     ("place", "value", "said"),
     [
@@ -261,6 +267,25 @@ def test_alien_files_are_named(tmp_path: Path, good: bytes, place: int, value: b
     path.write_bytes(good[:place] + value + good[place + len(value) :])
     with pytest.raises(FormatError, match=said):
         Trace(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (b'"policy": null', b'"policy": 1234', "damaged header: TypeError\\('1234 is no str'\\)"),
+        (b'"lines": null', b'"lines": -123', "has impossible sizes"),
+        (b'"lines": null', b'"lines": 2.50', "damaged header: TypeError\\('2.5 is no int'\\)"),
+        (b'"counters": {}', b'"counters": 12', "damaged end mark: its counters are none"),
+    ],
+)
+def test_facts_of_another_type_are_damage(
+    tmp_path: Path, good: bytes, old: bytes, new: bytes, said: str
+) -> None:
+    assert old in good
+    assert len(old) == len(new)
+    (tmp_path / "t").write_bytes(good.replace(old, new))
+    with pytest.raises(FormatError, match=said):
+        Trace(tmp_path / "t")
 
 
 def test_pages_beyond_the_table_are_refused(tmp_path: Path) -> None:

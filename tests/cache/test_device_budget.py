@@ -73,5 +73,5 @@ def test_too_little_lists_the_sum() -> None:
 
 def test_more_than_is_free_says_what_is_free() -> None:
     device_budget.check_device_memory({"cache_bytes": None, "memory_bytes": 5}, free_bytes=5, device="cuda:0")
-    with pytest.raises(MemoryBudgetError, match=r"cache_bytes=4096 .* cuda:0 has 1.0 KiB free"):
+    with pytest.raises(MemoryBudgetError, match=r"cache_bytes=4096 .* cuda:0 has 1.0 kB free"):
         device_budget.check_device_memory({"cache_bytes": 4096}, free_bytes=1024, device="cuda:0")

@@ -688,6 +688,26 @@ def test_a_full_disk_leaves_nothing_that_cannot_be_resumed(tmp_path, capsys, mon
     assert [p.name for p in tmp_path.iterdir()] == ["x.npy"]
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_disk_with_no_room_to_begin_says_what_to_do(tmp_path, capsys, monkeypatch, begun):
+    np.save(tmp_path / "x.npy", FEAT)
+    if begun:  # by an earlier command, whose work stays
+        (tmp_path / "x.gids.partial").mkdir()
+        (tmp_path / "x.gids.partial" / "journal").touch()
+    before = sorted(tmp_path.rglob("*"))
+
+    def full(path, *_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("gids.store.workplace.Journal" if begun else "pathlib.Path.mkdir", full)
+    assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids")]) == 2
+    error = capsys.readouterr().err
+    assert "No space left on device to begin x.gids (" in error
+    assert " free); nothing was written; make room on its disk, or choose another, at: " in error
+    assert str(tmp_path / "x.gids") in error
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_dataset_is_only_replaced_when_asked(tmp_path, capsys):
     np.save(tmp_path / "x.npy", FEAT)
     convert(tmp_path / "x.npy", tmp_path / "x.gids")

@@ -2,20 +2,17 @@
 
 import dgl_model
 import pytest
-import torch
 
 import dgl  # isort: skip  (importable once gids.dgl is)
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
+def _one_thread_of_dgl(one_thread):
     """Stock DGL repeats itself only with one OpenMP thread."""
-    threads = torch.get_num_threads(), dgl.utils.get_num_threads()
-    torch.set_num_threads(1)
+    threads = dgl.utils.get_num_threads()
     dgl.utils.set_num_threads(1)
     yield
-    torch.set_num_threads(threads[0])
-    dgl.utils.set_num_threads(threads[1])
+    dgl.utils.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -107,9 +107,8 @@ def minibatches(graph: Any, citations: Citations, epochs: int, **options: Any) -
 
 
 @pytest.fixture(scope="module")
-def stock(citations: Citations) -> Any:
+def stock(citations: Citations, one_thread: None) -> Any:
     dgl.utils.set_num_threads(1)
-    torch.set_num_threads(1)
     return {workers: minibatches(citations.full, citations, 3, num_workers=workers) for workers in (0, 2)}
 
 

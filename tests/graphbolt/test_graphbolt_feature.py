@@ -68,6 +68,23 @@ def test_a_feature_of_its_own_and_one_of_a_loader(graphbolt: Any, one: Dataset) 
             graphbolt.Feature(loader, "_N.year")
 
 
+def test_a_read_larger_than_the_first_is_warned_of_unless_foretold(
+    graphbolt: Any, one: Dataset, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows, every = one.source["node", None, "feat"], torch.arange(400)
+    for foretold in (None, 400):
+        caplog.clear()
+        feature = graphbolt.Feature(
+            one.store, "_N.feat", memory_bytes=104_000, queue_depth=2, minibatch_rows=foretold
+        )
+        feature.read(every[:1])
+        for _ in range(3):
+            assert torch.equal(feature.read(every), rows)
+        warned = [r for r in caplog.records if "minibatch_rows=400" in r.getMessage()]
+        assert len(warned) == (0 if foretold else 1)
+        feature.close()
+
+
 def test_what_cannot_be_done_says_why(graphbolt: Any, one: Dataset) -> None:
     store = graphbolt.FeatureStore(one.store, **MEMORY)
     feature = store["node", None, "feat"]

@@ -2,43 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from inference_model import COUNTS, RELATIONS, in_edges
 
 from gids.store import DatasetWriter
 
-COUNTS = {"paper": 1500, "author": 400, "field": 40, "nobody": 0}
-RELATIONS = [
-    ("paper", "cites", "paper"),
-    ("author", "writes", "paper"),
-    ("field", "has", "paper"),
-    ("paper", "written by", "author"),
-    ("nobody", "reads", "author"),
-]
-
-
-def in_edges(num_src: int, num_dst: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """With parallel edges, nodes without any, and one with very many."""
-    rng = np.random.default_rng(seed)
-    degrees = rng.integers(0, 12, num_dst) if num_src else np.zeros(num_dst, np.int64)
-    degrees[:30] = 0
-    if num_src:
-        degrees[40] = 300
-    indptr = np.concatenate([[0], np.cumsum(degrees)])
-    return indptr, (num_src * rng.random(indptr[-1]) ** 2).astype(np.int64)
-
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Blocks are small here: threads would wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def _small_blocks(one_thread: None) -> None: ...
 
 
 @pytest.fixture(scope="session")

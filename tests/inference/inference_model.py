@@ -1,4 +1,4 @@
-"""Layers in plain torch, and the same over a whole graph in memory, which the tests compare with."""
+"""Layers in plain torch, the same over a whole graph in memory, which the tests compare with, and graphs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,37 @@ import torch
 from gids.store.names import Relation
 
 Rows = dict[str, torch.Tensor]
+COUNTS = {"paper": 1500, "author": 400, "field": 40, "nobody": 0}
+RELATIONS = [
+    ("paper", "cites", "paper"),
+    ("author", "writes", "paper"),
+    ("field", "has", "paper"),
+    ("paper", "written by", "author"),
+    ("nobody", "reads", "author"),
+]
+
+
+def in_edges(num_src: int, num_dst: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """With parallel edges, nodes without any, and one with very many."""
+    rng = np.random.default_rng(seed)
+    degrees = rng.integers(0, 12, num_dst) if num_src else np.zeros(num_dst, np.int64)
+    degrees[:30] = 0
+    if num_src:
+        degrees[40] = 300
+    indptr = np.concatenate([[0], np.cumsum(degrees)])
+    return indptr, (num_src * rng.random(indptr[-1]) ** 2).astype(np.int64)
+
+
+def mean_of_edges(block: Any, rows: torch.Tensor) -> torch.Tensor:
+    """rows: of each edge."""
+    _, dst = block.coo()
+    total = torch.zeros(block.num_dst, *rows.shape[1:], dtype=rows.dtype, device=rows.device)
+    total.index_add_(0, dst, rows)
+    return total / block.indptr.diff().clamp(min=1).view(-1, *[1] * (rows.dim() - 1))
 
 
 def mean_of_sources(block: Any, rows: torch.Tensor) -> torch.Tensor:
-    src, dst = block.coo()
-    total = torch.zeros(block.num_dst, *rows.shape[1:], dtype=rows.dtype, device=rows.device)
-    total.index_add_(0, dst, rows[src])
-    return total / block.indptr.diff().clamp(min=1).view(-1, *[1] * (rows.dim() - 1))
+    return mean_of_edges(block, rows[block.coo()[0]])
 
 
 class Sage(torch.nn.Module):
@@ -33,6 +57,19 @@ class Sage(torch.nn.Module):
         return torch.relu(h[: block.num_dst] @ self.own + mean_of_sources(block, h @ self.other))
 
 
+class EdgeSage(Sage):
+    """What comes along an edge is scaled by a function of the edge's row."""
+
+    def __init__(self, in_dim: int, out_dim: int, edge_dim: int, seed: int) -> None:
+        super().__init__(in_dim, out_dim, seed)
+        generator = torch.Generator().manual_seed(seed + 100)
+        self.of_edge = torch.nn.Parameter(torch.randn(edge_dim, out_dim, generator=generator))
+
+    def forward(self, block: Any, h: torch.Tensor, edge_rows: torch.Tensor) -> torch.Tensor:
+        along = (h @ self.other)[block.coo()[0]] * torch.sigmoid(edge_rows.to(h.dtype) @ self.of_edge)
+        return torch.relu(h[: block.num_dst] @ self.own + mean_of_edges(block, along))
+
+
 class HeteroSage(torch.nn.Module):
     """Sums over the relations that lead from a type with rows; types that none leads to have no output."""
 
@@ -45,19 +82,31 @@ class HeteroSage(torch.nn.Module):
             if r[0] in dims
         }
 
-    def forward(self, blocks: dict[Relation, Any], h: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def forward(
+        self,
+        blocks: dict[Relation, Any],
+        h: dict[str, torch.Tensor],
+        edge_rows: dict[Relation, torch.Tensor] | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """edge_rows: of one number for each edge, by which what comes along it is multiplied."""
         found: dict[str, torch.Tensor] = {}
         for relation, weight in self.weights.items():
             if relation[0] in h:
-                part = mean_of_sources(blocks[relation], h[relation[0]] @ weight)
+                along = (h[relation[0]] @ weight)[blocks[relation].coo()[0]]
+                if edge_rows and relation in edge_rows:
+                    along = along * edge_rows[relation].to(along.dtype)
+                part = mean_of_edges(blocks[relation], along)
                 found[relation[2]] = found[relation[2]] + part if relation[2] in found else part
         return {ntype: torch.relu(rows) for ntype, rows in found.items()}
 
 
 def in_memory(
-    model: list[Any], graphs: dict[Relation, Any], features: dict[str, torch.Tensor]
+    model: list[Any],
+    graphs: dict[Relation, Any],
+    features: dict[str, torch.Tensor],
+    edge_features: dict[Relation, torch.Tensor] | None = None,
 ) -> dict[str, Any]:
-    """All layers over the whole graph. graphs: gids Graphs by relation."""
+    """All layers over the whole graph. graphs: gids Graphs by relation. edge_features: by edge id."""
 
     def whole(graph: Any) -> Any:
         indptr = torch.from_numpy(np.array(graph.indptr))
@@ -66,12 +115,18 @@ def in_memory(
         return SimpleNamespace(num_dst=graph.num_dst, indptr=indptr, coo=lambda: (src, dst))
 
     blocks = {relation: whole(graph) for relation, graph in graphs.items()}
+    by_relation = {
+        relation: rows
+        if (ids := graphs[relation].edge_ids) is None
+        else rows[torch.from_numpy(np.array(ids))]
+        for relation, rows in (edge_features or {}).items()
+    }
     h = features
     with torch.no_grad():
         for layer in model:
             if isinstance(layer, Sage):
                 [block], [(ntype, rows)] = blocks.values(), h.items()
-                h = {ntype: layer(block, rows)}
+                h = {ntype: layer(block, rows, *by_relation.values())}
             else:
-                h = layer(blocks, h)
+                h = layer(blocks, h, by_relation)
     return h

@@ -62,6 +62,29 @@ def test_layers_of_pyg(one_type: Path, rows: Rows) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_layers_of_pyg_with_edge_features(one_type: Path, rows: Rows) -> None:
+    pytest.importorskip("torch_geometric")
+    from torch_geometric.nn import GATv2Conv
+
+    store = FeatureStore(one_type)
+    edge_attr = torch.randn(store.graph().num_edges, 3)
+    with store.create_table("w", len(edge_attr), 3, torch.float32, type_=store.relations[0]) as writer:
+        writer.write(0, edge_attr)
+    torch.manual_seed(0)
+    convs = [GATv2Conv(a, b, edge_dim=3, add_self_loops=False).eval() for a, b in ((100, 16), (16, 4))]
+
+    def layer(i: int, block: Any, h: torch.Tensor, edge_attr: torch.Tensor) -> torch.Tensor:
+        return convs[i]((h, h[: block.num_dst]), torch.stack(block.coo()), edge_attr)  # type: ignore[no-any-return]
+
+    edges, x = torch.stack(edges_of(store.graph())), rows["paper"]
+    with torch.no_grad():
+        for conv in convs:
+            x = conv((x, x), edges, edge_attr)
+    options: dict[str, Any] = {"layer_count": 2, "edge_tables": ["_N._E._N.w"], "memory_bytes": MEMORY}
+    found = layerwise(layer, one_type, **options).values
+    torch.testing.assert_close(found, x, rtol=1e-5, atol=1e-5)
+
+
 def test_several_types_in_pyg(several_types: Path, rows: Rows) -> None:
     pytest.importorskip("torch_geometric")
     from torch_geometric.nn import SAGEConv

@@ -191,12 +191,28 @@ def test_a_stream_may_end_at_any_moment(on: Device, path: Path, source: Ids, how
         assert how == "break" or not (loader._cache.page_words("paper.feat") & 0xFFFFFF).any()  # type: ignore[attr-defined]
 
 
+def test_minibatches_larger_than_the_first_are_warned_of_unless_foretold(
+    on: Device, path: Path, source: Ids, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {**CUDA, "memory_bytes": 6 << 20, "window_batches": 1}
+    batches = [{"paper.feat": torch.arange(n)} for n in (3, 3, 700, 3)]
+    for foretold in (None, {"paper.feat": 700}):
+        caplog.clear()
+        with gids.FeatureLoader(path, ["paper.feat"], minibatch_rows=foretold, **options) as loader:
+            for minibatch, features in loader.attach(batches, ids_of):
+                check(source, minibatch, features)
+            lines = loader.stats()["tables"]["paper.feat"]["lines_bytes"]
+        warned = [r for r in caplog.records if "minibatch_rows=700" in r.getMessage()]
+        assert len(warned) == (0 if foretold else 1)
+        assert (lines < ROWS * 1024) == bool(foretold)  # else the whole table is in lines
+
+
 def test_more_memory_than_is_free_says_what_is_free(path: Path, cuda_is: Callable[[Device], None]) -> None:
     emulated = EmulatedDevice()
     emulated.free_bytes = 3 << 20
     cuda_is(emulated)
     for options in ({"cache_bytes": 4 << 20}, {"memory_bytes": 4 << 20}):
-        with pytest.raises(MemoryBudgetError, match=r"=4194304 \(4.0 MiB\), but emulated has 3.0 MiB free"):
+        with pytest.raises(MemoryBudgetError, match=r"=4194304 \(4.2 MB\), but emulated has 3.1 MB free"):
             gids.FeatureLoader(path, ["paper.feat"], device="cuda", **options)  # type: ignore[arg-type]
 
 

@@ -166,6 +166,18 @@ def test_blocks_lack_the_excluded_edges_alone(one: Path, several: Path, exclude:
             assert (dropped > 0) == (exclude is not None)
 
 
+def test_edges_that_the_user_changes_later_stay_those_given(several: Path) -> None:
+    given = torch.tensor([range(30), range(30)])
+    expected = given.clone()
+    with open_loader(several, given, relation=BUYS, shuffle=False, batch_size=7, negatives=0) as loader:
+        epoch = iter(loader)
+        found = [next(epoch)]
+        given += 1 << 40  # no nodes
+        found += epoch
+    ends = [torch.stack([m.seeds["user"][m.pairs[0]], m.seeds["item"][m.pairs[1]]]) for m in found]
+    assert torch.equal(torch.cat(ends, dim=1), expected)
+
+
 def test_minibatches_depend_on_seed_and_epoch_alone_and_resume(several: Path) -> None:
     fixed: dict[str, Any] = {"relation": BUYS, "exclude": "reverse", "reverse": BOUGHT, "negatives": 2}
 

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -338,6 +339,77 @@ def test_closing_frees_the_cache_and_keeps_the_counters(path: Path) -> None:
     loader.close()
     assert loader.stats()["hits"] == stats["hits"]
     assert resident_bytes() < held - stats["memory"]["lines"] // 2
+
+
+def warnings_of_size(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if "minibatch_rows=" in r.getMessage()]
+
+
+def test_reads_larger_than_the_first_are_warned_of_once_and_stay_within_memory_when_foretold(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = 4 << 20  # a read of all rows is 3 MB, as are the lines that the table may get
+    reads = [{"paper.feat": torch.arange(n)} for n in (3, 3, 900, 700, 900)]
+    options = {"memory_bytes": given, "queue_depth": 16, "window_batches": 0, "planned_batches": 1}
+
+    def read_all(minibatch_rows: Any) -> int:
+        with gids.FeatureLoader(path, ["paper.feat"], minibatch_rows=minibatch_rows, **options) as loader:
+            for ids in reads:
+                list(loader.attach([ids], ids_of))  # one by one, as gids.graphbolt.Feature does
+            return sum(loader.stats()["memory"].values())
+
+    assert read_all(None) > given
+    [said] = warnings_of_size(caplog)
+    assert "a minibatch reads 900 rows" in said
+    assert "minibatch_rows=900, " in said
+    caplog.clear()
+    for foretold in (900, {"paper.feat": 900}):
+        assert read_all(foretold) <= given
+    assert not warnings_of_size(caplog)
+
+
+def test_larger_minibatches_have_fewer_planned_before_they_are_warned_of(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"memory_bytes": 8 << 20, "queue_depth": 16, "window_batches": 2}
+    with gids.FeatureLoader(path, ["paper.feat"], **options) as loader:
+
+        def planned_after(*rows: int) -> int:
+            list(loader.attach([{"paper.feat": torch.arange(n)} for n in rows], ids_of))
+            return int(loader.stats()["planned_batches"])
+
+        assert [planned_after(40, 40) for _ in range(4)][-1] == 8  # all is in lines, and outputs are small
+        assert 2 < planned_after(40, 700) < 8
+        assert sum(loader.stats()["memory"].values()) <= 8 << 20
+        assert not warnings_of_size(caplog)
+        for _ in range(2):
+            assert planned_after(40, 2900) == 2
+            [said] = warnings_of_size(caplog)
+        assert "a minibatch reads 2,900 rows" in said
+
+
+def test_memory_of_larger_sampled_minibatches_is_told(path: Path) -> None:
+    with gids.FeatureLoader(path, ["paper.feat"], memory_bytes=1 << 26, window_batches=2) as loader:
+        sizes = [1000, 5_000_000, 2000]
+        ids = {"paper.feat": torch.arange(10)}
+        list(loader.attach(sizes, lambda _: ids, bytes_of=lambda size: size))
+        assert loader.stats()["memory"]["window"] >= 4 * 5_000_000
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        (-1, ValueError, "not negative"),
+        (2.5, TypeError, "give a number of rows"),
+        ({"paper.feat": "9"}, TypeError, "give a number of rows"),
+        ({"paper.x": 9}, KeyError, "names 'paper.x', and the tables are 'paper.feat', 'author.feat'"),
+    ],
+)
+def test_what_is_no_number_of_rows_is_refused(
+    path: Path, given: Any, error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        gids.FeatureLoader(path, TABLES, minibatch_rows=given)
 
 
 def test_outputs_of_growing_minibatches_do_not_pile_up(path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import json
+import mmap
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 import gids
 from gids.cuda import Device
 from gids.errors import FormatError
-from gids.sampler import Block, Minibatch, Neighbor
+from gids.sampler import Block, LocalityBias, Minibatch, Neighbor
 from gids.store import DatasetWriter
 
 PAPERS, AUTHORS, DIM = 2000, 300, 64
@@ -163,6 +164,32 @@ def test_rows_of_edges(two_types: Path) -> None:
             assert len(ids) > 0
 
 
+def test_edge_ids_are_looked_up_once_for_all_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    indptr, indices = in_edges(200, 200, 1)
+    ids = np.random.default_rng(2).permutation(len(indices))
+    relation = ("a", "to", "a")
+    with DatasetWriter(tmp_path / "edges.gids") as writer:
+        writer.write_table("node", "a", "feat", torch.zeros(200, 4))
+        writer.write_graph(relation, indptr, indices, num_src=200, edge_ids=ids)
+        for factor, key in enumerate("xyz"):
+            writer.write_table("edge", relation, key, (factor * torch.arange(len(ids))).view(-1, 1))
+    looked_up = []
+
+    def edge_ids(block: Block) -> torch.Tensor:
+        looked_up.append(block)
+        return torch.from_numpy(ids[block.positions])
+
+    monkeypatch.setattr(Block, "edge_ids", property(edge_ids))
+    tables = [f"a.to.a.{key}" for key in "xyz"]
+    with open_loader(tmp_path / "edges.gids", seeds=torch.arange(200), tables=tables) as loader:
+        minibatches = list(loader)
+    assert len(looked_up) == 2 * len(minibatches)  # of two blocks each
+    for m in minibatches:
+        read = torch.cat([torch.from_numpy(ids[block.positions]) for block in m.blocks])  # type: ignore[union-attr]
+        for factor, table in enumerate(tables):
+            assert torch.equal(m.features[table], factor * read.view(-1, 1))
+
+
 def test_labels_of_all_input_nodes(one_type: Path, two_types: Path, source: Rows) -> None:
     with open_loader(one_type, labels="inputs") as loader:
         for m in loader:
@@ -179,6 +206,21 @@ def test_the_order_of_an_epoch(one_type: Path) -> None:
         for epoch in range(2):
             found = torch.cat([m.seeds for m in loader])  # type: ignore[misc]
             assert torch.equal(found, seeds[loader.order(epoch)])
+
+
+@pytest.mark.parametrize("by_type", [False, True])
+@pytest.mark.parametrize("given", [torch.from_numpy, np.asarray])
+def test_seeds_that_the_user_changes_later_stay_those_given(
+    one_type: Path, two_types: Path, given: Any, by_type: bool
+) -> None:
+    array = np.arange(0, PAPERS, 3)
+    seeds: Any = {"paper": given(array)} if by_type else given(array)
+    with open_loader(two_types if by_type else one_type, seeds=seeds, tables=[]) as loader:
+        epoch = iter(loader)
+        first, expected = next(epoch).seeds, torch.from_numpy(array[loader.order(0).numpy()])
+        array[:] = 1 << 40  # no node
+        found = [first, *(m.seeds for m in epoch)]
+    assert torch.equal(torch.cat([s["paper"] if isinstance(s, dict) else s for s in found]), expected)
 
 
 @pytest.mark.parametrize("stop_after", [0, 1, 4, 7])
@@ -480,6 +522,37 @@ def test_minibatches_are_made_on_the_device(
         assert memory["topology on the device"] == (PAPERS + 1) * 8
         assert memory["sampler"] > 0
     assert loader._topology.pinned[0].closed
+
+
+@pytest.mark.parametrize("options", [{}, {"replace": True}, {"batch_dependency": 4}], ids=str)
+def test_neighbours_are_drawn_by_weight_and_locality_on_the_device(
+    one_type: Path,
+    device: Device,
+    cuda_is: Callable[[Device], None],
+    source: Rows,
+    options: dict[str, Any],
+) -> None:
+    cuda_is(device)
+    weights = np.arange(len(in_edges(PAPERS, PAPERS, 1)[1]), dtype=np.float32) % 4
+    sampler = Neighbor([3, 4], weights=weights, locality=LocalityBias(np.arange(PAPERS) < 500, 3), **options)
+    given: dict[str, Any] = {
+        "sampler": sampler,
+        "seeds": torch.arange(0, PAPERS, 9),
+        "memory_bytes": 64 << 20,
+    }
+    with open_loader(one_type, **given) as loader:
+        expected = [m for _ in range(2) for m in loader]
+    with open_loader(one_type, device="cuda", place="host", **given) as loader:
+        before = loader.stats()["memory"]["topology"]
+        for m, same in zip((m for _ in range(2) for m in loader), expected, strict=True):
+            assert fingerprint(m) == fingerprint(same)
+            for block, other in zip(m.blocks, same.blocks, strict=True):
+                assert torch.equal(block.weights.cpu(), other.weights)  # type: ignore[union-attr, arg-type]
+            rows = m.features["paper.feat"]
+            assert rows.device == device.torch_device
+            assert torch.equal(rows.cpu(), source["paper.feat"][same.input_nodes])  # type: ignore[index]
+        more = loader.stats()["memory"]["topology"] - before
+        assert weights.nbytes <= more < weights.nbytes + mmap.PAGESIZE
 
 
 @pytest.mark.parametrize("window", [0, 6])

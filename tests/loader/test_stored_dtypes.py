@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -189,15 +189,6 @@ def accuracy(path: Path) -> float:
             out = model(minibatch.blocks[0], minibatch.features["_N.feat"])
             right += int((out.argmax(1) == minibatch.labels).sum())
     return right / len(splits["val"])
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Layers this small take longer by several."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.usefixtures("one_thread")

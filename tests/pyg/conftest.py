@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 sys.path.insert(0, str(Path(__file__).parent))  # pyg_model.py
 
@@ -15,13 +13,8 @@ if importlib.util.find_spec("torch_geometric") is None:
     collect_ignore_glob = ["test_*.py"]  # of the extra `pyg`, which the extra `test` includes
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors here are small: threads of torch's cost more than they gain, above all on busy cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+@pytest.fixture(autouse=True)
+def _small_tensors(one_thread: None) -> None: ...
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 import gids
 from gids.pyg.hops import HopSampler
+from gids.sampler import Neighbor
 from gids.store import Graph
 from gids.store.names import Relation
 
@@ -54,6 +56,63 @@ def test_zero_leaves_a_hop_or_a_relation_out() -> None:
     assert found.edges["a", "one", "a"].per_hop[0] == 0
     assert found.edges["a", "two", "a"].per_hop[1] == 0
     assert found.edges["a", "one", "a"].per_hop[1] > 0
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_every_hop_draws_as_a_sampler_of_its_own(weighted: bool, replace: bool) -> None:
+    relations = [("a", "one", "a"), ("a", "two", "a")]
+    graphs = [graph(relation, 90, 90, i) for i, relation in enumerate(relations)]
+    weights = None
+    if weighted:  # of one relation; the other is drawn from uniformly
+        weights = {relations[1]: np.random.default_rng(2).random(graphs[1].num_edges).astype(np.float32)}
+    counts = {relations[0]: [2, -1, 1], relations[1]: [3, 1, 0]}
+    sampler = HopSampler(counts, replace=replace, weights=weights)
+    for step in range(3):
+        seeds = {"a": torch.arange(step, 90, 11)}
+        numbers = {"seed": 5, "epoch": 1, "step": step}
+        found = sampler.sample(graphs, seeds, **numbers)
+        nodes = found.input_nodes["a"]  # type: ignore[index]
+        begins = np.cumsum([0, *found.nodes_per_hop["a"]])
+        at = dict.fromkeys(relations, 0)
+        for hop in range(3):
+            newest = nodes[begins[hop] : begins[hop + 1]]
+            alone = Neighbor([{r: counts[r][hop] for r in relations}], replace=replace, weights=weights)
+            expected = alone.sample(graphs, {"a": newest}, **numbers)
+            for relation in relations:
+                block: Any = expected.blocks[0][relation]  # type: ignore[index, call-overload]
+                edges = found.edges[relation]
+                here = slice(at[relation], at[relation] + edges.per_hop[hop])
+                at[relation] = here.stop
+                src, dst = block.coo()
+                assert torch.equal(edges.ids[here], block.edge_ids)
+                assert torch.equal(nodes[edges.index[0, here]], expected.input_nodes["a"][src])  # type: ignore[index]
+                assert torch.equal(edges.index[1, here], dst + begins[hop])
+
+
+def test_hops_share_threads_and_memory() -> None:
+    whole = graph(("a", "to", "a"), 30_000, 30_000, 0)
+
+    def threads_and_bytes(hops: list[int]) -> tuple[int, int]:
+        before = set(os.listdir("/proc/self/task"))
+        sampler = HopSampler(hops, threads=4)
+        sampler.sample(whole, torch.arange(30_000))
+        return len(set(os.listdir("/proc/self/task")) - before), sampler.nbytes
+
+    threads, nbytes = threads_and_bytes([4, 3, 2, 1])
+    assert threads == threads_and_bytes([4])[0] > 0
+    assert 0 < nbytes < 2 * threads_and_bytes([4, 4, 4, 4])[1]
+
+
+def test_graphs_may_change() -> None:
+    """Also to such of other relations."""
+    sampler = HopSampler([2, 1])
+    for relation in (("a", "to", "a"), ("b", "to", "b"), ("a", "to", "a")):
+        whole = graph(relation, 30, 30, 0)
+        found = sampler.sample(whole, torch.arange(9), seed=1)
+        expected = HopSampler([2, 1]).sample(whole, torch.arange(9), seed=1)
+        for a, b in zip(found.tensors(), expected.tensors(), strict=True):
+            assert torch.equal(a, b)
 
 
 def test_no_seeds() -> None:

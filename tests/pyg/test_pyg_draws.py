@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import NodeLoader as PygNodeLoader
 
 import gids.pyg
+from gids.cuda import Device
 from gids.store import DatasetWriter
 from gids.store.topology import edge_list
 
@@ -67,6 +69,24 @@ def test_neighbours_are_drawn_by_weight(data: Data, path: Path) -> None:
         for _ in range(100):
             drawn += [batch.e_id for batch in loader]
     assert_in_proportion(data, drawn, 100)
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_device_draws_by_weight_what_the_cpu_does(
+    path: Path, device: Device, cuda_is: Callable[[Device], None], replace: bool
+) -> None:
+    """Hops have samplers of their own, which share the weights in memory."""
+    cuda_is(device)
+    options: dict[str, Any] = {"weight_attr": "w", "replace": replace, "batch_size": 100, "tables": []}
+    with gids.pyg.NeighborLoader(path, [3, 2, -1], **options) as loader:
+        expected = list(loader)
+        edges = loader.store.graph().num_edges
+    with gids.pyg.NeighborLoader(path, [3, 2, -1], device="cuda", place="device", **options) as loader:
+        for batch, same in zip(loader, expected, strict=True):
+            for name in ("n_id", "e_id", "edge_index"):
+                assert torch.equal(batch[name].cpu(), same[name])
+        memory = loader.stats()["memory"]
+        assert memory["topology on the device"] == 8 * (PAPERS + 1) + (4 + 4) * edges
 
 
 def test_pygs_node_loader_draws_by_weight_too(data: Data, path: Path) -> None:

@@ -167,6 +167,26 @@ def test_input_nodes(one_path: Path, several_path: Path) -> None:
         assert next(iter(loader))["author"].batch_size == AUTHORS
 
 
+def test_an_epochs_order_is_made_once(one_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    epochs = []
+
+    def order(self: gids.NodeLoader, epoch: int) -> torch.Tensor:
+        epochs.append(epoch)
+        return original(self, epoch)
+
+    original = gids.NodeLoader.order
+    monkeypatch.setattr(gids.NodeLoader, "order", order)
+    mask = torch.arange(PAPERS) % 3 == 0
+    with open_loader(one_path, [1], mask, shuffle=True, drop_last=True) as loader:
+        for _ in range(2):
+            seen = []
+            for batch in loader:
+                assert torch.equal(batch.input_id, batch.n_id[: batch.batch_size])  # of a mask: the nodes
+                seen.append(batch.input_id)
+            assert len(torch.cat(seen).unique()) == 32 * len(seen) == PAPERS // 3 // 32 * 32
+    assert epochs == [0, 1]
+
+
 def test_what_data_and_num_neighbors_may_be(one_path: Path, several_path: Path) -> None:
     store = gids.FeatureStore(several_path)
     pair = gids.pyg.FeatureStore(store), gids.pyg.GraphStore(several_path)
@@ -183,6 +203,37 @@ def test_what_data_and_num_neighbors_may_be(one_path: Path, several_path: Path) 
             assert_same(batch, same)
     with open_loader(one_path, [2], ("paper", None)) as loader:
         assert isinstance(next(iter(loader)), HeteroData)
+
+
+def test_tables_of_several_datasets(several_path: Path, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(2)
+    source = {"text": torch.randn(PAPERS, 5, generator=generator), "image": torch.randn(PAPERS, 3).half()}
+    tables = {}
+    for name, rows in source.items():
+        with DatasetWriter(tmp_path / f"{name}.gids") as writer:
+            writer.write_table("node", "paper", "feat", rows)
+        tables[name] = gids.FeatureStore(tmp_path / f"{name}.gids").table("feat")
+    with open_loader(several_path, [3], "paper", tables={"x": "paper.feat", **tables}) as loader:
+        expected = {"x": gids.FeatureStore(several_path).read_rows(range(PAPERS), "paper.feat"), **source}
+        for batch in loader:
+            for name, rows in expected.items():
+                assert batch["paper"][name].dtype == rows.dtype
+                assert torch.equal(batch["paper"][name], rows[batch["paper"].n_id])
+    with pytest.raises(ValueError, match=r"two tables are called 'paper.feat'"):
+        open_loader(several_path, [3], "paper", tables=["paper.feat", tables["text"]])
+
+
+def test_two_tables_of_one_attribute_are_refused(tmp_path: Path, one_path: Path) -> None:
+    with DatasetWriter(tmp_path / "x.gids") as writer:
+        writer.write_table("node", "paper", "x", torch.ones(PAPERS, 2))
+    x = gids.FeatureStore(tmp_path / "x.gids").table("x")
+    with pytest.raises(ValueError, match="two tables would be 'x' of 'paper': name them"):
+        open_loader(one_path, [3], tables=["paper.feat", x])
+
+
+def test_an_option_that_there_is_not(one_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"gids.pyg.NeighborLoader has no argument 'memory'"):
+        open_loader(one_path, [3], memory=1)
 
 
 def test_only_the_tables_asked_for_and_a_transform(one_path: Path, several_path: Path) -> None:
@@ -260,7 +311,6 @@ def test_what_is_refused(one: Data, one_path: Path, several_path: Path) -> None:
         (ValueError, "time_attr is not supported", one_path, [2], None, {"time_attr": "t"}),
         (KeyError, "weight_attr='w': one.gids has no edges", one_path, [2], None, {"weight_attr": "w"}),
         (ValueError, "one number for each of", one_path, [2], None, {"weight_attr": "edge_attr"}),
-        (ValueError, "take device='cpu'", one_path, [2], None, {"weight_attr": "w", "device": "cuda"}),
         (ValueError, "subgraph_type='induced'", one_path, [2], None, {"subgraph_type": "induced"}),
         (TypeError, "num_neighbours", one_path, [2], None, {"num_neighbours": 3}),
         (KeyError, "no table 'z'", one_path, [2], None, {"tables": ["z"]}),

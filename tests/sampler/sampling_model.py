@@ -29,6 +29,7 @@ def halves(out: tuple[int, int, int, int]) -> tuple[int, int]:
 
 
 def layer_key(seed: int, epoch: int, step: int, layer: int, relation: int) -> int:
+    """Of what one relation draws in one layer of one minibatch; layer 0 is next to the seeds."""
     minibatch = halves(philox((*words(epoch), *words(step)), words(seed)))[0]
     return halves(philox((*words(layer), *words(relation)), words(minibatch)))[0]
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from gids.heat import hottest_nodes
 from gids.sampler import Labor, LocalityBias, Neighbor, Sampler
@@ -17,16 +15,10 @@ from gids.store.synthetic import GraphSpec
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 from dependence import FANOUTS, make_dataset, train
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 WITHIN = 0.05  # two standard deviations of the difference of two shares of 800 test nodes
 CACHE_BYTES = 50_000
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

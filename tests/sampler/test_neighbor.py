@@ -17,7 +17,8 @@ from sampling_model import ModelBlock, sample
 
 from gids.cuda import Device
 from gids.errors import FormatError
-from gids.sampler import Block, Minibatch, Neighbor, Topology
+from gids.sampler import Block, Labor, Ladies, Minibatch, Neighbor, Topology
+from gids.sampler.layered import LayeredSampler
 from gids.store import Graph
 
 Layers = Sequence[Sequence[int]]
@@ -86,6 +87,22 @@ def test_a_device_samples_what_the_model_does(device: Device, fanouts: list[int]
         assert_homogeneous(minibatch, graph, seeds, fanouts)
         for tensor in (minibatch.seeds, minibatch.input_nodes, minibatch.blocks[0].indices):  # type: ignore[union-attr]
             assert tensor.device == device.torch_device  # type: ignore[union-attr]
+
+
+def test_seed_epoch_step_and_layer_each_make_other_draws_as_the_model_does() -> None:
+    graph = make_graph([1000] * 8, dtype=np.int64)  # eight edges of a thousand are hardly ever drawn twice
+    rng, drawn, rounds = np.random.default_rng(5), set(), 20
+    for _ in range(rounds):
+        numbers = [int(n) for n in rng.integers(0, (1 << 63) - 1, 3)]
+        for changed in (None, 0, 1, 2):
+            seed, epoch, step = (n + (i == changed) for i, n in enumerate(numbers))
+            minibatch = Neighbor([8, 8]).sample(graph, torch.arange(1), seed=seed, epoch=epoch, step=step)
+            _, layers = sample([graph], {graph.relation[0]: [0]}, [[8], [8]], seed, epoch, step)
+            for block, [model] in zip(reversed(minibatch.blocks), layers, strict=True):
+                assert isinstance(block, Block)
+                assert_block(block, model)
+                drawn.add(tuple(block.positions[:8].tolist()))  # the seed's
+    assert len(drawn) == 2 * 4 * rounds
 
 
 def test_the_number_of_threads_changes_nothing() -> None:
@@ -342,3 +359,16 @@ def test_a_minibatch_tells_its_sizes() -> None:
     several = Minibatch({"a": seeds}, {"a": nodes}, [{("a", "r", "a"): block}])
     assert "seeds={'a': int64[1]}, input_nodes={'a': int64[3]}" in repr(several)
     assert "blocks=[{('a', 'r', 'a'): Block(3 -> 1 nodes, 2 edges, weights)}]" in repr(several)
+
+
+@pytest.mark.parametrize("make", [Neighbor, Labor, Ladies])
+def test_a_layer_alone_is_that_of_a_sampler_which_has_no_other(make: type[LayeredSampler]) -> None:
+    graph = make_graph(mixed_degrees(300))
+    seeds, numbers = torch.arange(0, 300, 7), {"seed": 7, "epoch": 1, "step": 4}
+    both = make([3, 5])  # type: ignore[call-arg]
+    for layer, number in enumerate((5, 3)):
+        found = both.sample_layer(graph, seeds, layer, **numbers)
+        expected = make([number]).sample(graph, seeds, **numbers)  # type: ignore[call-arg]
+        for a, b in zip(found.tensors(), expected.tensors(), strict=True):
+            assert torch.equal(a, b)
+        assert (found.epoch, found.step) == (1, 4)

@@ -12,7 +12,6 @@ import torch
 from sampling_graphs import citations, make_graph, mixed_degrees
 from scipy import stats
 
-from gids.cuda import Device
 from gids.sampler import Block, Neighbor
 from gids.store import Graph
 
@@ -147,7 +146,7 @@ def test_weights_by_relation() -> None:
 # --- what is refused ---
 
 
-def test_bad_weights(device: Device) -> None:
+def test_bad_weights() -> None:
     graph = make_graph([3, 4])
     for bad, message in (
         ([1, 2, np.nan], "weight 2 is nan"),
@@ -165,11 +164,6 @@ def test_bad_weights(device: Device) -> None:
         Neighbor([2], weights=np.ones(6)).sample(citations(), {"paper": torch.arange(2)})
     with pytest.raises(ValueError, match="no graph has that relation"):
         Neighbor([2], weights={("a", "b", "c"): np.ones(6)}).sample(graph, torch.arange(2))
-    with (
-        graph.pin(device) as pinned,
-        pytest.raises(ValueError, match="on the CPU alone; pass graphs that are not pinned"),
-    ):
-        Neighbor([2], weights=np.ones(7)).sample(pinned, torch.arange(2))
 
 
 def test_parallel_edges_are_drawn_as_different_ones() -> None:

@@ -81,7 +81,11 @@ def test_labels_and_splits_are_read_when_asked_for(dataset):
         (lambda s: s.graph(("a", "b", "c")), "no relation ('a', 'b', 'c') in mag.gids"),
         (lambda s: s.num_nodes("venue"), "no node type 'venue' in mag.gids (has 'paper', 'author')"),
         (lambda s: s.num_nodes(), "mag.gids has 2 node types ('paper', 'author'): say which"),
-        (lambda s: s.labels["author"], "'author' (has 'paper')"),
+        (
+            lambda s: s.labels["author"],
+            "mag.gids has no labels of node type 'author' (those that have: 'paper')",
+        ),
+        (lambda s: s.splits["author"], "mag.gids has no splits of node type 'author'"),
     ],
 )
 def test_what_is_not_there_is_a_key_error_that_says_what_is(dataset, ask, message):

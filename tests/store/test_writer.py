@@ -201,6 +201,27 @@ def test_a_full_disk_publishes_nothing_and_says_so(key):
             assert torch.equal(FeatureStore(place / "a.gids").read_rows(range(2000)), ROWS)
 
 
+@pytest.mark.parametrize("inodes", [1, 2])
+def test_a_disk_that_takes_no_file_says_so_at_the_start(inodes):
+    with small_disk(f"1m,nr_inodes={inodes}") as place:  # one for the root, one for NAME.partial
+        match = r"No space left .* to begin a\.gids \(.*, no inodes free\); nothing was written; make room"
+        with pytest.raises(StorageError, match=match) as caught:
+            DatasetWriter(place / "a.gids", resume_key={"source": 1})
+        assert caught.value.errno == errno.ENOSPC
+        assert list(place.iterdir()) == []
+
+
+def test_a_full_disk_among_those_of_the_shards_is_named(tmp_path):
+    with small_disk("64k") as place:
+        (place / "else").write_bytes(bytes(64 << 10))
+        with pytest.raises(
+            StorageError, match=f"while writing a.gids \\(0 B free on the disk of {place}\\); "
+        ):
+            DatasetWriter(tmp_path / "a.gids", stripe=[tmp_path, place])
+        assert [p.name for p in place.iterdir()] == ["else"]
+    assert not (tmp_path / "a.gids.partial").exists()
+
+
 def test_a_limit_on_file_sizes_is_reported_alike(tmp_path):
     code = f"""
 import torch

@@ -28,9 +28,9 @@ _NOT_WHOLE = re.compile(r"[.eEnN]")  # of 1.5, 1e3, nan, inf
 def read_text(path: Path, scratch: Path, dtype: torch.dtype | None = None) -> FileRows:
     """The numbers of a text file as rows[lines, columns], in a file in scratch.
 
-    Columns are divided by commas, tabs or spaces; `#` begins a comment; a first line of words is a header.
-    dtype: int64 when all numbers are whole, else float32, unless told. Raises FormatError for lines of
-    another length, what is no number, a number that dtype does not hold, and a damaged .gz.
+    Columns are divided by commas, tabs or spaces; `#` begins a comment; a first line of words, comments
+    aside, is a header. dtype: int64 when all numbers are whole, else float32, unless told. Raises FormatError
+    for lines of another length, what is no number, a number that dtype does not hold, and a damaged .gz.
     """
     kinds = [dtype] if dtype is not None else [torch.int64, torch.float32]
     target = scratch / f"{zlib.crc32(str(path).encode()):08x}-{path.name}.bin"
@@ -102,11 +102,13 @@ def _blocks_of_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     number = 1
     with _open(path) as file:
         try:
-            header = file.readline()
-            if not _is_words(header):
-                file.seek(0)
-            else:
+            while (line := file.readline()) and not _has_numbers(line):
+                number += 1  # comments and empty lines before the header
+            if _is_words(line):
                 number += 1
+            else:
+                file.seek(0)
+                number = 1
             while lines := file.readlines(_BLOCK_CHARS):
                 if any(map(_has_numbers, lines)):
                     yield number, lines
@@ -127,7 +129,7 @@ def _open(path: Path) -> IO[str]:
 
 def _is_words(line: str) -> bool:
     fields = [f for f in re.split(r"[\s,]+", line.strip()) if f]
-    return bool(fields) and not line.lstrip().startswith("#") and not any(map(_is_number, fields))
+    return bool(fields) and not any(map(_is_number, fields))
 
 
 def _is_number(text: str) -> bool:

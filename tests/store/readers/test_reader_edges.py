@@ -25,6 +25,7 @@ def text(path, *, header="", delimiter=",", values=EDGES.T):
         ("e.csv", "", ","),
         ("e.csv", "src,dst\n", ","),
         ("e.csv.gz", "", ", "),
+        ("e.csv.gz", "# comments\n\n# and then\nsrc,dst\n", ","),
         ("e.tsv", "", "\t"),
         ("snap.txt", "# Directed graph\n# FromNodeId ToNodeId\n", "\t"),
         ("e.txt.gz", "\n", "  "),
@@ -75,7 +76,8 @@ def test_two_edges_in_an_array_say_how_they_are_read(tmp_path, capsys):
 
 def test_bad_text_is_told_by_the_line_of_the_file(tmp_path, capsys):
     for content, said in (
-        ("# ids\n\nsrc,dst\n0,1\n", "line 3: could not convert 'src' to int64"),
+        ("# ids\n\nsrc,dst\n0,x\n", "line 4: could not convert 'x' to int64"),
+        ("0,1\nsrc,dst\n", "line 2: could not convert 'src' to int64"),
         ("src,dst\n# a\n\n0,1\n2,x\n", "e.csv, line 5: could not convert 'x' to int64"),
         ("0,1\n\n2,3,4\n", "e.csv, line 3: 3 columns, 2 before"),
     ):

@@ -1,0 +1,178 @@
+"""gids= with several datasets: every column is that of its own source, and what is unclear is refused."""
+
+from dataclasses import replace
+
+import dgl_model as model
+import pytest
+import torch
+
+import gids.dgl
+from gids.store import DatasetWriter, FeatureStore
+
+import dgl  # isort: skip
+from dgl.dataloading import NeighborSampler, ShaDowKHopSampler, as_edge_prediction_sampler
+
+pytestmark = pytest.mark.filterwarnings("ignore:Dataloader CPU affinity opt is not enabled")
+
+
+def write_columns(path, graph, columns, **options):
+    """A dataset of columns without topology."""
+    with DatasetWriter(path, **options) as writer:
+        for node_type in graph.ntypes:
+            writer.add_nodes(node_type, graph.num_nodes(node_type))
+        for (kind, type_, key), rows in columns.items():
+            writer.write_table(kind, type_, key, rows)
+    return path
+
+
+@pytest.fixture
+def several(dataset, tmp_path):
+    """The dataset with a column more of each type; paths: its own, of the added node and edge columns."""
+    generator = torch.Generator().manual_seed(3)
+    added = {
+        (kind, type_, "added"): torch.randint(1000, (len(rows), 2, 3), generator=generator).int()
+        for (kind, type_, _), rows in dataset.columns.items()
+    }
+    paths = [dataset.path]
+    for kind in ("node", "edge"):
+        columns = {column: rows for column, rows in added.items() if column[0] == kind}
+        paths.append(write_columns(tmp_path / f"{kind}.gids", dataset.graph, columns, page_bytes=512))
+    return replace(dataset, columns=dataset.columns | added), paths
+
+
+def asking_for_all(data, kind):
+    """{type: [keys]} of one kind, as samplers take them."""
+    asked = {}
+    for column_kind, type_, key in data.columns:
+        if column_kind == kind:
+            asked.setdefault(type_, []).append(key)
+    return asked if len(data.graph.ntypes) > 1 else next(iter(asked.values()))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", ["neighbor", "edge", "shadow"])
+@pytest.mark.parametrize("dataset", ["homogeneous", "heterogeneous"], indirect=True)
+def test_columns_of_nodes_and_edges_come_from_the_store_that_has_them(several, kind, num_workers):
+    data, paths = several
+    asked = {f"prefetch_{k}_feats": asking_for_all(data, k) for k in ("node", "edge")}
+    sampler = ShaDowKHopSampler([3, 4], **asked) if kind == "shadow" else NeighborSampler([3, 4], **asked)
+    seeds = data.seeds
+    if kind == "edge":
+        sampler, seeds = as_edge_prediction_sampler(sampler), data.edge_seeds
+    found = set()
+    loader = gids.dgl.DataLoader(
+        data.graph, seeds, sampler, gids=paths, batch_size=16, shuffle=True, num_workers=num_workers
+    )
+    for batch in loader:
+        assert model.assert_rows_equal_source(batch, data) >= len(data.columns)
+        for graph in model.graphs_in(batch):
+            found |= {(k, t, key) for k, t, frame in model.frames_of(graph) for key in list(frame)}
+    assert found >= set(data.columns)
+    assert len(loader.stats()["tables"]) == len(data.columns)
+    loader.close()
+
+
+@pytest.mark.parametrize("dataset", ["homogeneous", "heterogeneous"], indirect=True)
+def test_gids_feats_are_looked_for_in_all_stores(several):
+    data, [first, nodes, edges] = several
+    names = [table.name for path in (nodes, edges) for table in FeatureStore(path).tables.values()]
+    tables = [FeatureStore(edges).table(name) for name in FeatureStore(edges).tables]
+    for stores, feats in (
+        ([first, nodes, edges], names),
+        ([first, nodes], [*names[: -len(tables)], *tables]),
+    ):
+        loader = gids.dgl.DataLoader(
+            data.graph, data.seeds, NeighborSampler([3]), gids=stores, gids_feats=feats, batch_size=50
+        )
+        for _, _, blocks in loader:
+            assert model.assert_rows_equal_source(blocks, data) == len(names)
+        loader.close()
+
+
+class OwnSampler(dgl.dataloading.Sampler):
+    """Declares nothing, so that it may ask for any table of any store."""
+
+    def sample(self, g, indices):
+        subgraph = g.subgraph(indices)
+        for key in ("feat", "added"):
+            subgraph.ndata[key] = dgl.LazyFeature(key)
+        return subgraph
+
+
+@pytest.mark.parametrize("dataset", ["homogeneous"], indirect=True)
+def test_a_sampler_of_ones_own_may_ask_every_store(several):
+    data, paths = several
+    for subgraph in gids.dgl.DataLoader(
+        data.graph, data.seeds, OwnSampler(), gids=tuple(paths), batch_size=50
+    ):
+        assert model.assert_rows_equal_source(subgraph, data) == 2
+
+
+@pytest.fixture
+def twin(homogeneous, tmp_path):
+    """A store with a column of the same name, of other rows."""
+    rows = -homogeneous.columns["node", "_N", "feat"]
+    return FeatureStore(
+        write_columns(tmp_path / "twin.gids", homogeneous.graph, {("node", "_N", "feat"): rows})
+    )
+
+
+def test_a_column_that_two_stores_have_is_refused_until_one_is_chosen(homogeneous, twin):
+    sampler = NeighborSampler([3], prefetch_node_feats=["feat"])
+    both = [homogeneous.path, twin]
+    for options in ({}, {"gids_feats": ["feat"]}, {"gids_feats": ["_N.feat"]}):
+        with pytest.raises(ValueError, match=r"'_N.feat' of small.gids or '_N.feat' of twin.gids: give"):
+            gids.dgl.DataLoader(homogeneous.graph, homogeneous.seeds, sampler, gids=both, **options)
+    for sign, store in ((1, homogeneous.store), (-1, twin)):
+        loader = gids.dgl.DataLoader(
+            homogeneous.graph, homogeneous.seeds, sampler, gids=both, gids_feats=[store.table("feat")]
+        )
+        input_nodes, _, blocks = next(iter(loader))
+        expected = sign * homogeneous.columns["node", "_N", "feat"][input_nodes]
+        assert model.bits(blocks[0].srcdata["feat"]) == model.bits(expected)
+        loader.close()
+    two = [store.table("feat") for store in (homogeneous.store, twin)]
+    with pytest.raises(ValueError, match=r"or '_N.feat' of twin.gids"):
+        gids.dgl.DataLoader(homogeneous.graph, homogeneous.seeds, sampler, gids=both, gids_feats=two)
+
+
+def test_an_equal_column_that_nobody_asks_for_harms_nobody(homogeneous, twin):
+    sampler = NeighborSampler([3], prefetch_edge_feats=["weight"])
+    loader = gids.dgl.DataLoader(
+        homogeneous.graph, homogeneous.seeds, sampler, gids=[twin, homogeneous.path], batch_size=50
+    )
+    for batch in loader:
+        assert model.assert_rows_equal_source(batch, homogeneous) == 1
+
+
+def test_the_same_dataset_twice_is_one(homogeneous):
+    sampler = NeighborSampler([3], prefetch_node_feats=["feat"])
+    loader = gids.dgl.DataLoader(
+        homogeneous.graph, homogeneous.seeds, sampler, gids=[homogeneous.path, homogeneous.store]
+    )
+    assert model.assert_rows_equal_source(next(iter(loader)), homogeneous) == 1
+
+
+def test_a_dataset_of_other_nodes(homogeneous, tmp_path):
+    path = tmp_path / "other.gids"
+    other = write_columns(path, dgl.rand_graph(299, 1), {("node", "_N", "added"): torch.ones(299, 2)})
+    sampler = NeighborSampler([3], prefetch_node_feats=["feat", "added"])
+    with pytest.raises(ValueError, match=r"'_N.added' of other.gids has 299 rows, but the graph has 300"):
+        gids.dgl.DataLoader(homogeneous.graph, homogeneous.seeds, sampler, gids=[homogeneous.path, other])
+
+
+def test_a_feature_that_no_store_has(homogeneous, twin):
+    both = [homogeneous.path, twin]
+    where = r"in small.gids and twin.gids \(has '_N.feat', '_N._E._N.weight', '_N.feat'\)"
+    sampler = NeighborSampler([3], prefetch_node_feats=["colour"])
+    with pytest.raises(KeyError, match=rf"'colour' of type '_N' is neither {where} nor in the graph"):
+        gids.dgl.DataLoader(homogeneous.graph, homogeneous.seeds, sampler, gids=both)
+    with pytest.raises(KeyError, match=f"no table 'colour' {where}"):
+        gids.dgl.DataLoader(
+            homogeneous.graph, homogeneous.seeds, NeighborSampler([3]), gids=both, gids_feats=["colour"]
+        )
+
+
+def test_a_list_of_no_dataset(homogeneous):
+    with pytest.raises(ValueError, match="has no dataset"):
+        gids.dgl.DataLoader(homogeneous.graph, homogeneous.seeds, NeighborSampler([3]), gids=[])

@@ -1,0 +1,267 @@
+"""Layers are given the rows of their blocks' edges: layer by layer equals the graph in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from inference_model import COUNTS, RELATIONS, EdgeSage, HeteroSage, in_edges, in_memory
+
+from gids import FeatureStore, MemoryBudgetError
+from gids.cuda import Device
+from gids.inference import layerwise
+from gids.store import DatasetWriter
+from gids.store.names import Relation
+
+RELATION: Relation = ("_N", "_E", "_N")
+MEMORY = 20 << 20
+Rows = dict[str, torch.Tensor]
+
+
+def write(path: Path, nodes: torch.Tensor, edges: Rows, *, with_ids: bool) -> FeatureStore:
+    """One type. edges: tables of edges by key; with_ids: edges have ids of their own."""
+    indptr, indices = in_edges(len(nodes), len(nodes), 1)
+    ids = np.random.default_rng(7).permutation(len(indices)) if with_ids else None
+    with DatasetWriter(path) as writer:
+        writer.write_table("node", "_N", "feat", nodes)
+        writer.write_graph(RELATION, indptr, indices, edge_ids=ids)
+        for key, rows in edges.items():
+            writer.write_table("edge", RELATION, key, rows)
+    return FeatureStore(path)
+
+
+def edge_rows(dim: int, nodes: int = 1500) -> torch.Tensor:
+    count = len(in_edges(nodes, nodes, 1)[1])
+    return torch.randn(count, dim, generator=torch.Generator().manual_seed(9))
+
+
+def expected_of(store: FeatureStore, model: list[Any], nodes: torch.Tensor, edges: torch.Tensor) -> Any:
+    return in_memory(model, {RELATION: store.graph()}, {"_N": nodes}, {RELATION: edges})["_N"]
+
+
+def close(found: Any, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def sage(edge_dim: int, *dims: int) -> list[Any]:
+    return [EdgeSage(a, b, edge_dim, seed) for seed, (a, b) in enumerate(pairwise(dims))]
+
+
+def check_memory(layers: list[dict[str, Any]], memory_bytes: int) -> None:
+    for layer in layers:
+        memory = layer["loader"]["memory"]
+        assert sum(memory.values()) <= memory_bytes, memory
+
+
+@pytest.mark.parametrize("window", [0, 16])
+@pytest.mark.parametrize("with_ids", [False, True])
+def test_one_type_equals_the_graph_in_memory(tmp_path: Path, rows: Rows, window: int, with_ids: bool) -> None:
+    edges = edge_rows(6)
+    store = write(tmp_path / "one.gids", rows["paper"], {"w": edges}, with_ids=with_ids)
+    model = sage(6, 100, 16, 5)
+    expected = expected_of(store, model, rows["paper"], edges)
+    options: dict[str, Any] = {"memory_bytes": MEMORY, "window_batches": window}
+    result = layerwise(model, store, edge_tables=["_N._E._N.w"], **options)
+    close(result.values, expected)
+    assert result.layers[0]["blocks"] > 1
+    check_memory(result.layers, MEMORY)
+    nodes = torch.tensor([1400, 2, 77, 2])
+    some = layerwise(model, store, edge_tables={"any": "_N._E._N.w"}, nodes=nodes, **options)
+    close(some.values, expected[nodes])
+    kept = layerwise(model, store, edge_tables=[store.table("_N._E._N.w")], output="h", **options)
+    close(kept.tables["_N"].read_rows(torch.arange(1500)), expected)
+
+
+def test_several_types_equal_the_graphs_in_memory(tmp_path: Path, rows: Rows) -> None:
+    """One relation's edges have floats, one's have integers, the others' have nothing."""
+    cites, _, has, written, _ = RELATIONS
+    edges: dict[Relation, torch.Tensor] = {}
+    with DatasetWriter(tmp_path / "mag.gids") as writer:
+        for ntype, values in rows.items():
+            writer.write_table("node", ntype, "feat", values)
+        for seed, relation in enumerate(RELATIONS):
+            indptr, indices = in_edges(COUNTS[relation[0]], COUNTS[relation[2]], seed)
+            ids = np.random.default_rng(seed).permutation(len(indices)) if relation == written else None
+            writer.write_graph(relation, indptr, indices, num_src=COUNTS[relation[0]], edge_ids=ids)
+            if relation in (cites, written):
+                edges[relation] = torch.rand(len(indices), 1)
+            if relation == has:
+                edges[relation] = torch.randint(0, 9, (len(indices), 1))
+        for relation, values in edges.items():
+            writer.write_table("edge", relation, "w", values)
+    store = FeatureStore(tmp_path / "mag.gids")
+    dims = {t: r.shape[1] for t, r in rows.items()}
+    model = [
+        HeteroSage(dims, store.relations, 20, 1),
+        HeteroSage({"paper": 20, "author": 20}, store.relations, 3, 2),
+    ]
+    given: set[tuple[Relation, torch.dtype]] = set()
+
+    def layer(i: int, blocks: Any, h: Rows, of_edges: dict[Relation, torch.Tensor]) -> Rows:
+        given.update((relation, values.dtype) for relation, values in of_edges.items())
+        assert all(len(values) == blocks[r].num_edges for r, values in of_edges.items())
+        return model[i](blocks, h, of_edges)  # type: ignore[no-any-return]
+
+    expected = in_memory(model, {r: store.graph(r) for r in store.relations}, rows, edges)
+    tables = [".".join((*relation, "w")) for relation in edges]
+    result = layerwise(layer, store, layer_count=2, edge_tables=tables, memory_bytes=MEMORY)
+    for ntype in ("paper", "author"):
+        close(result.values[ntype], expected[ntype])  # type: ignore[index, call-overload]
+    check_memory(result.layers, MEMORY)
+    assert given == {(cites, torch.float32), (written, torch.float32), (has, torch.int64)}
+    fewer = in_memory(model, {r: store.graph(r) for r in store.relations}, rows, {has: edges[has]})
+    found = layerwise(model, store, edge_tables=["field.has.paper.w"], memory_bytes=MEMORY).values
+    close(found["paper"], fewer["paper"])  # type: ignore[index, call-overload]
+
+
+@pytest.mark.parametrize("feature_dtype", [None, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("key", ["w", "half", "kind"])
+def test_every_layer_gets_the_same_rows(
+    tmp_path: Path, rows: Rows, key: str, dtype: torch.dtype, feature_dtype: torch.dtype | None
+) -> None:
+    """Whatever the types of what is stored, and of what the layers give."""
+    count = len(edge_rows(1))
+    tables = {"w": edge_rows(3), "half": edge_rows(3).half(), "kind": torch.arange(count).view(-1, 1)}
+    store = write(tmp_path / "one.gids", rows["paper"], tables, with_ids=True)
+    floating = tables[key].is_floating_point()
+    expected = tables[key].to(feature_dtype) if feature_dtype and floating else tables[key]
+    seen = []
+
+    def layer(i: int, block: Any, h: torch.Tensor, of_edges: torch.Tensor) -> torch.Tensor:
+        assert of_edges.dtype == expected.dtype
+        assert torch.equal(of_edges, expected[block.edge_ids])
+        assert h.dtype == [feature_dtype or torch.float32, torch.float16, torch.float64][i]
+        seen.append(block.num_edges)
+        return h[: block.num_dst].to([torch.float16, torch.float64, torch.float64][i])
+
+    result = layerwise(
+        layer,
+        store,
+        layer_count=3,
+        edge_tables=[f"_N._E._N.{key}"],
+        dtype=dtype,
+        feature_dtype=feature_dtype,
+        memory_bytes=MEMORY,
+    )
+    assert sum(seen) == 3 * count
+    assert torch.equal(result.values, rows["paper"].half().to(dtype).double())  # type: ignore[arg-type]
+
+
+def test_memory_counts_the_rows_of_edges(tmp_path: Path) -> None:
+    """Of nodes of few bytes and edges of many, and of more edges than there are nodes."""
+    nodes, edges = torch.randn(1500, 2), edge_rows(128)
+    store = write(tmp_path / "one.gids", nodes, {"w": edges}, with_ids=False)
+    model = sage(128, 2, 3)
+    expected = expected_of(store, model, nodes, edges)
+    options: dict[str, Any] = {"edge_tables": ["_N._E._N.w"]}
+    blocks = []
+    for memory_bytes in (13 << 20, 19 << 20, 71 << 20):
+        result = layerwise(model, store, memory_bytes=memory_bytes, **options)
+        close(result.values, expected)
+        check_memory(result.layers, memory_bytes)
+        blocks.append(result.layers[0]["blocks"])
+    assert blocks[0] > blocks[1] > blocks[2]
+    with pytest.raises(MemoryBudgetError, match="'_N' node 40 and its in-neighbours are up to 301 rows"):
+        layerwise(model, store, memory_bytes=9 << 20, **options)
+
+
+def test_memory_counts_more_edges_than_nodes(tmp_path: Path) -> None:
+    """Of each edge a row is read, also where all of them come from few nodes."""
+    degrees = np.full(60, 100)
+    degrees[40] = 5000
+    nodes, edges = torch.randn(60, 2), torch.randn(int(degrees.sum()), 128)
+    with DatasetWriter(tmp_path / "dense.gids") as writer:
+        writer.write_table("node", "_N", "feat", nodes)
+        indices = np.random.default_rng(0).integers(0, 60, len(edges))
+        writer.write_graph(RELATION, np.concatenate([[0], degrees.cumsum()]), indices)
+        writer.write_table("edge", RELATION, "w", edges)
+    store, model = FeatureStore(tmp_path / "dense.gids"), sage(128, 2, 3)
+    options: dict[str, Any] = {"edge_tables": ["_N._E._N.w"]}
+    with pytest.raises(MemoryBudgetError, match="node 40 and its in-neighbours are up to 5001 rows"):
+        layerwise(model, store, memory_bytes=14 << 20, **options)
+    result = layerwise(model, store, memory_bytes=40 << 20, **options)
+    close(result.values, expected_of(store, model, nodes, edges))
+    check_memory(result.layers, 40 << 20)
+    assert result.layers[0]["blocks"] > 1
+
+
+def test_edges_alone_have_features(tmp_path: Path, rows: Rows) -> None:
+    edges = edge_rows(4)
+    store = write(tmp_path / "one.gids", rows["paper"], {"w": edges}, with_ids=True)
+
+    def layer(block: Any, ids: torch.Tensor, of_edges: torch.Tensor) -> torch.Tensor:
+        assert ids.dtype == torch.int64
+        out = torch.zeros(block.num_dst, 4).index_add_(0, block.coo()[1], of_edges)
+        return out + ids[: block.num_dst, None]
+
+    graph = store.graph()
+    dst = torch.arange(1500).repeat_interleave(torch.from_numpy(np.diff(graph.indptr)))
+    assert graph.edge_ids is not None
+    total = torch.zeros(1500, 4).index_add_(0, dst, edges[torch.from_numpy(np.array(graph.edge_ids))])
+    result = layerwise([layer], store, tables=[], edge_tables=["_N._E._N.w"], memory_bytes=MEMORY)
+    close(result.values, total + torch.arange(1500)[:, None])
+
+
+def test_node_types_may_be_called_as_relations_are(tmp_path: Path) -> None:
+    names = ("a", "a.to.a")
+    rows = {t: torch.randn(30, 3) for t in names}
+    relations: list[Relation] = [("a", "to", "a"), ("a.to.a", "to", "a"), ("a", "to.a.to", "a")]
+    edges = {}
+    with DatasetWriter(tmp_path / "named.gids") as writer:
+        for ntype, values in rows.items():
+            writer.write_table("node", ntype, "feat", values)
+        for relation in relations:
+            degrees = np.full(30, 2)
+            indices = np.random.default_rng(len(edges)).integers(0, 30, 60)
+            writer.write_graph(relation, np.concatenate([[0], degrees.cumsum()]), indices, num_src=30)
+            edges[relation] = torch.rand(60, 1)
+            writer.write_table("edge", relation, f"w{len(edges)}", edges[relation])
+    store = FeatureStore(tmp_path / "named.gids")
+    model = [HeteroSage(dict.fromkeys(names, 3), relations, 4, 0)]
+    expected = in_memory(model, {r: store.graph(r) for r in relations}, rows, edges)
+    tables = [t for t in store.tables if "feat" not in t]
+    found = layerwise(model, store, edge_tables=tables, memory_bytes=MEMORY).values
+    close(found["a"], expected["a"])  # type: ignore[index, call-overload]
+
+
+def test_what_is_refused(tmp_path: Path, rows: Rows) -> None:
+    edges = edge_rows(1)
+    store = write(tmp_path / "one.gids", rows["paper"], {"w": edges, "v": edges}, with_ids=False)
+    w, v = "_N._E._N.w", "_N._E._N.v"
+    for arguments, error, message in (
+        ({"tables": [w]}, ValueError, r"_N\._E\._N\.w is of edges: name it in edge_tables="),
+        ({"edge_tables": ["feat"]}, ValueError, r"_N\.feat is of nodes: name it in tables="),
+        ({"edge_tables": [w, v]}, ValueError, r"w and _N\._E\._N\.v are of '_N\._E\._N' edges: say which"),
+        ({"edge_tables": w}, TypeError, "give a list"),
+        ({"edge_tables": ["x"]}, KeyError, "no table 'x'"),
+    ):
+        with pytest.raises(error, match=message):
+            layerwise(sage(1, 100, 3), store, memory_bytes=MEMORY, **arguments)  # type: ignore[arg-type]
+
+
+def test_rows_are_handed_over_on_the_device(
+    tmp_path: Path, device: Device, cuda_is: Callable[[Device], None]
+) -> None:
+    cuda_is(device)
+    nodes, edges = torch.randn(300, 8), edge_rows(4, nodes=300)
+    store = write(tmp_path / "one.gids", nodes, {"w": edges}, with_ids=True)
+    wanted = torch.tensor([7, 200])
+    expected = expected_of(store, sage(4, 8, 6, 3), nodes, edges)[wanted]
+    found = layerwise(
+        [layer.to(device.torch_device) for layer in sage(4, 8, 6, 3)],
+        store,
+        edge_tables=["_N._E._N.w"],
+        nodes=wanted,
+        device="cuda",
+        memory_bytes=48 << 20,
+        window_batches=2,
+        staging_bytes=1 << 20,
+        queue_depth=32,
+    ).values
+    close(found, expected)
