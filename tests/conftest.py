@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # model.py, emulator.py
 
 import emulator
 
-from gids import cuda
+from gids import cuda, io
 from gids.cuda.device import Device
 from gids.cuda.driver import ask_driver
 
@@ -30,6 +30,16 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> None:
+    """For tests of what a cold page cache does. Skips where temporary files are in memory for good."""
+    (tmp_path / "probed").touch()
+    file_system = io.probe(tmp_path / "probed")["file_system"]
+    (tmp_path / "probed").unlink()
+    if file_system in ("tmpfs", "ramfs"):
+        pytest.skip(f"{tmp_path}: a {file_system} has no cold files")
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from gpu_check import FULL, QUICK, TOTAL_S, Check, Plan, Step
 
 TOOLS = Path(gpu_check.__file__).parent
 PYTHON = [sys.executable, "-P", "-c"]
+LIMITS_S = (2.5, 10.0, 60.0)  # for what must overrun: the second and third where a child takes long to begin
 
 
 @pytest.fixture
@@ -67,20 +68,27 @@ def test_all_shares_together_are_under_ten_minutes(plan: Plan) -> None:
     assert {"machine", "build", "tests", "memcheck", "racecheck", *gpu_check.BENCHMARKS} == set(plan.shares_s)
 
 
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def test_a_step_that_overruns_is_killed_with_its_children(tmp_path: Path) -> None:
     marker = tmp_path / "pid"
-    grandchild = f"import os, time; open({str(marker)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    grandchild = f"import os, time; open({str(marker)!r}, 'w').write(str(os.getpid())); time.sleep(3600)"
     code = "import subprocess, sys; print('begun', flush=True)\n"
     code += f"subprocess.run([sys.executable, '-P', '-c', {grandchild!r}])"
-    begun = time.monotonic()
-    ended = gpu_check.run_within(3.0, [*PYTHON, code], tmp_path / "log", dict(os.environ))
-    assert ended.status is None
+    for limit_s in LIMITS_S:
+        ended = gpu_check.run_within(limit_s, [*PYTHON, code], tmp_path / "log", dict(os.environ))
+        assert ended.status is None
+        if marker.exists() and marker.read_text():
+            break
     assert ended.output.strip() == "begun"
-    assert time.monotonic() - begun < 60
     pid = int(marker.read_text())
-    for _ in range(100):
-        state = Path(f"/proc/{pid}/stat")
-        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
+    for _ in range(600):
+        if not runs(pid):
             break
         time.sleep(0.1)
     else:
@@ -110,10 +118,14 @@ def test_tests_are_counted(check: Check, as_pytest: Callable[[str], None]) -> No
     gpu_check.run_tests(check)
     as_pytest("print('INTERNALERROR'); raise SystemExit(3)")
     gpu_check.run_tests(check)
-    check.plan = Plan({**check.plan.shares_s, "tests": check.spent["tests"] + 2.5}, small=True)
     begun = r"print('a.py::t[x y] PASSED [ 1%]\na.py::u FAILED [ 2%]\na.py::v[w] ', end='', flush=True)"
-    as_pytest(f"import time; {begun}; time.sleep(600)")
-    gpu_check.run_tests(check)
+    as_pytest(f"import time; {begun}; time.sleep(3600)")
+    for limit_s in LIMITS_S:
+        check.plan = Plan({**check.plan.shares_s, "tests": check.spent["tests"] + limit_s}, small=True)
+        del check.steps[3:]
+        gpu_check.run_tests(check)
+        if "in a.py::v[w]" in check.steps[3].note:
+            break
     assert [(s.result, s.note) for s in check.steps] == [
         ("passed", "41 passed, 2 skipped"),
         ("failed", "1 failed, 40 passed"),
@@ -197,7 +209,7 @@ def bench_that(folder: Path, body: str) -> None:
         ("write(('a', 0.7, 'x', 0.8, False, ''))", "failed", "below its target: a", 1),
         ("write(); raise SystemExit('broken')", "failed", "broken", 0),
         ("write()", "failed", "it gave no figure", 0),
-        ("write(('a', 0.9, 'x', 0.8, True, ''))\ntime.sleep(600)", "overran", "killed after", 1),
+        ("write(('a', 0.9, 'x', 0.8, True, ''))\ntime.sleep(3600)", "overran", "killed after", 1),
     ],
 )
 def test_figures_are_held_to_their_bars(
@@ -210,10 +222,16 @@ def test_figures_are_held_to_their_bars(
     count: int,
 ) -> None:
     monkeypatch.setattr(gpu_check, "ROOT", tmp_path)
-    if result == "overran":
-        check.plan = Plan({**check.plan.shares_s, "gather": 2.5}, small=True)
     bench_that(tmp_path, body)
-    gpu_check.benchmark(check, "gather")
+    for limit_s in LIMITS_S:
+        if result == "overran":
+            check.plan = Plan(
+                {**check.plan.shares_s, "gather": check.spent.get("gather", 0.0) + limit_s}, small=True
+            )
+        check.steps.clear()
+        gpu_check.benchmark(check, "gather")
+        if len(check.figures) == count:
+            break
     step = check.steps[0]
     assert (step.name, step.result) == ("gather", result)
     assert note in step.note

@@ -32,7 +32,9 @@ def figures(report: dict[str, Any], engine: str) -> list[dict[str, Any]]:
     return [f for f in report["figures"] if f["setting"]["engine"] == engine]
 
 
-def test_each_engine_is_measured_beside_the_ceiling(dataset: Path, bench: Bench, tmp_path: Path) -> None:
+def test_each_engine_is_measured_beside_the_ceiling(
+    dataset: Path, bench: Bench, tmp_path: Path, on_disk: None
+) -> None:
     plot = tmp_path / "bandwidth.png"
     engines = ("threads", "mmap")
     args = ("--engines", ",".join(engines), "--states", "cold,warm", "--repeat", 2, "--plot", plot)

@@ -375,6 +375,7 @@ def test_ctrl_c_ends_reading_through(tmp_path: Path) -> None:
         from pathlib import Path
         sys.path.insert(0, sys.argv[1])
         import torch
+        from children import go_once
         from raw_table import RawTable
         from gids.cache import FeatureCache
         from gids.io import open_engine
@@ -388,7 +389,7 @@ def test_ctrl_c_ends_reading_through(tmp_path: Path) -> None:
         engine = open_engine([path], "threads", depth=1, direct=False, max_read_bytes=512, max_merge_bytes=0)
         cache = FeatureCache(engine, [table], lines={"t": 0}, heats={})
         ids = torch.arange(pages) * 128
-        print("go", flush=True)
+        go_once(lambda: engine.stats()["reads"] > 0)
         try:
             cache.read_through({"t": ids})
         except KeyboardInterrupt:

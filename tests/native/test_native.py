@@ -10,7 +10,8 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -25,24 +26,37 @@ VARIANTS = {
 }
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 
-Compile = Callable[[Path, str], Path]
+Objects = Callable[[Path, str], list[Path]]
 
 
 @pytest.fixture(scope="session")
-def compile_object(tmp_path_factory: pytest.TempPathFactory) -> Compile:
-    """(source, variant) -> object file; each is compiled once in a session."""
+def objects_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Objects]:
+    """(test, variant) -> its object files; each is compiled once, ahead of the tests and on every core."""
     if shutil.which(COMPILER) is None:
         pytest.skip(f"no C++ compiler ({COMPILER})")
     folder = tmp_path_factory.mktemp("objects")
+    jobs: dict[tuple[Path, str], Future[Path]] = {}
 
     def compile_one(source: Path, variant: str) -> Path:
-        target = folder / variant / f"{source.parent.name}-{source.stem}.o"
-        if not target.exists():
-            target.parent.mkdir(exist_ok=True)
-            run([COMPILER, *flags(variant), *WARNINGS, "-c", source, "-o", target])
+        target = folder / f"{variant}-{source.parent.name}-{source.stem}.o"
+        run([COMPILER, *flags(variant), *WARNINGS, "-c", source, "-o", target])
         return target
 
-    return compile_one
+    def start(test: Path, variant: str) -> list[Future[Path]]:
+        found = [(source, variant) for source in [test, *sources_of(test)]]
+        for job in found:
+            if job not in jobs:
+                jobs[job] = pool.submit(compile_one, *job)
+        return [jobs[job] for job in found]
+
+    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+    try:
+        for item in request.session.items:
+            if isinstance(item, pytest.Function) and item.function is test_native:
+                start(**item.callspec.params)
+        yield lambda test, variant: [job.result() for job in start(test, variant)]
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def flags(variant: str) -> list[str | Path]:
@@ -77,8 +91,8 @@ def sources_of(test: Path) -> list[Path]:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("test", sorted(HERE.glob("test_*.cpp")), ids=lambda path: path.stem)
-def test_native(test: Path, variant: str, compile_object: Compile, tmp_path: Path) -> None:
-    objects = [compile_object(source, variant) for source in [test, *sources_of(test)]]
+def test_native(test: Path, variant: str, objects_of: Objects, tmp_path: Path) -> None:
+    objects = objects_of(test, variant)
     program = tmp_path / test.stem
     run([COMPILER, *flags(variant), *objects, "-o", program])
     work = tmp_path / "work"

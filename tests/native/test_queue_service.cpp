@@ -175,10 +175,10 @@ void pages_read_by_a_real_engine_equal_the_file(const std::string& kind) {
 
 void a_lost_completion_ends_in_an_error_after_the_time_out() {
   const auto engine = Controller::open(g_paths, {.lose_page = 3});
-  Rig rig(engine, 8, 1, 100);
+  Rig rig(engine, 8, 1, 300);
   const u64 begin = io::now_ns();
   const std::vector<int> errors = rig.run(pages(0, 8));  // page 6 is the page 3 of file 0
-  CHECK(io::now_ns() - begin >= 100'000'000);
+  CHECK(io::now_ns() - begin >= 300'000'000);
   for (u64 i = 0; i < 8; ++i) CHECK_EQUAL(errors[i], i == 6 ? ETIMEDOUT : 0);
 
   // While the engine may still write to the slot's staging page, the slot serves nobody else; the others do.
@@ -197,7 +197,7 @@ void a_lost_completion_ends_in_an_error_after_the_time_out() {
 
 void a_lane_whose_completion_is_lost_gets_the_error_and_frees_its_slot() {
   const auto engine = Controller::open(g_paths, {.lose_page = 0});
-  Rig rig(engine, 2, 1, 50);
+  Rig rig(engine, 2, 1, 200);
   const u64 round = rig.service->arm(0);
   std::vector<u8> page(kPageBytes);
   CHECK_EQUAL(queue::read_page(rig.q, queue::request(0, 0), queue::Warp{}, page.data(), kPageBytes), ETIMEDOUT);
@@ -227,19 +227,20 @@ void closing_releases_the_waiters_of_requests_in_flight() {
     Rig rig(engine, 64, 2, 200);
     staging = rig.memory.shared();
     const auto requests = pages(0, 20);
-    const u64 round = rig.post(requests);
+    const u64 begin = io::now_ns(), round = rig.post(requests);
     eventually([&] { return rig.service->stats().taken == 20 && engine->lost() == 4; });
     const u64 never_rung = rig.service->arm(0);
     std::thread stream([&] { CHECK(queue::await_round(rig.q, never_rung)); });
+    const bool late = io::now_ns() - begin > 100'000'000;  // so that what was not issued may time out before it closes
     rig.service->close();
     stream.join();
     CHECK(queue::read_completed(rig.q) == queue::closed);
-    int in_flight = 0;
+    int timed_out = 0;
     for (const int error : rig.collect(round, requests)) {
       CHECK(error == ECANCELED || error == ETIMEDOUT);  // not issued; issued, and held for longer than the time-out
-      in_flight += error == ETIMEDOUT;
+      timed_out += error == ETIMEDOUT;
     }
-    CHECK_EQUAL(in_flight, 4);
+    CHECK(timed_out == 4 || (timed_out > 4 && late));
     CHECK_EQUAL(rig.service->stats().failed, 20u);
     rig.service->close();
     throws<std::runtime_error>("the request queue is closed", [&] { rig.service->arm(0); });
@@ -399,10 +400,11 @@ void the_thread_sleeps_while_nothing_is_armed() {
   const u64 before = rig.service->stats().sleeps;
   for (const int error : rig.run(pages(0, 8))) CHECK_EQUAL(error, 0);
   eventually([&] { return rig.service->stats().sleeps > before; });
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  const u64 after = rig.service->stats().sleeps;
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  CHECK_EQUAL(rig.service->stats().sleeps, after);
+  eventually([&] {
+    const u64 now = rig.service->stats().sleeps;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    return rig.service->stats().sleeps == now;
+  });
 }
 
 void what_does_not_fit_is_refused() {

@@ -64,10 +64,8 @@ def test_an_exception_in_a_fresh_process_becomes_one_line(program):
 
 
 def test_a_fresh_process_that_takes_too_long_is_killed(program):
-    begun = time.monotonic()
-    with pytest.raises(FreshProcessTimeout, match="took more than 3 s"):
-        run_fresh(program("time.sleep(60)"), {}, timeout_s=3)
-    assert time.monotonic() - begun < 30
+    with pytest.raises(FreshProcessTimeout, match="took more than 1 s"):
+        run_fresh(program("time.sleep(3600)"), {}, timeout_s=1)
 
 
 def test_children_of_a_fresh_process_die_with_it(program, tmp_path):
@@ -77,11 +75,14 @@ def test_children_of_a_fresh_process_die_with_it(program, tmp_path):
         return {"child": child.pid}
     """)
     child = run_fresh(name, {})["child"]
-    for _ in range(100):
-        status = Path(f"/proc/{child}/status")
-        if not status.exists() or "State:\tZ" in status.read_text():
+    status = Path(f"/proc/{child}/status")
+    for _ in range(600):
+        try:
+            if "State:\tZ" in status.read_text():
+                return
+        except OSError:
             return
-        time.sleep(0.05)
+        time.sleep(0.1)
     pytest.fail(f"process {child} is still there")
 
 
@@ -94,7 +95,7 @@ def test_a_limited_process_that_takes_more_memory_is_killed(program, group):
         run_fresh(name, {}, group=group)
 
 
-def test_a_limit_counts_the_page_cache(program, group, tmp_path):
+def test_a_limit_counts_the_page_cache(program, group, tmp_path, on_disk):
     np.ones(25_000_000).tofile(tmp_path / "data")  # 200 MB
     drop_page_cache(tmp_path / "data")
     name = program("""
@@ -108,7 +109,7 @@ def test_a_limit_counts_the_page_cache(program, group, tmp_path):
     assert cached_share(tmp_path / "data") < 0.7
 
 
-def test_cached_share_follows_the_page_cache(tmp_path):
+def test_cached_share_follows_the_page_cache(tmp_path, on_disk):
     path = tmp_path / "data"
     path.write_bytes(bytes(1_000_000))
     assert cached_share(path) == 1

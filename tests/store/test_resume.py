@@ -78,7 +78,7 @@ def test_an_interrupted_conversion_continues_where_it_was(tmp_path, source):
 def test_a_packed_source_continues_too(tmp_path, source):
     packed = tmp_path / "packed"
     packed.mkdir()
-    np.savez_compressed(packed / "x.npz", **{f.stem: np.load(f) for f in source.iterdir()})
+    np.savez_compressed(packed / "x.npz", **{f.stem: np.load(f) for f in sorted(source.iterdir())})
     options = {"dedup": True, "self_loops": True}
     interrupted(packed, tmp_path / "a.gids", **options)
     said = []
