@@ -23,6 +23,12 @@ def pytest_configure(config: pytest.Config) -> None:
         emulator.folder = config.cache.mkdir("emulator")  # type: ignore[union-attr]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """What a test draws does not depend on those before it."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """For models on small tensors: torch's threads would wait for each other, above all on busy cores."""
