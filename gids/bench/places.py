@@ -45,7 +45,10 @@ def cache_sizes(sizes: list[tuple[str, str, float]], case: Case, report: Report)
             lines = traced.page_count
             report.note(f"a cache of {place} holds the whole table: all are hits once every page was read")
         if not lines and number:
-            report.note(f"a cache of {place} holds not one page of {traced.page_bytes} B: nothing is hit")
+            ways = " (2% is a share of the pages, 5x so many minibatches)" if unit == "B" else ""
+            report.note(
+                f"a cache of {place} holds not one page of {traced.page_bytes} B: nothing is hit{ways}"
+            )
         size = format_bytes(lines * traced.page_bytes)
         found.setdefault(lines, f"{place} ({size})" if unit != "B" else size)
     return [(name, lines) for lines, name in sorted(found.items())]

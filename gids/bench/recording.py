@@ -49,9 +49,9 @@ def record(
     so that the trace begins with an empty cache. rows: write down ids of rows, in place of pages and of what
     the cache did with them: what `gids convert --order trace:FILE` takes. Any number of epochs; streams that
     read through (a validation in mid-epoch) leave no mark and are not recorded. When the block ends by an
-    exception, the trace holds what happened before. An OSError while writing is logged, and ends the
-    recording. Raises ValueError for a loader that has a cache already, or loads no features; OSError for the
-    path.
+    exception, the trace holds what happened before; without a minibatch there is no file. An OSError while
+    writing is logged, and ends the recording. Raises ValueError for a loader that has a cache already, or
+    loads no features; OSError for the path.
     """
     from gids.loader import FeatureLoader
 
@@ -127,6 +127,8 @@ class _Tap:
     def finish(self) -> None:
         if self._cache is not None:
             self._cache.end()
+        elif os.path.isfile(self._path):
+            os.unlink(self._path)
 
 
 class TappedCache:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch_geometric.data import Data, HeteroData
@@ -12,16 +12,26 @@ from gids.pyg.hops import HopMinibatch
 from gids.sampler import Minibatch
 from gids.store.names import Relation, describe_type
 
+_OWN = frozenset(
+    ("edge_index", "n_id", "e_id", "num_sampled_nodes", "num_sampled_edges", "input_id", "batch_size")
+)
+"""What minibatches have beside features and labels."""
+
 
 class MinibatchData:
     """Attributes and their names as torch_geometric.loader.NodeLoader.filter_fn gives them.
 
     attributes: by table, whose type's attribute it is, and the attribute's name. input_type: that of the
-    seeds, which makes HeteroData; None makes Data. Raises ValueError when two are called alike.
+    seeds, which makes HeteroData; None makes Data. labelled: the node types that have labels. Raises
+    ValueError when two are called alike, or one as what every minibatch has.
     """
 
     def __init__(
-        self, attributes: Mapping[str, tuple[str | Relation, str]], *, input_type: str | None
+        self,
+        attributes: Mapping[str, tuple[str | Relation, str]],
+        *,
+        input_type: str | None,
+        labelled: Collection[str],
     ) -> None:
         given = list(attributes.values())
         for type_, name in given:
@@ -29,6 +39,11 @@ class MinibatchData:
                 raise ValueError(
                     f"two tables would be {name!r} of {describe_type(type_)}: name them, "
                     "tables={'a': …, 'b': …}"
+                )
+            if name in _OWN or (name == LABEL and type_ in labelled):
+                raise ValueError(
+                    f"a table would be {name!r} of {describe_type(type_)}, which minibatches have already: "
+                    "name it otherwise, tables={'a': …}"
                 )
         self._attributes = attributes
         self._input_type = input_type

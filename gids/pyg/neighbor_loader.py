@@ -157,6 +157,7 @@ class NeighborLoader:
                 for name, table in self._loader.tables.items()
             },
             input_type=seeds.ntype,
+            labelled=store.labels if labels else (),
         )
         self._input_ids = seeds.input_ids
 

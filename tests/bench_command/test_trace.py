@@ -190,6 +190,9 @@ def test_recording_begins_before_the_first_minibatch(dataset: Path, tmp_path: Pa
     with gids.FeatureLoader(dataset, ["paper.feat"], memory_bytes=32 << 20) as loader:
         with pytest.raises(FileNotFoundError), record(loader, tmp_path / "nowhere" / "t"):
             pass
+        with record(loader, tmp_path / "none"):
+            assert (tmp_path / "none").exists()
+        assert not (tmp_path / "none").exists(), "without a minibatch nothing is left that is no trace"
 
 
 def test_a_node_loader_is_recorded_by_its_feature_loader(dataset: Path, tmp_path: Path) -> None:

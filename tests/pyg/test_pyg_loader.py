@@ -231,6 +231,20 @@ def test_two_tables_of_one_attribute_are_refused(tmp_path: Path, one_path: Path)
         open_loader(one_path, [3], tables=["paper.feat", x])
 
 
+@pytest.mark.parametrize("name", ["edge_index", "n_id", "batch_size", "y"])
+def test_a_table_named_as_what_minibatches_have_is_refused(one_path: Path, name: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"a table would be '{name}' of 'paper', which minibatches have already"
+    ):
+        open_loader(one_path, [3], tables={name: "paper.feat"})
+
+
+def test_a_table_may_be_called_y_where_there_are_no_labels(one_path: Path) -> None:
+    with open_loader(one_path, [3], tables={"y": "paper.feat"}, labels=False) as loader:
+        batch = next(iter(loader))
+        assert torch.equal(batch.y, gids.FeatureStore(one_path).read_rows(batch.n_id, "paper.feat"))
+
+
 def test_an_option_that_there_is_not(one_path: Path) -> None:
     with pytest.raises(TypeError, match=r"gids.pyg.NeighborLoader has no argument 'memory'"):
         open_loader(one_path, [3], memory=1)

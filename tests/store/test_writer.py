@@ -148,7 +148,11 @@ def test_parts_that_do_not_agree_are_refused(tmp_path, write, message):
     [
         ({"page_bytes": 1000}, FormatError, "multiple of 512"),
         ({"stripe": 0}, ValueError, "at least one shard"),
-        ({"stripe": ["/proc/nonexistent"]}, FileNotFoundError, "stripe directory /proc/nonexistent does not exist"),
+        (
+            {"stripe": ["/proc/nonexistent"]},
+            FileNotFoundError,
+            "stripe directory /proc/nonexistent does not exist",
+        ),
         ({"workers": 0}, ValueError, "at least 1"),
         ({"memory_bytes": 1000}, ValueError, "1 MiB"),
     ],
