@@ -22,6 +22,7 @@ from gids.inference.sinks import Sink, TableSink
 from gids.inference.targets import Neighbourhoods, Span, Targets
 from gids.io import QUEUE_DEPTH
 from gids.loader import FeatureLoader
+from gids.loader.ranks import local_ranks
 from gids.sampler import Minibatch
 from gids.sizes import format_bytes
 from gids.store import FeatureStore, Table
@@ -114,12 +115,13 @@ class Run:
         options: Mapping[str, Any],
     ) -> None:
         self._store, self._layers, self._near = store, layers, near
-        self._device, self._place, self._progress = device, device, progress
-        free_bytes = available_bytes
-        if device.type == "cuda":
-            opened = cuda.open_device(device)
-            self._place, free_bytes = opened.torch_device, lambda: opened.memory_info()[0]
-        self._memory_bytes = memory_bytes if memory_bytes is not None else free_bytes() // 2
+        opened = cuda.open_device(device) if device.type == "cuda" else None
+        self._place = opened.torch_device if opened is not None else device
+        self._device, self._progress = device, progress
+        if memory_bytes is None:
+            free_bytes = available_bytes() // local_ranks() if opened is None else opened.memory_info()[0]
+            memory_bytes = free_bytes // 2
+        self._memory_bytes = memory_bytes
         self._options = {"window_batches": 16, **options}
         most = max(1, _core.USE_BITS - self._options["window_batches"])
         self._options["planned_batches"] = options.get("planned_batches") or min(2, most)

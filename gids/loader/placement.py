@@ -30,6 +30,7 @@ from gids.cache.device_budget import DeviceMemoryPlan, needed_device_bytes
 from gids.cache.device_checks import check_policies
 from gids.cache.output_dtype import out_row_bytes
 from gids.io.extents import open_extent_reader
+from gids.loader.ranks import local_ranks
 from gids.loader.stream import Cache
 from gids.sizes import format_bytes
 
@@ -101,9 +102,12 @@ class HostPlacement:
         dtype: torch.dtype | None,
     ) -> None:
         if memory_bytes is None:
-            memory_bytes = available_bytes() // 2
+            share = 2 * local_ranks()
+            memory_bytes = available_bytes() // share
             log.info(
-                "memory_bytes not given: taking half of what is available, %s", format_bytes(memory_bytes)
+                "memory_bytes not given: taking 1/%d of what is available, %s",
+                share,
+                format_bytes(memory_bytes),
             )
         self._engine, self._tables = engine, tables
         self._memory_bytes, self._cache_bytes = memory_bytes, cache_bytes

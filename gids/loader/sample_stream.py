@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-import numpy as np
 import torch
 
 from gids.cuda import Device, MadeOn
+from gids.loader.ranks import EpochSeeds, StepSeeds
 from gids.sampler import Minibatch, Sampler, Topology
 from gids.sampler.layered import LayeredSampler
 from gids.sampler.minibatch import PerType
 
-Draw = Callable[[Sequence[np.ndarray], int, int], list[Minibatch]]
-"""(places of each step's seeds, epoch, first step) -> minibatches, with labels and without features."""
+Draw = Callable[[Sequence[StepSeeds], int, int], list[Minibatch]]
+"""(each step's seeds, epoch, first step) -> minibatches, with labels and without features."""
 
 
 class SampleStream:
@@ -77,19 +77,12 @@ def sample_steps(
 
 
 def minibatches_of_epoch(
-    draw: Draw,
-    order: np.ndarray,
-    epoch: int,
-    steps: range,
-    batch_size: int,
-    stream: SampleStream,
-    at_once: int,
+    draw: Draw, seeds: EpochSeeds, epoch: int, steps: range, stream: SampleStream, at_once: int
 ) -> Iterator[Minibatch]:
-    """The minibatches of an epoch's steps; a call makes so many at once. order: the places of its seeds."""
+    """The minibatches of an epoch's steps; a call makes so many at once."""
 
     def minibatches(chosen: range) -> list[Minibatch]:
-        places = [order[step * batch_size : (step + 1) * batch_size] for step in chosen]
-        return draw(places, epoch, chosen.start)
+        return draw([seeds.at(step) for step in chosen], epoch, chosen.start)
 
     count = 1  # the first one waits for no other
     while steps:

@@ -299,7 +299,7 @@ def test_a_state_of_another_loader_is_refused(one_type: Path, two_types: Path) -
     paper = {"paper": torch.arange(0, PAPERS, 3)}
     for message, path, options in (
         ("seed = 0, and this one has 1", one_type, {"seed": 1}),
-        ("batch_size = 100, and this one has 50", one_type, {"batch_size": 50}),
+        (r"batch_size \* world_size = 100, and this one has 50", one_type, {"batch_size": 50}),
         ("shuffle = True", one_type, {"shuffle": False}),
         ("drop_last = False", one_type, {"drop_last": True}),
         ("seeds = '667 ", one_type, {"seeds": torch.arange(1, PAPERS, 3)}),
