@@ -61,7 +61,8 @@ class FeatureLoader:
             starts with 2 and, between epochs, takes the least number whose missing pages cover twice the
             queue depth. ``window_batches + planned_batches`` is at most 24.
         memory_bytes: for everything: cache lines, outputs, bounce pool, window, page tables. None takes half
-            of the memory available.
+            of the memory available, divided by the number of ranks on this machine (on CUDA: half of the
+            device's free memory).
         minibatch_rows: rows that the largest minibatch reads: of each table, or by table. Memory is shared
             out for such minibatches. None takes a quarter more than the first one reads.
         cache_bytes: at most so much of it for cache lines; 0 works, without a cache.

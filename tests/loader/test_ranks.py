@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed import HashStore
 
 import gids
 from gids.loader.epoch_loader import EpochLoader
@@ -346,3 +349,16 @@ def test_torchrun_without_a_process_group_is_warned_of(
         node_loader(one, torch.arange(90), **options).close()
         assert ("torchrun started 2 ranks, but there is no process group" in caplog.text) == warned
         caplog.clear()
+
+
+def test_a_rank_that_makes_no_loader_is_waited_for_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = HashStore()
+    store.set_timeout(timedelta(seconds=0.2))
+    monkeypatch.setattr("gids.loader.ranks._PATIENCE", timedelta(seconds=0.1))
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
+    with pytest.raises(RuntimeError, match=r"(?i)timeout"):
+        Ranks(0, 2, detected=True).check_alike({"seed": 1})
+    assert "waiting for rank 1 to make the same loader" in caplog.text
+    Ranks(0, 2).check_alike({"seed": 1})  # given by the user: nobody is waited for
