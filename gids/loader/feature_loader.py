@@ -137,8 +137,13 @@ class FeatureLoader:
         ):
             if value is not None and not isinstance(value, Real):
                 raise TypeError(f"{name}={value!r}; give a number of bytes, such as 8 << 30")
-            if value is not None and value < 0:
-                raise ValueError(f"{name}={value} is negative; give a number of bytes")
+            if value is not None and not 0 <= value < math.inf:
+                raise ValueError(f"{name}={value} must be 0 or more, and finite; give a number of bytes")
+        memory_bytes = None if memory_bytes is None else int(memory_bytes)  # 8e9 is a float
+        cache_bytes, host_cache_bytes = (
+            None if cache_bytes is None else int(cache_bytes),
+            int(host_cache_bytes),
+        )
         self.device = torch.device(device)
         if self.device.type not in ("cpu", "cuda"):
             raise ValueError(f"device={str(device)!r}: features go to 'cpu' or 'cuda'")
