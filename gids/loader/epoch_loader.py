@@ -110,7 +110,7 @@ class EpochLoader(ABC):
         check_option_names(type(self).__name__, options)
         self.tables: Mapping[str, Table] = self._tables_of(topology, tables)
         self._topology = topology
-        self._ranks.check_alike(self._made_with())
+        self._ranks.check_alike(self._made_with)
         self._device: cuda.Device | None = None
         if torch.device(device).type != "cpu":
             self._device = cuda.open_device(device)

@@ -138,7 +138,8 @@ class FeatureLoader:
             if value is not None and not isinstance(value, Real):
                 raise TypeError(f"{name}={value!r}; give a number of bytes, such as 8 << 30")
             if value is not None and not 0 <= value < math.inf:
-                raise ValueError(f"{name}={value} must be 0 or more, and finite; give a number of bytes")
+                what = "is negative" if value < 0 else "is not finite"
+                raise ValueError(f"{name}={value} {what}; give a number of bytes")
         memory_bytes = None if memory_bytes is None else int(memory_bytes)  # 8e9 is a float
         cache_bytes, host_cache_bytes = (
             None if cache_bytes is None else int(cache_bytes),

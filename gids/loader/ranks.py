@@ -9,7 +9,7 @@ import itertools
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -41,8 +41,8 @@ class Ranks:
         begin = count * self.rank // self.world_size
         return slice(begin, max(begin + 1, count * (self.rank + 1) // self.world_size))
 
-    def check_alike(self, made_with: Mapping[str, Any]) -> None:
-        """Compare a loader's arguments with those of the same loader on the other ranks.
+    def check_alike(self, made_with: Callable[[], Mapping[str, Any]]) -> None:
+        """Compare what a loader was made with, which must be plain values, over all ranks.
 
         Only if the ranks were detected: then every rank must make the loader. Rank 0 waits for all others,
         and each of them for rank 0, for as long as the process group's time-out. Raises ValueError if
@@ -52,7 +52,7 @@ class Ranks:
         if store is None or self.world_size == 1:
             return
         key_of = f"gids/loader/{next(_checked)}/rank/{{}}".format
-        said = json.dumps(made_with)
+        said = json.dumps(made_with())
         store.set(key_of(self.rank), said)
         for other in range(1, self.world_size) if self.rank == 0 else [0]:
             mine, theirs = json.loads(said), json.loads(_wait_for(other, store, key_of(other)))

@@ -149,7 +149,11 @@ class LayeredSampler(ABC):
         """All that minibatches depend on: samplers that print alike sample alike."""
         parameters = inspect.signature(type(self)).parameters
         (_, per_layer), *options = self._printed().items()
-        given = [f", {k}={v!r}" for k, v in options if k != "threads" and v != parameters[k].default]
+        given = [
+            f", {k}={v!r}"
+            for k, v in options
+            if k != "threads" and (k not in parameters or v != parameters[k].default)
+        ]
         return f"{type(self).__name__}({per_layer}{''.join(given)})"
 
     @abstractmethod

@@ -475,8 +475,8 @@ def test_memory_may_be_a_float(path: Path, source: Ids, memory_bytes: float) -> 
             check(source, minibatch, features)
 
 
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_memory_that_is_no_size_is_refused(path: Path, wrong: float) -> None:
     for name in ("memory_bytes", "cache_bytes"):
-        with pytest.raises(ValueError, match=f"{name}={wrong} must be 0 or more, and finite"):
+        with pytest.raises(ValueError, match=f"{name}={wrong} is not finite"):
             gids.FeatureLoader(path, TABLES, **{name: wrong})

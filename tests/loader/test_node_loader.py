@@ -576,6 +576,15 @@ def test_features_come_on_the_device(
             assert torch.equal(m.labels["paper"].cpu(), same.labels["paper"])  # type: ignore[index]
 
 
+def test_a_sampler_with_other_arguments_than_its_base_has_a_state(one_type: Path) -> None:
+    class Fixed(Neighbor):
+        def __init__(self, threads: int) -> None:
+            super().__init__([3, 4], threads=threads)
+
+    with open_loader(one_type, tables=[], sampler=Fixed(2)) as loader:
+        assert "Fixed([3, 4]" in loader.state_dict()["made_with"]["sampler"]
+
+
 def test_large_numbers_are_seeds_of_their_own(one_type: Path) -> None:
     orders = []
     for seed in (2**63 + 4, 2**63 + 5, 2**64 - 1, np.int64(3), 3):

@@ -336,6 +336,14 @@ def test_local_ranks_are_those_of_torchrun(monkeypatch: pytest.MonkeyPatch, give
     assert local_ranks() == ranks
 
 
+def test_without_torchrun_all_ranks_are_taken_to_be_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert local_ranks() == 1
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 3)
+    assert local_ranks() == 3
+
+
 def test_torchrun_without_a_process_group_is_warned_of(
     one: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -359,6 +367,6 @@ def test_a_rank_that_makes_no_loader_is_waited_for_with_a_warning(
     monkeypatch.setattr("gids.loader.ranks._PATIENCE", timedelta(seconds=0.1))
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
     with pytest.raises(RuntimeError, match=r"(?i)timeout"):
-        Ranks(0, 2, detected=True).check_alike({"seed": 1})
+        Ranks(0, 2, detected=True).check_alike(lambda: {"seed": 1})
     assert "waiting for rank 1 to make the same loader" in caplog.text
-    Ranks(0, 2).check_alike({"seed": 1})  # given by the user: nobody is waited for
+    Ranks(0, 2).check_alike(lambda: {"seed": 1})  # given by the user: nobody is waited for

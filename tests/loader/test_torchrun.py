@@ -40,7 +40,7 @@ def ranks(request: pytest.FixtureRequest, dataset: Path, tmp_path_factory: pytes
         "-m",
         "torch.distributed.run",
         "--standalone",
-        f"--nproc-per-node={request.param}",
+        "--nproc-per-node",
     ]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
