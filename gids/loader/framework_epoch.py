@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
-import torch
-
 from gids.loader.feature_loader import FeatureLoader
 from gids.loader.headroom import Headroom
 from gids.loader.stream import Features, Ids
@@ -27,9 +25,9 @@ class _Failed:
 
 
 class FrameworkEpoch(Generic[T], Iterator[tuple[T, Features]]):
-    """(minibatch, {table: features}) of each minibatch. After an error in one the next can be asked for: where
-    sampling failed the error is raised when that minibatch is due, and `minibatches` is asked for the one
-    after it.
+    """(minibatch, {table: features}) of each minibatch. After an error in one the next can be asked for. If
+    sampling a minibatch fails, the error is raised when that minibatch is due, and `minibatches` is asked for
+    the one after it.
 
     ids_of: the rows of each table that a minibatch reads, wherever they were sampled. bytes_of: what a
     minibatch takes in memory. in_workers: minibatches come from worker processes; where this one cannot hold
