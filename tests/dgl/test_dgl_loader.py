@@ -154,7 +154,7 @@ def test_no_setting_changes_what_comes_out(heterogeneous, num_workers, window, p
     )
     stock = epochs(model.stock_loader, num_workers=num_workers)
     for batch, stock_batch in zip(ours, stock, strict=True):
-        assert model.assert_rows_equal_source(batch, heterogeneous) == 5
+        assert model.assert_rows_equal_source(batch, heterogeneous) == 6
         model.assert_same(batch, stock_batch)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pyg_model import AUTHORS, CITES, PAPERS, WRITES, WRITTEN, sample_all
+from pyg_model import AUTHORS, CITES, PAPERS, WRITES, WRITTEN, sample_all, write
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.loader import NodeLoader as PygNodeLoader
@@ -250,6 +250,21 @@ def test_a_table_may_be_called_y_where_there_are_no_labels(one_path: Path) -> No
 def test_an_option_that_there_is_not(one_path: Path) -> None:
     with pytest.raises(TypeError, match=r"gids.pyg.NeighborLoader has no argument 'memory'"):
         open_loader(one_path, [3], memory=1)
+
+
+def test_bools_select_as_they_do_in_memory(one: Data, tmp_path: Path) -> None:
+    flag, known = torch.rand(PAPERS) < 0.5, torch.rand(one.num_edges, 2) < 0.5
+    path = write(tmp_path / "one.gids", one)
+    store = gids.FeatureStore(path)
+    for name, rows in (("paper.flag", flag), ("paper.cites.paper.known", known)):
+        with store.create_table(name, len(rows), rows.shape[1:], torch.bool) as writer:
+            writer.write(0, rows)
+    with open_loader(path, [3, 3]) as loader:
+        for batch in loader:
+            assert torch.equal(batch.n_id[~batch.flag], batch.n_id[~flag[batch.n_id]])
+            assert torch.equal(batch.known, known[batch.e_id])
+    features = gids.pyg.FeatureStore(path)
+    assert torch.equal(features.get_tensor("paper", "flag", index=None), flag)
 
 
 def test_only_the_tables_asked_for_and_a_transform(one_path: Path, several_path: Path) -> None:
