@@ -18,6 +18,7 @@ import torch
 from gids import _core
 from gids.cache.output_dtype import out_dtype_of, row_form
 from gids.errors import StorageError
+from gids.store.dtypes import make_bools_proper
 from gids.store.table import positions_of
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class FeatureCache:
         """
         failures = [f for cache in self._caches.values() for f in cache.gather(step)]
         outputs = self._outputs[step]
-        return {name: outputs[name] for name in self._ids[step]}, self._error(failures)
+        return {name: make_bools_proper(outputs[name]) for name in self._ids[step]}, self._error(failures)
 
     def retire(self, step: int) -> None:
         """Take the step's marks back. Steps retire in order."""
@@ -164,6 +165,7 @@ class FeatureCache:
         for name, array in self._check(ids).items():
             outputs[name], rows = self._new_output(self.tables[name], len(array))
             failures += self._caches[name].read_through(array, rows)
+            make_bools_proper(outputs[name])
         return outputs, self._error(failures)
 
     def stats(self) -> dict[str, dict[str, Any]]:

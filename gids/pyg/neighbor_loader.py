@@ -18,6 +18,7 @@ from gids.heat.graphs import graphs_of
 from gids.loader import NodeLoader, SampledEpoch
 from gids.loader.feature_loader import check_option_names
 from gids.loader.tables import Tables
+from gids.pyg.arguments import refuse_other_values
 from gids.pyg.attributes import attribute_of
 from gids.pyg.edge_weights import stored_weights
 from gids.pyg.hops import Counts, HopSampler
@@ -38,23 +39,8 @@ _NOTHING_TO_DO = {
     "worker_init_fn",
     "filter_per_worker",
     "is_sorted",
-    "temporal_strategy",
 }
-"""Arguments of PyG's loader about workers and about arrays in memory."""
-
-_ONLY: dict[str, object] = {
-    "disjoint": False,
-    "directed": True,
-    "time_attr": None,
-    "input_time": None,
-    "neighbor_sampler": None,
-    "transform_sampler_output": None,
-    "sampler": None,
-    "batch_sampler": None,
-    "generator": None,
-    "collate_fn": None,
-}
-"""Arguments of PyG's loader whose default is all that there is."""
+"""Arguments of PyG's loader about workers and about arrays in memory: minibatches are the same without."""
 
 
 class NeighborLoader:
@@ -94,8 +80,8 @@ class NeighborLoader:
     resume in the middle of one, as of gids.NodeLoader.
 
     Raises as gids.NodeLoader; ValueError for an argument of PyG's that is not supported (disjoint, times,
-    subgraph_type); KeyError, TypeError and ValueError for a weight_attr that names no weights. While
-    iterating: StorageError belongs to one minibatch.
+    subgraph_type and others); KeyError, TypeError and ValueError for a weight_attr that names no weights.
+    While iterating: StorageError belongs to one minibatch.
     """
 
     def __init__(
@@ -117,16 +103,11 @@ class NeighborLoader:
         world_size: int | None = None,
         device: str | torch.device = "cpu",
         place: str = "auto",
-        subgraph_type: object = "directional",
         **options: Any,
     ) -> None:
         self._opened = ExitStack()
         store = open_store(data, self._opened) if isinstance(data, str | os.PathLike) else store_of(data)
-        for name, supported in _ONLY.items():
-            if options.pop(name, supported) is not supported:
-                raise ValueError(f"{name} is not supported; gids.pyg.NeighborLoader has {supported} only")
-        if str(getattr(subgraph_type, "value", subgraph_type)) != "directional":
-            raise ValueError(f"subgraph_type={subgraph_type!r} is not supported: it must be 'directional'")
+        refuse_other_values(options)
         for name in _NOTHING_TO_DO & options.keys():
             del options[name]
         check_option_names("gids.pyg.NeighborLoader", options)

@@ -15,7 +15,7 @@ _STAGES = {
 }
 
 _EXAMPLE = """\
-import gids, gids.dgl, dgl  # in this order
+import gids.dgl, dgl  # gids before dgl
 store = gids.FeatureStore({path!r})
 graph = gids.dgl.graph(store)
 sampler = dgl.dataloading.NeighborSampler({fanouts}, prefetch_node_feats=["feat"], prefetch_labels=["label"])

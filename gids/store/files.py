@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from gids.errors import FormatError
-from gids.store.dtypes import ARRAY_DTYPES
+from gids.store.dtypes import ARRAY_DTYPES, make_bools_proper
 from gids.store.manifest import MANIFEST, MAX_MANIFEST_BYTES, ArrayEntry, Manifest, TableEntry, load_manifest
 from gids.store.quantize import check_scales
 
@@ -157,6 +158,8 @@ def load_array(path: Path, entry: ArrayEntry) -> np.ndarray:
     values = np.fromfile(path, ARRAY_DTYPES[entry.dtype], offset=len(array_header(entry)))
     if values.size != math.prod(entry.shape):
         raise FormatError(f"{path} was truncated after the dataset was opened")
+    if entry.dtype == "bool":
+        make_bools_proper(torch.from_numpy(values))
     return values.reshape(entry.shape)
 
 

@@ -18,7 +18,7 @@ import torch
 
 from gids import _core
 from gids.errors import StorageError
-from gids.store.dtypes import TABLE_DTYPES, byte_view
+from gids.store.dtypes import TABLE_DTYPES, byte_view, make_bools_proper
 from gids.store.files import Locator, load_scales, map_array, shard_files
 from gids.store.geometry import div_ceil
 from gids.store.manifest import TableEntry
@@ -136,7 +136,7 @@ class Table:
             return self.decode(self._stored(rows))
         out = torch.empty((len(rows), *self.shape), dtype=self.dtype)
         self._gather(rows, byte_view(out))
-        return out
+        return make_bools_proper(out)
 
     def _stored(self, rows: np.ndarray) -> np.ndarray:
         """Rows as they are on disk: uint8[n, row_bytes]."""
@@ -188,7 +188,7 @@ class Table:
             return unpack_rows(data, self.shape, self.scale, self.column_scales())
         out = torch.empty((len(data), *self.shape), dtype=self.dtype)
         byte_view(out).reshape(data.shape)[:] = data
-        return out
+        return make_bools_proper(out)
 
     def _gathered(
         self, starts: Sequence[int], rows_per_block: int, decode: Callable[[np.ndarray], torch.Tensor]

@@ -21,7 +21,7 @@ from gids.errors import FormatError, StorageError
 from gids.store.amend import only_writer, replace_manifest
 from gids.store.array_file import file_crc32c
 from gids.store.convert.space import check_space
-from gids.store.dtypes import byte_view, dtype_name
+from gids.store.dtypes import byte_view, dtype_name, make_bools_proper
 from gids.store.files import Locator, read_manifest
 from gids.store.geometry import DEFAULT_PAGE_BYTES, Geometry
 from gids.store.manifest import ArrayEntry, TableEntry, dump_manifest
@@ -143,6 +143,8 @@ class TableWriter:
             values = torch.empty(given.shape, dtype=self.dtype)
             cast_exactly(given, values)
             refuse_overflow(given, values, start)
+        elif values.dtype == torch.bool:
+            values = make_bools_proper(values.clone())
         with self._lock:
             if self._state != "open":
                 raise ValueError(f"{self.name!r} is {self._state}: no more rows can be written")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from gids.store.rows import FileRows, Rows, blocks, read_exactly
 from gids.store.topology import checked_ids, checked_indptr
 
 _BLOCK_BYTES = 8 << 20
+_BOOLS = "a bool must be 0 or 1, and other bytes are read as 1"
 
 
 def _ignore(_: int) -> None:
@@ -38,8 +40,8 @@ def verify(
     """Yield one line per fault of the dataset at path; none means that it is exactly as written.
 
     Checks the manifest's checksum, every file's size, header and checksum, every page (padding included),
-    that indptr rises from 0 to the number of edges, that ids are in range and heat is finite. Reads
-    everything once (the graph twice), in bounded memory, and leaves nothing in the page cache.
+    that indptr rises from 0 to the number of edges, that ids are in range, heat is finite and bool is 0 or
+    1. Reads everything once (the graph twice), in bounded memory, and leaves nothing in the page cache.
     on_total(bytes) and on_bytes(n): progress.
     """
     root = Path(os.path.abspath(path))
@@ -92,6 +94,13 @@ def _node_faults(nodes: NodesEntry, locate: Locator) -> Iterator[str]:
     for role in HEAT_ROLES.values():
         if role in nodes.arrays and nodes.arrays[role].dtype == "float32":
             yield from _raised(_checked_heat, *_rows(nodes.arrays[role], locate))
+    label = nodes.arrays.get("label")
+    if label is not None and label.dtype == "bool":
+        size = (math.prod(label.shape),)
+        path = locate.array(label)
+        yield from _raised(
+            _checked_bools, path, FileRows(path, size, torch.uint8, offset=len(array_header(label)))
+        )
 
 
 def _checked_heat(rows: Rows, block_bytes: int) -> Iterator[object]:
@@ -100,6 +109,14 @@ def _checked_heat(rows: Rows, block_bytes: int) -> Iterator[object]:
         wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
         if len(wrong):
             raise FormatError(f"[{start + wrong[0]}] is {values[wrong[0]]}; heat must be finite, 0 or more")
+        yield block
+
+
+def _checked_bools(rows: Rows, block_bytes: int) -> Iterator[object]:
+    for start, block in blocks(rows, block_bytes):
+        wrong = np.flatnonzero(block.numpy() > 1)
+        if len(wrong):
+            raise FormatError(f"byte {start + wrong[0]} of a bool array is {int(block[wrong[0]])}; {_BOOLS}")
         yield block
 
 
@@ -162,8 +179,17 @@ def _table_faults(
                     _core.crc32c(pages) != sums.numpy().view(np.uint32)[:: layout.shard_count]
                 )
                 on_bytes(pages.nbytes)
-                numbers = (start + wrong * layout.shard_count).tolist()
-                return [_page_fault(table, n, path, layout.page_location(n)[1]) for n in numbers]
+                faults = {"fails its CRC32C": wrong}
+                if table.dtype == "bool":
+                    faults[f"has other bytes than 0 and 1; {_BOOLS}"] = np.flatnonzero(pages.max(1) > 1)
+                numbered = (
+                    (fault, start + page * layout.shard_count)
+                    for fault, found in faults.items()
+                    for page in found.tolist()
+                )
+                return [
+                    _page_fault(table, n, path, layout.page_location(n)[1], fault) for fault, n in numbered
+                ]
 
             try:
                 for found in pool.map(check, range(0, layout.shard_page_count(shard), step)):
@@ -172,9 +198,9 @@ def _table_faults(
                 yield str(error)
 
 
-def _page_fault(table: TableEntry, page: int, path: Path, offset: int) -> str:
+def _page_fault(table: TableEntry, page: int, path: Path, offset: int, fault: str) -> str:
     first = page * table.geometry.rows_per_page
     last = min(first + table.geometry.rows_per_page, table.row_count) - 1
     what = "row" if table.order is None else "position"
     rows = f"{what} {first}" if first == last else f"{what}s {first} to {last}"
-    return f"{path} at byte {offset}: page {page} of {table.name!r} ({rows}) fails its CRC32C"
+    return f"{path} at byte {offset}: page {page} of {table.name!r} ({rows}) {fault}"

@@ -30,13 +30,12 @@ _COPY_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class Found:
-    """An array in a source: its rows, and whether it holds booleans (then rows are uint8).
+    """An array in a source.
 
     rows is None for what cannot be stored, and `why` says why; kind: "" when that is no array of rows,
     else of "text", "objects", "complex" or "other" values."""
 
     rows: Rows | None
-    is_bool: bool = False
     why: str = ""
     kind: str = ""
 
@@ -54,7 +53,7 @@ def open_npy(path: Path, offset: int = 0) -> Found:
     rows: Rows = FileRows(
         path, (math.prod(shape),) if flat else shape, torch_dtype, offset=start, byte_swapped=is_swapped
     )
-    return Found(ColumnRows(rows, shape) if flat and isinstance(rows, FileRows) else rows, dtype.kind == "b")
+    return Found(ColumnRows(rows, shape) if flat and isinstance(rows, FileRows) else rows)
 
 
 def _read_header(file: BinaryIO, path: Path) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
@@ -125,7 +124,7 @@ def _open_deflated(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo
         return None
     rows = PackedRows(packed, shape, torch_dtype, offset=start, byte_swapped=dtype.byteorder == ">")
     _check_size(path, member, rows, start)
-    return Found(rows, dtype.kind == "b")
+    return Found(rows)
 
 
 def _check_size(path: Path, member: zipfile.ZipInfo, rows: Rows | None, header_bytes: int) -> None:

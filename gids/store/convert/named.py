@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import torch
+
 from gids.errors import FormatError
 from gids.store.convert.array_files import Found
 from gids.store.convert.edges import two_rows
 from gids.store.convert.packed_rows import PackedRows
 from gids.store.convert.source import InEdges, Source, TableSource
 from gids.store.convert.sparse import SparseRows
+from gids.store.dtypes import is_whole
 from gids.store.names import NODE, RELATION, Relation
 from gids.store.rows import FileRows, Rows, blocks, read_range
 from gids.store.topology import edge_list, out_edges
@@ -99,7 +102,8 @@ class NamedArrays:
     def _read_split(self, ntype: str, split: str, prefixes: tuple[str, ...]) -> None:
         names = [n for p in prefixes for n in (f"{p}_idx", f"{p}_mask") if n in self._arrays]
         for name in names:
-            if name.endswith("_idx") and self._arrays[name].is_bool:
+            rows = self._arrays[name].rows
+            if name.endswith("_idx") and rows is not None and rows.dtype == torch.bool:
                 raise FormatError(
                     f"{self.describe(name)} is a mask: call it {name.removesuffix('_idx')}_mask"
                 )
@@ -184,7 +188,7 @@ def _row_count(rows: Rows, what: str) -> int:
 
 def _scalar(rows: Rows) -> int:
     elements = rows.reshaped((1,)) if isinstance(rows, (FileRows, PackedRows)) and rows.shape == () else rows
-    if elements.shape != (1,) or elements.dtype.is_floating_point:
+    if elements.shape != (1,) or not is_whole(elements.dtype):
         raise FormatError(
             f"num_nodes has shape {rows.shape} and type {rows.dtype}; it must be one whole number"
         )
@@ -192,7 +196,7 @@ def _scalar(rows: Rows) -> int:
 
 
 def _lengths(rows: Rows, what: str) -> tuple[int, int]:
-    if rows.shape != (2,) or rows.dtype.is_floating_point:
+    if rows.shape != (2,) or not is_whole(rows.dtype):
         raise FormatError(
             f"{what} has shape {rows.shape} and type {rows.dtype}; it must be two whole numbers"
         )

@@ -81,7 +81,7 @@ def _can_name() -> bool:
 def mapped_rows(values: torch.Tensor, path: Path) -> Rows:
     """Rows of a tensor that load_torch mapped from path: read from the file where it lies there as it is, so
     that converting does not fill memory with the map's pages."""
-    if values.layout == torch.strided and values.is_contiguous() and values.dtype != torch.bool:
+    if values.layout == torch.strided and values.is_contiguous():
         offset = _file_offset(values.data_ptr(), path)
         if offset is not None and values.numel():
             return FileRows(path, tuple(values.shape), values.dtype, offset=offset)
