@@ -244,7 +244,7 @@ class BufferPool:
     def take(self, bytes: int, room: int = 0) -> NDArray[np.uint8]:
         """uint8[bytes]; goes back to the pool when the last view of it is gone.
 
-        room: bytes that later requests may have. A request of more than half of it gets a buffer that holds it.
+        room: bytes that later requests may have. One of more than half of it gets a buffer that holds it.
         """
     @property
     def taken_bytes(self) -> int: ...
@@ -410,7 +410,16 @@ class HostSampler:
     ) -> list[_Sampled]:
         """The same by random walks; one block in a layer. counts: neighbours, by layer; path: relations."""
     @property
-    def bytes(self) -> int: ...
+    def scratch_bytes(self) -> int: ...
+    @property
+    def together_bytes(self) -> int:
+        """Of these, what threads use that make one minibatch together."""
+    @property
+    def taken_bytes(self) -> int:
+        """Of buffers that minibatches are in."""
+    @property
+    def idle_bytes(self) -> int:
+        """Of buffers for minibatches to come."""
 
 def variate_keys(
     numbers: tuple[int, int, int], dependency: tuple[int, bool], layer: int, number: int

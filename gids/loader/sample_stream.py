@@ -83,23 +83,24 @@ def minibatches_of_epoch(
     steps: range,
     batch_size: int,
     stream: SampleStream,
-    at_once: int,
+    at_once: Callable[[], int],
 ) -> Iterator[Minibatch]:
-    """The minibatches of an epoch's steps; a call makes so many at once. order: the places of its seeds."""
+    """The minibatches of an epoch's steps. order: the places of its seeds. at_once: how many a call makes."""
 
     def minibatches(chosen: range) -> list[Minibatch]:
         places = [order[step * batch_size : (step + 1) * batch_size] for step in chosen]
         return draw(places, epoch, chosen.start)
 
-    count = 1  # the first one waits for no other
+    count, one_by_one = 1, False  # the first one waits for no other
     while steps:
         try:
             made = deque(stream.make(minibatches, steps[:count]))
         except Exception:
             if count == 1:
                 raise
-            count = at_once = 1  # again one by one: it is raised at its turn, after those that are sound
+            count, one_by_one = 1, True  # it is raised at its turn, after those that are sound
             continue
-        steps, count = steps[count:], at_once
+        steps = steps[count:]
         while made:
             yield made.popleft()  # whose memory is the consumer's from here on
+        count = 1 if one_by_one else at_once()

@@ -8,6 +8,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <unordered_map>
@@ -155,10 +156,11 @@ class OwningCache {
       nb::gil_scoped_release release;
       cache_->gather_ready(step, late_out);
     }
+    publish();
     wait(step);
     std::vector<Failure> failures;
     {
-      Clock clock(gather_s_);
+      Clock clock(late_out ? wait_s_ : gather_s_);  // a late output is still being read into
       nb::gil_scoped_release release;
       failures = cache_->gather_rest(step, heed_signals);
     }
@@ -211,6 +213,7 @@ class OwningCache {
     d["line_metadata_bytes"] = cache_->planner().line_bytes();
     d["page_table_bytes"] = cache_->planner().table_bytes();
     d["step_bytes"] = step_bytes_;
+    d["plan_bytes"] = plan_bytes_;
     return d;
   }
 
@@ -233,7 +236,8 @@ class OwningCache {
   // For stats() of other threads, which have the GIL while the planner may be at work without it.
   void publish() {
     stats_ = cache_->planner().stats();
-    step_bytes_ = cache_->step_bytes();
+    step_bytes_ = cache_->planner().step_bytes();
+    plan_bytes_ = std::max(plan_bytes_, cache_->plan_bytes());
   }
 
   void check_output(const Ids& ids, const Rows& out) const {
@@ -262,7 +266,7 @@ class OwningCache {
   std::unique_ptr<PageCache> cache_;
   const pid_t pid_ = getpid();
   cache::PlannerStats stats_;
-  size_t step_bytes_ = 0;
+  size_t step_bytes_ = 0, plan_bytes_ = 0;  // now, and at most
   double enter_s_ = 0, plan_s_ = 0, wait_s_ = 0, gather_s_ = 0, retire_s_ = 0;
 };
 

@@ -223,8 +223,8 @@ void PageCache::enter(u64 step, std::span<const i64> ids) {
   planner_.enter(step, ids, geometry_.row_count, geometry_.rows_per_page);
 }
 
-size_t PageCache::step_bytes() const {
-  size_t sum = planner_.step_bytes();
+size_t PageCache::plan_bytes() const {
+  size_t sum = planner_.plan_bytes();
   for (const Flight& f : flights_) sum += f.fill->bytes() + f.left.capacity() * sizeof(u32);
   return sum;
 }

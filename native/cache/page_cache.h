@@ -78,7 +78,7 @@ class PageCache {
   u64 out_row_bytes() const { return form_.out_row_bytes(); }
   Planner& planner() { return planner_; }
   size_t lines_bytes() const { return lines_->bytes(); }
-  size_t step_bytes() const;  // of live steps: pages, reads, and what planning needs
+  size_t plan_bytes() const;  // reads of planned steps, and what planning and gathering need
 
  private:
   class Fill;

@@ -37,12 +37,16 @@ Step& Planner::step(u64 number) {
 }
 
 size_t Planner::step_bytes() const {
-  size_t sum = narrow_pages_.capacity() * sizeof(u32) + wide_pages_.capacity() * sizeof(u64) +
-               loads_.capacity() * sizeof(Load) + spare_.capacity() * sizeof(u32) +
-               miss_index_.capacity() * sizeof(u32) + miss_worth_.capacity() * sizeof(u16);
+  size_t sum = 0;
   for (const auto& s : live_) sum += s->pages.bytes();
   for (const auto& s : recycled_) sum += s->pages.bytes();
   return sum;
+}
+
+size_t Planner::plan_bytes() const {
+  return narrow_pages_.capacity() * sizeof(u32) + wide_pages_.capacity() * sizeof(u64) +
+         loads_.capacity() * sizeof(Load) + spare_.capacity() * sizeof(u32) + miss_index_.capacity() * sizeof(u32) +
+         miss_worth_.capacity() * sizeof(u16);
 }
 
 u64 Planner::lines_in_use() {
