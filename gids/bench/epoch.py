@@ -223,7 +223,8 @@ def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSo
     ours: gids is among the sides. ValueError for a limit in which it could not hold its minibatches.
     """
     from gids.bench.minibatches import endless, input_nodes, make_sampler
-    from gids.cache.budget import GROWTH, bounce_pool_bytes, needed_bytes
+    from gids.cache.budget import bounce_pool_bytes, needed_bytes
+    from gids.cache.live_batches import GROWTH, Sizes
     from gids.cache.output_dtype import out_row_bytes
     from gids.io import QUEUE_DEPTH
     from gids.loader.placement import HostPlacement
@@ -237,14 +238,12 @@ def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSo
         return max(source.feature_bytes // 4, 2 * _HEADROOM_BYTES + 8 * rows * table.row_bytes + 24 * blocks)
     least = 2 * _HEADROOM_BYTES
     if ours:
+        planned = HostPlacement.least_planned
+        sizes = Sizes({table.name: rows}, rows * table.page_bytes, blocks, args.window, planned, planned)
         needed = needed_bytes(
             [table],
-            rows={table.name: int(GROWTH * rows)},
+            sizes.grown(GROWTH),
             output_row_bytes={table.name: out_row_bytes(table, None)},
-            window_batches=args.window,
-            planned_batches=HostPlacement.least_planned,
-            minibatch_bytes=int(GROWTH * blocks),
-            waiting_batches=0,
             bounce_bytes=bounce_pool_bytes([table], QUEUE_DEPTH),
         )
         least = max(least, _HEADROOM_BYTES + sum(needed.values()))

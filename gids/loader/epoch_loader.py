@@ -174,9 +174,20 @@ class EpochLoader(ABC):
         progress = _Progress(epoch, resume.step if resume and resume.epoch == epoch else 0)
         self._progress = progress
         steps = range(progress.step, len(self))
-        seeds, at_once = EpochSeeds(self.order(epoch).numpy(), self.batch_size, self._ranks), self._at_once
-        source = minibatches_of_epoch(self._drawing(), seeds, epoch, steps, self._stream, at_once)
-        if self._features is None:
+        seeds, features, most = (
+            EpochSeeds(self.order(epoch).numpy(), self.batch_size, self._ranks),
+            self._features,
+            self._at_once,
+        )
+        source = minibatches_of_epoch(
+            self._drawing(),
+            seeds,
+            epoch,
+            steps,
+            self._stream,
+            (lambda: 1 + features.waiting_batches) if features is not None else (lambda: most),
+        )
+        if features is None:
             return self._begun(SampledEpoch(((m, {}) for m in source), self._stream, progress, seeds))
         tables, sampled_on = self.tables, self._stream
 
@@ -184,11 +195,13 @@ class EpochLoader(ABC):
             of_types = {type_: _rows(minibatch, type_) for type_ in {t.type for t in tables.values()}}
             return {name: of_types[table.type] for name, table in tables.items()}
 
-        stream = self._features.attach(
+        on_host = self._host_sampler
+        stream = features.attach(
             source,
             lambda minibatch: sampled_on.ids(rows_of, minibatch),
             bytes_of=lambda m: m.nbytes,
-            waiting_batches=at_once - 1,
+            waiting_batches=most - 1,
+            source_bytes=lambda waiting: _sampler_bytes(on_host, 1 + waiting),
             growth=len(seeds.at(0).own) / len(seeds.at(steps.start).own) if steps else 1.0,
         )
         return self._begun(SampledEpoch(stream, self._stream, progress, seeds))
@@ -199,17 +212,20 @@ class EpochLoader(ABC):
 
     @property
     def _at_once(self) -> int:
-        """Minibatches that one call samples: two for each thread, so that none is idle for long, and half a
-        window at most, since those that wait to enter it take memory.
+        """Minibatches that one call samples, where memory allows: two for each thread, so that none is idle
+        for long, and half a window at most, since those that wait to enter it take memory.
         """
-        if (
-            self._device is not None
-            or not isinstance(self.sampler, LayeredSampler)
-            or self.sampler.threads == 1
-        ):
+        sampler = self._host_sampler
+        if sampler is None or sampler.threads == 1:
             return 1
         window = self._features.window_batches if self._features is not None else math.inf
-        return int(max(1, min(2 * self.sampler.threads, window // 2)))
+        return int(max(1, min(2 * sampler.threads, window // 2)))
+
+    @property
+    def _host_sampler(self) -> LayeredSampler | None:
+        """The sampler, if it is one whose memory on the host is known."""
+        known = self._device is None and isinstance(self.sampler, LayeredSampler)
+        return cast(LayeredSampler, self.sampler) if known else None
 
     def state_dict(self) -> dict[str, Any]:
         """Where the next minibatch comes from, for ``load_state_dict`` of a loader made alike, also later.
@@ -257,8 +273,8 @@ class EpochLoader(ABC):
         """The FeatureLoader's counters, and ``memory`` with the sampler's and the topology's bytes as well.
 
         ``"topology"``: pinned host memory, none on the CPU, where the topology stays mapped; ``"topology on
-        the device"``; both with the weights of edges that lie there. ``"sampler"`` (host and device). Goes
-        on telling what they were once closed.
+        the device"``; both with the weights of edges that lie there. ``"sampler"`` (host and device): beside
+        the minibatches that count as ``"window"``. Goes on telling what they were once closed.
         """
         if self._last_stats is not None:
             return self._last_stats
@@ -267,6 +283,9 @@ class EpochLoader(ABC):
         memory["topology"] = sum(p.host_bytes for p in self._topology.pinned)
         memory["topology on the device"] = sum(p.device_bytes for p in self._topology.pinned)
         memory["sampler"] = int(getattr(self.sampler, "nbytes", 0))
+        if self._features is not None and (sampler := self._host_sampler) is not None:
+            scratch, minibatches = sampler.host_bytes()
+            memory["sampler"] = scratch + max(0, minibatches - self._features.held_bytes)
         return {**result, "memory": memory, "epoch": self.epoch}
 
     def close(self) -> None:
@@ -367,6 +386,14 @@ class SampledEpoch(Iterator[Minibatch]):
     def close(self) -> None:
         """End the epoch here. Idempotent; the end, and dropping it, do the same."""
         cast(Any, self._stream).close()
+
+
+def _sampler_bytes(sampler: LayeredSampler | None, at_once: int) -> int:
+    """Memory of a sampler of so many minibatches in one call, with the one that the consumer has."""
+    if sampler is None:
+        return 0
+    _, first_minibatch = sampler.host_bytes()
+    return sampler.scratch_bytes(at_once) + first_minibatch
 
 
 def _rows(minibatch: Minibatch, type_: str | Relation) -> torch.Tensor:

@@ -77,22 +77,28 @@ def sample_steps(
 
 
 def minibatches_of_epoch(
-    draw: Draw, seeds: EpochSeeds, epoch: int, steps: range, stream: SampleStream, at_once: int
+    draw: Draw,
+    seeds: EpochSeeds,
+    epoch: int,
+    steps: range,
+    stream: SampleStream,
+    at_once: Callable[[], int],
 ) -> Iterator[Minibatch]:
-    """The minibatches of an epoch's steps; a call makes so many at once."""
+    """The minibatches of an epoch's steps. at_once: how many minibatches a call makes."""
 
     def minibatches(chosen: range) -> list[Minibatch]:
         return draw([seeds.at(step) for step in chosen], epoch, chosen.start)
 
-    count = 1  # the first one waits for no other
+    count, one_by_one = 1, False  # the first one waits for no other
     while steps:
         try:
             made = deque(stream.make(minibatches, steps[:count]))
         except Exception:
             if count == 1:
                 raise
-            count = at_once = 1  # again one by one: it is raised at its turn, after those that are sound
+            count, one_by_one = 1, True  # it is raised at its turn, after those that are sound
             continue
-        steps, count = steps[count:], at_once
+        steps = steps[count:]
         while made:
             yield made.popleft()  # whose memory is the consumer's from here on
+        count = 1 if one_by_one else at_once()
