@@ -1,8 +1,8 @@
 """Journal: what an unfinished dataset has safely on disk, so that a killed conversion resumes.
 
 Called by DatasetWriter. One line of JSON per record, appended and synced after the data it speaks of; a torn
-last line is ignored. It lies beside the dataset that is being built, never in it. Whoever holds its lock is the
-only writer of that dataset's name.
+last line is ignored. It lies beside the dataset that is being built, never in it. Whoever holds its lock is
+the only writer of that dataset's name.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ moment leaves the old dataset or the new one at NAME, and the next writer of NAM
 5. What was replaced becomes NAME.partial/replaced. Its folders of shards are removed, then it, then the rest
    of NAME.partial, the journal last.
 
-A "publish" without its manifest in NAME.partial/dataset means that step 4 is done: step 5 is all that is left.
+A "publish" without its manifest in NAME.partial/dataset means that step 4 is done: only step 5 is left.
 Whatever removes a folder of shards first reads the manifests that may refer to it (remove_shard_folder).
 """
 

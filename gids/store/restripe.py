@@ -1,10 +1,10 @@
 """restripe: spreads the pages of a dataset over other directories, by a copy. Called by `gids restripe`.
 
-Only the shards move: graph, labels, checksums and orders stay as they are. The folders of the old and of the
-new shards are written down in the dataset. The new shards are written beside the old ones and synced; then a
-manifest that names them replaces the old one by one rename. Of what was written down goes what the manifest
-does not name, after an error and when the next restripe begins, too. Killed at any time, the dataset is whole,
-as it was or as it will be.
+Only the shards move: graph, labels, checksums and orders stay as they are. First the folders of the old and
+the new shards are listed in the dataset. The new shards are written beside the old ones and synced; then a
+manifest that names them replaces the old one by one rename. Then the folders in the list that the manifest
+does not name are removed; after an error, too, and when the next restripe begins. Killed at any time, the
+dataset is whole, as it was or as it will be.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ from gids.store.manifest import ArrayEntry, TableEntry, dump_manifest
 from gids.store.names import Relation, check_name, encode_path, table_name
 from gids.store.narrow import refuse_overflow
 from gids.store.page_writer import MAX_BLOCK_BYTES, cast_exactly, open_sized, store_pages, sync_files
-from gids.store.sync import sync_directory
 from gids.store.row_ranges import RowRanges
+from gids.store.sync import sync_directory
 from gids.store.table import Table
 from gids.store.table_folder import TableFolder, remove_replaced
 

@@ -53,8 +53,8 @@ def verify(
     Checks the manifest's checksum and every file's size and header, and only if they are right, every file's
     checksum, every page (padding included), that indptr rises from 0 to the number of edges, that ids are in
     range and heat is finite. Reads everything once (the graph twice), in bounded memory, and leaves nothing
-    in the page cache. Where most of 64 pages, spread over a large table, are wrong, the rest of the dataset is
-    not read. Of one table, 100 faulty pages have a line each, and the others one together.
+    in the page cache. If most of 64 pages, spread over a large table, are wrong, it stops there. The first
+    100 faulty pages of a table have a line each, the others one line together.
     on_total(bytes) and on_bytes(n): progress.
     """
     root = Path(os.path.abspath(path))
@@ -174,9 +174,9 @@ def _sampled_faults(table: TableEntry, locate: Locator) -> Iterator[str]:
             wrong += int(_core.crc32c(page)[0] != sums[number])
     if wrong > _SAMPLED_PAGES // 2:
         yield (
-            f"{table.name}: {wrong} of {_SAMPLED_PAGES} pages from its beginning to its end fail their CRC32C; "
-            "these are not the files that were written, and nothing else was checked: restore the dataset or "
-            "convert it again"
+            f"{table.name}: {wrong} of {_SAMPLED_PAGES} pages, spread over the whole table, fail their "
+            "CRC32C; its shards are not those that were written, and nothing else was checked: restore the "
+            "dataset, or convert it again"
         )
 
 
@@ -220,9 +220,7 @@ def _wrong_pages(
             start = first * layout.shard_count + shard
             sums = torch.empty((count - 1) * layout.shard_count + 1, dtype=torch.int32)
             expected.read_into(start, sums)
-            wrong = np.flatnonzero(
-                _core.crc32c(pages) != sums.numpy().view(np.uint32)[:: layout.shard_count]
-            )
+            wrong = np.flatnonzero(_core.crc32c(pages) != sums.numpy().view(np.uint32)[:: layout.shard_count])
             on_bytes(pages.nbytes)
             numbers: list[int] = (start + wrong * layout.shard_count).tolist()
             return numbers

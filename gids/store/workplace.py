@@ -44,8 +44,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class Workplace:
     """An open workplace, locked against other processes.
 
-    path: see dataset_path. key: what the dataset is made from, JSON, or None when work is never to be resumed.
-    stripe_dirs: where shards go instead of dataset/. Raises FileExistsError, FileNotFoundError, FormatError.
+    path: see dataset_path. key: what the dataset is made from, JSON, or None when work is never to be
+    resumed. stripe_dirs: where shards go instead of dataset/. Raises FileExistsError, FileNotFoundError,
+    FormatError.
 
     Attributes: root (dataset/), scratch, aside (made by whoever needs it), folders (one for shards in each
     stripe directory), resumed, restart_reason (why work that was found is not continued, or "").
@@ -182,8 +183,9 @@ class Workplace:
             sync_tree(place)
 
     def publish(self, manifest: bytes) -> None:
-        """Write the manifest, sync everything and put the dataset in its place; close the workplace. Waits for
-        other writers of a dataset that is replaced.
+        """Write the manifest, sync everything and put the dataset in its place; close the workplace.
+
+        Waits for other writers of the dataset that is replaced.
 
         Raises FormatError for a file that is not as the manifest says, FileExistsError when something has the
         name by now that is not to be replaced, StorageError.

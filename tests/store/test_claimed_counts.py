@@ -30,7 +30,9 @@ def write(path):
     write_dataset(path)
     with DatasetWriter(path.with_name("ordered.gids"), page_bytes=512) as writer:
         rows = torch.randn(20, 50, generator=torch.Generator().manual_seed(2))
-        writer.write_table("node", "paper", "feat", rows, dtype=torch.int8, scale="column", order=np.arange(20))
+        writer.write_table(
+            "node", "paper", "feat", rows, dtype=torch.int8, scale="column", order=np.arange(20)
+        )
         writer.add_nodes("venue", 7)
         writer.write_graph(("paper", "at", "venue"), np.zeros(8, np.int64), np.zeros(0, np.int64))
     return path, path.with_name("ordered.gids")
@@ -106,7 +108,12 @@ def claim_columns(fields):
 # What is claimed, of which dataset, and the file that the first error names with its bytes as they are to be.
 CLAIMS = {
     "nodes": (0, lambda f: claim_nodes(f, "paper", MANY), "nodes/paper.label.npy", 128 + 8 * MANY),
-    "nodes with a table only": (1, lambda f: claim_nodes(f, "paper", MANY), "nodes/paper.out_degree.npy", None),
+    "nodes with a table only": (
+        1,
+        lambda f: claim_nodes(f, "paper", MANY),
+        "nodes/paper.out_degree.npy",
+        None,
+    ),
     "nodes without a table": (
         1,
         lambda f: claim_nodes(f, "venue", MANY),
@@ -143,7 +150,12 @@ def test_counts_are_compared_with_the_sizes_of_files_first(datasets, name, tmp_p
         FeatureStore(path)
     assert any(error in fault for fault in verify(path))
     out = tmp_path / "out.npy"
-    commands = (["info", path], ["verify", path], ["export", path, "paper.feat", out], ["restripe", path, "--stripe"])
+    commands = (
+        ["info", path],
+        ["verify", path],
+        ["export", path, "paper.feat", out],
+        ["restripe", path, "--stripe"],
+    )
     for command in commands:
         assert main(list(map(str, command))) in (1, 2)
         said = capsys.readouterr()
@@ -176,7 +188,7 @@ def test_every_file_that_is_too_short_is_named(datasets):
 
 @pytest.fixture
 def hollow(tmp_path):
-    """A dataset whose files are as long as 2^31 nodes need, and take no room: holes, behind the first rows."""
+    """A dataset whose files are as long as 2^31 nodes need and take no room: after 20 rows come holes."""
     path = tmp_path / "hollow.gids"
     with DatasetWriter(path, page_bytes=512) as writer:
         writer.write_table("node", "paper", "year", torch.arange(2000, 2020))
@@ -237,7 +249,7 @@ def test_verify_reads_little_of_files_that_are_not_those_that_were_written(hollo
     faults = list(verify(hollow))
     assert len(faults) == 2
     assert faults[0].startswith(
-        "paper.year: 63 of 64 pages from its beginning to its end fail their CRC32C; these are not the files"
+        "paper.year: 63 of 64 pages, spread over the whole table, fail their CRC32C; its shards are not those"
     )
 
 

@@ -1,4 +1,4 @@
-"""A disk in memory that is told what calls a process made: what it holds now, and what a loss of power leaves.
+"""A disk in memory that applies the calls of a log: what it holds now, and what a loss of power would leave.
 
 The strictest reading of POSIX: data survives once its file was synced after the write, a name once its
 directory was synced after it came or went. A rename between two directories survives in both or in neither.

@@ -90,7 +90,10 @@ def state(place: Place) -> str:
 
 def _values(store: FeatureStore) -> Iterator[tuple[str, np.ndarray]]:
     for table in sorted(store.tables.values(), key=lambda t: t.name):
-        yield table.name, table.read_rows(torch.arange(table.row_count)).contiguous().view(torch.uint8).numpy()
+        yield (
+            table.name,
+            table.read_rows(torch.arange(table.row_count)).contiguous().view(torch.uint8).numpy(),
+        )
     for ntype in sorted(store.node_types):
         if ntype in store.labels:
             yield f"{ntype} labels", store.labels[ntype].numpy()
@@ -231,9 +234,7 @@ SCENARIOS = {
     "convert --stripe": Scenario(converted("graph1", stripes=(0, 1))),
     "convert --overwrite": Scenario(converted("graph1", overwrite=True), (OLD,)),
     "convert --overwrite, the same data": Scenario(converted("graph0", overwrite=True), (OLD,)),
-    "convert --overwrite, old kernel": Scenario(
-        converted("graph1", overwrite=True), (OLD,), old_kernel=True
-    ),
+    "convert --overwrite, old kernel": Scenario(converted("graph1", overwrite=True), (OLD,), old_kernel=True),
     "convert --overwrite, once striped": Scenario(converted("graph1", overwrite=True), (OLD_STRIPED,)),
     "convert --stripe --overwrite": Scenario(
         converted("graph1", stripes=(0, 1), overwrite=True), (OLD_STRIPED,)
@@ -285,7 +286,5 @@ SCENARIOS = {
     ),
     "layerwise": Scenario(inferred(2.0), (OLD,), done=FileExistsError),
     "layerwise, striped": Scenario(inferred(2.0), (OLD_STRIPED,), done=FileExistsError),
-    "layerwise, replace, striped": Scenario(
-        inferred(2.0, replace=True), (OLD_STRIPED, inferred(3.0))
-    ),
+    "layerwise, replace, striped": Scenario(inferred(2.0, replace=True), (OLD_STRIPED, inferred(3.0))),
 }

@@ -108,13 +108,13 @@ def convert(
     on_total(bytes), on_bytes(n): progress.
 
     Interrupted, killed or out of disk, what was written stays in NAME.partial and the same call continues it;
-    a source that is no good (FormatError) leaves nothing. Killed after the dataset was published, the same call
-    only cleans up. Raises also FileExistsError and StorageError.
+    a source that is no good (FormatError) leaves nothing. Killed after it published the dataset, the same
+    call only cleans up. Raises also FileExistsError and StorageError.
     """
     fingerprint = _fingerprint(files)
     resume_key = {"the source": fingerprint, **options.key(), **(key or {})}
     if finish_published(dataset_path(path), resume_key):
-        say("an earlier run had published the dataset and was killed before it had cleaned up: that is done now")
+        say("an earlier run published the dataset and was killed before it cleaned up: that is done now")
         return
     writer = DatasetWriter(
         path,
