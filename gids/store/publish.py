@@ -80,6 +80,7 @@ def remove_shard_folder(folder: Path, dataset: Path) -> None:
         if named is None or folder.resolve() in named:
             return
     remove_tree(folder, last=_MARK)
+    sync_directory(folder.parent)  # before whatever lists it forgets it
 
 
 def shard_folders_of(path: Path) -> set[Path] | None:

@@ -10,8 +10,8 @@ The commands are those of scenarios.py: convert, restripe, heat, create_table an
 A command is killed (SIGKILL) when it makes its n-th call that creates, writes, syncs, renames or removes
 something (of a write, half may be done). It is run again, and may be killed again. After each kill the
 dataset must be whole, the old one or the new one; after the last run it must be the new one, with the bytes
-of an undisturbed run, and nothing else may be left. A loss of power after n calls is simulated from the log of
-an undisturbed run: what was not synced is gone, or has a name and zeros for data. The log is checked, too:
+of an undisturbed run, and nothing else may be left. A loss of power after n calls is simulated from the log
+of an undisturbed run: what was not synced is gone, or has a name and zeros for data. The log is checked, too:
 everything new is synced before it is published, and nothing old is removed before that is durable.
 
 Needs a C++ compiler ($CXX or c++), glibc and Linux; no root. Exits with 1 and prints what went wrong when
