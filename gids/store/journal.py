@@ -18,7 +18,7 @@ from typing import Any
 
 from gids.store.sync import sync_directory
 
-_HEADER = "gids journal 1"
+_HEADER = "gids journal 2"
 
 
 class Journal:
@@ -104,7 +104,10 @@ class Journal:
                 break
             length += len(line) + 1
         self._file.truncate(length)  # a torn line must not swallow the next record
-        if not records or not isinstance(records[0], dict) or records[0].get("journal") != _HEADER:
+        if not records:
+            return False
+        if not isinstance(records[0], dict) or records[0].get("journal") != _HEADER:
+            self.difference = "another version of gids began it"
             return False
         self.folders = records[0]["folders"]
         if any("abandoned" in r for r in records):

@@ -96,9 +96,7 @@ class Workplace:
     def _settle(self) -> None:
         """Do what a writer left to do that was killed while it published."""
         record = self._journal.publication
-        if record is None:
-            return
-        if is_published(self.partial, record):
+        if record is not None and is_published(self.partial, record):
             clean_up(self.partial, self.path, record)
             self._journal.clear()
         else:

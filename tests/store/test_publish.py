@@ -395,6 +395,24 @@ def test_a_record_that_does_not_fit_leaves_the_journal_as_it_was(tmp_path, monke
     journal.close()
 
 
+def test_the_work_of_another_version_is_not_continued_and_takes_nothing_with_it(tmp_path, source):
+    """A version that recorded other things may have left the dataset that it replaced in dataset/."""
+    path, partial = tmp_path / "a.gids", tmp_path / "a.gids.partial"
+    converted(source, path)
+    write_dataset(tmp_path / "old.gids")
+    partial.mkdir()
+    (tmp_path / "old.gids").rename(partial / "dataset")
+    (partial / "journal").write_text(
+        '{"journal": "gids journal 1", "id": "0", "key": {"k": 1}, "folders": []}\n'
+    )
+    writer = DatasetWriter(path, resume_key={"k": 1}, overwrite=True)
+    assert not writer.resumed
+    assert writer.restart_reason == "another version of gids began it"
+    writer.close(discard=True)
+    check_rows(path, [])
+    assert not partial.exists()
+
+
 def test_a_table_whose_shards_were_moved_away_is_not_published(tmp_path, disks):
     path = write_dataset(tmp_path / "mag.gids", stripe=disks)
     store = FeatureStore(path, allow_dirs=disks)
