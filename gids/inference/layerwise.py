@@ -140,6 +140,7 @@ def layerwise(
             t: TableSink(partial(new_table, t, last.count_of(t), key=output), dtype) for t in last.nodes
         }
         writers = {t: sink.writer for t, sink in run.layer(index, inputs, last, staying).items()}
+        inputs.discard()  # before the tables are there: a kill after that leaves nothing
         opened = publish_tables(list(writers.values()))
         named = {t: opened.table(writer.name) for t, writer in writers.items()}
         return LayerwiseResult(None, opened, named, run.stats)

@@ -44,6 +44,12 @@ def array_bytes(entry: ArrayEntry) -> int:
 def read_manifest(root: Path) -> Manifest:
     """The manifest of the dataset at root. Raises FormatError or FileNotFoundError that names the path."""
     if not root.exists():
+        replaced = root.with_name(f"{root.name}.partial") / "replaced"
+        if replaced.is_dir():
+            raise FileNotFoundError(
+                f"no dataset at {root}: a conversion that was replacing it was killed; "
+                f"run the same command again, or rename {replaced} to {root}"
+            )
         raise FileNotFoundError(f"no dataset at {root}; `gids convert SOURCE {root}` makes one")
     path = root / MANIFEST
     if not path.is_file():

@@ -172,11 +172,11 @@ class Table:
         if rows_per_block < 1:
             raise ValueError(f"rows_per_block is {rows_per_block}; it must be at least 1")
         count = div_ceil(self.row_count, rows_per_block)
-        numbers = range(count) if order is None else order
-        wrong = [n for n in numbers if not 0 <= n < count]
-        if wrong:
-            raise IndexError(f"block {wrong[0]} is out of range for {self._where} ({count} blocks)")
-        starts = [n * rows_per_block for n in numbers]
+        starts: Sequence[int] = range(0, self.row_count, rows_per_block)
+        if order is not None:
+            if wrong := [n for n in order if not 0 <= n < count]:
+                raise IndexError(f"block {wrong[0]} is out of range for {self._where} ({count} blocks)")
+            starts = [n * rows_per_block for n in order]
         decode = _bytes_of if stored else self.decode
         if self._order is not None:
             return self._gathered(starts, rows_per_block, decode)

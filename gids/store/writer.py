@@ -39,6 +39,7 @@ from gids.store.manifest import (
 from gids.store.names import SPLITS, Relation, describe_type, encode_path, table_name
 from gids.store.narrow import NarrowedRows, Narrowing, QuantizedRows, Tally
 from gids.store.page_writer import PageWriter, open_sized
+from gids.store.publish import dataset_path
 from gids.store.quantize import check_scale, stored_geometry
 from gids.store.row_order import InEdges, as_positions, checked_order
 from gids.store.rows import FileRows, Rows, Values, as_rows, blocks
@@ -95,7 +96,7 @@ class DatasetWriter:
         self._shard_count = stripe if isinstance(stripe, int) else len(stripe_dirs)
         if self._shard_count < 1:
             raise ValueError("stripe needs at least one shard or directory")
-        self.path = Path(os.path.abspath(path))
+        self.path = dataset_path(path)
         self._page_bytes, self._workers, self._memory_bytes = page_bytes, workers, memory_bytes
         self._sync_bytes, self._on_bytes = sync_bytes, on_bytes
         self._counts: dict[str, int] = {}
