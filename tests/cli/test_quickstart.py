@@ -190,7 +190,7 @@ def test_missing_dgl_is_told_with_the_cure(monkeypatch, tmp_path, capsys):
         (["--batch-size", "0"], "--batch-size 0: give 1 or more"),
         (["--window", "23"], "--window 23: give 0 to 22"),
         (["--workers", "-1"], "--workers -1"),
-        (["--memory", "1MB"], "give 201 MB or more"),
+        (["--memory", "1MB"], "give 101 MB or more"),
         (["--classes", "0"], "classes must be 1 to"),
     ],
 )

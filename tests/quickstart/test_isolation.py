@@ -12,14 +12,15 @@ from gids.io import drop_page_cache
 from gids.quickstart.isolation import (
     FreshProcessError,
     FreshProcessTimeout,
-    MemoryGroup,
     cached_share,
     run_fresh,
 )
+from gids.quickstart.memory_group import MemoryGroup
 
 HEAD = """
 import sys, os, time
-from gids.quickstart.isolation import limit_own_memory, report_progress, serve
+from gids.quickstart.isolation import report_progress, serve
+from gids.quickstart.memory_group import limit_own_memory
 def work(config):
 """
 
@@ -91,7 +92,7 @@ def test_a_limited_process_that_takes_more_memory_is_killed(program, group):
         limit_own_memory(200 << 20)
         return {"bytes": len(bytearray(b"1") * (400 << 20))}
     """)
-    with pytest.raises(FreshProcessError, match="want of memory"):
+    with pytest.raises(FreshProcessError, match="needed more than 210 MB of memory and was killed by the kernel"):
         run_fresh(name, {}, group=group)
 
 
