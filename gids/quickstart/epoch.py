@@ -108,7 +108,7 @@ def _train(
     waits = Waits(timeline, config.feature_key)
     training_s = 0.0
     accuracies: list[float] = []
-    rows = 0
+    rows, stopped = 0, False
     total = config.epochs * -(-len(ids) // config.batch_size)
     Path("/proc/self/clear_refs").write_text("5")  # restarts the record of the peak
     read_before, cpu_before, begun = device_bytes_read(), cpu_seconds(), time.perf_counter()
@@ -117,7 +117,7 @@ def _train(
         _followed(loader, timeline, config),
     ):
         for _ in range(config.epochs):
-            if config.most_seconds and time.perf_counter() - begun > config.most_seconds:
+            if stopped:
                 break
             for input_nodes, x, labels, blocks in waits.of_next(loader):
                 step_begun = time.perf_counter_ns()
@@ -128,7 +128,8 @@ def _train(
                 rows += len(input_nodes)
                 kept.add(input_nodes, x)
                 report_progress(len(accuracies) / total)
-                if config.most_seconds and time.perf_counter() - begun > config.most_seconds:
+                stopped = 0 < config.most_seconds < time.perf_counter() - begun
+                if stopped:
                     break
         seconds = time.perf_counter() - begun
         gc.collect()  # ends the last iterator's workers, so that their CPU seconds count
