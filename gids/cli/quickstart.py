@@ -28,7 +28,7 @@ from gids.quickstart.steps import Step
 
 if TYPE_CHECKING:
     from gids.quickstart.comparison import Comparison
-    from gids.quickstart.sides import EpochConfig, EpochResult
+    from gids.quickstart.sides import EpochConfig
     from gids.store.synthetic import GraphSpec
 
 SECONDS, TOTAL_SECONDS = 60.0, 150.0  # of training on each side; of everything, about
@@ -294,7 +294,7 @@ def _as_text(
     return "\n".join(
         [
             "",
-            textwrap.fill(_setting(args, spec, comparison.results["gids"], directory, no_limit), 100),
+            textwrap.fill(_setting(args, spec, comparison, directory, no_limit), 100),
             "",
             table(columns),
             textwrap.fill(verdict(comparison, total), 100),
@@ -311,11 +311,12 @@ def _total_batches(args: argparse.Namespace, spec: GraphSpec) -> int:
 
 
 def _setting(
-    args: argparse.Namespace, spec: GraphSpec, ours: EpochResult, directory: Path, no_limit: str
+    args: argparse.Namespace, spec: GraphSpec, comparison: Comparison, directory: Path, no_limit: str
 ) -> str:
     """What was compared, and under which conditions."""
     from gids.quickstart.isolation import read_ahead_bytes
 
+    ours = comparison.results["gids"]
     epochs = "An epoch" if args.epochs == 1 else f"{args.epochs} epochs"
     text = (
         f"{epochs} of {len(args.fanouts)}-layer GraphSAGE, {_total_batches(args, spec)} minibatches of "
@@ -329,12 +330,13 @@ def _setting(
         )
     read_ahead = read_ahead_bytes(directory)
     around = "more" if read_ahead is None else format_bytes(read_ahead)
+    shown = " (last column)" if "stock_without_advice" in comparison.results else ""
     return text + (
         f"The features take {format_bytes(spec.feature_bytes)}; each side may use "
         f"{format_bytes(_memory_bytes(args, spec))} of memory for them, page cache included, and "
         f"{format_bytes(ours.headroom_bytes or 0)} more for training itself, which was measured. Stock's map "
-        "is advised MADV_RANDOM, as few do: without it, as the last column shows, the kernel reads "
-        f"{around} around a missing row, which crowds out others."
+        f"is advised MADV_RANDOM, as few do: without it{shown} the kernel reads {around} around a missing "
+        "row, which crowds out others."
     )
 
 

@@ -62,12 +62,12 @@ def compare(ours: EpochConfig, *, limited: bool, total_seconds: float, begun: fl
         step.say(comparison.add(STOCK, other))
     if not limited:
         return comparison
+    timeout_s = min(left(), PLAIN_SECONDS + _START_SECONDS)
+    if timeout_s < _LEAST_SECONDS:
+        comparison.add(PLAIN, f"{NAMES[PLAIN]} was left out, as the time was used up")
+        return comparison
     with Step("the same without MADV_RANDOM, for some seconds") as step:
         plain = replace(stock, random_access=False, val_nodes=0, most_seconds=PLAIN_SECONDS)
-        timeout_s = min(left(), PLAIN_SECONDS + _START_SECONDS)
-        if timeout_s < _LEAST_SECONDS:
-            other = f"{NAMES[PLAIN]} was left out, as the time was used up"
-        else:
-            other = run_other(NAMES[PLAIN], plain, timeout_s=timeout_s, progress=step.show)
+        other = run_other(NAMES[PLAIN], plain, timeout_s=timeout_s, progress=step.show)
         step.say(comparison.add(PLAIN, other))
     return comparison

@@ -18,7 +18,7 @@ class Step:
 
     def __init__(self, title: str) -> None:
         self._title = title
-        self._share, self._what = 0.0, ""
+        self._done = ""
         self._said: list[str] = []
         self._begun = time.perf_counter()
         self._terminal = sys.stderr.isatty()
@@ -28,7 +28,7 @@ class Step:
 
     def show(self, share: float, what: str = "") -> None:
         """The share done, 0 to 1, and of what."""
-        self._share, self._what = share, what
+        self._done = f"{what} {share:.0%}".strip()
 
     def say(self, sentence: str) -> None:
         """Print a sentence about the step, when it ends. Nothing for an empty one."""
@@ -40,8 +40,7 @@ class Step:
             self._report()
 
     def _report(self) -> None:
-        done = " ".join([self._what, f"{self._share:.0%}"]).strip()
-        self._write(f"{done} after {time.perf_counter() - self._begun:.0f} s", last=False)
+        self._write(f"{self._done} after {time.perf_counter() - self._begun:.0f} s".strip(), last=False)
 
     def __enter__(self) -> Step:
         self._write("", last=False)
