@@ -28,6 +28,7 @@ from gids.store.dtypes import table_dtype, torch_dtype_of
 from gids.store.rows import ColumnRows, FileRows, Rows
 
 _COPY_BYTES = 8 << 20
+MAX_ARRAYS = 10_000  # of a .npz file: as many as a dataset may have tables
 _ENCRYPTED = 1  # of a member's flags
 
 
@@ -76,7 +77,10 @@ def open_npz(path: Path, scratch: Path) -> dict[str, Found]:
     """
     found = {}
     with open_zip(path, "is not a valid .npz file") as archive:
-        for number, member in enumerate(archive.infolist()):
+        members = archive.infolist()
+        if len(members) > MAX_ARRAYS:
+            raise FormatError(f"{path} has {len(members)} members; at most {MAX_ARRAYS} are read")
+        for number, member in enumerate(members):
             if not member.filename.endswith(".npy"):
                 found[member.filename] = Found(None, why="not an array")
                 continue

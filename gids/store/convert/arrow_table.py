@@ -6,6 +6,7 @@ where reading can start from; within it, batches of about 2 MiB are decoded in o
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 from bisect import bisect_right
@@ -21,6 +22,7 @@ import torch
 
 from gids.errors import FormatError
 from gids.store.convert.damage import parsing, shown
+from gids.store.convert.memory_guard import at_most
 from gids.store.convert.source import starts_with
 from gids.store.convert.source_file import open_file
 from gids.store.convert.stream_rows import StreamRows
@@ -30,7 +32,6 @@ from gids.store.geometry import MAX_ROWS
 _BATCH_BYTES = 2 << 20
 _MAX_FOOTER_BYTES = 64 << 20  # of a Parquet file: what is said of 400,000 columns of row groups
 _WIDTH_ROWS = 1000  # are looked at at a time for one with a list
-_DAMAGED = "is damaged or truncated"
 _PARQUET, _ARROW = b"PAR1", b"ARROW1"
 
 
@@ -50,20 +51,21 @@ class _Chunk:
 class ArrowTable:
     """The columns of files that follow each other. Raises FormatError, and ImportError without pyarrow.
 
-    Attributes: row_count; types (column -> type, of pyarrow).
+    memory_bytes: what decoding a piece may take; None: no limit. Attributes: row_count; types (column ->
+    type, of pyarrow).
     """
 
-    def __init__(self, files: Sequence[Path]) -> None:
+    def __init__(self, files: Sequence[Path], memory_bytes: int | None = None) -> None:
         try:
             self._arrow: Any = importlib.import_module("pyarrow")
         except ImportError:
             raise ImportError(f"{files[0]} needs pyarrow: pip install pyarrow") from None
-        self._files = files
+        self._files, self._memory_bytes = files, memory_bytes
         self._chunks: list[_Chunk] = []
         self._last: tuple[Path, Any] | None = None
         self.types: dict[str, Any] = {}
         for file in files:
-            with parsing(file, _DAMAGED):
+            with self._decoding(file):
                 schema, chunks = self._open(file)
             types = {}
             for field in schema:
@@ -91,6 +93,17 @@ class ArrowTable:
         counts = [file.get_batch(i).num_rows for i in range(file.num_record_batches)]
         return file.schema, [_Chunk(n, partial(self._arrow_batches, path, i)) for i, n in enumerate(counts)]
 
+    @contextlib.contextmanager
+    def _decoding(self, path: Path) -> Iterator[None]:
+        with parsing(path, "is damaged or truncated"), at_most(self._memory_bytes):
+            try:
+                yield
+            except MemoryError:  # which Arrow's own is, too
+                raise FormatError(
+                    f"{path} has a row, a page or a batch that takes more than {self._memory_bytes} bytes of "
+                    "memory: give more --memory, or write it in smaller ones"
+                ) from None
+
     def _opened(self, path: Path) -> Any:
         """pyarrow's reader of a file; the last one stays open, since a table may have thousands of files."""
         if self._last is None or self._last[0] != path:
@@ -108,19 +121,19 @@ class ArrowTable:
         return importlib.import_module("pyarrow.ipc").open_file(self._arrow.memory_map(str(path)))
 
     def _parquet_batches(self, path: Path, group: int, columns: list[str], rows: int) -> Iterator[Any]:
-        with parsing(path, _DAMAGED):
+        with self._decoding(path):
             found = self._opened(path).iter_batches(
                 rows, row_groups=[group], columns=columns, use_threads=False
             )
         while True:
-            with parsing(path, _DAMAGED):
+            with self._decoding(path):
                 batch = next(found, None)
             if batch is None:
                 return
             yield batch
 
     def _arrow_batches(self, path: Path, index: int, columns: list[str], rows: int) -> Iterator[Any]:
-        with parsing(path, _DAMAGED):
+        with self._decoding(path):
             batch = self._opened(path).get_batch(index).select(columns)
             batch.validate(full=True)  # nothing else looks at offsets and lengths, which Arrow then follows
         for first in range(0, batch.num_rows, rows):

@@ -32,9 +32,7 @@ def read_npy_header(file: BinaryIO, path: Path | str) -> NpyHeader:
     with parsing(path, "is not a valid .npy file"):
         version = np.lib.format.read_magic(file)
         if version not in ((1, 0), (2, 0)):
-            raise FormatError(
-                f"{path} is a .npy file of version {version[0]}.{version[1]}; 1.0 and 2.0 can be read"
-            )
+            raise FormatError(f"{path} is a .npy file of version {version}; 1.0 and 2.0 can be read")
         prefix = file.read(2 if version == (1, 0) else 4)
         length = int.from_bytes(prefix, "little")
         if length > MAX_HEADER_BYTES:

@@ -46,7 +46,9 @@ def as_sparse_parts(path: Path, found: Mapping[str, T], role: str = "") -> dict[
             "makes one that can be read"
         )
     shape = found["shape"].rows
-    if not role and shape is not None:
+    if shape is None:
+        raise FormatError(f"{path} is a sparse matrix of SciPy's whose shape is not two whole numbers")
+    if not role:
         role = "adj" if len(set(numbers(shape, 2, f"the shape of {path}"))) == 1 else "attr"
     return {f"{role}_{name}": found[name] for name in _PARTS}
 

@@ -29,6 +29,7 @@ from gids.store.convert.zip_file import open_zip
 from gids.store.rows import ArrayRows, FileRows, Rows, TensorRows
 
 _LEGACY = b"\x80\x02"  # a file of torch before 1.6: pickles, then the tensors
+MAX_LEGACY_BYTES = 300 << 20
 _LEGACY_PICKLES = 5  # a number, the protocol, about the machine, what was saved, the names of the tensors
 _MAX_PICKLE_BYTES = 64 << 20
 _MAX_PICKLE_OBJECTS = 2_000_000
@@ -98,6 +99,11 @@ def _check_pickle(path: Path) -> None:
         stack.enter_context(parsing(path, _DAMAGED))
         if not starts_with(path, b"PK\x03\x04"):
             file = stack.enter_context(open_file(path))
+            if os.fstat(file.fileno()).st_size > MAX_LEGACY_BYTES:
+                raise FormatError(
+                    f"{path} is of torch before 1.6 and must be loaded whole, which is done up to "
+                    f"{MAX_LEGACY_BYTES} bytes; load it and torch.save it again with a newer torch"
+                )
             for _ in range(_LEGACY_PICKLES):
                 _count_objects(file, path)
             return

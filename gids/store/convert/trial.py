@@ -7,7 +7,6 @@ more memory than there is. Then this process, not the conversion, dies of it.
 from __future__ import annotations
 
 import importlib
-import resource
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from gids.errors import FormatError
 from gids.store.convert.damage import MAX_MESSAGE_CHARS, said_by, shortened
+from gids.store.convert.memory_guard import at_most
 
 if TYPE_CHECKING:
     from gids.store.convert.readers.reader import Choices, Reader
@@ -52,9 +52,7 @@ def main(name: str, path: str, loader: str, memory_bytes: str) -> int:
 
     (reader,) = (r for r in READERS if r.name == name)
     load_graphs = _function(loader) if loader else None
-    if memory_bytes:
-        _limit_memory(int(memory_bytes))
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, at_most(int(memory_bytes) if memory_bytes else None):
         try:
             reader.read(Path(path), Path(scratch), Choices(load_graphs=load_graphs))
         except ImportError:
@@ -74,10 +72,3 @@ def _function(name: str) -> Callable[[str], Any]:
     module, _, function = name.partition(":")
     found: Callable[[str], Any] = getattr(importlib.import_module(module), function)
     return found
-
-
-def _limit_memory(memory_bytes: int) -> None:
-    """Refuse this process more than so many bytes beyond what it has."""
-    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
-        held = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData"))
-    resource.setrlimit(resource.RLIMIT_DATA, (held + memory_bytes, held + memory_bytes))

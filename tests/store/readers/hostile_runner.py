@@ -81,11 +81,11 @@ def anonymous_bytes() -> int:
 def in_child(source: Path, arguments: tuple[str, ...]) -> dict[str, object]:
     """Convert in a forked child; what it did, and its peak of memory above that of its parent."""
     reading, writing = os.pipe()
-    before = resident()
     child = os.fork()
     if child == 0:
         try:
             os.close(reading)
+            os.write(writing, f"{resident()}\n".encode())
             limit = anonymous_bytes() + DATA_BYTES
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
             resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
@@ -111,9 +111,10 @@ def in_child(source: Path, arguments: tuple[str, ...]) -> dict[str, object]:
             os.kill(child, signal.SIGKILL)
     _, status, usage = os.wait4(child, 0)
     found = {"status": "killed after its time" if left <= 0 else f"died of signal {os.WTERMSIG(status)}"}
+    before, _, result = data.partition(b"\n")
     with contextlib.suppress(ValueError):
-        found = json.loads(data)
-    found["peak"] = (usage.ru_maxrss << 10) - before
+        found = json.loads(result)
+    found["peak"] = (usage.ru_maxrss << 10) - int(before)
     found["seconds"] = round(TIME_S - left, 1)
     return found
 

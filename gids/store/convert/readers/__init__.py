@@ -17,12 +17,12 @@ from gids.store.convert.readers import (
     parquet,
     pyg,
 )
-from gids.store.convert.readers.reader import Choices, Reader
+from gids.store.convert.readers.reader import READER_BYTES, Choices, Reader
 from gids.store.convert.source import Source
 from gids.store.convert.trial import try_to_read
 from gids.store.publish import is_dataset
 
-__all__ = ["READERS", "Choices", "Reader", "find_reader", "open_source", "read_source"]
+__all__ = ["READERS", "READER_BYTES", "Choices", "Reader", "find_reader", "open_source", "read_source"]
 
 READERS = (
     ogb.READER,

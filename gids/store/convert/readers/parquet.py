@@ -64,11 +64,11 @@ def _relation(name: str) -> Relation:
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     source = Source()
     if path.is_file():
-        _read_nodes(NODE, ArrowTable([path]), source)
+        _read_nodes(NODE, ArrowTable([path], choices.memory_bytes), source)
         return source
     for ntype, files in _nodes(path).items():
-        _read_nodes(ntype, ArrowTable(files), source)
-    edges = {relation: ArrowTable(files) for relation, files in _edges(path).items()}
+        _read_nodes(ntype, ArrowTable(files, choices.memory_bytes), source)
+    edges = {relation: ArrowTable(files, choices.memory_bytes) for relation, files in _edges(path).items()}
     _learn_ends(edges, source)
     for relation, table in edges.items():
         _read_edges(relation, table, source)

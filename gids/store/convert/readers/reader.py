@@ -12,6 +12,8 @@ from typing import Any
 
 from gids.store.convert.source import Source, source_files
 
+READER_BYTES = 300 << 20  # what a reader may hold beside the buffers that --memory bounds
+
 
 @dataclass(frozen=True)
 class Choices:
@@ -19,8 +21,8 @@ class Choices:
 
     table: KEY or TYPE.KEY of a single array. dtype, shape: of raw binary. labels: which label array, where
     there are several. num_nodes: how many nodes there are, where only edges tell. skip: arrays to leave out.
-    load_graphs: dgl.load_graphs, when DGL is at hand. memory_bytes: what a library may take that loads a file
-    whole; None: no limit.
+    load_graphs: dgl.load_graphs, when DGL is at hand. memory_bytes: what a library may take that decodes a
+    piece of a file, or loads it whole; None: no limit.
     """
 
     table: str = "feat"
