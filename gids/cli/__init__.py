@@ -13,6 +13,8 @@ import re
 import sys
 from collections.abc import Sequence
 
+from gids.cli.printable import printable
+
 # A new subcommand adds its module.
 COMMANDS = ("bench", "convert", "export", "generate", "heat", "info", "quickstart", "restripe", "verify")
 
@@ -71,9 +73,10 @@ def _with_negative_shapes(argv: Sequence[str]) -> list[str]:
 def _one_line(error: Exception) -> str:
     from gids.errors import NoDeviceError, StorageError
 
-    text = " ".join(str(error).split())
+    text = str(error)
     if isinstance(error, OSError) and not isinstance(error, StorageError) and error.filename is not None:
         text = f"{error.filename}: {error.strerror}"
+    text = printable(text)
     if isinstance(error, (OSError, ValueError, KeyError, ImportError, NoDeviceError)) and text:
         return text
     return f"{type(error).__name__}: {text} (GIDS_TRACEBACK=1 shows where)"

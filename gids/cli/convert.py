@@ -140,8 +140,9 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from gids.cache.budget import available_bytes
     from gids.store.convert import Options, convert
-    from gids.store.convert.readers import Choices, find_reader, open_source
+    from gids.store.convert.readers import READER_BYTES, Choices, find_reader, open_source
     from gids.store.publish import partial_path
 
     order, _, trace = args.order.partition(":")
@@ -157,6 +158,7 @@ def run(args: argparse.Namespace) -> int:
         num_nodes=args.num_nodes,
         skip=tuple(args.skip),
         load_graphs=load_graphs,
+        memory_bytes=available_bytes() if reader.may_crash else args.memory + READER_BYTES,
     )
     options = Options(
         page_bytes=args.page_bytes,

@@ -8,6 +8,8 @@ from types import TracebackType
 
 from tqdm import tqdm
 
+from gids.cli.printable import printable
+
 
 class Progress:
     """Use as a context manager; `total` may be set late; `add` may be called from any thread."""
@@ -29,7 +31,7 @@ class Progress:
 
     def say(self, sentence: str) -> None:
         """Print a line without disturbing the bar."""
-        self._bar.write(sentence, file=sys.stderr)
+        self._bar.write(printable(sentence), file=sys.stderr)
 
     def __enter__(self) -> Progress:
         return self

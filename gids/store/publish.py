@@ -139,7 +139,10 @@ def remove_tree(root: Path, *, last: str) -> None:
 def is_dataset(path: Path) -> bool:
     """Whether a directory's manifest begins as that of a dataset does."""
     manifest = path / MANIFEST
-    return manifest.is_file() and b'"format": "gids"' in manifest.read_bytes()[:200]
+    if not manifest.is_file():
+        return False
+    with open(manifest, "rb") as file:
+        return b'"format": "gids"' in file.read(200)
 
 
 def check_replaceable(path: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import math
 import os
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
@@ -75,7 +74,7 @@ class GeneratedRows:
 
 
 class FileRows:
-    """Rows of a C-order array in a file, from byte `offset` on; the file stays open as long as this lives.
+    """Rows of a C-order array in a file, from byte `offset` on; the file is open only while it is read.
 
     Reads go around memory maps, and what was read leaves the page cache: converting does not push out
     what others use. byte_swapped: the file is big-endian.
@@ -100,14 +99,16 @@ class FileRows:
         found = os.path.getsize(path)
         if found < needed:
             raise FormatError(f"{path} is truncated: {found} bytes, but {shape} {dtype} needs {needed}")
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, self._fd)
 
     def read_into(self, start: int, out: torch.Tensor) -> None:
         data = byte_view(out)
         offset = self._offset + start * self._row_bytes
-        read_exactly(self._fd, data, offset, self.path)
-        os.posix_fadvise(self._fd, offset, data.size, os.POSIX_FADV_DONTNEED)
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            read_exactly(fd, data, offset, self.path)
+            os.posix_fadvise(fd, offset, data.size, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
         if self._byte_swapped and self.dtype.itemsize > 1:
             data.view(f"u{self.dtype.itemsize}").byteswap(inplace=True)
         make_bools_proper(out)

@@ -37,21 +37,36 @@ def check_ids(values: np.ndarray, limit: int, what: str, start: int) -> np.ndarr
     """values (int64[n], at position start of `what`) if all are in [0, limit); else raises FormatError."""
     bad = _core.count_sources(values, limit, 0, _NO_COUNTS)
     if bad is not None:
-        raise FormatError(f"{what}[{start + bad}] is {values[bad]}; it must be from 0 to {limit - 1}")
+        must = f"it must be from 0 to {limit - 1}" if limit else "there are no nodes to name"
+        raise FormatError(f"{what}[{start + bad}] is {values[bad]}; {must}")
     return values
 
 
+def as_int64(values: torch.Tensor, what: str, start: int) -> torch.Tensor:
+    """Whole numbers (at position start of `what`) as int64. Raises FormatError for one of 2^63 or more."""
+    found = values.to(torch.int64)
+    if values.dtype == torch.uint64 and bool((found < 0).any()):
+        row = int(torch.nonzero((found < 0).reshape(-1))[0])
+        value = int(values.reshape(-1)[row].item())
+        raise FormatError(
+            f"{what} is {value} near position {start + row}; the largest that can be is 2^63 - 1"
+        )
+    return found
+
+
 def _check_whole(rows: Rows, what: str) -> None:
-    if not is_whole(rows.dtype):
+    if not is_whole(rows.dtype) or rows.dtype.is_complex:
         name = str(rows.dtype).removeprefix("torch.")
         raise FormatError(f"{what} is {name}; it must be whole numbers, int32 or int64")
+    if len(rows.shape) != 1:
+        raise FormatError(f"{what} has shape {rows.shape}; it must have one dimension")
 
 
 def checked_ids(rows: Rows, limit: int, what: str, block_bytes: int) -> Iterator[np.ndarray]:
     """The pieces, int64, of an array of ids in [0, limit). Raises FormatError."""
     _check_whole(rows, what)
     for start, block in blocks(rows, block_bytes):
-        yield check_ids(block.to(torch.int64).numpy(), limit, what, start)
+        yield check_ids(as_int64(block, what, start).numpy(), limit, what, start)
 
 
 def checked_indptr(rows: Rows, edge_count: int, block_bytes: int) -> Iterator[np.ndarray]:
@@ -59,7 +74,7 @@ def checked_indptr(rows: Rows, edge_count: int, block_bytes: int) -> Iterator[np
     _check_whole(rows, "indptr")
     last = 0
     for start, block in blocks(rows, block_bytes):
-        values = block.to(torch.int64).numpy()
+        values = as_int64(block, "indptr", start).numpy()
         if start == 0 and values[0] != 0:
             raise FormatError(f"indptr[0] is {values[0]}; it must be 0")
         falls = np.flatnonzero(np.diff(values, prepend=last) < 0)
@@ -108,7 +123,7 @@ def out_edges(indptr: Values, indices: Values, *, num_dst: int) -> EdgeSource:
             bounds = np.concatenate([before, piece])
             for first in range(int(bounds[0]), int(bounds[-1]), step):
                 last = min(first + step, int(bounds[-1]))
-                dst = read_range(columns, first, last).to(torch.int64).numpy()
+                dst = as_int64(read_range(columns, first, last), "indices", first).numpy()
                 ids = np.arange(first, last, dtype=np.int64)
                 src = source + np.searchsorted(bounds, ids, side="right") - 1
                 yield src, check_ids(dst, num_dst, "indices", first), ids
@@ -126,14 +141,16 @@ def in_edges(
     ids_of = None if edge_ids is None else as_rows(edge_ids)
     if ids_of is not None:
         _check_whole(ids_of, "edge_ids")
+        if ids_of.shape != (turned.count,):
+            raise FormatError(f"there are {turned.count} edges, but {ids_of.shape[0]} edge_ids")
 
     def pieces(block_bytes: int) -> Iterator[Edges]:
         for destinations, sources, positions in turned.pieces(block_bytes):
             ids = positions
             if ids_of is not None:
                 first = int(positions[0])
-                found = read_range(ids_of, first, first + len(positions)).to(torch.int64).numpy()
-                ids = check_ids(found, turned.count, "edge_ids", first)
+                found = as_int64(read_range(ids_of, first, first + len(positions)), "edge_ids", first)
+                ids = check_ids(found.numpy(), turned.count, "edge_ids", first)
             yield sources, destinations, ids
 
     return EdgeSource(turned.count, num_src, num_dst, pieces)

@@ -8,9 +8,7 @@ from __future__ import annotations
 import math
 import os
 import struct
-import tokenize
 import zipfile
-import zlib
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +17,19 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from gids.errors import FormatError
+from gids.store.convert.damage import parsing, shortened
+from gids.store.convert.npy_header import NpyHeader, read_npy_header
 from gids.store.convert.packed_rows import PackedMember, PackedRows
 from gids.store.convert.scipy_sparse import as_sparse_parts, is_scipy_sparse
+from gids.store.convert.source_file import check_file, open_file
 from gids.store.convert.space import check_space
+from gids.store.convert.zip_file import open_zip
 from gids.store.dtypes import table_dtype, torch_dtype_of
 from gids.store.rows import ColumnRows, FileRows, Rows
 
 _COPY_BYTES = 8 << 20
+MAX_ARRAYS = 10_000  # of a .npz file: as many as a dataset may have tables
+_ENCRYPTED = 1  # of a member's flags
 
 
 @dataclass(frozen=True)
@@ -40,12 +44,20 @@ class Found:
     kind: str = ""
 
 
-def open_npy(path: Path, offset: int = 0) -> Found:
-    """The array of a .npy file, or of one that begins at an offset into a file. Raises FormatError."""
-    with open(path, "rb") as file:
+def open_npy(path: Path, where: str = "") -> Found:
+    """The array of a .npy file. where: what messages call it, if not the path. Raises FormatError."""
+    return _in_place(path, *_header_at(path, 0, where or path))
+
+
+def _header_at(path: Path, offset: int, where: str | Path) -> tuple[NpyHeader, int]:
+    """The .npy header at an offset into a file, and where its data begins."""
+    with open_file(path) as file:
         file.seek(offset)
-        shape, is_fortran, dtype = _read_header(file, path)
-        start = file.tell()
+        return read_npy_header(file, where), file.tell()
+
+
+def _in_place(path: Path, header: NpyHeader, start: int) -> Found:
+    shape, is_fortran, dtype = header
     if dtype.hasobject or (torch_dtype := torch_dtype_of(dtype)) is None:
         return _unusable(dtype, shape)
     is_swapped = dtype.byteorder == ">"
@@ -56,85 +68,81 @@ def open_npy(path: Path, offset: int = 0) -> Found:
     return Found(ColumnRows(rows, shape) if flat and isinstance(rows, FileRows) else rows)
 
 
-def _read_header(file: BinaryIO, path: Path) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
-    try:
-        version = np.lib.format.read_magic(file)
-        if version == (1, 0):
-            return np.lib.format.read_array_header_1_0(file)
-        if version == (2, 0):
-            return np.lib.format.read_array_header_2_0(file)
-    except (ValueError, SyntaxError, tokenize.TokenError) as error:
-        raise FormatError(f"{path} is not a valid .npy file: {error}") from None
-    raise FormatError(f"{path} is a .npy file of version {version}; 1.0 and 2.0 can be read")
-
-
 def open_npz(path: Path, scratch: Path) -> dict[str, Found]:
     """The arrays of a .npz file by name.
 
     Members that np.savez stored are read in place, deflated ones (np.savez_compressed) as streams. A deflated
-    array in Fortran order, and anything packed otherwise, is unpacked to scratch first.
+    array in Fortran order is unpacked to scratch first. Raises FormatError.
     """
     found = {}
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for number, member in enumerate(archive.infolist()):
-                name = member.filename.removesuffix(".npy")
-                if not member.filename.endswith(".npy"):
-                    found[member.filename] = Found(None, why="not an array")
-                elif member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1:
-                    found[name] = _open_stored(path, member)
-                elif (rows := _open_deflated(path, archive, member)) is not None:
-                    found[name] = rows
-                else:
-                    unpacked = scratch / f"{path.stem}-{number}.npy"
-                    check_space([(scratch, member.file_size)], [])
-                    _unpack(archive, member, unpacked)
-                    found[name] = open_npy(unpacked)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-        raise FormatError(f"{path} is not a valid .npz file: {error}") from None
+    with open_zip(path, "is not a valid .npz file") as archive:
+        members = archive.infolist()
+        if len(members) > MAX_ARRAYS:
+            raise FormatError(f"{path} has {len(members)} members; at most {MAX_ARRAYS} are read")
+        for number, member in enumerate(members):
+            if not member.filename.endswith(".npy"):
+                found[member.filename] = Found(None, why="not an array")
+                continue
+            rows = _open_member(path, archive, member)
+            if rows is None:
+                unpacked = scratch / f"{path.stem}-{number}.npy"
+                check_space([(scratch, member.file_size)], [])
+                _unpack(archive, member, unpacked)
+                rows = open_npy(unpacked, where=_where(path, member))
+            found[member.filename.removesuffix(".npy")] = rows
     return found
+
+
+def _where(path: Path, member: zipfile.ZipInfo) -> str:
+    return f"{path}, member {shortened(member.filename)},"
+
+
+def _open_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Found | None:
+    """The rows of a member, or None when they must be unpacked first."""
+    if member.flag_bits & _ENCRYPTED:
+        raise FormatError(f"{_where(path, member)} is encrypted")
+    if member.compress_type == zipfile.ZIP_STORED:
+        return _open_stored(path, member)
+    if member.compress_type == zipfile.ZIP_DEFLATED:
+        return _open_deflated(path, archive, member)
+    raise FormatError(
+        f"{_where(path, member)} is packed by method {member.compress_type} of zip files; "
+        "np.savez and np.savez_compressed store and deflate"
+    )
 
 
 def _open_stored(path: Path, member: zipfile.ZipInfo) -> Found:
     offset = _data_offset(path, member)
-    found = open_npy(path, offset)
-    with open(path, "rb") as file:
-        file.seek(offset)
-        _read_header(file, path)
-        _check_size(path, member, found.rows, file.tell() - offset)
-    return found
+    header, start = _header_at(path, offset, _where(path, member))
+    _check_size(path, member, header, start - offset)
+    return _in_place(path, header, start)
 
 
 def _open_deflated(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Found | None:
     """The rows of a deflated member, or None when it cannot be read as a stream."""
-    if member.compress_type != zipfile.ZIP_DEFLATED or member.flag_bits & 1:
-        return None
+    name = shortened(member.filename)
     packed = PackedMember(
-        path, member.filename, _data_offset(path, member), member.compress_size, member.file_size, member.CRC
+        path, name, _data_offset(path, member), member.compress_size, member.file_size, member.CRC
     )
-    try:
-        with archive.open(member) as file:
-            shape, is_fortran, dtype = _read_header(cast(BinaryIO, file), path)
-            start = file.tell()
-    except (zlib.error, EOFError) as error:
-        raise FormatError(f"{path} is damaged in its member {member.filename}: {error}") from None
+    with parsing(_where(path, member), "is damaged"), archive.open(member) as file:
+        header = read_npy_header(cast(BinaryIO, file), _where(path, member))
+        start = file.tell()
+    shape, is_fortran, dtype = header
     if dtype.hasobject or (torch_dtype := torch_dtype_of(dtype)) is None:
         return _unusable(dtype, shape)
+    _check_size(path, member, header, start)
     if is_fortran and len(shape) > 1:
         return None
     rows = PackedRows(packed, shape, torch_dtype, offset=start, byte_swapped=dtype.byteorder == ">")
-    _check_size(path, member, rows, start)
     return Found(rows)
 
 
-def _check_size(path: Path, member: zipfile.ZipInfo, rows: Rows | None, header_bytes: int) -> None:
-    if rows is None:
-        return
-    needed = header_bytes + math.prod(rows.shape) * rows.dtype.itemsize
+def _check_size(path: Path, member: zipfile.ZipInfo, header: NpyHeader, header_bytes: int) -> None:
+    needed = header_bytes + math.prod(header.shape) * header.dtype.itemsize
     if member.file_size < needed:
         raise FormatError(
-            f"{path} is truncated: its member {member.filename} has {member.file_size} bytes, "
-            f"but {rows.shape} {rows.dtype} needs {needed}"
+            f"{path} is truncated: its member {shortened(member.filename)} has {member.file_size} bytes, "
+            f"but {header.shape} {header.dtype} needs {needed}"
         )
 
 
@@ -150,11 +158,11 @@ def _unusable(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Found:
 def _data_offset(path: Path, member: zipfile.ZipInfo) -> int:
     header = b""
     if member.header_offset >= 0:  # negative when bytes before the directory are lost
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             file.seek(member.header_offset)
             header = file.read(30)
     if len(header) < 30 or header[:4] != b"PK\x03\x04":
-        raise FormatError(f"{path} is damaged where {member.filename} begins")
+        raise FormatError(f"{path} is damaged where {shortened(member.filename)} begins")
     name_bytes, extra_bytes = struct.unpack("<HH", header[26:30])
     return member.header_offset + 30 + int(name_bytes) + int(extra_bytes)
 
@@ -167,6 +175,7 @@ def _unpack(archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Path) -> 
 
 def open_raw(path: Path, dtype: str | None, shape: tuple[int, ...] | None) -> Rows:
     """The rows of a raw file. One length of shape may be -1: as many as the file has. Raises FormatError."""
+    check_file(path)
     if dtype is None or not shape:
         raise FormatError(
             f"{path} is of no format that its content tells: --from NAME says which (`gids convert --list` "

@@ -6,7 +6,9 @@ where reading can start from; within it, batches of about 2 MiB are decoded in o
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,11 +21,17 @@ import numpy as np
 import torch
 
 from gids.errors import FormatError
+from gids.store.convert.damage import parsing, shown
+from gids.store.convert.memory_guard import at_most
 from gids.store.convert.source import starts_with
+from gids.store.convert.source_file import open_file
 from gids.store.convert.stream_rows import StreamRows
 from gids.store.dtypes import torch_dtype_of
+from gids.store.geometry import MAX_ROWS
 
 _BATCH_BYTES = 2 << 20
+_MAX_FOOTER_BYTES = 64 << 20  # of a Parquet file: what is said of 400,000 columns of row groups
+_WIDTH_ROWS = 1000  # are looked at at a time for one with a list
 _PARQUET, _ARROW = b"PAR1", b"ARROW1"
 
 
@@ -43,70 +51,93 @@ class _Chunk:
 class ArrowTable:
     """The columns of files that follow each other. Raises FormatError, and ImportError without pyarrow.
 
-    Attributes: row_count; types (column -> type, of pyarrow).
+    memory_bytes: what decoding a piece may take; None: no limit. Attributes: row_count; types (column ->
+    type, of pyarrow).
     """
 
-    def __init__(self, files: Sequence[Path]) -> None:
+    def __init__(self, files: Sequence[Path], memory_bytes: int | None = None) -> None:
         try:
             self._arrow: Any = importlib.import_module("pyarrow")
         except ImportError:
             raise ImportError(f"{files[0]} needs pyarrow: pip install pyarrow") from None
-        self._files = files
+        self._files, self._memory_bytes = files, memory_bytes
         self._chunks: list[_Chunk] = []
+        self._last: tuple[Path, Any] | None = None
         self.types: dict[str, Any] = {}
         for file in files:
-            schema, chunks = self._guarded(file, partial(self._open, file))
-            types = {field.name: field.type for field in schema}
+            with self._decoding(file):
+                schema, chunks = self._open(file)
+            types = {}
+            for field in schema:
+                if field.name in types:
+                    raise FormatError(f"{file} has two columns called {shown(field.name)}")
+                types[field.name] = field.type
             if self.types and types != self.types:
                 raise FormatError(f"{file} has other columns than {files[0]}")
             self.types = types
+            for chunk in chunks:
+                if not 0 <= chunk.row_count <= MAX_ROWS:
+                    raise FormatError(f"{file} says that it has {chunk.row_count} rows in a part")
             self._chunks += chunks
         self._starts = [0, *accumulate(chunk.row_count for chunk in self._chunks)]
         self.row_count = self._starts[-1]
 
-    def _guarded(self, file: Path, work: Callable[[], Any]) -> Any:
-        try:
-            return work()
-        except (self._arrow.ArrowException, OSError) as error:
-            if isinstance(error, OSError) and error.errno:
-                raise
-            raise FormatError(f"{file} is damaged or truncated: {error}") from None
-
     def _open(self, path: Path) -> tuple[Any, list[_Chunk]]:
+        """The schema of a file, and its parts."""
+        file = self._opened(path)
         if starts_with(path, _PARQUET):
-            parquet = importlib.import_module("pyarrow.parquet")
-            file = parquet.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
             counts = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
             return file.schema_arrow, [
-                _Chunk(n, self._parquet_batches(path, file, i)) for i, n in enumerate(counts)
+                _Chunk(n, partial(self._parquet_batches, path, i)) for i, n in enumerate(counts)
             ]
+        counts = [file.get_batch(i).num_rows for i in range(file.num_record_batches)]
+        return file.schema, [_Chunk(n, partial(self._arrow_batches, path, i)) for i, n in enumerate(counts)]
+
+    @contextlib.contextmanager
+    def _decoding(self, path: Path) -> Iterator[None]:
+        with parsing(path, "is damaged or truncated"), at_most(self._memory_bytes):
+            try:
+                yield
+            except MemoryError:  # which Arrow's own is, too
+                raise FormatError(
+                    f"{path} has a row, a page or a batch that takes more than {self._memory_bytes} bytes of "
+                    "memory: give more --memory, or write it in smaller ones"
+                ) from None
+
+    def _opened(self, path: Path) -> Any:
+        """pyarrow's reader of a file; the last one stays open, since a table may have thousands of files."""
+        if self._last is None or self._last[0] != path:
+            self._last = None
+            self._last = (path, self._reader(path))
+        return self._last[1]
+
+    def _reader(self, path: Path) -> Any:
+        if starts_with(path, _PARQUET):
+            _check_footer(path)
+            parquet = importlib.import_module("pyarrow.parquet")
+            return parquet.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
         if not starts_with(path, _ARROW):
             raise FormatError(f"{path} is neither Parquet nor an Arrow file")
-        reader = importlib.import_module("pyarrow.ipc").open_file(self._arrow.memory_map(str(path)))
-        batches = range(reader.num_record_batches)
-        return reader.schema, [
-            _Chunk(reader.get_batch(i).num_rows, self._arrow_batches(path, reader, i)) for i in batches
-        ]
+        return importlib.import_module("pyarrow.ipc").open_file(self._arrow.memory_map(str(path)))
 
-    def _parquet_batches(
-        self, path: Path, file: Any, group: int
-    ) -> Callable[[list[str], int], Iterator[Any]]:
-        def batches(columns: list[str], rows: int) -> Iterator[Any]:
-            found = file.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
-            while (batch := self._guarded(path, lambda: next(found, None))) is not None:
-                yield batch
+    def _parquet_batches(self, path: Path, group: int, columns: list[str], rows: int) -> Iterator[Any]:
+        with self._decoding(path):
+            found = self._opened(path).iter_batches(
+                rows, row_groups=[group], columns=columns, use_threads=False
+            )
+        while True:
+            with self._decoding(path):
+                batch = next(found, None)
+            if batch is None:
+                return
+            yield batch
 
-        return batches
-
-    def _arrow_batches(
-        self, path: Path, reader: Any, index: int
-    ) -> Callable[[list[str], int], Iterator[Any]]:
-        def batches(columns: list[str], rows: int) -> Iterator[Any]:
-            batch = self._guarded(path, lambda: reader.get_batch(index)).select(columns)
-            for first in range(0, batch.num_rows, rows):
-                yield batch.slice(first, rows)
-
-        return batches
+    def _arrow_batches(self, path: Path, index: int, columns: list[str], rows: int) -> Iterator[Any]:
+        with self._decoding(path):
+            batch = self._opened(path).get_batch(index).select(columns)
+            batch.validate(full=True)  # nothing else looks at offsets and lengths, which Arrow then follows
+        for first in range(0, batch.num_rows, rows):
+            yield batch.slice(first, rows)
 
     def dtype(self, column: str) -> torch.dtype | None:
         """The type of a column's numbers, or None when it holds none (text, dates, lists of lists)."""
@@ -150,10 +181,9 @@ class ArrowTable:
         if self._arrow.types.is_fixed_size_list(kind):
             return int(kind.list_size)
         for chunk in self._chunks:
-            for batch in chunk.batches([column], 64):
-                for value in batch.column(0):
-                    if value.is_valid:
-                        return len(value)
+            for batch in chunk.batches([column], _WIDTH_ROWS):
+                if len(lists := batch.column(0).drop_null()):
+                    return len(lists[0])
         return 0
 
     def _decoded(
@@ -188,3 +218,14 @@ class ArrowTable:
                 f"{where} has rows without a value after row {row}; fill them, with -1 for labels"
             )
         return values
+
+
+def _check_footer(path: Path) -> None:
+    """Raise FormatError for a Parquet file whose footer, which is read whole, is too long."""
+    with open_file(path) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - 8))
+        footer_bytes = int.from_bytes(file.read(4), "little")
+        if file.read(4) == _PARQUET and footer_bytes > _MAX_FOOTER_BYTES:
+            raise FormatError(
+                f"{path} has a footer of {footer_bytes} bytes, at most {_MAX_FOOTER_BYTES} are read"
+            )

@@ -6,6 +6,7 @@ import torch
 
 from gids.errors import FormatError
 from gids.store.rows import GeneratedRows, Rows, blocks, read_range
+from gids.store.topology import as_int64
 
 _BLOCK_BYTES = 8 << 20
 
@@ -29,13 +30,14 @@ def normalised(labels: Rows, *, are_classes: bool = False) -> Rows:
         values = read_range(source, start, start + len(out))
         if values.dtype.is_floating_point:
             values = values.to(torch.float64)
-            wrong = torch.nonzero(torch.isinf(values) | (values != values.floor()) & ~torch.isnan(values))
+            whole = (values == values.floor()) & (values.abs() < 2.0**63)
+            wrong = torch.nonzero(~(whole | torch.isnan(values)))
             if len(wrong):
                 raise FormatError(
                     f"label {start + int(wrong[0])} is {float(values[wrong[0]])}; classes are whole numbers"
                 )
             values = torch.nan_to_num(values, nan=-1.0)
-        out.copy_(values.to(torch.int64).clamp_(min=-1))
+        out.copy_(as_int64(values, "a label", start).clamp_(min=-1))
 
     return GeneratedRows(labels.shape, torch.int64, fill)
 

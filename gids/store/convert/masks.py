@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from itertools import accumulate
+
 import torch
 
 from gids.errors import FormatError
 from gids.store.convert.edges import column_of
 from gids.store.convert.source import Mask, Source
-from gids.store.rows import Rows, TensorRows, blocks
+from gids.store.rows import GeneratedRows, Rows, blocks, read_range
 
 _BLOCK_BYTES = 8 << 20
 
 
-def masks_to_splits(source: Source, column: int | None = None) -> None:
-    """Turn the source's masks into splits.
+def count_masked(source: Source) -> None:
+    """Learn from masks how many nodes there are. Raises FormatError for one of another length."""
+    for ntype, masks in source.masks.items():
+        for mask in masks.values():
+            source.add_nodes(ntype, mask.rows.shape[0] if mask.rows.shape else 0, mask.what)
 
-    column: which one, of masks of shape (nodes, splits). Raises FormatError for a mask of another length than
-    there are nodes, one with values other than 0 and 1, and for a column that is missing or not asked for.
+
+def masks_to_splits(source: Source, column: int | None = None) -> None:
+    """Turn the source's masks into splits, whose ids are read again when they are asked for.
+
+    column: which one, of masks of shape (nodes, splits). Raises FormatError for one with values other than 0
+    and 1, and for a column that is missing or not asked for.
     """
     wide = False
     for ntype, masks in source.masks.items():
         for split, mask in masks.items():
-            source.add_nodes(ntype, mask.rows.shape[0] if mask.rows.shape else 0, mask.what)
             wide = wide or _is_wide(mask)
-            ids = TensorRows(_ones(_one_column(mask, column), mask.what))
             if split in source.splits.setdefault(ntype, {}):
                 raise FormatError(f"{mask.what} is a second {split} split of {ntype!r} nodes")
-            source.splits[ntype][split] = ids
+            source.splits[ntype][split] = _ones(_one_column(mask, column), mask.what)
     if column is not None and not wide:
         raise FormatError("--split-column is for masks of shape (nodes, splits), and the source has none")
 
@@ -52,9 +60,9 @@ def _one_column(mask: Mask, column: int | None) -> Rows:
     return column_of(mask.rows, column)
 
 
-def _ones(mask: Rows, what: str) -> torch.Tensor:
-    """The positions at which a mask is 1, int64."""
-    found = []
+def _ones(mask: Rows, what: str) -> Rows:
+    """The positions at which a mask is 1, int64. Held is only how many each block has."""
+    starts, counts = [], []
     for start, block in blocks(mask, _BLOCK_BYTES):
         wrong = torch.nonzero((block != 0) & (block != 1))
         if len(wrong):
@@ -63,5 +71,19 @@ def _ones(mask: Rows, what: str) -> torch.Tensor:
                 f"{what} is {block[row].item()} at node {start + row}; a mask has True and False, or 1 and 0 "
                 "(node ids go in an array train_idx, val_idx or test_idx)"
             )
-        found.append(start + torch.nonzero(block)[:, 0])
-    return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
+        starts.append(start)
+        counts.append(int((block != 0).sum()))
+    starts.append(mask.shape[0])
+    ends = list(accumulate(counts))
+
+    def fill(start: int, out: torch.Tensor) -> None:
+        done = 0
+        while done < len(out):
+            index = bisect_right(ends, start + done)
+            block = read_range(mask, starts[index], starts[index + 1])
+            ones = torch.nonzero(block != 0)[start + done - ends[index] + counts[index] :, 0]
+            part = out[done : done + len(ones)]
+            part.copy_(ones[: len(part)] + starts[index])
+            done += len(part)
+
+    return GeneratedRows((ends[-1] if ends else 0,), torch.int64, fill)

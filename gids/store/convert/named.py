@@ -12,13 +12,12 @@ import torch
 
 from gids.errors import FormatError
 from gids.store.convert.array_files import Found
+from gids.store.convert.counts import numbers, row_count
 from gids.store.convert.edges import two_rows
-from gids.store.convert.packed_rows import PackedRows
 from gids.store.convert.source import InEdges, Source, TableSource
 from gids.store.convert.sparse import SparseRows
-from gids.store.dtypes import is_whole
-from gids.store.names import NODE, RELATION, Relation
-from gids.store.rows import FileRows, Rows, blocks, read_range
+from gids.store.names import NODE, RELATION, Relation, check_name
+from gids.store.rows import Rows, blocks
 from gids.store.topology import edge_list, out_edges
 
 LABELS = ("label", "labels", "y")
@@ -45,7 +44,7 @@ class NamedArrays:
                 said = source.warnings if found.kind not in ("", "text") else source.notes
                 said.append(f"left out {name!r} of {place}: {found.why}")
             else:
-                self._arrays[name] = found
+                self._arrays[check_name(name, f"the name of an array of {place}")] = found
 
     def split_off(self, belongs: Callable[[str], bool]) -> NamedArrays:
         """Those whose name belongs, as arrays of their own."""
@@ -87,16 +86,18 @@ class NamedArrays:
     def read_nodes(self, ntype: str) -> None:
         """Take the number, labels, splits and, of all that is left, the features of a node type."""
         if (count := self.take("num_nodes")) is not None:
-            self._source.add_nodes(ntype, _scalar(count), self.describe("num_nodes"))
+            self._source.add_nodes(
+                ntype, numbers(count, 1, self.describe("num_nodes"))[0], self.describe("num_nodes")
+            )
         if (labels := self.take(*LABELS)) is not None:
-            self._source.add_nodes(ntype, _row_count(labels, self.describe("label")), self.describe("label"))
+            self._source.add_nodes(ntype, row_count(labels, self.describe("label")), self.describe("label"))
             self._source.labels[ntype] = labels
         for split, prefixes in _SPLITS.items():
             self._read_split(ntype, split, prefixes)
         for name in self.names():
             rows = self.take(name)
             assert rows is not None
-            self._source.add_nodes(ntype, _row_count(rows, self.describe(name)), self.describe(name))
+            self._source.add_nodes(ntype, row_count(rows, self.describe(name)), self.describe(name))
             self._source.tables.append(TableSource("node", ntype, name, rows))
 
     def _read_split(self, ntype: str, split: str, prefixes: tuple[str, ...]) -> None:
@@ -120,7 +121,8 @@ class NamedArrays:
         """Take attr_data, attr_indices, attr_indptr, attr_shape: a CSR matrix of features, table `feat`."""
         parts = self.take_all(("attr_data", "attr_indices", "attr_indptr", "attr_shape"))
         if parts is not None:
-            rows = SparseRows(*parts[:3], shape=_lengths(parts[3], self.describe("attr_shape")))
+            row_count, width = numbers(parts[3], 2, self.describe("attr_shape"))
+            rows = SparseRows(*parts[:3], shape=(row_count, width))
             self._source.add_nodes(ntype, rows.shape[0], self.describe("attr_shape"))
             self._source.tables.append(TableSource("node", ntype, "feat", rows))
 
@@ -130,7 +132,7 @@ class NamedArrays:
         if parts is None:
             return
         weights, indices, indptr, shape = parts
-        num_src, num_dst = _lengths(shape, self.describe("adj_shape"))
+        num_src, num_dst = numbers(shape, 2, self.describe("adj_shape"))
         if indptr.shape != (num_src + 1,):
             raise FormatError(
                 f"{self.describe('adj_indptr')} has {indptr.shape}, expected {num_src + 1} entries"
@@ -145,7 +147,8 @@ class NamedArrays:
         """Learn from indptr how many destination nodes there are."""
         found = self._arrays.get("indptr")
         if found is not None and found.rows is not None:
-            self._source.add_nodes(relation[2], found.rows.shape[0] - 1, self.describe("indptr"))
+            count = row_count(found.rows, self.describe("indptr")) - 1
+            self._source.add_nodes(relation[2], count, self.describe("indptr"))
 
     def read_graph(self, relation: Relation) -> None:
         """Take the topology of a relation, if there is one: indptr, indices (CSC) or edge_index (COO)."""
@@ -178,27 +181,3 @@ def read_homogeneous(arrays: NamedArrays, source: Source) -> None:
     arrays.read_nodes(NODE)
     edges.read_graph(RELATION)
     edges.read_edge_tables(RELATION, prefix="edge_")
-
-
-def _row_count(rows: Rows, what: str) -> int:
-    if not rows.shape:
-        raise FormatError(f"{what} is a single number; its first dimension must be rows")
-    return rows.shape[0]
-
-
-def _scalar(rows: Rows) -> int:
-    elements = rows.reshaped((1,)) if isinstance(rows, (FileRows, PackedRows)) and rows.shape == () else rows
-    if elements.shape != (1,) or not is_whole(elements.dtype):
-        raise FormatError(
-            f"num_nodes has shape {rows.shape} and type {rows.dtype}; it must be one whole number"
-        )
-    return int(read_range(elements, 0, 1)[0])
-
-
-def _lengths(rows: Rows, what: str) -> tuple[int, int]:
-    if rows.shape != (2,) or not is_whole(rows.dtype):
-        raise FormatError(
-            f"{what} has shape {rows.shape} and type {rows.dtype}; it must be two whole numbers"
-        )
-    found = read_range(rows, 0, 2).tolist()
-    return int(found[0]), int(found[1])

@@ -50,12 +50,14 @@ class PackedMember:
     def __post_init__(self) -> None:
         if os.path.getsize(self.path) < self.start + self.packed_bytes:
             raise FormatError(f"{self.path} is truncated in its member {self.name}")
-        self._checkpoints.append(_Checkpoint(0, 0, 0, zlib.decompressobj(-zlib.MAX_WBITS)))
 
     def pieces(self, position: int) -> Iterator[bytes]:
         """The member's bytes from a position on, at most 2 MiB at a time. Raises FormatError for damage."""
-        begin = max((c for c in list(self._checkpoints) if c.position <= position), key=lambda c: c.position)
-        at, consumed, crc, state = begin.position, begin.consumed, begin.crc, begin.state.copy()
+        before = [c for c in list(self._checkpoints) if c.position <= position]
+        begin = max(before, key=lambda c: c.position, default=None)
+        at, consumed, crc, state = 0, 0, 0, zlib.decompressobj(-zlib.MAX_WBITS)
+        if begin is not None:
+            at, consumed, crc, state = begin.position, begin.consumed, begin.crc, begin.state.copy()
         with open(self.path, "rb", buffering=0) as file:
             while at < self.size:
                 file.seek(self.start + consumed)
@@ -77,7 +79,8 @@ class PackedMember:
                 os.posix_fadvise(file.fileno(), self.start, consumed, os.POSIX_FADV_DONTNEED)
 
     def _remember(self, at: int, consumed: int, crc: int, state: Any) -> None:
-        if at >= self._checkpoints[-1].position + max(_CHECKPOINT_BYTES, self.size // _CHECKPOINTS):
+        last = self._checkpoints[-1].position if self._checkpoints else 0
+        if at >= last + max(_CHECKPOINT_BYTES, self.size // _CHECKPOINTS):
             self._checkpoints.append(_Checkpoint(at, consumed, crc, state.copy()))
 
     def _where(self, at: int) -> str:
@@ -105,6 +108,9 @@ class PackedRows(StreamRows):
 
     def _tensors(self, row: int) -> Iterator[torch.Tensor]:
         left = self.shape[0] - row
+        if not self._row_bytes:
+            yield torch.empty(left, *self.shape[1:], dtype=self.dtype)
+            return
         held = bytearray()
         for piece in self._member.pieces(self._offset + row * self._row_bytes):
             held += piece

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 
 from gids.errors import FormatError, StorageError
+from gids.store.convert.check_source import check_source
+from gids.store.convert.damage import from_library
 from gids.store.convert.edge_options import add_reverse_edges, add_self_loops, as_edges, refuse_tables
 from gids.store.convert.labels import normalised
-from gids.store.convert.masks import masks_to_splits
+from gids.store.convert.masks import count_masked, masks_to_splits
 from gids.store.convert.row_order import ReadRows, RowOrders, bytes_aside, check_order
 from gids.store.convert.source import InEdges, Source, TableSource
 from gids.store.convert.space import check_space, total_bytes
@@ -137,13 +139,15 @@ def convert(
             warn(warning)
         for note in source.notes:
             say(note)
-        masks_to_splits(source, options.split_column)
+        check_source(source)
+        count_masked(source)
         _check_edge_tables(source)
         _change_edges(source, options)
         _check(source, options)
         on_total(sum(_work_bytes(source, options)) + 8 * _edge_count(source))
         check_space(_needed(source, options, writer), _written(writer))
         writer.expect_bytes(total_bytes(_needed(source, options, writer)))
+        masks_to_splits(source, options.split_column)  # reads them, once it is known that they fit
         for note in _write(source, options, writer, say):
             say(note)
         if _fingerprint(files) != fingerprint:
@@ -156,8 +160,14 @@ def convert(
         writer.close(discard=not writer.has_progress)
         raise
     except OSError as error:
-        explained = writer.explain_full(error)
+        full = writer.explain_full(error)
         writer.close(discard=not writer.has_progress)
+        if full is None:
+            raise
+        raise full from error
+    except Exception as error:
+        explained = from_library(error, files)
+        writer.close(discard=explained is not None or not writer.has_progress)
         if explained is None:
             raise
         raise explained from error
@@ -228,7 +238,7 @@ def _check_edge_tables(source: Source) -> None:
     """Raise FormatError for a table of edges that has a row too many or too few."""
     counts = {relation: _count(topology) for relation, topology in source.graphs.items()}
     for table in source.tables:
-        if isinstance(table.type, str) or not table.rows.shape:
+        if isinstance(table.type, str):
             continue
         known = counts.setdefault(table.type, table.rows.shape[0])
         if known != table.rows.shape[0]:

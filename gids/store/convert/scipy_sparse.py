@@ -5,18 +5,28 @@ Called by array_files and readers.
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Container, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, Protocol, TypeVar, cast
 
 import numpy as np
 
 from gids.errors import FormatError
+from gids.store.convert.counts import numbers
+from gids.store.convert.npy_header import read_npy_header
+from gids.store.convert.zip_file import open_zip
+from gids.store.rows import Rows
 
 _PARTS = ("data", "indices", "indptr", "shape")
-T = TypeVar("T")
+_FORM_BYTES = 64  # of the member that names the form, "csr" or another; at most
+
+
+class _HasRows(Protocol):
+    @property
+    def rows(self) -> Rows | None: ...
+
+
+T = TypeVar("T", bound=_HasRows)
 
 
 def is_scipy_sparse(names: Container[str]) -> bool:
@@ -29,16 +39,25 @@ def as_sparse_parts(path: Path, found: Mapping[str, T], role: str = "") -> dict[
 
     role: "adj" or "attr"; a square matrix is adj unless told. Raises FormatError for another form.
     """
-    try:
-        with np.load(path) as file:
-            form, shape = file["format"].item(), file["shape"].tolist()
-    except (ValueError, KeyError, zlib.error, zipfile.BadZipFile) as error:
-        raise FormatError(f"{path} is damaged in its members format and shape: {error}") from None
-    form = form.decode("ascii", "replace") if isinstance(form, bytes) else str(form)
+    form = _form_of(path)
     if form != "csr" or any(name not in found for name in _PARTS):
         raise FormatError(
             f"{path} is a sparse matrix of SciPy's in {form} form: save_npz({path.name!r}, matrix.tocsr()) "
             "makes one that can be read"
         )
-    role = role or ("adj" if len(set(shape)) == 1 else "attr")
+    shape = found["shape"].rows
+    if shape is None:
+        raise FormatError(f"{path} is a sparse matrix of SciPy's whose shape is not two whole numbers")
+    if not role:
+        role = "adj" if len(set(numbers(shape, 2, f"the shape of {path}"))) == 1 else "attr"
     return {f"{role}_{name}": found[name] for name in _PARTS}
+
+
+def _form_of(path: Path) -> str:
+    """What the member `format` says: "csr", or a word of a few bytes."""
+    with open_zip(path, "is not a sparse matrix of SciPy's") as archive, archive.open("format.npy") as file:
+        shape, _, dtype = read_npy_header(cast(BinaryIO, file), path)
+        if shape or dtype.kind not in "SU" or not 0 < dtype.itemsize <= _FORM_BYTES:
+            raise FormatError(f"{path} is not a sparse matrix of SciPy's: its format is {dtype}{list(shape)}")
+        found = np.frombuffer(file.read(dtype.itemsize), dtype)[0]
+    return found.decode("ascii", "replace") if isinstance(found, bytes) else str(found)

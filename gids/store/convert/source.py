@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gids.errors import FormatError
-from gids.store.names import Relation
+from gids.store.convert.source_file import open_file
+from gids.store.geometry import MAX_ROWS
+from gids.store.names import Relation, check_name
 from gids.store.rows import Rows
 from gids.store.topology import EdgeSource
 
@@ -67,7 +69,11 @@ class Source:
         return name in self.skip
 
     def add_nodes(self, ntype: str, count: int, what: str) -> None:
-        """Learn how many nodes of a type there are. Raises FormatError when `what` disagrees."""
+        """Learn how many nodes of a type there are. Raises FormatError when `what` disagrees, and for a name
+        or a count that no dataset can have."""
+        check_name(ntype, f"the node type of {what}")
+        if not 0 <= count <= MAX_ROWS:
+            raise FormatError(f"{what} is for {count} {ntype!r} nodes; there can be 0 to {MAX_ROWS}")
         known = self.nodes.setdefault(ntype, count)
         by = self._counted_by.setdefault(ntype, what)
         if known != count:
@@ -103,5 +109,5 @@ def starts_with(path: Path, *magics: bytes) -> bool:
     """Whether a file begins with one of these bytes; False for directories."""
     if not path.is_file():
         return False
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         return file.read(max(map(len, magics))).startswith(magics)

@@ -20,7 +20,8 @@ def random_split(labels: Rows, fractions: Sequence[float], seed: int) -> dict[st
     """
     if len(fractions) != len(SPLITS) or min(fractions) < 0 or sum(fractions) > 1 + 1e-9:
         raise FormatError(f"a split needs three fractions that sum to at most 1, not {list(fractions)}")
-    labelled = torch.cat([start + _labelled(block) for start, block in blocks(labels, 8 << 20)])
+    found = [start + _labelled(block) for start, block in blocks(labels, 8 << 20)]
+    labelled = torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
     # The raw bits of a bit generator never change between NumPy versions; permutation() may.
     order = np.argsort(np.random.PCG64(seed).random_raw(len(labelled)), kind="stable")
     ends = np.round(np.cumsum(fractions) * len(labelled)).astype(np.int64)
@@ -32,4 +33,4 @@ def random_split(labels: Rows, fractions: Sequence[float], seed: int) -> dict[st
 
 def _labelled(labels: torch.Tensor) -> torch.Tensor:
     has = ~torch.isnan(labels) if labels.dtype.is_floating_point else labels.to(torch.int64) >= 0
-    return torch.nonzero(has.reshape(len(labels), -1).any(dim=1))[:, 0]
+    return torch.nonzero(has.any(dim=tuple(range(1, has.dim()))) if has.dim() > 1 else has)[:, 0]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from gids.errors import FormatError
 from gids.store.dtypes import byte_view
 
 KEPT_BYTES = 64 << 20  # of rows that were passed over, at most; the threads' requests lie closer together
@@ -55,10 +56,17 @@ class StreamRows:
         if self._pieces is None or row < self._at:
             self._at, self._pieces = self._open_at(row)
             self._kept.clear()
+        pieces = self._pieces
         while True:
-            rows = next(self._pieces)
+            rows = next(pieces, None)
+            if rows is None:
+                raise FormatError(f"an array ends after {self._at} of {self.shape[0]} rows")
+            if not len(rows):
+                continue
             self._kept.append(_Piece(self._at, rows, unread=len(rows)))
             self._at += len(rows)
+            if self._at >= self.shape[0]:
+                self._pieces = None  # closes its file, of which a source may have many
             while sum(piece.rows.nbytes for piece in self._kept) > KEPT_BYTES and len(self._kept) > 1:
                 del self._kept[0]
             if row < self._at:

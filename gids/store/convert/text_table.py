@@ -6,22 +6,29 @@ block at a time; the whole is never in memory.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
-import itertools
+import io
 import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import cast
 
 import numpy as np
 import torch
 
 from gids.errors import FormatError
+from gids.store.convert.damage import parsing, said_by, shown
+from gids.store.convert.source_file import open_file
 from gids.store.convert.space import check_space
 from gids.store.rows import FileRows
 
+MAX_LINE_BYTES = 4 << 20  # about 400,000 numbers
+MAX_WORDS_CHARS = 1 << 20  # of a file of names
 _BLOCK_CHARS = 4 << 20
+_PIECE_BYTES = 1 << 16
+_MAX_IDLE_LINES = 10_000_000  # without a number, one after the other
 _NOT_WHOLE = re.compile(r"[.eEnN]")  # of 1.5, 1e3, nan, inf
 
 
@@ -69,8 +76,8 @@ def _numbers(path: Path, first: int, lines: list[str], dtype: np.dtype[np.generi
     try:
         return np.loadtxt(kept, dtype, comments="#", delimiter=delimiter, ndmin=2)
     except ValueError as error:
-        where = _first_bad_line(lines, first, dtype, delimiter) or f"in the lines from {first} on: {error}"
-        raise FormatError(f"{path}, {where}") from None
+        where = _first_bad_line(lines, first, dtype, delimiter)
+        raise FormatError(f"{path}, {where or f'in the lines from {first} on: {said_by(error)}'}") from None
 
 
 def _first_bad_line(
@@ -89,7 +96,7 @@ def _first_bad_line(
             try:
                 dtype.type(field.strip())
             except (ValueError, OverflowError):
-                return f"line {number}: could not convert {field.strip()!r} to {dtype}"
+                return f"line {number}: could not convert {shown(field.strip())} to {dtype}"
     return None
 
 
@@ -99,32 +106,77 @@ def _has_numbers(line: str) -> bool:
 
 def _blocks_of_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """(number of the first line, lines) of successive blocks, in each of which some line has numbers."""
-    number = 1
+    number = numbers_until = 1
     with _open(path) as file:
+        while (line := file.readline()) and not _has_numbers(line):
+            number += 1  # comments and empty lines before the header
+            _check_idle(path, numbers_until, number)
+        if _is_words(line):
+            number += 1
+        else:
+            file.seek(0)
+            number = 1
+        while lines := file.readlines(_BLOCK_CHARS):
+            if any(map(_has_numbers, lines)):
+                yield number, lines
+                numbers_until = number + len(lines)
+            number += len(lines)
+            _check_idle(path, numbers_until, number)
+
+
+def _check_idle(path: Path, since: int, number: int) -> None:
+    """A packed text of nothing but line ends would be read for hours."""
+    if number - since > _MAX_IDLE_LINES:
+        raise FormatError(f"{path} has no numbers in lines {since} to {number - 1}; remove them")
+
+
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[io.TextIOWrapper]:
+    """The lines of a text, each of at most MAX_LINE_BYTES. Raises FormatError, also while it is read."""
+    with open_file(path) as file, parsing(path, "is damaged or truncated"):
+        unpacked = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
         try:
-            while (line := file.readline()) and not _has_numbers(line):
-                number += 1  # comments and empty lines before the header
-            if _is_words(line):
-                number += 1
-            else:
-                file.seek(0)
-                number = 1
-            while lines := file.readlines(_BLOCK_CHARS):
-                if any(map(_has_numbers, lines)):
-                    yield number, lines
-                number += len(lines)
-        except (OSError, EOFError, zlib.error) as error:
-            if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
-                raise
-            raise FormatError(f"{path} is damaged or truncated: {error}") from None
+            lines = _BoundedLines(cast(io.BufferedIOBase, unpacked), path)
+            yield io.TextIOWrapper(cast(io.BufferedReader, lines), encoding="ascii")
         except UnicodeDecodeError:
             raise FormatError(f"{path} is not text") from None
 
 
-def _open(path: Path) -> IO[str]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="ascii")
-    return open(path, encoding="ascii")
+class _BoundedLines(io.BufferedIOBase):
+    """The bytes of a text, a bounded piece at a time. Raises FormatError within a line that is too long."""
+
+    def __init__(self, file: io.BufferedIOBase, path: Path) -> None:
+        self._file, self._path = file, path
+        self._line, self._held = 1, 0  # of the line at the end of what was read: its number, bytes so far
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        assert offset == whence == 0, "a text is read again from its start only"
+        self._line, self._held = 1, 0
+        return self._file.seek(0)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def read1(self, size: int = -1, /) -> bytes:
+        data = self._file.read1(_PIECE_BYTES if size < 0 else min(size, _PIECE_BYTES))
+        end = max(data.rfind(b"\n"), data.rfind(b"\r"))
+        self._line += data.count(b"\n")
+        self._held = self._held + len(data) if end < 0 else len(data) - end - 1
+        if self._held > MAX_LINE_BYTES:
+            raise FormatError(
+                f"{self._path}, line {self._line}: longer than {MAX_LINE_BYTES} bytes, "
+                "the most that a line may have"
+            )
+        return data
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return self.read1(-1 if size is None else size)
 
 
 def _is_words(line: str) -> bool:
@@ -140,10 +192,10 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def first_words(path: Path, limit: int = 10_000) -> list[list[str]]:
+def first_words(path: Path) -> list[list[str]]:
     """The fields of the lines of a small text file, divided by commas. Raises FormatError."""
-    try:
-        with _open(path) as file:
-            return [line.strip().split(",") for line in itertools.islice(file, limit) if line.strip()]
-    except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
-        raise FormatError(f"{path} is damaged or truncated: {error}") from None
+    with _open(path) as file:
+        text = file.read(MAX_WORDS_CHARS + 1)
+    if len(text) > MAX_WORDS_CHARS:
+        raise FormatError(f"{path} has more than {MAX_WORDS_CHARS} characters, the most that names may take")
+    return [line.strip().split(",") for line in text.splitlines() if line.strip()]

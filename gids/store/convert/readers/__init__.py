@@ -17,11 +17,12 @@ from gids.store.convert.readers import (
     parquet,
     pyg,
 )
-from gids.store.convert.readers.reader import Choices, Reader
+from gids.store.convert.readers.reader import READER_BYTES, Choices, Reader
 from gids.store.convert.source import Source
+from gids.store.convert.trial import try_to_read
 from gids.store.publish import is_dataset
 
-__all__ = ["READERS", "Choices", "Reader", "find_reader", "open_source", "read_source"]
+__all__ = ["READERS", "READER_BYTES", "Choices", "Reader", "find_reader", "open_source", "read_source"]
 
 READERS = (
     ogb.READER,
@@ -78,6 +79,8 @@ def open_source(reader: Reader, path: Path, scratch: Path, choices: Choices) -> 
             raise FormatError(
                 f"{option} says nothing here: {path} is read as {reader.name}, and the option is for {takers}"
             )
+    if reader.may_crash:
+        try_to_read(reader, path, choices)
     source = reader.read(path, scratch, choices)
     if unknown := [name for name in choices.skip if name not in source.skipped]:
         raise FormatError(f"--skip {unknown[0]}: {path} has no array of that name")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -12,6 +11,7 @@ from gids.store.convert.named import NamedArrays, read_homogeneous
 from gids.store.convert.readers.reader import Choices, Reader
 from gids.store.convert.scipy_sparse import as_sparse_parts, is_scipy_sparse
 from gids.store.convert.source import Source, TableSource, starts_with
+from gids.store.convert.zip_file import open_zip
 from gids.store.names import NODE, Relation
 
 _NAMES = """\
@@ -37,9 +37,9 @@ def is_npz(path: Path) -> bool:
     if not starts_with(path, b"PK\x03\x04"):
         return False
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_zip(path, "is not a valid .npz file") as archive:
             return any(n.endswith(".npy") for n in archive.namelist())
-    except (zipfile.BadZipFile, NotImplementedError):
+    except FormatError:
         return path.suffix != ".pt"  # the reader says what is wrong with it
 
 

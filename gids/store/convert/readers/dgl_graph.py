@@ -13,9 +13,11 @@ from typing import Any
 import torch
 
 from gids.errors import FormatError
+from gids.store.convert.damage import parsing
 from gids.store.convert.named import LABELS, MASKS
 from gids.store.convert.readers.reader import Choices, Reader
 from gids.store.convert.source import InEdges, Source, TableSource, starts_with
+from gids.store.convert.source_file import check_file
 from gids.store.names import Relation
 from gids.store.rows import TensorRows
 
@@ -36,12 +38,9 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
         raise FormatError(f"{path} is no file of dgl.save_graphs, nor a directory with one")
     if choices.load_graphs is None:
         raise FormatError(f"{file} is a DGL graph file, which DGL itself must open: use `gids convert`")
-    try:
+    check_file(file)
+    with parsing(file, "is damaged, or of another version of DGL"):
         graphs, labels = choices.load_graphs(str(file))
-    except ImportError:
-        raise
-    except Exception as error:  # DGL raises many kinds for damaged files
-        raise FormatError(f"{file} is damaged, or of another version of DGL: {error}") from None
     if len(graphs) != 1:
         raise FormatError(f"{file} holds {len(graphs)} graphs; save the one to convert in a file of its own")
     source = read_dgl_graph(graphs[0])
@@ -93,4 +92,5 @@ READER = Reader(
     _LAYOUT,
     lambda path: _graph_file(path) is not None,
     _read,
+    may_crash=True,
 )

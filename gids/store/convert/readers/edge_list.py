@@ -8,7 +8,7 @@ import torch
 
 from gids.errors import FormatError
 from gids.store.convert.array_files import directory_arrays, open_npy, open_raw
-from gids.store.convert.edges import column_of, edge_array, edge_pairs, most_id
+from gids.store.convert.edges import check_edge_array, column_of, edge_array, edge_pairs, most_id
 from gids.store.convert.named import NamedArrays
 from gids.store.convert.readers.reader import Choices, Reader
 from gids.store.convert.source import Source, TableSource, starts_with
@@ -52,6 +52,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     rows, weights, are_pairs = _edges(file, scratch, choices)
     if not are_pairs and rows.shape == (2, 2):
         source.warnings.append(f"{file.name} has shape (2, 2), read as (2, E): the first row are the sources")
+    check_edge_array(rows, str(file))
     if NODE not in source.nodes:
         count = 1 + most_id(rows)
         source.add_nodes(NODE, count, file.name)

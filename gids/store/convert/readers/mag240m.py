@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from gids.errors import FormatError
 from gids.store.convert.array_files import open_npy
+from gids.store.convert.counts import whole_number
 from gids.store.convert.edges import edge_array
 from gids.store.convert.labels import normalised
 from gids.store.convert.readers.reader import Choices, Reader
 from gids.store.convert.source import Source, TableSource
-from gids.store.convert.torch_file import load_torch
+from gids.store.convert.torch_file import load_torch, value_rows
 from gids.store.names import Relation
-from gids.store.rows import Rows, as_rows
+from gids.store.rows import Rows
 
 _FOLDER = "mag240m_kddcup2021"
 _SPLITS = {"train": ("train",), "val": ("valid",), "test": ("test", "test-whole")}
@@ -40,7 +39,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     for ntype in sorted(types):
         if ntype not in counts:
             raise FormatError(f"{root / 'meta.pt'} does not say how many {ntype!r} nodes there are")
-        source.add_nodes(ntype, int(counts[ntype]), "meta.pt")
+        source.add_nodes(ntype, whole_number(counts[ntype], f"{ntype!r} of {root / 'meta.pt'}"), "meta.pt")
     for folder in folders:
         if "___" in folder.name:
             _read_edges(folder, source)
@@ -95,8 +94,8 @@ def _read_splits(file: Path, source: Source) -> None:
     for split, names in _SPLITS.items():
         for name in names:
             if name in found:
-                ids = found[name] if isinstance(found[name], torch.Tensor) else as_rows(found[name])
-                source.splits.setdefault("paper", {})[split] = as_rows(ids)
+                ids = value_rows(found[name], f"{name!r} of {file}", file)
+                source.splits.setdefault("paper", {})[split] = ids
 
 
 _LAYOUT = """\

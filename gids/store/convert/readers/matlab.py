@@ -13,10 +13,12 @@ import numpy as np
 import torch
 
 from gids.errors import FormatError
+from gids.store.convert.damage import parsing
 from gids.store.convert.labels import normalised
 from gids.store.convert.named import LABELS
 from gids.store.convert.readers.reader import Choices, Reader
 from gids.store.convert.source import InEdges, Source, TableSource, starts_with
+from gids.store.convert.source_file import check_file
 from gids.store.convert.sparse import SparseRows
 from gids.store.dtypes import torch_dtype_of
 from gids.store.names import NODE, RELATION
@@ -34,10 +36,10 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     variables = _load(path)
     source = Source()
     name = _adjacency(variables, path)
-    matrix = variables.pop(name).tocsc()
-    count = matrix.shape[0]
+    count = variables[name].shape[0]
     source.add_nodes(NODE, count, f"{name!r} of {path.name}")
     # Row u lists where u points, so column v lists who points to v.
+    matrix = variables.pop(name).tocsc()
     matrix.sort_indices()
     source.graphs[RELATION] = InEdges(ArrayRows(matrix.indptr), ArrayRows(matrix.indices), None)
     if (matrix.data != 1).any():
@@ -46,8 +48,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
         if key == "local_info":
             _add_attributes(values, source)
         elif (rows := _rows(values)) is None or rows.shape[0] != count:
-            shape = getattr(values, "shape", "")
-            source.notes.append(f"left out {key!r}: {type(values).__name__} {shape}, no row per node")
+            source.notes.append(f"left out {key!r}: {_described(values)}, no row per node")
         elif key.lower() in LABELS or key == choices.labels:
             source.labels[NODE] = normalised(rows, are_classes=True)
         else:
@@ -60,13 +61,21 @@ def _load(path: Path) -> dict[str, Any]:
         io = importlib.import_module("scipy.io")
     except ImportError:
         raise ImportError(f"{path} is a MATLAB file, which SciPy reads: pip install scipy") from None
-    try:
-        found = io.loadmat(path)
-    except NotImplementedError:
-        raise FormatError(f"{path} is of MATLAB 7.3 (HDF5); save it again with save(…, '-v7')") from None
-    except Exception as error:  # scipy raises many kinds for damaged files
-        raise FormatError(f"{path} is not a valid MATLAB file: {error}") from None
+    check_file(path)
+    with parsing(path, "is not a valid MATLAB file"):
+        try:
+            found = io.loadmat(path)
+        except NotImplementedError:
+            raise FormatError(f"{path} is of MATLAB 7.3 (HDF5); save it again with save(…, '-v7')") from None
+    for name, values in found.items():
+        if hasattr(values, "check_format"):  # loadmat does not look at positions, which SciPy then follows
+            with parsing(path, f"has a damaged matrix {name!r}"):
+                values.check_format()
     return {name: values for name, values in found.items() if not name.startswith("__")}
+
+
+def _described(values: Any) -> str:
+    return f"{type(values).__name__} {getattr(values, 'shape', '')} {getattr(values, 'dtype', '')}".strip()
 
 
 def _adjacency(variables: dict[str, Any], path: Path) -> str:
@@ -94,11 +103,23 @@ def _rows(values: Any) -> Rows | None:
 
 def _add_attributes(values: np.ndarray, source: Source) -> None:
     """Facebook100: gender is the label (0: not known), every other attribute a group of one-hot columns."""
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "biuf":
+        raise FormatError(f"local_info is a {_described(values)}; it must be a matrix of numbers")
     if values.ndim != 2 or values.shape[0] != source.nodes[NODE] or values.shape[1] <= _GENDER:
         raise FormatError(f"local_info has shape {values.shape}; it must have a row per node")
-    label = values[:, _GENDER].astype(np.int64) - 1
-    source.labels[NODE] = normalised(ArrayRows(label))
+    gender = normalised(ArrayRows(values[:, _GENDER].copy()), are_classes=True)
+    source.labels[NODE] = _minus_one(gender)
     source.tables.append(TableSource("node", NODE, "feat", one_hot(np.delete(values, _GENDER, axis=1))))
+
+
+def _minus_one(classes: Rows) -> Rows:
+    """Classes 0, 1, … of 1, 2, …; -1 for 0 and less."""
+
+    def fill(start: int, out: torch.Tensor) -> None:
+        classes.read_into(start, out)
+        out.clamp_(min=0).sub_(1)
+
+    return GeneratedRows(classes.shape, classes.dtype, fill)
 
 
 def one_hot(attributes: np.ndarray) -> Rows:
@@ -131,4 +152,5 @@ READER = Reader(
     _recognises,
     _read,
     takes=("--labels",),
+    may_crash=True,
 )

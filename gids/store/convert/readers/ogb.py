@@ -6,21 +6,24 @@ the binary form, which take tens of GB, are read as streams; text is parsed to a
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
 
 from gids.errors import FormatError
 from gids.store.convert.array_files import Found, open_npz
-from gids.store.convert.edges import edge_array, edge_pairs
+from gids.store.convert.counts import numbers, row_count
+from gids.store.convert.damage import shown
+from gids.store.convert.edges import column_of, edge_array, edge_pairs
 from gids.store.convert.labels import normalised
 from gids.store.convert.named import NamedArrays
 from gids.store.convert.readers.reader import Choices, Reader
 from gids.store.convert.source import Source, TableSource
 from gids.store.convert.text_table import first_words, read_text
-from gids.store.convert.torch_file import load_torch
-from gids.store.names import NODE, RELATION, Relation
-from gids.store.rows import Rows, as_rows, read_range
+from gids.store.convert.torch_file import load_torch, value_rows
+from gids.store.names import NODE, RELATION, Relation, check_name
+from gids.store.rows import Rows
 
 _PARTS = {"train": "train", "valid": "val", "test": "test"}
 _MIRRORED = ("ogbn_products", "ogbn_proteins", "products", "proteinfunc")  # OGB's loader adds the other half
@@ -53,7 +56,7 @@ def _read_binary(raw: Path, scratch: Path, source: Source) -> None:
     count = _only(arrays.take("num_nodes_list"), raw / "data.npz")
     source.add_nodes(NODE, count, "num_nodes_list")
     edge_index = arrays.take("edge_index")
-    if edge_index is None or edge_index.shape[:1] != (2,):
+    if edge_index is None or len(edge_index.shape) != 2 or edge_index.shape[0] != 2:
         found = "no edge_index" if edge_index is None else f"edge_index of shape {edge_index.shape}"
         raise FormatError(f"{raw / 'data.npz'} has {found}; it must be (2, number of edges)")
     edge_count = _only(arrays.take("num_edges_list"), raw / "data.npz")
@@ -65,7 +68,7 @@ def _read_binary(raw: Path, scratch: Path, source: Source) -> None:
         if name.startswith("edge_"):
             source.tables.append(TableSource("edge", RELATION, name.removeprefix("edge_"), rows))
         else:
-            source.add_nodes(NODE, rows.shape[0], arrays.describe(name))
+            source.add_nodes(NODE, row_count(rows, arrays.describe(name)), arrays.describe(name))
             source.tables.append(TableSource("node", NODE, name.removeprefix("node_"), rows))
     if (raw / "node-label.npz").is_file():
         labels = open_npz(raw / "node-label.npz", scratch).get("node_label", Found(None))
@@ -90,22 +93,35 @@ def _read_text(raw: Path, scratch: Path, source: Source) -> None:
 
 
 def _read_types(raw: Path, scratch: Path, source: Source) -> None:
-    names, *counts = first_words(raw / "num-node-dict.csv.gz")
+    counted = raw / "num-node-dict.csv.gz"
+    names, *counts = first_words(counted) or [[]]
     if len(counts) != 1 or len(counts[0]) != len(names):
-        raise FormatError(f"{raw / 'num-node-dict.csv.gz'} is for {len(counts)} graphs; one can be converted")
+        raise FormatError(f"{counted} is for {len(counts)} graphs; one can be converted")
     for ntype, count in zip(names, counts[0], strict=True):
-        source.add_nodes(ntype, int(count), "num-node-dict.csv.gz")
-    for relation in sorted(first_words(raw / "triplet-type-list.csv.gz")):
+        if not count.isascii() or not count.isdigit() or len(count) > 20:
+            raise FormatError(f"{counted} says that there are {shown(count)} nodes of {shown(ntype)}")
+        source.add_nodes(_folder_name(ntype, counted), int(count), counted.name)
+    listed = raw / "triplet-type-list.csv.gz"
+    for relation in sorted(first_words(listed)):
         if len(relation) != 3:
-            raise FormatError(f"{raw / 'triplet-type-list.csv.gz'} has {relation} where a triplet must be")
-        folder = raw / "relations" / "___".join(relation)
-        _read_edges(folder, (relation[0], relation[1], relation[2]), scratch, source)
+            raise FormatError(f"{listed} has {shown(relation)} where a triplet must be")
+        src, name, dst = (_folder_name(part, listed) for part in relation)
+        if (src, name, dst) in source.graphs:
+            raise FormatError(f"{listed} has {shown(relation)} twice")
+        _read_edges(raw / "relations" / "___".join(relation), (src, name, dst), scratch, source)
     for ntype in names:
         for file in _files(raw / "node-feat" / ntype, "node"):
             _add_nodes_table(read_text(file, scratch), ntype, file, source)
         label = raw / "node-label" / ntype / "node-label.csv.gz"
         if label.is_file():
             _add_labels(read_text(label, scratch), ntype, label, source)
+
+
+def _folder_name(name: str, file: Path) -> str:
+    """A name that is also that of a folder, and cannot lead out of the dataset."""
+    if "/" in name or "\0" in name or name in (".", ".."):
+        raise FormatError(f"{file} has {shown(name)}, which cannot be the name of a folder")
+    return name
 
 
 def _read_edges(folder: Path, relation: Relation, scratch: Path, source: Source) -> None:
@@ -139,7 +155,7 @@ def _add_nodes_table(rows: Rows, ntype: str, file: Path, source: Source) -> None
 
 def _add_labels(rows: Rows, ntype: str, file: Path, source: Source) -> None:
     """Labels of one task are classes, with NaN for none; several columns (ogbn-proteins) stay as they are."""
-    source.add_nodes(ntype, rows.shape[0], str(file))
+    source.add_nodes(ntype, row_count(rows, str(file)), str(file))
     source.labels[ntype] = normalised(rows, are_classes=True)
 
 
@@ -167,23 +183,23 @@ def _read_split_dict(file: Path, source: Source) -> None:
         found = parts.get(part)
         for ntype, ids in found.items() if isinstance(found, dict) else [(NODE, found)]:
             if ids is not None:
-                source.splits.setdefault(ntype, {})[split] = as_rows(ids)
+                check_name(ntype, f"a node type of {file}")
+                source.splits.setdefault(ntype, {})[split] = value_rows(ids, f"{part} of {file}", file)
 
 
 def _ids(rows: Rows, file: Path) -> Rows:
     if rows.shape[1] > 1:
         raise FormatError(f"{file} has {rows.shape[1]} columns; ids have one")
-    return as_rows(read_range(rows, 0, rows.shape[0])[:, 0])
+    return column_of(rows, 0)
 
 
 def _only(counts: Rows | None, file: Path) -> int:
     """The one number of a list with one entry per graph."""
     if counts is None:
         raise FormatError(f"{file} does not say how many nodes and edges there are")
-    numbers = read_range(counts, 0, counts.shape[0]).reshape(-1).tolist()
-    if len(numbers) != 1:
-        raise FormatError(f"{file} is for {len(numbers)} graphs; one can be converted")
-    return int(numbers[0])
+    if (count := math.prod(counts.shape)) != 1:
+        raise FormatError(f"{file} is for {count} graphs; one can be converted")
+    return numbers(counts, 1, f"the count in {file}")[0]
 
 
 def _check_count(found: int, expected: int, what: str, where: str) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from gids.errors import FormatError
 from gids.store.convert.arrow_table import ArrowTable, is_arrow
+from gids.store.convert.edges import most_id
 from gids.store.convert.named import LABELS, MASKS
 from gids.store.convert.readers.reader import Choices, Reader
 from gids.store.convert.source import Source, TableSource
@@ -63,11 +64,11 @@ def _relation(name: str) -> Relation:
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     source = Source()
     if path.is_file():
-        _read_nodes(NODE, ArrowTable([path]), source)
+        _read_nodes(NODE, ArrowTable([path], choices.memory_bytes), source)
         return source
     for ntype, files in _nodes(path).items():
-        _read_nodes(ntype, ArrowTable(files), source)
-    edges = {relation: ArrowTable(files) for relation, files in _edges(path).items()}
+        _read_nodes(ntype, ArrowTable(files, choices.memory_bytes), source)
+    edges = {relation: ArrowTable(files, choices.memory_bytes) for relation, files in _edges(path).items()}
     _learn_ends(edges, source)
     for relation, table in edges.items():
         _read_edges(relation, table, source)
@@ -117,10 +118,7 @@ def _learn_ends(edges: dict[Relation, ArrowTable], source: Source) -> None:
         for ntype, names in ((relation[0], _SOURCES), (relation[2], _DESTINATIONS)):
             if ntype not in source.nodes:
                 ids = table.rows([_end(columns, names, relation)])
-                most = max(
-                    (int(block.to(torch.int64).max()) for _, block in blocks(ids, 8 << 20)), default=-1
-                )
-                counts[ntype] = max(counts.get(ntype, 0), 1 + most)
+                counts[ntype] = max(counts.get(ntype, 0), 1 + most_id(ids))
     for ntype, count in counts.items():
         source.add_nodes(ntype, count, "the edges")
         source.notes.append(f"{ntype!r} has no table: {count} nodes, by the edges")

@@ -12,6 +12,8 @@ from typing import Any
 
 from gids.store.convert.source import Source, source_files
 
+READER_BYTES = 300 << 20  # what a reader may hold beside the buffers that --memory bounds
+
 
 @dataclass(frozen=True)
 class Choices:
@@ -19,7 +21,8 @@ class Choices:
 
     table: KEY or TYPE.KEY of a single array. dtype, shape: of raw binary. labels: which label array, where
     there are several. num_nodes: how many nodes there are, where only edges tell. skip: arrays to leave out.
-    load_graphs: dgl.load_graphs, when DGL is at hand.
+    load_graphs: dgl.load_graphs, when DGL is at hand. memory_bytes: what a library may take that decodes a
+    piece of a file, or loads it whole; None: no limit.
     """
 
     table: str = "feat"
@@ -29,6 +32,7 @@ class Choices:
     num_nodes: int | None = None
     skip: tuple[str, ...] = ()
     load_graphs: Callable[[str], Any] | None = None
+    memory_bytes: int | None = None
 
     def given(self) -> list[str]:
         """The options of the command that say them, without --dtype, which says other things, too."""
@@ -51,6 +55,8 @@ class Reader:
     scratch is a directory for files that are needed as long as the result. Raises FormatError. files: what a
     source consists of, to notice changes. is_raw: whether a path has no type of its own, so that --dtype says
     how to read it, not what to cast it to. takes: which options of Choices.given mean something here.
+    may_crash: whether a library's native code loads the file whole, and may crash on a damaged one; another
+    process reads it first.
     """
 
     name: str
@@ -61,3 +67,4 @@ class Reader:
     files: Callable[[Path], list[Path]] = source_files
     is_raw: Callable[[Path], bool] = lambda _: False
     takes: tuple[str, ...] = ()
+    may_crash: bool = False

@@ -1,0 +1,13 @@
+"""Text from files, made safe for a terminal. Called by the command and its progress bar."""
+
+from __future__ import annotations
+
+_MOST_CHARS = 2000
+
+
+def printable(text: str) -> str:
+    """One line: control characters and what is no Unicode escaped, and cut at 2000 characters."""
+    line = " ".join(text.split())
+    if not line.isprintable():
+        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line[:_MOST_CHARS])
+    return line if len(line) <= _MOST_CHARS else f"{line[:_MOST_CHARS]} …"
