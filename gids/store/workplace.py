@@ -35,7 +35,7 @@ from gids.store.publish import (
     shard_folder,
     take_back,
 )
-from gids.store.sync import sync_tree, write_synced
+from gids.store.sync import sync_directory, sync_tree, write_synced
 
 _JOURNAL = "journal"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -193,6 +193,7 @@ class Workplace:
             for fault in faults(load_manifest(manifest), Locator(self.root, self.folders)):
                 raise FormatError(fault)
             self._sync_names()
+            sync_directory(self.partial)
             replaces = self._overwrite and self.path.is_dir()
             with locked_directory(self.path) if replaces else contextlib.nullcontext():
                 record = publication(self.partial, self.path)

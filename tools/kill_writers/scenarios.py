@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -48,22 +48,18 @@ Step = Callable[[Place], None]
 
 @dataclass(frozen=True)
 class Scenario:
-    """before: makes what is there, the dataset "old" where `replaces`. command: makes it "new". then: what is
-    run after the kill, the same command unless given. old_kernel: without an exchange of two names. done:
-    what the command raises where it had published already. kills: how often a run may be killed before it
-    may finish.
+    """before: makes what is there, the "old" dataset where there is one. command: makes the "new" one. then:
+    what is run after the kill, the same command unless given. old_kernel: without an exchange of two names.
+    replaces: the command may be run when it was through; else FileExistsError is right then. kills: how often
+    a command may be killed before it may finish.
     """
 
     command: Step
     before: tuple[Step, ...] = ()
     then: Step | None = None
     old_kernel: bool = False
-    done: type[Exception] | None = None
+    replaces: bool = True
     kills: int = 2
-    replaces: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "replaces", bool(self.before))
 
 
 def prepare(place: Place) -> None:
@@ -230,8 +226,8 @@ OLD, OLD_STRIPED = converted("graph0"), converted("graph0", stripes=(0, 1))
 OTHER_OPTIONS = converted("graph1", stripes=(0, 1), overwrite=True, sort_neighbors=True)
 
 SCENARIOS = {
-    "convert": Scenario(converted("graph1")),
-    "convert --stripe": Scenario(converted("graph1", stripes=(0, 1))),
+    "convert": Scenario(converted("graph1"), replaces=False),
+    "convert --stripe": Scenario(converted("graph1", stripes=(0, 1)), replaces=False),
     "convert --overwrite": Scenario(converted("graph1", overwrite=True), (OLD,)),
     "convert --overwrite, the same data": Scenario(converted("graph0", overwrite=True), (OLD,)),
     "convert --overwrite, old kernel": Scenario(converted("graph1", overwrite=True), (OLD,), old_kernel=True),
@@ -252,13 +248,15 @@ SCENARIOS = {
         converted("graph1", overwrite=True), (OLD,), then=OTHER_OPTIONS, old_kernel=True
     ),
     "convert --order, sorted in files": Scenario(
-        converted("sorted", stripes=(0, 1), order="degree", reverse_edges=False, index_dtype="auto"), kills=6
+        converted("sorted", stripes=(0, 1), order="degree", reverse_edges=False, index_dtype="auto"),
+        replaces=False,
+        kills=6,
     ),
     "convert a packed source": Scenario(
-        converted("packed", self_loops=True, dedup=True, keep_edge_ids=False), kills=6
+        converted("packed", self_loops=True, dedup=True, keep_edge_ids=False), replaces=False, kills=6
     ),
     "convert text, float16": Scenario(
-        converted("text", "edges", sort_neighbors=True, dtypes={"": "float16"}), kills=6
+        converted("text", "edges", sort_neighbors=True, dtypes={"": "float16"}), replaces=False, kills=6
     ),
     "convert IGBH, int8 by columns": Scenario(
         converted(
@@ -270,6 +268,7 @@ SCENARIOS = {
             scales={"": "column"},
             page_bytes=8192,
         ),
+        replaces=False,
         kills=6,
     ),
     "restripe to other disks": Scenario(restriped(1, 2), (OLD_STRIPED,)),
@@ -278,13 +277,13 @@ SCENARIOS = {
     "restripe to one disk, then to another": Scenario(restriped(0), (OLD_STRIPED,), then=restriped(2)),
     "heat": Scenario(heated(0), (OLD,)),
     "heat, computed anew": Scenario(heated(1), (OLD_STRIPED, heated(0))),
-    "create_table": Scenario(table_created(2), (OLD,), done=FileExistsError),
-    "create_table, striped": Scenario(table_created(2), (OLD_STRIPED,), done=FileExistsError),
+    "create_table": Scenario(table_created(2), (OLD,), replaces=False),
+    "create_table, striped": Scenario(table_created(2), (OLD_STRIPED,), replaces=False),
     "create_table, replace": Scenario(table_created(2, replace=True), (OLD, table_created(1))),
     "create_table, replace, striped": Scenario(
         table_created(2, "feat", replace=True), (OLD_STRIPED, table_created(1, "feat", replace=True))
     ),
-    "layerwise": Scenario(inferred(2.0), (OLD,), done=FileExistsError),
-    "layerwise, striped": Scenario(inferred(2.0), (OLD_STRIPED,), done=FileExistsError),
+    "layerwise": Scenario(inferred(2.0), (OLD,), replaces=False),
+    "layerwise, striped": Scenario(inferred(2.0), (OLD_STRIPED,), replaces=False),
     "layerwise, replace, striped": Scenario(inferred(2.0, replace=True), (OLD_STRIPED, inferred(3.0))),
 }
