@@ -97,7 +97,7 @@ class NamedArrays:
         for name in self.names():
             rows = self.take(name)
             assert rows is not None
-            self._source.add_nodes(ntype, row_count(rows, self.describe(name)), self.describe(name))
+            self._source.add_nodes(ntype, row_count(rows, self.describe(name)), self.describe(name), name)
             self._source.tables.append(TableSource("node", ntype, name, rows))
 
     def _read_split(self, ntype: str, split: str, prefixes: tuple[str, ...]) -> None:
