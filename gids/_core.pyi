@@ -231,8 +231,8 @@ PLANNING_ROW_BYTES: int
 """Memory in which one minibatch at a time is planned and gathered, for each of its rows."""
 LOAD_BYTES: int
 """Of the requests of planned minibatches, for each page that wins a line."""
-LATE_BYTES: int
-"""Of the requests for the other pages, where a minibatch gets its output only when it is gathered."""
+LATE_ROWS: int
+"""Rows of other pages that are requested at a time, where a minibatch gets its output when it is gathered."""
 MAX_LINES: int
 
 class Workers:
@@ -310,6 +310,9 @@ class PageCache:
     def audit(self) -> None: ...
     def words(self) -> NDArray[np.uint64]: ...
     def stats(self) -> dict[str, int | float]: ...
+    @property
+    def plan_bytes(self) -> int:
+        """Requests of planned steps, and memory to plan in, at most."""
 
 # native/bind/bench.cpp
 def unique_pages(

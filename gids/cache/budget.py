@@ -101,15 +101,15 @@ def needed_bytes(
     rows = sum(sizes.rows.values())
     pages = sum(sizes.rows[t.name] * (4 if t.page_count <= _NARROW_PAGES else 8) for t in tables)
     outputs = 2 if late_outputs else sizes.planned_batches + 1
-    planned = _core.LATE_BYTES if late_outputs else rows * sizes.planned_batches * _core.PLANNED_ROW_BYTES
-    planned += sum(8 * sizes.rows[t.name] for t in tables if t.order is not None) * sizes.planned_batches
+    requested = min(rows, _core.LATE_ROWS) if late_outputs else rows * sizes.planned_batches
+    ordered = sum(sizes.rows[t.name] for t in tables if t.order is not None) * sizes.planned_batches
     sampled = sizes.live_batches + sizes.waiting_batches
     return {
         "page tables": sum(8 * t.page_count for t in tables),
         "bounce pool": bounce_bytes,
         "outputs": output_bytes(tables, sizes.rows, output_row_bytes) * outputs,
         "window": pages * sizes.live_batches + sizes.minibatch_bytes * sampled,
-        "requests": planned + rows * _core.PLANNING_ROW_BYTES,
+        "requests": requested * _core.PLANNED_ROW_BYTES + rows * _core.PLANNING_ROW_BYTES + 8 * ordered,
     }
 
 

@@ -196,7 +196,7 @@ class FeatureCache:
             "line metadata": sum(t["line_metadata_bytes"] for t in tables),
             "outputs": self._pool.peak_bytes,
             "window": sum(t["step_bytes"] for t in tables),
-            "requests": sum(t["plan_bytes"] for t in tables),
+            "requests": sum(cache.plan_bytes for cache in self._caches.values()),
         }
 
     def audit(self) -> None:

@@ -115,10 +115,10 @@ def best_share(ways: Iterable[Way[S]]) -> S | None:
 
 
 def _with_window(way: Way[S]) -> S | None:
-    for window in range(way.sizes.window_batches, -1, -1):
-        longest = window == way.sizes.window_batches
-        share = way.share(way.sizes if longest else way.sizes.shortened(window))
-        if share is not None and (window <= 1 or share.capped or _pays(share)):
+    shorter = range(way.sizes.window_batches, -1, -1)
+    for sizes in (way.sizes, *map(way.sizes.shortened, shorter)):
+        share = way.share(sizes)
+        if share is not None and (sizes.window_batches <= 1 or share.capped or _pays(share)):
             return share
     return None
 

@@ -57,7 +57,7 @@ def page_bytes_read(ids: Mapping[str, Any], tables: Iterable[Table]) -> int:
     total = 0
     for table in tables:
         given = ids.get(table.name)
-        if not isinstance(given, torch.Tensor) or given.dtype != torch.int64:
+        if not isinstance(given, torch.Tensor) or given.dtype != torch.int64 or given.is_meta:
             continue  # none, or refused when the minibatch enters the cache
         rows = given.cpu().numpy().ravel()
         if table.order is not None:

@@ -136,7 +136,8 @@ class OwningCache {
       nb::gil_scoped_release release;
       cache_->plan(step, span_of(ids), out ? bytes_of(*out) : nullptr);
     }
-    held_.insert_or_assign(step, Held{std::move(ids), std::move(out)});
+    const bool late = !out;
+    held_.insert_or_assign(step, Held{std::move(ids), std::move(out), late});
     publish();
   }
 
@@ -146,7 +147,7 @@ class OwningCache {
     if (out) {
       const auto held = held_.find(step);
       if (held == held_.end()) throw nb::value_error("out: the step is not planned");
-      if (held->second.out) throw nb::value_error("out: plan() has it already");
+      if (!held->second.late) throw nb::value_error("out: plan() has it already");
       check_output(held->second.ids, *out);
       late_out = bytes_of(*out);
       held->second.out = std::move(out);
@@ -213,9 +214,10 @@ class OwningCache {
     d["line_metadata_bytes"] = cache_->planner().line_bytes();
     d["page_table_bytes"] = cache_->planner().table_bytes();
     d["step_bytes"] = step_bytes_;
-    d["plan_bytes"] = plan_bytes_;
     return d;
   }
+
+  size_t plan_bytes() const { return plan_bytes_; }
 
   Planner& planner() {
     refuse_forked();
@@ -226,6 +228,7 @@ class OwningCache {
   struct Held {
     Ids ids;
     std::optional<Rows> out;
+    bool late;
   };
 
   static std::byte* bytes_of(const Rows& rows) { return reinterpret_cast<std::byte*>(rows.data()); }
@@ -286,7 +289,7 @@ void bind_cache(nb::module_& m) {
   m.attr("PLANNED_ROW_BYTES") = cache::planned_row_bytes;
   m.attr("PLANNING_ROW_BYTES") = cache::planning_row_bytes;
   m.attr("LOAD_BYTES") = cache::load_bytes;
-  m.attr("LATE_BYTES") = 2 * cache::late_rows * cache::planned_row_bytes;
+  m.attr("LATE_ROWS") = cache::late_parts * cache::late_rows;
   m.attr("MAX_LINES") = word::line_mask;
 
   nb::class_<Workers>(m, "Workers", "Threads that copy rows.")
@@ -354,7 +357,8 @@ void bind_cache(nb::module_& m) {
       .def("words",
            [](OwningCache& c) { auto w = c.planner().words(); return nb::ndarray<nb::numpy, const u64, nb::ndim<1>>(w.data(), {w.size()}, nb::handle()); },
            nb::rv_policy::copy)
-      .def("stats", &OwningCache::stats);
+      .def("stats", &OwningCache::stats)
+      .def_prop_ro("plan_bytes", &OwningCache::plan_bytes, "Requests of planned steps, and memory to plan in, at most.");
 }
 
 }  // namespace gids

@@ -337,6 +337,7 @@ std::vector<Failure> PageCache::read_past_cache(std::span<const i64> ids, std::b
     std::vector<u32> again;
     ReadsInFlight reads(*engine_);
     auto finish_one = [&] {
+      check();  // parts that take less than a tenth of a second would not
       engine_->wait(reads.oldest(), check);
       const auto fill = std::static_pointer_cast<Fill>(reads.take_oldest());
       fill->add_undelivered(again);
@@ -350,7 +351,7 @@ std::vector<Failure> PageCache::read_past_cache(std::span<const i64> ids, std::b
       fill->add_rows({positions.begin() + static_cast<std::ptrdiff_t>(begin),
                       positions.begin() + static_cast<std::ptrdiff_t>(end)});
       reads.add(std::move(fill));
-      if (reads.count() == 2) finish_one();  // the device is busy with the other one meanwhile
+      if (reads.count() == late_parts) finish_one();  // the device is busy with the other ones meanwhile
       begin = end;
     }
     while (reads.count()) finish_one();

@@ -41,9 +41,10 @@ struct CacheOptions {
 
 // Bytes that a minibatch of `n` rows takes while it is planned, at most, by what needs them.
 constexpr size_t planned_row_bytes = sizeof(io::Read) + 9;  // a row of a page that wins no line
-constexpr size_t planning_row_bytes = 14;                   // of one minibatch at a time, whatever it finds
+constexpr size_t planning_row_bytes = 16;                   // of one minibatch at a time, whatever it finds
 constexpr size_t load_bytes = sizeof(io::Read) + 16;        // a page that wins a line
-constexpr size_t late_rows = 32 << 10;                      // rows read at a time into an output that came late
+constexpr size_t late_rows = 32 << 10;                      // rows that are read together into a late output
+constexpr size_t late_parts = 2;                            // such reads at a time
 
 class PageCache {
  public:
