@@ -63,8 +63,9 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
     engine and cache until ``close()`` or its end.
 
     Raises KeyError for a feature that neither store nor graph has, ValueError for a table whose row count is
-    not the graph's, for a column that two stores have, or for a device that this DGL does not support; while
-    iterating StorageError, which belongs to one minibatch: the next one can be asked for.
+    not the graph's, for a graph whose nodes or edges were reordered (dgl.reorder_graph), for a column that
+    two stores have, or for a device that this DGL does not support; while iterating StorageError, and what
+    the sampler raises, which belong to one minibatch: the next one can be asked for.
     """
 
     feature_loader: FeatureLoader | None = None

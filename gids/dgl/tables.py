@@ -11,6 +11,7 @@ from typing import Any
 
 import dgl
 
+from gids.dgl.order import check_order
 from gids.errors import MissingError
 from gids.store import FeatureStore, Table
 
@@ -28,7 +29,8 @@ class ServedTables:
     own may ask for any of them. A column that is in ``feats`` is looked for nowhere else.
 
     Raises KeyError for a column that neither a store nor the graph has, and ValueError for a table that does
-    not fit the graph, for a column that is in two stores, or if nothing is asked for.
+    not fit the graph, for a graph whose nodes or edges are in another order than a table's rows, for a column
+    that is in two stores, or if nothing is asked for.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class ServedTables:
         self._names = " and ".join(store.name for store in stores)
         self._graph = graph
         self._tables: dict[tuple[str, Any, str], Table] = {}
+        self._in_order: set[tuple[str, Any]] = set()
         #: Tables that each minibatch gets even if its sampler does not ask.
         self.always = [self._add(self._given(feat)) for feat in feats]
         for kind, type_, key in _declared_columns(sampler, graph):
@@ -90,6 +93,9 @@ class ServedTables:
                 f"table {table.name!r} of {table.dataset} has {table.row_count} rows, but the graph has "
                 f"{count(table.type)} {table.kind}s of type {table.type!r}: they are not of the same graph"
             )
+        if (table.kind, table.type) not in self._in_order:
+            check_order(table, self._graph, self._stores)
+            self._in_order.add((table.kind, table.type))
         return _only([self._tables.setdefault((table.kind, table.type, table.key), table), table])
 
     def _given(self, feat: str | Table) -> Table:

@@ -1,0 +1,195 @@
+"""A graph whose nodes or edges are in another order than the dataset's rows is refused, and no other is."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import dgl_model as model
+import numpy as np
+import pytest
+import torch
+
+import gids.dgl
+from gids.store import DatasetWriter, FeatureStore
+
+import dgl  # isort: skip
+from dgl.dataloading import NeighborSampler
+
+ORDER = torch.Generator().manual_seed(3)
+E = ("_N", "_E", "_N")
+TABLES = {"node": "_N.feat", "edge": "_N._E._N.weight"}
+
+
+def permutation(count: int) -> torch.Tensor:
+    return torch.randperm(count, generator=ORDER)
+
+
+def in_format(graph: Any, name: str) -> Any:
+    """With this format made, and no other."""
+    made = graph.formats(name)
+    made.create_formats_()
+    return made
+
+
+def serve(graph: Any, store: Any, kind: str = "node") -> None:
+    """Make a loader, and read a minibatch, which equals rows of the graph's own ids."""
+    name = "prefetch_node_feats" if kind == "node" else "prefetch_edge_feats"
+    keys = ["feat"] if kind == "node" else ["weight"]
+    seeds = torch.arange(10, dtype=graph.idtype)
+    sampler = NeighborSampler([2], **{name: keys})
+    loader = gids.dgl.DataLoader(graph, seeds, sampler, gids=store, batch_size=5)
+    if graph.formats()["created"] != ["csr"] and graph.num_edges():  # of which DGL samples no in-edges
+        for _, _, blocks in loader:
+            column = blocks[0].srcdata["feat"] if kind == "node" else blocks[0].edata["weight"]
+            ids = blocks[0].srcdata[dgl.NID] if kind == "node" else blocks[0].edata[dgl.EID]
+            assert torch.equal(column, store.tables[TABLES[kind]].read_rows(ids.long()))
+    loader.close()
+
+
+def refused(graph: Any, store: Any, message: str, kind: str = "node") -> None:
+    with pytest.raises(ValueError, match=f"are in another order than the rows of .*{message}"):
+        serve(graph, store, kind)
+
+
+def renumbered(graph: Any, perms: dict[str, torch.Tensor]) -> Any:
+    """The same graph with other numbers for its nodes, and nothing that tells."""
+    edges = {}
+    for src, name, dst in graph.canonical_etypes:
+        u, v = graph.edges(etype=(src, name, dst), order="eid")
+        ends = [perms[t][x] if t in perms else x for t, x in ((src, u), (dst, v))]
+        edges[src, name, dst] = tuple(ends)
+    return dgl.heterograph(edges, {t: graph.num_nodes(t) for t in graph.ntypes})
+
+
+@pytest.mark.parametrize("store_ids", [True, False])
+@pytest.mark.parametrize("algorithm", ["rcmk", "custom"])
+@pytest.mark.parametrize("made", ["coo", "csc", "csr"])
+def test_dgls_reordered_graph(homogeneous, store_ids, algorithm, made):
+    config = {"permute_config": {"nodes_perm": permutation(300)}} if algorithm == "custom" else {}
+    graph = dgl.reorder_graph(
+        homogeneous.graph, algorithm, edge_permute_algo="src", store_ids=store_ids, **config
+    )
+    refused(in_format(graph, made), homogeneous.store, "give the loader the graph before it was reordered")
+    if store_ids:
+        refused(dgl.add_self_loop(graph), homogeneous.store, r"'_ID'\] has their ids from before")
+        refused(graph, homogeneous.store, r"'_ID'\] has their ids from before", "edge")
+    assert ("_ID" in graph.ndata) == store_ids
+
+
+def test_edges_alone_in_another_order(homogeneous):
+    graph, order = homogeneous.graph, permutation(1800)
+    u, v = graph.edges(order="eid")
+    for made in ("coo", "csc", "csr"):
+        other = in_format(dgl.graph((u[order], v[order]), num_nodes=300), made)
+        serve(other, homogeneous.store)  # nodes are as they were
+        refused(other, homogeneous.store, "small.gids has these edges, with other ids", "edge")
+        serve(in_format(dgl.graph((u, v), num_nodes=300), made), homogeneous.store, "edge")
+    subgraph = dgl.edge_subgraph(graph, order, relabel_nodes=False)
+    serve(subgraph, homogeneous.store)
+    refused(subgraph, homogeneous.store, r"edges.*'_ID'\] has their ids from before", "edge")
+
+
+def test_a_dataset_that_was_made_from_the_reordered_graph(homogeneous, tmp_path):
+    graph = dgl.reorder_graph(homogeneous.full, "rcmk", edge_permute_algo="src")
+    columns = {("node", "_N", "feat"): graph.ndata["feat"], ("edge", E, "weight"): graph.edata["weight"]}
+    store = model.write(tmp_path / "r.gids", graph, columns)
+    for kind in ("node", "edge"):
+        serve(graph, store, kind)
+        serve(gids.dgl.graph(store), store, kind)
+    refused(homogeneous.graph, store, "r.gids has these degrees, of other nodes")
+    with DatasetWriter(tmp_path / "f.gids") as writer:
+        writer.write_table("node", "_N", "feat", graph.ndata["feat"])
+    rows_only = FeatureStore(tmp_path / "f.gids")
+    refused(graph, rows_only, "or, if f.gids was made from this graph, delete that column")
+    del graph.ndata[dgl.NID]
+    serve(graph, rows_only)
+
+
+def rewired(graph: Any) -> Any:
+    """As many edges, from other nodes: every in-degree stays."""
+    u, v = graph.edges(order="eid")
+    return dgl.graph((u[permutation(len(u))], v), num_nodes=graph.num_nodes())
+
+
+OTHER_GRAPHS = {
+    "the same": lambda g: g,
+    "reverse edges": dgl.add_reverse_edges,
+    "self loops": dgl.add_self_loop,
+    "reversed": dgl.reverse,
+    "both ways": dgl.to_bidirected,
+    "fewer edges": lambda g: dgl.remove_edges(g, torch.arange(0, 1800, 2)),
+    "other edges": lambda g: dgl.rand_graph(300, 1800),
+    "other edges, the same in-degrees": rewired,
+    "other sources": lambda g: dgl.graph((permutation(300)[g.edges()[0]], g.edges()[1]), num_nodes=300),
+    "a ring": lambda g: dgl.graph((torch.arange(300), (torch.arange(300) + 1) % 300)),
+    "no edges": lambda g: dgl.graph(([], []), num_nodes=300),
+    "all nodes of it": lambda g: dgl.node_subgraph(g, torch.arange(300)),
+    "int32": lambda g: g.int(),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_GRAPHS)
+@pytest.mark.parametrize("made", ["coo", "csc"])
+def test_a_graph_of_other_edges_is_served(homogeneous, name, made):
+    graph = OTHER_GRAPHS[name](homogeneous.graph)
+    serve(in_format(graph, made), homogeneous.store)
+
+
+@pytest.mark.parametrize("name", ["the same", "reversed", "int32"])
+@pytest.mark.parametrize("made", ["coo", "csc", "csr"])
+def test_edges_of_the_same_ids_are_served(homogeneous, name, made):
+    serve(in_format(OTHER_GRAPHS[name](homogeneous.graph), made), homogeneous.store, "edge")
+
+
+def test_two_graphs_of_nearest_neighbours(tmp_path):
+    """Every node has five in-edges in either, and they share few."""
+    rng = np.random.default_rng(4)
+    points = rng.random((400, 3))
+    made = []
+    for part in (points[:, :1], points[:, 1:]):
+        far = ((part[:, None] - part[None]) ** 2).sum(-1) + np.eye(400) * 9
+        near = np.argsort(far, axis=1)[:, :5]
+        made.append(dgl.graph((torch.from_numpy(near.reshape(-1)), torch.arange(400).repeat_interleave(5))))
+    store = model.write(tmp_path / "n.gids", made[0], {("node", "_N", "feat"): torch.rand(400, 2)})
+    serve(made[1], store)
+    order = permutation(400)
+    refused(renumbered(made[0], {"_N": order}), store, "n.gids has these degrees, of other nodes")
+
+
+@pytest.mark.parametrize("types", [("paper",), ("author",), ("author", "paper", "venue")])
+@pytest.mark.parametrize("made", ["coo", "csc", "csr"])
+def test_one_of_several_types_in_another_order(heterogeneous, types, made):
+    graph = heterogeneous.graph
+    perms = {t: permutation(graph.num_nodes(t)) for t in types}
+    other = in_format(renumbered(graph, perms), made)
+    ask = {t: ["feat"] for t in ("paper", "author")}
+    for ntype in ("paper", "author"):
+        sampler = NeighborSampler([2], prefetch_node_feats={ntype: ask[ntype]})
+        given = {"gids": heterogeneous.store, "batch_size": 5}
+        seeds = {"paper": torch.arange(10)}
+        if ntype in types:
+            with pytest.raises(ValueError, match=f"nodes of type '{ntype}' are in another order"):
+                gids.dgl.DataLoader(other, seeds, sampler, **given)
+        else:
+            gids.dgl.DataLoader(other, seeds, sampler, **given).close()
+    gids.dgl.DataLoader(in_format(renumbered(graph, {}), made), seeds, sampler, **given).close()
+
+
+def test_the_check_draws_from_no_generator_of_the_users(homogeneous):
+    sampler = NeighborSampler([2], prefetch_node_feats=["feat"])
+    graph = rewired(homogeneous.graph)  # which takes the longest look
+    model.seed_everything()
+    before = torch.random.get_rng_state(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    gids.dgl.DataLoader(graph, torch.arange(9), sampler, gids=homogeneous.store).close()
+    assert torch.equal(before[0], torch.random.get_rng_state())
+    assert before[1] == np.random.get_state()[1].tolist()  # noqa: NPY002
+
+
+def test_a_topology_that_is_damaged_is_no_crash(homogeneous, tmp_path):
+    path = shutil.copytree(homogeneous.path, tmp_path / "d.gids")
+    file = path / "graph/_N._E._N/indptr.npy"
+    header = len(file.read_bytes()) - 301 * 8
+    for values in (np.full(301, 1 << 60), np.full(301, -5), np.arange(301)[::-1]):
+        file.write_bytes(file.read_bytes()[:header] + values.astype(np.int64).tobytes())
+        serve(homogeneous.graph, FeatureStore(path))
