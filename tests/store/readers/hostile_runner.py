@@ -37,6 +37,7 @@ from gids.store import verify
 TIME_S = 60
 PEAK_BYTES = (256 + 300) << 20  # the default of --memory, and what docs/datasets.md allows beyond it
 DATA_BYTES = 2 << 30  # what the child may allocate, so that a failure does not take the machine's memory
+OPEN_FILES = 128  # at a time
 FILE_BYTES = 100 << 20  # what it may write to one file
 EXPECTED = (FormatError, StorageError, FileNotFoundError, FileExistsError, ImportError)
 
@@ -88,6 +89,7 @@ def in_child(source: Path, arguments: tuple[str, ...]) -> dict[str, object]:
             os.write(writing, f"{resident()}\n".encode())
             limit = anonymous_bytes() + DATA_BYTES
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
             resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
             found = convert(source, arguments)
         except BaseException as error:
@@ -140,6 +142,9 @@ def faults_of(found: dict[str, object], before: list[str], after: list[str]) -> 
     is_resumable = "File too large" in str(found.get("error"))  # it grew beyond what the child may write
     if status != 0 and before != after and not is_resumable:
         faults.append(f"left behind {sorted(set(after) - set(before))[:5]}")
+    strays = [path for path in set(after) - set(before) if not path.startswith("x.gids")]
+    if strays:
+        faults.append(f"wrote {strays[:5]}")
     if status == 0 and found["faults"]:
         faults.append("verify finds faults")
     if isinstance(peak, int) and peak > PEAK_BYTES:

@@ -744,7 +744,7 @@ def hostile_value(rng: random.Random, value: Any) -> Any:
         )
         try:
             return torch.from_numpy(hostile_array(rng, values).copy())
-        except TypeError:
+        except (TypeError, ValueError):
             return torch.arange(N).to(
                 rng.choice(
                     [
