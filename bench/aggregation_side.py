@@ -12,7 +12,8 @@ import torch
 
 import gids
 from gids.quickstart.counters import resident_bytes
-from gids.quickstart.isolation import limit_own_memory, serve
+from gids.quickstart.isolation import serve
+from gids.quickstart.memory_group import limit_own_memory
 
 SMALLEST_BYTES = 256 << 20
 

@@ -48,7 +48,8 @@ from aggregation import DEFAULT_READ_AHEAD_BYTES
 from harness import alternate, median_ratio, random_pages_per_s, read_ahead, write_json
 
 import gids.io
-from gids.quickstart.isolation import MemoryGroup, run_fresh
+from gids.quickstart.isolation import run_fresh
+from gids.quickstart.memory_group import MemoryGroup
 from gids.quickstart.sides import why_no_limit
 from gids.store import DatasetWriter
 

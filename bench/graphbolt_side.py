@@ -18,7 +18,8 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import gids
 from gids.quickstart.counters import resident_bytes
-from gids.quickstart.isolation import limit_own_memory, serve
+from gids.quickstart.isolation import serve
+from gids.quickstart.memory_group import limit_own_memory
 
 os.environ.setdefault("DGLBACKEND", "pytorch")
 with warnings.catch_warnings():

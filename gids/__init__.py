@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gids import dgl_finder
+
 if TYPE_CHECKING:
     from gids import cache as cache
     from gids import cuda as cuda
@@ -60,3 +62,6 @@ def __getattr__(name: str) -> Any:  # loads torch only when something that needs
 
 def __dir__() -> list[str]:
     return sorted([*__all__, *_PARTS, "__version__"])
+
+
+dgl_finder.install()

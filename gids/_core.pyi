@@ -225,6 +225,14 @@ USE_BITS: int
 SCORE_BUCKETS: int
 """Minibatches that may be live (in the window or planned) at once."""
 LINE_METADATA_BYTES: int
+PLANNED_ROW_BYTES: int
+"""Of the requests of a planned minibatch, for each of its rows, at most."""
+PLANNING_ROW_BYTES: int
+"""Memory in which one minibatch at a time is planned and gathered, for each of its rows."""
+LOAD_BYTES: int
+"""Of the requests of planned minibatches, for each page that wins a line."""
+LATE_ROWS: int
+"""Rows of other pages that are requested at a time, where a minibatch gets its output when it is gathered."""
 MAX_LINES: int
 
 class Workers:
@@ -233,8 +241,11 @@ class Workers:
 class BufferPool:
     @staticmethod
     def create(keep_bytes: int) -> BufferPool: ...
-    def take(self, bytes: int) -> NDArray[np.uint8]:
-        """uint8[bytes]; goes back to the pool when the last view of it is gone."""
+    def take(self, bytes: int, room: int = 0) -> NDArray[np.uint8]:
+        """uint8[bytes]; goes back to the pool when the last view of it is gone.
+
+        room: bytes that later requests may have. One of more than half of it gets a buffer that holds it.
+        """
     @property
     def taken_bytes(self) -> int: ...
     @property
@@ -288,8 +299,9 @@ class PageCache:
     ) -> None: ...
     def check(self, ids: NDArray[np.int64]) -> None: ...
     def enter(self, step: int, ids: NDArray[np.int64]) -> int: ...
-    def plan(self, step: int, ids: NDArray[np.int64], out: NDArray[np.uint8]) -> None: ...
-    def gather(self, step: int) -> list[tuple[int, int, int]]:
+    def plan(self, step: int, ids: NDArray[np.int64], out: NDArray[np.uint8] | None = None) -> None:
+        """Decide, and submit reads. Without out, only those of pages that win a line: gather() gets it."""
+    def gather(self, step: int, out: NDArray[np.uint8] | None = None) -> list[tuple[int, int, int]]:
         """Wait and copy. Returns (file, offset, errno) of each page that could not be read."""
     def retire(self, step: int) -> None: ...
     def cancel(self) -> int:
@@ -298,6 +310,9 @@ class PageCache:
     def audit(self) -> None: ...
     def words(self) -> NDArray[np.uint64]: ...
     def stats(self) -> dict[str, int | float]: ...
+    @property
+    def plan_bytes(self) -> int:
+        """Requests of planned steps, and memory to plan in, at most."""
 
 # native/bind/bench.cpp
 def unique_pages(
@@ -398,7 +413,16 @@ class HostSampler:
     ) -> list[_Sampled]:
         """The same by random walks; one block in a layer. counts: neighbours, by layer; path: relations."""
     @property
-    def bytes(self) -> int: ...
+    def scratch_bytes(self) -> int: ...
+    @property
+    def together_bytes(self) -> int:
+        """Of these, what threads use that make one minibatch together."""
+    @property
+    def taken_bytes(self) -> int:
+        """Of buffers that minibatches are in."""
+    @property
+    def idle_bytes(self) -> int:
+        """Of buffers for minibatches to come."""
 
 def variate_keys(
     numbers: tuple[int, int, int], dependency: tuple[int, bool], layer: int, number: int

@@ -33,7 +33,10 @@ _VERIFIED_ROWS = 512
 
 @dataclass(frozen=True)
 class Run:
-    """What to run. state: "cold", nothing of the shards in the page cache, or "warm", all of them."""
+    """What to run. state: "cold", nothing of the shards in the page cache, or "warm", all of them.
+
+    memory_bytes: of the loader; None for its default.
+    """
 
     engine: str
     depth: int
@@ -43,6 +46,7 @@ class Run:
     state: str
     threads: int | None = None
     device: str = "cpu"
+    memory_bytes: int | None = None
 
 
 @dataclass
@@ -172,6 +176,7 @@ def _loader(store: FeatureStore, table: Table, run: Run) -> FeatureLoader:
         engine=run.engine,
         queue_depth=run.depth,
         cache_bytes=run.cache_bytes,
+        memory_bytes=run.memory_bytes,
         window_batches=run.window,
         policy=run.policy,
         threads=run.threads,

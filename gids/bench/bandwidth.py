@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gids.bench import arguments, text
 from gids.bench.report import Figure, Report
 from gids.bench.session import Session
-from gids.cli.sizes import format_bytes
+from gids.cli.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +29,7 @@ EPILOG = """\
 Minibatches are sampled beforehand from the dataset's graph, or (--rows, or a dataset without topology) drawn
 uniformly from all rows. Each run begins with an empty cache, in this process, after the rows that the engine
 hands out were compared with the dataset's. The first lines, `raw probe` and `fio`, are the disk's ceiling.
+With --memory-limit the process is a new one, in a memory control group.
 
 `kvikio` among the engines (with --device cuda) is measured on what it is for: extents of the shards read into
 device memory, in random order, beside the same through pinned staging. It takes no part in aggregation.
@@ -61,6 +62,7 @@ _PROBE_S = 3.0
 _EXTENTS_S = 3.0
 _EXTENTS = (64 << 10, 1 << 20)
 _ROWS = 8192
+_OF_LIMIT = 0.9  # of --memory-limit, for the loader: the process needs some besides
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,6 +108,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="cold,warm",
         help="what the page cache has of the dataset; warm runs read through it (default: cold)",
     )
+    add(
+        "--memory-limit",
+        type=parse_bytes,
+        metavar="BYTES",
+        help="bound memory for cache, minibatches and page cache, as if the table were larger than memory; "
+        "usually needs root (default: no bound)",
+    )
     add("--iterations", type=arguments.positive, default=40, metavar="N", help="of a run (default: 40)")
     add("--threads", type=arguments.positive, metavar="N", help="that copy rows (default: torch's)")
     add(
@@ -119,7 +128,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     """Fill the report; a series for each setting has its first iterations."""
+    if args.memory_limit is not None and not getattr(args, "in_group", False):
+        from gids.bench.limited import measure_limited
+
+        measure_limited(args, session, report)
+        return
     from gids.bench.aggregation import Run, verify
+    from gids.quickstart.memory_group import limit_own_memory, own_memory_bytes
 
     engines, with_kvikio = _engines(args.engines, args.device, report)
     if args.extents and not with_kvikio:
@@ -130,11 +145,21 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     if args.rows and (unused := arguments.given(args, args.sampling_defaults)):
         raise ValueError(f"--rows are drawn uniformly, and nothing is sampled: leave out {', '.join(unused)}")
     store, table = arguments.open_table(args)
-    cache_bytes = _cache_bytes(args.cache, table, args.device, report)
-    _describe(store, table, engines, args.device, report)
+    cache_bytes = _cache_bytes(args, table, report)
+    _describe(store, table, engines, args, report)
     makers = _batch_makers(store, table, args, report) if engines else {}
     runs = [
-        Run(engine, depth, cache_bytes, args.window, args.policy, state, args.threads, args.device)
+        Run(
+            engine,
+            depth,
+            cache_bytes,
+            args.window,
+            args.policy,
+            state,
+            args.threads,
+            args.device,
+            None if args.memory_limit is None else int(_OF_LIMIT * args.memory_limit),
+        )
         for engine, depth, state in itertools.product(engines, args.depth, args.states)
     ]
     with contextlib.ExitStack() as stack:
@@ -148,6 +173,8 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
         left = session.repeat * (len(makers) * len(runs) + len(sides))
         session.total(left)
         batches = {name: make(args.iterations) for name, make in makers.items()}
+        if args.memory_limit is not None:
+            limit_own_memory(own_memory_bytes() + args.memory_limit)
         probe_s = min(_PROBE_S, session.left_s() / 4 / (session.repeat * len(PROBES) * len(args.depth)))
         for turn in range(session.repeat):
             # The disk's speed drifts where others share it: each round has a ceiling of its own.
@@ -242,24 +269,38 @@ def _add_extents(
     )
 
 
-def _cache_bytes(size: str, table: Table, device: str, report: Report) -> int:
+def _cache_bytes(args: argparse.Namespace, table: Table, report: Report) -> int:
     from gids.bench.places import parse_size
     from gids.cache.budget import available_bytes
 
-    cache_bytes = parse_size(size, table.page_count, table.page_bytes)
+    cache_bytes = parse_size(args.cache, table.page_count, table.page_bytes)
     if cache_bytes >= table.page_count * table.page_bytes:
         report.note(
-            f"a cache of {size} holds the whole table: once a page was read all are hits, and the figures "
-            "are of memory, not of the disk"
+            f"a cache of {args.cache} holds the whole table: once a page was read all are hits, and the "
+            "figures are of memory, not of the disk"
         )
-    if device == "cpu" and cache_bytes > available_bytes() // 2:
+    if args.device != "cpu":
+        return cache_bytes
+    if cache_bytes > available_bytes() // 2:
         raise ValueError(
-            f"--cache {size}: {format_bytes(cache_bytes)} are more than half of the memory that is available"
+            f"--cache {args.cache}: {format_bytes(cache_bytes)} are more than half of the memory that is "
+            "available"
+        )
+    if args.memory_limit is not None and "warm" in args.states:
+        raise ValueError(
+            "--states warm fills the page cache, which --memory-limit bounds: leave one of them out"
+        )
+    if args.memory_limit is not None and args.memory_limit <= cache_bytes:
+        raise ValueError(
+            f"--memory-limit {format_bytes(args.memory_limit)}: the cache alone takes "
+            f"{format_bytes(cache_bytes)} of it; give a larger limit or a smaller --cache"
         )
     return cache_bytes
 
 
-def _describe(store: FeatureStore, table: Table, engines: list[str], device: str, report: Report) -> None:
+def _describe(
+    store: FeatureStore, table: Table, engines: list[str], args: argparse.Namespace, report: Report
+) -> None:
     from gids.cache.budget import available_bytes
     from gids.io.engine import probe
 
@@ -273,12 +314,18 @@ def _describe(store: FeatureStore, table: Table, engines: list[str], device: str
         pages=table.page_count,
         shards=len(table.shard_paths),
         file_system=str(found["file_system"]),
-        device=device,
+        device=args.device,
     )
-    if "mmap" in engines and table.page_count * table.page_bytes < available_bytes():
-        report.note(
-            "the page cache has room for the whole table, so that mmap reads less and less of it from the "
-            "disk; it would not where features are larger than memory"
+    if args.memory_limit is not None:
+        report.subject.update(memory_limit_bytes=args.memory_limit)
+    through_page_cache = [name for name in engines if name == "mmap" or not found["direct"]]
+    memory_bytes = available_bytes() if args.memory_limit is None else args.memory_limit
+    if through_page_cache and table.page_count * table.page_bytes < memory_bytes:
+        report.notes_above.append(
+            f"the page cache has room for the whole table, so figures of {' and '.join(through_page_cache)} "
+            "are of memory rather than of the disk; with a table larger than memory they would be lower. "
+            "--memory-limit BYTES compares under less memory. Where features fit into memory, a memory_bytes "
+            "that holds them all is fastest"
         )
     if not found["direct"]:
         report.note(f"the file system refuses direct I/O ({found['direct_note']}): reads pass the page cache")

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 HELP = "where an epoch's time goes, with gids and with stock DGL on memory-mapped features"
 EPILOG = """\
 Trains GraphSAGE on a dataset of one node type with features, classes as labels and a train split.
-Stock DGL maps the table's own shard (so it needs one shard, without padding): advised MADV_RANDOM, and, as
-few advise it, as it is, for some seconds. Rows that the model was given are compared with the dataset.
+Stock DGL maps the table's own shard (so it needs one shard, without padding): advised MADV_RANDOM, for a
+minute at most, and, as few advise it, as it is, for 15 seconds. Where stock fails, for want of memory for
+example, a note says so. Rows that the model was given are compared with the dataset.
 """
 SETTINGS = {"side": "side"}
 STAGES = {
@@ -49,8 +50,8 @@ COLUMNS = [
 ]
 OURS, ADVISED, PLAIN = "gids", "stock, MADV_RANDOM", "stock"
 SIDES = {"gids": OURS, "stock-random": ADVISED, "stock": PLAIN}
-_HEADROOM_BYTES = 96 << 20  # of the memory limit, for what training itself allocates beside gids
-_PLAIN_S = 15.0  # stock without advice may take hours: to stop it after
+_LEAST_BYTES = 96 << 20  # of memory for features
+_STOCK_S, _PLAIN_S = 60.0, 15.0  # stock may take hours: to stop it after, with advice and without
 _START_S = 120  # that a process may take beside the epoch: imports, topology, validation
 
 
@@ -80,8 +81,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--memory-limit",
         type=parse_bytes,
         metavar="BYTES",
-        help="of each side, page cache included, beyond what it had before it opened the features (default: "
-        "a quarter of them, or what the minibatches in flight need, where that is more)",
+        help="memory of each side for features, page cache included; what training itself needs is measured "
+        "and added (default: a quarter of the features' size, or what minibatches in flight need, if more)",
     )
     add(
         "--trace",
@@ -118,18 +119,22 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
         ours = _config(args, store, source, names, Path(directory), report)
         configs = {
             OURS: ours,
-            ADVISED: replace(ours, side="stock", random_access=True),
+            ADVISED: replace(ours, side="stock", random_access=True, most_seconds=_STOCK_S),
             PLAIN: replace(ours, side="stock", random_access=False, most_seconds=_PLAIN_S),
         }
+        headroom = 0  # what the first side measured, for all alike
         left = session.repeat * len(names)
         session.total(left)
         for turn in range(session.repeat):
             for name in names if turn % 2 == 0 else reversed(names):
-                config = configs[name]
+                config = replace(configs[name], headroom_bytes=headroom)
                 if args.trace is not None and turn == 0 and name == OURS:
                     config = replace(config, timeline=str(args.trace.absolute()))
-                found = _run(config, not no_limit, session, left)
-                _add(report, name, found, config)
+                found = _run(config, not no_limit, name, session, left, report)
+                if found is not None:
+                    headroom = found.headroom_bytes or 0
+                    report.subject.update(headroom_bytes=headroom)
+                    _add(report, name, found, config)
                 left -= 1
                 session.done()
 
@@ -205,7 +210,7 @@ def _config(
         threads=args.threads or 0,
         seed=args.seed,
         memory_bytes=memory_bytes,
-        gids_memory_bytes=memory_bytes - _HEADROOM_BYTES,
+        gids_memory_bytes=memory_bytes,
         window=args.window,
         allow_dirs=tuple(args.allow_dir),
         shards=tuple(map(str, source.table.shard_paths)),
@@ -223,7 +228,8 @@ def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSo
     ours: gids is among the sides. ValueError for a limit in which it could not hold its minibatches.
     """
     from gids.bench.minibatches import endless, input_nodes, make_sampler
-    from gids.cache.budget import GROWTH, bounce_pool_bytes, needed_bytes
+    from gids.cache.budget import bounce_pool_bytes, needed_bytes
+    from gids.cache.live_batches import GROWTH, Sizes
     from gids.cache.output_dtype import out_row_bytes
     from gids.io import QUEUE_DEPTH
     from gids.loader.placement import HostPlacement
@@ -234,37 +240,48 @@ def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSo
     rows = len(input_nodes(minibatch, str(table.type)))
     blocks = 2 * minibatch.nbytes  # DGL's take about twice what ours do
     if args.memory_limit is None:
-        return max(source.feature_bytes // 4, 2 * _HEADROOM_BYTES + 8 * rows * table.row_bytes + 24 * blocks)
-    least = 2 * _HEADROOM_BYTES
+        return max(source.feature_bytes // 4, _LEAST_BYTES + 8 * rows * table.row_bytes + 24 * blocks)
+    least = _LEAST_BYTES
     if ours:
+        planned = HostPlacement.least_planned
+        sizes = Sizes({table.name: rows}, rows * table.page_bytes, blocks, args.window, planned, planned)
         needed = needed_bytes(
             [table],
-            rows={table.name: int(GROWTH * rows)},
+            sizes.grown(GROWTH),
             output_row_bytes={table.name: out_row_bytes(table, None)},
-            window_batches=args.window,
-            planned_batches=HostPlacement.least_planned,
-            minibatch_bytes=int(GROWTH * blocks),
-            waiting_batches=0,
             bounce_bytes=bounce_pool_bytes([table], QUEUE_DEPTH),
         )
-        least = max(least, _HEADROOM_BYTES + sum(needed.values()))
+        least = max(least, sum(needed.values()))
     if args.memory_limit < least:
         raise ValueError(
-            f"--memory-limit {format_bytes(args.memory_limit)}: training and {args.window + 2} minibatches "
+            f"--memory-limit {format_bytes(args.memory_limit)}: {args.window + 2} minibatches "
             f"in flight need about {format_bytes(least)}; give {format_bytes(int(1.1 * least))} or more, or "
             "smaller --batch-size, --fanouts or --window"
         )
     return int(args.memory_limit)
 
 
-def _run(config: EpochConfig, limited: bool, session: Session, left: int) -> EpochResult:
-    from gids.quickstart.sides import run_side
+def _run(
+    config: EpochConfig, limited: bool, name: str, session: Session, left: int, report: Report
+) -> EpochResult | None:
+    """One run of a side. None where stock failed, which a note says."""
+    from gids.quickstart.sides import run_gids, run_other
 
     seconds = session.left_s() / left
-    if math.isinf(seconds):
-        return run_side(config, limited=limited, timeout_s=24 * 3600)
-    most = max(0.1, min(seconds / 2, config.most_seconds or seconds))  # a process needs time to start, too
-    return run_side(replace(config, most_seconds=most), limited=limited, timeout_s=seconds + _START_S)
+    timeout_s: float = 24 * 3600
+    if not math.isinf(seconds):
+        # a process needs time to start, too
+        most = max(0.1, min(seconds / 2, config.most_seconds or seconds))
+        config, timeout_s = replace(config, most_seconds=most), seconds + _START_S
+    elif config.most_seconds:
+        timeout_s = config.most_seconds + 2 * _START_S
+    if config.side == "gids":
+        return run_gids(config, say=report.note, limited=limited, timeout_s=timeout_s)
+    found = run_other(f"`{name}`", config, limited=limited, timeout_s=timeout_s)
+    if isinstance(found, str):
+        report.note(found)
+        return None
+    return found
 
 
 def _add(report: Report, name: str, found: EpochResult, config: EpochConfig) -> None:

@@ -22,8 +22,9 @@ from gids.bench.trace_writer import TraceWriter
 from gids.store.table import positions_of
 
 if TYPE_CHECKING:
+    from gids.cache.live_batches import Sizes
     from gids.loader import FeatureLoader
-    from gids.loader.placement import Heats, Placement, Sizes
+    from gids.loader.placement import Heats, Placement, Plan
     from gids.loader.stream import Cache, Features, Ids
     from gids.store import Table
 
@@ -84,9 +85,10 @@ class _Tap:
         self._writer: TraceWriter | None = None
         self._cache: TappedCache | None = None
         self.least_planned = self._placement.least_planned
+        self.memory_bytes = self._placement.memory_bytes
 
-    def build(self, sizes: Sizes, heats: Heats) -> tuple[Cache, int]:
-        cache, most_planned = self._placement.build(sizes, heats)
+    def build(self, sizes: Sizes, heats: Heats) -> tuple[Cache, Plan]:
+        cache, plan = self._placement.build(sizes, heats)
         if self._rows:
             tables = [
                 TracedTable(t.name, t.row_count, t.row_bytes, 1, None, None, of_rows=True)
@@ -110,13 +112,16 @@ class _Tap:
                 self._path,
                 tables,
                 policy=self._policy,
-                window_batches=sizes.window_batches,
-                planned_batches=sizes.planned_batches,
+                window_batches=plan.sizes.window_batches,
+                planned_batches=min(sizes.planned_batches, plan.sizes.planned_batches),
                 device=self._device,
             )
         orders = [None if self._rows else t.order for t in self._tables]
         self._cache = TappedCache(cache, tables, orders, self._writer)
-        return self._cache, most_planned
+        return self._cache, plan
+
+    def share(self, sizes: Sizes, memory_bytes: int) -> Plan:
+        return self._placement.share(sizes, memory_bytes)
 
     def excess_bytes(self, sizes: Sizes) -> int:
         return self._placement.excess_bytes(sizes)

@@ -50,7 +50,8 @@ class Report:
     are missing, or runs were cut short.
 
     subject: what was measured (dataset, table, sizes). notes: sentences that a reader of the figures must
-    know. series: named sequences of numbers, such as those of single iterations.
+    know; notes_above: those to be read before the figures. series: named sequences of numbers, such as those
+    of single iterations.
     """
 
     question: str
@@ -60,6 +61,7 @@ class Report:
     partial: str | None = None
     subject: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    notes_above: list[str] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
     series: list[dict[str, Any]] = field(default_factory=list)
     answers: list[str] = field(default_factory=list)
@@ -101,7 +103,7 @@ class Report:
             "versions": versions(),
             "commit": commit(),
             "subject": self.subject,
-            "notes": self.notes,
+            "notes": [*self.notes_above, *self.notes],
             "answers": self.answers,
             "figures": [
                 {

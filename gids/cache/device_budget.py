@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gids.cache.budget import (
+    SCARCE,
     TableShape,
     affordable_planned,
     output_bytes,
     share_lines,
-    what_is_left,
+    too_little,
 )
 from gids.cache.device_state import miss_bytes, order_bytes
+from gids.cache.live_batches import Sizes, Way, best_share
 from gids.errors import MemoryBudgetError
 from gids.sizes import format_bytes
 
@@ -25,13 +27,16 @@ OWNER_BYTES = 8
 
 @dataclass(frozen=True)
 class DeviceMemoryPlan:
-    """Bytes of device memory by purpose, and each table's lines on the device and in host memory."""
+    """Bytes of device memory by purpose, and each table's lines on the device and in host memory.
+
+    sizes, capped: as of MemoryPlan.
+    """
 
     purposes: Mapping[str, int]
     lines: Mapping[str, int]
     host_lines: Mapping[str, int]
-    most_planned_batches: int
-    """How many minibatches may be planned at once within the bytes of the outputs."""
+    sizes: Sizes
+    capped: bool
 
 
 def check_device_memory(asked: Mapping[str, int | None], *, free_bytes: int, device: str) -> None:
@@ -45,21 +50,18 @@ def check_device_memory(asked: Mapping[str, int | None], *, free_bytes: int, dev
 
 
 def needed_device_bytes(
-    tables: Sequence[TableShape],
-    *,
-    rows: Mapping[str, int],
-    output_row_bytes: Mapping[str, int],
-    window_batches: int,
-    planned_batches: int,
-    bounce_bytes: int,
+    tables: Sequence[TableShape], sizes: Sizes, *, output_row_bytes: Mapping[str, int], bounce_bytes: int
 ) -> dict[str, int]:
-    """What minibatches of this size take by purpose, before the first line. Arguments as of the next."""
-    misses = sum(miss_bytes(min(t.page_count, rows[t.name])) for t in tables)
+    """What minibatches of these sizes take by purpose, before the first line. Arguments as of the next.
+
+    outputs: one per planned minibatch, one with the consumer, and one whose work on the device has not ended.
+    """
+    misses = sum(miss_bytes(min(t.page_count, sizes.rows[t.name])) for t in tables)
     purposes = {
         "page tables": sum(8 * t.page_count for t in tables),
-        "outputs": output_bytes(tables, rows, output_row_bytes) * (planned_batches + 2),
-        "window": 8 * sum(rows.values()) * (window_batches + planned_batches),
-        "scratch": misses * planned_batches + bounce_bytes + SMALL_BYTES,
+        "outputs": output_bytes(tables, sizes.rows, output_row_bytes) * (sizes.planned_batches + 2),
+        "window": 8 * sum(sizes.rows.values()) * sizes.live_batches,
+        "scratch": misses * sizes.planned_batches + bounce_bytes + SMALL_BYTES,
     }
     if orders := order_bytes(tables):
         purposes["row orders"] = orders
@@ -68,42 +70,60 @@ def needed_device_bytes(
 
 def share_device_memory(
     tables: Sequence[TableShape],
+    sizes: Sizes,
     *,
     memory_bytes: int,
     cache_bytes: int | None,
     host_cache_bytes: int,
-    rows: Mapping[str, int],
     output_row_bytes: Mapping[str, int],
-    window_batches: int,
-    planned_batches: int,
-    most_planned_batches: int,
     bounce_bytes: int = 0,
 ) -> DeviceMemoryPlan:
     """Give every purpose its bytes of device memory; what is left becomes cache lines.
 
-    rows: rows of each table that the largest minibatch reads. output_row_bytes: of a row as it is handed out.
-    bounce_bytes: what pages are read to where warps wait for them. Tables share the lines, and those in host
-    memory, in proportion to their bytes on disk. cache_bytes caps the lines on the device (0: none). Raises
-    MemoryBudgetError, with the sum, when not even the rest fits.
+    sizes: of minibatches like the first, with the window and the planned minibatches that are wanted.
+    output_row_bytes: of a row as it is handed out. bounce_bytes: what pages are read to where warps wait for
+    them. Tables share the lines, and those in host memory, in proportion to their bytes on disk. cache_bytes
+    caps the lines on the device (0: none).
+
+    Where the lines would get little there is less room for minibatches that are larger than the first, then
+    fewer are planned; the window is as long as pays. Raises MemoryBudgetError, with the sum, when not even
+    the least of these fits.
     """
-    output = output_bytes(tables, rows, output_row_bytes)
-    planned = affordable_planned(memory_bytes, output, planned_batches, most_planned_batches)
-    purposes = needed_device_bytes(
-        tables,
-        rows=rows,
-        output_row_bytes=output_row_bytes,
-        window_batches=window_batches,
-        planned_batches=planned,
-        bounce_bytes=bounce_bytes,
-    )
-    left = what_is_left(memory_bytes, purposes)
-    if cache_bytes is not None:
-        left = min(left, cache_bytes)
-    host_lines = share_lines(tables, host_cache_bytes, 0)
-    left -= OWNER_BYTES * sum(host_lines.values())
-    lines = share_lines(tables, max(0, left), OWNER_BYTES)
-    for t in tables:  # a table that fits on the device needs no tier in host memory
-        host_lines[t.name] = min(host_lines[t.name], t.page_count - lines[t.name])
-    purposes["lines"] = sum(lines[t.name] * t.page_bytes for t in tables)
-    purposes["line owners"] = OWNER_BYTES * (sum(lines.values()) + sum(host_lines.values()))
-    return DeviceMemoryPlan(purposes, lines, host_lines, planned)
+
+    def needs(chosen: Sizes) -> dict[str, int]:
+        return needed_device_bytes(
+            tables, chosen, output_row_bytes=output_row_bytes, bounce_bytes=bounce_bytes
+        )
+
+    def share(chosen: Sizes) -> DeviceMemoryPlan | None:
+        purposes = needs(chosen)
+        left = memory_bytes - sum(purposes.values())
+        if left < 0:
+            return None
+        capped = cache_bytes is not None and left > cache_bytes
+        if cache_bytes is not None:
+            left = min(left, cache_bytes)
+        host_lines = share_lines(tables, host_cache_bytes, 0)
+        left -= OWNER_BYTES * sum(host_lines.values())
+        lines = share_lines(tables, max(0, left), OWNER_BYTES)
+        for t in tables:  # a table that fits on the device needs no tier in host memory
+            host_lines[t.name] = min(host_lines[t.name], t.page_count - lines[t.name])
+        purposes["lines"] = sum(lines[t.name] * t.page_bytes for t in tables)
+        purposes["line owners"] = OWNER_BYTES * (sum(lines.values()) + sum(host_lines.values()))
+        capped = capped or all(lines[t.name] == t.page_count for t in tables)
+        return DeviceMemoryPlan(purposes, lines, host_lines, chosen, capped)
+
+    roomy, *rest = sizes.growths
+    tight = rest or [roomy]
+    output = output_bytes(tables, sizes.grown(roomy).rows, output_row_bytes)
+    more = affordable_planned(memory_bytes, output, sizes.planned_batches, sizes.most_planned_batches)
+    fewer = range(sizes.planned_batches, sizes.least_planned_batches - 1, -1)
+    least = sizes.with_planned(sizes.least_planned_batches)
+    ways = [
+        Way(sizes.with_planned(more).grown(roomy), share, least_lines=1),
+        *(Way(sizes.with_planned(planned).grown(tight[0]), share, least_lines=SCARCE) for planned in fewer),
+        *(Way(least.grown(growth), share) for growth in tight),
+    ]
+    if (best := best_share(ways)) is not None:
+        return best
+    raise too_little(memory_bytes, needs(least.shortened(0).grown(tight[-1])))

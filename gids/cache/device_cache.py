@@ -40,6 +40,7 @@ from gids.cache.feature_cache import FeatureCache
 from gids.cache.output_dtype import check_out_dtype, out_dtype_of, row_form
 from gids.cuda.device import MadeOn
 from gids.io.device_queue import DeviceQueue, QueueTable
+from gids.store.dtypes import make_bools_proper
 
 if TYPE_CHECKING:
     from gids.cuda.device import Device, Event, Stream
@@ -270,7 +271,7 @@ class DeviceFeatureCache:
             if error is None and lost:  # a page's read failed: once more, by the host, who knows the reason
                 again, error = self.read_through(lost)
                 s.outputs.update(again)
-            return dict(s.outputs), error
+            return {name: make_bools_proper(rows) for name, rows in s.outputs.items()}, error
 
     def retire(self, step: int) -> None:
         """Take the step's marks back. Steps retire in order. Does not block once the step was gathered."""
@@ -339,7 +340,7 @@ class DeviceFeatureCache:
                         outputs[name][positions] = rows[name].to(self._device.torch_device)
                         error = error or failure
             self._hand_over(self.stream.record_event(), outputs)
-        return outputs, error
+        return {name: make_bools_proper(rows) for name, rows in outputs.items()}, error
 
     def close(self) -> None:
         """Retire every live step, end the queue, unmap host memory. May be called twice.

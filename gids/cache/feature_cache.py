@@ -18,6 +18,7 @@ import torch
 from gids import _core
 from gids.cache.output_dtype import out_dtype_of, row_form
 from gids.errors import StorageError
+from gids.store.dtypes import make_bools_proper
 from gids.store.table import positions_of
 
 if TYPE_CHECKING:
@@ -51,7 +52,10 @@ class FeatureCache:
     engine: opened on the shards of all tables, in order. lines: cache lines of each table. heats: uint8 per
     page for each table that has them. check_crc: compare every page read with its checksum. output_dtype:
     float32, float16 or bfloat16, for the rows of tables of these three, converted while they are gathered.
-    Rows stored as int8 with a scale are handed out as float32 unless another is wanted.
+    Rows stored as int8 with a scale are handed out as float32 unless another is wanted. output_rows: rows of
+    each table that an output has room for, so that outputs of smaller minibatches can be used again for
+    larger ones. keep_output_bytes: of outputs that are kept for that. late_outputs: minibatches get their
+    outputs when they are gathered; pages that win no line are read then.
     """
 
     def __init__(
@@ -65,6 +69,8 @@ class FeatureCache:
         threads: int = 1,
         check_crc: bool = False,
         keep_output_bytes: int = 0,
+        output_rows: Mapping[str, int] | None = None,
+        late_outputs: bool = False,
         output_dtype: torch.dtype | None = None,
     ) -> None:
         self.tables = {t.name: t for t in tables}
@@ -72,6 +78,8 @@ class FeatureCache:
         self._dtypes = {t.name: out_dtype_of(t, output_dtype) for t in tables}
         self._forms = {t.name: row_form(t, output_dtype) for t in tables}
         self._pool = _core.BufferPool.create(keep_output_bytes)
+        self._output_rows = {} if output_rows is None else output_rows
+        self._late_outputs = late_outputs
         self._shards = [path for t in tables for path in t.shard_paths]
         workers = _core.Workers(threads)
         self._caches: dict[str, Any] = {}
@@ -101,27 +109,29 @@ class FeatureCache:
         self.next_step = 0
         """The first step that a new stream may enter; steps never repeat."""
         self._orders = {t.name: order for t in tables if (order := t.order) is not None}
-        self._ids: dict[int, dict[str, Ids]] = {}  # as positions, which is all that native code knows
+        self._ids: dict[int, dict[str, Ids]] = {}
         self._outputs: dict[int, dict[str, torch.Tensor]] = {}
 
     def enter(self, step: int, ids: Mapping[str, torch.Tensor]) -> None:
         """Mark the pages that minibatch `step` will read. Steps enter in order.
 
-        ids: int64[n] on the CPU for each table, may repeat. Raises IndexError for an id out of range (no mark
-        is left), KeyError for an unknown table, TypeError or ValueError for a wrong dtype, device or shape.
+        ids: int64[n] on the CPU for each table, may repeat; they must stay as they are until the step
+        retires. Raises IndexError for an id out of range (no mark is left), KeyError for an unknown table,
+        TypeError or ValueError for a wrong dtype, device or shape.
         """
         checked = self._check(ids)
         self.next_step = step + 1
         for name, cache in self._caches.items():
-            cache.enter(step, checked.get(name, _NO_IDS))
+            cache.enter(step, self._positions(name, checked))
         self._ids[step] = checked
 
     def plan(self, step: int) -> None:
         """Decide which pages are read, kept and dropped, and submit the reads. Steps are planned in order."""
         outputs = {}
         for name, cache in self._caches.items():
-            ids = self._ids[step].get(name, _NO_IDS)
-            outputs[name], rows = self._new_output(self.tables[name], len(ids))
+            ids, rows = self._positions(name, self._ids[step]), None
+            if not self._late_outputs:
+                outputs[name], rows = self._new_output(self.tables[name], len(ids))
             cache.plan(step, ids, rows)
         self._outputs[step] = outputs
 
@@ -131,9 +141,14 @@ class FeatureCache:
         Returns the rows of each table that the minibatch asked for, in the order of its ids, and the error
         if a page could not be read. The tensors are the caller's for as long as it likes.
         """
-        failures = [f for cache in self._caches.values() for f in cache.gather(step)]
-        outputs = self._outputs[step]
-        return {name: outputs[name] for name in self._ids[step]}, self._error(failures)
+        outputs, failures = self._outputs[step], []
+        for name, cache in self._caches.items():
+            rows = None
+            if self._late_outputs:
+                count = len(self._ids[step].get(name, _NO_IDS))
+                outputs[name], rows = self._new_output(self.tables[name], count)
+            failures += cache.gather(step, rows)
+        return {name: make_bools_proper(outputs[name]) for name in self._ids[step]}, self._error(failures)
 
     def retire(self, step: int) -> None:
         """Take the step's marks back. Steps retire in order."""
@@ -161,9 +176,11 @@ class FeatureCache:
     ) -> tuple[dict[str, torch.Tensor], StorageError | None]:
         """Rows without a step: from lines where they are, else from disk, leaving the cache as it is."""
         outputs, failures = {}, []
-        for name, array in self._check(ids).items():
+        checked = self._check(ids)
+        for name, array in checked.items():
             outputs[name], rows = self._new_output(self.tables[name], len(array))
-            failures += self._caches[name].read_through(array, rows)
+            failures += self._caches[name].read_through(self._positions(name, checked), rows)
+            make_bools_proper(outputs[name])
         return outputs, self._error(failures)
 
     def stats(self) -> dict[str, dict[str, Any]]:
@@ -179,6 +196,7 @@ class FeatureCache:
             "line metadata": sum(t["line_metadata_bytes"] for t in tables),
             "outputs": self._pool.peak_bytes,
             "window": sum(t["step_bytes"] for t in tables),
+            "requests": sum(cache.plan_bytes for cache in self._caches.values()),
         }
 
     def audit(self) -> None:
@@ -192,7 +210,7 @@ class FeatureCache:
         return words
 
     def _check(self, ids: Mapping[str, torch.Tensor]) -> dict[str, Ids]:
-        """Where the rows of ids lie, once all ids are found to be good."""
+        """The ids as arrays, once all are found to be good."""
         for name in ids:
             if name not in self._caches:
                 raise KeyError(
@@ -204,13 +222,20 @@ class FeatureCache:
                 self._caches[name].check(array)
             except IndexError as error:
                 raise IndexError(f"table '{name}': {error}") from None
-            if name in self._orders:
-                checked[name] = positions_of(array, self._orders[name])
         return checked
+
+    def _positions(self, name: str, ids: Mapping[str, Ids]) -> Ids:
+        """Where a minibatch's rows of a table lie, which is all that native code knows.
+
+        Looked up when asked for: a window of ids is the sampler's memory, one of positions would be more.
+        """
+        array = ids.get(name, _NO_IDS)
+        return positions_of(array, self._orders[name]) if name in self._orders else array
 
     def _new_output(self, table: Table, n: int) -> tuple[torch.Tensor, npt.NDArray[np.uint8]]:
         row_bytes = self._forms[table.name].out_row_bytes
-        flat: npt.NDArray[np.uint8] = self._pool.take(n * row_bytes)
+        room = self._output_rows.get(table.name, 0)
+        flat: npt.NDArray[np.uint8] = self._pool.take(n * row_bytes, room * row_bytes)
         tensor = torch.from_numpy(flat).view(self._dtypes[table.name]).view(n, *table.shape)
         return tensor, flat.reshape(n, row_bytes)
 

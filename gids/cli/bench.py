@@ -136,6 +136,8 @@ def _print(module: Any, report: Any, measured: list[Any]) -> None:
     said = shared(measured, settings)
     for line in _subject_lines(report, {settings[key]: value for key, value in said.items()}):
         print(line)
+    for sentence in report.notes_above:
+        print("\n" + textwrap.fill(f"note: {sentence}", 110, subsequent_indent="  "))
     if measured:
         shown = {key: title for key, title in settings.items() if key not in said}
         print("\n" + table(report.figures, shown, columns) + "\n")

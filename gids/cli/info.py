@@ -11,6 +11,7 @@ from gids.cli.sizes import format_bytes
 
 if TYPE_CHECKING:
     from gids.store import FeatureStore
+    from gids.store.manifest import NodesEntry, RelationEntry
 
 
 def add_parser(subparsers: Any) -> None:
@@ -53,7 +54,10 @@ def _run_system(path: Path, json_wanted: bool) -> int:
 
 
 def describe(store: FeatureStore) -> dict[str, Any]:
-    """What a dataset holds, as JSON. Sizes in bytes."""
+    """What a dataset holds, as JSON. Sizes in bytes. Reads the manifest, and of files their headers."""
+    from gids.store.files import read_manifest
+
+    manifest = read_manifest(store.path)
     return {
         "path": str(store.path),
         "tables": [
@@ -78,34 +82,30 @@ def describe(store: FeatureStore) -> dict[str, Any]:
             }
             for t in store.tables.values()
         ],
-        "nodes": [_nodes(store, n) for n in store.node_types],
+        "nodes": [_nodes(n) for n in manifest.nodes],
         "relations": [
-            {"type": list(r), "edges": store.num_edges(r), "topology": _topology(store, r)}
-            for r in store.relations
+            {"type": list(r.type), "edges": r.count, "topology": _topology(r)} for r in manifest.relations
         ],
     }
 
 
-def _nodes(store: FeatureStore, ntype: str) -> dict[str, Any]:
-    labels = store.labels.get(ntype)
-    splits = store.splits.get(ntype, {})
+def _nodes(nodes: NodesEntry) -> dict[str, Any]:
+    from gids.store.names import HEAT_ROLES, SPLITS
+
+    labels = nodes.arrays.get("label")
     return {
-        "type": ntype,
-        "count": store.num_nodes(ntype),
-        "labels": None
-        if labels is None
-        else f"{str(labels.dtype).removeprefix('torch.')}{list(labels.shape)}",
-        "splits": {split: len(ids) for split, ids in splits.items()},
-        "heat": store.heat_methods(ntype),
+        "type": nodes.type,
+        "count": nodes.count,
+        "labels": None if labels is None else labels.describe(),
+        "splits": {s: nodes.arrays[f"{s}_idx"].shape[0] for s in SPLITS if f"{s}_idx" in nodes.arrays},
+        "heat": [method for method, role in HEAT_ROLES.items() if role in nodes.arrays],
     }
 
 
-def _topology(store: FeatureStore, relation: tuple[str, str, str]) -> dict[str, Any] | None:
-    try:
-        graph = store.graph(relation)
-    except KeyError:
+def _topology(relation: RelationEntry) -> dict[str, Any] | None:
+    if not relation.arrays:
         return None
-    return {"index_dtype": str(graph.indices.dtype), "edge_ids": graph.edge_ids is not None}
+    return {"index_dtype": relation.arrays["indices"].dtype, "edge_ids": "edge_ids" in relation.arrays}
 
 
 def _lines(found: dict[str, Any]) -> list[str]:

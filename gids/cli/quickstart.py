@@ -19,20 +19,23 @@ import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gids.cli.sizes import format_bytes, parse_bytes
+from gids.quickstart.steps import Step
 
 if TYPE_CHECKING:
-    from gids.quickstart.sides import EpochResult
+    from gids.quickstart.comparison import Comparison
+    from gids.quickstart.sides import EpochConfig
     from gids.store.synthetic import GraphSpec
 
-HEADROOM_BYTES = 96 << 20  # of the memory limit, for what training itself allocates beside gids
-PLAIN_SECONDS, PLAIN_TIMEOUT_S = 15, 60  # for stock without advice: to stop after, to give up after
+SECONDS, TOTAL_SECONDS = 60.0, 150.0  # of training on each side; of everything, about
 VAL_NODES = 64  # by full neighbourhoods, so that few are enough work
-LEAST_MEMORY_BYTES = 2 * HEADROOM_BYTES
+NODES, LEAST_NODES = 300_000, 150_000  # by default; on a disk that takes longer than WRITE_SECONDS for those
+WRITE_SECONDS, WRITE_TRIAL_BYTES = 30, 64 << 20
+LEAST_MEMORY_BYTES = 96 << 20
 
 
 def add_parser(subparsers: Any) -> None:
@@ -43,7 +46,12 @@ def add_parser(subparsers: Any) -> None:
         "a memory-mapped array, each in a fresh process with a cold page cache, and print where time went.",
     )
     add = parser.add_argument
-    add("--nodes", type=int, default=300_000, metavar="N", help="nodes of the graph (default: 300000)")
+    add(
+        "--nodes",
+        type=int,
+        metavar="N",
+        help=f"nodes of the graph (default: {NODES}, fewer where the disk writes slowly)",
+    )
     add(
         "--degree", type=float, default=16.0, metavar="D", help="in-edges of a node, on average (default: 16)"
     )
@@ -78,7 +86,16 @@ def add_parser(subparsers: Any) -> None:
         "--memory",
         type=parse_bytes,
         metavar="BYTES",
-        help="memory of both sides for features (default: a quarter of their size)",
+        help="memory of each side for features; what training itself needs is added (default: a quarter of "
+        "the features' size)",
+    )
+    add(
+        "--seconds",
+        type=float,
+        default=SECONDS,
+        metavar="S",
+        help="stop each side after S seconds of training, and compare rows/s "
+        f"(default: {SECONDS:.0f}; 0: never)",
     )
     add("--seed", type=int, default=0, help="of the graph and of training (default: 0)")
     add("--dir", type=Path, metavar="DIR", help="where to put the files (default: the temporary directory)")
@@ -87,12 +104,17 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    begun = time.monotonic()
     _check(args)
+    if args.nodes is None:
+        args.nodes = _nodes_by_write_speed(args)
     if args.classes is None:
         args.classes = min(16, args.nodes)
-    import gids.dgl  # noqa: F401  (says how to install DGL, now and not in a minute)
-    from gids.quickstart.sides import why_no_limit
-    from gids.store.synthetic import GraphSpec, write_graph
+    with Step("starting"):
+        import gids.dgl  # noqa: F401  (says how to install DGL, now and not in a minute)
+        from gids.quickstart.comparison import compare
+        from gids.quickstart.sides import why_no_limit
+        from gids.store.synthetic import GraphSpec, write_graph
 
     val_count = max(args.classes, min(args.nodes // 10, 4 * args.batch_size))
     spec = GraphSpec(
@@ -107,29 +129,31 @@ def run(args: argparse.Namespace) -> int:
     no_limit = why_no_limit()
     with _directory(args, spec) as directory:
         size = f"{args.nodes:,} nodes, {format_bytes(spec.feature_bytes)} of features"
-        with _Step(f"making a graph: {size}") as step:
+        with Step(f"making a graph: {size}") as step:
             write_graph(directory / "graph", spec, progress=lambda what, share: step.show(share, what))
-        with _Step("converting it, as `gids convert graph graph.gids` does"):
+        with Step("converting it, as `gids convert graph graph.gids` does"):
             _convert(directory / "graph", directory / "graph.gids")
-        results = _compare(args, spec, directory, limited=not no_limit)
+        comparison = compare(
+            _config(args, spec, directory),
+            limited=not no_limit,
+            total_seconds=args.seconds and max(TOTAL_SECONDS, TOTAL_SECONDS / SECONDS * args.seconds),
+            begun=begun,
+        )
         if args.json:
-            print(json.dumps(_as_json(args, spec, no_limit, results), indent=2))
+            print(json.dumps(_as_json(args, spec, no_limit, comparison), indent=2))
         else:
-            print(_as_text(args, spec, no_limit, directory, results))
+            print(_as_text(args, spec, no_limit, directory, comparison))
         if args.keep:
             print(f"kept: {directory}", file=sys.stderr)
-    return 0 if all(result.wrong_rows == 0 for result in results.values()) else 1
+    return 0 if all(result.wrong_rows == 0 for result in comparison.results.values()) else 1
 
 
-def _compare(
-    args: argparse.Namespace, spec: GraphSpec, directory: Path, *, limited: bool
-) -> dict[str, EpochResult]:
-    """Train on each side. Stock DGL without advice is stopped early, and left out if it gets nowhere."""
-    from gids.quickstart.isolation import FreshProcessTimeout
-    from gids.quickstart.sides import EpochConfig, run_side
+def _config(args: argparse.Namespace, spec: GraphSpec, directory: Path) -> EpochConfig:
+    """The side of gids."""
+    from gids.quickstart.sides import EpochConfig
 
     memory_bytes = _memory_bytes(args, spec)
-    ours = EpochConfig(
+    return EpochConfig(
         side="gids",
         source=str(directory / "graph"),
         dataset=str(directory / "graph.gids"),
@@ -142,21 +166,10 @@ def _compare(
         workers=args.workers,
         seed=args.seed,
         memory_bytes=memory_bytes,
-        gids_memory_bytes=memory_bytes - HEADROOM_BYTES,
+        gids_memory_bytes=memory_bytes,
         window=args.window,
+        most_seconds=args.seconds,
     )
-    # Where the page cache has room for all features, reading ahead loads them sooner.
-    stock = replace(ours, side="stock", random_access=limited)
-    results = {}
-    with _Step("training with gids") as step:
-        results["gids"] = run_side(ours, limited=limited, progress=step.show)
-    with _Step("training with stock DGL on a memory-mapped array") as step:
-        results["stock"] = run_side(stock, limited=limited, progress=step.show)
-    if limited:
-        plain = replace(stock, random_access=False, val_nodes=0, most_seconds=PLAIN_SECONDS)
-        with _Step("the same without MADV_RANDOM, for some seconds") as step, suppress(FreshProcessTimeout):
-            results["stock_without_advice"] = run_side(plain, timeout_s=PLAIN_TIMEOUT_S)
-    return results
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -166,11 +179,15 @@ def _check(args: argparse.Namespace) -> None:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)}: give 1 or more")
     if not 0 <= args.window <= 22:
         raise ValueError(f"--window {args.window}: give 0 to 22, as two more minibatches are being read")
+    if not 0 <= args.seconds < math.inf:
+        raise ValueError(f"--seconds {args.seconds:g}: give 0 (no bound) or more")
     if args.workers < 0:
         raise ValueError(f"--workers {args.workers}: give 0 or more")
     if args.memory is not None and args.memory < LEAST_MEMORY_BYTES:
         least = format_bytes(LEAST_MEMORY_BYTES)
-        raise ValueError(f"--memory {args.memory}: training itself needs some; give {least} or more")
+        raise ValueError(
+            f"--memory {args.memory}: too little for minibatches in flight; give {least} or more"
+        )
 
 
 def _memory_bytes(args: argparse.Namespace, spec: GraphSpec) -> int:
@@ -235,6 +252,30 @@ def _in_memory(path: Path) -> bool:
         return str(probe(file.name)["file_system"]) in ("tmpfs", "ramfs")
 
 
+def _nodes_by_write_speed(args: argparse.Namespace) -> int:
+    """NODES; fewer, and a line that says so, where graph and dataset would take long to write."""
+    parent = args.dir or _default_parent()
+    try:
+        with tempfile.TemporaryFile(dir=next(p for p in (parent, *parent.parents) if p.exists())) as file:
+            data, begun = os.urandom(WRITE_TRIAL_BYTES), time.perf_counter()
+            file.write(data)
+            os.fdatasync(file.fileno())
+    except OSError:  # a full disk is refused later, with what is needed
+        return NODES
+    bytes_per_s = WRITE_TRIAL_BYTES / (time.perf_counter() - begun)
+    nodes = int(bytes_per_s * WRITE_SECONDS / (2 * 4 * args.dim))
+    if nodes >= NODES:
+        return NODES
+    nodes = max(LEAST_NODES, nodes)
+    print(
+        f"{parent} is written at only {format_bytes(int(bytes_per_s))} a second: the graph has {nodes:,} "
+        f"nodes, not {NODES:,}; --nodes sets another number",
+        file=sys.stderr,
+        flush=True,
+    )
+    return nodes
+
+
 def _convert(source: Path, dataset: Path) -> None:
     from gids.cli import convert
 
@@ -243,53 +284,20 @@ def _convert(source: Path, dataset: Path) -> None:
     convert.run(parser.parse_args(["convert", str(source), str(dataset), "--quiet"]))
 
 
-class _Step:
-    """A line on standard error about a step: its share done (on a terminal), then its seconds."""
-
-    def __init__(self, title: str) -> None:
-        self._line = title
-        self._begun = time.perf_counter()
-        self._shown_at = 0.0
-        self._terminal = sys.stderr.isatty()
-
-    def show(self, share: float, what: str = "") -> None:
-        now = time.perf_counter()
-        if self._terminal and now - self._shown_at > 0.1:
-            self._shown_at = now
-            self._write(f"\r{self._line} ... {what} {share:4.0%}\x1b[K")
-
-    def __enter__(self) -> _Step:
-        self._write(f"{self._line} ... ")
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        start = f"\r{self._line} ... " if self._terminal else ""
-        end = "" if kind else f"{time.perf_counter() - self._begun:.1f} s"
-        self._write(f"{start}{end}\x1b[K\n" if self._terminal else f"{end}\n")
-
-    def _write(self, text: str) -> None:
-        print(text, end="", file=sys.stderr, flush=True)
-
-
 def _as_text(
-    args: argparse.Namespace, spec: GraphSpec, no_limit: str, directory: Path, results: dict[str, EpochResult]
+    args: argparse.Namespace, spec: GraphSpec, no_limit: str, directory: Path, comparison: Comparison
 ) -> str:
-    from gids.quickstart.report import example, table
+    from gids.quickstart.report import column_title, example, table, verdict
 
-    ours, stock = results["gids"], results["stock"]
-    plain = results.get("stock_without_advice")
-    columns = [("gids", ours), ("stock DGL", stock)]
-    verdict = f"gids is {stock.seconds / ours.seconds:.1f} x as fast as stock DGL"
-    if plain is not None:
-        columns.append((f"no advice, {plain.batches} of {ours.batches}", plain))
-        verdict += f", and {ours.rows_per_s / plain.rows_per_s:,.0f} x without MADV_RANDOM, by rows/s"
+    total = _total_batches(args, spec)
+    columns = [(column_title(side, run, total), run) for side, run in comparison.results.items()]
     return "\n".join(
         [
             "",
-            textwrap.fill(_setting(args, spec, ours, directory, no_limit), 100),
+            textwrap.fill(_setting(args, spec, comparison, directory, no_limit), 100),
             "",
             table(columns),
-            verdict + ".",
+            textwrap.fill(verdict(comparison, total), 100),
             "",
             "With your own data: gids convert SOURCE mine.gids, and then",
             "",
@@ -298,17 +306,22 @@ def _as_text(
     )
 
 
+def _total_batches(args: argparse.Namespace, spec: GraphSpec) -> int:
+    return int(args.epochs * -(-spec.train_count // args.batch_size))
+
+
 def _setting(
-    args: argparse.Namespace, spec: GraphSpec, ours: EpochResult, directory: Path, no_limit: str
+    args: argparse.Namespace, spec: GraphSpec, comparison: Comparison, directory: Path, no_limit: str
 ) -> str:
     """What was compared, and under which conditions."""
     from gids.quickstart.isolation import read_ahead_bytes
 
+    ours = comparison.results["gids"]
     epochs = "An epoch" if args.epochs == 1 else f"{args.epochs} epochs"
     text = (
-        f"{epochs} of {len(args.fanouts)}-layer GraphSAGE, {ours.batches} minibatches of {args.batch_size} "
-        f"seeds, on {os.cpu_count()} cores. Each side ran in a process of its own and found "
-        f"{_share(ours.cached_before)} of the features in the page cache. "
+        f"{epochs} of {len(args.fanouts)}-layer GraphSAGE, {_total_batches(args, spec)} minibatches of "
+        f"{args.batch_size} seeds, on {os.cpu_count()} cores. Each side ran in a process of its own and "
+        f"found {_share(ours.cached_before)} of the features in the page cache. "
     )
     if no_limit:
         return text + (
@@ -317,11 +330,13 @@ def _setting(
         )
     read_ahead = read_ahead_bytes(directory)
     around = "more" if read_ahead is None else format_bytes(read_ahead)
+    shown = " (last column)" if "stock_without_advice" in comparison.results else ""
     return text + (
         f"The features take {format_bytes(spec.feature_bytes)}; each side may use "
-        f"{format_bytes(_memory_bytes(args, spec))} of memory, page cache included, beyond what it had in "
-        "use before it opened them. Stock's map is advised MADV_RANDOM, as few do: else, as the last column "
-        f"shows, the kernel reads {around} around a missing row, which crowds out others."
+        f"{format_bytes(_memory_bytes(args, spec))} of memory for them, page cache included, and "
+        f"{format_bytes(ours.headroom_bytes or 0)} more for training itself, which was measured. Stock's map "
+        f"is advised MADV_RANDOM, as few do: without it{shown} the kernel reads {around} around a missing "
+        "row, which crowds out others."
     )
 
 
@@ -330,18 +345,23 @@ def _share(cached: float) -> str:
 
 
 def _as_json(
-    args: argparse.Namespace, spec: GraphSpec, no_limit: str, results: dict[str, EpochResult]
+    args: argparse.Namespace, spec: GraphSpec, no_limit: str, comparison: Comparison
 ) -> dict[str, Any]:
+    from gids.quickstart.report import speed_up
+
     options = {
         name: value for name, value in vars(args).items() if name not in ("command", "dir", "keep", "json")
     }
+    results = comparison.results
     return {
         "options": options,
         "feature_bytes": spec.feature_bytes,
         "cores": os.cpu_count(),
         "why_no_memory_limit": no_limit,
-        "speed_up": results["stock"].seconds / results["gids"].seconds,
+        "speed_up": speed_up(results["gids"], results["stock"]) if "stock" in results else None,
         **{side: asdict(result) for side, result in results.items()},
+        **dict.fromkeys(comparison.missing),
+        "why_missing": comparison.missing,
     }
 
 

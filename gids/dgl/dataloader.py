@@ -9,11 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, cast
 
 import dgl
 import torch
+from dgl.dataloading.dataloader import DDPTensorizedDataset, TensorizedDataset
 
+from gids import dgl_finder
 from gids.dgl.epoch import Epoch
 from gids.dgl.tables import ServedTables
 from gids.loader import FeatureLoader
@@ -25,6 +28,15 @@ Dataset = str | os.PathLike[str] | FeatureStore
 # Kept from before ``enable()`` can replace them.
 stock_init = dgl.dataloading.DataLoader.__init__
 stock_iter = dgl.dataloading.DataLoader.__iter__
+
+
+def _reduced(dataset: Any) -> tuple[Any, ...]:
+    return dgl_finder.rebuilt, dataset.__reduce_ex__(2)[:3]
+
+
+# A spawned worker unpickles the dataset first: so it imports gids before DGL, whatever the script imports.
+for _dataset in (TensorizedDataset, DDPTensorizedDataset):
+    ForkingPickler.register(_dataset, _reduced)
 
 
 class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has no types

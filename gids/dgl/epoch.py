@@ -20,7 +20,9 @@ from gids.loader.framework_epoch import FrameworkEpoch
 
 
 class Epoch:
-    """An iterator of what the sampler returns. After an error in one minibatch the next can be asked for."""
+    """An iterator of what the sampler returns. After an error in one minibatch, also of the sampler, the next
+    can be asked for, as of DGL's own.
+    """
 
     def __init__(self, loader: Any, feature_loader: FeatureLoader) -> None:
         self._loader = loader

@@ -83,8 +83,9 @@ def layerwise(
             the type in which it gave it, rounded to this one.
         feature_dtype: of the features, also of edges, where it is not the stored one: as FeatureLoader's
             dtype.
-        memory_bytes: for cache, input rows and sampled blocks, on `device`. None: half of what is available.
-            What the layer allocates comes beside that, and so does what is returned.
+        memory_bytes: for cache, input rows and sampled blocks, on `device`. None: half of what is available
+            (on the CPU divided by the number of ranks on this machine). What the layer allocates comes
+            beside that, and so does what is returned.
         device: where rows are handed to the layers, "cpu" or a CUDA device.
         progress: called after every block.
         options: of gids.FeatureLoader: ``window_batches``, ``policy``, ``engine``, ``threads``, …
@@ -139,6 +140,7 @@ def layerwise(
             t: TableSink(partial(new_table, t, last.count_of(t), key=output), dtype) for t in last.nodes
         }
         writers = {t: sink.writer for t, sink in run.layer(index, inputs, last, staying).items()}
+        inputs.discard()  # before the tables are there: a kill after that leaves nothing
         opened = publish_tables(list(writers.values()))
         named = {t: opened.table(writer.name) for t, writer in writers.items()}
         return LayerwiseResult(None, opened, named, run.stats)

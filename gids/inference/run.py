@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 import torch
 
 from gids import _core, cuda
-from gids.cache.budget import GROWTH, available_bytes, bounce_pool_bytes
+from gids.cache.budget import available_bytes, bounce_pool_bytes
+from gids.cache.live_batches import GROWTH
 from gids.cache.output_dtype import FLOATS, out_row_bytes
 from gids.errors import FormatError, MemoryBudgetError
 from gids.inference.edge_features import EdgeFeatures
@@ -22,6 +23,7 @@ from gids.inference.sinks import Sink, TableSink
 from gids.inference.targets import Neighbourhoods, Span, Targets
 from gids.io import QUEUE_DEPTH
 from gids.loader import FeatureLoader
+from gids.loader.ranks import local_ranks
 from gids.sampler import Minibatch
 from gids.sizes import format_bytes
 from gids.store import FeatureStore, Table
@@ -114,12 +116,13 @@ class Run:
         options: Mapping[str, Any],
     ) -> None:
         self._store, self._layers, self._near = store, layers, near
-        self._device, self._place, self._progress = device, device, progress
-        free_bytes = available_bytes
-        if device.type == "cuda":
-            opened = cuda.open_device(device)
-            self._place, free_bytes = opened.torch_device, lambda: opened.memory_info()[0]
-        self._memory_bytes = memory_bytes if memory_bytes is not None else free_bytes() // 2
+        opened = cuda.open_device(device) if device.type == "cuda" else None
+        self._place = opened.torch_device if opened is not None else device
+        self._device, self._progress = device, progress
+        if memory_bytes is None:
+            free_bytes = available_bytes() // local_ranks() if opened is None else opened.memory_info()[0]
+            memory_bytes = free_bytes // 2
+        self._memory_bytes = memory_bytes
         self._options = {"window_batches": 16, **options}
         most = max(1, _core.USE_BITS - self._options["window_batches"])
         self._options["planned_batches"] = options.get("planned_batches") or min(2, most)
@@ -189,8 +192,8 @@ class Run:
     def _block_rows(self, inputs: Inputs) -> tuple[int, int, int]:
         """Memory of a row in a block; rows that a block aims at, and those that it may have at most."""
         window, planned = self._options["window_batches"], self._options["planned_batches"]
-        # As FeatureLoader counts: outputs of the planned blocks, and one with the layer, and one between.
-        per_row = int(GROWTH * ((planned + 2) * inputs.row_bytes + (window + planned) * _ROW_OVERHEAD))
+        # As FeatureLoader counts: outputs of the planned blocks, and one with the layer.
+        per_row = int(GROWTH * ((planned + 1) * inputs.row_bytes + (window + planned) * _ROW_OVERHEAD))
         limit = max(0, self._memory_bytes - self._fixed_bytes(inputs)) // per_row
         if limit < 4:
             needed = format_bytes(self._fixed_bytes(inputs) + 4 * per_row)
@@ -202,7 +205,8 @@ class Run:
     def _fixed_bytes(self, inputs: Inputs) -> int:
         """Bounce pool and page tables."""
         tables = inputs.tables.values()
-        bounce = bounce_pool_bytes(tables, self._options.get("queue_depth", QUEUE_DEPTH)) if tables else 0
+        depth = self._options.get("queue_depth", QUEUE_DEPTH)
+        bounce = bounce_pool_bytes(tables, depth, memory_bytes=self._memory_bytes) if tables else 0
         return int(bounce + sum(8 * t.page_count for t in tables))
 
     def _loader(self, inputs: Inputs, blocks_bytes: int) -> FeatureLoader:

@@ -15,6 +15,7 @@ import torch
 
 from gids.loader.epoch_loader import EpochLoader
 from gids.loader.excluded_edges import without_edges
+from gids.loader.ranks import StepSeeds
 from gids.loader.sample_stream import Draw, sample_steps
 from gids.loader.tables import Tables
 from gids.sampler import Minibatch, Sampler, Topology
@@ -53,12 +54,12 @@ class EdgeLoader(EpochLoader):
         relation: (source type, relation, destination type) of the edges; may be left out where there is one.
         negatives: pairs for every seed edge that have its source and a uniformly drawn destination, which
             may by chance be an edge.
-        exclude: ``"self"``: edges of the minibatch's own seeds are left out of its blocks, as they would tell
-            the answer; ``"reverse"``: those and their reverses. All parallel edges are. Blocks may then have
-            input nodes that no edge leads from.
+        exclude: ``"self"``: the step's seed edges, of all ranks, are left out of the blocks, as they would
+            tell the answer; ``"reverse"``: those and their reverses. All parallel edges are. Blocks may then
+            have input nodes that no edge leads from.
         reverse: the relation of the reverses; None: the same one, where both ends have one type.
-        batch_size: seed edges, without negatives.
-        shuffle, drop_last, seed, device, tables, place, options: as of gids.NodeLoader.
+        batch_size: seed edges, without negatives, on each rank.
+        shuffle, drop_last, seed, rank, world_size, device, tables, place, options: as of gids.NodeLoader.
 
     Minibatches are EdgeMinibatches: of tensors where the dataset has one node type and one relation, else of
     dictionaries. Epochs, determinism, ``state_dict()`` and errors are as of gids.NodeLoader. Memory: 16
@@ -80,6 +81,8 @@ class EdgeLoader(EpochLoader):
         shuffle: bool = True,
         drop_last: bool = False,
         seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
         device: str | torch.device = "cpu",
         place: str = "auto",
         **options: Any,
@@ -91,6 +94,8 @@ class EdgeLoader(EpochLoader):
             shuffle=shuffle,
             drop_last=drop_last,
             seed=seed,
+            rank=rank,
+            world_size=world_size,
             threads=options.get("threads"),
         )
         if isinstance(negatives, bool) or not isinstance(negatives, int) or negatives < 0:
@@ -130,14 +135,17 @@ class EdgeLoader(EpochLoader):
         if self._reverse is not None:
             excluded.append((self._reverse, True))
 
-        def ends(places: np.ndarray, epoch: int, step: int) -> tuple[PerType, torch.Tensor]:
-            src, dst = edges.at(places)
-            wrong = _uniform(graph.num_dst, len(src) * negatives, seed, epoch, step)
+        def ends(seeds: StepSeeds, epoch: int, step: int) -> tuple[PerType, torch.Tensor]:
+            src, dst = edges.at(seeds.own)
+            count = len(seeds.of_all_ranks)
+            drawn = _uniform(graph.num_dst, count * negatives, seed, epoch, step).reshape(count, negatives)
+            wrong = drawn[seeds.part].ravel()
             src, dst = np.concatenate([src, src.repeat(negatives)]), np.concatenate([dst, wrong])
-            seeds, pairs = _ends(relation, src, dst)
-            return next(iter(seeds.values())) if topology.homogeneous else seeds, pairs
+            nodes, pairs = _ends(relation, src, dst)
+            return next(iter(nodes.values())) if topology.homogeneous else nodes, pairs
 
-        def finish(sampled: Minibatch, pairs: torch.Tensor, count: int) -> Minibatch:
+        def finish(sampled: Minibatch, pairs: torch.Tensor, seeds: StepSeeds) -> Minibatch:
+            count = len(seeds.own)
             labels = torch.zeros(pairs.shape[1])
             labels[:count] = 1
             minibatch = EdgeMinibatch(
@@ -146,20 +154,25 @@ class EdgeLoader(EpochLoader):
                 positive_count=count,
             )
             minibatch.labels = stream.to_device(labels)
-            for which, backwards in excluded:
-                positive = minibatch.pairs[:, :count]
-                without_edges(minibatch, which, positive.flip(0) if backwards else positive)
+            if excluded:
+                ids = stream.to_device(torch.from_numpy(np.stack(edges.at(seeds.of_all_ranks))))
+                for which, backwards in excluded:
+                    without_edges(minibatch, which, ids.flip(0) if backwards else ids)
             return minibatch
 
-        def draw(places: Sequence[np.ndarray], epoch: int, first_step: int) -> list[Minibatch]:
-            drawn = [ends(of_step, epoch, step) for step, of_step in enumerate(places, first_step)]
-            seeds = [of_step for of_step, _ in drawn]
+        def draw(steps: Sequence[StepSeeds], epoch: int, first_step: int) -> list[Minibatch]:
+            drawn = [ends(of_step, epoch, step) for step, of_step in enumerate(steps, first_step)]
             minibatches = sample_steps(
-                sampler, topology, seeds, seed=seed, epoch=epoch, first_step=first_step
+                sampler,
+                topology,
+                [nodes for nodes, _ in drawn],
+                seed=seed,
+                epoch=epoch,
+                first_step=first_step,
             )
             return [
-                finish(sampled, pairs, len(of_step))
-                for sampled, (_, pairs), of_step in zip(minibatches, drawn, places, strict=True)
+                finish(sampled, pairs, of_step)
+                for sampled, (_, pairs), of_step in zip(minibatches, drawn, steps, strict=True)
             ]
 
         return draw

@@ -24,6 +24,7 @@ from gids import cuda
 from gids.errors import StorageError
 from gids.heat.graphs import graphs_of
 from gids.loader.feature_loader import FeatureLoader, check_option_names
+from gids.loader.ranks import EpochSeeds, find_ranks
 from gids.loader.sample_stream import Draw, SampleStream, minibatches_of_epoch
 from gids.loader.tables import Tables, check_table_fits, chosen_tables
 from gids.sampler import Minibatch, Neighbor, Sampler, Topology
@@ -34,6 +35,8 @@ from gids.store.names import Relation
 log = logging.getLogger("gids")
 
 _STATE_VERSION = 1
+_SAID = {"batch_size": "batch_size * world_size"}
+"""What errors call a key of a state."""
 
 
 @runtime_checkable
@@ -55,7 +58,8 @@ class EpochLoader(ABC):
     """Epochs over seeds of some kind. Not made by users: see NodeLoader and EdgeLoader.
 
     Attributes: store; sampler; tables: by name, those that features are loaded from; batch_size, shuffle,
-    drop_last, seed, as given; epoch: the number of the next epoch, which may be set.
+    drop_last, seed, as given; rank, world_size: as given or detected; epoch: the number of the next epoch,
+    which may be set.
     """
 
     def __init__(
@@ -67,6 +71,8 @@ class EpochLoader(ABC):
         shuffle: bool,
         drop_last: bool,
         seed: int,
+        rank: int | None,
+        world_size: int | None,
         threads: int | None,
     ) -> None:
         self._opened = ExitStack()
@@ -83,6 +89,7 @@ class EpochLoader(ABC):
             Neighbor(sampler, threads=threads) if isinstance(sampler, Sequence) else sampler
         )
         self.batch_size, self.shuffle, self.drop_last, self.seed = batch_size, shuffle, drop_last, int(seed)
+        self._ranks = find_ranks(rank, world_size)
         self.epoch = 0
         self._graphs = graphs_of(self.store)
         self._progress: _Progress | None = None  # of the epoch that was begun last
@@ -102,12 +109,13 @@ class EpochLoader(ABC):
         """The end of construction: what holds memory."""
         check_option_names(type(self).__name__, options)
         self.tables: Mapping[str, Table] = self._tables_of(topology, tables)
+        self._topology = topology
+        self._ranks.check_alike(self._made_with)
         self._device: cuda.Device | None = None
         if torch.device(device).type != "cpu":
             self._device = cuda.open_device(device)
             pinned = [graph.pin(self._device, place=place) for graph in topology.graphs]
-            topology = Topology(pinned[0] if topology.homogeneous else pinned)
-        self._topology = topology
+            self._topology = Topology(pinned[0] if topology.homogeneous else pinned)
         self._stream = SampleStream(self._device)
         self._features: FeatureLoader | None = None
         if self.tables:
@@ -119,6 +127,16 @@ class EpochLoader(ABC):
     def feature_loader(self) -> FeatureLoader | None:
         """What reads the features; None when no tables are loaded."""
         return self._features
+
+    @property
+    def rank(self) -> int:
+        """This process's, 0 to world_size - 1: its minibatches are made of its part of each step's seeds."""
+        return self._ranks.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks that share the seeds. A step has world_size * batch_size seeds, over all ranks."""
+        return self._ranks.world_size
 
     @property
     @abstractmethod
@@ -133,9 +151,10 @@ class EpochLoader(ABC):
         """Pass every array of seeds to update."""
 
     def order(self, epoch: int) -> torch.Tensor:
-        """int64[seeds]: the places, among the seeds as given, of an epoch's seeds in their order.
+        """int64[seeds]: the positions, among the seeds as given, of an epoch's seeds in their order.
 
-        Minibatch `step` has those from step * batch_size on.
+        The same on all ranks: step s has those from s * world_size * batch_size on, and each rank a part of
+        them, which ``SampledEpoch.positions`` gives.
         """
         if not self.shuffle:
             return torch.arange(self._seed_count)
@@ -143,9 +162,9 @@ class EpochLoader(ABC):
         return torch.from_numpy(generator.permutation(self._seed_count))
 
     def __len__(self) -> int:
-        """Minibatches in an epoch."""
-        count = self._seed_count
-        return count // self.batch_size if self.drop_last else -(-count // self.batch_size)
+        """Minibatches that each rank gets in an epoch."""
+        count, size = self._seed_count, self.batch_size * self.world_size
+        return count // size if self.drop_last else -(-count // size)
 
     def __iter__(self) -> SampledEpoch:
         if self._last_stats is not None:
@@ -155,27 +174,37 @@ class EpochLoader(ABC):
         progress = _Progress(epoch, resume.step if resume and resume.epoch == epoch else 0)
         self._progress = progress
         steps = range(progress.step, len(self))
-        order, at_once = self.order(epoch), self._at_once
-        source = minibatches_of_epoch(
-            self._drawing(), order.numpy(), epoch, steps, self.batch_size, self._stream, at_once
+        seeds, features, most = (
+            EpochSeeds(self.order(epoch).numpy(), self.batch_size, self._ranks),
+            self._features,
+            self._at_once,
         )
-        if self._features is None:
-            return self._begun(SampledEpoch(((m, {}) for m in source), self._stream, progress, order))
+        source = minibatches_of_epoch(
+            self._drawing(),
+            seeds,
+            epoch,
+            steps,
+            self._stream,
+            (lambda: 1 + features.waiting_batches) if features is not None else (lambda: most),
+        )
+        if features is None:
+            return self._begun(SampledEpoch(((m, {}) for m in source), self._stream, progress, seeds))
         tables, sampled_on = self.tables, self._stream
 
         def rows_of(minibatch: Minibatch) -> Mapping[str, torch.Tensor]:
             of_types = {type_: _rows(minibatch, type_) for type_ in {t.type for t in tables.values()}}
             return {name: of_types[table.type] for name, table in tables.items()}
 
-        seeds = min(self.batch_size, self._seed_count - steps.start * self.batch_size) if steps else 0
-        stream = self._features.attach(
+        on_host = self._host_sampler
+        stream = features.attach(
             source,
             lambda minibatch: sampled_on.ids(rows_of, minibatch),
             bytes_of=lambda m: m.nbytes,
-            waiting_batches=at_once - 1,
-            growth=min(self.batch_size, self._seed_count) / seeds if seeds else 1.0,
+            waiting_batches=most - 1,
+            source_bytes=lambda waiting: _sampler_bytes(on_host, 1 + waiting),
+            growth=len(seeds.at(0).own) / len(seeds.at(steps.start).own) if steps else 1.0,
         )
-        return self._begun(SampledEpoch(stream, self._stream, progress, order))
+        return self._begun(SampledEpoch(stream, self._stream, progress, seeds))
 
     def _begun(self, epoch: SampledEpoch) -> SampledEpoch:
         self._epochs.add(epoch)
@@ -183,23 +212,27 @@ class EpochLoader(ABC):
 
     @property
     def _at_once(self) -> int:
-        """Minibatches that one call samples: two for each thread, so that none is idle for long, and half a
-        window at most, since those that wait to enter it take memory.
+        """Minibatches that one call samples, where memory allows: two for each thread, so that none is idle
+        for long, and half a window at most, since those that wait to enter it take memory.
         """
-        if (
-            self._device is not None
-            or not isinstance(self.sampler, LayeredSampler)
-            or self.sampler.threads == 1
-        ):
+        sampler = self._host_sampler
+        if sampler is None or sampler.threads == 1:
             return 1
         window = self._features.window_batches if self._features is not None else math.inf
-        return int(max(1, min(2 * self.sampler.threads, window // 2)))
+        return int(max(1, min(2 * sampler.threads, window // 2)))
+
+    @property
+    def _host_sampler(self) -> LayeredSampler | None:
+        """The sampler, if it is one whose memory on the host is known."""
+        known = self._device is None and isinstance(self.sampler, LayeredSampler)
+        return cast(LayeredSampler, self.sampler) if known else None
 
     def state_dict(self) -> dict[str, Any]:
         """Where the next minibatch comes from, for ``load_state_dict`` of a loader made alike, also later.
 
         That is the minibatch after the last that the epoch begun last has handed out; the first of the next
-        epoch when that one is through. Plain numbers and texts, so that any checkpoint holds them.
+        epoch when that one is through. Plain numbers and texts, so that any checkpoint holds them; the same
+        on all ranks.
         """
         at = _Progress(self.epoch, 0)
         if self._resume is not None and self._resume.epoch == self.epoch:
@@ -210,7 +243,8 @@ class EpochLoader(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next ``for`` goes on where state_dict() was taken, with the same minibatches; ``epoch`` is that
-        epoch's number. Window, cache, threads and device may differ, and the dataset may lie elsewhere.
+        epoch's number. Window, cache, threads and device may differ, the dataset may lie elsewhere, and so
+        may the number of ranks if batch_size * world_size is the same.
 
         Raises ValueError for a state of another loader, and says in what it differs.
         """
@@ -224,8 +258,9 @@ class EpochLoader(ABC):
         for key, mine in self._made_with().items():
             if saved.get(key) != mine:
                 raise ValueError(
-                    f"the state was saved by a loader with {key} = {saved.get(key)!r}, and this one has "
-                    f"{mine!r}: the minibatches would differ; make the loader with the same arguments"
+                    f"the state was saved by a loader with {_SAID.get(key, key)} = {saved.get(key)!r}, and "
+                    f"this one has {mine!r}: the minibatches would differ; make the loader with the same "
+                    "arguments"
                 )
         if epoch < 0 or not 0 <= step <= len(self):
             raise ValueError(
@@ -238,8 +273,8 @@ class EpochLoader(ABC):
         """The FeatureLoader's counters, and ``memory`` with the sampler's and the topology's bytes as well.
 
         ``"topology"``: pinned host memory, none on the CPU, where the topology stays mapped; ``"topology on
-        the device"``; both with the weights of edges that lie there. ``"sampler"`` (host and device). Goes
-        on telling what they were once closed.
+        the device"``; both with the weights of edges that lie there. ``"sampler"`` (host and device): beside
+        the minibatches that count as ``"window"``. Goes on telling what they were once closed.
         """
         if self._last_stats is not None:
             return self._last_stats
@@ -248,6 +283,9 @@ class EpochLoader(ABC):
         memory["topology"] = sum(p.host_bytes for p in self._topology.pinned)
         memory["topology on the device"] = sum(p.device_bytes for p in self._topology.pinned)
         memory["sampler"] = int(getattr(self.sampler, "nbytes", 0))
+        if self._features is not None and (sampler := self._host_sampler) is not None:
+            scratch, minibatches = sampler.host_bytes()
+            memory["sampler"] = scratch + max(0, minibatches - self._features.held_bytes)
         return {**result, "memory": memory, "epoch": self.epoch}
 
     def close(self) -> None:
@@ -264,9 +302,10 @@ class EpochLoader(ABC):
             self._opened.close()
 
     def __repr__(self) -> str:
+        shared = f", rank {self.rank} of {self.world_size}" if self.world_size > 1 else ""
         return (
             f"{type(self).__name__}({self.store.name!r}, {self.sampler!r}, {list(self.tables)}, "
-            f"{len(self)} minibatches of {self.batch_size})"
+            f"{len(self)} minibatches of {self.batch_size}{shared})"
         )
 
     def __enter__(self) -> Self:
@@ -292,7 +331,7 @@ class EpochLoader(ABC):
         return {
             "topology": graphs,
             "seed": self.seed,
-            "batch_size": self.batch_size,
+            "batch_size": self.batch_size * self.world_size,
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
             "seeds": f"{self._seed_count} ({self._seeds_digest})",
@@ -313,7 +352,7 @@ class EpochLoader(ABC):
 class SampledEpoch(Iterator[Minibatch]):
     """One epoch of a loader. After a StorageError the next minibatch can be asked for.
 
-    order: int64[seeds], as the loader's order() gives it for this epoch.
+    order: int64[seeds], as the loader's order() gives it for this epoch: of all ranks.
     """
 
     def __init__(
@@ -321,9 +360,10 @@ class SampledEpoch(Iterator[Minibatch]):
         stream: Iterator[tuple[Minibatch, dict[str, torch.Tensor]]],
         sampled_on: SampleStream,
         progress: _Progress,
-        order: torch.Tensor,
+        seeds: EpochSeeds,
     ) -> None:
-        self.order = order
+        self.order = torch.from_numpy(seeds.order)
+        self._seeds = seeds
         self._stream = stream
         self._sampled_on = sampled_on
         self._progress = progress
@@ -339,9 +379,21 @@ class SampledEpoch(Iterator[Minibatch]):
         minibatch.features = dict(features)
         return minibatch
 
+    def positions(self, step: int) -> torch.Tensor:
+        """int64[n]: the positions, among the seeds as given, of this rank's seeds of a step."""
+        return torch.from_numpy(self._seeds.at(step).own)
+
     def close(self) -> None:
         """End the epoch here. Idempotent; the end, and dropping it, do the same."""
         cast(Any, self._stream).close()
+
+
+def _sampler_bytes(sampler: LayeredSampler | None, at_once: int) -> int:
+    """Memory of a sampler of so many minibatches in one call, with the one that the consumer has."""
+    if sampler is None:
+        return 0
+    _, first_minibatch = sampler.host_bytes()
+    return sampler.scratch_bytes(at_once) + first_minibatch
 
 
 def _rows(minibatch: Minibatch, type_: str | Relation) -> torch.Tensor:

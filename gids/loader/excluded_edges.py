@@ -11,14 +11,16 @@ from gids.sampler import Block, Minibatch
 from gids.store.names import Relation
 
 
-def without_edges(minibatch: Minibatch, relation: Relation, pairs: torch.Tensor) -> None:
-    """Leave every edge of a relation out of all blocks that leads from pairs[0, i] to pairs[1, i].
+def without_edges(minibatch: Minibatch, relation: Relation, edges: torch.Tensor) -> None:
+    """Leave every edge of a relation out of all blocks that leads from edges[0, i] to edges[1, i].
 
-    pairs: int64[2, n], local ids, on the minibatch's device. Input nodes stay. Raises TypeError for a
+    edges: int64[2, n], node ids, on the minibatch's device. Input nodes stay. Raises TypeError for a
     minibatch without blocks.
     """
     if not minibatch.blocks:
         raise TypeError("edges can be excluded from blocks, and this sampler makes none; use exclude=None")
+    nodes = minibatch.input_nodes
+    src, dst = (nodes[t] if isinstance(nodes, dict) else nodes for t in relation[::2])
     layers: list[Any] = list(minibatch.blocks)
     for layer, blocks in enumerate(layers):
         if isinstance(blocks, dict):
@@ -27,17 +29,23 @@ def without_edges(minibatch: Minibatch, relation: Relation, pairs: torch.Tensor)
                     f"edges of {relation} can be excluded from its blocks, and this sampler makes none; "
                     "use exclude=None"
                 )
-            layers[layer] = blocks | {relation: _without(blocks[relation], pairs)}
+            layers[layer] = blocks | {relation: _without(blocks[relation], src, dst, edges)}
         else:
-            layers[layer] = _without(blocks, pairs)
+            layers[layer] = _without(blocks, src, dst, edges)
     minibatch.blocks = layers
 
 
-def _without(block: Block, pairs: torch.Tensor) -> Block:
-    src, dst = block.coo()
-    left_out = torch.isin(dst * block.num_src + src, pairs[1] * block.num_src + pairs[0])
+def _without(block: Block, src: torch.Tensor, dst: torch.Tensor, edges: torch.Tensor) -> Block:
+    """src, dst: the minibatch's nodes of the relation's types."""
+    from_local, to_local = block.coo()
+    left_out = torch.isin(_keys(src[from_local], dst[to_local]), _keys(*edges))
     keep = ~left_out
     before = torch.nn.functional.pad(keep.cumsum(0), (1, 0))
     values: dict[str, Any] = {f.name: getattr(block, f.name) for f in fields(block)}
     of_edges = {n: v[keep] for n, v in values.items() if isinstance(v, torch.Tensor) and n != "indptr"}
     return Block(**{**values, **of_edges, "indptr": before[block.indptr]})
+
+
+def _keys(src: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
+    """One number for each pair of ids, which are below 2^32."""
+    return dst << 32 | src

@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from numbers import Real
 from typing import Any, Literal, TypeVar
 
@@ -25,17 +26,20 @@ import torch
 from gids import _core
 from gids.cache import POLICIES, page_heat
 from gids.cache.budget import longest_read_bytes
+from gids.cache.live_batches import Sizes
 from gids.cache.output_dtype import check_out_dtype
 from gids.errors import MissingError
 from gids.io import QUEUE_DEPTH, Engine, open_engine
+from gids.loader.memory_line import memory_line
 from gids.loader.minibatch_sizes import (
     Rows,
     check_minibatch_rows,
-    largest_expected,
+    page_bytes_read,
     rows_read,
     too_large,
+    usual_sizes,
 )
-from gids.loader.placement import DevicePlacement, HostPlacement, Placement, Sizes
+from gids.loader.placement import DevicePlacement, HostPlacement, Placement
 from gids.loader.stages import Stage, epoch_summary, stage_for
 from gids.loader.stream import Cache, Ids, IdsOf, ReadThroughStream, WindowedStream
 from gids.loader.tables import Tables, chosen_tables, is_of_nodes
@@ -56,14 +60,18 @@ class FeatureLoader:
         store: the dataset, or its path.
         tables: the tables to load: names, such as ``"paper.feat"``, and tables of other stores, such as
             ``other.table("paper.text")``; or a mapping from the names that features go by to these.
-        window_batches: minibatches sampled ahead, whose pages the cache keeps. 0 to 23.
+        window_batches: minibatches sampled ahead, whose pages the cache keeps. 0 to 23. Fewer are, where
+            their memory is better spent on cache lines: ``stats()["window_batches"]`` says how many.
         planned_batches: minibatches whose reads are in flight or done, before they are handed out. None
             starts with 2 and, between epochs, takes the least number whose missing pages cover twice the
             queue depth. ``window_batches + planned_batches`` is at most 24.
         memory_bytes: for everything: cache lines, outputs, bounce pool, window, page tables. None takes half
-            of the memory available.
+            of the memory available, divided by the number of ranks on this machine (on CUDA: half of the
+            device's free memory). It must hold at least the page tables, the bounce pool and the features of
+            two minibatches.
         minibatch_rows: rows that the largest minibatch reads: of each table, or by table. Memory is shared
-            out for such minibatches. None takes a quarter more than the first one reads.
+            out for such minibatches. None takes a quarter more than the first one reads; less of that where
+            memory is short.
         cache_bytes: at most so much of it for cache lines; 0 works, without a cache.
         policy: ``"lookahead"``, ``"window-pin"``, ``"random"``, ``"lru"`` or ``"static"``.
         heat: which stored heat of nodes the policy falls back on: ``"out-degree"`` (conversion stores it),
@@ -136,8 +144,14 @@ class FeatureLoader:
         ):
             if value is not None and not isinstance(value, Real):
                 raise TypeError(f"{name}={value!r}; give a number of bytes, such as 8 << 30")
-            if value is not None and value < 0:
-                raise ValueError(f"{name}={value} is negative; give a number of bytes")
+            if value is not None and not 0 <= value < math.inf:
+                what = "is negative" if value < 0 else "is not finite"
+                raise ValueError(f"{name}={value} {what}; give a number of bytes")
+        memory_bytes = None if memory_bytes is None else int(memory_bytes)  # 8e9 is a float
+        cache_bytes, host_cache_bytes = (
+            None if cache_bytes is None else int(cache_bytes),
+            int(host_cache_bytes),
+        )
         self.device = torch.device(device)
         if self.device.type not in ("cpu", "cuda"):
             raise ValueError(f"device={str(device)!r}: features go to 'cpu' or 'cuda'")
@@ -159,7 +173,11 @@ class FeatureLoader:
             kind=engine,
             depth=queue_depth,
             direct=direct,
-            max_read_bytes=longest_read_bytes(self.tables),
+            max_read_bytes=longest_read_bytes(
+                self.tables,
+                memory_bytes=memory_bytes if self.device.type == "cpu" else None,
+                queue_depth=queue_depth,
+            ),
         )
         self._opened.callback(self._engine.close)
         self._finalizer = weakref.finalize(self, self._opened.close)
@@ -194,6 +212,7 @@ class FeatureLoader:
         self._most_planned = planned_batches or most  # lowered to what memory allows, once that is known
         self._planned = planned_batches or min(self._placement.least_planned, most)
         self._waiting = 0  # minibatches that are sampled, and not in the window yet
+        self._most_waiting: int | None = None  # once memory is shared out
         self._minibatch_bytes = 0  # of the largest so far
         self._warned_of_size = False
         self._cache: Cache | None = None
@@ -206,8 +225,18 @@ class FeatureLoader:
 
     @property
     def window_batches(self) -> int:
-        """Minibatches sampled ahead, as given."""
+        """Minibatches sampled ahead: as given; after the first minibatch, as memory allows."""
         return self._window
+
+    @property
+    def waiting_batches(self) -> int:
+        """How many the `minibatches` of attach() may hold itself: as said there; then as memory allows."""
+        return self._waiting
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the sampled minibatches that are held at once; part of the window in stats()."""
+        return (self._window + self._planned + self._waiting) * self._minibatch_bytes
 
     def attach(
         self,
@@ -216,6 +245,7 @@ class FeatureLoader:
         *,
         bytes_of: Callable[[T], int] | None = None,
         waiting_batches: int = 0,
+        source_bytes: Callable[[int], int] = lambda _waiting: 0,
         growth: float = 1.0,
     ) -> WindowedStream[T] | ReadThroughStream[T]:
         """Iterate over (minibatch, {table: features}).
@@ -226,9 +256,11 @@ class FeatureLoader:
         are ready for the stream that is current when they are handed out. bytes_of: memory that a sampled
         minibatch takes: part of the window, within memory_bytes; on CUDA told as "minibatches", beside it.
         waiting_batches: at most so many that `minibatches` holds itself, sampled and not yet asked for; they
-        count with these bytes. growth: how many times as large as the first minibatch the others are; memory
-        is shared out when that one is known. Where a larger one comes, fewer are planned ahead; where that is
-        not enough to stay within memory_bytes, a warning says so once, and names minibatch_rows.
+        count with these bytes; after the first minibatch the property of that name says how many may.
+        source_bytes: other memory of `minibatches`, by the number that it holds. growth: how many times as
+        large as the first minibatch the others are; memory is shared out when that one is known. Where a
+        larger one comes, fewer are planned ahead; where that is not enough to stay within memory_bytes, a
+        warning says so once, and names minibatch_rows.
 
         One stream at a time uses the window; while it is open, further ones read through the cache without
         lookahead. A stream is closed by its end, by close(), or by dropping it.
@@ -240,7 +272,8 @@ class FeatureLoader:
             raise ValueError("this FeatureLoader is closed; make a new one")
 
         def cache_for(minibatch: T, ids: Ids) -> Cache:
-            return self._cache_for(ids, bytes_of(minibatch) if bytes_of else 0, growth)
+            minibatch_bytes = bytes_of(minibatch) if bytes_of else 0
+            return self._cache_for(ids, minibatch_bytes, growth, source_bytes)
 
         with self._lock:
             if self._windowed is not None and self._windowed() is not None:
@@ -251,12 +284,14 @@ class FeatureLoader:
                 return ReadThroughStream(minibatches, ids_of, cache_for)
             self._adapt_planned()
             self._waiting = waiting_batches
+            if self._most_waiting is not None:
+                self._waiting = min(waiting_batches, self._most_waiting)
             me, before, begun = weakref.ref(self), self.stats(), time.perf_counter()
             stream = WindowedStream(
                 minibatches,
                 ids_of,
                 cache_for,
-                window_batches=self._window,
+                window_batches=lambda: self._window,
                 planned_batches=lambda: self._planned,
                 on_close=lambda: _stream_ended(me, before, begun),
                 seconds=self._seconds,
@@ -272,8 +307,8 @@ class FeatureLoader:
         ``bypasses`` (misses that won no line), ``evictions``, ``failures``; ``hit_ratio``. Of the device:
         ``pages_read``, ``bytes_read``, ``requests``. ``seconds`` by stage: ``sample``, ``plan``, ``wait``,
         ``gather``, and ``read`` (with requests in flight, beside the others). ``memory``: bytes by purpose.
-        ``window_batches``, ``planned_batches``, ``policy``; ``heat``: the method of each table, or None;
-        ``engine``: its own counters; ``tables``: the counters of each table.
+        ``window_batches``, ``planned_batches`` (those in use), ``policy``; ``heat``: the method of each
+        table, or None; ``engine``: its own counters; ``tables``: the counters of each table.
         """
         if self._last_stats is not None:
             return self._last_stats
@@ -296,8 +331,7 @@ class FeatureLoader:
             "gather": total("gather_s"),
             "read": io["busy_s"],
         }
-        held = (self._window + self._planned + self._waiting) * self._minibatch_bytes
-        result["memory"] = self._placement.memory(self._cache, held)
+        result["memory"] = self._placement.memory(self._cache, self.held_bytes)
         result["window_batches"] = self._window
         result["planned_batches"] = self._planned
         result["policy"] = self._policy
@@ -351,29 +385,50 @@ class FeatureLoader:
             "a FeatureLoader cannot be pickled; pass the FeatureStore and build one in each process"
         )
 
-    def _cache_for(self, ids: Ids, minibatch_bytes: int, growth: float) -> Cache:
+    def _cache_for(
+        self, ids: Ids, minibatch_bytes: int, growth: float, source_bytes: Callable[[int], int]
+    ) -> Cache:
         """The cache; built from the first minibatch's sizes, `growth` times which the others have."""
         with self._lock:
             if not self._finalizer.alive:
                 raise ValueError("this FeatureLoader is closed; make a new one")
             rows = rows_read(ids, [t.name for t in self.tables])
+            if self.device.type == "cpu":  # on a device the cache has ids of its own
+                minibatch_bytes = max(minibatch_bytes, sum(8 * n for n in rows.values()))
             if self._cache is None:
-                expected = largest_expected(rows, minibatch_bytes, given=self._minibatch_rows, growth=growth)
-                heats = {t.name: heat for t in self.tables if (heat := self._heat(t)) is not None}
-                self._cache, self._most_planned = self._placement.build(self._sizes(*expected), heats)
-                self._opened.callback(self._cache.close)
+                first = replace(
+                    self._sizes(rows, minibatch_bytes),
+                    page_bytes=page_bytes_read(ids, self.tables),
+                    source_bytes=source_bytes,
+                )
+                self._build(usual_sizes(first, given=self._minibatch_rows, growth=growth))
             else:
                 self._keep_within_memory(rows, minibatch_bytes)
             self._minibatch_bytes = max(self._minibatch_bytes, minibatch_bytes)
+            assert self._cache is not None
             return self._cache
+
+    def _build(self, sizes: Sizes) -> None:
+        """sizes: of usual minibatches."""
+        heats = {t.name: heat for t in self.tables if (heat := self._heat(t)) is not None}
+        self._cache, plan = self._placement.build(sizes, heats)
+        self._opened.callback(self._cache.close)
+        self._window = plan.sizes.window_batches
+        self._most_planned = plan.sizes.planned_batches
+        self._planned = min(self._planned, self._most_planned)
+        self._waiting = self._most_waiting = plan.sizes.waiting_batches
+        if log.isEnabledFor(logging.INFO):
+            log.info(memory_line(self.tables, self._placement, sizes, plan))
 
     def _sizes(self, rows: Rows, minibatch_bytes: int) -> Sizes:
         return Sizes(
             rows=rows,
+            page_bytes=0,
             minibatch_bytes=minibatch_bytes,
             window_batches=self._window,
             planned_batches=self._planned,
             most_planned_batches=self._most_planned,
+            least_planned_batches=self._fixed_planned or 1,
             waiting_batches=self._waiting,
         )
 

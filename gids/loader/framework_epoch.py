@@ -6,9 +6,8 @@ Called by the adapters of DGL and GraphBolt, which put the features where their 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
-
-import torch
 
 from gids.loader.feature_loader import FeatureLoader
 from gids.loader.headroom import Headroom
@@ -18,8 +17,17 @@ T = TypeVar("T")
 _END = object()
 
 
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """Stands for a minibatch that could not be sampled, until its turn."""
+
+    error: Exception
+
+
 class FrameworkEpoch(Generic[T], Iterator[tuple[T, Features]]):
-    """(minibatch, {table: features}) of each minibatch. After an error in one the next can be asked for.
+    """(minibatch, {table: features}) of each minibatch. After an error in one the next can be asked for. If
+    sampling a minibatch fails, the error is raised when that minibatch is due, and `minibatches` is asked for
+    the one after it.
 
     ids_of: the rows of each table that a minibatch reads, wherever they were sampled. bytes_of: what a
     minibatch takes in memory. in_workers: minibatches come from worker processes; where this one cannot hold
@@ -39,30 +47,38 @@ class FrameworkEpoch(Generic[T], Iterator[tuple[T, Features]]):
         self._headroom = Headroom() if in_workers else None
         self._handed_out = 0
 
-        def ids_on_cpu(minibatch: T) -> dict[str, torch.Tensor]:
-            return {table: ids.cpu() for table, ids in ids_of(minibatch).items()}
-
         on_cpu = feature_loader.device.type == "cpu"
+
+        def ids_there(minibatch: T | _Failed) -> Ids:
+            if isinstance(minibatch, _Failed):
+                return {}
+            ids = ids_of(minibatch)
+            return {table: of_table.cpu() for table, of_table in ids.items()} if on_cpu else ids
+
         self._stream = feature_loader.attach(
-            self._source, ids_on_cpu if on_cpu else ids_of, bytes_of=bytes_of
+            self._source, ids_there, bytes_of=lambda m: 0 if isinstance(m, _Failed) else bytes_of(m)
         )
 
     def __next__(self) -> tuple[T, Features]:
+        self._source.sample_first()
         self._handed_out += 1
         minibatch, features = next(self._stream)
         if self._headroom is not None:
             limit = self._headroom.window_limit(self._source.count - self._handed_out)
             if limit is not None:
                 self._stream.limit_window(*limit)
+        if isinstance(minibatch, _Failed):
+            raise minibatch.error
         return minibatch, features
 
     def close(self) -> None:
         """End the pass: reads finish, workers stop. Idempotent; the end, and dropping it, do the same."""
         self._stream.close()
+        self._source.close()
 
 
-class _Counted(Iterator[T]):
-    """Counts what was sampled.
+class _Counted(Iterator[T | _Failed]):
+    """Counts what was sampled, and puts a _Failed in the place of what could not be.
 
     Workers stop when the last reference to their iterator goes, and an exception keeps the frames that it
     passed through: hence ``next`` with a default.
@@ -70,10 +86,21 @@ class _Counted(Iterator[T]):
 
     def __init__(self, minibatches: Iterator[T]) -> None:
         self._minibatches = minibatches
+        self._first: list[T | object] = []
         self.count = 0
 
-    def __next__(self) -> T:
-        minibatch = next(self._minibatches, _END)
+    def sample_first(self) -> None:
+        """Until one is sampled: sample it, and raise what that raises. Memory is shared out by its size."""
+        if not self.count and not self._first:
+            self._first.append(next(self._minibatches, _END))
+
+    def __next__(self) -> T | _Failed:
+        try:
+            minibatch = self._first.pop() if self._first else next(self._minibatches, _END)
+        except Exception as error:
+            self.count += 1
+            # Without this frame, which refers to the iterator.
+            return _Failed(error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
         if minibatch is _END:
             self.close()
             raise StopIteration
@@ -83,3 +110,4 @@ class _Counted(Iterator[T]):
     def close(self) -> None:
         """Called by the stream, too, when it ends."""
         self._minibatches = iter(())
+        self._first.clear()

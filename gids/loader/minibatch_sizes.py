@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
-from gids.cache.budget import GROWTH
+from gids.cache.live_batches import Sizes
 from gids.errors import MissingError
 from gids.sizes import format_bytes
+from gids.store.table import positions_of
+
+if TYPE_CHECKING:
+    from gids.store import Table
 
 Rows = dict[str, int]
 """Rows of each table."""
@@ -46,20 +52,31 @@ def rows_read(ids: Mapping[str, Any], tables: Iterable[str]) -> Rows:
     return {name: math.prod(np.shape(ids.get(name, ()))) for name in tables}
 
 
-def largest_expected(
-    first: Rows, minibatch_bytes: int, *, given: Rows | None, growth: float
-) -> tuple[Rows, int]:
-    """(rows, bytes of the sampled minibatch itself) of the largest minibatch, by what is known at the first.
+def page_bytes_read(ids: Mapping[str, Any], tables: Iterable[Table]) -> int:
+    """Bytes of the pages that hold a minibatch's rows, each once. Ids need not be checked yet."""
+    total = 0
+    for table in tables:
+        given = ids.get(table.name)
+        if not isinstance(given, torch.Tensor) or given.dtype != torch.int64 or given.is_meta:
+            continue  # none, or refused when the minibatch enters the cache
+        rows = given.cpu().numpy().ravel()
+        if table.order is not None:
+            rows = positions_of(rows, table.order)
+        total += table.page_bytes * len(np.unique(rows // table.rows_per_page))
+    return total
 
-    first, minibatch_bytes: of the first minibatch. given: rows of the largest, as the user says. growth: how
-    many times as large as the first the others are.
+
+def usual_sizes(first: Sizes, *, given: Rows | None, growth: float) -> Sizes:
+    """How large minibatches are, by what is known at the first one.
+
+    first: of the first. given: rows of the largest, as the user says; then there is no room for more. growth:
+    how many times as large as the first the others are.
     """
     if given is None:
-        times = GROWTH * growth
-        return {name: int(times * n) for name, n in first.items()}, int(times * minibatch_bytes)
-    rows = {name: max(n, given[name]) for name, n in first.items()}
-    times = sum(rows.values()) / max(1, sum(first.values()))
-    return rows, int(times * minibatch_bytes)
+        return first.grown(growth)
+    rows = {name: max(n, given[name]) for name, n in first.rows.items()}
+    times = sum(rows.values()) / max(1, sum(first.rows.values()))
+    return replace(first.grown(times), rows=rows, growths=(1.0,))
 
 
 def too_large(rows: Rows, excess_bytes: int) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from gids.loader.epoch_loader import EpochLoader
+from gids.loader.ranks import StepSeeds
 from gids.loader.sample_stream import Draw, sample_steps
 from gids.loader.tables import Tables
 from gids.sampler import Minibatch, Sampler, Topology
@@ -37,10 +38,14 @@ class NodeLoader(EpochLoader):
             these. None: all of nodes that the sampler can reach. Empty: none, for minibatches without
             features. Of a table of edges a minibatch gets the rows of all its blocks' edges, one block after
             the other, the input layer's first.
-        batch_size: seeds of all types together.
+        batch_size: seeds of all types together, on each rank.
         shuffle: in a new order every epoch, over all types; otherwise the given order, type after type.
         drop_last: leave out the last minibatch of an epoch when it is smaller.
         seed: of the order and of what is sampled.
+        rank, world_size: share each step's seeds among world_size processes, this one being rank 0 to
+            world_size - 1; every rank gives all seeds. None: as torch.distributed's process group says, if it
+            is initialized; then every rank must make the loader, with the same arguments. rank=0,
+            world_size=1: no sharing.
         device: ``"cpu"``, or a CUDA device: then the topology is pinned, kernels sample it on a stream of
             the loader's own, beside the training, and minibatches are ready for torch's current stream.
         labels: give labels, where the store has them: of the seeds, or (``"inputs"``) of all input nodes.
@@ -69,6 +74,8 @@ class NodeLoader(EpochLoader):
         shuffle: bool = True,
         drop_last: bool = False,
         seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
         device: str | torch.device = "cpu",
         labels: bool | Literal["inputs"] = True,
         place: str = "auto",
@@ -81,6 +88,8 @@ class NodeLoader(EpochLoader):
             shuffle=shuffle,
             drop_last=drop_last,
             seed=seed,
+            rank=rank,
+            world_size=world_size,
             threads=options.get("threads"),
         )
         if labels not in (True, False, "inputs"):
@@ -118,8 +127,8 @@ class NodeLoader(EpochLoader):
             elif labels:
                 sampled.labels = stream.to_device(labels[topology.node_types[0]][labelled.cpu()])
 
-        def draw(places: Sequence[np.ndarray], epoch: int, first_step: int) -> list[Minibatch]:
-            seeds = [all_seeds.at(of_step) for of_step in places]
+        def draw(steps: Sequence[StepSeeds], epoch: int, first_step: int) -> list[Minibatch]:
+            seeds = [all_seeds.at(of_step.own) for of_step in steps]
             drawn = sample_steps(sampler, topology, seeds, seed=seed, epoch=epoch, first_step=first_step)
             for sampled, of_step in zip(drawn, seeds, strict=True):
                 label(sampled, of_step)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
@@ -28,8 +27,10 @@ from gids.cache import (
 from gids.cache.budget import available_bytes, needed_bytes
 from gids.cache.device_budget import DeviceMemoryPlan, needed_device_bytes
 from gids.cache.device_checks import check_policies
+from gids.cache.live_batches import Sizes
 from gids.cache.output_dtype import out_row_bytes
 from gids.io.extents import open_extent_reader
+from gids.loader.ranks import local_ranks
 from gids.loader.stream import Cache
 from gids.sizes import format_bytes
 
@@ -44,34 +45,27 @@ ROUNDS_MAX = 4
 """Rounds of requests in flight on a device: each takes a quarter of the staging memory."""
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """How large minibatches are, and how many the window asks for.
-
-    rows: rows of each table that one reads. minibatch_bytes: memory of the sampled minibatch itself.
-    most_planned_batches: minibatches that may ever be planned at once. waiting_batches: sampled minibatches
-    beside these.
-    """
-
-    rows: Mapping[str, int]
-    minibatch_bytes: int
-    window_batches: int
-    planned_batches: int
-    most_planned_batches: int
-    waiting_batches: int
+Plan = MemoryPlan | DeviceMemoryPlan
 
 
 class Placement(Protocol):
     """Builds the cache, once, when the sizes are known."""
 
     least_planned: int
-    """Minibatches to plan ahead at least, so that one's stages overlap another's."""
+    """Minibatches to plan ahead at least, where memory allows, so that one's stages overlap another's."""
 
-    def build(self, sizes: Sizes, heats: Heats) -> tuple[Cache, int]:
-        """The cache, and how many minibatches may be planned at once within its memory.
+    memory_bytes: int
+    """For everything, or of the device."""
 
-        Raises MemoryBudgetError, with the sum, when one minibatch does not fit.
+    def build(self, sizes: Sizes, heats: Heats) -> tuple[Cache, Plan]:
+        """The cache, and how memory was shared out: what window and planned minibatches there is room for.
+
+        sizes: of minibatches like the first, and what the user wants. Raises MemoryBudgetError, with the sum,
+        when one minibatch does not fit.
         """
+
+    def share(self, sizes: Sizes, memory_bytes: int) -> Plan:
+        """How other memory would be shared out. Raises as build() does."""
 
     def excess_bytes(self, sizes: Sizes) -> int:
         """What minibatches of these sizes would take beyond memory_bytes, beside the lines that there are.
@@ -101,30 +95,21 @@ class HostPlacement:
         dtype: torch.dtype | None,
     ) -> None:
         if memory_bytes is None:
-            memory_bytes = available_bytes() // 2
+            share = 2 * local_ranks()
+            memory_bytes = available_bytes() // share
             log.info(
-                "memory_bytes not given: taking half of what is available, %s", format_bytes(memory_bytes)
+                "memory_bytes not given: taking 1/%d of what is available, %s",
+                share,
+                format_bytes(memory_bytes),
             )
         self._engine, self._tables = engine, tables
-        self._memory_bytes, self._cache_bytes = memory_bytes, cache_bytes
+        self.memory_bytes, self._cache_bytes = memory_bytes, cache_bytes
         self._policy, self._threads, self._check_crc, self._dtype = policy, threads, check_crc, dtype
         self._output_row_bytes = {t.name: out_row_bytes(t, dtype) for t in tables}
         self.plan: MemoryPlan | None = None
 
-    def build(self, sizes: Sizes, heats: Heats) -> tuple[Cache, int]:
-        self.plan = plan = share_memory(
-            self._tables,
-            memory_bytes=self._memory_bytes,
-            cache_bytes=self._cache_bytes,
-            rows=sizes.rows,
-            output_row_bytes=self._output_row_bytes,
-            window_batches=sizes.window_batches,
-            planned_batches=sizes.planned_batches,
-            most_planned_batches=sizes.most_planned_batches,
-            minibatch_bytes=sizes.minibatch_bytes,
-            waiting_batches=sizes.waiting_batches,
-            bounce_bytes=self._engine.bounce_bytes,
-        )
+    def build(self, sizes: Sizes, heats: Heats) -> tuple[Cache, Plan]:
+        self.plan = plan = self.share(sizes, self.memory_bytes)
         cache = FeatureCache(
             self._engine,
             self._tables,
@@ -134,23 +119,32 @@ class HostPlacement:
             threads=self._threads,
             check_crc=self._check_crc,
             keep_output_bytes=plan.purposes["outputs"],
+            output_rows=plan.sizes.rows,
+            late_outputs=plan.late_outputs,
             output_dtype=self._dtype,
         )
-        return cache, plan.most_planned_batches
+        return cache, plan
+
+    def share(self, sizes: Sizes, memory_bytes: int) -> MemoryPlan:
+        return share_memory(
+            self._tables,
+            sizes,
+            memory_bytes=memory_bytes,
+            cache_bytes=self._cache_bytes,
+            output_row_bytes=self._output_row_bytes,
+            bounce_bytes=self._engine.bounce_bytes,
+        )
 
     def excess_bytes(self, sizes: Sizes) -> int:
         assert self.plan is not None
         needed = needed_bytes(
             self._tables,
-            rows=sizes.rows,
+            sizes,
             output_row_bytes=self._output_row_bytes,
-            window_batches=sizes.window_batches,
-            planned_batches=sizes.planned_batches,
-            minibatch_bytes=sizes.minibatch_bytes,
-            waiting_batches=sizes.waiting_batches,
             bounce_bytes=self._engine.bounce_bytes,
+            late_outputs=self.plan.late_outputs,
         )
-        return sum({**self.plan.purposes, **needed}.values()) - self._memory_bytes
+        return sum({**self.plan.purposes, **needed}.values()) - self.memory_bytes
 
     def memory(self, cache: Cache | None, held_bytes: int) -> dict[str, int]:
         bounce = {"bounce pool": self._engine.bounce_bytes}
@@ -195,7 +189,7 @@ class DevicePlacement:
                 format_bytes(memory_bytes),
             )
         self._engine, self._tables = engine, tables
-        self._memory_bytes, self._cache_bytes = memory_bytes, cache_bytes
+        self.memory_bytes, self._cache_bytes = memory_bytes, cache_bytes
         self._host_cache_bytes, self._host_policy = host_cache_bytes, host_policy
         self._policy, self._check_crc, self._dtype = policy, check_crc, dtype
         self._wait, self._staging_bytes = wait, staging_bytes
@@ -203,19 +197,8 @@ class DevicePlacement:
         self._output_row_bytes = {t.name: out_row_bytes(t, dtype) for t in tables}
         self._plan: DeviceMemoryPlan | None = None
 
-    def build(self, sizes: Sizes, heats: Heats) -> tuple[Cache, int]:
-        self._plan = plan = share_device_memory(
-            self._tables,
-            memory_bytes=self._memory_bytes,
-            cache_bytes=self._cache_bytes,
-            host_cache_bytes=self._host_cache_bytes,
-            rows=sizes.rows,
-            output_row_bytes=self._output_row_bytes,
-            window_batches=sizes.window_batches,
-            planned_batches=sizes.planned_batches,
-            most_planned_batches=sizes.most_planned_batches,
-            bounce_bytes=self._bounce_bytes,
-        )
+    def build(self, sizes: Sizes, heats: Heats) -> tuple[Cache, Plan]:
+        self._plan = plan = self.share(sizes, self.memory_bytes)
         with ExitStack() as stack:
             reader = None
             if any(plan.lines.values()) and heats and not self._check_crc:
@@ -238,19 +221,28 @@ class DevicePlacement:
                 rounds_max=ROUNDS_MAX,
                 reader=reader,
             )
-        return cache, plan.most_planned_batches
+        return cache, plan
+
+    def share(self, sizes: Sizes, memory_bytes: int) -> DeviceMemoryPlan:
+        return share_device_memory(
+            self._tables,
+            sizes,
+            memory_bytes=memory_bytes,
+            cache_bytes=self._cache_bytes,
+            host_cache_bytes=self._host_cache_bytes,
+            output_row_bytes=self._output_row_bytes,
+            bounce_bytes=self._bounce_bytes,
+        )
 
     def excess_bytes(self, sizes: Sizes) -> int:
         assert self._plan is not None
         needed = needed_device_bytes(
             self._tables,
-            rows=sizes.rows,
+            sizes,
             output_row_bytes=self._output_row_bytes,
-            window_batches=sizes.window_batches,
-            planned_batches=sizes.planned_batches,
             bounce_bytes=self._bounce_bytes,
         )
-        return sum({**self._plan.purposes, **needed}.values()) - self._memory_bytes
+        return sum({**self._plan.purposes, **needed}.values()) - self.memory_bytes
 
     def memory(self, cache: Cache | None, held_bytes: int) -> dict[str, int]:
         if cache is None:

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-import numpy as np
 import torch
 
 from gids.cuda import Device, MadeOn
+from gids.loader.ranks import EpochSeeds, StepSeeds
 from gids.sampler import Minibatch, Sampler, Topology
 from gids.sampler.layered import LayeredSampler
 from gids.sampler.minibatch import PerType
 
-Draw = Callable[[Sequence[np.ndarray], int, int], list[Minibatch]]
-"""(places of each step's seeds, epoch, first step) -> minibatches, with labels and without features."""
+Draw = Callable[[Sequence[StepSeeds], int, int], list[Minibatch]]
+"""(each step's seeds, epoch, first step) -> minibatches, with labels and without features."""
 
 
 class SampleStream:
@@ -78,28 +78,27 @@ def sample_steps(
 
 def minibatches_of_epoch(
     draw: Draw,
-    order: np.ndarray,
+    seeds: EpochSeeds,
     epoch: int,
     steps: range,
-    batch_size: int,
     stream: SampleStream,
-    at_once: int,
+    at_once: Callable[[], int],
 ) -> Iterator[Minibatch]:
-    """The minibatches of an epoch's steps; a call makes so many at once. order: the places of its seeds."""
+    """The minibatches of an epoch's steps. at_once: how many minibatches a call makes."""
 
     def minibatches(chosen: range) -> list[Minibatch]:
-        places = [order[step * batch_size : (step + 1) * batch_size] for step in chosen]
-        return draw(places, epoch, chosen.start)
+        return draw([seeds.at(step) for step in chosen], epoch, chosen.start)
 
-    count = 1  # the first one waits for no other
+    count, one_by_one = 1, False  # the first one waits for no other
     while steps:
         try:
             made = deque(stream.make(minibatches, steps[:count]))
         except Exception:
             if count == 1:
                 raise
-            count = at_once = 1  # again one by one: it is raised at its turn, after those that are sound
+            count, one_by_one = 1, True  # it is raised at its turn, after those that are sound
             continue
-        steps, count = steps[count:], at_once
+        steps = steps[count:]
         while made:
             yield made.popleft()  # whose memory is the consumer's from here on
+        count = 1 if one_by_one else at_once()

@@ -54,6 +54,7 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
 
     cache_for: called with every minibatch and its ids, which tell how large minibatches are; it gives the
     same cache each time.
+    window_batches, planned_batches: asked for again and again; the first minibatch may change them.
     on_close: called once, when no step of this stream is live any more. stage: tells profilers of a stage.
     """
 
@@ -63,7 +64,7 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
         ids_of: IdsOf[T],
         cache_for: Callable[[T, Ids], Cache],
         *,
-        window_batches: int,
+        window_batches: Callable[[], int],
         planned_batches: Callable[[], int],
         on_close: Callable[[], None],
         seconds: dict[str, float],
@@ -73,7 +74,8 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
         self._ids_of = ids_of
         self._cache_for = cache_for
         self._cache: Cache | None = None
-        self._window = window_batches
+        self._window_batches = window_batches
+        self._most_window: int | None = None  # where the window must be shorter
         self._planned_batches = planned_batches
         self._seconds = seconds
         self._stage = stage
@@ -109,7 +111,7 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
         """Hold at most so many sampled minibatches ahead from now on; says so once, with the reason."""
         if batches < self._window:
             log.warning("window lowered from %d to %d minibatches: %s", self._window, max(0, batches), reason)
-            self._window = max(0, batches)
+            self._most_window = max(0, batches)
 
     def close(self) -> None:
         """Let reads finish, take every mark back, forget what was sampled ahead. Idempotent."""
@@ -127,6 +129,11 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def _window(self) -> int:
+        window = self._window_batches()
+        return window if self._most_window is None else min(window, self._most_window)
 
     def _fill(self) -> None:
         """Plan as far ahead as allowed, entering the window first."""

@@ -18,6 +18,7 @@ from gids.heat.graphs import graphs_of
 from gids.loader import NodeLoader, SampledEpoch
 from gids.loader.feature_loader import check_option_names
 from gids.loader.tables import Tables
+from gids.pyg.arguments import refuse_other_values
 from gids.pyg.attributes import attribute_of
 from gids.pyg.edge_weights import stored_weights
 from gids.pyg.hops import Counts, HopSampler
@@ -38,23 +39,8 @@ _NOTHING_TO_DO = {
     "worker_init_fn",
     "filter_per_worker",
     "is_sorted",
-    "temporal_strategy",
 }
-"""Arguments of PyG's loader about workers and about arrays in memory."""
-
-_ONLY: dict[str, object] = {
-    "disjoint": False,
-    "directed": True,
-    "time_attr": None,
-    "input_time": None,
-    "neighbor_sampler": None,
-    "transform_sampler_output": None,
-    "sampler": None,
-    "batch_sampler": None,
-    "generator": None,
-    "collate_fn": None,
-}
-"""Arguments of PyG's loader whose default is all that there is."""
+"""Arguments of PyG's loader about workers and about arrays in memory: minibatches are the same without."""
 
 
 class NeighborLoader:
@@ -71,13 +57,15 @@ class NeighborLoader:
             a GPU. Relations without such a table are drawn from uniformly.
         input_nodes: the seeds: int64[n], or bool[num_nodes], or None for all nodes, or (of a dataset with
             several types) a node type, or (node type, one of those).
-        batch_size, shuffle, drop_last: as there.
+        batch_size, shuffle, drop_last: as there; batch_size on each rank.
         transform: called with each Data.
         tables: names of the tables to load, such as ``"paper.feat"``, and tables of other stores; None: all
             of the store's nodes and edges that the topology has; empty: none. In a mapping, by the names of
             the attributes to be.
         labels: give ``y``, where the store has labels.
         seed: of the order and of what is sampled; torch's generator has no part in them.
+        rank, world_size: as of gids.NodeLoader: where a process group is initialized, its ranks share the
+            seeds. Give every rank all of them.
         device: ``"cpu"``, or ``"cuda"``: then sampling, cache and all that is handed out are there.
         place: of the topology on CUDA, as in gids.NodeLoader.
         options: of gids.FeatureLoader: ``memory_bytes``, ``window_batches``, …;
@@ -92,8 +80,8 @@ class NeighborLoader:
     resume in the middle of one, as of gids.NodeLoader.
 
     Raises as gids.NodeLoader; ValueError for an argument of PyG's that is not supported (disjoint, times,
-    subgraph_type); KeyError, TypeError and ValueError for a weight_attr that names no weights. While
-    iterating: StorageError belongs to one minibatch.
+    subgraph_type and others); KeyError, TypeError and ValueError for a weight_attr that names no weights.
+    While iterating: StorageError belongs to one minibatch.
     """
 
     def __init__(
@@ -111,18 +99,15 @@ class NeighborLoader:
         tables: Tables | None = None,
         labels: bool = True,
         seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
         device: str | torch.device = "cpu",
         place: str = "auto",
-        subgraph_type: object = "directional",
         **options: Any,
     ) -> None:
         self._opened = ExitStack()
         store = open_store(data, self._opened) if isinstance(data, str | os.PathLike) else store_of(data)
-        for name, supported in _ONLY.items():
-            if options.pop(name, supported) is not supported:
-                raise ValueError(f"{name} is not supported; gids.pyg.NeighborLoader has {supported} only")
-        if str(getattr(subgraph_type, "value", subgraph_type)) != "directional":
-            raise ValueError(f"subgraph_type={subgraph_type!r} is not supported: it must be 'directional'")
+        refuse_other_values(options)
         for name in _NOTHING_TO_DO & options.keys():
             del options[name]
         check_option_names("gids.pyg.NeighborLoader", options)
@@ -144,6 +129,8 @@ class NeighborLoader:
             shuffle=shuffle,
             drop_last=drop_last,
             seed=seed,
+            rank=rank,
+            world_size=world_size,
             device=device,
             place=place,
             labels="inputs" if labels else False,
@@ -179,11 +166,11 @@ class NeighborLoader:
         self._loader.epoch = number
 
     def __len__(self) -> int:
-        """Minibatches in an epoch."""
+        """Minibatches that each rank gets in an epoch."""
         return len(self._loader)
 
     def __iter__(self) -> NeighborEpoch:
-        return NeighborEpoch(iter(self._loader), self._input_ids, self.batch_size, self._data, self.transform)
+        return NeighborEpoch(iter(self._loader), self._input_ids, self._data, self.transform)
 
     def stats(self) -> dict[str, Any]:
         """As of gids.NodeLoader."""
@@ -216,18 +203,15 @@ class NeighborEpoch(Iterator[Any]):
         self,
         epoch: SampledEpoch,
         input_ids: torch.Tensor | None,
-        batch_size: int,
         data: MinibatchData,
         transform: Callable[[Any], Any] | None,
     ) -> None:
-        self._epoch, self._input_ids, self._batch_size = epoch, input_ids, batch_size
-        self._data, self._transform = data, transform
+        self._epoch, self._input_ids, self._data, self._transform = epoch, input_ids, data, transform
 
     def __next__(self) -> Data | HeteroData | Any:
         minibatch = next(self._epoch)
-        first = minibatch.step * self._batch_size
-        places = self._epoch.order[first : first + self._batch_size]
-        data = self._data.of(minibatch, places if self._input_ids is None else self._input_ids[places])
+        positions = self._epoch.positions(minibatch.step)
+        data = self._data.of(minibatch, positions if self._input_ids is None else self._input_ids[positions])
         return data if self._transform is None else self._transform(data)
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch_geometric.sampler import (
 from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 
 from gids.heat.graphs import graphs_of
+from gids.pyg.arguments import refuse_other_values
 from gids.pyg.attributes import is_homogeneous
 from gids.pyg.edge_weights import Weights, checked, in_order, stored_weights
 from gids.pyg.hops import Counts, HopSampler
@@ -35,14 +37,17 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
     data: what the loader is given: Data or HeteroData in memory, or (gids.pyg.FeatureStore,
     gids.pyg.GraphStore); a dataset's path or a gids.FeatureStore do as well. num_neighbors: as PyG's.
     replace, weight_attr: as of gids.pyg.NeighborLoader; of Data in memory the attribute of its edges.
-    threads: that sample; None takes torch's number, which is 1 in a DataLoader's workers.
+    threads: that sample; None takes torch's number, which is 1 in a DataLoader's workers. is_sorted and
+    share_memory of PyG's sampler are accepted and have nothing to do: samples are the same without.
 
     ``torch_geometric.loader.NodeLoader(data, node_sampler=NeighborSampler(data, [10, 10]), …)``, or
     ``LinkLoader`` with ``link_sampler=``. Random numbers come from torch's generator, one for each minibatch,
     so that torch.manual_seed repeats a run and workers differ.
 
-    Raises TypeError for other data, ValueError for num_neighbors, KeyError and FormatError for a dataset
-    without topology; while sampling IndexError for a seed that is no node.
+    Raises TypeError for other data and for an argument that PyG's sampler does not have, ValueError for
+    num_neighbors and for an argument of PyG's that is not supported (disjoint, times, subgraph_type and
+    others), KeyError and FormatError for a dataset without topology; while sampling IndexError for a seed
+    that is no node, ValueError for seeds that have times (input_time, edge_label_time).
     """
 
     def __init__(
@@ -53,7 +58,13 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
         replace: bool = False,
         weight_attr: str | None = None,
         threads: int | None = None,
+        is_sorted: bool = False,
+        share_memory: bool = False,
+        **options: Any,
     ) -> None:
+        refuse_other_values(options)
+        if options:
+            raise TypeError(f"gids.pyg.NeighborSampler has no argument {next(iter(options))!r}")
         self._made_of = (data, num_neighbors, replace, weight_attr, threads)
         if isinstance(data, Data | HeteroData):
             self._graphs = _graphs_in_memory(data)
@@ -70,16 +81,16 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
         self._topology = self._new_topology()
         self._process = os.getpid()
 
-    def sample_from_nodes(
-        self, index: NodeSamplerInput, **kwargs: Any
-    ) -> SamplerOutput | HeteroSamplerOutput:
+    def sample_from_nodes(self, index: NodeSamplerInput) -> SamplerOutput | HeteroSamplerOutput:
         """PyG's entry for NodeLoader."""
+        _refuse_times(index, "input_time")
         return node_sample(index, self._sample)
 
     def sample_from_edges(
-        self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None, **kwargs: Any
+        self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None
     ) -> SamplerOutput | HeteroSamplerOutput:
         """PyG's entry for LinkLoader."""
+        _refuse_times(index, "edge_label_time")
         counts = dict(zip(self._topology.node_types, self._topology.node_counts, strict=True))
         num_nodes = next(iter(counts.values())) if self._homogeneous else counts
         return edge_sample(index, self._sample, num_nodes, False, None, neg_sampling)
@@ -120,10 +131,22 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
         return Topology(self._graphs[0] if self._homogeneous else self._graphs)
 
 
+def _refuse_times(index: NodeSamplerInput | EdgeSamplerInput, argument: str) -> None:
+    if index.time is not None:
+        raise ValueError(
+            f"the seeds have times ({argument}=), and gids.pyg.NeighborSampler does not sample by time: "
+            "leave them out, or use PyG's own NeighborSampler with time_attr=, which needs pyg-lib"
+        )
+
+
 def _remade(
     data: Any, num_neighbors: Any, replace: bool, weight_attr: str | None, threads: int | None
 ) -> NeighborSampler:
-    return NeighborSampler(data, num_neighbors, replace=replace, weight_attr=weight_attr, threads=threads)
+    made = NeighborSampler(data, num_neighbors, replace=replace, weight_attr=weight_attr, threads=threads)
+    # PyTorch's worker that was spawned ends with daemon threads running. Python then frees none of the
+    # worker's arguments, this sampler among them, and nanobind would report its native parts as leaked.
+    weakref.finalize(made, made.__dict__.clear)  # runs at exit, too
+    return made
 
 
 def _graphs_in_memory(data: Data | HeteroData) -> list[Graph]:

@@ -5,8 +5,9 @@ Both sides run this code: the same topology in memory, seeds, model, workers and
 one place, ``_make_loader``: the ``gids=`` argument, or a memory-mapped array in ``g.ndata``.
 
 What is measured begins where memory is bounded and features are opened, and ends with the last training
-step. Importing, loading the topology and one training step on made-up features come before it. At the
-same places both sides keep a few rows of every minibatch, which are compared with the source afterwards.
+step. Importing, loading the topology and a few training steps on made-up features come before it: they also
+tell how much memory training needs besides features. Both sides keep a few rows of the same minibatches.
+These are compared with the source afterwards, when memory is not bounded any more.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,23 +31,24 @@ import gids.dgl  # isort: skip  # before dgl: makes it importable beside a curre
 import dgl
 from torch import Tensor, nn
 
+from gids.cache.output_dtype import out_dtype_of
 from gids.errors import MemoryBudgetError
 from gids.inference import layerwise
 from gids.loader.timeline import Timeline
 from gids.quickstart.counters import cpu_seconds, device_bytes_read, resident_bytes
-from gids.quickstart.isolation import (
-    cached_share,
-    limit_own_memory,
-    report_progress,
-    serve,
-)
+from gids.quickstart.isolation import cached_share, report_progress, serve
+from gids.quickstart.kept_rows import KeptRows
+from gids.quickstart.memory_group import OwnPeak, limit_own_memory, own_memory_bytes
 from gids.quickstart.model import GraphSage
 from gids.quickstart.sides import EpochConfig, EpochResult
 from gids.sampler import Block
 from gids.store import FeatureStore, Table
 
-KEPT_ROWS = 64  # rows of each minibatch that are compared with the source
-Rows = tuple[Tensor, Tensor]  # their ids and what was handed over
+TRIAL_BATCHES, TRIAL_S = 8, 5.0  # training steps on made-up features for each process, and when to stop them
+MARGIN, MARGIN_BYTES = (
+    0.25,
+    16 << 20,
+)  # more than measured: later minibatches are larger, memory gets fragmented
 
 
 def run_epochs(config: EpochConfig) -> EpochResult:
@@ -63,38 +66,41 @@ def run_epochs(config: EpochConfig) -> EpochResult:
     classes = int(graph.ndata["label"].max()) + 1
     model = GraphSage(table.shape[0], config.hidden, classes, len(config.fanouts))
     train_ids = splits["train"][: config.batches * config.batch_size]
-    _warm_up(model, graph, train_ids, config, table.shape[0])
-    ctypes.CDLL(None).malloc_trim(0)  # what the warm-up left free would be a gift of unknown size
+    batches = config.epochs * -(-len(train_ids) // config.batch_size)
+    kept = KeptRows(batches, table)
+    headroom = _headroom(model, graph, train_ids, config, table)
     cached_before = max(map(cached_share, _feature_files(config, store)))
     base_rss = resident_bytes("VmRSS")
     limit = None
     if config.memory_bytes:
-        # The pages of libraries count in RSS, but the group pays only for those that it read in itself.
-        limit = config.memory_bytes + resident_bytes("RssAnon") + resident_bytes("RssShmem")
+        limit = own_memory_bytes() + headroom + config.memory_bytes
         limit_own_memory(limit)
     torch.manual_seed(config.seed)
     dgl.seed(config.seed)
-    kept: list[Rows] = []
     measured = _train(model, graph, train_ids, config, store, kept)
+    if limit is not None:
+        limit_own_memory(None)  # or a side could be killed for what is not measured
     if config.side == "stock":
         measured["hit_ratio"] = _page_cache_hits(measured["read_bytes"], measured["rows"], table.row_bytes)
     val_accuracy = None
-    if config.val_nodes:
+    if config.val_nodes and measured["batches"] == batches:
         val_accuracy = _validate(model, graph, splits["val"][: config.val_nodes], config, store)
+    compared, wrong = kept.compare(_source_of(config, table))
     return EpochResult(
         side=config.side,
         val_accuracy=val_accuracy,
         base_rss_bytes=base_rss,
         memory_limit_bytes=limit,
-        compared_rows=sum(len(ids) for ids, _ in kept),
-        wrong_rows=_count_wrong(_source_of(config, table), kept),
+        headroom_bytes=None if limit is None else headroom,
+        compared_rows=compared,
+        wrong_rows=wrong,
         cached_before=cached_before,
         **measured,
     )
 
 
 def _train(
-    model: nn.Module, graph: Any, ids: Tensor, config: EpochConfig, store: FeatureStore, kept: list[Rows]
+    model: nn.Module, graph: Any, ids: Tensor, config: EpochConfig, store: FeatureStore, kept: KeptRows
 ) -> dict[str, Any]:
     """What is measured: all from opening the features to the last step. Returns fields of EpochResult."""
     optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
@@ -102,7 +108,7 @@ def _train(
     waits = Waits(timeline, config.feature_key)
     training_s = 0.0
     accuracies: list[float] = []
-    rows = 0
+    rows, stopped = 0, False
     total = config.epochs * -(-len(ids) // config.batch_size)
     Path("/proc/self/clear_refs").write_text("5")  # restarts the record of the peak
     read_before, cpu_before, begun = device_bytes_read(), cpu_seconds(), time.perf_counter()
@@ -111,6 +117,8 @@ def _train(
         _followed(loader, timeline, config),
     ):
         for _ in range(config.epochs):
+            if stopped:
+                break
             for input_nodes, x, labels, blocks in waits.of_next(loader):
                 step_begun = time.perf_counter_ns()
                 accuracies.append(_train_step(model, optimizer, blocks, x, labels))
@@ -118,9 +126,10 @@ def _train(
                 training_s += (step_end - step_begun) * 1e-9
                 timeline.add("training", step_begun, step_end)
                 rows += len(input_nodes)
-                kept.append(_some_rows(input_nodes, x))
+                kept.add(input_nodes, x)
                 report_progress(len(accuracies) / total)
-                if config.most_seconds and time.perf_counter() - begun > config.most_seconds:
+                stopped = 0 < config.most_seconds < time.perf_counter() - begun
+                if stopped:
                     break
         seconds = time.perf_counter() - begun
         gc.collect()  # ends the last iterator's workers, so that their CPU seconds count
@@ -309,13 +318,35 @@ def _stats(loader: Any) -> dict[str, Any]:
     return dict(feature_loader.stats()) if feature_loader else {}
 
 
-def _warm_up(model: nn.Module, graph: Any, seeds: Tensor, config: EpochConfig, dim: int) -> None:
-    """Touch the code and memory that a step needs, with made-up features; learns nothing."""
-    sampler = dgl.dataloading.NeighborSampler(list(config.fanouts))
-    input_nodes, output_nodes, blocks = sampler.sample(graph, seeds[: config.batch_size])
-    logits = model(blocks, torch.randn(len(input_nodes), dim))
-    nn.functional.cross_entropy(logits, graph.ndata["label"][output_nodes]).backward()  # type: ignore[no-untyped-call]
-    model.zero_grad()
+def _headroom(model: GraphSage, graph: Any, ids: Tensor, config: EpochConfig, table: Table) -> int:
+    """Bytes that training takes at most besides features, for both sides alike; 0 without a memory limit.
+
+    Trains a copy of the model for a few steps, through DGL's loader, on made-up features. That also touches
+    the code and the memory that a step needs, before anything is measured.
+    """
+    with OwnPeak() if config.memory_bytes else nullcontext() as peak:
+        _trial(deepcopy(model), graph, ids, config, table)
+    gc.collect()  # ends the loader's workers
+    ctypes.CDLL(None).malloc_trim(0)  # what the trial left free would be a gift of unknown size
+    if peak is None:
+        return 0
+    measured = max(0, peak.peak_bytes - own_memory_bytes())
+    return config.spare_bytes + (config.headroom_bytes or int((1 + MARGIN) * measured) + MARGIN_BYTES)
+
+
+def _trial(model: GraphSage, graph: Any, ids: Tensor, config: EpochConfig, table: Table) -> None:
+    optimizer = torch.optim.Adam(model.parameters())
+    sampler = dgl.dataloading.NeighborSampler(list(config.fanouts), prefetch_labels=["label"])
+    seeds = min(len(ids), TRIAL_BATCHES * (1 + config.workers) * config.batch_size)
+    ids = ids[torch.linspace(0, len(ids) - 1, seeds).long()]
+    begun = time.perf_counter()
+    for input_nodes, _, blocks in dgl.dataloading.DataLoader(
+        graph, ids, sampler, batch_size=config.batch_size, num_workers=config.workers
+    ):
+        x = torch.full((len(input_nodes), *table.shape), 0.1, dtype=out_dtype_of(table, None))
+        _train_step(model, optimizer, blocks, x, blocks[-1].dstdata["label"])
+        if time.perf_counter() - begun > TRIAL_S:
+            break
 
 
 def _train_step(
@@ -332,27 +363,12 @@ def _accuracy(logits: Tensor, labels: Tensor) -> float:
     return float((logits.detach().argmax(1) == labels).float().mean())
 
 
-def _some_rows(ids: Tensor, rows: Tensor) -> Rows:
-    chosen = torch.linspace(0, len(ids) - 1, KEPT_ROWS).long()
-    return ids[chosen], rows[chosen]
-
-
 def _source_of(config: EpochConfig, table: Table) -> Callable[[Tensor], Tensor]:
     """Single rows, by their ids."""
     if not config.plain_rows:
         return table.read_rows
-    features = _map_features(config, random_access=True)
-    return lambda ids: torch.from_numpy(features[ids.numpy()])
-
-
-def _count_wrong(source: Callable[[Tensor], Tensor], kept: list[Rows]) -> int:
-    """Compared bit for bit, so that a NaN equals itself and -0.0 is not 0.0."""
-    wrong = 0
-    for ids, rows in kept:
-        right = source(ids)
-        assert right.dtype == rows.dtype
-        wrong += int((right.view(torch.uint8) != rows.view(torch.uint8)).any(dim=1).sum())
-    return wrong
+    features = torch.from_numpy(_map_features(config, random_access=True))
+    return lambda ids: features.index_select(0, ids)  # without the GIL
 
 
 def _difference(after: int | None, before: int | None) -> int | None:

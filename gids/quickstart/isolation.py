@@ -2,8 +2,7 @@
 
 A process that maps a file keeps its pages in the page cache, hence a new process for every run. The page
 cache is emptied per file (``gids.io.drop_page_cache``), which needs no privilege. Memory is bounded by a
-memory cgroup (v1 or v2), which usually needs root: it counts the page cache too, which an rlimit would not.
-Called by the quickstart and the benchmarks. Knows nothing of graphs.
+control group (memory_group.py). Called by the quickstart and the benchmarks. Knows nothing of graphs.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,80 +23,30 @@ from typing import Any
 
 import numpy as np
 
+from gids.quickstart.memory_group import MemoryGroup
+from gids.sizes import format_bytes
+
 _PROGRESS, _ANSWER = "progress: ", "answer: "  # begin a fresh process's lines for run_fresh
-_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}  # threads that wait leave their core to those that work
-_GROUP_VARIABLE = "GIDS_MEMORY_GROUP"  # tells a process where its limit is to be written
+_ENVIRONMENT = {  # what the user has set wins
+    "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait leave their core to those that work
+    "MALLOC_ARENA_MAX": "2",  # else each thread keeps freed memory of its own
+}
 
 
 class FreshProcessError(ChildProcessError):
-    """A measured process failed. The message holds its last words."""
+    """A measured process failed. The message holds its last words; reason is short, for `NAME {reason}`."""
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason or message
 
 
 class FreshProcessTimeout(FreshProcessError):
     """A measured process took too long, and was killed."""
 
 
-class MemoryGroup:
-    """A memory cgroup below this process's own, for the processes that are started by ``command``.
-
-    A context manager that removes it; its processes must be gone by then. Raises OSError without the right,
-    or the kernel's support, to make one.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.path = _make_group(f"{name}-{os.getpid()}")
-
-    def command(self, command: list[str]) -> list[str]:
-        """A command that joins the group and then becomes ``command``: so all its memory is counted."""
-        return ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.path / "cgroup.procs"), *command]
-
-    def __enter__(self) -> MemoryGroup:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for _attempt in range(50):  # the kernel lets go of a group shortly after its last process
-            try:
-                self.path.rmdir()
-                return
-            except OSError:
-                time.sleep(0.1)
-
-
-def limit_own_memory(limit_bytes: int) -> None:
-    """Bound the memory, page cache included, of the MemoryGroup that this process was started in.
-
-    Raises OSError when the kernel cannot shrink the group to the limit.
-    """
-    root = Path(os.environ[_GROUP_VARIABLE])
-    version_2 = root / "memory.max"
-    (version_2 if version_2.exists() else root / "memory.limit_in_bytes").write_text(str(limit_bytes))
-
-
-def _make_group(name: str) -> Path:
-    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-    own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
-    for _, mount, kind, options, *_ in mounts:
-        if kind == "cgroup" and "memory" in options.split(",") and "memory" in own:
-            path = _inside(mount, own["memory"]) / name
-            path.mkdir()
-            return path
-    for _, mount, kind, *_ in mounts:
-        # In v2 a group with processes has no controlled children, so ours may have to be a cousin of our own.
-        if kind == "cgroup2" and "" in own:
-            start = _inside(mount, own[""])
-            for parent in (start, *start.parents):
-                if not parent.is_relative_to(mount):
-                    break
-                if "memory" in (parent / "cgroup.subtree_control").read_text().split():
-                    path = parent / name
-                    path.mkdir()
-                    return path
-    raise OSError(0, "the kernel offers no memory controller here")
-
-
-def _inside(mount: str, group: str) -> Path:
-    path = Path(mount) / group.lstrip("/")
-    return path if path.is_dir() else Path(mount)  # in a container the mount may be our own group already
+class FreshProcessOutOfMemory(FreshProcessError):
+    """The kernel killed a measured process, or a child of it, for want of memory."""
 
 
 def run_fresh(
@@ -113,9 +61,16 @@ def run_fresh(
 
     The process calls ``serve``. progress(share) is called when it calls ``report_progress``. Blocks. On any
     exception here, Ctrl-C included, the process and its children are killed. Raises FreshProcessError when it
-    fails or answers nothing, FreshProcessTimeout when it takes too long.
+    fails or answers nothing; of its kinds FreshProcessTimeout when it takes too long, and
+    FreshProcessOutOfMemory when the kernel kills a process of the group.
+
+    Both sides of a comparison have the same two arenas of malloc and no transparent huge pages: these would
+    take up to a third of the memory more, on some machines and not on others.
     """
-    command = [sys.executable, "-P", "-m", module]  # -P: not the gids of the current directory
+    launcher = str(Path(__file__).with_name("launcher.py"))
+    # -P: not the gids of the current directory
+    command = [sys.executable, "-I", "-S", launcher, "-P", "-m", module]
+    kills_before = group.kills() if group else 0
     with subprocess.Popen(
         group.command(command) if group else command,
         stdin=subprocess.PIPE,
@@ -123,7 +78,7 @@ def run_fresh(
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env={**_ENVIRONMENT, **os.environ, **({_GROUP_VARIABLE: str(group.path)} if group else {})},
+        env={**_ENVIRONMENT, **os.environ, **(group.environment if group else {})},
     ) as process:
         alarm = threading.Timer(timeout_s, _kill, [process])
         alarm.start()
@@ -137,12 +92,30 @@ def run_fresh(
             _kill(process)  # whatever it started as well
     if result is not None and process.returncode == 0:
         return result
-    if timed_out:
-        raise FreshProcessTimeout(f"{module} took more than {timeout_s:.0f} s")
-    cause = f"exit status {process.returncode}"
-    if process.returncode == -signal.SIGKILL:
-        cause = "killed, most likely for want of memory"
-    raise FreshProcessError("\n".join([f"{module} failed ({cause})", *words]))
+    out_of_memory = group is not None and group.kills() > kills_before
+    if timed_out and not out_of_memory:
+        raise FreshProcessTimeout(
+            f"{module} took more than {timeout_s:.0f} s",
+            f"did not end within {timeout_s:.0f} s and was stopped",
+        )
+    raise _failure(module, process.returncode, words, group if out_of_memory else None)
+
+
+def _failure(
+    module: str, status: int, words: list[str], short_of_memory: MemoryGroup | None
+) -> FreshProcessError:
+    """short_of_memory: the group in which the kernel killed a process."""
+    if short_of_memory is not None:
+        limit = short_of_memory.limit_bytes()
+        needed = "memory than there is" if limit is None else f"than {format_bytes(limit)} of memory"
+        reason = f"needed more {needed} and was killed by the kernel"
+        return FreshProcessOutOfMemory("\n".join([f"{module} {reason}", *words]), reason)
+    if status == -signal.SIGKILL:
+        reason = "was killed, most likely because the machine ran out of memory"
+    else:
+        cause = f"signal {-status}" if status < 0 else f"exit status {status}"
+        reason = f"failed ({cause})" + (f": {words[-1]}" if words else "")
+    return FreshProcessError("\n".join([f"{module} {reason.partition(': ')[0]}", *words]), reason)
 
 
 def _converse(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from gids.quickstart.comparison import NAMES, OURS, PLAIN, STOCK, Comparison
 from gids.quickstart.sides import EpochResult
 
 _STAGES = {
@@ -15,7 +16,7 @@ _STAGES = {
 }
 
 _EXAMPLE = """\
-import gids, gids.dgl, dgl  # in this order
+import gids.dgl, dgl  # gids before dgl
 store = gids.FeatureStore({path!r})
 graph = gids.dgl.graph(store)
 sampler = dgl.dataloading.NeighborSampler({fanouts}, prefetch_node_feats=["feat"], prefetch_labels=["label"])
@@ -56,6 +57,46 @@ def table(columns: Sequence[tuple[str, EpochResult]]) -> str:
     rule = "-" * len(line("", titles))
     body = [[line(title, cells) for title, cells in lines] for lines in sections]
     return "\n".join([line("", titles), rule, *body[0], rule, *body[1], rule])
+
+
+def column_title(side: str, result: EpochResult, total: int) -> str:
+    """total: the minibatches that were asked for."""
+    title = "no advice" if side == PLAIN else NAMES[side]
+    return title if result.batches == total else f"{title}, {result.batches} of {total}"
+
+
+def speed_up(ours: EpochResult, other: EpochResult) -> float:
+    """By seconds where both trained on as many minibatches, else by rows per second."""
+    if ours.batches == other.batches:
+        return other.seconds / ours.seconds
+    return ours.rows_per_s / other.rows_per_s
+
+
+def verdict(comparison: Comparison, total: int) -> str:
+    """Sentences: how much faster gids is, which sides were stopped early, and what became of the others."""
+    results = comparison.results
+    ours, sentences = results[OURS], []
+    if STOCK in results:
+        factor = f"{speed_up(ours, results[STOCK]):.1f} x as"
+        whole = ours.batches == results[STOCK].batches
+        fast = f"{factor} fast as" if whole else f"{factor} fast, by rows/s, as"
+        sentences.append(f"gids is {fast} {NAMES[STOCK]}.")
+    if PLAIN in results:
+        factor = f"{ours.rows_per_s / results[PLAIN].rows_per_s:,.0f} x as fast, by rows/s,"
+        sentences.append(f"It is {factor} as {NAMES[PLAIN]}.")
+    stopped = {side: run for side, run in results.items() if run.batches < total and side != PLAIN}
+    for side, run in stopped.items():
+        sentences.append(
+            f"{_capital(NAMES[side])} was stopped after {run.seconds:.0f} s and {run.batches} of {total} "
+            "minibatches, so compare rows/s."
+        )
+    for reason in comparison.missing.values():
+        sentences.append(f"{_capital(reason)}.")
+    return " ".join(sentences)
+
+
+def _capital(sentence: str) -> str:
+    return sentence if sentence.startswith("gids") else sentence[0].upper() + sentence[1:]
 
 
 def _seconds(value: float) -> str:

@@ -9,13 +9,21 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from gids.io import drop_page_cache
-from gids.quickstart.isolation import MemoryGroup, run_fresh
+from gids.quickstart.isolation import (
+    FreshProcessError,
+    FreshProcessOutOfMemory,
+    FreshProcessTimeout,
+    run_fresh,
+)
+from gids.quickstart.memory_group import MemoryGroup
+from gids.sizes import format_bytes
 
 _MODULE = "gids.quickstart.epoch"
+_SPARE_BYTES = 256 << 20  # more headroom, where the measured one did not suffice
 
 
 @dataclass(frozen=True)
@@ -24,12 +32,13 @@ class EpochConfig:
 
     side: "gids" or "stock". source: the directory of .npy files. dataset: what ``gids convert`` made of it.
     batches: minibatches to train on in each epoch. val_nodes: nodes of the split to validate on, over full
-    neighbourhoods, from the dataset on both sides. memory_bytes: what both may use from the moment when
-    features are opened, in addition to what they use already; 0: any amount.
-    gids_memory_bytes, window: the gids loader's. random_access: tell the kernel not to read ahead in stock's
-    map (MADV_RANDOM). threads: OpenMP threads of the training process; 0: DGL's and torch's defaults.
-    most_seconds: stop after the minibatch in which they have passed; 0: never. timeline: a file to write the
-    training's Timeline to, or "".
+    neighbourhoods, from the dataset on both sides. memory_bytes: what both may use for features, page cache
+    included; 0: any amount. headroom_bytes: what they may use besides, from the moment when features are
+    opened, in addition to what they use already; 0: as much as a trial of training was measured to need.
+    spare_bytes: to be added to either. gids_memory_bytes, window: the gids loader's. random_access: tell the
+    kernel not to read ahead in stock's map (MADV_RANDOM). threads: OpenMP threads of the training process; 0:
+    DGL's and torch's defaults. most_seconds: stop after the minibatch in which they have passed; 0: never.
+    timeline: a file to write the training's Timeline to, or "".
     allow_dirs: where shards may lie outside the dataset. shards: which do. feature_key: the features' name in
     it. feature_file, feature_shape, feature_dtype: a file of plain rows for the source's feat.npy, such as
     the one shard of a table. plain_rows: whether there is one or the other; else only gids can run,
@@ -49,6 +58,8 @@ class EpochConfig:
     threads: int = 0
     seed: int = 0
     memory_bytes: int = 0
+    headroom_bytes: int = 0
+    spare_bytes: int = 0
     gids_memory_bytes: int | None = None
     window: int = 16
     random_access: bool = True
@@ -72,7 +83,8 @@ class EpochResult:
     "planning", "training". rows: feature rows handed to the model. read_bytes: from the device; None where
     the kernel does not tell. hit_ratio: of pages, in gids' cache or for stock in the page cache; None where
     nothing tells. train_accuracy: over the second half of the minibatches; None if it was stopped early.
-    base_rss_bytes: before features were opened. peak_rss_bytes: the greatest after. compared_rows,
+    base_rss_bytes: before features were opened. peak_rss_bytes: the greatest after.
+    memory_limit_bytes: of the whole process, of which headroom_bytes were for training itself. compared_rows,
     wrong_rows: rows compared with the source, and those of them that differ. cached_before: the share of
     the features in the page cache at the start. loader: the statistics of gids.
     """
@@ -90,6 +102,7 @@ class EpochResult:
     base_rss_bytes: int
     peak_rss_bytes: int
     memory_limit_bytes: int | None
+    headroom_bytes: int | None
     compared_rows: int
     wrong_rows: int
     cached_before: float
@@ -122,6 +135,39 @@ def run_side(
         return EpochResult(**run_fresh(_MODULE, values, timeout_s=timeout_s, progress=progress))
     with MemoryGroup("gids-quickstart") as group:
         return EpochResult(**run_fresh(_MODULE, values, group=group, timeout_s=timeout_s, progress=progress))
+
+
+def run_gids(config: EpochConfig, *, say: Callable[[str], None], **options: Any) -> EpochResult:
+    """run_side for the side of gids. Where memory does not suffice, once more with more headroom.
+
+    say(sentence) is called then. options: those of run_side. The result's headroom_bytes is what the other
+    sides should have, too. Raises FreshProcessError with what to do.
+    """
+    try:
+        try:
+            return run_side(config, **options)
+        except FreshProcessOutOfMemory as error:
+            say(f"gids {error.reason}; it runs again with {format_bytes(_SPARE_BYTES)} more")
+            return run_side(replace(config, spare_bytes=config.spare_bytes + _SPARE_BYTES), **options)
+    except FreshProcessOutOfMemory as error:
+        cure = "give it more memory, smaller minibatches or fewer workers"
+        raise FreshProcessError(f"gids {error.reason}: {cure}", error.reason) from error
+    except FreshProcessTimeout as error:
+        cure = "the disk may be very slow or busy; try fewer minibatches, or another disk"
+        raise FreshProcessError(f"gids {error.reason}: {cure}", error.reason) from error
+
+
+def run_other(name: str, config: EpochConfig, **options: Any) -> EpochResult | str:
+    """run_side for a side that gids is compared with. A failure is no error, but returned as a sentence.
+
+    options: those of run_side.
+    """
+    try:
+        return run_side(config, **options)
+    except FreshProcessError as error:
+        return f"{name} {error.reason}"
+    except OSError as error:  # no memory control group
+        return f"{name} could not be started: {error.strerror or error}"
 
 
 def why_no_limit() -> str:

@@ -142,14 +142,31 @@ class LayeredSampler(ABC):
     @property
     def nbytes(self) -> int:
         """Memory kept between minibatches, on the host and on devices."""
-        host = self._host.bytes if self._host is not None else 0
+        host = self._host.scratch_bytes + self._host.idle_bytes if self._host is not None else 0
         return host + sum(d.nbytes for d in self._devices.values())
+
+    def scratch_bytes(self, at_once: int = 1) -> int:
+        """Memory on the host to sample so many minibatches in one call, without these themselves.
+
+        By what the last one took that was sampled alone; 0 before the first.
+        """
+        together = self._host.together_bytes if self._host is not None else 0
+        return together if at_once == 1 else together * (1 + self.threads)
+
+    def host_bytes(self) -> tuple[int, int]:
+        """Memory on the host now: scratch, and buffers of minibatches, in use or kept for those to come."""
+        host = self._host
+        return (0, 0) if host is None else (host.scratch_bytes, host.taken_bytes + host.idle_bytes)
 
     def __repr__(self) -> str:
         """All that minibatches depend on: samplers that print alike sample alike."""
         parameters = inspect.signature(type(self)).parameters
         (_, per_layer), *options = self._printed().items()
-        given = [f", {k}={v!r}" for k, v in options if k != "threads" and v != parameters[k].default]
+        given = [
+            f", {k}={v!r}"
+            for k, v in options
+            if k != "threads" and (k not in parameters or v != parameters[k].default)
+        ]
         return f"{type(self).__name__}({per_layer}{''.join(given)})"
 
     @abstractmethod

@@ -25,10 +25,11 @@ TABLE_DTYPES: dict[str, torch.dtype] = {
     "uint8": torch.uint8,
     "int32": torch.int32,
     "int64": torch.int64,
+    "bool": torch.bool,
 }
 ARRAY_DTYPES: dict[str, np.dtype[np.generic]] = {
     name: np.dtype(name).newbyteorder("<")
-    for name in ("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "uint32")
+    for name in ("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "uint32", "bool")
 }
 
 
@@ -50,15 +51,30 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def torch_dtype_of(dtype: np.dtype[np.generic]) -> torch.dtype | None:
-    """The torch type with the values of a NumPy number type (booleans: uint8), or None (text, complex, …).
+    """The torch type with the values of a NumPy type of numbers or bool, or None (text, complex, …).
 
     int16, uint16, uint32 and uint64 can be read, but tables cannot hold them.
     """
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
         return None
-    found = getattr(torch, "uint8" if dtype.kind == "b" else dtype.newbyteorder("=").name)
+    found = getattr(torch, dtype.newbyteorder("=").name)
     assert isinstance(found, torch.dtype)
     return found
+
+
+def is_whole(dtype: torch.dtype) -> bool:
+    """Whether a type is of whole numbers, which ids are."""
+    return not dtype.is_floating_point and dtype != torch.bool
+
+
+def make_bools_proper(values: torch.Tensor) -> torch.Tensor:
+    """The same tensor; where it is bool, bytes that are neither 0 nor 1 have become 1.
+
+    Called for all that comes from files: what torch and NumPy make of a bool of another byte is undefined.
+    """
+    if values.dtype == torch.bool:
+        values.view(torch.uint8).clamp_(max=1)
+    return values
 
 
 def byte_view(rows: torch.Tensor) -> np.ndarray:

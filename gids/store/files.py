@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from gids.errors import FormatError
-from gids.store.dtypes import ARRAY_DTYPES
+from gids.store.dtypes import ARRAY_DTYPES, make_bools_proper
 from gids.store.manifest import MANIFEST, MAX_MANIFEST_BYTES, ArrayEntry, Manifest, TableEntry, load_manifest
 from gids.store.quantize import check_scales
 
@@ -43,6 +44,12 @@ def array_bytes(entry: ArrayEntry) -> int:
 def read_manifest(root: Path) -> Manifest:
     """The manifest of the dataset at root. Raises FormatError or FileNotFoundError that names the path."""
     if not root.exists():
+        replaced = root.with_name(f"{root.name}.partial") / "replaced"
+        if replaced.is_dir():
+            raise FileNotFoundError(
+                f"no dataset at {root}: a conversion that was replacing it was killed; "
+                f"run the same command again, or rename {replaced} to {root}"
+            )
         raise FileNotFoundError(f"no dataset at {root}; `gids convert SOURCE {root}` makes one")
     path = root / MANIFEST
     if not path.is_file():
@@ -157,6 +164,8 @@ def load_array(path: Path, entry: ArrayEntry) -> np.ndarray:
     values = np.fromfile(path, ARRAY_DTYPES[entry.dtype], offset=len(array_header(entry)))
     if values.size != math.prod(entry.shape):
         raise FormatError(f"{path} was truncated after the dataset was opened")
+    if entry.dtype == "bool":
+        make_bools_proper(torch.from_numpy(values))
     return values.reshape(entry.shape)
 
 

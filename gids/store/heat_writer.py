@@ -19,7 +19,7 @@ from gids.store.array_file import ArrayFile
 from gids.store.files import read_manifest
 from gids.store.manifest import ArrayEntry, NodesEntry, dump_manifest, heat_dtype
 from gids.store.names import HEAT_ROLES, encode_path
-from gids.store.publish import sync_directory
+from gids.store.sync import sync_directory
 
 
 def write_heat(path: str | os.PathLike[str], method: str, heat: Mapping[str, np.ndarray]) -> None:
@@ -29,7 +29,7 @@ def write_heat(path: str | os.PathLike[str], method: str, heat: Mapping[str, np.
     (uint32 for "out-degree").
 
     A reader sees the dataset with all of it or as it was, whenever this process ends; what an ended one left
-    is written over by the next. Blocks while another process does the same. Raises FormatError for heat
+    goes with the next. Blocks while another process does the same. Raises FormatError for heat
     that does not fit the dataset, StorageError when it cannot be written.
     """
     root = Path(os.path.abspath(path))
@@ -67,11 +67,12 @@ def _check(heat: Mapping[str, np.ndarray], counts: Mapping[str, int], name: str)
 
 
 def _write_array(root: Path, nodes: NodesEntry, role: str, values: np.ndarray) -> ArrayEntry:
-    # Of two names, the one that the manifest does not use: so the old file stays whole until the rename, and
-    # what a process that was killed left behind is written over.
+    # Of two names, the one that the manifest does not use: so the old file stays whole until the rename. What
+    # a process that was killed left behind goes, and is not written over: it may have been read before.
     stem = f"nodes/{encode_path(nodes.type)}.{role}"
     used = nodes.arrays[role].path if role in nodes.arrays else ""
     name = f"{stem}.1.npy" if used == f"{stem}.npy" else f"{stem}.npy"
+    (root / name).unlink(missing_ok=True)
     with ArrayFile(root, name, heat_dtype(role), values.shape) as file:
         file.append(values)
         return file.finish()

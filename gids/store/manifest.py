@@ -23,7 +23,7 @@ from gids.store.names import HEAT_ROLES, SPLITS, Relation, check_name, describe_
 from gids.store.quantize import check_scale, stored_row_bytes
 
 FORMAT = "gids"
-VERSIONS = (1, 2)
+VERSIONS = (1, 2, 3)
 """Those that are read. A manifest has the lowest that can say what it says."""
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 16 << 20
@@ -160,6 +160,9 @@ class Manifest:
 
     @property
     def version(self) -> int:
+        dtypes = {a.dtype for n in self.nodes for a in n.arrays.values()} | {t.dtype for t in self.tables}
+        if "bool" in dtypes:
+            return 3
         return 2 if any(t.scale is not None or t.order is not None for t in self.tables) else 1
 
     def to_json(self) -> dict[str, Any]:
@@ -191,7 +194,7 @@ def load_manifest(data: bytes) -> Manifest:
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise FormatError('does not say "format": "gids"; is it of a gids dataset?')
     if type(fields.get("version")) is not int or fields["version"] not in VERSIONS:
-        known = " and ".join(map(str, VERSIONS))
+        known = f"{VERSIONS[0]} to {VERSIONS[-1]}"
         raise FormatError(
             f"version {fields.get('version')!r}; this gids reads versions {known}: "
             "use the gids that wrote it, or convert the source again"
@@ -219,7 +222,8 @@ def validate(fields: object) -> Manifest:
     Returns the manifest. Raises FormatError that names the field, what was found and what was expected.
     """
     top = _fields(fields, "manifest", ("format", "version", "nodes", "relations", "tables"))
-    nodes = tuple(_nodes(n, f"nodes[{i}]") for i, n in enumerate(_list(top["nodes"], "nodes")))
+    version = top["version"]
+    nodes = tuple(_nodes(n, f"nodes[{i}]", version) for i, n in enumerate(_list(top["nodes"], "nodes")))
     counts = {n.type: n.count for n in nodes}
     _distinct([n.type for n in nodes], "node type")
     relations = tuple(
@@ -228,7 +232,7 @@ def validate(fields: object) -> Manifest:
     _distinct([r.type for r in relations], "relation")
     edge_counts = {r.type: r.count for r in relations}
     tables = tuple(
-        _table(t, f"tables[{i}]", counts, edge_counts, top["version"])
+        _table(t, f"tables[{i}]", counts, edge_counts, version)
         for i, t in enumerate(_list(top["tables"], "tables"))
     )
     _distinct([t.name for t in tables], "table")
@@ -238,7 +242,7 @@ def validate(fields: object) -> Manifest:
     return manifest
 
 
-def _nodes(value: object, where: str) -> NodesEntry:
+def _nodes(value: object, where: str, version: int) -> NodesEntry:
     fields = _fields(value, where, ("type", "count", "arrays"))
     count = _integer(fields["count"], f"{where}.count", MAX_ROWS)
     arrays: dict[str, ArrayEntry] = {}
@@ -246,6 +250,7 @@ def _nodes(value: object, where: str) -> NodesEntry:
         entry = _array(array, f"{where}.arrays.{role}")
         arrays[role] = entry
         if role == "label":
+            _check_version(entry.dtype, version, f"{where}.arrays.label")
             _expect(
                 len(entry.shape) >= 1 and entry.shape[0] == count,
                 where,
@@ -328,6 +333,7 @@ def _table(
         raise FormatError(f"{where} is about {describe_type(type_)}, which the manifest does not list")
     if fields["dtype"] not in list(TABLE_DTYPES):  # a list: the value may not be hashable
         raise FormatError(f"{where}.dtype is {fields['dtype']!r}; known are {', '.join(TABLE_DTYPES)}")
+    _check_version(fields["dtype"], version, where)
     shards = tuple(
         _path(s, f"{where}.shards[{i}]", True)
         for i, s in enumerate(_list(fields["shards"], f"{where}.shards"))
@@ -377,6 +383,11 @@ def _table(
             table.order,
         )
     return table
+
+
+def _check_version(dtype: str, version: int, where: str) -> None:
+    if dtype == "bool" and version < 3:
+        raise FormatError(f"{where}.dtype is 'bool', which format version {version} does not have")
 
 
 def position_dtype(row_count: int) -> str:

@@ -234,8 +234,9 @@ def cast_exactly(values: torch.Tensor, out: torch.Tensor) -> None:
     out.copy_(values)
     if values.dtype.is_floating_point:
         if not out.dtype.is_floating_point:
+            cost = "round them to 0 and 1" if out.dtype == torch.bool else "cut their fractions"
             raise FormatError(
-                f"casting {values.dtype} features to {out.dtype} would cut their fractions; "
+                f"casting {values.dtype} features to {out.dtype} would {cost}; "
                 "int8 with a scale rounds them instead"
             )
         return

@@ -1,8 +1,10 @@
 """restripe: spreads the pages of a dataset over other directories, by a copy. Called by `gids restripe`.
 
-Only the shards move: graph, labels, checksums and orders stay as they are. The new shards are written beside
-the old ones and synced; then a manifest that names them replaces the old one by one rename, and the old ones
-go. Killed at any time, the dataset is whole, as it was or as it will be.
+Only the shards move: graph, labels, checksums and orders stay as they are. First the folders of the old and
+the new shards are listed in the dataset. The new shards are written beside the old ones and synced; then a
+manifest that names them replaces the old one by one rename. Then the folders in the list that the manifest
+does not name are removed; after an error, too, and when the next restripe begins. Killed at any time, the
+dataset is whole, as it was or as it will be.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import json
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -28,16 +29,15 @@ from gids.store.geometry import MAX_SHARDS, Geometry
 from gids.store.manifest import Manifest, TableEntry, dump_manifest
 from gids.store.page_writer import write_pages
 from gids.store.publish import (
-    dataset_of,
     make_shard_folder,
-    partial_path,
-    remove_shard_folder,
+    remove_leftovers,
     shard_folder,
-    sync_directory,
-    sync_tree,
+    shard_folders_of,
+    write_leftovers,
 )
 from gids.store.read_lock import without_readers
 from gids.store.scan import read_pages
+from gids.store.sync import sync_tree
 
 _BLOCK_BYTES = 8 << 20
 _SYNC_BYTES = 256 << 20
@@ -71,13 +71,13 @@ def restripe(
     with only_writer(root):
         manifest = read_manifest(root)
         locate = Locator(root, [*allow_dirs, *directories])
+        _remove_rest(root, manifest)  # what one that was killed left
         for fault in faults(manifest, locate):
             raise FormatError(fault)
         if all(_is_striped_so(t, directories) for t in manifest.tables):
             return
         lock = locate.array(manifest.tables[0].checksums) if manifest.tables else None
         with without_readers(lock):
-            _remove_leftovers(root, manifest, directories)
             _move(root, manifest, locate, directories, workers, on_total, on_bytes)
 
 
@@ -120,23 +120,22 @@ def _move(
     places = directories or [root]
     check_space(((places[shard], layout.shard_bytes(shard)) for layout, shard in sizes), [])
     try:
+        write_leftovers(root, [*folders, *sorted(shard_folders_of(root) or ())])
         for folder in folders:
             make_shard_folder(folder, root)
         with ThreadPoolExecutor(workers, "gids-restripe") as pool:
             for old, table in zip(manifest.tables, tables, strict=True):
                 _copy(root, old, table, locate, pool, on_bytes)
-        for folder in folders:
-            sync_tree(folder)
-            sync_directory(folder.parent)
+        for place in {(root / shard).parent.parent for table in tables for shard in table.shards}:
+            sync_tree(place)
         replace_manifest(root, data)
     except BaseException as error:
-        if read_manifest(root) != new:
-            _remove(root, new)
+        _remove_rest(root, read_manifest(root))
         if isinstance(error, OSError) and not isinstance(error, StorageError):
             what = f"{os.strerror(error.errno or 0)} while restriping; the dataset is as it was"
             raise StorageError(error.errno or 0, what, error.filename or root) from error
         raise
-    _remove(root, manifest)
+    _remove_rest(root, new)
 
 
 def _new_shards(table: TableEntry, folders: Sequence[Path], id_: str) -> tuple[str, ...]:
@@ -199,35 +198,11 @@ def _open(stack: contextlib.ExitStack, path: Path, flags: int) -> int:
     return fd
 
 
-def _remove(root: Path, manifest: Manifest) -> None:
-    """Remove the shards that a manifest names, and the folders that were made for them."""
-    shards = [Path(s) for t in manifest.tables for s in t.shards]
-    for folder in {s.parent.parent for s in shards if s.is_absolute()}:
-        remove_shard_folder(folder)
-    for shard in shards:
-        if not shard.is_absolute():
-            (root / shard).unlink(missing_ok=True)
-
-
-def _remove_leftovers(root: Path, manifest: Manifest, directories: Sequence[Path]) -> None:
-    """Remove what a restripe that was killed left here: shards of this dataset that nothing refers to."""
+def _remove_rest(root: Path, manifest: Manifest) -> None:
+    """Remove the shards of this dataset that its manifest does not name. The caller is its only writer."""
     named = {root / s for t in manifest.tables for s in t.shards}
     for place in {(root / t.checksums.path).parent for t in manifest.tables}:
         for file in place.glob("shard-*.bin"):
             if file not in named:
                 file.unlink()
-    used = {shard.parent.parent for shard in named} | _folders_being_written(root)
-    for directory in directories:
-        for folder in directory.iterdir():
-            is_mine = folder.name.startswith(f"{root.name}.shards-") and dataset_of(folder) == str(root)
-            if is_mine and folder not in used:
-                remove_shard_folder(folder)
-
-
-def _folders_being_written(root: Path) -> set[Path]:
-    """Where an unfinished conversion to the same place has its shards."""
-    journal = partial_path(root) / "journal"
-    if not journal.is_file():
-        return set()
-    with open(journal, "rb") as file:
-        return {Path(folder) for folder in json.loads(file.readline() or b"{}").get("folders", [])}
+    remove_leftovers(root)

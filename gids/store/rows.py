@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from gids.errors import FormatError, StorageError
-from gids.store.dtypes import byte_view, torch_dtype_of
+from gids.store.dtypes import byte_view, make_bools_proper, torch_dtype_of
 
 
 class Rows(Protocol):
@@ -33,20 +33,19 @@ class Rows(Protocol):
 
 
 class TensorRows:
-    """Rows of a CPU tensor; booleans become uint8."""
+    """Rows of a CPU tensor."""
 
     def __init__(self, values: torch.Tensor) -> None:
-        values = values.detach()
-        self.values = values.to(torch.uint8) if values.dtype == torch.bool else values
+        self.values = values.detach()
         self.shape = tuple(values.shape)
-        self.dtype: torch.dtype = self.values.dtype
+        self.dtype: torch.dtype = values.dtype
 
     def read_into(self, start: int, out: torch.Tensor) -> None:
-        out.copy_(self.values[start : start + len(out)])
+        make_bools_proper(out.copy_(self.values[start : start + len(out)]))
 
 
 class ArrayRows:
-    """Rows of a NumPy array of either byte order; booleans become uint8."""
+    """Rows of a NumPy array of either byte order."""
 
     def __init__(self, values: np.ndarray) -> None:
         dtype = torch_dtype_of(values.dtype)
@@ -60,6 +59,7 @@ class ArrayRows:
 
     def read_into(self, start: int, out: torch.Tensor) -> None:
         np.copyto(out.numpy(), self._values[start : start + len(out)])
+        make_bools_proper(out)
 
 
 class GeneratedRows:
@@ -111,6 +111,7 @@ class FileRows:
             os.close(fd)
         if self._byte_swapped and self.dtype.itemsize > 1:
             data.view(f"u{self.dtype.itemsize}").byteswap(inplace=True)
+        make_bools_proper(out)
 
     def row(self, index: int) -> FileRows:
         """One row, as rows of its own."""

@@ -18,7 +18,7 @@ import torch
 
 from gids import _core
 from gids.errors import StorageError
-from gids.store.dtypes import TABLE_DTYPES, byte_view
+from gids.store.dtypes import TABLE_DTYPES, byte_view, make_bools_proper
 from gids.store.files import Locator, load_scales, map_array, shard_files
 from gids.store.geometry import div_ceil
 from gids.store.manifest import TableEntry
@@ -136,7 +136,7 @@ class Table:
             return self.decode(self._stored(rows))
         out = torch.empty((len(rows), *self.shape), dtype=self.dtype)
         self._gather(rows, byte_view(out))
-        return out
+        return make_bools_proper(out)
 
     def _stored(self, rows: np.ndarray) -> np.ndarray:
         """Rows as they are on disk: uint8[n, row_bytes]."""
@@ -172,11 +172,11 @@ class Table:
         if rows_per_block < 1:
             raise ValueError(f"rows_per_block is {rows_per_block}; it must be at least 1")
         count = div_ceil(self.row_count, rows_per_block)
-        numbers = range(count) if order is None else order
-        wrong = [n for n in numbers if not 0 <= n < count]
-        if wrong:
-            raise IndexError(f"block {wrong[0]} is out of range for {self._where} ({count} blocks)")
-        starts = [n * rows_per_block for n in numbers]
+        starts: Sequence[int] = range(0, self.row_count, rows_per_block)
+        if order is not None:
+            if wrong := [n for n in order if not 0 <= n < count]:
+                raise IndexError(f"block {wrong[0]} is out of range for {self._where} ({count} blocks)")
+            starts = [n * rows_per_block for n in order]
         decode = _bytes_of if stored else self.decode
         if self._order is not None:
             return self._gathered(starts, rows_per_block, decode)
@@ -188,7 +188,7 @@ class Table:
             return unpack_rows(data, self.shape, self.scale, self.column_scales())
         out = torch.empty((len(data), *self.shape), dtype=self.dtype)
         byte_view(out).reshape(data.shape)[:] = data
-        return out
+        return make_bools_proper(out)
 
     def _gathered(
         self, starts: Sequence[int], rows_per_block: int, decode: Callable[[np.ndarray], torch.Tensor]

@@ -19,6 +19,7 @@ from pathlib import Path
 from gids.errors import FormatError
 from gids.store.files import Locator, read_manifest
 from gids.store.manifest import Manifest, TableEntry
+from gids.store.sync import sync_directory
 
 _TABLES = "tables"
 _OURS = re.compile(r"[\w-]+\.(bin|npy)")
@@ -44,6 +45,8 @@ class TableFolder:
         self.name = f"{stem}.{secrets.token_hex(4)}"
         main = root / _TABLES / self.name
         main.mkdir(parents=True)
+        for parent in (main.parent, root):  # the others are looked for where it is
+            sync_directory(parent)
         self._fd = os.open(main, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self._fd, fcntl.LOCK_EX)
         self.directories = [main, *dict.fromkeys(place / self.name for place in outside)]
@@ -64,8 +67,7 @@ class TableFolder:
         with contextlib.suppress(FormatError, OSError):  # no dataset is there any more
             if self.name in _named(read_manifest(self._root)):
                 return
-        for folder in reversed(self.directories):
-            _remove_folder(folder)
+        _remove_folders(*self.directories)
 
     def close(self) -> None:
         """Give up the lock."""
@@ -75,12 +77,10 @@ class TableFolder:
 def remove_replaced(entry: TableEntry, locate: Locator, manifest: Manifest) -> None:
     """Remove the files of a table that this manifest no longer names; what cannot be removed stays."""
     with contextlib.suppress(FormatError, OSError):
-        files = [*map(locate.shard, entry.shards), locate.array(entry.checksums)]
-        for file in files:
-            file.unlink(missing_ok=True)
-        for folder in {file.parent for file in files}:
-            if folder.name not in _named(manifest):
-                _remove_folder(folder)
+        main = locate.array(entry.checksums).parent
+        outside = {locate.shard(shard).parent for shard in entry.shards} - {main}
+        if not {folder.name for folder in (main, *outside)} & _named(manifest):
+            _remove_folders(main, *sorted(outside))
 
 
 def _named(manifest: Manifest) -> set[str]:
@@ -98,12 +98,20 @@ def _remove_leftovers(root: Path, manifest: Manifest, outside: Sequence[Path]) -
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for place in (*outside, root / _TABLES):
-                _remove_folder(place / folder.name)
+            _remove_folders(folder, *(place / folder.name for place in outside))
         except BlockingIOError:
             pass  # somebody writes it
         finally:
             os.close(fd)
+
+
+def _remove_folders(main: Path, *outside: Path) -> None:
+    """Remove the folders of a table, that in the dataset last: it is where the others are looked for."""
+    for folder in outside:
+        _remove_folder(folder)
+        with contextlib.suppress(OSError):
+            sync_directory(folder.parent)
+    _remove_folder(main)
 
 
 def _remove_folder(folder: Path) -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -21,15 +23,15 @@ from gids.errors import FormatError, StorageError
 from gids.store.amend import only_writer, replace_manifest
 from gids.store.array_file import file_crc32c
 from gids.store.convert.space import check_space
-from gids.store.dtypes import byte_view, dtype_name
+from gids.store.dtypes import byte_view, dtype_name, make_bools_proper
 from gids.store.files import Locator, read_manifest
 from gids.store.geometry import DEFAULT_PAGE_BYTES, Geometry
 from gids.store.manifest import ArrayEntry, TableEntry, dump_manifest
 from gids.store.names import Relation, check_name, encode_path, table_name
 from gids.store.narrow import refuse_overflow
 from gids.store.page_writer import MAX_BLOCK_BYTES, cast_exactly, open_sized, store_pages, sync_files
-from gids.store.publish import sync_directory
 from gids.store.row_ranges import RowRanges
+from gids.store.sync import sync_directory
 from gids.store.table import Table
 from gids.store.table_folder import TableFolder, remove_replaced
 
@@ -143,6 +145,8 @@ class TableWriter:
             values = torch.empty(given.shape, dtype=self.dtype)
             cast_exactly(given, values)
             refuse_overflow(given, values, start)
+        elif values.dtype == torch.bool:
+            values = make_bools_proper(values.clone())
         with self._lock:
             if self._state != "open":
                 raise ValueError(f"{self.name!r} is {self._state}: no more rows can be written")
@@ -265,9 +269,12 @@ class TableWriter:
             self.discard()
 
     def _check_place(self) -> None:
-        if not self._folder.is_in_place:
+        """Raise FormatError unless the files that were written are still those of the dataset."""
+        shards = [self._store.path / shard for shard in self._folder.shards]
+        if not self._folder.is_in_place or not all(map(_is_open_at, self._fds, shards)):
             raise FormatError(
-                f"{self._store.path} was replaced while {self.name!r} was written; create the table anew"
+                f"{self._store.path} was replaced or restriped while {self.name!r} was written; "
+                "create the table anew"
             )
 
     def _check_space(self) -> None:
@@ -313,6 +320,14 @@ def publish_tables(writers: Sequence[TableWriter]) -> FeatureStore:
         writer._state = "published"
         writer.discard()
     return store.reopen()
+
+
+def _is_open_at(fd: int, path: Path) -> bool:
+    """Whether a path leads to an open file."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _listed(shape: tuple[int, ...]) -> str:

@@ -13,6 +13,7 @@ import torch
 
 from gids import _core
 from gids.errors import FormatError
+from gids.store.dtypes import is_whole
 from gids.store.rows import Rows, Values, as_rows, blocks, read_range
 
 Edges = tuple[np.ndarray, np.ndarray, np.ndarray]  # sources, destinations, ids: int64[n] each
@@ -54,7 +55,7 @@ def as_int64(values: torch.Tensor, what: str, start: int) -> torch.Tensor:
 
 
 def _check_whole(rows: Rows, what: str) -> None:
-    if rows.dtype.is_floating_point or rows.dtype.is_complex:
+    if not is_whole(rows.dtype) or rows.dtype.is_complex:
         name = str(rows.dtype).removeprefix("torch.")
         raise FormatError(f"{what} is {name}; it must be whole numbers, int32 or int64")
     if len(rows.shape) != 1:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +15,16 @@ import torch
 from gids import _core
 from gids.errors import FormatError, StorageError
 from gids.store.array_file import file_crc32c
-from gids.store.files import Locator, array_bytes, array_header, faults, load_scales, read_manifest
+from gids.store.files import (
+    Locator,
+    array_bytes,
+    array_header,
+    faults,
+    load_scales,
+    map_array,
+    read_manifest,
+    shard_files,
+)
 from gids.store.manifest import ArrayEntry, Manifest, NodesEntry, RelationEntry, TableEntry
 from gids.store.names import HEAT_ROLES, SPLITS
 from gids.store.row_order import checked_order
@@ -21,6 +32,10 @@ from gids.store.rows import FileRows, Rows, blocks, read_exactly
 from gids.store.topology import checked_ids, checked_indptr
 
 _BLOCK_BYTES = 8 << 20
+_BOOLS = "a bool must be 0 or 1, and other bytes are read as 1"
+_BLOCKS_AT_ONCE = 256
+_SAMPLED_PAGES = 64
+_MOST_LINES = 100  # for pages of one table
 
 
 def _ignore(_: int) -> None:
@@ -37,9 +52,11 @@ def verify(
 ) -> Iterator[str]:
     """Yield one line per fault of the dataset at path; none means that it is exactly as written.
 
-    Checks the manifest's checksum, every file's size, header and checksum, every page (padding included),
-    that indptr rises from 0 to the number of edges, that ids are in range and heat is finite. Reads
-    everything once (the graph twice), in bounded memory, and leaves nothing in the page cache.
+    Checks the manifest's checksum and every file's size and header, and only if they are right, every file's
+    checksum, every page (padding included), that indptr rises from 0 to the number of edges, that ids are in
+    range, heat is finite and bool is 0 or 1. Reads everything once (the graph twice), in bounded memory, and
+    leaves nothing in the page cache. If most of 64 pages, spread over a large table, are wrong, it stops
+    there. The first 100 faulty pages of a table have a line each, the others one line together.
     on_total(bytes) and on_bytes(n): progress.
     """
     root = Path(os.path.abspath(path))
@@ -53,6 +70,10 @@ def verify(
     yield from broken
     if broken:
         return  # what is truncated or elsewhere cannot be read as it should
+    broken = [fault for table in manifest.tables for fault in _sampled_faults(table, locate)]
+    yield from broken
+    if broken:
+        return
     on_total(_dataset_bytes(manifest))
     for entry in manifest.arrays():
         yield from _array_faults(locate.array(entry), entry)
@@ -92,6 +113,13 @@ def _node_faults(nodes: NodesEntry, locate: Locator) -> Iterator[str]:
     for role in HEAT_ROLES.values():
         if role in nodes.arrays and nodes.arrays[role].dtype == "float32":
             yield from _raised(_checked_heat, *_rows(nodes.arrays[role], locate))
+    label = nodes.arrays.get("label")
+    if label is not None and label.dtype == "bool":
+        size = (math.prod(label.shape),)
+        path = locate.array(label)
+        yield from _raised(
+            _checked_bools, path, FileRows(path, size, torch.uint8, offset=len(array_header(label)))
+        )
 
 
 def _checked_heat(rows: Rows, block_bytes: int) -> Iterator[object]:
@@ -100,6 +128,14 @@ def _checked_heat(rows: Rows, block_bytes: int) -> Iterator[object]:
         wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
         if len(wrong):
             raise FormatError(f"[{start + wrong[0]}] is {values[wrong[0]]}; heat must be finite, 0 or more")
+        yield block
+
+
+def _checked_bools(rows: Rows, block_bytes: int) -> Iterator[object]:
+    for start, block in blocks(rows, block_bytes):
+        wrong = np.flatnonzero(block.numpy() > 1)
+        if len(wrong):
+            raise FormatError(f"byte {start + wrong[0]} of a bool array is {int(block[wrong[0]])}; {_BOOLS}")
         yield block
 
 
@@ -136,45 +172,92 @@ def _scale_faults(table: TableEntry, locate: Locator) -> Iterator[str]:
             yield str(error)
 
 
+def _sampled_faults(table: TableEntry, locate: Locator) -> Iterator[str]:
+    """A line when most of a sample of a large table's pages are wrong."""
+    layout, wrong = table.geometry, 0
+    if layout.page_count < 16 * _SAMPLED_PAGES:
+        return
+    sums = map_array(locate.array(table.checksums), table.checksums)
+    page = np.empty((1, table.page_bytes), np.uint8)
+    with contextlib.ExitStack() as stack:
+        paths = shard_files(table, locate)
+        files = [stack.enter_context(open(path, "rb", buffering=0)) for path in paths]
+        for number in np.linspace(0, layout.page_count - 1, _SAMPLED_PAGES).astype(np.int64).tolist():
+            shard, offset = layout.page_location(number)
+            try:
+                read_exactly(files[shard].fileno(), page.reshape(-1), offset, paths[shard])
+            except StorageError:
+                return  # the whole pass says where
+            wrong += int(_core.crc32c(page)[0] != sums[number])
+    if wrong > _SAMPLED_PAGES // 2:
+        yield (
+            f"{table.name}: {wrong} of {_SAMPLED_PAGES} pages, spread over the whole table, fail their "
+            "CRC32C; its shards are not those that were written, and nothing else was checked: restore the "
+            "dataset, or convert it again"
+        )
+
+
 def _table_faults(
     table: TableEntry, locate: Locator, pool: ThreadPoolExecutor, on_bytes: Callable[[int], None]
 ) -> Iterator[str]:
-    layout = table.geometry
-    step = max(1, _BLOCK_BYTES // table.page_bytes)
-    expected = FileRows(locate.array(table.checksums), (layout.page_count,), torch.int32)
+    layout, wrong_pages = table.geometry, 0
     for shard in range(layout.shard_count):
         path = locate.shard(table.shards[shard])
-        with open(path, "rb", buffering=0) as file:
-
-            def check(
-                first: int, fd: int = file.fileno(), shard: int = shard, path: Path = path
-            ) -> list[str]:
-                count = min(step, layout.shard_page_count(shard) - first)
-                pages = np.empty((count, table.page_bytes), np.uint8)
-                offset = first * table.page_bytes
-                read_exactly(fd, pages.reshape(-1), offset, path)
-                os.posix_fadvise(fd, offset, pages.nbytes, os.POSIX_FADV_DONTNEED)
-                # Page i of the shard is page i * S + shard of the table.
-                start = first * layout.shard_count + shard
-                sums = torch.empty((count - 1) * layout.shard_count + 1, dtype=torch.int32)
-                expected.read_into(start, sums)
-                wrong = np.flatnonzero(
-                    _core.crc32c(pages) != sums.numpy().view(np.uint32)[:: layout.shard_count]
+        try:
+            for found in _wrong_pages(table, shard, locate, pool, on_bytes):
+                told = found[: max(0, _MOST_LINES - wrong_pages)]
+                yield from (
+                    _page_fault(table, n, path, layout.page_location(n)[1], fault) for n, fault in told
                 )
-                on_bytes(pages.nbytes)
-                numbers = (start + wrong * layout.shard_count).tolist()
-                return [_page_fault(table, n, path, layout.page_location(n)[1]) for n in numbers]
-
-            try:
-                for found in pool.map(check, range(0, layout.shard_page_count(shard), step)):
-                    yield from found
-            except StorageError as error:
-                yield str(error)
+                wrong_pages += len(found)
+        except StorageError as error:
+            yield str(error)
+    if wrong_pages > _MOST_LINES:
+        yield f"{wrong_pages - _MOST_LINES} more pages of {table.name!r} are wrong"
 
 
-def _page_fault(table: TableEntry, page: int, path: Path, offset: int) -> str:
+def _wrong_pages(
+    table: TableEntry,
+    shard: int,
+    locate: Locator,
+    pool: ThreadPoolExecutor,
+    on_bytes: Callable[[int], None],
+) -> Iterator[list[tuple[int, str]]]:
+    """(page, fault) of the wrong pages of a shard, a block at a time. Raises StorageError."""
+    layout, path = table.geometry, locate.shard(table.shards[shard])
+    step = max(1, _BLOCK_BYTES // table.page_bytes)
+    expected = FileRows(locate.array(table.checksums), (layout.page_count,), torch.int32)
+    with open(path, "rb", buffering=0) as file:
+
+        def check(first: int) -> list[tuple[int, str]]:
+            count = min(step, layout.shard_page_count(shard) - first)
+            pages = np.empty((count, table.page_bytes), np.uint8)
+            offset = first * table.page_bytes
+            read_exactly(file.fileno(), pages.reshape(-1), offset, path)
+            os.posix_fadvise(file.fileno(), offset, pages.nbytes, os.POSIX_FADV_DONTNEED)
+            # Page i of the shard is page i * S + shard of the table.
+            start = first * layout.shard_count + shard
+            sums = torch.empty((count - 1) * layout.shard_count + 1, dtype=torch.int32)
+            expected.read_into(start, sums)
+            wrong = np.flatnonzero(_core.crc32c(pages) != sums.numpy().view(np.uint32)[:: layout.shard_count])
+            on_bytes(pages.nbytes)
+            faults = {"fails its CRC32C": wrong}
+            if table.dtype == "bool":
+                faults[f"has other bytes than 0 and 1; {_BOOLS}"] = np.flatnonzero(pages.max(1) > 1)
+            return [
+                (start + page * layout.shard_count, fault)
+                for fault, found in faults.items()
+                for page in found.tolist()
+            ]
+
+        firsts = range(0, layout.shard_page_count(shard), step)
+        for begin in range(0, len(firsts), _BLOCKS_AT_ONCE):
+            yield from pool.map(check, firsts[begin : begin + _BLOCKS_AT_ONCE])
+
+
+def _page_fault(table: TableEntry, page: int, path: Path, offset: int, fault: str) -> str:
     first = page * table.geometry.rows_per_page
     last = min(first + table.geometry.rows_per_page, table.row_count) - 1
     what = "row" if table.order is None else "position"
     rows = f"{what} {first}" if first == last else f"{what}s {first} to {last}"
-    return f"{path} at byte {offset}: page {page} of {table.name!r} ({rows}) fails its CRC32C"
+    return f"{path} at byte {offset}: page {page} of {table.name!r} ({rows}) {fault}"

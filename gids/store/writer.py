@@ -22,7 +22,7 @@ import torch
 from gids.errors import FormatError, StorageError
 from gids.store.array_file import ArrayFile, file_crc32c
 from gids.store.column_scales import write_column_scales
-from gids.store.dtypes import dtype_name
+from gids.store.dtypes import dtype_name, is_whole
 from gids.store.files import array_header, load_scales, map_array
 from gids.store.geometry import DEFAULT_PAGE_BYTES, table_page_bytes
 from gids.store.graph_writer import EdgeOrder, GraphWriter
@@ -39,6 +39,7 @@ from gids.store.manifest import (
 from gids.store.names import SPLITS, Relation, describe_type, encode_path, table_name
 from gids.store.narrow import NarrowedRows, Narrowing, QuantizedRows, Tally
 from gids.store.page_writer import PageWriter, open_sized
+from gids.store.publish import dataset_path
 from gids.store.quantize import check_scale, stored_geometry
 from gids.store.row_order import InEdges, as_positions, checked_order
 from gids.store.rows import FileRows, Rows, Values, as_rows, blocks
@@ -95,7 +96,7 @@ class DatasetWriter:
         self._shard_count = stripe if isinstance(stripe, int) else len(stripe_dirs)
         if self._shard_count < 1:
             raise ValueError("stripe needs at least one shard or directory")
-        self.path = Path(os.path.abspath(path))
+        self.path = dataset_path(path)
         self._page_bytes, self._workers, self._memory_bytes = page_bytes, workers, memory_bytes
         self._sync_bytes, self._on_bytes = sync_bytes, on_bytes
         self._counts: dict[str, int] = {}
@@ -410,7 +411,9 @@ class DatasetWriter:
         arrays.update({role: _array_entry(fields) for role, fields in found.items()})
 
     def write_labels(self, ntype: str, labels: Values) -> None:
-        """Write one label per node: labels[num_nodes, …]; whole numbers in one dimension become int64."""
+        """Write one label per node: labels[num_nodes, …]. In one dimension whole numbers and bool become
+        int64.
+        """
         labels = as_rows(labels)
         if not labels.shape:
             raise FormatError(f"labels of {ntype!r} are a single number")
@@ -427,7 +430,7 @@ class DatasetWriter:
         assert split in SPLITS, split
         ids = as_rows(ids)
         self._declare((ntype, "", ntype), None, None)
-        if len(ids.shape) != 1 or ids.dtype.is_floating_point:
+        if len(ids.shape) != 1 or not is_whole(ids.dtype):
             raise FormatError(
                 f"{split}_idx of {ntype!r} is {ids.dtype}{list(ids.shape)}; it must be node ids, int64[n]"
             )

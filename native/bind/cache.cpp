@@ -8,6 +8,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <unordered_map>
@@ -127,29 +128,40 @@ class OwningCache {
     return cache_->planner().step(step).pages.size();
   }
 
-  void plan(u64 step, Ids ids, Rows out) {
+  void plan(u64 step, Ids ids, std::optional<Rows> out) {
     refuse_forked();
-    check_output(ids, out);
+    if (out) check_output(ids, *out);
     Clock clock(plan_s_);
     {
       nb::gil_scoped_release release;
-      cache_->plan(step, span_of(ids), reinterpret_cast<std::byte*>(out.data()));
+      cache_->plan(step, span_of(ids), out ? bytes_of(*out) : nullptr);
     }
-    held_.insert_or_assign(step, Held{std::move(ids), std::move(out)});
+    const bool late = !out;
+    held_.insert_or_assign(step, Held{std::move(ids), std::move(out), late});
     publish();
   }
 
-  nb::list gather(u64 step) {
+  nb::list gather(u64 step, std::optional<Rows> out) {
     refuse_forked();
+    std::byte* late_out = nullptr;
+    if (out) {
+      const auto held = held_.find(step);
+      if (held == held_.end()) throw nb::value_error("out: the step is not planned");
+      if (!held->second.late) throw nb::value_error("out: plan() has it already");
+      check_output(held->second.ids, *out);
+      late_out = bytes_of(*out);
+      held->second.out = std::move(out);
+    }
     {
       Clock clock(gather_s_);
       nb::gil_scoped_release release;
-      cache_->gather_ready(step);
+      cache_->gather_ready(step, late_out);
     }
+    publish();
     wait(step);
     std::vector<Failure> failures;
     {
-      Clock clock(gather_s_);
+      Clock clock(late_out ? wait_s_ : gather_s_);  // a late output is still being read into
       nb::gil_scoped_release release;
       failures = cache_->gather_rest(step, heed_signals);
     }
@@ -185,7 +197,7 @@ class OwningCache {
     std::vector<Failure> failures;
     {
       nb::gil_scoped_release release;
-      failures = cache_->read_through(span_of(ids), reinterpret_cast<std::byte*>(out.data()), heed_signals);
+      failures = cache_->read_through(span_of(ids), bytes_of(out), heed_signals);
     }
     return list_of(failures);
   }
@@ -205,6 +217,8 @@ class OwningCache {
     return d;
   }
 
+  size_t plan_bytes() const { return plan_bytes_; }
+
   Planner& planner() {
     refuse_forked();
     return cache_->planner();
@@ -213,9 +227,11 @@ class OwningCache {
  private:
   struct Held {
     Ids ids;
-    Rows out;
+    std::optional<Rows> out;
+    bool late;
   };
 
+  static std::byte* bytes_of(const Rows& rows) { return reinterpret_cast<std::byte*>(rows.data()); }
   bool forked() const { return getpid() != pid_; }
   void refuse_forked() const {
     if (forked()) throw std::runtime_error("the cache was made before a fork: make one in this process");
@@ -224,6 +240,7 @@ class OwningCache {
   void publish() {
     stats_ = cache_->planner().stats();
     step_bytes_ = cache_->planner().step_bytes();
+    plan_bytes_ = std::max(plan_bytes_, cache_->plan_bytes());
   }
 
   void check_output(const Ids& ids, const Rows& out) const {
@@ -252,13 +269,13 @@ class OwningCache {
   std::unique_ptr<PageCache> cache_;
   const pid_t pid_ = getpid();
   cache::PlannerStats stats_;
-  size_t step_bytes_ = 0;
+  size_t step_bytes_ = 0, plan_bytes_ = 0;  // now, and at most
   double enter_s_ = 0, plan_s_ = 0, wait_s_ = 0, gather_s_ = 0, retire_s_ = 0;
 };
 
-nb::ndarray<nb::numpy, u8, nb::ndim<1>> take(const std::shared_ptr<BufferPool>& pool, u64 bytes) {
+nb::ndarray<nb::numpy, u8, nb::ndim<1>> take(const std::shared_ptr<BufferPool>& pool, u64 bytes, u64 room) {
   using Handle = std::shared_ptr<BufferPool::Buffer>;
-  auto* handle = new Handle(pool->take(bytes));
+  auto* handle = new Handle(pool->take(bytes, room));
   nb::capsule owner(handle, [](void* p) noexcept { delete static_cast<Handle*>(p); });
   return {reinterpret_cast<u8*>((*handle)->memory.data()), {static_cast<size_t>(bytes)}, owner};
 }
@@ -269,6 +286,10 @@ void bind_cache(nb::module_& m) {
   m.attr("USE_BITS") = word::use_bits;
   m.attr("SCORE_BUCKETS") = score::buckets;
   m.attr("LINE_METADATA_BYTES") = 16;
+  m.attr("PLANNED_ROW_BYTES") = cache::planned_row_bytes;
+  m.attr("PLANNING_ROW_BYTES") = cache::planning_row_bytes;
+  m.attr("LOAD_BYTES") = cache::load_bytes;
+  m.attr("LATE_ROWS") = cache::late_parts * cache::late_rows;
   m.attr("MAX_LINES") = word::line_mask;
 
   nb::class_<Workers>(m, "Workers", "Threads that copy rows.")
@@ -277,7 +298,8 @@ void bind_cache(nb::module_& m) {
   nb::class_<BufferPool>(m, "BufferPool", "Recycled, page-aligned output buffers.")
       .def("__init__", [](BufferPool*, u64) { throw nb::type_error("use BufferPool.create"); })
       .def_static("create", [](u64 keep) { return std::make_shared<BufferPool>(keep); }, "keep_bytes"_a)
-      .def("take", &take, "bytes"_a, "uint8[bytes]; goes back to the pool when the last view of it is gone.")
+      .def("take", &take, "bytes"_a, "room"_a = 0,
+           "uint8[bytes]; goes back to the pool when the last view of it is gone. room: see the header.")
       .def_prop_ro("taken_bytes", &BufferPool::taken_bytes)
       .def_prop_ro("peak_bytes", &BufferPool::peak_bytes);
 
@@ -302,9 +324,9 @@ void bind_cache(nb::module_& m) {
                nb::gil_scoped_release release;
                s = &p.plan(step);
                // Without I/O a load is complete at once.
-               for (const cache::Load& l : s->loads) word::publish(p.word(s->pages[l.index]));
+               for (const cache::Load& l : p.loads()) word::publish(p.word(s->pages[l.index]));
              }
-             return nb::make_tuple(s->hits, s->loads.size(), s->bypassed.size());
+             return nb::make_tuple(s->hits, p.loads().size(), p.bypassed().size());
            },
            "step"_a, "Returns (hits, loads, bypasses) in pages.")
       .def("retire", [](Planner& p, u64 step) { nb::gil_scoped_release release; p.retire(step); }, "step"_a)
@@ -325,8 +347,9 @@ void bind_cache(nb::module_& m) {
            "wanted_as"_a = 0, "row_values"_a = 0, nb::arg("scales").noconvert() = nb::none())
       .def("check", &OwningCache::check, "ids"_a.noconvert())
       .def("enter", &OwningCache::enter, "step"_a, "ids"_a.noconvert())
-      .def("plan", &OwningCache::plan, "step"_a, "ids"_a.noconvert(), "out"_a.noconvert())
-      .def("gather", &OwningCache::gather, "step"_a)
+      .def("plan", &OwningCache::plan, "step"_a, "ids"_a.noconvert(), nb::arg("out").noconvert() = nb::none(),
+           "out: the step's output; None: gather() gets it.")
+      .def("gather", &OwningCache::gather, "step"_a, nb::arg("out").noconvert() = nb::none())
       .def("retire", &OwningCache::retire, "step"_a)
       .def("cancel", &OwningCache::cancel)
       .def("read_through", &OwningCache::read_through, "ids"_a.noconvert(), "out"_a.noconvert())
@@ -334,7 +357,8 @@ void bind_cache(nb::module_& m) {
       .def("words",
            [](OwningCache& c) { auto w = c.planner().words(); return nb::ndarray<nb::numpy, const u64, nb::ndim<1>>(w.data(), {w.size()}, nb::handle()); },
            nb::rv_policy::copy)
-      .def("stats", &OwningCache::stats);
+      .def("stats", &OwningCache::stats)
+      .def_prop_ro("plan_bytes", &OwningCache::plan_bytes, "Requests of planned steps, and memory to plan in, at most.");
 }
 
 }  // namespace gids

@@ -79,9 +79,10 @@ class OwnSampler {
     pid_ = getpid();
     return *samplers_;
   }
-  size_t bytes() {
+  template <class Count>
+  size_t count(Count count_bytes) {
     leave_parent();
-    return samplers_ ? samplers_->bytes() : 0;
+    return samplers_ ? count_bytes(*samplers_) : 0;
   }
 
  private:
@@ -266,7 +267,10 @@ void bind_sampler(nb::module_& m) {
       .def("walk", &sample_walks, "topology"_a, "seeds"_a.noconvert(), "counts"_a, "numbers"_a, "path"_a, "walks"_a,
            "length"_a, "restart"_a,
            "The same by random walks; one block in a layer. counts: neighbours, by layer, one each; path: relations.")
-      .def_prop_ro("bytes", &OwnSampler::bytes, "Kept between minibatches.");
+      .def_prop_ro("scratch_bytes", [](OwnSampler& s) { return s.count([](auto& b) { return b.scratch_bytes(); }); })
+      .def_prop_ro("together_bytes", [](OwnSampler& s) { return s.count([](auto& b) { return b.together_bytes(); }); })
+      .def_prop_ro("taken_bytes", [](OwnSampler& s) { return s.count([](auto& b) { return b.taken_bytes(); }); })
+      .def_prop_ro("idle_bytes", [](OwnSampler& s) { return s.count([](auto& b) { return b.idle_bytes(); }); });
 
   m.def("variates", &draw_variates, "numbers"_a, "kappa"_a, "layer"_a, "number"_a, "nodes"_a.noconvert(),
         "out"_a.noconvert(),

@@ -23,16 +23,19 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
     ~Buffer() { home->put(std::move(memory)); }
   };
 
-  // At least `bytes`, aligned to a memory page. Contents are arbitrary. Sizes are rounded up so that
-  // minibatches of slightly different sizes share buffers.
-  std::shared_ptr<Buffer> take(size_t bytes) {
-    const size_t size = round_up(bytes);
+  // At least `bytes`, aligned to a memory page. Contents are arbitrary. Sizes are rounded up so that requests of
+  // slightly different sizes share buffers. room: a larger size that later requests may have; where `bytes` is more
+  // than half of it, the buffer has room for it. Memory that is never written takes none.
+  std::shared_ptr<Buffer> take(size_t bytes, size_t room = 0) {
+    const size_t size = bytes <= room && room < 2 * bytes ? align_up(room, 4096) : round_up(bytes);
     std::unique_lock lock(mutex_);
     HugeArray<std::byte> memory;
-    if (auto it = idle_.lower_bound(size); it != idle_.end() && it->first <= 2 * size) {
+    auto it = idle_.lower_bound(size);
+    if (it != idle_.end() && it->first <= 2 * size) {
       memory = std::move(it->second);
-      idle_bytes_ -= memory.bytes();
-      idle_.erase(it);
+      forget(it);
+    } else if (it != idle_.begin() && 2 * (--it)->first >= size) {
+      forget(it);  // slightly too small: the new buffer takes its place, or those of growing requests would pile up
     }
     lock.unlock();
     if (memory.size() == 0) {
@@ -75,10 +78,11 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
     trim(bytes);
   }
   void trim(size_t wanted) {
-    while (taken_bytes_ + idle_bytes_ + wanted > keep_bytes_ && !idle_.empty()) {
-      idle_bytes_ -= idle_.begin()->second.bytes();
-      idle_.erase(idle_.begin());
-    }
+    while (taken_bytes_ + idle_bytes_ + wanted > keep_bytes_ && !idle_.empty()) forget(idle_.begin());
+  }
+  void forget(std::multimap<size_t, HugeArray<std::byte>>::iterator it) {
+    idle_bytes_ -= it->first;
+    idle_.erase(it);
   }
 
   mutable std::mutex mutex_;

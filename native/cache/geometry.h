@@ -27,6 +27,8 @@ struct Geometry {
   // Pages are striped round-robin over the shards.
   u32 file_of(u64 page) const { return first_file + static_cast<u32>(page % shard_count); }
   u64 offset_of(u64 page) const { return page / shard_count * page_bytes; }
+  // The page that holds a byte of one of the files.
+  u64 page_at(u32 file, u64 offset) const { return offset / page_bytes * shard_count + (file - first_file); }
 };
 
 }  // namespace gids::cache

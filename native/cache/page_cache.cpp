@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <numeric>
 #include <stdexcept>
 
 #include "cache/copy.h"
@@ -10,8 +11,38 @@
 namespace gids::cache {
 
 namespace {
+
 constexpr size_t block_rows = 64;          // rows whose words are loaded before the first is copied
 constexpr size_t piece_bytes = 512 << 10;  // a worker's share at a time
+
+// Batches that are being read, oldest first. Those left at the end are cancelled and waited for: they write into
+// memory that is then gone.
+class ReadsInFlight {
+ public:
+  explicit ReadsInFlight(io::Engine& engine) : engine_(engine) {}
+  ~ReadsInFlight() {
+    for (const auto& batch : batches_) {
+      engine_.cancel(*batch);
+      batch->wait();
+    }
+  }
+  void add(std::shared_ptr<io::Batch> batch) {
+    engine_.submit(batch);
+    batches_.push_back(std::move(batch));
+  }
+  size_t count() const { return batches_.size(); }
+  io::Batch& oldest() { return *batches_.front(); }
+  std::shared_ptr<io::Batch> take_oldest() {
+    auto batch = std::move(batches_.front());
+    batches_.pop_front();
+    return batch;
+  }
+
+ private:
+  io::Engine& engine_;
+  std::deque<std::shared_ptr<io::Batch>> batches_;
+};
+
 }  // namespace
 
 // The reads of one step (or of one read past the cache): pages into lines, and pages without a line into
@@ -20,63 +51,54 @@ constexpr size_t piece_bytes = 512 << 10;  // a worker's share at a time
 // A page whose checksum is compared is read whole.
 class PageCache::Fill final : public io::Batch {
  public:
-  // One page read for rows of the output: `count` positions from `first`; `bytes` of it, after those skipped.
-  struct Target {
-    u64 page;
-    u32 first, count, skipped, bytes;
-  };
   enum class Row : u8 { not_mine, pending, delivered };
 
   Fill(PageCache& cache, std::span<const i64> ids, std::byte* out) : cache_(cache), ids_(ids), out_(out) {}
 
-  void add_load(u64 page, u32 line) {
+  void add_loads(const Planner& planner, const PageList& pages) {
     const u32 bytes = cache_.geometry_.page_bytes;
-    loads_.push_back({page, line});
-    add_read(page, 0, bytes, cache_.lines_->data() + size_t{line} * bytes, loads_.size() - 1);
+    reads.reserve(planner.loads().size() + (out_ ? planner.bypassed().size() : 0));
+    for (const Load& l : planner.loads())
+      add_read(pages[l.index], 0, bytes, cache_.lines_->data() + size_t{l.line} * bytes, is_load | l.line);
   }
 
   // Groups the positions by page, so that each page is read once.
   void add_rows(std::vector<u32> positions) {
     const Geometry& g = cache_.geometry_;
     positions_ = std::move(positions);
-    std::sort(positions_.begin(), positions_.end(), [&](u32 a, u32 b) {
+    auto before = [&](u32 a, u32 b) {
       const u64 pa = g.page_of(ids_[a]), pb = g.page_of(ids_[b]);
       return pa != pb ? pa < pb : ids_[a] < ids_[b];
-    });
-    for (u32 i = 0; i < positions_.size();) {
-      const u64 page = g.page_of(ids_[positions_[i]]);
-      u32 end = i + 1;
-      while (end < positions_.size() && g.page_of(ids_[positions_[end]]) == page) ++end;
-      targets_.push_back({page, i, end - i, 0, g.page_bytes});
-      i = end;
-    }
+    };
+    if (!std::is_sorted(positions_.begin(), positions_.end(), before))
+      std::sort(positions_.begin(), positions_.end(), before);
+    const u32 n = static_cast<u32>(positions_.size());
+    auto starts_page = [&](u32 i) { return i == 0 || page_of(i) != page_of(i - 1); };
+    size_t pages = 0;
+    for (u32 i = 0; i < n; ++i) pages += starts_page(i);
+    firsts_.reserve(pages + 1);
+    for (u32 i = 0; i < n; ++i)
+      if (starts_page(i)) firsts_.push_back(i);
+    firsts_.push_back(n);
     rows_.assign(ids_.size(), Row::not_mine);
     for (const u32 position : positions_) rows_[position] = Row::pending;
-    if (cache_.checksums_.empty()) skip_what_nobody_wants();
-    // A row that is a whole page, wanted once and as it is, is read where it belongs; the engine sees to alignment.
-    const bool whole = g.row_bytes == g.page_bytes && cache_.form_.as_stored();
-    for (size_t i = 0; i < targets_.size(); ++i) {
-      const Target& t = targets_[i];
-      std::byte* dest = whole && t.count == 1 ? row(positions_[t.first]) : nullptr;
-      add_read(t.page, t.skipped, t.bytes, dest, loads_.size() + i);
-    }
+    add_page_reads();
   }
 
   void done(const io::Read& read, const std::byte* data, int error) noexcept override {
-    const bool load = read.cookie < loads_.size();
-    const u64 page = load ? loads_[read.cookie].page : targets_[read.cookie - loads_.size()].page;
-    if (!error && !cache_.checksums_.empty() &&
-        store::crc32c(data, cache_.geometry_.page_bytes) != cache_.checksums_[page])
+    const Geometry& g = cache_.geometry_;
+    const u64 page = g.page_at(read.file, read.offset);
+    if (!error && !cache_.checksums_.empty() && store::crc32c(data, g.page_bytes) != cache_.checksums_[page])
       error = EBADMSG;
-    if (load) {
+    if (read.cookie & is_load) {
       if (!error) word::publish(cache_.planner_.word(page));
-      else cache_.planner_.reclaim(page, loads_[read.cookie].line);
+      else cache_.planner_.reclaim(page, static_cast<u32>(read.cookie));
     } else if (!error) {
-      deliver(targets_[read.cookie - loads_.size()], data);
+      deliver(static_cast<u32>(read.cookie), data - (read.offset - g.offset_of(page)));
     }
     if (error) {
       std::lock_guard lock(failures_mutex_);
-      failures_.push_back({read.file, cache_.geometry_.offset_of(page), error});
+      failures_.push_back({read.file, g.offset_of(page), error});
     }
   }
 
@@ -85,45 +107,58 @@ class PageCache::Fill final : public io::Batch {
     if (rows_.empty()) return Row::not_mine;
     return std::atomic_ref<Row>(const_cast<Row&>(rows_[position])).load(std::memory_order_acquire);
   }
+  // Appends the positions that it was given and did not deliver. It has ended.
+  void add_undelivered(std::vector<u32>& to) const {
+    for (const u32 position : positions_)
+      if (rows_[position] != Row::delivered) to.push_back(position);
+  }
   std::vector<Failure>& failures() { return failures_; }
+  size_t bytes() const {
+    return reads.capacity() * sizeof(io::Read) + (firsts_.capacity() + positions_.capacity()) * sizeof(u32) +
+           rows_.capacity();
+  }
 
  private:
-  struct Destination {
-    u64 page;
-    u32 line;
-  };
+  static constexpr u64 is_load = u64{1} << 32;  // in a read's cookie, with the line; else it says which page of firsts_
 
   std::byte* row(u32 position) { return out_ + size_t{position} * cache_.form_.out_row_bytes(); }
+  u64 page_of(u32 i) const { return cache_.geometry_.page_of(ids_[positions_[i]]); }
 
   void add_read(u64 page, u32 skipped, u32 bytes, std::byte* dest, u64 cookie) {
     const Geometry& g = cache_.geometry_;
     reads.push_back({g.offset_of(page) + skipped, dest, bytes, g.file_of(page), cookie});
   }
 
-  void skip_what_nobody_wants() {
+  // A read for each page of firsts_, of the rows that are wanted and those between.
+  void add_page_reads() {
     const Geometry& g = cache_.geometry_;
-    size_t next = 0;  // the first target that does not lie before this one's neighbour
-    std::vector<bool> neighbours(targets_.size());
-    for (size_t i = 0; i < targets_.size(); ++i) {
-      while (next < targets_.size() && targets_[next].page < targets_[i].page + g.shard_count) ++next;
-      if (next < targets_.size() && targets_[next].page == targets_[i].page + g.shard_count)
-        neighbours[i] = neighbours[next] = true;
+    const size_t pages = firsts_.size() - 1;
+    std::vector<bool> neighbours(cache_.checksums_.empty() ? pages : 0);
+    size_t next = 0;  // the first page that does not lie before this one's neighbour
+    for (size_t i = 0; i < neighbours.size(); ++i) {
+      const u64 neighbour = page_of(firsts_[i]) + g.shard_count;
+      while (next < pages && page_of(firsts_[next]) < neighbour) ++next;
+      if (next < pages && page_of(firsts_[next]) == neighbour) neighbours[i] = neighbours[next] = true;
     }
-    for (size_t i = 0; i < targets_.size(); ++i) {
-      Target& t = targets_[i];
-      const u32 begin = g.offset_in_page(ids_[positions_[t.first]]);
-      const u32 end = g.offset_in_page(ids_[positions_[t.first + t.count - 1]]) + g.row_bytes;
-      if (neighbours[i] || end - begin > g.page_bytes / 2) continue;
-      t.skipped = begin;
-      t.bytes = end - begin;
+    // A row that is a whole page, wanted once and as it is, is read where it belongs; the engine sees to alignment.
+    const bool whole = g.row_bytes == g.page_bytes && cache_.form_.as_stored();
+    reads.reserve(reads.size() + pages);
+    for (size_t i = 0; i < pages; ++i) {
+      const u32 first = firsts_[i], last = firsts_[i + 1] - 1;
+      const u32 begin = g.offset_in_page(ids_[positions_[first]]);
+      const u32 end = g.offset_in_page(ids_[positions_[last]]) + g.row_bytes;
+      const bool part = !neighbours.empty() && !neighbours[i] && end - begin <= g.page_bytes / 2;
+      std::byte* dest = whole && first == last ? row(positions_[first]) : nullptr;
+      add_read(page_of(first), part ? begin : 0, part ? end - begin : g.page_bytes, dest, i);
     }
   }
 
-  void deliver(const Target& t, const std::byte* data) noexcept {
+  // page: where its first byte is or would be, of what was read of it.
+  void deliver(u32 at, const std::byte* page) noexcept {
     const Geometry& g = cache_.geometry_;
-    for (u32 i = t.first; i < t.first + t.count; ++i) {
+    for (u32 i = firsts_[at]; i < firsts_[at + 1]; ++i) {
       const u32 position = positions_[i];
-      const std::byte* from = data + g.offset_in_page(ids_[position]) - t.skipped;
+      const std::byte* from = page + g.offset_in_page(ids_[position]);
       std::byte* to = row(position);
       if (from != to) convert_rows(cache_.form_, &from, &to, 1, false);
       std::atomic_ref<Row>(rows_[position]).store(Row::delivered, std::memory_order_release);
@@ -133,10 +168,9 @@ class PageCache::Fill final : public io::Batch {
   PageCache& cache_;
   std::span<const i64> ids_;
   std::byte* out_;
-  std::vector<Destination> loads_;
-  std::vector<Target> targets_;
-  std::vector<u32> positions_;
-  std::vector<Row> rows_;
+  std::vector<u32> positions_;  // of rows that are read past the lines, by page
+  std::vector<u32> firsts_;     // where each page's positions begin, and their end
+  std::vector<Row> rows_;       // by position; empty without such rows
   std::mutex failures_mutex_;
   std::vector<Failure> failures_;
 };
@@ -145,6 +179,7 @@ struct PageCache::Flight {
   u64 step;
   std::span<const i64> ids;
   std::byte* out;
+  bool late;  // the output comes with gather_ready
   std::shared_ptr<Fill> fill;
   std::vector<u32> left;  // positions that gather_ready could not copy
   bool gathered = false;
@@ -188,6 +223,12 @@ void PageCache::enter(u64 step, std::span<const i64> ids) {
   planner_.enter(step, ids, geometry_.row_count, geometry_.rows_per_page);
 }
 
+size_t PageCache::plan_bytes() const {
+  size_t sum = planner_.plan_bytes();
+  for (const Flight& f : flights_) sum += f.fill->bytes() + f.left.capacity() * sizeof(u32);
+  return sum;
+}
+
 void PageCache::plan(u64 step, std::span<const i64> ids, std::byte* out) {
   std::unique_lock lock(plan_mutex_);
   const Step& s = planner_.plan(step);
@@ -195,7 +236,7 @@ void PageCache::plan(u64 step, std::span<const i64> ids, std::byte* out) {
   try {
     submit(s, ids, out);
   } catch (...) {  // the engine is closed, or memory is short: no read will end these loads
-    for (const Load& l : s.loads) planner_.reclaim(s.pages[l.index], l.line);
+    for (const Load& l : planner_.loads()) planner_.reclaim(s.pages[l.index], l.line);
     if (!flights_.empty() && flights_.back().step == step) flights_.pop_back();
     throw;
   }
@@ -203,44 +244,47 @@ void PageCache::plan(u64 step, std::span<const i64> ids, std::byte* out) {
 
 void PageCache::submit(const Step& s, std::span<const i64> ids, std::byte* out) {
   auto fill = std::make_shared<Fill>(*this, ids, out);
-  for (const Load& l : s.loads) fill->add_load(s.pages[l.index], l.line);
-  if (!s.bypassed.empty()) {
+  fill->add_loads(planner_, s.pages);
+  const std::span<const u32> bypassed = planner_.bypassed();
+  if (out && !bypassed.empty()) {
     std::vector<u32> positions;
     if (s.pages.size() == ids.size()) {  // one id a page: the page's index is the id's position
-      positions = s.bypassed;
+      positions.assign(bypassed.begin(), bypassed.end());
     } else {
       for (size_t i = 0; i < ids.size(); ++i)
         if (word::state_of(word::load(planner_.word(geometry_.page_of(ids[i])))) == PageState::absent)
           positions.push_back(static_cast<u32>(i));
+      positions.shrink_to_fit();
     }
     fill->add_rows(std::move(positions));
   }
-  flights_.push_back({s.number, ids, out, fill, {}, false});
+  flights_.push_back({s.number, ids, out, out == nullptr, fill, {}, false});
   engine_->submit(std::move(fill));
 }
 
-// Copies rows whose words say RESIDENT; the positions of the others go to `left`. positions: which to look
-// at; empty means all. fill: rows that it has delivered are done, and those that it may still write are left,
-// though a later step may have brought their pages into lines meanwhile.
+// Copies rows whose words say RESIDENT. fill: rows that it has delivered are done, and those that it may still write
+// are left, though a later step may have brought their pages into lines meanwhile.
 void PageCache::copy_resident(std::span<const i64> ids, std::byte* out, const Fill* fill,
-                              std::span<const u32> positions, std::vector<u32>& left) {
-  const size_t n = positions.empty() ? ids.size() : positions.size();
+                              std::vector<u32>& positions) {
+  const size_t n = positions.size();
   const size_t row_bytes = form_.out_row_bytes();
   const bool streaming = ids.size() * row_bytes >= streaming_bytes;
   const bool being_filled = fill && !fill->finished();
-  std::vector<std::vector<u32>> left_by_worker(workers_->threads());
   const size_t grain = std::max(block_rows, piece_bytes / row_bytes);
-  workers_->parallel_for(n, grain, [&](size_t begin, size_t end, u32 worker) {
-    std::vector<u32>& mine = left_by_worker[worker];
+  struct Piece {
+    size_t begin, end;
+  };
+  std::vector<Piece> left(div_ceil(n, grain));  // what stays of each piece, where it was
+  workers_->parallel_for(n, grain, [&](size_t begin, size_t end, u32) {
+    size_t kept = begin;
     const std::byte* from[block_rows];
     std::byte* to[block_rows];
-    auto position_of = [&](size_t k) { return positions.empty() ? static_cast<u32>(k) : positions[k]; };
     for (size_t k0 = begin; k0 < end; k0 += block_rows) {
       const size_t k1 = std::min(end, k0 + block_rows);
-      for (size_t k = k0; k < k1; ++k) __builtin_prefetch(&planner_.word(geometry_.page_of(ids[position_of(k)])));
+      for (size_t k = k0; k < k1; ++k) __builtin_prefetch(&planner_.word(geometry_.page_of(ids[positions[k]])));
       size_t found = 0;
       for (size_t k = k0; k < k1; ++k) {
-        const u32 i = position_of(k);
+        const u32 i = positions[k];
         const Fill::Row state = fill ? fill->row_state(i) : Fill::Row::not_mine;
         if (state == Fill::Row::delivered) continue;
         const u64 w = word::load(planner_.word(geometry_.page_of(ids[i])));
@@ -249,19 +293,26 @@ void PageCache::copy_resident(std::span<const i64> ids, std::byte* out, const Fi
           from[found] = row_in_line(w, ids[i]);
           to[found++] = out + i * row_bytes;
         } else {
-          mine.push_back(i);
+          positions[kept++] = i;
         }
       }
       convert_rows(form_, from, to, found, streaming);
     }
+    left[begin / grain] = {begin, kept};
   });
-  left.clear();
-  for (const auto& l : left_by_worker) left.insert(left.end(), l.begin(), l.end());
+  size_t kept = 0;
+  for (const Piece& p : left)
+    for (size_t k = p.begin; k < p.end; ++k) positions[kept++] = positions[k];
+  positions.resize(kept);
 }
 
-void PageCache::gather_ready(u64 step) {
+void PageCache::gather_ready(u64 step, std::byte* late_out) {
   Flight& f = flight(step);
-  copy_resident(f.ids, f.out, f.fill.get(), {}, f.left);
+  if (f.late) f.out = late_out;
+  if (!f.out && !f.ids.empty()) throw std::logic_error("gather_ready without an output");
+  f.left.resize(f.ids.size());
+  std::iota(f.left.begin(), f.left.end(), 0u);
+  copy_resident(f.ids, f.out, f.fill.get(), f.left);
   f.gathered = true;
 }
 
@@ -271,23 +322,42 @@ std::vector<Failure> PageCache::gather_rest(u64 step, const std::function<void()
   Flight& f = flight(step);
   if (!f.gathered || !f.fill->finished()) throw std::logic_error("gather_rest before gather_ready and wait_for");
   std::vector<u32> left = std::move(f.left);
-  if (!left.empty()) {
-    std::vector<u32> missing;
-    copy_resident(f.ids, f.out, f.fill.get(), left, missing);
-    left = std::move(missing);
-  }
-  return read_past_cache(f.ids, f.out, std::move(left), check);
+  copy_resident(f.ids, f.out, f.fill.get(), left);
+  return read_past_cache(f.ids, f.out, std::move(left), f.late ? 2 : 1, check);
 }
 
 std::vector<Failure> PageCache::read_past_cache(std::span<const i64> ids, std::byte* out,
-                                                std::vector<u32> positions,
+                                                std::vector<u32> positions, u32 tries,
                                                 const std::function<void()>& check) {
-  if (positions.empty()) return {};
-  auto fill = std::make_shared<Fill>(*this, ids, out);
-  fill->add_rows(std::move(positions));
-  engine_->submit(fill);
-  engine_->wait(*fill, check);
-  return std::move(fill->failures());
+  if (!positions.empty() && positions.size() > late_rows)  // a page's rows come together
+    std::sort(positions.begin(), positions.end(), [&](u32 a, u32 b) { return ids[a] < ids[b]; });
+  std::vector<Failure> failures;
+  for (; tries > 0 && !positions.empty(); --tries) {
+    failures.clear();
+    std::vector<u32> again;
+    ReadsInFlight reads(*engine_);
+    auto finish_one = [&] {
+      check();  // parts that take less than a tenth of a second would not
+      engine_->wait(reads.oldest(), check);
+      const auto fill = std::static_pointer_cast<Fill>(reads.take_oldest());
+      fill->add_undelivered(again);
+      failures.insert(failures.end(), fill->failures().begin(), fill->failures().end());
+    };
+    for (size_t begin = 0; begin < positions.size();) {
+      size_t end = std::min(positions.size(), begin + late_rows);
+      const auto page = [&](size_t k) { return geometry_.page_of(ids[positions[k]]); };
+      while (end < positions.size() && page(end) == page(end - 1)) ++end;
+      auto fill = std::make_shared<Fill>(*this, ids, out);
+      fill->add_rows({positions.begin() + static_cast<std::ptrdiff_t>(begin),
+                      positions.begin() + static_cast<std::ptrdiff_t>(end)});
+      reads.add(std::move(fill));
+      if (reads.count() == late_parts) finish_one();  // the device is busy with the other ones meanwhile
+      begin = end;
+    }
+    while (reads.count()) finish_one();
+    positions = std::move(again);
+  }
+  return failures;
 }
 
 void PageCache::retire(u64 step) {
@@ -307,12 +377,13 @@ u64 PageCache::cancel() {
 std::vector<Failure> PageCache::read_through(std::span<const i64> ids, std::byte* out,
                                              const std::function<void()>& check) {
   Planner::check(ids, geometry_.row_count);
-  std::vector<u32> left;
+  std::vector<u32> left(ids.size());
+  std::iota(left.begin(), left.end(), 0u);
   {
     std::lock_guard lock(plan_mutex_);  // no line changes hands while it is copied without a mark
-    copy_resident(ids, out, nullptr, {}, left);
+    copy_resident(ids, out, nullptr, left);
   }
-  return read_past_cache(ids, out, std::move(left), check);
+  return read_past_cache(ids, out, std::move(left), 1, check);
 }
 
 }  // namespace gids::cache

@@ -3,7 +3,8 @@
 // (which pages), the engine (reads) and the workers (copies); it knows nothing of samplers or frameworks.
 //
 // A step goes enter -> plan (submits reads) -> gather_ready -> wait -> gather_rest -> retire. Several steps
-// may be planned before the first of them is gathered.
+// may be planned before the first of them is gathered. Where memory is short, a step gets its output only at
+// gather_ready: plan then reads what wins a line, and gather_rest what does not, a part at a time.
 #pragma once
 
 #include <deque>
@@ -38,6 +39,13 @@ struct CacheOptions {
   RowForm form;                     // how rows are handed out; row_bytes is the geometry's
 };
 
+// Bytes that a minibatch of `n` rows takes while it is planned, at most, by what needs them.
+constexpr size_t planned_row_bytes = sizeof(io::Read) + 9;  // a row of a page that wins no line
+constexpr size_t planning_row_bytes = 16;                   // of one minibatch at a time, whatever it finds
+constexpr size_t load_bytes = sizeof(io::Read) + 16;        // a page that wins a line
+constexpr size_t late_rows = 32 << 10;                      // rows that are read together into a late output
+constexpr size_t late_parts = 2;                            // such reads at a time
+
 class PageCache {
  public:
   PageCache(std::shared_ptr<io::Engine> engine, std::shared_ptr<Workers> workers, const Geometry& geometry,
@@ -50,11 +58,11 @@ class PageCache {
 
   // Decides, and submits the reads. `ids` are those entered; `out` holds ids.size() rows of the form. Both must stay
   // valid until the step is retired: pages that win no line are read into `out`. When it throws they need not, and
-  // the step is still to be retired.
+  // the step is still to be retired. out may be null: then gather_ready gets it.
   void plan(u64 step, std::span<const i64> ids, std::byte* out);
 
-  // Copies the rows whose pages are there already, while the rest is being read.
-  void gather_ready(u64 step);
+  // Copies the rows whose pages are there already, while the rest is being read. late_out: the output, if plan had none.
+  void gather_ready(u64 step, std::byte* late_out);
   bool wait_for(u64 step, u32 timeout_ms);  // true: all reads of the step are complete
   // Copies what is left and reads again what failed. What fails twice is returned; its rows are arbitrary.
   // check: see Engine::wait. When it throws, gather_ready may begin again.
@@ -71,6 +79,7 @@ class PageCache {
   u64 out_row_bytes() const { return form_.out_row_bytes(); }
   Planner& planner() { return planner_; }
   size_t lines_bytes() const { return lines_->bytes(); }
+  size_t plan_bytes() const;  // reads of planned steps, and what planning and gathering need
 
  private:
   class Fill;
@@ -81,9 +90,9 @@ class PageCache {
   const std::byte* row_in_line(u64 word, i64 id) const {
     return lines_->data() + size_t{word::line_of(word)} * geometry_.page_bytes + geometry_.offset_in_page(id);
   }
-  void copy_resident(std::span<const i64> ids, std::byte* out, const Fill* fill, std::span<const u32> positions,
-                     std::vector<u32>& left);
-  std::vector<Failure> read_past_cache(std::span<const i64> ids, std::byte* out, std::vector<u32> positions,
+  // Those of `positions` that are not copied stay in it.
+  void copy_resident(std::span<const i64> ids, std::byte* out, const Fill* fill, std::vector<u32>& positions);
+  std::vector<Failure> read_past_cache(std::span<const i64> ids, std::byte* out, std::vector<u32> positions, u32 tries,
                                        const std::function<void()>& check);
 
   std::shared_ptr<io::Engine> engine_;

@@ -38,19 +38,27 @@ Step& Planner::step(u64 number) {
 
 size_t Planner::step_bytes() const {
   size_t sum = 0;
-  for (const auto& s : live_)
-    sum += s->pages.capacity() * sizeof(u64) + s->loads.capacity() * sizeof(Load) + s->bypassed.capacity() * sizeof(u32);
-  return sum + scratch_pages_.capacity() * sizeof(u64) + miss_index_.capacity() * 6;
+  for (const auto& s : live_) sum += s->pages.bytes();
+  for (const auto& s : recycled_) sum += s->pages.bytes();
+  return sum;
+}
+
+size_t Planner::plan_bytes() const {
+  return narrow_pages_.capacity() * sizeof(u32) + wide_pages_.capacity() * sizeof(u64) +
+         loads_.capacity() * sizeof(Load) + spare_.capacity() * sizeof(u32) + miss_index_.capacity() * sizeof(u32) +
+         miss_worth_.capacity() * sizeof(u16);
 }
 
 u64 Planner::lines_in_use() {
   u64 found = 0;
   for (u64 number = retired_; number < entered_; ++number)
-    for (const u64 page : step(number).pages) {
-      const u64 w = word::load(words_[page]);
-      // Counted where it is used next, and not again where it is used later.
-      if (state_of(w) != PageState::absent && word::next_use(uses_of(w), retired_) == number - retired_) ++found;
-    }
+    step(number).pages.visit([&](auto pages) {
+      for (const u64 page : pages) {
+        const u64 w = word::load(words_[page]);
+        // Counted where it is used next, and not again where it is used later.
+        if (state_of(w) != PageState::absent && word::next_use(uses_of(w), retired_) == number - retired_) ++found;
+      }
+    });
   return found;
 }
 
@@ -80,29 +88,33 @@ Step& Planner::enter(u64 number, std::span<const i64> ids, u64 row_count, u32 ro
   s.planned = false;
   s.hits = s.coalesced = 0;
   s.pages.clear();
-  s.loads.clear();
-  s.bypassed.clear();
+  if (words_.size() <= u64{1} << 32) mark(s, ids, rows_per_page, narrow_pages_);
+  else mark(s, ids, rows_per_page, wide_pages_);
+  return s;
+}
 
+// scratch: the page of each id, and then, in place, the unique ones.
+template <class Page>
+void Planner::mark(Step& s, std::span<const i64> ids, u32 rows_per_page, std::vector<Page>& scratch) {
   const size_t n = ids.size();
-  const i64* pages = ids.data();
+  scratch.resize(n);
+  Page* pages = scratch.data();
   if (rows_per_page > 1) {
-    scratch_pages_.resize(n);
-    for (size_t i = 0; i < n; ++i) scratch_pages_[i] = static_cast<u64>(ids[i]) / rows_per_page;
-    pages = reinterpret_cast<const i64*>(scratch_pages_.data());
+    for (size_t i = 0; i < n; ++i) pages[i] = static_cast<Page>(static_cast<u64>(ids[i]) / rows_per_page);
+  } else {
+    for (size_t i = 0; i < n; ++i) pages[i] = static_cast<Page>(ids[i]);
   }
-  const u32 bit = word::use_bit(number);
-  s.pages.resize(n);
-  u64* out = s.pages.data();
+  const u32 bit = word::use_bit(s.number);
   size_t unique = 0;
   u32 lines[group], from[group];
   for (size_t begin = 0; begin < n; begin += group) {
     const size_t end = std::min(n, begin + group);
     size_t moved = 0;
     for (size_t i = begin; i < end; ++i) {
-      if (i + ahead < n) prefetch(words_[static_cast<u64>(pages[i + ahead])]);
-      const u64 page = static_cast<u64>(pages[i]);
+      if (i + ahead < n) prefetch(words_[pages[i + ahead]]);
+      const Page page = pages[i];
       const u64 before = word::enter(words_[page], bit);
-      out[unique] = page;
+      pages[unique] = page;
       unique += !(before & bit);
       // A resident page without any use waits in its heat's list; now its next use is this step. One with
       // an earlier use stays where it is.
@@ -115,11 +127,10 @@ Step& Planner::enter(u64 number, std::span<const i64> ids, u64 row_count, u32 ro
     for (size_t k = 0; k < moved; ++k) lists_.prefetch_neighbours(lines[k]);
     for (size_t k = 0; k < moved; ++k) {
       lists_.remove(lines[k], from[k]);
-      lists_.push_back(lines[k], list_of_use(number, score::use_level(from[k])));
+      lists_.push_back(lines[k], list_of_use(s.number, score::use_level(from[k])));
     }
   }
-  s.pages.resize(unique);
-  return s;
+  s.pages.assign(std::span<const Page>(pages, unique));
 }
 
 u32 Planner::worth(u64 w) const {
@@ -142,14 +153,16 @@ void Planner::look_up(Step& s) {
   miss_worth_.resize(n + 1);
   size_t misses = 0;
   u64 coalesced = 0;
-  for (size_t i = 0; i < n; ++i) {  // no branch on hit or miss: it cannot be predicted
-    if (i + ahead < n) prefetch(words_[s.pages[i + ahead]]);
-    const u64 w = word::load(words_[s.pages[i]]);
-    miss_index_[misses] = static_cast<u32>(i);
-    miss_worth_[misses] = static_cast<u16>(miss_worth(w));
-    misses += state_of(w) == PageState::absent;
-    coalesced += state_of(w) == PageState::loading;
-  }
+  s.pages.visit([&](auto pages) {
+    for (size_t i = 0; i < n; ++i) {  // no branch on hit or miss: it cannot be predicted
+      if (i + ahead < n) prefetch(words_[pages[i + ahead]]);
+      const u64 w = word::load(words_[pages[i]]);
+      miss_index_[misses] = static_cast<u32>(i);
+      miss_worth_[misses] = static_cast<u16>(miss_worth(w));
+      misses += state_of(w) == PageState::absent;
+      coalesced += state_of(w) == PageState::loading;
+    }
+  });
   miss_index_.resize(misses);
   miss_worth_.resize(misses);
   misses_by_worth_.fill(0);
@@ -202,8 +215,8 @@ Step& Planner::plan(u64 number) {
   stats_.pages += s.pages.size();
   stats_.hits += s.hits;
   stats_.coalesced += s.coalesced;
-  stats_.loads += s.loads.size();
-  stats_.bypasses += s.bypassed.size();
+  stats_.loads += loads_.size();
+  stats_.bypasses += miss_index_.size();
   return s;
 }
 
@@ -214,33 +227,46 @@ void Planner::plan_by_lists(Step& s) {
     Histogram lines{};
     for (u32 b = 0; b < buckets; ++b) lines[b] = lists_.count(list_of_worth(b));
     c = score::cut(lines.data(), misses_by_worth_.data(), misses - free_lines());
-    auto take = [&](u32 bucket, u32 n) {
-      if (!n) return;
-      lists_.take(list_of_worth(bucket), n, [&](u32 line, u64 page) {
-        prefetch(words_[page]);
-        victims_.push_back({page, line});
-      });
-    };
-    victims_.clear();
-    for (u32 b = 0; b < c.bucket; ++b) take(b, lines[b]);
-    take(c.bucket, c.lines);
-    for (const Victim& v : victims_) {
-      evict(v.page, v.line);
-      spare_.push_back(v.line);
-    }
+    for (u32 b = 0; b < c.bucket; ++b) drop(list_of_worth(b), lines[b]);
+    drop(list_of_worth(c.bucket), c.lines);
   }
+  loads_.clear();
+  loads_.reserve(std::min(misses, free_lines()));
+  u32 bypassed = 0;
   for (u32 k = 0; k < misses; ++k) {
     const u32 i = miss_index_[k], w = miss_worth_[k];
     if (w < c.bucket || (w == c.bucket && c.misses > 0)) {
       if (w == c.bucket) --c.misses;
-      s.bypassed.push_back(i);
+      miss_index_[bypassed++] = i;
       continue;
     }
-    const u32 line = take_line();
-    lists_.set_owner(line, s.pages[i]);
-    word::admit(words_[s.pages[i]], line);
-    s.loads.push_back({i, line});
+    load(s, i, take_line());
   }
+  miss_index_.resize(bypassed);
+}
+
+void Planner::load(Step& s, u32 index, u32 line) {
+  lists_.set_owner(line, s.pages[index]);
+  word::admit(words_[s.pages[index]], line);
+  loads_.push_back({index, line});
+}
+
+// Evicts the `count` lines that have been longest in a list. A word is fetched some lines before it is changed.
+void Planner::drop(u32 list, u32 count) {
+  u64 pages[ahead];
+  u32 lines[ahead], taken = 0;
+  auto give_up = [&](u32 k) {
+    evict(pages[k % ahead], lines[k % ahead]);
+    spare_.push_back(lines[k % ahead]);
+  };
+  if (count == 0) return;
+  lists_.take(list, count, [&](u32 line, u64 page) {
+    prefetch(words_[page]);
+    if (taken >= ahead) give_up(taken - ahead);
+    pages[taken % ahead] = page;
+    lines[taken++ % ahead] = line;
+  });
+  for (u32 k = taken - std::min<u32>(taken, ahead); k < taken; ++k) give_up(k);
 }
 
 // line_count() when none was found.
@@ -255,20 +281,22 @@ u32 Planner::random_victim() {
 }
 
 void Planner::plan_by_chance(Step& s) {
-  for (u32 i : miss_index_) {
+  loads_.clear();
+  loads_.reserve(std::min<size_t>(miss_index_.size(), line_count()));
+  u32 bypassed = 0;
+  for (const u32 i : miss_index_) {
     u32 line;
     if (free_lines()) {
       line = take_line();
     } else if ((line = random_victim()) < line_count()) {
       evict(lists_.owner(line), line);
     } else {
-      s.bypassed.push_back(i);
+      miss_index_[bypassed++] = i;
       continue;
     }
-    lists_.set_owner(line, s.pages[i]);
-    word::admit(words_[s.pages[i]], line);
-    s.loads.push_back({i, line});
+    load(s, i, line);
   }
+  miss_index_.resize(bypassed);
 }
 
 void Planner::retire(u64 number) {
@@ -279,27 +307,29 @@ void Planner::retire(u64 number) {
   if (!was_planned) planned_ = number + 1;  // withdrawn: the next uses are seen from the step after
   planned_mask_ &= ~bit;
 
-  const size_t n = s.pages.size();
-  u32 lines[group], from[group], to[group];
-  for (size_t begin = 0; begin < n; begin += group) {
-    const size_t end = std::min(n, begin + group);
-    size_t moved = 0;
-    for (size_t i = begin; i < end; ++i) {
-      if (i + ahead < n) prefetch(words_[s.pages[i + ahead]]);
-      const u64 w = word::retire(words_[s.pages[i]], bit);
-      // Back into a list once no planned minibatch needs the line. Unplanned, it has been in one all along.
-      if (by_lists() && idle(w) && (was_planned || by_use())) {
-        lines[moved] = word::line_of(w);
-        from[moved] = list_of_use(number, score::use_level(word::heat_of(w)));
-        to[moved++] = list_of_worth(worth(w));
-        lists_.prefetch(word::line_of(w));
+  s.pages.visit([&](auto pages) {
+    const size_t n = pages.size();
+    u32 lines[group], from[group], to[group];
+    for (size_t begin = 0; begin < n; begin += group) {
+      const size_t end = std::min(n, begin + group);
+      size_t moved = 0;
+      for (size_t i = begin; i < end; ++i) {
+        if (i + ahead < n) prefetch(words_[pages[i + ahead]]);
+        const u64 w = word::retire(words_[pages[i]], bit);
+        // Back into a list once no planned minibatch needs the line. Unplanned, it has been in one all along.
+        if (by_lists() && idle(w) && (was_planned || by_use())) {
+          lines[moved] = word::line_of(w);
+          from[moved] = list_of_use(number, score::use_level(word::heat_of(w)));
+          to[moved++] = list_of_worth(worth(w));
+          lists_.prefetch(word::line_of(w));
+        }
       }
+      if (!was_planned) {
+        for (size_t k = 0; k < moved; ++k) lists_.remove(lines[k], from[k]);
+      }
+      for (size_t k = 0; k < moved; ++k) lists_.push_back(lines[k], to[k]);
     }
-    if (!was_planned) {
-      for (size_t k = 0; k < moved; ++k) lists_.remove(lines[k], from[k]);
-    }
-    for (size_t k = 0; k < moved; ++k) lists_.push_back(lines[k], to[k]);
-  }
+  });
   recycled_.push_back(std::move(live_.front()));
   live_.pop_front();
   ++retired_;

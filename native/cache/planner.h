@@ -38,13 +38,35 @@ struct Load {
   u32 line;
 };
 
+// Pages in 4 bytes each, or in 8 where a table has 2^32 pages or more.
+class PageList {
+ public:
+  u64 operator[](size_t i) const { return wide_.empty() ? narrow_[i] : wide_[i]; }
+  size_t size() const { return narrow_.size() + wide_.size(); }
+  size_t bytes() const { return narrow_.capacity() * sizeof(u32) + wide_.capacity() * sizeof(u64); }
+  void assign(std::span<const u32> pages) { narrow_.assign(pages.begin(), pages.end()); }
+  void assign(std::span<const u64> pages) { wide_.assign(pages.begin(), pages.end()); }
+  void clear() {
+    narrow_.clear();
+    wide_.clear();
+  }
+  // f(span of pages), for loops that should not ask for the width of each.
+  template <class F>
+  void visit(F&& f) const {
+    if (wide_.empty()) f(std::span<const u32>(narrow_));
+    else f(std::span<const u64>(wide_));
+  }
+
+ private:
+  std::vector<u32> narrow_;
+  std::vector<u64> wide_;
+};
+
 struct Step {
   u64 number = 0;
   bool planned = false;
   u64 hits = 0, coalesced = 0;  // of the hits, how many were still LOADING
-  std::vector<u64> pages;       // unique, in order of first appearance
-  std::vector<Load> loads;
-  std::vector<u32> bypassed;    // indices into pages: missing pages that win no line
+  PageList pages;               // unique, in order of first appearance
 };
 
 struct PlannerStats {
@@ -63,6 +85,9 @@ class Planner {
   // `step` is one more than the step entered last; with none live it may leave some out.
   Step& enter(u64 step, std::span<const i64> ids, u64 row_count, u32 rows_per_page);
   Step& plan(u64 step);
+  // What the last plan() decided about its missing pages; until the next one.
+  std::span<const Load> loads() const { return loads_; }
+  std::span<const u32> bypassed() const { return miss_index_; }  // indices into Step::pages: no line was won
   // Planned or not (a stream that is closed early takes back marks of steps it never planned).
   void retire(u64 step);
 
@@ -80,7 +105,8 @@ class Planner {
   PlannerStats stats() const { return stats_; }
   size_t table_bytes() const { return words_.bytes(); }
   size_t line_bytes() const { return lists_.bytes(); }
-  size_t step_bytes() const;
+  size_t step_bytes() const;  // pages of live steps
+  size_t plan_bytes() const;  // what planning needs
   // Lines whose page a live step asks for: pinned by minibatches in the window, or planned. O(their pages).
   u64 lines_in_use();
 
@@ -104,10 +130,14 @@ class Planner {
   }
   u32 miss_worth(u64 w) const;
 
+  template <class Page>
+  void mark(Step& s, std::span<const i64> ids, u32 rows_per_page, std::vector<Page>& scratch);
   void look_up(Step& s);
   u32 free_lines() const { return static_cast<u32>(spare_.size()) + (line_count() - fresh_); }
   u32 take_line();
   void evict(u64 page, u32 line);
+  void drop(u32 list, u32 count);
+  void load(Step& s, u32 index, u32 line);
   void plan_by_lists(Step& s);
   void plan_by_chance(Step& s);
   u32 random_victim();
@@ -132,13 +162,11 @@ class Planner {
   u64 random_state_;
   PlannerStats stats_;
 
-  struct Victim {
-    u64 page;
-    u32 line;
-  };
-  std::vector<Victim> victims_;
-  std::vector<u64> scratch_pages_;
-  std::vector<u32> miss_index_;
+  // Of one step at a time.
+  std::vector<u32> narrow_pages_;
+  std::vector<u64> wide_pages_;
+  std::vector<Load> loads_;
+  std::vector<u32> miss_index_;  // missing pages; once they are planned, those of them that win no line
   std::vector<u16> miss_worth_;
   Histogram misses_by_worth_{};
 };

@@ -64,8 +64,8 @@ std::vector<Minibatch> Bulk::make_apart(size_t count, u64 first_step, const Make
   return made;
 }
 
-size_t Bulk::bytes() const {
-  size_t total = pool_->idle_bytes() + together_.bytes();
+size_t Bulk::scratch_bytes() const {
+  size_t total = together_.bytes();
   for (const auto& samplers : apart_)
     if (samplers) total += samplers->bytes();
   return total;

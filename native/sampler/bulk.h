@@ -34,8 +34,12 @@ class Bulk {
   // message, N = first_step + i, where there are several. One caller at a time.
   std::vector<Minibatch> make(size_t count, u64 first_step, const Make& make);
 
-  // What is kept between calls.
-  size_t bytes() const;
+  // What is kept between calls: scratch memory, of all threads and of those that make one minibatch together; and
+  // buffers, of minibatches that are in use and of those that are not.
+  size_t scratch_bytes() const;
+  size_t together_bytes() const { return together_.bytes(); }
+  size_t taken_bytes() const { return pool_->taken_bytes(); }
+  size_t idle_bytes() const { return pool_->idle_bytes(); }
 
  private:
   std::vector<Minibatch> make_apart(size_t count, u64 first_step, const Make& make);

@@ -30,7 +30,6 @@ void NodeSet::start(std::span<const i64> seeds) {
 void NodeSet::relabel(i64* ids, size_t n, cache::Workers& workers) {
   if (count_ + n >= id_map::max_ids)
     throw std::length_error("one minibatch samples 2^32 edges or more; use fewer seeds or smaller fanouts");
-  nodes_.ensure(count_ + n, count_);
   if (workers.threads() >= threads_worth_it && n > piece)
     relabel_at_once(ids, n, workers);
   else
@@ -38,10 +37,10 @@ void NodeSet::relabel(i64* ids, size_t n, cache::Workers& workers) {
 }
 
 void NodeSet::relabel_in_turn(i64* ids, size_t n) {
-  i64* nodes = nodes_.data();
   for (size_t begin = 0; begin < n; begin += piece) {
     const size_t end = std::min(n, begin + piece);
     reserve(count_ + (end - begin));
+    i64* nodes = nodes_.ensure(count_ + (end - begin), count_);
     u64* slots = slots_.data();
     const u32 log2_slots = log2_slots_;
     for (size_t i = begin; i < end; ++i) {
@@ -67,7 +66,7 @@ void NodeSet::relabel_at_once(i64* ids, size_t n, cache::Workers& workers) {
   u32* slot_of = slot_of_.ensure(n);
   u8* first = first_.ensure(n);
   u64* new_nodes = new_nodes_.ensure(div_ceil(n, piece) + 1);
-  i64* nodes = nodes_.data();
+  i64* nodes = nodes_.ensure(count_ + n, count_);
   workers.parallel_for(n, piece, [&](size_t begin, size_t end, u32) {
     for (size_t i = begin; i < end; ++i) {
       if (i + ids_ahead < end) prefetch(&slots[id_map::home(static_cast<u64>(ids[i + ids_ahead]), log2_slots)]);

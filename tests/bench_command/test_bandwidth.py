@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,12 @@ import matplotlib.figure
 import pytest
 import torch
 
-from gids.bench import aggregation, bandwidth, bandwidth_plot, probe
+from gids.bench import aggregation, bandwidth, bandwidth_plot, limited, probe
 from gids.bench.aggregation import Measured
 from gids.bench.report import Report
 from gids.errors import StorageError
+from gids.quickstart.isolation import FreshProcessOutOfMemory
+from gids.quickstart.sides import why_no_limit
 from gids.store import DatasetWriter
 
 Bench = Callable[..., tuple[int, str, dict[str, Any]]]
@@ -186,6 +189,116 @@ def test_no_line_of_the_figure_is_cut_off_and_many_settings_get_panels(
     assert len(bars.get_yticks()) == run_count
     assert len({label.get_text() for label in bars.get_yticklabels()}) == run_count
     assert bandwidth_plot.size(report)[0] == 8  # fits on a page
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """100 MB of rows."""
+    path = tmp_path_factory.mktemp("large") / "x.gids"
+    with DatasetWriter(path) as writer:
+        writer.write_table("node", "_N", "feat", torch.arange(25_600 * 1024).reshape(-1, 1024).float())
+    return path
+
+
+ROOM = "note: the page cache has room for the whole table, so figures of mmap are of memory"
+
+
+def test_mmap_of_a_table_that_fits_into_memory_is_said_to_be_memory_above_the_table(
+    dataset: Path, bench: Bench, on_disk: None
+) -> None:
+    status, said, report = bench("bandwidth", dataset, *SMALL, "--engines", "threads,mmap")
+    assert status == 0, said
+    assert 0 < said.index(ROOM) < said.index("raw probe")
+    assert "--memory-limit BYTES compares under less memory" in " ".join(said.split())
+    assert sum("page cache has room" in note for note in report["notes"]) == 1
+
+
+def test_engines_that_read_past_the_page_cache_have_no_such_note(
+    dataset: Path, bench: Bench, on_disk: None
+) -> None:
+    status, said, report = bench("bandwidth", dataset, *SMALL, "--engines", "threads")
+    assert status == 0, said
+    assert not any("page cache has room" in note for note in report["notes"])
+
+
+def test_threads_that_may_not_read_directly_have_it(
+    dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"direct": False, "direct_note": "refused", "file_system": "none"}
+    monkeypatch.setattr("gids.io.engine.probe", lambda _: found)
+    status, said, _ = bench("bandwidth", dataset, *SMALL, "--engines", "threads")
+    assert status == 0, said
+    assert "so figures of threads are of memory" in said
+
+
+@pytest.mark.slow  # where the disk reads far ahead
+def test_under_a_memory_limit_the_page_cache_does_not_hold_the_table(
+    large: Path, bench: Bench, on_disk: None
+) -> None:
+    if reason := why_no_limit():
+        pytest.skip(reason)
+    args = ("--rows", 500, "--iterations", 100, "--engines", "threads,mmap", "--cache", "5MB")
+    status, said, report = bench("bandwidth", large, *args, "--memory-limit", "50MB")
+    assert status == 0, said
+    assert report["subject"]["memory_limit_bytes"] == 50_000_000
+    assert not any("page cache has room" in note for note in report["notes"])
+    assert len(figures(report, "raw probe")) == 1
+    assert {series["setting"]["engine"] for series in report["series"]} == {"threads", "mmap"}
+    for engine in ("threads", "mmap"):
+        (figure,) = figures(report, engine)
+        metrics = {name: values["median"] for name, values in figure["metrics"].items()}
+        assert metrics["iterations"] == 100
+        # 205 MB of rows are asked for. With room for all 105 MB of the table, half of them would be read.
+        assert metrics["device_bytes_per_s"] > 0.6 * metrics["effective_bytes_per_s"]
+
+
+def test_a_measurement_that_needs_more_than_its_limit_says_what_to_do(
+    dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise FreshProcessOutOfMemory(
+            "killed", "needed more than 50.0 MB of memory and was killed by the kernel"
+        )
+
+    monkeypatch.setattr(limited, "run_fresh", fail)
+    monkeypatch.setattr(limited, "MemoryGroup", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(limited, "why_no_limit", lambda: "")
+    status, said, _ = bench("bandwidth", dataset, *SMALL, "--memory-limit", "50MB")
+    assert status == 2
+    assert "the measurement needed more than 50.0 MB of memory" in said
+    assert "give a larger --memory-limit, or a smaller --cache" in said
+
+
+def test_a_memory_limit_without_the_right_to_set_one_is_refused(
+    dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limited, "why_no_limit", lambda: "no memory control group: Permission denied")
+    status, said, _ = bench("bandwidth", dataset, *SMALL, "--memory-limit", "50MB")
+    assert status == 2
+    assert "--memory-limit: memory cannot be bounded here: no memory control group: Permission denied" in said
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (
+            ["--memory-limit", "1MB"],
+            "--memory-limit 1.0 MB: the cache alone takes 1.2 MB of it; give a larger",
+        ),
+        (
+            ["--memory-limit", "1GB", "--states", "warm"],
+            "--states warm fills the page cache, which --memory-limit",
+        ),
+    ],
+)
+def test_a_memory_limit_that_makes_no_sense_is_refused(
+    dataset: Path, bench: Bench, args: list[str], said: str
+) -> None:
+    if reason := why_no_limit():
+        pytest.skip(reason)
+    status, text, _ = bench("bandwidth", dataset, *SMALL, *args)
+    assert status == 2
+    assert said in text
 
 
 def test_percentiles_are_those_of_the_histogram() -> None:

@@ -7,6 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 
 from gids.bench import epoch
 from gids.bench.epoch_source import look_at, write_links
+from gids.quickstart.isolation import FreshProcessError, FreshProcessOutOfMemory
 from gids.quickstart.sides import EpochResult
 from gids.store import DatasetWriter, FeatureStore
 
@@ -161,6 +163,7 @@ def result(side: str, *, wrong_rows: int = 0, batches: int = 3) -> EpochResult:
         base_rss_bytes=1,
         peak_rss_bytes=2,
         memory_limit_bytes=None,
+        headroom_bytes=None,
         compared_rows=32,
         wrong_rows=wrong_rows,
         cached_before=0.0,
@@ -195,10 +198,44 @@ def test_rows_that_differ_are_an_error(dataset: Path, bench: Bench, monkeypatch:
     assert "1 of 32 rows that gids handed over differ" in said
 
 
+def test_a_side_of_stock_that_is_killed_is_a_note(
+    dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = "needed more than 578 MB of memory and was killed by the kernel"
+    asked = []
+
+    def run(config: Any, **_: Any) -> EpochResult:
+        asked.append((config.side, config.most_seconds, config.headroom_bytes))
+        if config.side == "stock" and config.random_access:
+            raise FreshProcessOutOfMemory("killed", reason)
+        return replace(result(config.side), headroom_bytes=70 << 20)
+
+    monkeypatch.setattr("gids.quickstart.sides.run_side", run)
+    status, said, report = bench("epoch", dataset, *SMALL)
+    assert status == 0, said
+    assert f"`stock, MADV_RANDOM` {reason}" in " ".join(said.split())
+    assert [f["setting"]["side"] for f in report["figures"]] == ["gids", "stock"]
+    assert report["answers"] == ["gids hands over 1.0 x as many rows a second as stock"]
+    assert report["subject"]["headroom_bytes"] == 70 << 20
+    assert asked == [("gids", 0, 0), ("stock", 60, 70 << 20), ("stock", 15, 70 << 20)]
+
+
+def test_the_side_of_gids_that_fails_is_an_error(
+    dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*_: Any, **__: Any) -> EpochResult:
+        raise FreshProcessError("it failed (exit status 1)")
+
+    monkeypatch.setattr("gids.quickstart.sides.run_side", run)
+    status, said, _ = bench("epoch", dataset, *SMALL)
+    assert status == 2
+    assert "it failed (exit status 1)" in said
+
+
 def test_the_least_memory_is_what_the_loader_asks_for(
     dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epoch, "_HEADROOM_BYTES", 0)
+    monkeypatch.setattr(epoch, "_LEAST_BYTES", 0)
     options = ["--batch-size", 300, "--fanouts", "8,8", "--window", 22, "--batches", 1, "--hidden", 8]
     options += ["--sides", "gids", "--memory-limit"]
     status, said, _ = bench("epoch", dataset, *options, "1MB")
@@ -226,7 +263,7 @@ def test_what_is_missing_is_said(tmp_path: Path, bench: Bench, options: dict[str
         (["--sides", "pyg"], "no side 'pyg' (there are gids, stock-random, stock)"),
         (
             ["--memory-limit", "1MB"],
-            "--memory-limit 1.0 MB: training and 18 minibatches in flight need about 2",
+            "--memory-limit 1.0 MB: 18 minibatches in flight need about 101 MB",
         ),
         (["--sides", "stock", "--trace", "t.json"], "--trace t.json: the timeline is of the side gids"),
         (["--sides", "gids", "--trace", "/nowhere/t.json"], "no directory /nowhere"),

@@ -2,64 +2,278 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-from raw_table import RawTable
 
 from gids.cache import budget
+from gids.cache.live_batches import GROWTHS, Sizes
 from gids.errors import MemoryBudgetError
 
 
-def share(table: RawTable, **changed: object) -> budget.MemoryPlan:
-    arguments: dict[str, object] = {
-        "memory_bytes": 1 << 24,
-        "cache_bytes": None,
-        "rows": {table.name: 100},
-        "output_row_bytes": {table.name: table.row_bytes},
-        "window_batches": 4,
-        "planned_batches": 2,
-        "most_planned_batches": 2,
-        "minibatch_bytes": 1000,
-        "waiting_batches": 0,
-        "bounce_bytes": 4096,
-        **changed,
-    }
-    return budget.share_memory([table], **arguments)  # type: ignore[arg-type]
+@dataclass(frozen=True)
+class Shape:
+    """10,000 rows of 1 KiB, four to a page."""
+
+    name: str = "paper.feat"
+    row_bytes: int = 1024
+    page_bytes: int = 4096
+    page_count: int = 2500
+    order: None = None
 
 
-@pytest.fixture
-def table(tmp_path: Path) -> RawTable:
-    import torch
-    from raw_table import write_raw_table
-
-    return write_raw_table(tmp_path, torch.zeros(10_000, 256))
-
-
-def test_what_is_left_becomes_lines(table: RawTable) -> None:
-    memory_bytes = 1 << 23
-    plan = share(table, memory_bytes=memory_bytes)
-    assert 0 < plan.lines[table.name] < table.page_count
-    assert sum(plan.purposes.values()) <= memory_bytes
-    assert sum(plan.purposes.values()) > memory_bytes - 2 * (4096 + 16)
+SIZES = Sizes(
+    rows={"paper.feat": 100},
+    page_bytes=100 * 4096,
+    minibatch_bytes=1000,
+    window_batches=4,
+    planned_batches=2,
+    most_planned_batches=2,
+)
 
 
-def test_there_are_no_more_lines_than_pages_and_no_more_than_the_cache_may_have(table: RawTable) -> None:
-    assert share(table, memory_bytes=1 << 30).lines[table.name] == table.page_count
-    assert share(table, cache_bytes=0).lines[table.name] == 0
-    assert share(table, cache_bytes=10 * (4096 + 16)).lines[table.name] == 10
+def share(
+    table: Shape = Shape(),
+    sizes: Sizes = SIZES,
+    *,
+    memory_bytes: int = 8 << 20,
+    cache_bytes: int | None = None,
+    **changed: object,
+) -> budget.MemoryPlan:
+    return budget.share_memory(
+        [table],
+        replace(sizes, **changed),  # type: ignore[arg-type]
+        memory_bytes=memory_bytes,
+        cache_bytes=cache_bytes,
+        output_row_bytes={table.name: table.row_bytes},
+        bounce_bytes=4096,
+    )
 
 
-def test_minibatches_that_wait_for_the_window_count_with_it(table: RawTable) -> None:
-    without, with_three = share(table), share(table, waiting_batches=3)
+def total(plan: budget.MemoryPlan) -> int:
+    return sum(plan.purposes.values())
+
+
+def test_what_is_left_becomes_lines() -> None:
+    plan = share()
+    assert 0 < plan.lines["paper.feat"] < Shape.page_count
+    assert total(plan) <= 8 << 20
+    assert total(plan) > (8 << 20) - 2 * (4096 + 16)
+
+
+def test_there_are_no_more_lines_than_pages_and_no_more_than_the_cache_may_have() -> None:
+    assert share(memory_bytes=1 << 30).lines["paper.feat"] == Shape.page_count
+    assert share(cache_bytes=0).lines["paper.feat"] == 0
+    assert share(cache_bytes=10 * (4096 + 16)).lines["paper.feat"] == 10
+
+
+def test_outputs_are_one_for_each_planned_minibatch_and_one_for_the_consumer() -> None:
+    one = 4096 * -(-125 * 1024 // 4096)
+    for planned in (1, 2, 3):
+        plan = share(planned_batches=planned, most_planned_batches=planned)
+        assert plan.purposes["outputs"] == (planned + 1) * one
+
+
+def test_minibatches_that_wait_for_the_window_count_with_it() -> None:
+    without, with_three = share(), share(waiting_batches=3)
     more = with_three.purposes["window"] - without.purposes["window"]
     assert 3 * 1000 <= more < 3 * 2000
-    assert sum(with_three.purposes.values()) <= 1 << 24
+    assert total(with_three) <= 8 << 20
 
 
-def test_too_little_lists_the_sum(table: RawTable) -> None:
-    with pytest.raises(MemoryBudgetError, match=r"outputs .* = \d+ bytes"):
-        share(table, memory_bytes=100_000)
+def test_the_sampler_counts_where_there_is_room() -> None:
+    def source_bytes(waiting: int) -> int:
+        return 100_000 * (1 + waiting)
+
+    assert share(source_bytes=source_bytes, waiting_batches=2).purposes["sampler"] == 300_000
+    tight = share(memory_bytes=280_000, source_bytes=source_bytes)
+    assert 0 <= tight.purposes["sampler"] < 100_000
+    assert total(tight) <= 280_000
+
+
+def test_a_window_that_sees_more_than_the_lines_can_hold_is_shortened() -> None:
+    """Of minibatches that read 400 pages, 2500 lines hold six. The tables of docs/performance.md say why."""
+    table = Shape(page_count=100_000)
+    wide: dict[str, object] = {
+        "rows": {"paper.feat": 400},
+        "page_bytes": 400 * 4096,
+        "minibatch_bytes": 100_000,
+        "window_batches": 16,
+    }
+    lines = [share(table, memory_bytes=n << 20, **wide) for n in (5, 7, 10, 16, 32)]
+    assert [plan.sizes.window_batches for plan in lines] == sorted(p.sizes.window_batches for p in lines)
+    for plan in lines:
+        reach = plan.sizes.window_batches * plan.sizes.page_bytes
+        assert plan.sizes.window_batches == 1 or reach <= 3 * plan.purposes["lines"]
+    assert lines[0].sizes.window_batches < 4
+    assert lines[-1].sizes.window_batches == 16
+
+
+def test_a_window_is_kept_where_a_shorter_one_would_not_give_lines() -> None:
+    much: dict[str, object] = {"window_batches": 16, "minibatch_bytes": 1 << 20}
+    assert share(memory_bytes=1 << 30, **much).sizes.window_batches == 16  # the whole table is in lines
+    assert share(memory_bytes=1 << 28, cache_bytes=5000, **much).sizes.window_batches == 16
+    assert share(memory_bytes=20 << 20, **much).sizes.window_batches < 16
+
+
+def test_outputs_come_late_before_the_lines_starve() -> None:
+    """Three outputs of 400 kB, or two of them."""
+    large: dict[str, object] = {"rows": {"paper.feat": 400}, "page_bytes": 400 * 4096}
+    roomy, scarce, starved = (share(memory_bytes=n, **large) for n in (4_000_000, 1_700_000, 1_400_000))
+    assert (roomy.late_outputs, scarce.late_outputs, starved.late_outputs) == (False, False, True)
+    assert roomy.purposes["outputs"] > scarce.purposes["outputs"] > starved.purposes["outputs"]
+    assert starved.purposes["lines"] > 100_000
+
+
+def test_a_fixed_number_of_planned_minibatches_stays() -> None:
+    large: dict[str, object] = {"rows": {"paper.feat": 400}, "planned_batches": 4, "most_planned_batches": 4}
+    for least in (1, 4):
+        plans = [share(memory_bytes=n, least_planned_batches=least, **large) for n in (1_400_000, 8 << 20)]
+        assert [p.sizes.planned_batches for p in plans] == [4, 4]
+    less: dict[str, object] = {"memory_bytes": 895_000, "minibatch_bytes": 10_000, **large}
+    assert share(least_planned_batches=1, **less).sizes.planned_batches == 1  # type: ignore[arg-type]
+    with pytest.raises(MemoryBudgetError):
+        share(least_planned_batches=4, **less)  # type: ignore[arg-type]
+
+
+def test_more_minibatches_are_planned_where_their_outputs_are_small() -> None:
+    assert share(most_planned_batches=8).sizes.planned_batches == 3
+    assert share(most_planned_batches=8, memory_bytes=1 << 30).sizes.planned_batches == 8
+
+
+def test_too_little_says_the_sum_and_how_much_is_enough() -> None:
+    with pytest.raises(MemoryBudgetError, match=r"outputs .* = \d+ bytes") as caught:
+        share(memory_bytes=100_000)
+    found = re.search(r"Give memory_bytes=([\d_]+) or more", str(caught.value))
+    assert found is not None
+    enough = int(found[1])
+    assert total(share(memory_bytes=enough)) <= enough
+    with pytest.raises(MemoryBudgetError):
+        share(memory_bytes=int(0.93 * enough))
+
+
+def random_case(rng: np.random.Generator) -> tuple[list[Shape], Sizes, dict[str, int], int]:
+    """(tables, sizes, bytes of rows as they are handed out, bounce pool)."""
+    tables = []
+    for n in range(rng.integers(1, 4)):
+        page = int(512 << rng.integers(0, 5))
+        tables.append(Shape(f"t{n}", page // int(rng.integers(1, 9)), page, int(10 ** rng.uniform(1, 7))))
+    planned = int(rng.integers(1, 4))
+    window = int(rng.integers(0, 17))
+    sizes = Sizes(
+        rows={t.name: int(10 ** rng.uniform(0, 5)) for t in tables},
+        page_bytes=0,
+        minibatch_bytes=int(10 ** rng.uniform(2, 7)),
+        window_batches=window,
+        planned_batches=planned,
+        most_planned_batches=int(rng.integers(planned, 9)) if window < 16 else planned,
+        least_planned_batches=int(rng.integers(1, planned + 1)),
+        waiting_batches=int(rng.integers(0, 4)),
+        source_bytes=lambda waiting: 10_000 * (1 + waiting),
+        growths=GROWTHS if rng.random() < 0.7 else (1.0,),
+    )
+    of_rows = {t.name: t.row_bytes for t in tables}
+    pages = sum(sizes.rows[t.name] * t.page_bytes for t in tables)
+    return tables, replace(sizes, page_bytes=pages), of_rows, int(rng.integers(0, 1 << 23))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_budgets_are_kept_whenever_the_least_fits(seed: int) -> None:
+    """And more memory never gives less to what works ahead: outputs, window, requests and lines together."""
+    rng = np.random.default_rng(seed)
+    tables, sizes, of_rows, bounce = random_case(rng)
+    cache_bytes = None if rng.random() < 0.7 else int(10 ** rng.uniform(3, 9))
+    smallest = replace(
+        sizes.grown(sizes.growths[-1]),
+        window_batches=0,
+        waiting_batches=0,
+        planned_batches=sizes.least_planned_batches,
+    )
+    least = min(
+        sum(
+            budget.needed_bytes(
+                tables, smallest, output_row_bytes=of_rows, bounce_bytes=bounce, late_outputs=late
+            ).values()
+        )
+        for late in (False, True)
+    )
+    before = 0
+    by_mode: dict[tuple[bool, int, int], int] = {}
+    for memory_bytes in sorted({least - 1, least, *(int(least * 1.05**n) for n in range(1, 120))}):
+
+        def shared(n: int = memory_bytes) -> budget.MemoryPlan:
+            return budget.share_memory(
+                tables,
+                sizes,
+                memory_bytes=n,
+                cache_bytes=cache_bytes,
+                output_row_bytes=of_rows,
+                bounce_bytes=bounce,
+            )
+
+        if memory_bytes < least:
+            with pytest.raises(MemoryBudgetError):
+                shared()
+            continue
+        plan = shared()
+        assert total(plan) <= memory_bytes
+        assert min(plan.purposes.values()) >= 0
+        held = plan.sizes
+        assert 0 <= held.window_batches <= sizes.window_batches
+        assert sizes.least_planned_batches <= held.planned_batches <= sizes.most_planned_batches
+        assert held.live_batches <= 24
+        for t in tables:
+            assert 0 <= plan.lines[t.name] <= t.page_count
+            assert held.rows[t.name] >= sizes.rows[t.name]
+        if not plan.capped and len(tables) == 1:
+            assert memory_bytes - total(plan) <= tables[0].page_bytes + 16  # not enough for a line
+        working = total(plan) - plan.purposes["page tables"] - plan.purposes["bounce pool"]
+        slack = sum(t.page_bytes + 64 for t in tables) + working // 100
+        if not plan.capped and len(tables) == 1:
+            assert working >= before - slack
+            before = working
+        mode = (plan.late_outputs, held.planned_batches, held.rows["t0"])
+        ahead = plan.purposes["lines"] + plan.purposes["window"]
+        assert ahead >= by_mode.get(mode, 0) - slack - plan.purposes["requests"] // 10 or plan.capped
+        by_mode[mode] = ahead
+
+
+@pytest.mark.parametrize("page_bytes", [512, 4096])
+def test_rows_of_512_bytes_with_a_quarter_of_their_bytes_as_memory(page_bytes: int) -> None:
+    """4 million rows, 512 MB. Minibatches of 133,000 rows must leave most of it to the cache.
+
+    Of those of 430,000 rows, two outputs alone take 440 MB.
+    """
+    table = Shape("feat", 512, page_bytes, 4_000_000 * 512 // page_bytes)
+
+    def shared(rows: int) -> budget.MemoryPlan:
+        return budget.share_memory(
+            [table],
+            Sizes({"feat": rows}, rows * page_bytes, 32 * rows, 16, 2, 8, waiting_batches=3),
+            memory_bytes=512_000_000,
+            cache_bytes=None,
+            output_row_bytes={"feat": 512},
+            bounce_bytes=budget.bounce_pool_bytes([table], 256, memory_bytes=512_000_000),
+        )
+
+    usual = shared(133_000)
+    assert usual.purposes["lines"] > 150_000_000
+    assert usual.sizes.window_batches >= 1
+    assert not usual.late_outputs
+    assert total(usual) <= 512_000_000
+    assert total(shared(430_000)) <= 512_000_000
+
+
+def test_the_bounce_pool_is_small_where_memory_is() -> None:
+    pages = [Shape(page_bytes=512)]
+    assert budget.bounce_pool_bytes(pages, 256) == 256 * (32 << 10)
+    for memory_bytes in (1 << 20, 32 << 20, 512_000_000, 8 << 30):
+        pool = budget.bounce_pool_bytes(pages, 256, memory_bytes=memory_bytes)
+        assert 256 * 512 <= pool <= max(256 * 512, memory_bytes // 64)
+        assert budget.longest_read_bytes([Shape()], memory_bytes=memory_bytes, queue_depth=256) >= 4096
 
 
 def test_the_least_of_the_control_groups_limits_counts(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 import pytest
 
 from gids.cache import device_budget
+from gids.cache.live_batches import Sizes
 from gids.errors import MemoryBudgetError
 
 
@@ -19,19 +21,32 @@ class Shape:
     order: None = None
 
 
-def share(**changed: object) -> device_budget.DeviceMemoryPlan:
-    arguments: dict[str, object] = {
-        "memory_bytes": 8 << 20,
-        "cache_bytes": None,
-        "host_cache_bytes": 0,
-        "rows": {"paper.feat": 100},
-        "output_row_bytes": {"paper.feat": 1024},
-        "window_batches": 4,
-        "planned_batches": 3,
-        "most_planned_batches": 3,
-        **changed,
-    }
-    return device_budget.share_device_memory([Shape()], **arguments)  # type: ignore[arg-type]
+SIZES = Sizes(
+    rows={"paper.feat": 100},
+    page_bytes=100 * 4096,
+    minibatch_bytes=0,
+    window_batches=4,
+    planned_batches=3,
+    most_planned_batches=3,
+)
+
+
+def share(
+    *,
+    memory_bytes: int = 8 << 20,
+    cache_bytes: int | None = None,
+    host_cache_bytes: int = 0,
+    output_row_bytes: int = 1024,
+    **changed: object,
+) -> device_budget.DeviceMemoryPlan:
+    return device_budget.share_device_memory(
+        [Shape()],
+        replace(SIZES, **changed),  # type: ignore[arg-type]
+        memory_bytes=memory_bytes,
+        cache_bytes=cache_bytes,
+        host_cache_bytes=host_cache_bytes,
+        output_row_bytes={"paper.feat": output_row_bytes},
+    )
 
 
 def test_what_is_left_becomes_lines() -> None:
@@ -42,7 +57,7 @@ def test_what_is_left_becomes_lines() -> None:
 
 
 def test_outputs_count_as_they_are_handed_out() -> None:
-    narrow = share(output_row_bytes={"paper.feat": 512})
+    narrow = share(output_row_bytes=512)
     assert narrow.purposes["outputs"] * 2 == share().purposes["outputs"]
 
 
@@ -62,13 +77,30 @@ def test_the_host_tier_holds_what_the_device_does_not() -> None:
 
 
 def test_more_minibatches_are_planned_where_their_outputs_are_small() -> None:
-    assert share(most_planned_batches=8).most_planned_batches == 3
-    assert share(most_planned_batches=8, memory_bytes=1 << 30).most_planned_batches == 8
+    assert share(most_planned_batches=8).sizes.planned_batches == 3
+    assert share(most_planned_batches=8, memory_bytes=1 << 30).sizes.planned_batches == 8
 
 
-def test_too_little_lists_the_sum() -> None:
-    with pytest.raises(MemoryBudgetError, match=r"outputs .* = \d+ bytes"):
+def test_too_little_lists_the_sum_and_says_how_much_is_enough() -> None:
+    with pytest.raises(MemoryBudgetError, match=r"outputs .* = \d+ bytes") as caught:
         share(memory_bytes=100_000)
+    found = re.search(r"Give memory_bytes=([\d_]+) or more", str(caught.value))
+    assert found is not None
+    enough = int(found[1])
+    assert sum(share(memory_bytes=enough).purposes.values()) <= enough
+
+
+def test_where_lines_would_get_little_the_window_is_shorter_and_fewer_are_planned() -> None:
+    """Minibatches of 500 pages, whose outputs take 500 kB each."""
+    large: dict[str, object] = {"rows": {"paper.feat": 500}, "page_bytes": 500 * 4096, "window_batches": 16}
+    plans = [share(memory_bytes=n, **large) for n in range(2_900_000, 12_000_000, 100_000)]
+    for plan, memory_bytes in zip(plans, range(2_900_000, 12_000_000, 100_000), strict=True):
+        assert sum(plan.purposes.values()) <= memory_bytes
+        window, lines = plan.sizes.window_batches, plan.purposes["lines"]
+        assert window <= 1 or 16 * plan.purposes["window"] <= lines or window * 500 * 4096 <= 3 * lines
+    assert plans[0].sizes.planned_batches == 1
+    assert [p.sizes.planned_batches for p in plans] == sorted(p.sizes.planned_batches for p in plans)
+    assert (plans[-1].sizes.planned_batches, plans[-1].sizes.window_batches) == (3, 16)
 
 
 def test_more_than_is_free_says_what_is_free() -> None:

@@ -65,7 +65,7 @@ def windowed(
         batches,
         lambda batch: batch,
         lambda batch, ids: cache,  # type: ignore[arg-type, return-value]
-        window_batches=window,
+        window_batches=lambda: window,
         planned_batches=lambda: planned,
         on_close=closed,
         seconds={"sample": 0.0},

@@ -46,6 +46,11 @@ def make_cache(tables: list[RawTable], lines: int, **options: object) -> Feature
     return FeatureCache(engine, tables, lines={t.name: lines for t in tables}, heats={}, **options)  # type: ignore[arg-type]
 
 
+@pytest.fixture(params=[False, True], ids=["output-at-plan", "output-at-gather"])
+def late(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return (
         a.dtype == b.dtype
@@ -88,11 +93,11 @@ def random_batches(
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("lines", [0, 1, 40, 10_000])
 def test_rows_equal_the_source_for_every_engine_policy_and_size(
-    tmp_path: Path, engine: str, policy: str, lines: int
+    tmp_path: Path, engine: str, policy: str, lines: int, late: bool
 ) -> None:
     rng = np.random.default_rng(lines)
     table = write_raw_table(tmp_path, make_rows(700, 128), page_bytes=1024, shards=2)
-    cache = make_cache([table], lines, engine=engine, policy=policy, threads=2)
+    cache = make_cache([table], lines, engine=engine, policy=policy, threads=2, late_outputs=late)
     batches = random_batches(rng, 700, 25, 300)
     for ids, got in zip(batches, run(cache, table, batches, window=6, planned=3), strict=True):
         assert same_bits(got, table.rows[ids])
@@ -202,6 +207,17 @@ def test_outputs_stay_right_however_long_they_are_kept(tmp_path: Path) -> None:
         assert same_bits(got, table.rows[ids])
 
 
+def test_outputs_of_growing_minibatches_share_buffers(tmp_path: Path) -> None:
+    """Where it is known how large they become, and where not."""
+    table = write_raw_table(tmp_path, make_rows(2000, 1024))
+    growing = [torch.arange(1000 + 10 * n) for n in range(40)]
+    for output_rows in (None, {table.name: 1500}):
+        cache = make_cache([table], 0, keep_output_bytes=1 << 30, output_rows=output_rows)
+        for ids, got in zip(growing, run(cache, table, growing, window=0, planned=2), strict=True):
+            assert same_bits(got, table.rows[ids])
+        assert cache.memory()["outputs"] <= 3 * 4096 * 1500  # one with the consumer, and two planned
+
+
 def test_an_output_is_used_again_only_when_its_last_view_is_gone(tmp_path: Path) -> None:
     table = write_raw_table(tmp_path, make_rows(400, 256))
     cache = make_cache([table], 400, keep_output_bytes=1 << 30)
@@ -219,9 +235,12 @@ def test_an_output_is_used_again_only_when_its_last_view_is_gone(tmp_path: Path)
     assert third.data_ptr() == where
 
 
-def test_a_page_that_cannot_be_read_is_an_error_of_the_minibatches_that_need_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lines", [0, 16])
+def test_a_page_that_cannot_be_read_is_an_error_of_the_minibatches_that_need_it(
+    tmp_path: Path, lines: int, late: bool
+) -> None:
     table = write_raw_table(tmp_path, make_rows(64, 1024), shards=2)
-    cache = make_cache([table], 16)
+    cache = make_cache([table], lines, late_outputs=late)
     path, offset = table.shard_of(7)
     file = table.shard_paths.index(path)
     cache._engine.inject_faults([(file, offset, errno.EIO, 1 << 30)])
@@ -245,9 +264,10 @@ def test_a_page_that_cannot_be_read_is_an_error_of_the_minibatches_that_need_it(
     assert same_bits(got, table.rows)
 
 
-def test_a_read_that_fails_once_is_read_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lines", [0, 64])
+def test_a_read_that_fails_once_is_read_again(tmp_path: Path, lines: int, late: bool) -> None:
     table = write_raw_table(tmp_path, make_rows(64, 1024))
-    cache = make_cache([table], 64)
+    cache = make_cache([table], lines, late_outputs=late)
     cache._engine.inject_faults([(0, 4096 * 3, errno.EIO, 1)])
     (got,) = run(cache, table, [torch.arange(8)], window=0, planned=1)
     assert same_bits(got, table.rows[:8])
@@ -280,9 +300,9 @@ def test_of_a_lone_page_without_a_line_only_the_wanted_rows_are_read(
     assert cache._engine.stats()["bytes_read"] == (6 * 4096 if check_crc else expected)
 
 
-def test_a_fault_beside_the_wanted_rows_costs_nobody(tmp_path: Path) -> None:
+def test_a_fault_beside_the_wanted_rows_costs_nobody(tmp_path: Path, late: bool) -> None:
     table = write_raw_table(tmp_path, make_rows(64, 128))  # 8 rows a page
-    cache = make_cache([table], 16)
+    cache = make_cache([table], 16, late_outputs=late)
     cache._engine.inject_faults([(0, 4096 * 3 + 512 * 2, errno.EIO, 1 << 30)])  # row 26
     for wanted, readable in (([25, 24], True), ([27, 30], True), ([25, 27], False), ([26], False)):
         cache.enter(step := cache.next_step, {table.name: torch.tensor(wanted)})
@@ -296,6 +316,53 @@ def test_a_fault_beside_the_wanted_rows_costs_nobody(tmp_path: Path) -> None:
             assert isinstance(error, gids.StorageError)
             assert (error.errno, error.offset) == (errno.EIO, 4096 * 3)
     cache.audit()
+
+
+def test_more_rows_than_are_read_at_a_time_into_late_outputs(tmp_path: Path) -> None:
+    """Among them pages whose reads fail once, and one that cannot be read."""
+    table = write_raw_table(tmp_path, make_rows(200_000, 4), page_bytes=512, shards=2)  # 32 rows a page
+    ids = torch.from_numpy(np.random.default_rng(5).integers(0, 200_000, 150_000))
+    cache = make_cache([table], 100, late_outputs=True, threads=2)
+    cache._engine.inject_faults([(0, 512 * 1000, errno.EIO, 1), (1, 512 * 2000, errno.EIO, 1)])
+    for _ in range(2):
+        (got,) = run(cache, table, [ids], window=0, planned=1)
+        assert same_bits(got, table.rows[ids])
+    cache._engine.inject_faults([(0, 512 * 1000, errno.EIO, 1 << 30)])
+    cache.enter(step := cache.next_step, {table.name: ids})
+    cache.plan(step)
+    features, error = cache.gather(step)
+    cache.retire(step)
+    assert error is not None
+    assert (error.errno, error.offset) == (errno.EIO, 512 * 1000)
+    readable = ids // 32 != 2 * 1000  # pages alternate between the shards
+    assert same_bits(features[table.name][readable], table.rows[ids[readable]])
+    through, error = cache.read_through({table.name: ids[readable]})
+    assert error is None
+    assert same_bits(through[table.name], table.rows[ids[readable]])
+    cache.audit()
+
+
+@pytest.mark.parametrize("lines", [0, 200, 3000])
+@pytest.mark.parametrize("page_bytes", [512, 4096])
+def test_minibatches_take_no_more_memory_than_is_set_aside(
+    tmp_path: Path, page_bytes: int, lines: int, late: bool
+) -> None:
+    """Pages take 4 bytes each; requests, and memory to plan in, what the budget counts for each row."""
+    rows, size, window, planned = 40_000, 3000, 5, 3
+    table = write_raw_table(tmp_path, make_rows(rows, 128), page_bytes=page_bytes)
+    cache = make_cache([table], lines, late_outputs=late)
+    rng = np.random.default_rng(lines)
+    batches = [torch.from_numpy(rng.permutation(rows)[:size]) for _ in range(20)]
+    at_once = size * (planned * _core.PLANNED_ROW_BYTES + _core.PLANNING_ROW_BYTES)
+    if late:
+        at_once = size * _core.PLANNED_ROW_BYTES + size * _core.PLANNING_ROW_BYTES + lines * _core.LOAD_BYTES
+    else:
+        at_once += min(lines, size) * 16
+    for _ in run(cache, table, batches, window, planned):
+        memory = cache.memory()
+        assert memory["window"] <= 4 * size * (window + planned)
+        assert 0 < memory["requests"] <= at_once + 100 * planned
+    assert memory["window"] > 0
 
 
 def test_a_wrong_checksum_is_found_when_asked_for(tmp_path: Path) -> None:
@@ -393,13 +460,14 @@ def test_ctrl_c_ends_reading_through(tmp_path: Path) -> None:
         try:
             cache.read_through({"t": ids})
         except KeyboardInterrupt:
-            print("interrupted", engine.stats()["reads"] == pages, engine.stats()["errors"] > 0)
+            io = engine.stats()
+            print("interrupted", io["reads"] < pages, io["errors"] > 0, io["in_flight"])
         features, error = cache.read_through({"t": ids[:10]})
         assert error is None and not features["t"].any()
     """
     status, output, errors = interrupted(run_script(script, tmp_path / "sparse.bin"))
     assert status == 0, errors
-    assert output == "interrupted True True\n"
+    assert output == "interrupted True True 0\n"
 
 
 def test_a_forked_child_is_refused_and_ends(tmp_path: Path) -> None:

@@ -144,3 +144,22 @@ def test_steps_out_of_order_are_refused() -> None:
 def test_an_unknown_policy_lists_what_there_is() -> None:
     with pytest.raises(ValueError, match="lookahead, window-pin, random, lru, static"):
         _core.Planner(10, 4, "mru")
+
+
+def test_a_table_of_more_than_2_to_the_32_pages_is_planned_as_a_small_one() -> None:
+    """A minibatch keeps 8 bytes for each of its pages. 34 GB of page words, of which little is touched."""
+    pages = (1 << 32) + 1000
+    try:
+        planner = _core.Planner(pages, 30)
+    except MemoryError:
+        pytest.skip("no address space for 34 GB of page words")
+    small = _core.Planner(80, 30)
+    rng = np.random.default_rng(0)
+    known = np.concatenate([np.arange(40), pages - 40 + np.arange(40)])
+    for t, chosen in enumerate(random_trace(rng, 80, 60, 40)):
+        assert planner.enter(t, known[chosen]) == small.enter(t, chosen)
+        assert planner.plan(t) == small.plan(t)
+        planner.retire(t)
+        small.retire(t)
+    assert planner.stats() == small.stats()
+    assert planner.stats()["hits"] > 0

@@ -10,7 +10,9 @@ from gids.store import DatasetWriter
 RNG = np.random.default_rng(12)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "uint8", "int32", "int64"])
+@pytest.mark.parametrize(
+    "dtype", ["float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool"]
+)
 @pytest.mark.parametrize("shape", [(999,), (500, 7), (40, 2, 3), (0, 5)])
 def test_an_array_comes_back_byte_for_byte(tmp_path, dtype, shape):
     np.save(tmp_path / "x.npy", RNG.integers(0, 100, shape).astype(dtype))

@@ -8,6 +8,7 @@ import pytest
 
 from gids.cli import main, quickstart
 from gids.quickstart import report
+from gids.quickstart.isolation import FreshProcessError, FreshProcessOutOfMemory, FreshProcessTimeout
 
 TINY = ["--nodes", "3000", "--dim", "1024", "--batches", "6", "--batch-size", "16", "--fanouts", "3,3"]
 
@@ -54,11 +55,15 @@ def test_both_sides_are_limited_alike_or_the_reason_is_given(run):
         assert limits == [None, None]
     else:
         assert abs(limits[0] - limits[1]) < 60e6
+        headroom = [result[side]["headroom_bytes"] for side in ("gids", "stock", "stock_without_advice")]
+        assert headroom[0] == headroom[1] == headroom[2] > 16 << 20
 
 
 def test_progress_names_the_steps_and_keep_says_where(run):
     steps = re.findall(r"^(\w+) .*\.\.\. \d+\.\d s$", run.err, re.M)
-    assert steps[:4] == ["making", "converting", "training", "training"]
+    assert steps[:5] == ["starting", "making", "converting", "training", "training"]
+    for step in ("making a graph", "training with gids"):
+        assert re.search(rf"^{step}.* \.\.\.$", run.err, re.M)  # when it begins
     assert f"kept: {run.directory}" in run.err
     assert (run.directory / "graph.gids" / "manifest.json").exists()
 
@@ -97,28 +102,119 @@ def test_the_table_has_both_sides_and_the_code(run, monkeypatch, capsys, tmp_pat
         r"hit ratio( +[\d.]+%){2}",
         r"training accuracy( +[\d.]+%){2}",
         r"validation accuracy( +[\d.]+%){2}",
-        r"^gids is \d+\.\d x as fast.*\.$",
+        r"^gids is \d+\.\d x as fast as stock DGL\.",
         r"    loader = gids\.dgl\.DataLoader\(.*gids=store",
     ):
         assert re.search(line, out, re.M), line
     assert list(tmp_path.iterdir()) == []
 
 
-def test_stock_that_gets_nowhere_without_advice_is_left_out(run, monkeypatch, capsys, tmp_path):
+def outcomes(monkeypatch, run, **by_side):
+    """Let run_side raise these errors, or return what the real run measured with some values changed."""
     from gids.quickstart import sides
-    from gids.quickstart.isolation import FreshProcessTimeout
 
     result = json.loads(run.out)
 
-    def patient(config, **_):
-        if config.most_seconds:
-            raise FreshProcessTimeout("too long")
+    def known(config, **_):
+        plain = config.side == "stock" and not config.random_access
+        outcome = by_side.get("stock_without_advice" if plain else config.side, {})
+        if isinstance(outcome, Exception):
+            raise outcome
+        return sides.EpochResult(**{**result[config.side], **outcome})
+
+    monkeypatch.setattr(sides, "run_side", known)
+    monkeypatch.setattr(sides, "why_no_limit", lambda: "")
+
+
+def test_stock_that_is_killed_for_memory_leaves_the_result_of_gids(run, monkeypatch, capsys, tmp_path):
+    reason = "needed more than 578 MB of memory and was killed by the kernel"
+    error = FreshProcessOutOfMemory("gids.quickstart.epoch was killed", reason)
+    outcomes(monkeypatch, run, stock=error, stock_without_advice=error)
+    assert main(["quickstart", *TINY, "--dir", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    text = " ".join(out.split())
+    assert f"Stock DGL {reason}." in text
+    assert f"Stock DGL without MADV_RANDOM {reason}." in text
+    assert f"  stock DGL {reason}\n" in err
+    assert re.search(r"^whole epoch +\d+\.\d\d s$", out, re.M)  # one column
+    assert main(["quickstart", *TINY, "--dir", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["gids"]["batches"] == 6
+    assert [found["stock"], found["stock_without_advice"], found["speed_up"]] == [None, None, None]
+    assert found["why_missing"]["stock"] == f"stock DGL {reason}"
+
+
+def test_stock_that_gets_nowhere_without_advice_is_left_out(run, monkeypatch, capsys, tmp_path):
+    error = FreshProcessTimeout("too long", "did not end within 60 s and was stopped")
+    outcomes(monkeypatch, run, stock_without_advice=error)
+    assert main(["quickstart", *TINY, "--dir", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["stock_without_advice"] is None
+    assert "did not end within 60 s" in found["why_missing"]["stock_without_advice"]
+    assert found["speed_up"] > 0
+
+
+def test_gids_that_fails_is_an_error(run, monkeypatch, capsys, tmp_path):
+    outcomes(monkeypatch, run, gids=FreshProcessError("module failed (exit status 1)\nOSError: no disk"))
+    assert main(["quickstart", *TINY, "--dir", str(tmp_path), "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "OSError: no disk" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("side", ["gids", "stock", "stock_without_advice"])
+def test_wrong_rows_are_exit_status_1(side, run, monkeypatch, capsys, tmp_path):
+    outcomes(monkeypatch, run, **{side: {"wrong_rows": 1}})
+    assert main(["quickstart", *TINY, "--dir", str(tmp_path)]) == 1
+
+
+def test_a_side_that_was_stopped_is_compared_by_rows_per_second(run, monkeypatch, capsys, tmp_path):
+    outcomes(
+        monkeypatch,
+        run,
+        gids={"seconds": 2.0, "rows": 600},
+        stock={"seconds": 60.0, "rows": 300, "batches": 3},
+    )
+    assert main(["quickstart", *TINY, "--dir", str(tmp_path)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "stock DGL, 3 of 6" in text
+    assert "gids is 60.0 x as fast, by rows/s, as stock DGL." in text
+    assert "Stock DGL was stopped after 60 s and 3 of 6 minibatches, so compare rows/s." in text
+    assert main(["quickstart", *TINY, "--dir", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["speed_up"] == pytest.approx(60)
+
+
+@pytest.mark.parametrize(("option", "expected"), [([], [60, 60]), (["--seconds", "7"], [7, 7])])
+def test_both_sides_stop_after_a_minute_or_as_asked(option, expected, run, monkeypatch, tmp_path):
+    from gids.quickstart import sides
+
+    asked = []
+    result = json.loads(run.out)
+
+    def known(config, **_):
+        asked.append(config.most_seconds)
         return sides.EpochResult(**result[config.side])
 
-    monkeypatch.setattr(sides, "run_side", patient)
-    monkeypatch.setattr(sides, "why_no_limit", lambda: "")
-    assert main(["quickstart", *TINY, "--dir", str(tmp_path), "--json"]) == 0
-    assert "stock_without_advice" not in json.loads(capsys.readouterr().out)
+    monkeypatch.setattr(sides, "run_side", known)
+    assert main(["quickstart", *TINY, *option, "--dir", str(tmp_path)]) == 0
+    assert asked[:2] == expected
+
+
+def test_the_graph_is_smaller_where_the_disk_writes_slowly(monkeypatch, tmp_path, capsys):
+    args = SimpleNamespace(dir=tmp_path / "new", dim=1024)
+    assert quickstart._nodes_by_write_speed(args) in range(150_000, 300_001)
+    capsys.readouterr()
+    monkeypatch.setattr(quickstart, "WRITE_SECONDS", 1e-6)
+    assert quickstart._nodes_by_write_speed(args) == 150_000
+    message = capsys.readouterr().err
+    assert re.search(
+        r"new is written at only .* a second: the graph has 150,000 nodes, not 300,000;", message
+    )
+    monkeypatch.setattr(quickstart, "WRITE_SECONDS", 1e9)
+    assert quickstart._nodes_by_write_speed(args) == 300_000
+    assert capsys.readouterr().err == ""
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_a_memory_limit_the_text_says_so(run, monkeypatch, capsys, tmp_path):
@@ -190,7 +286,9 @@ def test_missing_dgl_is_told_with_the_cure(monkeypatch, tmp_path, capsys):
         (["--batch-size", "0"], "--batch-size 0: give 1 or more"),
         (["--window", "23"], "--window 23: give 0 to 22"),
         (["--workers", "-1"], "--workers -1"),
-        (["--memory", "1MB"], "give 201 MB or more"),
+        (["--seconds", "-1"], "--seconds -1: give 0 (no bound) or more"),
+        (["--seconds", "inf"], "--seconds inf: give 0"),
+        (["--memory", "1MB"], "give 101 MB or more"),
         (["--classes", "0"], "classes must be 1 to"),
     ],
 )

@@ -89,13 +89,14 @@ def heterogeneous(directory):
         ("node", "paper", "feat"): torch.randn(200, 4, 2, generator=rng),
         ("node", "author", "feat"): torch.randint(255, (120, 5), generator=rng, dtype=torch.uint8),
         ("node", "author", "age"): torch.randn(120, generator=rng).double(),
+        ("node", "author", "known"): torch.rand(120, 3, generator=rng) < 0.5,
         ("edge", ("paper", "cites", "paper"), "weight"): torch.randn(900, 3, generator=rng),
     }
     return _dataset(
         directory,
         graph,
         columns,
-        node_feats={"paper": ["feat"], "author": ["feat", "age"]},
+        node_feats={"paper": ["feat"], "author": ["feat", "age", "known"]},
         edge_feats={("paper", "cites", "paper"): ["weight"]},
         labels={"paper": ["label"]},
         seeds={"paper": torch.arange(0, 200, 3), "author": torch.arange(20)},
@@ -238,7 +239,7 @@ def assert_same(ours, stock):
             assert_same(ours.edges(etype=relation, order="eid"), stock.edges(etype=relation, order="eid"))
         for (_, _, a), (_, _, b) in zip(frames_of(ours), frames_of(stock), strict=True):
             # Stock DGL also passes on, unasked, the stored columns that its graph has in memory.
-            assert set(b.keys()) - {"feat", "age", "weight"} <= set(a.keys()) <= set(b.keys())
+            assert set(b.keys()) - {"feat", "age", "known", "weight"} <= set(a.keys()) <= set(b.keys())
             for key in list(a):
                 assert bits(a[key]) == bits(b[key])
     else:

@@ -1,4 +1,4 @@
-"""Importing gids.dgl makes PyPI's DGL importable, in a process of its own each time."""
+"""Importing gids makes PyPI's DGL importable, in a process of its own each time."""
 
 import os
 import subprocess
@@ -36,6 +36,78 @@ print(dgl.nn.SAGEConv(4, 2, "mean")(dgl.add_self_loop(graph), torch.ones(10, 4))
 """)
     assert printed.endswith("torch.Size([10, 2])\n")
     assert list(tmp_path.iterdir()) == []  # DGL would have made ~/.dgl
+
+
+@pytest.mark.parametrize("order", ["gids, dgl", "gids.store, dgl.nn, gids.dgl, dgl"])
+def test_importing_any_part_of_gids_before_dgl_is_enough(run, tmp_path, order):
+    printed = run(f"import {order}; print(dgl.rand_graph(10, 30).num_edges())")
+    assert printed.endswith("30\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_importing_gids_costs_nothing_where_dgl_is_not_imported(run):
+    run("""
+import gids, importlib.util, os, sys
+assert importlib.util.find_spec("dgl") is not None
+assert not {"dgl", "torch", "json"} & sys.modules.keys()
+assert "DGLBACKEND" not in os.environ
+""")
+
+
+def test_a_module_of_graphbolt_that_there_is_not(run):
+    """Only a stand-in has what nobody wrote."""
+    printed = run("""
+import gids, dgl
+try:
+    import dgl.no_such_module
+except ModuleNotFoundError as error:
+    print(error)
+""")
+    assert printed.endswith("No module named 'dgl.no_such_module'\n")
+
+
+SPAWN = """
+import sys
+import torch
+
+if sys.argv[1] == "graph":
+    import gids
+
+def edges(rank, graph):
+    print("edges:", graph.num_edges(), flush=True)
+
+def main(what, path):
+    import gids.dgl, dgl
+    from gids.store import DatasetWriter
+    graph = dgl.rand_graph(100, 500)
+    if what == "graph":
+        torch.multiprocessing.spawn(edges, (graph,), 1)
+        return
+    with DatasetWriter(path) as writer:
+        writer.write_table("node", "_N", "feat", torch.arange(100.0))
+    sampler = dgl.dataloading.NeighborSampler([2], prefetch_node_feats=["feat"])
+    loader = gids.dgl.DataLoader(
+        graph, torch.arange(100), sampler, gids=path, batch_size=50, num_workers=1,
+        multiprocessing_context="spawn",
+    )
+    for input_nodes, _, blocks in loader:
+        assert torch.equal(blocks[0].srcdata["feat"], input_nodes.float())
+    print("edges:", graph.num_edges())
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("what", ["graph", "loader"])
+def test_processes_that_are_spawned(tmp_path, what):
+    """A graph that a process is given needs `import gids` at the script's top; a loader's workers do not."""
+    script = tmp_path / "script.py"
+    script.write_text(SPAWN)
+    command = [sys.executable, script, what, tmp_path / "x.gids"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "edges: 500\n" in result.stdout
 
 
 @pytest.mark.skipif(dgl.__version__ < "2", reason="DGL 1 has no GraphBolt")

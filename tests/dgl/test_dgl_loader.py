@@ -154,7 +154,7 @@ def test_no_setting_changes_what_comes_out(heterogeneous, num_workers, window, p
     )
     stock = epochs(model.stock_loader, num_workers=num_workers)
     for batch, stock_batch in zip(ours, stock, strict=True):
-        assert model.assert_rows_equal_source(batch, heterogeneous) == 5
+        assert model.assert_rows_equal_source(batch, heterogeneous) == 6
         model.assert_same(batch, stock_batch)
 
 
@@ -213,6 +213,54 @@ def test_a_page_that_cannot_be_read_fails_one_minibatch(homogeneous, sampler):
     for batch, expected in zip(iterator, reference[1:], strict=True):
         model.assert_same(batch, expected)
     loader.close()
+
+
+class Failing(NeighborSampler):
+    """Fails for some minibatches, told by their first seed."""
+
+    fails = ()
+
+    def sample(self, g, seed_nodes, exclude_eids=None):
+        if int(seed_nodes[0]) in self.fails:
+            raise LookupError(f"no sample of {int(seed_nodes[0])}")
+        return super().sample(g, seed_nodes, exclude_eids)
+
+
+def outcomes(iterator):
+    """What each next() gives, until it ended twice: the first seed, or the error."""
+    found = []
+    while found[-2:] != ["end", "end"]:
+        try:
+            found.append(int(next(iterator)[1][0]))
+        except StopIteration:
+            found.append("end")
+        except LookupError as error:
+            found.append(str(error).strip().splitlines()[-1].removeprefix("LookupError: "))
+    return found
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("fails", [(0,), (0, 10, 40, 50, 90), (90,), tuple(range(0, 100, 10))])
+def test_an_error_of_the_sampler_belongs_to_one_minibatch_as_of_stock(homogeneous, num_workers, fails):
+    sampler = Failing([3], prefetch_node_feats=["feat"])
+    sampler.fails = fails
+    given = {"batch_size": 10, "num_workers": num_workers}
+    stock = dgl.dataloading.DataLoader(homogeneous.full, torch.arange(100), sampler, **given)
+    expected = outcomes(iter(stock))
+    assert sum(isinstance(found, str) for found in expected) == len(fails) + 2
+    for window in (0, 4, 16):
+        loader = gids.dgl.DataLoader(
+            homogeneous.graph, torch.arange(100), sampler, gids=homogeneous.path, gids_window=window, **given
+        )
+        for _ in range(2):
+            assert outcomes(iter(loader)) == expected
+        sampler.fails = ()
+        check(loader, homogeneous)
+        sampler.fails = fails
+        first = iter(loader)
+        second = outcomes(iter(loader))  # beside a live one, without lookahead
+        assert outcomes(first) == second == expected
+        loader.close()
 
 
 def test_memory_that_is_too_small_for_one_minibatch(homogeneous, sampler):
@@ -450,4 +498,22 @@ def test_the_cache_may_lie_on_a_device(dataset, cuda_is):
     loader = model.gids_loader(dataset, dataset.seeds, sampler, batch_size=16, gids_options=options)
     check(loader, dataset)
     assert "staging" in loader.stats()["memory"]
+    loader.close()
+
+
+def test_an_error_of_the_sampler_with_the_cache_on_a_device(homogeneous, cuda_is):
+    cuda_is(EmulatedDevice())
+    sampler = Failing([3], prefetch_node_feats=["feat"])
+    sampler.fails = (20, 30, 90)
+    options = {"device": "cuda", "staging_bytes": 1 << 20}
+    loader = gids.dgl.DataLoader(
+        homogeneous.graph,
+        torch.arange(100),
+        sampler,
+        gids=homogeneous.path,
+        batch_size=10,
+        gids_options=options,
+    )
+    expected = [0, 10, "no sample of 20", "no sample of 30", *range(40, 90, 10), "no sample of 90"]
+    assert outcomes(iter(loader)) == [*expected, "end", "end"]
     loader.close()

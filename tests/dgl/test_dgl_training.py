@@ -1,7 +1,6 @@
 """From a file of features to a trained model: convert, load through the flag, train, compare with stock DGL.
 
-The source is a citation graph in the widespread .npz format of sparse `attr_*` and `adj_*` arrays: citeseer
-where the data is at hand, a random graph of the same format elsewhere.
+The source is a random citation graph in the widespread .npz format of sparse `attr_*` and `adj_*` arrays.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ from gids.store import FeatureStore
 import dgl  # isort: skip
 
 pytestmark = pytest.mark.filterwarnings("ignore:Dataloader CPU affinity opt")  # stock DGL with workers
-
-REAL = Path(__file__).parents[3] / "shared" / "data" / "citeseer.npz"
 
 
 def random_citations(path: Path, nodes: int = 1200, words: int = 300) -> None:
@@ -62,10 +59,8 @@ class Citations:
 @pytest.fixture(scope="module")
 def citations(tmp_path_factory: pytest.TempPathFactory) -> Citations:
     directory = tmp_path_factory.mktemp("citations")
-    source = REAL
-    if not REAL.exists():
-        source = directory / "random.npz"
-        random_citations(source)
+    source = directory / "random.npz"
+    random_citations(source)
     path = directory / "c.gids"
     assert main(["convert", str(source), str(path), "--quiet"]) == 0
     arrays = np.load(source)

@@ -49,12 +49,13 @@ def homogeneous(directory: Path) -> Dataset:
     source = {
         ("node", None, "feat"): torch.randn(400, 6, generator=generator),
         ("node", None, "year"): torch.randint(2000, 2020, (400,), generator=generator),
+        ("node", None, "known"): torch.rand(400, 3, generator=generator) < 0.5,
         ("edge", None, "weight"): torch.randn(900, 3, generator=generator).half(),
     }
     with DatasetWriter(directory / "one.gids") as writer:
         for (domain, _, name), rows in source.items():
             writer.write_table(domain, "_N" if domain == "node" else ("_N", "_E", "_N"), name, rows)
-    return Dataset(FeatureStore(directory / "one.gids"), source, ["feat", "year"], ["weight"])
+    return Dataset(FeatureStore(directory / "one.gids"), source, ["feat", "year", "known"], ["weight"])
 
 
 def heterogeneous(directory: Path) -> Dataset:

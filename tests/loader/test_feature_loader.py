@@ -466,3 +466,17 @@ def test_children_forked_in_mid_epoch_end_and_the_parent_goes_on(path: Path) -> 
     command = [sys.executable, "-P", "-W", "ignore", "-c", FORKED, Path(__file__).parent, path]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("memory_bytes", [2e7, 5e7, 1e8, 1e9])
+def test_memory_may_be_a_float(path: Path, source: Ids, memory_bytes: float) -> None:
+    with gids.FeatureLoader(path, TABLES, memory_bytes=memory_bytes, cache_bytes=3e5) as loader:
+        for minibatch, features in loader.attach(minibatches(5), ids_of):
+            check(source, minibatch, features)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_memory_that_is_no_size_is_refused(path: Path, wrong: float) -> None:
+    for name in ("memory_bytes", "cache_bytes"):
+        with pytest.raises(ValueError, match=f"{name}={wrong} is not finite"):
+            gids.FeatureLoader(path, TABLES, **{name: wrong})

@@ -299,7 +299,7 @@ def test_a_state_of_another_loader_is_refused(one_type: Path, two_types: Path) -
     paper = {"paper": torch.arange(0, PAPERS, 3)}
     for message, path, options in (
         ("seed = 0, and this one has 1", one_type, {"seed": 1}),
-        ("batch_size = 100, and this one has 50", one_type, {"batch_size": 50}),
+        (r"batch_size \* world_size = 100, and this one has 50", one_type, {"batch_size": 50}),
         ("shuffle = True", one_type, {"shuffle": False}),
         ("drop_last = False", one_type, {"drop_last": True}),
         ("seeds = '667 ", one_type, {"seeds": torch.arange(1, PAPERS, 3)}),
@@ -574,6 +574,15 @@ def test_features_come_on_the_device(
                 assert rows.device == device.torch_device
                 assert torch.equal(rows.cpu(), source[name][same.input_nodes[name.split(".")[0]]])  # type: ignore[index]
             assert torch.equal(m.labels["paper"].cpu(), same.labels["paper"])  # type: ignore[index]
+
+
+def test_a_sampler_with_other_arguments_than_its_base_has_a_state(one_type: Path) -> None:
+    class Fixed(Neighbor):
+        def __init__(self, threads: int) -> None:
+            super().__init__([3, 4], threads=threads)
+
+    with open_loader(one_type, tables=[], sampler=Fixed(2)) as loader:
+        assert "Fixed([3, 4]" in loader.state_dict()["made_with"]["sampler"]
 
 
 def test_large_numbers_are_seeds_of_their_own(one_type: Path) -> None:

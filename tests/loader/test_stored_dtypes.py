@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from emulator import EmulatedDevice
 from model import int8_with_a_scale
 
 import gids
@@ -26,6 +28,7 @@ KINDS: dict[str, tuple[torch.dtype, str | None]] = {
     "brain": (torch.bfloat16, None),
     "row": (torch.int8, "row"),
     "column": (torch.int8, "column"),
+    "flag": (torch.bool, None),
 }
 Rows = dict[str, torch.Tensor]
 
@@ -33,6 +36,8 @@ Rows = dict[str, torch.Tensor]
 def as_read(values: torch.Tensor, kind: str) -> torch.Tensor:
     """What becomes of values stored so."""
     dtype, scale = KINDS[kind]
+    if dtype == torch.bool:
+        return values > 0
     if scale is None:
         return values.to(dtype)
     steps, scales = int8_with_a_scale(values.numpy(), scale)
@@ -54,7 +59,8 @@ def path(tmp_path_factory: pytest.TempPathFactory, expected: Rows) -> Path:
     indptr = np.concatenate([[0], np.cumsum(rng.integers(0, 9, PAPERS))])
     with DatasetWriter(path, page_bytes=1024, stripe=2) as writer:
         for kind, (dtype, scale) in KINDS.items():
-            writer.write_table("node", "paper", kind, expected["values"], dtype=dtype, scale=scale)
+            values = expected["paper.flag" if kind == "flag" else "values"]
+            writer.write_table("node", "paper", kind, values, dtype=dtype, scale=scale)
         writer.write_graph(CITES, indptr, rng.integers(0, PAPERS, indptr[-1]), num_src=PAPERS)
         weights = torch.linspace(-3, 3, int(indptr[-1]) * 3).view(-1, 3)
         writer.write_table("edge", CITES, "weight", weights, dtype=torch.int8, scale="row")
@@ -63,7 +69,8 @@ def path(tmp_path_factory: pytest.TempPathFactory, expected: Rows) -> Path:
 
 def check(features: Rows, ids: Rows, expected: Rows, dtype: torch.dtype | None) -> None:
     for name, rows in features.items():
-        wanted = expected[name] if dtype is None else expected[name].to(dtype)
+        as_it_is = dtype is None or expected[name].dtype == torch.bool
+        wanted = expected[name] if as_it_is else expected[name].to(dtype)
         assert rows.dtype == wanted.dtype
         assert torch.equal(rows.cpu(), wanted[ids[name].cpu()]), name
 
@@ -122,6 +129,29 @@ def test_rows_are_those_of_the_model_on_a_device(
         ) as loader:
             for ids, features in loader.attach(minibatches(3), lambda ids: ids):
                 check(features, ids, expected, dtype)
+
+
+@pytest.mark.parametrize("where", ["cpu", "device"])
+def test_bytes_that_are_no_bool_come_as_true(
+    path: Path, tmp_path: Path, expected: Rows, cuda_is: Callable[[Device], None], where: str
+) -> None:
+    """In a row from a line, straight from the disk, and without the window."""
+    damaged = shutil.copytree(path, tmp_path / "a.gids")
+    for shard in (damaged / "tables" / "paper.flag").glob("shard-*.bin"):
+        shard.write_bytes(shard.read_bytes().replace(b"\x01", b"\xff"))
+    options: dict[str, Any] = {"memory_bytes": 1 << 26}
+    if where == "device":
+        cuda_is(EmulatedDevice())
+        options |= {"device": "cuda", "staging_bytes": 1 << 18}
+    ids = [{"paper.flag": batch["paper.flag"]} for batch in minibatches(4)]
+    for cache_bytes in (0, 20_000):
+        with gids.FeatureLoader(damaged, ["paper.flag"], cache_bytes=cache_bytes, **options) as loader:
+            stream = loader.attach(ids, lambda ids: ids)
+            beside = loader.attach(ids, lambda ids: ids)
+            for (batch, features), (_, again) in zip(stream, beside, strict=True):
+                assert set(features["paper.flag"].view(torch.uint8).unique().tolist()) == {0, 1}
+                check(features, batch, expected, None)
+                check(again, batch, expected, None)
 
 
 def test_outputs_count_as_they_are_handed_out(path: Path, expected: Rows) -> None:
@@ -197,11 +227,12 @@ def test_training_is_as_accurate_as_with_float32(tmp_path: Path) -> None:
     spec = GraphSpec(2000, dim=16, classes=4, train_count=900, val_count=900)
     source = write_graph(tmp_path / "graph", spec)
     found = {}
-    for kind, (dtype, scale) in {"wide": (torch.float32, None), **KINDS}.items():
+    kinds = {kind: KINDS[kind] for kind in KINDS if kind != "flag"}
+    for kind, (dtype, scale) in {"wide": (torch.float32, None), **kinds}.items():
         options = Options(dtypes={"": str(dtype).removeprefix("torch.")}, scales={"": scale} if scale else {})
         files = sorted(source.iterdir())
         convert(files, lambda scratch: read_source(source, scratch), tmp_path / f"{kind}.gids", options)
         found[kind] = accuracy(tmp_path / f"{kind}.gids")
     assert found["wide"] > 0.7, found
-    for kind in KINDS:
+    for kind in kinds:
         assert abs(found[kind] - found["wide"]) < 0.02, found

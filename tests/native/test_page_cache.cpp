@@ -114,7 +114,7 @@ void streams(const Source& source, Policy policy, u32 lines, bool faults) {
         for (; entered < std::min(count, plans + 1 + window); ++entered) cache.enter(first + entered, batches[entered].ids);
         cache.plan(first + plans, batches[plans].ids, batches[plans].out.data());
       }
-      cache.gather_ready(first + t);
+      cache.gather_ready(first + t, nullptr);
       while (!cache.wait_for(first + t, 1000)) {}
       if (cache.gather_rest(first + t, [] {}).empty()) wrong += wrong_rows(source, batches[t]);
       else ++failed;
@@ -187,7 +187,7 @@ void interruptions_leave_nothing_behind(const Source& source) {
   rig.engine->inject_faults({{0, 0, EIO, 1}});
   rig.plan(0);
   auto gather = [&](const std::function<void()>& check) {
-    rig.cache.gather_ready(0);
+    rig.cache.gather_ready(0, nullptr);
     while (!rig.cache.wait_for(0, 1000)) {}
     return rig.cache.gather_rest(0, check);
   };

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pyg_model import AUTHORS, CITES, PAPERS, WRITES, WRITTEN, sample_all
+from pyg_model import AUTHORS, CITES, PAPERS, WRITES, WRITTEN, sample_all, write
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.loader import NodeLoader as PygNodeLoader
 from torch_geometric.sampler import NumNeighbors
 
@@ -250,6 +252,21 @@ def test_an_option_that_there_is_not(one_path: Path) -> None:
         open_loader(one_path, [3], memory=1)
 
 
+def test_bools_select_as_they_do_in_memory(one: Data, tmp_path: Path) -> None:
+    flag, known = torch.rand(PAPERS) < 0.5, torch.rand(one.num_edges, 2) < 0.5
+    path = write(tmp_path / "one.gids", one)
+    store = gids.FeatureStore(path)
+    for name, rows in (("paper.flag", flag), ("paper.cites.paper.known", known)):
+        with store.create_table(name, len(rows), rows.shape[1:], torch.bool) as writer:
+            writer.write(0, rows)
+    with open_loader(path, [3, 3]) as loader:
+        for batch in loader:
+            assert torch.equal(batch.n_id[~batch.flag], batch.n_id[~flag[batch.n_id]])
+            assert torch.equal(batch.known, known[batch.e_id])
+    features = gids.pyg.FeatureStore(path)
+    assert torch.equal(features.get_tensor("paper", "flag", index=None), flag)
+
+
 def test_only_the_tables_asked_for_and_a_transform(one_path: Path, several_path: Path) -> None:
     with open_loader(one_path, [2], tables=[], labels=False, transform=lambda d: d.keys()) as loader:
         assert "x" not in next(iter(loader))
@@ -321,8 +338,13 @@ def test_what_is_refused(one: Data, one_path: Path, several_path: Path) -> None:
         (ValueError, "a mask is", one_path, [2], torch.ones(3, dtype=torch.bool), {}),
         (TypeError, "give int64", one_path, [2], torch.ones(3), {}),
         (IndexError, "ids run from 0 to 599", one_path, [2], [600], {}),
-        (ValueError, "disjoint is not supported", one_path, [2], None, {"disjoint": True}),
-        (ValueError, "time_attr is not supported", one_path, [2], None, {"time_attr": "t"}),
+        (ValueError, "disjoint=True is not supported, only False", one_path, [2], None, {"disjoint": True}),
+        (ValueError, "time_attr='t' is not supported", one_path, [2], None, {"time_attr": "t"}),
+        (ValueError, "input_time is not", one_path, [2], None, {"input_time": torch.zeros(600)}),
+        (ValueError, "strategy='last' is not", one_path, [2], None, {"temporal_strategy": "last"}),
+        (ValueError, "input_id is not", one_path, [2], None, {"input_id": torch.arange(600)}),
+        (ValueError, "custom_cls is not", one_path, [2], None, {"custom_cls": HeteroData}),
+        (ValueError, "directed=False is not", one_path, [2], None, {"directed": False}),
         (KeyError, "weight_attr='w': one.gids has no edges", one_path, [2], None, {"weight_attr": "w"}),
         (ValueError, "one number for each of", one_path, [2], None, {"weight_attr": "edge_attr"}),
         (ValueError, "subgraph_type='induced'", one_path, [2], None, {"subgraph_type": "induced"}),
@@ -331,6 +353,24 @@ def test_what_is_refused(one: Data, one_path: Path, several_path: Path) -> None:
     ):
         with pytest.raises(error, match=message):
             open_loader(path, counts, nodes, **options)
+
+
+def test_arguments_of_pygs_loader_that_have_nothing_to_do_change_nothing(one_path: Path) -> None:
+    pygs = {**inspect.signature(PygNeighborLoader.__init__).parameters}
+    defaults = {
+        name: p.default
+        for name, p in pygs.items()
+        if p.default is not p.empty and name not in ("input_nodes", "is_sorted")
+    }
+    with (
+        open_loader(one_path, [3], range(50), batch_size=25) as plain,
+        open_loader(
+            one_path, [3], range(50), batch_size=25, is_sorted=True, num_workers=2, timeout=3, **defaults
+        ) as told,
+    ):
+        for batch, again in zip(plain, told, strict=True):
+            assert torch.equal(batch.n_id, again.n_id)
+            assert torch.equal(batch.x, again.x)
 
 
 def test_a_closed_loader_holds_no_dataset(one_path: Path, tmp_path: Path) -> None:

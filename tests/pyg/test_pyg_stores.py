@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +170,66 @@ def test_stores_and_samplers_can_be_sent_to_processes(several_path: Path) -> Non
     assert repr(sampler._samplers[-1]).startswith("HopSampler")
 
 
+SPAWN = """
+import sys
+import gids.pyg, torch
+from torch_geometric.data import Data
+from torch_geometric.loader import NodeLoader
+
+if __name__ == "__main__":
+    store = gids.FeatureStore(sys.argv[1])
+    on_disk = gids.pyg.FeatureStore(store), gids.pyg.GraphStore(store)
+    in_memory = Data(x=torch.ones(9, 2), edge_index=torch.randint(9, (2, 40)))
+    for data in (on_disk, in_memory):
+        sampler = gids.pyg.NeighborSampler(data, [3, 2])
+        loader = NodeLoader(
+            data, sampler, torch.arange(9), batch_size=5, num_workers=1, multiprocessing_context="spawn"
+        )
+        print("minibatches:", len([batch.x for batch in loader]))
+"""
+
+
+def test_workers_that_are_spawned_leave_nothing_behind(one_path: Path, tmp_path: Path) -> None:
+    script = tmp_path / "spawn.py"
+    script.write_text(SPAWN)
+    run = subprocess.run([sys.executable, script, one_path], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("minibatches: 2\n") == 2
+    assert "leaked" not in run.stderr
+
+
+def test_seeds_with_times_are_refused(one: Data, several: HeteroData) -> None:
+    times, sampler = torch.arange(PAPERS), gids.pyg.NeighborSampler(one, [3])
+    with pytest.raises(ValueError, match=r"seeds have times \(input_time=\).*leave them out, or use PyG's"):
+        next(iter(NodeLoader(one, sampler, input_time=times)))
+    with pytest.raises(ValueError, match=r"the seeds have times \(edge_label_time=\)"):
+        next(iter(LinkLoader(one, sampler, one.edge_index[:, :9], edge_label_time=times[:9])))
+    of_types = gids.pyg.NeighborSampler(several, [3])
+    with pytest.raises(ValueError, match=r"the seeds have times \(input_time=\)"):
+        next(iter(NodeLoader(several, of_types, input_nodes="paper", input_time=times)))
+    pairs = WRITES, several[WRITES].edge_index[:, :9]
+    with pytest.raises(ValueError, match=r"the seeds have times \(edge_label_time=\)"):
+        next(iter(LinkLoader(several, of_types, pairs, edge_label_time=times[:9])))
+    assert len(list(NodeLoader(one, sampler, input_time=None, batch_size=PAPERS))) == 1
+
+
+@pytest.mark.parametrize("name", inspect.signature(PygNeighborSampler.__init__).parameters)
+def test_every_argument_of_pygs_sampler_is_taken_or_refused(one: Data, name: str) -> None:
+    """With its default it is taken; another value changes what is drawn, changes nothing, or is refused."""
+    default = inspect.signature(PygNeighborSampler.__init__).parameters[name].default
+    if default is inspect.Parameter.empty:
+        return  # self, data, num_neighbors
+    gids.pyg.NeighborSampler(one, [3], **{name: default})
+    supported = {"replace": True, "weight_attr": "w", "is_sorted": True, "share_memory": True}
+    weighted = Data(edge_index=one.edge_index, w=torch.rand(one.num_edges), num_nodes=PAPERS)
+    if name in supported:
+        gids.pyg.NeighborSampler(weighted, [3], **{name: supported[name]})
+        return
+    other = {bool: not default, str: "induced", type(None): "time"}[type(default)]
+    with pytest.raises(ValueError, match=rf"{name}=.* is not supported, only {default!r}: leave it out, or"):
+        gids.pyg.NeighborSampler(one, [3], **{name: other})
+
+
 def test_what_is_refused(one: Data, one_path: Path, several_path: Path) -> None:
     features, graphs = both(several_path)
     with pytest.raises(KeyError, match=r"no 'z' of 'paper' \(it has 'paper' 'x'"):
@@ -185,6 +248,8 @@ def test_what_is_refused(one: Data, one_path: Path, several_path: Path) -> None:
         graphs.get_edge_index(("paper", "x", "paper"), "csc")
     with pytest.raises(ValueError, match="not of one gids dataset"):
         gids.pyg.NeighborSampler((features, both(one_path)[1]), [2])
+    with pytest.raises(TypeError, match="no argument 'num_neighbours'"):
+        gids.pyg.NeighborSampler(one, [2], num_neighbours=[2])
     with pytest.raises(TypeError, match="no edge_index"):
         gids.pyg.NeighborSampler(Data(x=one.x), [2])
     for ends in ([[0], [PAPERS]], [[PAPERS], [0]]):

@@ -1,6 +1,7 @@
 """Fresh processes: what goes in and comes out, how they fail, and that cold and limited mean it."""
 
 import os
+import re
 import textwrap
 import time
 from pathlib import Path
@@ -11,15 +12,18 @@ import pytest
 from gids.io import drop_page_cache
 from gids.quickstart.isolation import (
     FreshProcessError,
+    FreshProcessOutOfMemory,
     FreshProcessTimeout,
-    MemoryGroup,
     cached_share,
     run_fresh,
 )
+from gids.quickstart.memory_group import MemoryGroup
 
+THP = re.compile(r"^THP_enabled:\s*(\d)", re.M)
 HEAD = """
 import sys, os, time
-from gids.quickstart.isolation import limit_own_memory, report_progress, serve
+from gids.quickstart.isolation import report_progress, serve
+from gids.quickstart.memory_group import limit_own_memory
 def work(config):
 """
 
@@ -86,13 +90,94 @@ def test_children_of_a_fresh_process_die_with_it(program, tmp_path):
     pytest.fail(f"process {child} is still there")
 
 
+def test_the_last_line_of_a_failed_process_is_the_reason(program):
+    with pytest.raises(FreshProcessError) as failed:
+        run_fresh(program("raise KeyError('no table here')"), {})
+    assert failed.value.reason == "failed (exit status 1): KeyError: 'no table here'"
+    with pytest.raises(FreshProcessError) as failed:
+        run_fresh(program("os.kill(os.getpid(), 11)"), {})
+    assert failed.value.reason == "failed (signal 11)"
+    with pytest.raises(FreshProcessError) as failed:
+        run_fresh(program("time.sleep(3600)"), {}, timeout_s=1)
+    assert failed.value.reason == "did not end within 1 s and was stopped"
+
+
+def test_malloc_has_two_arenas_and_no_huge_pages_in_a_fresh_process_and_its_children(program, monkeypatch):
+    if not THP.search(Path("/proc/self/status").read_text()):
+        pytest.skip("this kernel does not report whether huge pages are enabled")
+    monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
+    name = program("""
+        import subprocess
+        child = ["grep", "THP_enabled", "/proc/self/status"]
+        return {
+            "own": open("/proc/self/status").read().split("THP_enabled:")[1].split()[0],
+            "child": subprocess.run(child, capture_output=True, text=True).stdout.split()[1],
+            "arenas": os.environ["MALLOC_ARENA_MAX"],
+        }
+    """)
+    before = THP.findall(Path("/proc/self/status").read_text())
+    assert run_fresh(name, {}) == {"own": "0", "child": "0", "arenas": "2"}
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "5")
+    assert run_fresh(name, {})["arenas"] == "5"
+    assert THP.findall(Path("/proc/self/status").read_text()) == before  # this process keeps its setting
+
+
 def test_a_limited_process_that_takes_more_memory_is_killed(program, group):
     name = program("""
         limit_own_memory(200 << 20)
         return {"bytes": len(bytearray(b"1") * (400 << 20))}
     """)
-    with pytest.raises(FreshProcessError, match="want of memory"):
+    with pytest.raises(FreshProcessOutOfMemory) as failed:
         run_fresh(name, {}, group=group)
+    assert failed.value.reason == "needed more than 210 MB of memory and was killed by the kernel"
+
+
+def test_a_child_that_is_killed_for_memory_is_the_reason_of_the_failure(program, group):
+    name = program("""
+        import subprocess
+        limit_own_memory(200 << 20)
+        subprocess.run([sys.executable, "-c", "bytearray(b'1') * (400 << 20)"], check=True)
+        return {}
+    """)
+    with pytest.raises(FreshProcessOutOfMemory, match="needed more than 210 MB"):
+        run_fresh(name, {}, group=group)
+
+
+def test_a_limit_can_be_lifted(program, group):
+    name = program("""
+        limit_own_memory(100 << 20)
+        limit_own_memory(None)
+        return {"bytes": len(bytearray(b"1") * (200 << 20))}
+    """)
+    assert run_fresh(name, {}, group=group) == {"bytes": 200 << 20}
+    assert group.limit_bytes() is None
+
+
+def test_own_memory_counts_what_is_allocated_and_no_page_cache(program, group, tmp_path):
+    (tmp_path / "data").write_bytes(bytes(100_000_000))
+    drop_page_cache(tmp_path / "data")
+    name = program("""
+        from gids.quickstart.memory_group import OwnPeak, own_memory_bytes
+        before = own_memory_bytes()
+        with open(config["path"], "rb") as file:
+            while file.read(1 << 20):
+                pass
+        after_reading = own_memory_bytes()
+        with OwnPeak() as peak:
+            memory = bytearray(b"1") * (100 << 20)
+            time.sleep(0.2)
+            del memory
+            time.sleep(0.2)
+        return {
+            "read": after_reading - before,
+            "peak": peak.peak_bytes - before,
+            "left": own_memory_bytes() - before,
+        }
+    """)
+    found = run_fresh(name, {"path": str(tmp_path / "data")}, group=group)
+    assert found["read"] < 20 << 20
+    assert 100 << 20 <= found["peak"] < 130 << 20
+    assert found["left"] < 20 << 20
 
 
 def test_a_limit_counts_the_page_cache(program, group, tmp_path, on_disk):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from friendship import friendship
 from sampling_graphs import make_graph
 from scipy import stats
 
@@ -111,15 +110,8 @@ def dense(nodes: int = 3000, degree: int = 60) -> Graph:
     return make_graph(np.full(nodes, degree), seed=8)
 
 
-def cornell() -> Graph:
-    """A friendship network of the Facebook100 data, where it is at hand."""
-    path = Path(__file__).parents[3] / "shared" / "data" / "cornell5.mat"
-    if not path.exists():
-        pytest.skip("cornell5.mat is not here")
-    io = pytest.importorskip("scipy.io")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        matrix = io.loadmat(path)["A"].tocsc()
+def friends() -> Graph:
+    matrix, _ = friendship(18_000, 80)
     nodes = matrix.shape[0]
     return Graph(RELATION, nodes, nodes, matrix.indptr.astype(np.int64), matrix.indices, None)
 
@@ -134,7 +126,7 @@ def mean_nodes(sampler: Sampler, graph: Graph, seeds: int, steps: int = 8) -> np
     return np.mean(sizes, 0)
 
 
-@pytest.mark.parametrize("make", [dense, cornell])
+@pytest.mark.parametrize("make", [dense, friends])
 def test_labor_samples_fewer_nodes_and_the_more_it_improves_the_fewer(make: Any) -> None:
     graph = make()
     fanouts = [10, 10]
@@ -152,7 +144,7 @@ def test_labor_samples_fewer_nodes_and_the_more_it_improves_the_fewer(make: Any)
     assert together[1] < mean_nodes(Labor(fanouts), graph, 200)[1]
 
 
-@pytest.mark.parametrize("make", [dense, cornell])
+@pytest.mark.parametrize("make", [dense, friends])
 @pytest.mark.parametrize("kind", ["neighbor", "labor-0", "labor-*"])
 def test_larger_minibatches_need_fewer_nodes_per_seed(kind: str, make: Any) -> None:
     """E|S| / |seeds| does not rise, E|S| is concave (theorems 3.1, 3.2 of "Cooperative Minibatching").

@@ -1,6 +1,7 @@
 """restripe: the rows stay, the shards move; whatever happens, the dataset is whole."""
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -145,24 +146,57 @@ CHILD = """
 import os, signal, sys
 from gids.store import restripe
 module = sys.modules[restripe.__module__]
-stage, path, disks = sys.argv[1], sys.argv[2], sys.argv[3:]
-def die(*_):
+moment, path, disks = sys.argv[1], sys.argv[2], sys.argv[3:]
+replace_manifest = module.replace_manifest
+def die(*arguments):
+    if moment == "after":
+        replace_manifest(*arguments)
     os.kill(os.getpid(), signal.SIGKILL)
-setattr(module, stage, die)
+module.replace_manifest = die
 restripe(path, disks, allow_dirs=disks)
 """
 
 
-@pytest.mark.parametrize("stage", ["replace_manifest", "_remove"])
-def test_killed_it_leaves_a_whole_dataset_and_the_next_one_clears_up(dataset, disks, stage):
-    done = subprocess.run([sys.executable, "-P", "-c", CHILD, stage, dataset, *disks], check=False)
+def killed(moment, dataset, disks):
+    done = subprocess.run([sys.executable, "-P", "-c", CHILD, moment, dataset, *disks], check=False)
     assert done.returncode == -9
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("next_stripe", [[0, 1, 2], [2], []])
+def test_killed_it_leaves_a_whole_dataset_and_the_next_one_clears_up(dataset, disks, moment, next_stripe):
+    killed(moment, dataset, disks)
     named, there = check(dataset, disks)
     assert named < there
-    assert len(named) == (6 if stage == "_remove" else 4)
-    restripe(dataset, [disks[2], disks[1], disks[0]], allow_dirs=disks)
+    assert len(named) == (6 if moment == "after" else 4)
+    restripe(dataset, [disks[i] for i in next_stripe], allow_dirs=disks)
     named, there = check(dataset, disks)
     assert named == there
+    assert not (dataset / "leftovers.json").exists()
+
+
+def test_the_shards_of_a_dataset_that_was_moved_are_not_taken_for_leftovers(dataset, disks, tmp_path):
+    restripe(dataset, disks, allow_dirs=disks)
+    moved = dataset.rename(tmp_path / "b.gids")
+    with DatasetWriter(dataset, stripe=disks[:1]) as writer:
+        writer.write_table("node", "_N", "feat", -ROWS)
+    restripe(dataset, disks, allow_dirs=disks)
+    for path, rows in ((moved, ROWS), (dataset, -ROWS)):
+        assert not list(verify(path, allow_dirs=disks))
+        assert np.array_equal(FeatureStore(path, allow_dirs=disks).table("feat").read_rows([7]), rows[7:8])
+
+
+def test_a_list_of_leftovers_removes_nothing_that_a_dataset_refers_to(dataset, disks, tmp_path):
+    folders = [str(folder) for disk in disks for folder in disk.iterdir()]
+    (tmp_path / "x.shards-1").mkdir()
+    (tmp_path / "x.shards-1/letter.txt").write_text("mine")
+    with DatasetWriter(tmp_path / "b.gids") as writer:
+        writer.write_table("node", "_N", "feat", ROWS)
+    hostile = [*folders, str(tmp_path / "x.shards-1"), str(tmp_path), "/", 7]
+    (tmp_path / "b.gids/leftovers.json").write_text(json.dumps(hostile))
+    restripe(tmp_path / "b.gids", [disks[2]])
+    assert (tmp_path / "x.shards-1/letter.txt").exists()
+    assert not list(verify(dataset, allow_dirs=disks))
 
 
 def test_a_loader_that_is_closed_holds_no_dataset(dataset, disks):

@@ -17,7 +17,8 @@ ROW_BYTES = (8, 120, 256, 504, 512, 520, 5000)
 
 def random_rows(row_count, shape, dtype, seed):
     row_bytes = math.prod(shape) * dtype.itemsize
-    raw = np.random.default_rng(seed).integers(0, 256, (row_count + 1) * row_bytes, np.uint8)
+    values = 2 if dtype == torch.bool else 256
+    raw = np.random.default_rng(seed).integers(0, values, (row_count + 1) * row_bytes, np.uint8)
     return torch.from_numpy(raw).view(dtype).view(row_count + 1, *shape)[:row_count]
 
 

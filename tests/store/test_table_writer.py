@@ -375,7 +375,7 @@ def test_a_dataset_that_was_replaced_meanwhile_is_left_alone(tmp_path):
         writer.write(0, values(20, 4))
         write_dataset(dataset, overwrite=True)
         before = files(dataset)
-        with pytest.raises(FormatError, match=r"mag.gids was replaced while 'paper.h' was written"):
+        with pytest.raises(FormatError, match=r"mag.gids was replaced or restriped while 'paper.h' was"):
             writer.publish()
         writer.discard()
     assert files(dataset) == before

@@ -34,13 +34,12 @@ _ENCRYPTED = 1  # of a member's flags
 
 @dataclass(frozen=True)
 class Found:
-    """An array in a source: its rows, and whether it holds booleans (then rows are uint8).
+    """An array in a source.
 
     rows is None for what cannot be stored, and `why` says why; kind: "" when that is no array of rows,
     else of "text", "objects", "complex" or "other" values."""
 
     rows: Rows | None
-    is_bool: bool = False
     why: str = ""
     kind: str = ""
 
@@ -66,7 +65,7 @@ def _in_place(path: Path, header: NpyHeader, start: int) -> Found:
     rows: Rows = FileRows(
         path, (math.prod(shape),) if flat else shape, torch_dtype, offset=start, byte_swapped=is_swapped
     )
-    return Found(ColumnRows(rows, shape) if flat and isinstance(rows, FileRows) else rows, dtype.kind == "b")
+    return Found(ColumnRows(rows, shape) if flat and isinstance(rows, FileRows) else rows)
 
 
 def open_npz(path: Path, scratch: Path) -> dict[str, Found]:
@@ -135,7 +134,7 @@ def _open_deflated(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo
     if is_fortran and len(shape) > 1:
         return None
     rows = PackedRows(packed, shape, torch_dtype, offset=start, byte_swapped=dtype.byteorder == ">")
-    return Found(rows, dtype.kind == "b")
+    return Found(rows)
 
 
 def _check_size(path: Path, member: zipfile.ZipInfo, header: NpyHeader, header_bytes: int) -> None:

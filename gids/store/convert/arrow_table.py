@@ -210,8 +210,6 @@ class ArrowTable:
                 raise FormatError(f"{where} has rows of another length than {shape[1]} after row {row}")
             values = flat
         found: np.ndarray = self._without_gaps(values, where, row).to_numpy(zero_copy_only=False)
-        if found.dtype == np.bool_:
-            found = found.view(np.uint8)
         return found.reshape(count, shape[1]) if is_list else found
 
     def _without_gaps(self, values: Any, where: str, row: int) -> Any:

@@ -66,7 +66,7 @@ def _compare_table(table: Table, found: TableSource, on_bytes: Callable[[int], N
     tally, wrong_count, first = Tally(), 0, ""
     maxima = torch.zeros(math.prod(table.shape))
     for start, expected, rows in _blocks(table, found.rows):
-        magnitudes = torch.where(torch.isfinite(expected), expected.abs(), 0).to(torch.float32)
+        magnitudes = torch.where(torch.isfinite(expected), expected, 0).to(torch.float32).abs()
         maxima = torch.maximum(maxima, magnitudes.reshape(len(rows), -1).amax(0))
         bounds = None if narrowing is None else _bounds(narrowing, table, expected, magnitudes)
         wrong = _differ(expected, rows, bounds)

@@ -10,6 +10,7 @@ import torch
 from gids.errors import FormatError
 from gids.store.convert.damage import shown
 from gids.store.convert.packed_rows import PackedRows
+from gids.store.dtypes import is_whole
 from gids.store.geometry import MAX_ROWS
 from gids.store.rows import FileRows, Rows, read_range
 
@@ -29,7 +30,7 @@ def whole_number(value: object, what: str) -> int:
 
 def numbers(rows: Rows, count: int, what: str) -> list[int]:
     """The whole numbers of an array that must have `count` of them. Raises FormatError."""
-    if math.prod(rows.shape) != count or rows.dtype.is_floating_point:
+    if math.prod(rows.shape) != count or not is_whole(rows.dtype):
         raise FormatError(
             f"{what} has shape {rows.shape} and type {str(rows.dtype).removeprefix('torch.')}; "
             f"it must be {'one whole number' if count == 1 else f'{count} whole numbers'}"

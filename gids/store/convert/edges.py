@@ -9,6 +9,7 @@ import torch
 
 from gids.errors import FormatError
 from gids.store.convert.packed_rows import PackedRows
+from gids.store.dtypes import is_whole
 from gids.store.rows import ColumnRows, FileRows, GeneratedRows, Rows, TensorRows, blocks, read_range
 from gids.store.topology import Edges, EdgeSource, as_int64, check_ids, edge_list
 
@@ -29,13 +30,13 @@ def edge_array(rows: Rows, what: str, *, num_src: int, num_dst: int) -> EdgeSour
 
 def check_edge_array(rows: Rows, what: str) -> None:
     """Raise FormatError unless an array can be edges, by its shape and type."""
-    if len(rows.shape) != 2 or 2 not in rows.shape or rows.dtype.is_floating_point:
+    if len(rows.shape) != 2 or 2 not in rows.shape or not is_whole(rows.dtype):
         raise FormatError(f"{what} is {_described(rows)}; edges are whole numbers of shape (2, E) or (E, 2)")
 
 
 def edge_pairs(pairs: Rows, *, num_src: int, num_dst: int) -> EdgeSource:
     """Edges of an array of shape (E, 2), source first. An edge's id is its position."""
-    if len(pairs.shape) != 2 or pairs.shape[1] != 2 or pairs.dtype.is_floating_point:
+    if len(pairs.shape) != 2 or pairs.shape[1] != 2 or not is_whole(pairs.dtype):
         raise FormatError(f"edges are {_described(pairs)}; they must be whole numbers of shape (E, 2)")
 
     def pieces(block_bytes: int) -> Iterator[Edges]:

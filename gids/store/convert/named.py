@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import torch
+
 from gids.errors import FormatError
 from gids.store.convert.array_files import Found
 from gids.store.convert.counts import numbers, row_count
@@ -95,13 +97,14 @@ class NamedArrays:
         for name in self.names():
             rows = self.take(name)
             assert rows is not None
-            self._source.add_nodes(ntype, row_count(rows, self.describe(name)), self.describe(name))
+            self._source.add_nodes(ntype, row_count(rows, self.describe(name)), self.describe(name), name)
             self._source.tables.append(TableSource("node", ntype, name, rows))
 
     def _read_split(self, ntype: str, split: str, prefixes: tuple[str, ...]) -> None:
         names = [n for p in prefixes for n in (f"{p}_idx", f"{p}_mask") if n in self._arrays]
         for name in names:
-            if name.endswith("_idx") and self._arrays[name].is_bool:
+            rows = self._arrays[name].rows
+            if name.endswith("_idx") and rows is not None and rows.dtype == torch.bool:
                 raise FormatError(
                     f"{self.describe(name)} is a mask: call it {name.removesuffix('_idx')}_mask"
                 )

@@ -19,6 +19,7 @@ import torch
 
 from gids.errors import FormatError
 from gids.store.convert.stream_rows import StreamRows
+from gids.store.dtypes import make_bools_proper
 
 _READ_BYTES = 1 << 18
 _PIECE_BYTES = 2 << 20
@@ -125,7 +126,7 @@ class PackedRows(StreamRows):
         values = np.frombuffer(data, np.uint8)
         if self._byte_swapped and self.dtype.itemsize > 1:
             values.view(f"u{self.dtype.itemsize}").byteswap(inplace=True)
-        return torch.from_numpy(values).view(self.dtype).view(count, *self.shape[1:])
+        return make_bools_proper(torch.from_numpy(values).view(self.dtype).view(count, *self.shape[1:]))
 
     def row(self, index: int) -> PackedRows:
         """One row, as rows of its own."""

@@ -25,8 +25,10 @@ from gids.store.edge_sort import EDGE_BYTES
 from gids.store.geometry import DEFAULT_PAGE_BYTES, Geometry
 from gids.store.names import Relation, describe_type, table_name
 from gids.store.narrow import describe_rounding
+from gids.store.publish import dataset_path
 from gids.store.quantize import check_scale, stored_geometry
 from gids.store.topology import EdgeSource
+from gids.store.workplace import finish_published
 from gids.store.writer import DatasetWriter
 
 
@@ -108,9 +110,14 @@ def convert(
     on_total(bytes), on_bytes(n): progress.
 
     Interrupted, killed or out of disk, what was written stays in NAME.partial and the same call continues it;
-    a source that is no good (FormatError) leaves nothing. Raises also FileExistsError and StorageError.
+    a source that is no good (FormatError) leaves nothing. Killed after it published the dataset, the same
+    call only cleans up. Raises also FileExistsError and StorageError.
     """
     fingerprint = _fingerprint(files)
+    resume_key = {"the source": fingerprint, **options.key(), **(key or {})}
+    if finish_published(dataset_path(path), resume_key):
+        say("an earlier run published the dataset and was killed before it cleaned up: that is done now")
+        return
     writer = DatasetWriter(
         path,
         page_bytes=options.page_bytes,
@@ -118,7 +125,7 @@ def convert(
         workers=options.workers,
         memory_bytes=options.memory_bytes,
         overwrite=options.overwrite,
-        resume_key={"the source": fingerprint, **options.key(), **(key or {})},
+        resume_key=resume_key,
         sync_bytes=sync_bytes,
         on_bytes=on_bytes,
     )

@@ -68,16 +68,20 @@ class Source:
             self.skipped.add(name)
         return name in self.skip
 
-    def add_nodes(self, ntype: str, count: int, what: str) -> None:
+    def add_nodes(self, ntype: str, count: int, what: str, skip: str = "") -> None:
         """Learn how many nodes of a type there are. Raises FormatError when `what` disagrees, and for a name
-        or a count that no dataset can have."""
+        or a count that no dataset can have.
+
+        skip: the array that the user may leave out then.
+        """
         check_name(ntype, f"the node type of {what}")
         if not 0 <= count <= MAX_ROWS:
             raise FormatError(f"{what} is for {count} {ntype!r} nodes; there can be 0 to {MAX_ROWS}")
         known = self.nodes.setdefault(ntype, count)
         by = self._counted_by.setdefault(ntype, what)
         if known != count:
-            raise FormatError(f"{what} is for {count} {ntype!r} nodes, but there are {known}, by {by}")
+            cure = f"; --skip {skip} leaves it out" if skip else ""
+            raise FormatError(f"{what} is for {count} {ntype!r} nodes, but there are {known}, by {by}{cure}")
 
     def add_mask(self, ntype: str, split: str, rows: Rows, what: str) -> None:
         """Raises FormatError when there is one already."""

@@ -40,7 +40,7 @@ class Record:
     """The fields of an object of a class that is not here: what unpickling sets, and no more."""
 
     def __init__(self, *_: Any) -> None:
-        raise TypeError("a Record comes from a file only")
+        """Takes the value of an Enum, and leaves it."""
 
     def __hash__(self) -> int:
         return id(self)
@@ -54,6 +54,7 @@ _RECORDS = (
     "torch_geometric.data.graph_store.EdgeAttr",
     "torch_geometric.data.graph_store.EdgeLayout",
     "torch_geometric.data.hetero_data.HeteroData",
+    "torch_geometric.data.storage.AttrType",
     "torch_geometric.data.storage.BaseStorage",
     "torch_geometric.data.storage.NodeStorage",
     "torch_geometric.data.storage.EdgeStorage",
@@ -86,8 +87,13 @@ def load_torch(path: Path) -> Any:
     _check_pickle(path)
     if not _can_name():
         return _load(path)
-    with torch.serialization.safe_globals([*_records(), *_numpy_parts()]):
-        return _load(path)
+    others = torch.serialization.get_safe_globals()  # of packages that are imported, PyG's own classes too
+    torch.serialization.clear_safe_globals()
+    try:
+        with torch.serialization.safe_globals([*_records(), *_numpy_parts()]):
+            return _load(path)
+    finally:
+        torch.serialization.add_safe_globals(others)
 
 
 def _check_pickle(path: Path) -> None:
@@ -166,7 +172,7 @@ def mapped_rows(values: torch.Tensor, path: Path) -> Rows:
         raise FormatError(
             f"{path} holds {kind}, not plain numbers; save what values.cpu() or to_dense() gives"
         )
-    if values.is_contiguous() and values.dtype != torch.bool:
+    if values.is_contiguous():
         offset = _file_offset(values.data_ptr(), path)
         if offset is not None and values.numel():
             return FileRows(path, tuple(values.shape), values.dtype, offset=offset)
@@ -216,12 +222,17 @@ def _culprit(path: Path, error: Exception) -> str:
         with contextlib.suppress(Exception):  # for damaged files
             if asked := sorted(set(look(path)) - set(_RECORDS)):
                 return shortened(f"it asks for {', '.join(asked)}", MAX_MESSAGE_CHARS)
-    said = re.search(r"WeightsUnpickler error: (.*)", str(error))
+    said = re.search(r"WeightsUnpickler error:\s*(.*)", str(error))
     return shortened(said[1].strip(), MAX_MESSAGE_CHARS) if said else said_by(error)
 
 
 def _records() -> list[Any]:
-    return [(Record, name) for name in _RECORDS]
+    # What PyG's storages remember of their attributes is a defaultdict.
+    return [*((Record, name) for name in _RECORDS), (_plain_dict, "collections.defaultdict")]
+
+
+def _plain_dict(*_: Any) -> dict[Any, Any]:
+    return {}
 
 
 def _numpy_parts() -> list[Any]:

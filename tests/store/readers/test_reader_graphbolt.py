@@ -162,7 +162,10 @@ def test_what_graphbolt_preprocessed_is_refused(tmp_path, capsys):
         (lambda root: (root / "metadata.yaml").write_text("- 1"), "must be a mapping"),
         (lambda root: truncate(root / "data/weight.pt"), "is truncated"),
         (lambda root: save(root / "set", test_labels=np.arange(3)), "have shape (3,) for 10 seeds"),
-        (lambda root: save(root / "set", test_seeds=np.arange(N - 9, N + 1)), f"is {N}; it must be from 0 to {N - 1}"),
+        (
+            lambda root: save(root / "set", test_seeds=np.arange(N - 9, N + 1)),
+            f"is {N}; it must be from 0 to {N - 1}",
+        ),
         (lambda root: (root / "edges/e.csv").write_text("1,2\n3\n"), "columns"),
     ],
 )

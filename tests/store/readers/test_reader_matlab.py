@@ -1,9 +1,8 @@
 """MATLAB files with an adjacency matrix: Facebook100's, and others."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
+from friendship import friendship
 from reader_example import assert_dataset, convert, refused, truncate
 
 io = pytest.importorskip("scipy.io")
@@ -12,7 +11,6 @@ RNG = np.random.default_rng(10)
 N = 80
 A = sparse.random(N, N, 0.1, "csc", random_state=1)
 HOMOGENEOUS = ("_N", "_E", "_N")
-CORNELL = Path(__file__).parents[4] / "shared" / "data" / "cornell5.mat"
 
 
 def one_hot(info):
@@ -45,18 +43,17 @@ def test_facebook100(tmp_path):
     )
 
 
-@pytest.mark.skipif(not CORNELL.exists(), reason=f"needs {CORNELL}")
-def test_cornell5(tmp_path):
-    store = convert(CORNELL, tmp_path / "c.gids", "--index-dtype", "int32", "--dtype", "float16")
-    found = io.loadmat(CORNELL)
-    info, table = found["local_info"], store.table("feat")
-    assert table.shape == (4735,)  # as published
+def test_a_friendship_network(tmp_path):
+    matrix, info = friendship(5000, 60)
+    io.savemat(tmp_path / "c.mat", {"A": matrix, "local_info": info}, do_compression=True)
+    store = convert(tmp_path / "c.mat", tmp_path / "c.gids", "--index-dtype", "int32", "--dtype", "float16")
+    table, expected = store.table("feat"), one_hot(info)
+    assert table.shape == expected.shape[1:]
     ids = np.sort(RNG.integers(0, len(info), 500))
-    expected = one_hot(info)
     assert np.array_equal(table.read_rows(ids).numpy(), expected[ids].astype(np.float16))
     graph = store.graph()
-    assert np.array_equal(graph.indices, edges_of(found["A"])[0])
-    assert np.array_equal(np.diff(graph.indptr), np.bincount(edges_of(found["A"])[1], minlength=len(info)))
+    assert np.array_equal(graph.indices, edges_of(matrix)[0])
+    assert np.array_equal(np.diff(graph.indptr), np.bincount(edges_of(matrix)[1], minlength=len(info)))
     assert store.labels["_N"].tolist() == (info[:, 1].astype(int) - 1).tolist()
 
 

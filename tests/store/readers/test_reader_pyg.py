@@ -162,6 +162,111 @@ def test_what_the_package_itself_saves(tmp_path):
     assert_homogeneous(convert(tmp_path / "data.pt", tmp_path / "p.gids"))
 
 
+@pytest.fixture
+def geometric():
+    return pytest.importorskip("torch_geometric")
+
+
+NAMES = (
+    "weight",
+    "edge_kind",
+    "node_kind",
+    "time",
+    "y",
+    "feat",
+    "pos",
+    "edge_weight",
+    "train_mask",
+    "is_edge",
+)
+
+
+@pytest.mark.parametrize("edge_count", [200, N, N - 1])
+@pytest.mark.parametrize("counted_by", ["x", "num_nodes", "the edges"])
+@pytest.mark.parametrize("seed", range(4))
+def test_nodes_and_edges_are_told_apart_as_the_package_does(
+    tmp_path, geometric, edge_count, counted_by, seed
+):
+    rng = np.random.default_rng(seed)
+    edges = torch.from_numpy(rng.integers(0, N, (2, edge_count)))
+    edges[0, 0] = N - 1
+    data = geometric.data.Data(edge_index=edges)
+    if counted_by == "x":
+        data.x = torch.from_numpy(X)
+    elif counted_by == "num_nodes":
+        data.num_nodes = N
+    for name in rng.permutation(NAMES).tolist():
+        if name in ("feat", "pos", "node_kind", "edge_weight"):  # tell PyG a count
+            count = edge_count if name == "edge_weight" else N
+        else:
+            count = int(rng.choice([N, edge_count]))
+        values = rng.random((count, 2)) if name != "train_mask" else rng.random(count) < 0.5
+        data[name] = torch.from_numpy(values.astype(bool if name == "train_mask" else np.float32))
+    torch.save(data, tmp_path / "d.pt")
+    store = convert(tmp_path / "d.pt", tmp_path / "d.gids", "--split", "none")
+    found = {"node": set(), "edge": {"edge_index"}}
+    for table in store.tables.values():
+        found[table.kind].add(table.key)
+        assert torch.equal(table.read_rows(range(table.row_count)), data[table.key])
+    found["node"] |= {"y"} if store.labels else set()
+    found["node"] |= {"train_mask"} if store.splits else set()
+    assert found == {"node": set(data.node_attrs()), "edge": set(data.edge_attrs())}
+
+
+@pytest.mark.parametrize("split_labels", [False, True])
+@pytest.mark.parametrize("key", ["edge_label", "link"])
+def test_what_random_link_split_returns(tmp_path, capsys, geometric, split_labels, key):
+    edges = torch.from_numpy(EDGES)
+    data = geometric.data.Data(
+        x=torch.from_numpy(X), edge_index=edges, weight=torch.rand(E), time=torch.arange(E)
+    )
+    transform = geometric.transforms.RandomLinkSplit(is_undirected=False, key=key, split_labels=split_labels)
+    for name, split in zip(("train", "val", "test"), transform(data), strict=True):
+        torch.save(split, tmp_path / f"{name}.pt")
+        store = convert(tmp_path / f"{name}.pt", tmp_path / f"{name}.gids")
+        assert_dataset(
+            store,
+            tables={"_N.x": X, "_N._E._N.weight": split.weight, "_N._E._N.time": split.time},
+            edges={HOMOGENEOUS: split.edge_index.numpy()},
+            labels={},
+            splits={},
+        )
+        said = capsys.readouterr().err
+        left_out = [k for k in split.to_dict() if key in k and k != "edge_index"]
+        assert len(left_out) == (2 if not split_labels else 4)
+        for left in left_out:
+            assert f"left out {left!r} of ('_N', '_E', '_N'): pairs to predict" in said
+    torch.save(transform(data), tmp_path / "all.pt")
+    error = refused(capsys, tmp_path / "all.pt", tmp_path / "x.gids")
+    assert "all.pt holds 3 graphs; torch.save the one to convert in its own file" in error
+
+
+def test_what_random_link_split_returns_of_several_types(tmp_path, capsys, geometric):
+    data = geometric.data.HeteroData()
+    data["paper"].x, data["author"].num_nodes = torch.from_numpy(X), 40
+    relation = ("author", "writes", "paper")
+    data[relation].edge_index = torch.from_numpy(RNG.integers(0, 40, (2, 200)))
+    data[relation].share = torch.rand(200)
+    transform = geometric.transforms.RandomLinkSplit(edge_types=[relation])
+    split, *_ = transform(data)
+    torch.save(split, tmp_path / "d.pt")
+    store = convert(tmp_path / "d.pt", tmp_path / "d.gids")
+    assert_dataset(
+        store,
+        tables={"paper.x": X, "author.writes.paper.share": split[relation].share},
+        edges={relation: split[relation].edge_index.numpy()},
+        labels={},
+        splits={},
+    )
+    assert "left out 'edge_label_index' of ('author', 'writes', 'paper')" in capsys.readouterr().err
+
+
+def test_labels_of_edges_without_pairs_are_a_table(tmp_path):
+    torch.save(tensors(edge_label=torch.arange(E)), tmp_path / "d.pt")
+    table = convert(tmp_path / "d.pt", tmp_path / "d.gids").table("edge_label")
+    assert table.kind == "edge"
+
+
 class Hostile:
     """What unpickling would run."""
 
@@ -187,7 +292,16 @@ class Hostile:
             lambda pyg: tensors(edge_attr=torch.rand(E - 1, 2)),
             f"{E} edges, but its table 'edge_attr' has {E - 1} rows",
         ),
+        (
+            lambda pyg: tensors(edge_attr=torch.rand(E - 1, 2)),
+            "has 299 rows; --skip edge_attr leaves it out",
+        ),
         (lambda pyg: tensors(y=torch.arange(N - 1)), f"is for {N - 1} '_N' nodes"),
+        (
+            lambda pyg: tensors(stray=torch.ones(N + 3, 2)),
+            "is for 63 '_N' nodes, but there are 60, by 'x' of",
+        ),
+        (lambda pyg: tensors(stray=torch.ones(N + 3, 2)), "; --skip stray leaves it out"),
         (lambda pyg: tensors(num_nodes=N + 1), f"is for {N} '_N' nodes"),
     ],
 )

@@ -17,9 +17,12 @@ from gids.store.convert.named import LABELS, MASKS
 from gids.store.convert.readers.reader import Choices, Reader
 from gids.store.convert.source import InEdges, Source, TableSource
 from gids.store.convert.torch_file import is_torch_file, load_torch, mapped_rows
-from gids.store.names import NODE, RELATION, Relation
+from gids.store.names import NODE, RELATION, Relation, describe_type
 from gids.store.rows import Rows, TensorRows
 
+# By name, as PyG; all else by size.
+_OF_NODES = ("x", "feat", "pos", "batch", "node_type", "n_id")
+_OF_EDGES = ("edge_index", "edge_weight", "edge_attr", "edge_type", "e_id", "adj", "adj_t")
 _SPLITS = {"train_idx": "train", "val_idx": "val", "valid_idx": "val", "test_idx": "test"}
 _SAVE = "save data.to_dict() with torch.save"
 
@@ -44,6 +47,8 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
 
 def _stores(saved: Any, path: Path) -> dict[str | Relation, Mapping[str, Any]]:
     """The attributes of each node type and relation of what torch.save was given."""
+    if isinstance(saved, (tuple, list)) and len(saved) > 1 and all("_store" in _fields(s) for s in saved):
+        raise FormatError(f"{path} holds {len(saved)} graphs; torch.save the one to convert in its own file")
     if isinstance(saved, tuple) and len(saved) in (2, 3):  # (data, slices, class), of InMemoryDataset
         if saved[1] is not None:
             raise FormatError(f"{path} holds several graphs in one; {_SAVE} of the graph to convert")
@@ -55,10 +60,10 @@ def _stores(saved: Any, path: Path) -> dict[str | Relation, Mapping[str, Any]]:
         nodes, edges = fields["_node_store_dict"], fields["_edge_store_dict"]
         return {key: _mapping(store, path) for key, store in {**nodes, **edges}.items()}
     if "_store" in fields:
-        return _homogeneous(_mapping(fields["_store"], path))
+        return _by_size(_mapping(fields["_store"], path), path)
     if any(isinstance(key, tuple) for key in fields) or "_global_store" in fields:
         return {key: _mapping(store, path) for key, store in fields.items() if key != "_global_store"}
-    return _homogeneous(fields)
+    return _by_size(fields, path)
 
 
 def _fields(saved: Any) -> Mapping[str, Any]:
@@ -74,9 +79,63 @@ def _mapping(store: Any, path: Path) -> Mapping[str, Any]:
     return found
 
 
-def _homogeneous(fields: Mapping[str, Any]) -> dict[str | Relation, Mapping[str, Any]]:
-    edges = {k: v for k, v in fields.items() if k.startswith("edge_") or k in ("adj", "adj_t")}
-    return {NODE: {k: v for k, v in fields.items() if k not in edges}, RELATION: edges}
+def _by_size(fields: Mapping[str, Any], path: Path) -> dict[str | Relation, Mapping[str, Any]]:
+    """The attributes of a Data's nodes, and those of its edges: by size, as PyG tells them apart.
+
+    Where there are as many nodes as edges, what has "edge" in its name is of edges.
+    """
+    links, edge_count = _links(fields), _edge_count(fields)
+    rows = {k: len(v) for k, v in fields.items() if isinstance(v, torch.Tensor) and v.dim()}
+    unclear = {k for k in rows if rows[k] == edge_count or k.startswith("edge_")}
+    node_count = _node_count(fields, path) if unclear - {*_OF_EDGES, *_OF_NODES, *links} else None
+
+    def is_of_edges(key: str) -> bool:
+        if key in _OF_EDGES or key in links or key in _OF_NODES or key not in unclear:
+            return key in _OF_EDGES or key in links
+        return rows[key] != node_count or (rows[key] == edge_count and "edge" in key)
+
+    return {
+        NODE: {k: v for k, v in fields.items() if not is_of_edges(k)},
+        RELATION: {k: v for k, v in fields.items() if is_of_edges(k)},
+    }
+
+
+def _edge_count(fields: Mapping[str, Any]) -> int | None:
+    edges, adjacency = fields.get("edge_index"), fields.get("adj_t")
+    if isinstance(edges, torch.Tensor) and edges.dim() == 2:
+        return edges.shape[1]
+    if isinstance(adjacency, torch.Tensor) and adjacency.layout == torch.sparse_csr:
+        return len(adjacency.col_indices())
+    return None
+
+
+def _node_count(fields: Mapping[str, Any], path: Path) -> int | None:
+    """As PyG infers it, from the edges if nothing else tells."""
+    if isinstance(count := fields.get("num_nodes"), (int, torch.Tensor)):
+        return int(count)
+    tensors = {k: v for k, v in fields.items() if isinstance(v, torch.Tensor) and v.dim()}
+    named = [k for k in tensors if k in _OF_NODES] + [k for k in tensors if "node" in k]
+    if named:
+        return len(tensors[named[0]])
+    if "adj_t" in tensors:
+        return tensors["adj_t"].shape[1]
+    return max((1 + most_id(mapped_rows(row, path)) for row in tensors.get("edge_index", ())), default=None)
+
+
+def _links(store: Mapping[str, Any]) -> set[str]:
+    """Pairs of nodes to predict, as RandomLinkSplit adds them, and their labels: K_index, of shape (2, n),
+    and K.
+    """
+    found = set()
+    for key, pairs in store.items():
+        name = key.removesuffix("_index")
+        if name == key or key == "edge_index" or not isinstance(pairs, torch.Tensor) or pairs.dim() != 2:
+            continue
+        labels = store.get(name)
+        labelled = isinstance(labels, torch.Tensor) and labels.shape[:1] == pairs.shape[1:]
+        if len(pairs) == 2 and (labelled or "edge" in name):
+            found |= {key, name} if labelled else {key}
+    return found
 
 
 class _Graph:
@@ -106,7 +165,7 @@ class _Graph:
                     self.source.tables.append(TableSource("node", ntype, key, rows))
 
     def _learn(self, ntype: str, rows: Rows, key: str) -> None:
-        self.source.add_nodes(ntype, rows.shape[0], self._name(key, ntype))
+        self.source.add_nodes(ntype, rows.shape[0], self._name(key, ntype), key)
 
     def _name(self, key: str, ntype: str) -> str:
         return f"{key!r} of {ntype!r} in {self._path}"
@@ -127,10 +186,16 @@ class _Graph:
             self.source.notes.append(f"{ntype!r} has no features nor num_nodes: {count} nodes, by the edges")
 
     def add_edges(self, relation: Relation, store: Mapping[str, Any]) -> None:
+        links, count = _links(store), _edge_count(store)
         for key, values in store.items():
             if self.source.skips(key):
                 continue
-            if key == "adj_t" and isinstance(values, torch.Tensor) and values.layout == torch.sparse_csr:
+            if key in links:
+                self.source.notes.append(
+                    f"left out {key!r} of {relation!r}: pairs to predict, which a dataset does not hold; "
+                    f"load them from {self._path}"
+                )
+            elif key == "adj_t" and isinstance(values, torch.Tensor) and values.layout == torch.sparse_csr:
                 self.source.add_nodes(relation[2], values.shape[0], "adj_t")
                 self.source.add_nodes(relation[0], values.shape[1], "adj_t")
                 in_edges = InEdges(TensorRows(values.crow_indices()), TensorRows(values.col_indices()), None)
@@ -143,6 +208,11 @@ class _Graph:
                     raise FormatError(f"edge_index of {relation} has shape {rows.shape}; it must be (2, E)")
                 self.source.graphs[relation] = edge_array(
                     rows, "edge_index", num_src=num_src, num_dst=num_dst
+                )
+            elif count is not None and rows.shape[0] != count:
+                raise FormatError(
+                    f"relation {describe_type(relation)} has {count} edges, but its table {key!r} has "
+                    f"{rows.shape[0]} rows; --skip {key} leaves it out"
                 )
             else:
                 self.source.tables.append(TableSource("edge", relation, key, rows))
@@ -163,9 +233,10 @@ def _describe(values: Any) -> str:
 _LAYOUT = """\
 Needs no torch_geometric (torch 2.6 or newer; before: to_dict() only). Tensors are mapped, never
 unpickled as anything else. x and all else with a row per node: tables; y: labels; train_mask, val_mask,
-test_mask: splits; edge_index (or adj_t as torch.sparse_csr): the graph; edge_attr, edge_weight, ...:
-tables of edges. What holds other classes (torch_sparse.SparseTensor, transforms, ...) is refused by
-name: save data.to_dict() without it."""
+test_mask: splits; edge_index (or adj_t as torch.sparse_csr): the graph; all else with a row per edge:
+tables of edges (of as many nodes as edges: what has "edge" in its name). edge_label_index and edge_label,
+pairs to predict, are left out. What holds other classes (torch_sparse.SparseTensor, transforms, ...) is
+refused by name: save data.to_dict() without it."""
 
 READER = Reader(
     "pyg",

@@ -1,0 +1,70 @@
+"""Node classification with DGL's SAGEConv. The features stay on disk.
+
+Make a dataset (or convert your own, see docs/datasets.md), then train:
+
+    gids generate papers && gids convert papers papers.gids
+    python docs/examples/dgl_graphsage.py papers.gids
+"""
+
+import argparse
+
+import gids.dgl  # isort: skip  # before anything that imports dgl
+import torch
+from dgl.dataloading import NeighborSampler
+from dgl.nn import SAGEConv
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+
+class GraphSAGE(nn.Module):
+    def __init__(self, in_dim, hidden_dim, classes):
+        super().__init__()
+        self.layers = nn.ModuleList(
+            [SAGEConv(in_dim, hidden_dim, "mean"), SAGEConv(hidden_dim, classes, "mean")]
+        )
+
+    def forward(self, blocks, x):
+        x = self.layers[0](blocks[0], x).relu()
+        return self.layers[1](blocks[1], x)
+
+
+@torch.no_grad()
+def accuracy(model, loader):
+    right = total = 0
+    for _, _, blocks in loader:
+        scores, labels = model(blocks, blocks[0].srcdata["feat"]), blocks[-1].dstdata["label"]
+        right += (scores.argmax(1) == labels).sum().item()
+        total += len(labels)
+    return right / total
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("dataset")
+parser.add_argument("--epochs", type=int, default=5)
+parser.add_argument("--batch-size", type=int, default=1024)
+parser.add_argument("--memory", type=float, default=1e9, help="bytes for each of the two loaders")
+args = parser.parse_args()
+
+store = gids.FeatureStore(args.dataset)
+graph = gids.dgl.graph(store)
+splits = store.splits["_N"]
+sampler = NeighborSampler([10, 10], prefetch_node_feats=["feat"], prefetch_labels=["label"])
+options = {"gids": store, "gids_memory_bytes": args.memory, "batch_size": args.batch_size}
+train_loader = gids.dgl.DataLoader(graph, splits["train"], sampler, shuffle=True, **options)
+val_loader = gids.dgl.DataLoader(graph, splits["val"], sampler, **options)
+
+classes = int(store.labels["_N"].max()) + 1
+model = GraphSAGE(store.table("feat").shape[0], 128, classes)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+
+for epoch in range(args.epochs):
+    losses = []
+    for _, _, blocks in train_loader:
+        scores = model(blocks, blocks[0].srcdata["feat"])
+        loss = cross_entropy(scores, blocks[-1].dstdata["label"])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    mean_loss = sum(losses) / len(losses)
+    print(f"epoch {epoch}: loss {mean_loss:.3f}, validation accuracy {accuracy(model, val_loader):.1%}")

@@ -1,0 +1,75 @@
+"""Train GraphSAGE on samples, then compute its output from all neighbours, layer by layer.
+
+Make a dataset (or convert your own, see docs/datasets.md), then train:
+
+    gids generate papers && gids convert papers papers.gids
+    python docs/examples/inference.py papers.gids
+
+`gids.inference.layerwise` computes each node once per layer. What it keeps between two layers is on disk.
+"""
+
+import argparse
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import gids
+from gids.inference import layerwise
+
+
+class SAGELayer(nn.Module):
+    """Each node's own row and the mean of its neighbours' rows, each times a matrix."""
+
+    def __init__(self, in_dim, out_dim, activation):
+        super().__init__()
+        self.own = nn.Linear(in_dim, out_dim)
+        self.neighbours = nn.Linear(in_dim, out_dim, bias=False)
+        self.activation = activation
+
+    def forward(self, block, x):
+        src, dst = block.coo()
+        total = x.new_zeros(block.num_dst, x.shape[1]).index_add_(0, dst, x[src])
+        mean = total / block.indptr.diff().clamp(min=1)[:, None]
+        return self.activation(self.own(x[: block.num_dst]) + self.neighbours(mean))
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("dataset")
+parser.add_argument("--epochs", type=int, default=5)
+parser.add_argument("--batch-size", type=int, default=1024)
+parser.add_argument("--memory", type=float, default=1e9, help="bytes for training, and again for inference")
+args = parser.parse_args()
+
+store = gids.FeatureStore(args.dataset)
+labels, splits = store.labels["_N"], store.splits["_N"]
+options = {"tables": ["_N.feat"], "memory_bytes": args.memory}
+loader = gids.NodeLoader(store, splits["train"], [10, 10], batch_size=args.batch_size, **options)
+
+in_dim, classes = store.table("_N.feat").shape[0], int(labels.max()) + 1
+layers = nn.ModuleList([SAGELayer(in_dim, 128, nn.ReLU()), SAGELayer(128, classes, nn.Identity())])
+optimizer = torch.optim.Adam(layers.parameters(), lr=0.003)
+
+for epoch in range(args.epochs):
+    layers.train()
+    losses = []
+    for minibatch in loader:
+        x = minibatch.features["_N.feat"]
+        for layer, block in zip(layers, minibatch.blocks, strict=True):
+            x = layer(block, x)
+        loss = cross_entropy(x, minibatch.labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+
+    layers.eval()  # some nodes: their scores are returned
+    scores = layerwise(layers, store, nodes=splits["val"], **options).values
+    accuracy = (scores.argmax(1) == labels[splits["val"]]).float().mean()
+    print(f"epoch {epoch}: loss {sum(losses) / len(losses):.3f}, validation accuracy {accuracy:.1%}")
+
+# All nodes: their scores become a table of the dataset, in place of the one from an earlier run.
+table = layerwise(layers, store, output="scores", replace=True, **options).store.table("_N.scores")
+scores = table.read_rows(splits["test"])
+accuracy = (scores.argmax(1) == labels[splits["test"]]).float().mean()
+print(f"test accuracy {accuracy:.1%}")

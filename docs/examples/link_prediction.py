@@ -1,0 +1,98 @@
+"""Link prediction with GraphSAGE in plain PyTorch. The features stay on disk.
+
+Make a dataset (or convert your own, see docs/datasets.md), then train:
+
+    gids generate papers --nodes 20000 && gids convert papers papers.gids
+    python docs/examples/link_prediction.py papers.gids
+"""
+
+import argparse
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+import gids
+
+
+class SAGELayer(nn.Module):
+    """Each node's own row and the mean of its neighbours' rows, each times a matrix."""
+
+    def __init__(self, in_dim, out_dim):
+        super().__init__()
+        self.own = nn.Linear(in_dim, out_dim)
+        self.neighbours = nn.Linear(in_dim, out_dim, bias=False)
+
+    def forward(self, block, x):
+        src, dst = block.coo()
+        total = x.new_zeros(block.num_dst, x.shape[1]).index_add_(0, dst, x[src])
+        mean = total / block.indptr.diff().clamp(min=1)[:, None]
+        return self.own(x[: block.num_dst]) + self.neighbours(mean)
+
+
+class GraphSAGE(nn.Module):
+    def __init__(self, in_dim, hidden_dim, classes):
+        super().__init__()
+        self.layers = nn.ModuleList([SAGELayer(in_dim, hidden_dim), SAGELayer(hidden_dim, classes)])
+
+    def forward(self, blocks, x):
+        x = self.layers[0](blocks[0], x).relu()
+        return self.layers[1](blocks[1], x)
+
+
+def scores(model, minibatch):
+    """Of the seed edges, then of the negatives: the dot product of the two ends."""
+    h = model(minibatch.blocks, minibatch.features["_N.feat"])  # rows of minibatch.seeds
+    src, dst = minibatch.pairs
+    return (h[src] * h[dst]).sum(1)
+
+
+@torch.no_grad()
+def accuracy(model, loader):
+    """How often an edge scores higher than its negative: 50 % by chance."""
+    right = total = 0
+    for minibatch in loader:
+        edges, negatives = scores(model, minibatch).chunk(2)
+        right += (edges > negatives).sum().item()
+        total += len(edges)
+    return right / total
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("dataset")
+parser.add_argument("--epochs", type=int, default=5)
+parser.add_argument("--batch-size", type=int, default=1024)
+parser.add_argument("--memory", type=float, default=1e9, help="bytes for each of the two loaders")
+parser.add_argument("--device", default="cpu", help="cpu or cuda")
+args = parser.parse_args()
+
+store = gids.FeatureStore(args.dataset)
+graph = store.graph()
+destinations = np.repeat(np.arange(graph.num_dst), np.diff(graph.indptr))
+edges = torch.from_numpy(np.stack([graph.indices, destinations]))
+edges = edges[:, torch.randperm(graph.num_edges)]
+val_count = graph.num_edges // 20  # the other edges are for training
+options = {
+    "negatives": 1,
+    "exclude": "self",  # the blocks must not have the edges that the model is asked about
+    "batch_size": args.batch_size,
+    "memory_bytes": args.memory,
+    "device": args.device,
+}
+train_loader = gids.EdgeLoader(store, edges[:, val_count:], [10, 10], **options)
+val_loader = gids.EdgeLoader(store, edges[:, :val_count], [10, 10], shuffle=False, **options)
+
+model = GraphSAGE(store.table("feat").shape[0], 128, 64).to(args.device)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+
+for epoch in range(args.epochs):
+    losses = []
+    for minibatch in train_loader:
+        loss = binary_cross_entropy_with_logits(scores(model, minibatch), minibatch.labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    mean_loss = sum(losses) / len(losses)
+    print(f"epoch {epoch}: loss {mean_loss:.3f}, validation accuracy {accuracy(model, val_loader):.1%}")

@@ -1,0 +1,73 @@
+"""Node classification with PyG's SAGEConv. The features stay on disk.
+
+Make a dataset (or convert your own, see docs/datasets.md), then train:
+
+    gids generate papers && gids convert papers papers.gids
+    python docs/examples/pyg_graphsage.py papers.gids
+"""
+
+import argparse
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch_geometric.nn import SAGEConv
+
+import gids
+import gids.pyg
+
+
+class GraphSAGE(nn.Module):
+    def __init__(self, in_dim, hidden_dim, classes):
+        super().__init__()
+        self.layers = nn.ModuleList([SAGEConv(in_dim, hidden_dim), SAGEConv(hidden_dim, classes)])
+
+    def forward(self, x, edge_index):
+        x = self.layers[0](x, edge_index).relu()
+        return self.layers[1](x, edge_index)
+
+
+def scores_and_labels(model, batch):
+    """Of the seeds, which are the first nodes of a batch."""
+    scores = model(batch.x, batch.edge_index)
+    return scores[: batch.batch_size], batch.y[: batch.batch_size]
+
+
+@torch.no_grad()
+def accuracy(model, loader):
+    right = total = 0
+    for batch in loader:
+        scores, labels = scores_and_labels(model, batch)
+        right += (scores.argmax(1) == labels).sum().item()
+        total += len(labels)
+    return right / total
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("dataset")
+parser.add_argument("--epochs", type=int, default=5)
+parser.add_argument("--batch-size", type=int, default=1024)
+parser.add_argument("--memory", type=float, default=1e9, help="bytes for each of the two loaders")
+parser.add_argument("--device", default="cpu", help="cpu or cuda")
+args = parser.parse_args()
+
+store = gids.FeatureStore(args.dataset)
+splits = store.splits["_N"]
+options = {"batch_size": args.batch_size, "memory_bytes": args.memory, "device": args.device}
+train_loader = gids.pyg.NeighborLoader(store, [10, 10], splits["train"], shuffle=True, **options)
+val_loader = gids.pyg.NeighborLoader(store, [10, 10], splits["val"], **options)
+
+classes = int(store.labels["_N"].max()) + 1
+model = GraphSAGE(store.table("feat").shape[0], 128, classes).to(args.device)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+
+for epoch in range(args.epochs):
+    losses = []
+    for batch in train_loader:
+        loss = cross_entropy(*scores_and_labels(model, batch))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    mean_loss = sum(losses) / len(losses)
+    print(f"epoch {epoch}: loss {mean_loss:.3f}, validation accuracy {accuracy(model, val_loader):.1%}")

@@ -1,0 +1,96 @@
+"""Node classification with R-GCN in PyG, over several node and edge types. The features stay on disk.
+
+Make a dataset of papers and authors (or convert your own, see docs/datasets.md), then train:
+
+    gids generate papers --hetero && gids convert papers papers.gids
+    python docs/examples/rgcn.py papers.gids --type paper
+"""
+
+import argparse
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch_geometric.nn import SAGEConv
+
+import gids
+import gids.pyg
+
+
+class RGCNLayer(nn.Module):
+    """Each node's own row and, for each edge type, the mean of its neighbours' rows, each times a matrix."""
+
+    def __init__(self, in_dims, out_dim, edge_types):
+        super().__init__()
+        self.own = nn.ModuleDict({ntype: nn.Linear(dim, out_dim) for ntype, dim in in_dims.items()})
+        self.neighbours = nn.ModuleDict()
+        for src, name, dst in edge_types:
+            conv = SAGEConv((in_dims[src], in_dims[dst]), out_dim, root_weight=False)
+            self.neighbours[f"{src} {name} {dst}"] = conv
+
+    def forward(self, x, edge_index):
+        out = {ntype: self.own[ntype](rows) for ntype, rows in x.items()}
+        for (src, name, dst), edges in edge_index.items():
+            out[dst] = out[dst] + self.neighbours[f"{src} {name} {dst}"]((x[src], x[dst]), edges)
+        return out
+
+
+class RGCN(nn.Module):
+    def __init__(self, in_dims, hidden_dim, classes, edge_types):
+        super().__init__()
+        hidden_dims = dict.fromkeys(in_dims, hidden_dim)
+        self.first = RGCNLayer(in_dims, hidden_dim, edge_types)
+        self.second = RGCNLayer(hidden_dims, classes, edge_types)
+
+    def forward(self, x, edge_index):
+        hidden = {ntype: rows.relu() for ntype, rows in self.first(x, edge_index).items()}
+        return self.second(hidden, edge_index)
+
+
+def scores_and_labels(model, batch, ntype):
+    """Of the seeds, which are the first nodes of their type."""
+    scores = model(batch.x_dict, batch.edge_index_dict)[ntype]
+    return scores[: batch[ntype].batch_size], batch[ntype].y[: batch[ntype].batch_size]
+
+
+@torch.no_grad()
+def accuracy(model, loader, ntype):
+    right = total = 0
+    for batch in loader:
+        scores, labels = scores_and_labels(model, batch, ntype)
+        right += (scores.argmax(1) == labels).sum().item()
+        total += len(labels)
+    return right / total
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("dataset")
+parser.add_argument("--type", default="paper", help="the node type to classify")
+parser.add_argument("--epochs", type=int, default=5)
+parser.add_argument("--batch-size", type=int, default=1024)
+parser.add_argument("--memory", type=float, default=1e9, help="bytes for each of the two loaders")
+parser.add_argument("--device", default="cpu", help="cpu or cuda")
+args = parser.parse_args()
+
+store = gids.FeatureStore(args.dataset)
+splits = store.splits[args.type]
+options = {"batch_size": args.batch_size, "memory_bytes": args.memory, "device": args.device}
+train_loader = gids.pyg.NeighborLoader(store, [10, 10], (args.type, splits["train"]), shuffle=True, **options)
+val_loader = gids.pyg.NeighborLoader(store, [10, 10], (args.type, splits["val"]), **options)
+
+in_dims = {ntype: store.table(f"{ntype}.feat").shape[0] for ntype in store.node_types}
+classes = int(store.labels[args.type].max()) + 1
+model = RGCN(in_dims, 128, classes, store.relations).to(args.device)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+
+for epoch in range(args.epochs):
+    losses = []
+    for batch in train_loader:
+        loss = cross_entropy(*scores_and_labels(model, batch, args.type))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    mean_loss = sum(losses) / len(losses)
+    val_accuracy = accuracy(model, val_loader, args.type)
+    print(f"epoch {epoch}: loss {mean_loss:.3f}, validation accuracy {val_accuracy:.1%}")

@@ -1,0 +1,80 @@
+"""Node classification with GraphSAGE in plain PyTorch. The features stay on disk.
+
+Make a dataset (or convert your own, see docs/datasets.md), then train:
+
+    gids generate papers && gids convert papers papers.gids
+    python docs/examples/torch_graphsage.py papers.gids
+"""
+
+import argparse
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import gids
+
+
+class SAGELayer(nn.Module):
+    """Each node's own row and the mean of its neighbours' rows, each times a matrix."""
+
+    def __init__(self, in_dim, out_dim):
+        super().__init__()
+        self.own = nn.Linear(in_dim, out_dim)
+        self.neighbours = nn.Linear(in_dim, out_dim, bias=False)
+
+    def forward(self, block, x):
+        src, dst = block.coo()
+        total = x.new_zeros(block.num_dst, x.shape[1]).index_add_(0, dst, x[src])
+        mean = total / block.indptr.diff().clamp(min=1)[:, None]
+        return self.own(x[: block.num_dst]) + self.neighbours(mean)
+
+
+class GraphSAGE(nn.Module):
+    def __init__(self, in_dim, hidden_dim, classes):
+        super().__init__()
+        self.layers = nn.ModuleList([SAGELayer(in_dim, hidden_dim), SAGELayer(hidden_dim, classes)])
+
+    def forward(self, blocks, x):
+        x = self.layers[0](blocks[0], x).relu()
+        return self.layers[1](blocks[1], x)
+
+
+@torch.no_grad()
+def accuracy(model, loader):
+    right = total = 0
+    for minibatch in loader:
+        scores = model(minibatch.blocks, minibatch.features["_N.feat"])
+        right += (scores.argmax(1) == minibatch.labels).sum().item()
+        total += len(minibatch.labels)
+    return right / total
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("dataset")
+parser.add_argument("--epochs", type=int, default=5)
+parser.add_argument("--batch-size", type=int, default=1024)
+parser.add_argument("--memory", type=float, default=1e9, help="bytes for each of the two loaders")
+parser.add_argument("--device", default="cpu", help="cpu or cuda")
+args = parser.parse_args()
+
+store = gids.FeatureStore(args.dataset)
+options = {"batch_size": args.batch_size, "memory_bytes": args.memory, "device": args.device}
+train_loader = gids.NodeLoader(store, store.splits["_N"]["train"], [10, 10], **options)
+val_loader = gids.NodeLoader(store, store.splits["_N"]["val"], [10, 10], shuffle=False, **options)
+
+classes = int(store.labels["_N"].max()) + 1
+model = GraphSAGE(store.table("feat").shape[0], 128, classes).to(args.device)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+
+for epoch in range(args.epochs):
+    losses = []
+    for minibatch in train_loader:
+        scores = model(minibatch.blocks, minibatch.features["_N.feat"])
+        loss = cross_entropy(scores, minibatch.labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    mean_loss = sum(losses) / len(losses)
+    print(f"epoch {epoch}: loss {mean_loss:.3f}, validation accuracy {accuracy(model, val_loader):.1%}")

@@ -1,0 +1,88 @@
+"""Data-parallel training of GraphSAGE in two processes. The features stay on disk.
+
+Make a dataset (or convert your own, see docs/datasets.md), then train:
+
+    gids generate papers && gids convert papers papers.gids
+    torchrun --nproc-per-node 2 docs/examples/two_processes.py papers.gids
+"""
+
+import argparse
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+import gids
+
+
+class SAGELayer(nn.Module):
+    """Each node's own row and the mean of its neighbours' rows, each times a matrix."""
+
+    def __init__(self, in_dim, out_dim):
+        super().__init__()
+        self.own = nn.Linear(in_dim, out_dim)
+        self.neighbours = nn.Linear(in_dim, out_dim, bias=False)
+
+    def forward(self, block, x):
+        src, dst = block.coo()
+        total = x.new_zeros(block.num_dst, x.shape[1]).index_add_(0, dst, x[src])
+        mean = total / block.indptr.diff().clamp(min=1)[:, None]
+        return self.own(x[: block.num_dst]) + self.neighbours(mean)
+
+
+class GraphSAGE(nn.Module):
+    def __init__(self, in_dim, hidden_dim, classes):
+        super().__init__()
+        self.layers = nn.ModuleList([SAGELayer(in_dim, hidden_dim), SAGELayer(hidden_dim, classes)])
+
+    def forward(self, blocks, x):
+        x = self.layers[0](blocks[0], x).relu()
+        return self.layers[1](blocks[1], x)
+
+
+@torch.no_grad()
+def accuracy(model, loader):
+    right_and_total = torch.zeros(2)
+    for minibatch in loader:  # each process has its own part
+        scores = model(minibatch.blocks, minibatch.features["_N.feat"])
+        right_and_total += torch.tensor([(scores.argmax(1) == minibatch.labels).sum(), len(minibatch.labels)])
+    dist.all_reduce(right_and_total)
+    return (right_and_total[0] / right_and_total[1]).item()
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("dataset")
+parser.add_argument("--epochs", type=int, default=5)
+parser.add_argument("--batch-size", type=int, default=512, help="seeds of each process")
+parser.add_argument(
+    "--memory", type=float, default=5e8, help="bytes for each of the two loaders of a process"
+)
+args = parser.parse_args()
+
+dist.init_process_group("gloo")  # before the loaders, which then share the seeds among the processes
+
+store = gids.FeatureStore(args.dataset)
+options = {"batch_size": args.batch_size, "memory_bytes": args.memory}
+train_loader = gids.NodeLoader(store, store.splits["_N"]["train"], [10, 10], **options)
+val_loader = gids.NodeLoader(store, store.splits["_N"]["val"], [10, 10], shuffle=False, **options)
+
+classes = int(store.labels["_N"].max()) + 1
+model = DistributedDataParallel(GraphSAGE(store.table("feat").shape[0], 128, classes))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+
+for epoch in range(args.epochs):
+    losses = []
+    for minibatch in train_loader:
+        scores = model(minibatch.blocks, minibatch.features["_N.feat"])
+        loss = cross_entropy(scores, minibatch.labels)
+        optimizer.zero_grad()
+        loss.backward()  # averages the gradients over the processes
+        optimizer.step()
+        losses.append(loss.item())
+    mean_loss, val_accuracy = sum(losses) / len(losses), accuracy(model, val_loader)
+    if dist.get_rank() == 0:
+        print(f"epoch {epoch}: loss {mean_loss:.3f}, validation accuracy {val_accuracy:.1%}")
+
+dist.destroy_process_group()

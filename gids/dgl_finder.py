@@ -1,0 +1,115 @@
+"""Makes DGL importable beside a current torch. Installed by ``import gids``; acts when DGL is imported.
+
+PyPI's DGL 2.1.0 imports its GraphBolt part with everything else, and GraphBolt's compiled library exists for
+torch 2.0.0 to 2.2.1 only. Where it cannot load, ``dgl.graphbolt`` becomes a stand-in whose names raise
+ImportError when used; the rest of DGL does not need it. DGL 1.1.3 has no GraphBolt.
+
+Nothing but sys and types is imported until then, and nothing is done where DGL is not imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+
+_GRAPHBOLT = "dgl.graphbolt"
+_GRAPHBOLT_IMPORTS = ("pandas", "pydantic", "torchdata.datapipes", "torchdata.dataloader2", "yaml")
+
+
+def install() -> None:
+    """Put the finder before all others. May be called again."""
+    if not any(isinstance(finder, DGLFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, DGLFinder())
+
+
+class DGLFinder:
+    """Answers for ``dgl.graphbolt``, where that cannot load, and for everything below it."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname == "dgl.backend":
+            _choose_backend()
+        elif fullname == _GRAPHBOLT:
+            if path is not None and _lies_there_and_cannot_load(path):
+                return self._spec(fullname)
+        elif fullname.startswith(_GRAPHBOLT + ".") and isinstance(sys.modules.get(_GRAPHBOLT), _StandIn):
+            return self._spec(fullname)
+        return None
+
+    def _spec(self, fullname: str) -> ModuleSpec:
+        from importlib.machinery import ModuleSpec
+
+        return ModuleSpec(fullname, self, is_package=True)  # type: ignore[arg-type]  # has what loaders need
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _StandIn(spec.name, "Stands in for DGL's GraphBolt, which cannot load beside this torch.")
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+class _StandIn(ModuleType):
+    """A module that imports and has nothing in it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # asked by the import system, inspect, pickle
+            raise AttributeError(name)
+        import torch
+
+        raise ImportError(
+            f"{self.__name__}.{name}: dgl.graphbolt needs torch <= 2.2.1 (and torchdata < 0.8); "
+            f"this is torch {torch.__version__}. The rest of DGL works."
+        )
+
+
+def _lies_there_and_cannot_load(path: Sequence[str]) -> bool:
+    """path: DGL's."""
+    from pathlib import Path
+
+    folder = next((found for found in (Path(entry, "graphbolt") for entry in path) if found.is_dir()), None)
+    return folder is not None and not _loads(folder)
+
+
+def _loads(folder: Any) -> bool:
+    from importlib.util import find_spec
+
+    import torch
+
+    version = torch.__version__.split("+", maxsplit=1)[0]
+    if not (folder / f"libgraphbolt_pytorch_{version}.so").exists():
+        return False
+    try:
+        return all(find_spec(name) is not None for name in _GRAPHBOLT_IMPORTS)
+    except ModuleNotFoundError:  # the parent of a dotted name
+        return False
+
+
+def _choose_backend() -> None:
+    """PyTorch, where none is chosen: DGL would print advice and write ~/.dgl/config.json."""
+    import json
+    import os
+    from pathlib import Path
+
+    if "DGLBACKEND" in os.environ:
+        return
+    config = Path(os.environ.get("DGLDEFAULTDIR", Path.home() / ".dgl"), "config.json")
+    try:
+        backend = json.loads(config.read_text()).get("backend", "")
+    except (OSError, ValueError, AttributeError):
+        backend = ""
+    if str(backend).lower() not in ("mxnet", "pytorch", "tensorflow"):
+        os.environ["DGLBACKEND"] = "pytorch"
+
+
+def rebuilt(make: Callable[..., Any], arguments: tuple[Any, ...], state: Any = None) -> Any:
+    """An object of DGL's, of what object.__reduce_ex__ gave. Unpickling this name imports gids before DGL."""
+    made = make(*arguments)
+    if state is not None:
+        vars(made).update(state)
+    return made

@@ -1,0 +1,148 @@
+"""Ranks: the processes that train one model together, and each one's part of the seeds of a step.
+
+Called by EpochLoader. It uses torch.distributed to find out who the ranks are; it sends no seeds and no rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch.distributed as dist
+
+log = logging.getLogger("gids")
+
+_PATIENCE = timedelta(seconds=10)
+"""A rank that waits longer for another one says so."""
+_checked = itertools.count()  # loaders whose arguments were compared; equal on all ranks
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process's rank, of world_size. detected: by the process group rather than given by the user."""
+
+    rank: int = 0
+    world_size: int = 1
+    detected: bool = False
+
+    def part(self, count: int) -> slice:
+        """This rank's part of the `count` seeds of a step, 1 or more.
+
+        The parts of two ranks differ by one seed at most. With fewer seeds than ranks, each rank has one
+        seed, and some seeds belong to several ranks: a rank without a seed would keep the others waiting.
+        """
+        begin = count * self.rank // self.world_size
+        return slice(begin, max(begin + 1, count * (self.rank + 1) // self.world_size))
+
+    def check_alike(self, made_with: Callable[[], Mapping[str, Any]]) -> None:
+        """Compare what a loader was made with, which must be plain values, over all ranks.
+
+        Only if the ranks were detected: then every rank must make the loader. Rank 0 waits for all others,
+        and each of them for rank 0, for as long as the process group's time-out. Raises ValueError if
+        arguments differ, RuntimeError if a rank makes no such loader in time.
+        """
+        store = dist.distributed_c10d._get_default_store() if self.detected else None
+        if store is None or self.world_size == 1:
+            return
+        key_of = f"gids/loader/{next(_checked)}/rank/{{}}".format
+        said = json.dumps(made_with())
+        store.set(key_of(self.rank), said)
+        for other in range(1, self.world_size) if self.rank == 0 else [0]:
+            mine, theirs = json.loads(said), json.loads(_wait_for(other, store, key_of(other)))
+            for key, value in mine.items():
+                if theirs.get(key) != value:
+                    raise ValueError(
+                        f"rank {self.rank} made this loader with {key} = {value!r}, and rank {other} with "
+                        f"{theirs.get(key)!r}. Give every rank the same arguments and all seeds: the loader "
+                        "gives each rank its part. For a loader that shares no seeds: rank=0, world_size=1"
+                    )
+
+
+def find_ranks(rank: int | None, world_size: int | None) -> Ranks:
+    """The ranks as given, else those of torch.distributed's default process group, else one rank.
+
+    Raises TypeError and ValueError for a rank without a world_size and for numbers that are no rank.
+    """
+    if (rank is None) != (world_size is None):
+        raise ValueError(f"rank={rank}, world_size={world_size}: give both, or neither")
+    if rank is not None and world_size is not None:
+        for name, value in (("rank", rank), ("world_size", world_size)):
+            if isinstance(value, bool) or not isinstance(value, int | np.integer):
+                raise TypeError(f"{name}={value!r}; it must be a whole number")
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank={rank}, world_size={world_size}: rank must be 0 to world_size - 1")
+        return Ranks(int(rank), int(world_size))
+    if _initialized():
+        found = Ranks(dist.get_rank(), dist.get_world_size(), detected=True)
+        if found.world_size > 1:
+            log.info("rank %d of %d: sharing the seeds with the other ranks", found.rank, found.world_size)
+        return found
+    launched = os.environ.get("WORLD_SIZE", "1")
+    if launched != "1" and "TORCHELASTIC_RUN_ID" in os.environ:
+        log.warning(
+            "torchrun started %s ranks, but there is no process group: every rank gets all seeds. Call "
+            "torch.distributed.init_process_group() before making the loader, or give rank= and world_size=",
+            launched,
+        )
+    return Ranks()
+
+
+def local_ranks() -> int:
+    """Number of ranks on this machine, which share its memory.
+
+    That is LOCAL_WORLD_SIZE, which torchrun sets; without it, all ranks of the process group; else 1.
+    """
+    given = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if given.isdecimal():
+        return max(1, int(given))
+    return dist.get_world_size() if _initialized() else 1
+
+
+class StepSeeds(NamedTuple):
+    """Positions, among a loader's seeds, of the seeds of one step. part: which of them are this rank's."""
+
+    of_all_ranks: np.ndarray
+    part: slice
+
+    @property
+    def own(self) -> np.ndarray:
+        return self.of_all_ranks[self.part]
+
+
+@dataclass(frozen=True)
+class EpochSeeds:
+    """The seeds of an epoch by step. order: int64[seeds], their positions, of all ranks."""
+
+    order: np.ndarray
+    batch_size: int
+    ranks: Ranks
+
+    def at(self, step: int) -> StepSeeds:
+        size = self.batch_size * self.ranks.world_size
+        found = self.order[step * size : (step + 1) * size]
+        return StepSeeds(found, self.ranks.part(len(found)))
+
+
+def _initialized() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _wait_for(rank: int, store: Any, key: str) -> str:
+    """What that rank stores under that key."""
+    try:
+        store.wait([key], _PATIENCE)
+    except RuntimeError:  # of which kind depends on the store and on torch's version
+        log.warning(
+            "waiting for rank %d to make the same loader. If not every rank makes one, give rank=0, "
+            "world_size=1: this rank then gets all seeds",
+            rank,
+        )
+        store.wait([key])
+    return bytes(store.get(key)).decode()

@@ -1,0 +1,93 @@
+"""The scripts of docs/examples, run as a user runs them: each learns more than chance, and prints it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gids.cli import main
+
+FOLDER = Path(__file__).parents[2] / "docs/examples"
+CLASSES = 8
+PYTHON = [sys.executable]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one.gids and several.gids, made by the commands that the scripts name."""
+    folder = tmp_path_factory.mktemp("examples")
+    sizes = [
+        "--nodes",
+        "4000",
+        "--edges",
+        "40000",
+        "--dim",
+        "32",
+        "--classes",
+        str(CLASSES),
+        "--split",
+        "0.6,0.2,0.2",
+    ]
+    for name, kind in (("one", []), ("several", ["--hetero"])):
+        source = str(folder / name)
+        assert main(["generate", source, *sizes, *kind, "--quiet"]) == 0
+        assert main(["convert", source, f"{source}.gids", "--quiet"]) == 0
+    return folder
+
+
+def run(command: list[str], script: str, dataset: Path, *arguments: str) -> str:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(
+        [*command, str(FOLDER / script), str(dataset), "--memory", "1e8", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def numbers(pattern: str, output: str) -> list[float]:
+    return [float(found) for found in re.findall(pattern, output)]
+
+
+@pytest.mark.parametrize(
+    ("command", "script", "dataset", "arguments", "accuracy"),
+    [
+        (PYTHON, "dgl_graphsage.py", "one", ["--batch-size", "128"], 75),
+        (PYTHON, "pyg_graphsage.py", "one", ["--batch-size", "128"], 75),
+        (PYTHON, "torch_graphsage.py", "one", ["--batch-size", "128"], 75),
+        (PYTHON, "link_prediction.py", "one", [], 65),
+        (PYTHON, "rgcn.py", "several", ["--batch-size", "128"], 75),
+        (PYTHON, "inference.py", "one", ["--batch-size", "128"], 75),
+        (TORCHRUN, "two_processes.py", "one", ["--batch-size", "64"], 75),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_example_learns(
+    datasets: Path, command: list[str], script: str, dataset: str, arguments: list[str], accuracy: float
+) -> None:
+    """By chance 12.5 % of the nodes are classified right, and 50 % of the edges."""
+    if script == "dgl_graphsage.py":
+        pytest.importorskip("gids.dgl")
+    output = run(command, script, datasets / f"{dataset}.gids", "--epochs", "3", *arguments)
+    print(output)
+    losses = numbers(r"loss (\d+\.\d+)", output)
+    accuracies = numbers(r"accuracy (\d+\.\d)%", output)
+    assert len(losses) == 3
+    assert losses[-1] < losses[0]
+    assert accuracies[-1] > accuracy
+
+
+def test_every_example_is_tested_and_listed() -> None:
+    scripts = {path.name for path in FOLDER.glob("*.py")}
+    listed = set(re.findall(r"\]\((\w+\.py)\)", (FOLDER / "README.md").read_text()))
+    [marks] = [mark for mark in test_an_example_learns.pytestmark if mark.name == "parametrize"]  # type: ignore[attr-defined]
+    assert scripts == listed == {script for _, script, *_ in marks.args[1]}

@@ -1,0 +1,372 @@
+"""Ranks share every step's seeds: together they see what one process with the whole batch sees."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore
+
+import gids
+from gids.loader.epoch_loader import EpochLoader
+from gids.loader.ranks import Ranks, local_ranks
+from gids.sampler import Labor, Minibatch, Neighbor, RandomWalk
+from gids.store import DatasetWriter
+from gids.store.names import Relation
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+PAPERS, AUTHORS = 1500, 400
+CITES: Relation = ("paper", "cites", "paper")
+WRITES: Relation = ("author", "writes", "paper")
+WRITTEN: Relation = ("paper", "written by", "author")
+Ids = torch.Tensor | dict[str, torch.Tensor]
+
+
+def in_edges(num_src: int, num_dst: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(num_dst)
+    indptr = np.concatenate([[0], np.cumsum(rng.integers(0, 25, num_dst))])
+    return indptr, (num_src * rng.random(indptr[-1]) ** 2).astype(np.int64)
+
+
+def write(path: Path, relations: list[Relation]) -> Path:
+    counts = {"paper": PAPERS, "author": AUTHORS}
+    with DatasetWriter(path) as writer:
+        for ntype in sorted({t for r in relations for t in r[::2]}):
+            rows = torch.arange(counts[ntype] * 16, dtype=torch.float32).view(-1, 16)
+            writer.write_table("node", ntype, "feat", rows)
+            writer.write_labels(ntype, torch.arange(counts[ntype]))
+        for relation in relations:
+            num_src, num_dst = counts[relation[0]], counts[relation[2]]
+            writer.write_graph(relation, *in_edges(num_src, num_dst), num_src=num_src)
+    return path
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("ranks") / "one.gids", [CITES])
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("ranks") / "several.gids", [CITES, WRITES, WRITTEN])
+
+
+def node_loader(path: Path, seeds: Any, sampler: Any = (3, 4), **options: Any) -> gids.NodeLoader:
+    return gids.NodeLoader(path, seeds, sampler, **{"tables": [], **options})
+
+
+def on_ranks(world_size: int, open_loader: Any, **options: Any) -> list[list[Minibatch]]:
+    """The minibatches of two epochs, by rank."""
+    made = []
+    for rank in range(world_size):
+        with open_loader(rank=rank, world_size=world_size, **options) as loader:
+            assert (loader.rank, loader.world_size) == (rank, world_size)
+            epochs = [list(loader) for _ in range(2)]
+            assert [len(epoch) for epoch in epochs] == [len(loader)] * 2
+            made.append([m for epoch in epochs for m in epoch])
+    return made
+
+
+def by_type(ids: Ids) -> dict[str, torch.Tensor]:
+    return ids if isinstance(ids, dict) else {"": ids}
+
+
+def seeds_of(minibatch: Minibatch) -> list[tuple[str, int]]:
+    return [(t, i) for t, ids in by_type(minibatch.seeds).items() for i in ids.tolist()]
+
+
+def edges_of(minibatch: Minibatch) -> list[set[Any]]:
+    """By layer: (relation, source, destination, position, weight) of every edge."""
+    nodes, layers = minibatch.input_nodes, []
+    for layer in minibatch.blocks:
+        found: set[Any] = set()
+        for block in layer.values() if isinstance(layer, dict) else [layer]:
+            ends = block.relation[0], block.relation[2]
+            src, dst = (nodes[t] if isinstance(nodes, dict) else nodes for t in ends)
+            local_src, local_dst = block.coo()
+            weights = block.weights if block.weights is not None else torch.ones(block.num_edges)
+            columns = (src[local_src], dst[local_dst], block.positions, weights)
+            found |= {(block.relation, *edge) for edge in zip(*(c.tolist() for c in columns), strict=True)}
+        layers.append(found)
+    return layers
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
+def test_parts_cover_a_step_and_differ_by_one_seed_at_most(world_size: int) -> None:
+    for count in range(1, 60):
+        parts = [list(range(count))[Ranks(rank, world_size).part(count)] for rank in range(world_size)]
+        sizes = [len(part) for part in parts]
+        assert max(sizes) - min(sizes) <= 1
+        assert min(sizes) >= 1
+        together = [position for part in parts for position in part]
+        assert sorted(set(together)) == list(range(count))
+        assert together == sorted(together)
+        assert len(together) == max(count, world_size)  # nothing is repeated unless seeds are too few
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize(
+    ("world_size", "count", "batch_size"),
+    [(2, 200, 50), (2, 201, 50), (3, 200, 50), (3, 91, 30), (3, 92, 30), (4, 7, 5), (4, 3, 5), (3, 0, 5)],
+)
+def test_ranks_take_equal_steps_and_all_seeds(
+    one: Path, world_size: int, count: int, batch_size: int, drop_last: bool, shuffle: bool
+) -> None:
+    seeds = torch.from_numpy(np.random.default_rng(1).permutation(PAPERS)[:count])
+    options = {"seeds": seeds, "batch_size": batch_size, "shuffle": shuffle, "drop_last": drop_last}
+    ranks = on_ranks(world_size, lambda **o: node_loader(one, **o), **options)
+    size = world_size * batch_size
+    length = count // size if drop_last else -(-count // size)
+    assert {len(minibatches) for minibatches in ranks} == {2 * length}
+    orders = []
+    for epoch in range(2):
+        seen: list[int] = []
+        for step in range(length):
+            of_step = [rank[epoch * length + step] for rank in ranks]
+            assert {(m.epoch, m.step) for m in of_step} == {(epoch, step)}
+            parts = [m.seeds.tolist() for m in of_step]  # type: ignore[union-attr]
+            expected = min(size, count - step * size)
+            assert {len(part) for part in parts} <= {
+                max(1, expected // world_size),
+                -(-expected // world_size),
+            }
+            seen += dict.fromkeys(i for part in parts for i in part)
+        assert len(seen) == len(set(seen)) == (length * size if drop_last else count)
+        orders.append(seen)
+    if not drop_last:
+        assert sorted(orders[0]) == sorted(seeds.tolist())
+    if count > 10:
+        assert (orders[0] != orders[1]) == shuffle  # reshuffled over all ranks
+
+
+SAMPLERS: dict[str, Any] = {
+    "Neighbor": Neighbor([3, 4]),
+    "all": Neighbor([-1, 4]),
+    "replace": Neighbor([3, 4], replace=True),
+    "dependent": Neighbor([3, 4], batch_dependency=4),
+    "nested": Neighbor([3, 4], batch_dependency=4, nested=True),
+    "Labor": Labor([3, 4]),
+    "fixed count": Labor([3, 4], fixed_count=True),
+    "layer dependency": Labor([3, 4], layer_dependency=True, batch_dependency=3),
+    "RandomWalk": RandomWalk([3, 4], num_walks=6),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_sample_together_what_one_process_samples(one: Path, name: str, world_size: int) -> None:
+    options = {"seeds": torch.arange(0, PAPERS, 4), "sampler": SAMPLERS[name]}
+    with node_loader(one, batch_size=40 * world_size, **options) as loader:
+        whole = [m for _ in range(2) for m in loader]
+    compare(whole, on_ranks(world_size, lambda **o: node_loader(one, **o), batch_size=40, **options))
+
+
+@pytest.mark.parametrize("name", ["Neighbor", "Labor"])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_sample_together_what_one_process_samples_of_several_types(
+    several: Path, name: str, world_size: int
+) -> None:
+    options = {
+        "seeds": {"paper": torch.arange(0, PAPERS, 9), "author": torch.arange(0, AUTHORS, 5)},
+        "sampler": SAMPLERS[name],
+    }
+    with node_loader(several, batch_size=30 * world_size, **options) as loader:
+        whole = [m for _ in range(2) for m in loader]
+    compare(whole, on_ranks(world_size, lambda **o: node_loader(several, **o), batch_size=30, **options))
+
+
+def compare(whole: list[Minibatch], ranks: list[list[Minibatch]]) -> None:
+    for step in zip(whole, *ranks, strict=True):
+        expected, *parts = step
+        assert sorted(seeds_of(expected)) == sorted(seed for part in parts for seed in seeds_of(part))
+        for layer, edges in enumerate(edges_of(expected)):
+            assert edges == set().union(*(edges_of(part)[layer] for part in parts))
+            assert edges
+        for ntype, nodes in by_type(expected.input_nodes).items():
+            found = torch.cat([by_type(part.input_nodes)[ntype] for part in parts])
+            assert torch.equal(nodes.sort().values, found.unique())
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("exclude", [None, "self", "reverse"])
+def test_ranks_train_together_on_the_edges_and_negatives_of_one_process(
+    several: Path, exclude: Any, world_size: int
+) -> None:
+    def open_loader(**options: Any) -> gids.EdgeLoader:
+        options |= {"relation": WRITES, "negatives": 2, "exclude": exclude, "reverse": WRITTEN, "tables": []}
+        return gids.EdgeLoader(several, edges, [3, 4], **options)
+
+    indptr, indices = in_edges(AUTHORS, PAPERS)
+    destinations = np.arange(PAPERS).repeat(np.diff(indptr))
+    edges = torch.from_numpy(np.stack([indices, destinations])[:, ::8].copy())
+
+    def pairs(m: Any) -> list[tuple[int, int, float]]:
+        ends = [m.seeds[t][at].tolist() for t, at in zip(("author", "paper"), m.pairs, strict=True)]
+        return list(zip(*ends, m.labels.tolist(), strict=True))
+
+    with open_loader(batch_size=200 * world_size) as loader:
+        whole = [m for _ in range(2) for m in loader]
+    ranks = on_ranks(world_size, open_loader, batch_size=200)
+    for expected, *parts in zip(whole, *ranks, strict=True):
+        assert sorted(pairs(expected)) == sorted(pair for part in parts for pair in pairs(part))
+        for layer, edges in enumerate(edges_of(expected)):
+            assert edges == set().union(*(edges_of(part)[layer] for part in parts))
+        negatives = [[destination for _, destination, label in pairs(part) if label == 0] for part in parts]
+        assert all(negatives[0] != other for other in negatives[1:])
+
+
+def open_kind(kind: str, path: Path, **options: Any) -> EpochLoader:
+    if kind == "nodes":
+        return node_loader(path, {"paper": torch.arange(0, PAPERS, 2)}, **options)
+    edges = torch.stack([torch.arange(800) % AUTHORS, torch.arange(800)])
+    return gids.EdgeLoader(path, edges, [3, 4], relation=WRITES, tables=[], **options)
+
+
+@pytest.mark.parametrize("kind", ["nodes", "edges"])
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 1), (1, 3), (2, 3), (3, 2)])
+def test_a_run_resumes_on_any_number_of_ranks(several: Path, kind: str, before: int, after: int) -> None:
+    """With the same seeds in a step, over all ranks."""
+
+    def open_at(rank: int, world_size: int) -> EpochLoader:
+        return open_kind(kind, several, rank=rank, world_size=world_size, batch_size=60 // world_size)
+
+    states = []
+    for rank in range(before):
+        with open_at(rank, before) as loader:
+            epoch = iter(loader)
+            for _ in range(5):
+                next(epoch)
+            states.append(loader.state_dict())
+    assert all(state == states[0] for state in states)
+    with open_at(0, 1) as loader:
+        expected = [m for _ in range(2) for m in loader][5:]
+    resumed = []
+    for rank in range(after):
+        with open_at(rank, after) as loader:
+            loader.load_state_dict(states[0])
+            resumed.append([m for _ in range(2) for m in loader])
+    for whole, *parts in zip(expected, *resumed, strict=True):
+        assert {(m.epoch, m.step) for m in parts} == {(whole.epoch, whole.step)}
+        assert set(seeds_of(whole)) == {seed for part in parts for seed in seeds_of(part)}
+        assert edges_of(whole)[0] == set().union(*(edges_of(part)[0] for part in parts))
+
+
+def test_a_state_of_another_global_batch_is_refused(several: Path) -> None:
+    with open_kind("nodes", several, rank=0, world_size=2, batch_size=60) as loader:
+        state = loader.state_dict()
+    with open_kind("nodes", several, rank=0, world_size=4, batch_size=60) as loader:
+        with pytest.raises(ValueError, match=r"batch_size \* world_size = 120, and this one has 240"):
+            loader.load_state_dict(state)
+
+
+def test_positions_are_of_the_ranks_own_seeds(one: Path) -> None:
+    seeds = torch.from_numpy(np.random.default_rng(2).permutation(PAPERS)[:130])
+    for rank in range(3):
+        with node_loader(one, seeds, batch_size=20, rank=rank, world_size=3) as loader:
+            epoch = iter(loader)
+            assert torch.equal(epoch.order, loader.order(0))
+            for m in epoch:
+                assert torch.equal(seeds[epoch.positions(m.step)], m.seeds)  # type: ignore[arg-type]
+                first = m.step * 60
+                assert set(epoch.positions(m.step).tolist()) <= set(epoch.order[first : first + 60].tolist())
+
+
+def test_features_and_labels_are_of_the_ranks_own_nodes(one: Path) -> None:
+    rows = torch.arange(PAPERS * 16, dtype=torch.float32).view(-1, 16)
+    for rank in range(3):
+        options = {"tables": None, "rank": rank, "world_size": 3, "memory_bytes": 64 << 20}
+        with node_loader(one, torch.arange(0, PAPERS, 7), batch_size=20, **options) as loader:
+            for m in loader:
+                assert torch.equal(m.features["paper.feat"], rows[m.input_nodes])  # type: ignore[index]
+                assert torch.equal(m.labels, m.seeds)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"rank": 0}, ValueError, "rank=0, world_size=None: give both, or neither"),
+        ({"world_size": 2}, ValueError, "rank=None, world_size=2: give both, or neither"),
+        ({"rank": 2, "world_size": 2}, ValueError, "rank must be 0 to world_size - 1"),
+        ({"rank": -1, "world_size": 2}, ValueError, "rank must be 0 to world_size - 1"),
+        ({"rank": 0, "world_size": 0}, ValueError, "rank must be 0 to world_size - 1"),
+        ({"rank": "0", "world_size": 2}, TypeError, "rank='0'; it must be a whole number"),
+        ({"rank": 0, "world_size": True}, TypeError, "world_size=True; it must be a whole number"),
+    ],
+)
+def test_wrong_ranks_are_refused(several: Path, options: Any, error: type[Exception], said: str) -> None:
+    for kind in ("nodes", "edges"):
+        with pytest.raises(error, match=said):
+            open_kind(kind, several, **options)
+
+
+def test_repr_names_the_rank(one: Path) -> None:
+    with node_loader(one, torch.arange(90), batch_size=20, rank=1, world_size=3) as loader:
+        assert repr(loader).endswith("2 minibatches of 20, rank 1 of 3)")
+    with node_loader(one, torch.arange(90), batch_size=20) as loader:
+        assert repr(loader).endswith("5 minibatches of 20)")
+
+
+def test_ranks_of_one_machine_share_its_memory(
+    one: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gids.loader.placement.available_bytes", lambda: 1 << 30)
+    for given, share in (
+        (None, "1/2 of what is available, 537 MB"),
+        ("4", "1/8 of what is available, 134 MB"),
+    ):
+        monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+        if given is not None:
+            monkeypatch.setenv("LOCAL_WORLD_SIZE", given)
+        with caplog.at_level(logging.INFO, "gids"):
+            gids.FeatureLoader(one, ["paper.feat"]).close()
+        assert share in caplog.text
+        caplog.clear()
+
+
+@pytest.mark.parametrize(("given", "ranks"), [("", 1), ("0", 1), ("1", 1), ("8", 8), ("many", 1)])
+def test_local_ranks_are_those_of_torchrun(monkeypatch: pytest.MonkeyPatch, given: str, ranks: int) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", given)
+    assert local_ranks() == ranks
+
+
+def test_without_torchrun_all_ranks_are_taken_to_be_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert local_ranks() == 1
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 3)
+    assert local_ranks() == 3
+
+
+def test_torchrun_without_a_process_group_is_warned_of(
+    one: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    for world_size, options, warned in (
+        ("2", {}, True),
+        ("1", {}, False),
+        ("2", {"rank": 0, "world_size": 2}, False),
+    ):
+        monkeypatch.setenv("WORLD_SIZE", world_size)
+        node_loader(one, torch.arange(90), **options).close()
+        assert ("torchrun started 2 ranks, but there is no process group" in caplog.text) == warned
+        caplog.clear()
+
+
+def test_a_rank_that_makes_no_loader_is_waited_for_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = HashStore()
+    store.set_timeout(timedelta(seconds=0.2))
+    monkeypatch.setattr("gids.loader.ranks._PATIENCE", timedelta(seconds=0.1))
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
+    with pytest.raises(RuntimeError, match=r"(?i)timeout"):
+        Ranks(0, 2, detected=True).check_alike(lambda: {"seed": 1})
+    assert "waiting for rank 1 to make the same loader" in caplog.text
+    Ranks(0, 2).check_alike(lambda: {"seed": 1})  # given by the user: nobody is waited for

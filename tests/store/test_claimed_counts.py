@@ -1,0 +1,269 @@
+"""Manifests that agree with themselves and claim 2^31 of something: refused by the sizes of files, before any
+work for so many rows. Where the files are as long as that too, but hold nothing, little is read."""
+
+import errno
+import json
+import math
+import os
+import sys
+
+import numpy as np
+import pytest
+import torch
+from store_example import write_dataset
+from test_hostile_manifests import sign
+
+from gids import FeatureStore, FormatError
+from gids.cli import main
+from gids.store import DatasetWriter, verify
+from gids.store.dtypes import ARRAY_DTYPES, TABLE_DTYPES
+from gids.store.files import npy_header
+from gids.store.geometry import Geometry
+from gids.store.manifest import validate
+from gids.store.quantize import stored_row_bytes
+
+MANY = 1 << 31
+
+
+def write(path):
+    """write_dataset's, with a table that has an order and scales of columns, and a type without a table."""
+    write_dataset(path)
+    with DatasetWriter(path.with_name("ordered.gids"), page_bytes=512) as writer:
+        rows = torch.randn(20, 50, generator=torch.Generator().manual_seed(2))
+        writer.write_table(
+            "node", "paper", "feat", rows, dtype=torch.int8, scale="column", order=np.arange(20)
+        )
+        writer.add_nodes("venue", 7)
+        writer.write_graph(("paper", "at", "venue"), np.zeros(8, np.int64), np.zeros(0, np.int64))
+    return path, path.with_name("ordered.gids")
+
+
+@pytest.fixture
+def datasets(tmp_path):
+    return write(tmp_path / "mag.gids")
+
+
+def read(path):
+    fields = json.loads((path / "manifest.json").read_text())
+    del fields["checksum"]
+    return fields
+
+
+def claim(path, fields):
+    """Write a manifest that is valid, whatever the files say."""
+    validate(fields)
+    (path / "manifest.json").write_bytes(sign(fields))
+
+
+def claim_rows(table, count):
+    """Let a table of a manifest have so many rows."""
+    scale = table["scale"]["per"] if "scale" in table else None
+    row_bytes = stored_row_bytes(table["shape"], TABLE_DTYPES[table["dtype"]].itemsize, scale)
+    layout = Geometry(count, row_bytes, table["page_bytes"], len(table["shards"]))
+    table["row_count"] = count
+    table["checksums"]["shape"] = [layout.page_count]
+    if "order" in table:
+        table["order"]["shape"] = [count]
+
+
+def claim_nodes(fields, ntype, count):
+    """Let a node type of a manifest have so many nodes, in all that goes by nodes."""
+    for nodes in fields["nodes"]:
+        if nodes["type"] == ntype:
+            nodes["count"] = count
+            for role, array in nodes["arrays"].items():
+                if not role.endswith("_idx"):
+                    array["shape"][0] = count
+    for relation in fields["relations"]:
+        if relation["type"][2] == ntype and relation["arrays"]:
+            relation["arrays"]["indptr"]["shape"] = [count + 1]
+    for table in fields["tables"]:
+        if table["type"] == ntype:
+            claim_rows(table, count)
+
+
+def claim_edges(fields, relation, count):
+    for edges in fields["relations"]:
+        if edges["type"][1] == relation:
+            edges["count"] = count
+            for role in edges["arrays"].keys() - {"indptr"}:
+                edges["arrays"][role]["shape"] = [count]
+    for table in fields["tables"]:
+        if table["type"][1] == relation:
+            claim_rows(table, count)
+
+
+def claim_split(fields):
+    fields["nodes"][0]["arrays"]["train_idx"]["shape"] = [MANY]
+
+
+def claim_columns(fields):
+    """More values in a row, that is: scales."""
+    table = fields["tables"][0]
+    table["shape"] = table["scale"]["columns"]["shape"] = [60_000_000]
+    table["page_bytes"] = 4096 * math.ceil(60_000_000 / 4096)
+    claim_rows(table, table["row_count"])
+
+
+# What is claimed, of which dataset, and the file that the first error names with its bytes as they are to be.
+CLAIMS = {
+    "nodes": (0, lambda f: claim_nodes(f, "paper", MANY), "nodes/paper.label.npy", 128 + 8 * MANY),
+    "nodes with a table only": (
+        1,
+        lambda f: claim_nodes(f, "paper", MANY),
+        "nodes/paper.out_degree.npy",
+        None,
+    ),
+    "nodes without a table": (
+        1,
+        lambda f: claim_nodes(f, "venue", MANY),
+        "graph/paper.at.venue/indptr.npy",
+        128 + 8 * (MANY + 1),
+    ),
+    "edges": (
+        0,
+        lambda f: claim_edges(f, "writes", MANY),
+        "graph/author.writes.paper/indices.npy",
+        128 + 8 * MANY,
+    ),
+    "edges in 4 bytes": (
+        0,
+        lambda f: claim_edges(f, "cites", MANY),
+        "graph/paper.cites.paper/indices.npy",
+        128 + 4 * MANY,
+    ),
+    "a split": (0, claim_split, "nodes/paper.train_idx.npy", 128 + 8 * MANY),
+    "scales of columns": (1, claim_columns, "tables/paper.feat/checksum.bin", 80),
+}
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_counts_are_compared_with_the_sizes_of_files_first(datasets, name, tmp_path, capsys):
+    which, change, file, expected = CLAIMS[name]
+    path = datasets[which]
+    fields = read(path)
+    change(fields)
+    claim(path, fields)
+    size = (path / file).stat().st_size
+    error = rf"{file} is truncated: {size} bytes, expected {expected or ''}"
+    with pytest.raises(FormatError, match=error):
+        FeatureStore(path)
+    assert any(error in fault for fault in verify(path))
+    out = tmp_path / "out.npy"
+    commands = (
+        ["info", path],
+        ["verify", path],
+        ["export", path, "paper.feat", out],
+        ["restripe", path, "--stripe"],
+    )
+    for command in commands:
+        assert main(list(map(str, command))) in (1, 2)
+        said = capsys.readouterr()
+        assert error in said.out + said.err
+    assert not out.exists()
+
+
+def test_every_file_that_is_too_short_is_named(datasets):
+    """The first error ends the opening; verify lists all, so each kind of count is compared."""
+    for path in datasets:
+        fields = read(path)
+        claim_nodes(fields, "paper", MANY)
+        if "scale" in fields["tables"][0]:
+            claim_columns(fields)
+        claim(path, fields)
+    (of_all, of_ordered) = ("\n".join(verify(path)) for path in datasets)
+    for file in (
+        "nodes/paper.label.npy",
+        "nodes/paper.out_degree.npy",
+        "graph/author.writes.paper/indptr.npy",
+        "graph/paper.cites.paper/indptr.npy",
+        "tables/paper.feat/checksum.bin",
+        "tables/paper.feat/shard-00.bin",
+        "tables/paper.year/shard-00.bin",
+    ):
+        assert f"{file} is truncated: " in of_all
+    for file in ("order.npy", "scale.npy", "checksum.bin", "shard-00.bin"):
+        assert f"tables/paper.feat/{file} is truncated: " in of_ordered
+
+
+@pytest.fixture
+def hollow(tmp_path):
+    """A dataset whose files are as long as 2^31 nodes need and take no room: after 20 rows come holes."""
+    path = tmp_path / "hollow.gids"
+    with DatasetWriter(path, page_bytes=512) as writer:
+        writer.write_table("node", "paper", "year", torch.arange(2000, 2020))
+        writer.write_table("node", "paper", "day", torch.arange(20), order=np.arange(20))
+        writer.write_labels("paper", torch.arange(20))
+        writer.write_split("paper", "train", torch.arange(20))
+    fields = read(path)
+    claim_nodes(fields, "paper", MANY)
+    claim_split(fields)
+    claim(path, fields)
+    manifest = validate(fields)
+    try:
+        for array in manifest.arrays():
+            header = npy_header(array.dtype, array.shape) if array.path.endswith(".npy") else b""
+            with open(path / array.path, "r+b") as file:
+                file.write(header)
+                file.truncate(len(header) + math.prod(array.shape) * ARRAY_DTYPES[array.dtype].itemsize)
+        for table in manifest.tables:
+            os.truncate(path / table.shards[0], table.geometry.shard_bytes(0))
+    except OSError as error:
+        if error.errno not in (errno.EFBIG, errno.ENOSPC, errno.EINVAL):
+            raise
+        pytest.skip(f"this file system has no file of so many bytes: {error}")
+    if sum(p.stat().st_blocks for p in path.rglob("*")) * 512 > 1 << 30:
+        pytest.skip("this file system has no holes")
+    return path
+
+
+def test_info_reads_no_labels_and_splits(hollow, capsys, monkeypatch):
+    def never(*_, **__):
+        raise AssertionError("gids info reads no data")
+
+    monkeypatch.setattr(np, "fromfile", never)
+    assert main(["info", str(hollow), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["nodes"][0] == {
+        "type": "paper",
+        "count": MANY,
+        "labels": f"int64[{MANY}]",
+        "splits": {"train": MANY},
+        "heat": [],
+    }
+    assert [t["ordered"] for t in found["tables"]] == [False, True]
+
+
+def test_a_scan_lists_no_blocks_before_the_first(hollow, monkeypatch):
+    table = FeatureStore(hollow).table("year")
+    blocks = table.scan(1)
+    start, rows = next(blocks)
+    assert (start, rows.tolist()) == (0, [2000])
+    assert next(blocks)[1].tolist() == [2001]
+    blocks.close()
+
+
+def test_verify_reads_little_of_files_that_are_not_those_that_were_written(hollow, monkeypatch):
+    module = sys.modules[verify.__module__]
+    monkeypatch.setattr(module, "file_crc32c", lambda _: pytest.fail("a whole file is read"))
+    faults = list(verify(hollow))
+    assert len(faults) == 2
+    assert faults[0].startswith(
+        "paper.year: 63 of 64 pages, spread over the whole table, fail their CRC32C; its shards are not those"
+    )
+
+
+@pytest.mark.parametrize("wrong", [90, 130])
+def test_many_wrong_pages_of_a_table_are_told_together(tmp_path, wrong):
+    path = tmp_path / "a.gids"
+    with DatasetWriter(path, page_bytes=512, stripe=2) as writer:
+        writer.write_table("node", "n", "k", torch.arange(64 * 2000))
+    for shard in FeatureStore(path).table("k").shard_paths:
+        data = bytearray(shard.read_bytes())
+        for page in range(wrong // 2):
+            data[512 * page] ^= 1
+        shard.write_bytes(data)
+    faults = list(verify(path))
+    pages = [fault for fault in faults if "fails its CRC32C" in fault]
+    assert len(set(pages)) == min(wrong, 100)
+    assert faults[len(pages) :] == (["30 more pages of 'n.k' are wrong"] if wrong > 100 else [])

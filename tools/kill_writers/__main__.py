@@ -1,0 +1,141 @@
+"""Kill every command that writes a dataset, at every call that changes a file, and look what is left.
+
+    python tools/kill_writers                            # at every 5th call of every command
+    python tools/kill_writers --every 1 --only restripe
+    python tools/kill_writers --kills 500 --losses 500
+
+The commands are those of scenarios.py: convert, restripe, heat, create_table and layerwise, with and without
+--stripe and --overwrite.
+
+A command is killed (SIGKILL) when it makes its n-th call that creates, writes, syncs, renames or removes
+something (of a write, half may be done). It is run again, and may be killed again. After each kill the
+dataset must be whole, the old one or the new one; after the last run it must be the new one, with the bytes
+of an undisturbed run, and nothing else may be left. A loss of power after n calls is simulated from the log
+of an undisturbed run: what was not synced is gone, or has a name and zeros for data. The log is checked, too:
+everything new is synced before it is published, and nothing old is removed before that is durable.
+
+Needs a C++ compiler ($CXX or c++), glibc and Linux; no root. Exits with 1 and prints what went wrong when
+anything did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+from scenarios import SCENARIOS, make_sources
+from torture import Failed, Torture
+
+LIBRARY = "GIDS_KILL_WRITERS"  # the environment variable that says that the library is preloaded
+LEAST = 3  # kills, and losses, of a command, unless it makes fewer calls
+KILLS_OF_A_RUN = 1.3  # one, and in some runs more
+Job = Callable[[], None]
+
+
+def points(calls: int, wanted: float, rng: random.Random) -> list[int]:
+    """About so many of 1 … calls, evenly spread, from a random one on; at least LEAST, or all."""
+    step = max(1.0, calls / max(wanted, min(calls, LEAST)))
+    first = rng.uniform(0, step)
+    return [1 + int(first + step * i) for i in range(calls) if first + step * i < calls]
+
+
+def jobs(torture: Torture, kills: float, losses: float, rng: random.Random) -> Iterator[tuple[str, Job]]:
+    """What is tried on one command, each by its name."""
+    yield "order of syncs", torture.check_order
+    for at in points(torture.calls, kills, rng):
+        yield f"kill at {at}", partial(torture.kill, at)
+    for at in points(torture.calls, losses, rng):
+        yield f"loss at {at}", partial(torture.lose_power, at, rng.random() < 0.5)
+
+
+def report(torture: Torture) -> None:
+    count = torture.count
+    numbers = (count.calls, count.kills, count.losses, count.old, count.new, count.nothing, len(count.faults))
+    print(f"{torture.title:<50}" + "".join(f"{number:>8}" for number in numbers), flush=True)
+    for fault in count.faults[:20]:
+        print(f"    {fault}", flush=True)
+
+
+def _fast_directory() -> Path:
+    """A file system in memory, where there is one: a sync takes no time there, and none is needed."""
+    memory = Path("/dev/shm")
+    return memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def build(folder: Path) -> Path:
+    """Compile the library that is preloaded."""
+    library = folder / "calls.so"
+    compiler = os.environ.get("CXX", "c++")
+    source = Path(__file__).with_name("calls.cpp")
+    command = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "-o", str(library), str(source)]
+    subprocess.run(command, check=True)
+    return library
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="kill_writers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--kills", type=int, metavar="N", help="about how many kills in all (default: see --every)")
+    add(
+        "--losses", type=int, metavar="N", help="about how many losses of power in all (default: see --every)"
+    )
+    add("--every", type=int, default=5, metavar="K", help="kill at every K-th call (default: 5)")
+    add("--only", metavar="TEXT", default="", help="commands whose title contains TEXT")
+    add("--seed", type=int, default=random.SystemRandom().randrange(1 << 32), help="of what is drawn")
+    add("--dir", type=Path, default=_fast_directory(), help="where to work (default: %(default)s)")
+    args = parser.parse_args()
+    if LIBRARY not in os.environ:  # once more, with the library
+        with tempfile.TemporaryDirectory(prefix="kill-writers-", dir=args.dir) as folder:
+            library = build(Path(folder))
+            environment = {**os.environ, LIBRARY: str(library), "LD_PRELOAD": str(library)}
+            return subprocess.run(
+                [sys.executable, *sys.orig_argv[1:]], env=environment, check=False
+            ).returncode
+    titles = [title for title in SCENARIOS if args.only in title]
+    if not titles:
+        parser.error(f"--only {args.only!r}: no such command; there are {', '.join(SCENARIOS)}")
+    torch.set_num_threads(1)
+    gc.freeze()
+    rng = random.Random(args.seed)
+    print(f"seed {args.seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="kill-writers-", dir=args.dir) as folder:
+        root = Path(folder)
+        make_sources(root / "sources")
+        tortures = []
+        for number, title in enumerate(titles):
+            (root / str(number)).mkdir()
+            (root / str(number) / "sources").symlink_to(root / "sources")
+            tortures.append(Torture(title, root / str(number), rng))
+        calls = sum(t.calls for t in tortures)
+        kills = calls / args.every if args.kills is None else args.kills / KILLS_OF_A_RUN
+        losses = calls / args.every if args.losses is None else args.losses
+        heads = ("calls", "kills", "losses", "old", "new", "none", "faults")
+        print(f"{'command':<50}" + "".join(f"{head:>8}" for head in heads))
+        for torture in tortures:
+            share = torture.calls / calls
+            for what, job in jobs(torture, kills * share, losses * share, rng):
+                try:
+                    job()
+                except Failed as failed:
+                    torture.count.faults.append(f"{what}: {failed}")
+            report(torture)
+    counts = [t.count for t in tortures]
+    faults = sum(len(c.faults) for c in counts)
+    done = f"{sum(c.kills for c in counts)} kills, {sum(c.losses for c in counts)} losses of power"
+    print(f"{done}, {len(titles)} commands: {faults} faults")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,289 @@
+"""The commands that kill_writers ends: what is there before, what each does, and what it may leave.
+
+Every function here that touches a dataset runs in a forked child.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gids import FeatureStore
+from gids.cli import main
+from gids.inference import layerwise
+from gids.store import verify
+from gids.store.convert import Options, convert
+from gids.store.convert.readers import Choices, find_reader, open_source
+from gids.store.convert.source import source_files
+
+NAME = "a.gids"
+DISKS = ("ssd0", "ssd1", "ssd2")
+SYNC_BYTES = 20_000
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a scenario happens. work: all that it may change. sources: made once, by make_sources."""
+
+    work: Path
+    sources: Path
+
+    @property
+    def dataset(self) -> Path:
+        return self.work / NAME
+
+    @property
+    def disks(self) -> list[Path]:
+        return [self.work / name for name in DISKS]
+
+
+Step = Callable[[Place], None]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """before: makes what is there, the "old" dataset where there is one. command: makes the "new" one. then:
+    what is run after the kill, the same command unless given. old_kernel: without an exchange of two names.
+    replaces: the command may be run when it was through; else FileExistsError is right then. kills: how often
+    a command may be killed before it may finish.
+    """
+
+    command: Step
+    before: tuple[Step, ...] = ()
+    then: Step | None = None
+    old_kernel: bool = False
+    replaces: bool = True
+    kills: int = 2
+
+
+def prepare(place: Place) -> None:
+    shutil.rmtree(place.work, ignore_errors=True)
+    place.work.mkdir()
+    for disk in place.disks:
+        disk.mkdir()
+
+
+def state(place: Place) -> str:
+    """ "nothing", "fault: …", or a digest of all values of the dataset."""
+    if not place.dataset.exists():
+        return "nothing"
+    fault = next(iter(verify(place.dataset, allow_dirs=place.disks, workers=1)), None)
+    if fault is not None:
+        return f"fault: {fault}"
+    store = FeatureStore(place.dataset, allow_dirs=place.disks)
+    digest = hashlib.sha256()
+    for name, values in _values(store):
+        digest.update(f"{name} {values.dtype} {values.shape}".encode())
+        digest.update(values.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _values(store: FeatureStore) -> Iterator[tuple[str, np.ndarray]]:
+    for table in sorted(store.tables.values(), key=lambda t: t.name):
+        yield (
+            table.name,
+            table.read_rows(torch.arange(table.row_count)).contiguous().view(torch.uint8).numpy(),
+        )
+    for ntype in sorted(store.node_types):
+        if ntype in store.labels:
+            yield f"{ntype} labels", store.labels[ntype].numpy()
+        for split, ids in sorted(store.splits.get(ntype, {}).items()):
+            yield f"{ntype} {split}", ids.numpy()
+        for method in sorted(store.heat_methods(ntype)):
+            yield f"{ntype} {method}", store.heat(method, ntype)
+    for relation in sorted(store.relations):
+        graph = store.graph(relation)
+        yield f"{relation} indptr", graph.indptr
+        yield f"{relation} indices", graph.indices
+        if graph.edge_ids is not None:
+            yield f"{relation} ids", graph.edge_ids
+
+
+def shards(place: Place) -> list[Path]:
+    """The files outside the dataset that it refers to."""
+    store = FeatureStore(place.dataset, allow_dirs=place.disks)
+    found = [p for t in store.tables.values() for p in t.shard_paths]
+    return [p for p in found if not p.is_relative_to(place.dataset)]
+
+
+# Sources. One graph of 60 nodes in several formats; "graph 0" and "graph 1" differ in all values.
+
+NODES, EDGES = 60, 3_000
+_SORTED_EDGES = 20_000  # more than fit into the least memory, so that sorting goes through scratch files
+
+
+def _arrays(seed: int, edges: int = EDGES) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {
+        "feat": rng.standard_normal((NODES, 100), np.float32),
+        "pos": rng.standard_normal((NODES, 3)),
+        "edge_index": rng.integers(0, NODES, (2, edges)),
+        "edge_weight": rng.standard_normal(edges, np.float32),
+        "label": rng.integers(0, 9, NODES),
+    }
+
+
+def _save(folder: Path, **values: np.ndarray) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, array in values.items():
+        np.save(folder / f"{name}.npy", array)
+
+
+def make_sources(root: Path) -> None:
+    for seed in (0, 1):
+        _save(root / f"graph{seed}", **_arrays(seed))
+    _save(root / "sorted", **_arrays(2, _SORTED_EDGES))
+    packed = _arrays(3, _SORTED_EDGES)
+    del packed["edge_weight"]  # edges with features can be neither added nor left out
+    (root / "packed").mkdir()
+    np.savez_compressed(root / "packed/all.npz", **packed)
+    text = _arrays(4)
+    _save(root / "text", feat=text["feat"], label=text["label"])
+    np.savetxt(root / "text/edges.csv", text["edge_index"].T, fmt="%d", delimiter=",")
+    processed, counts, rng = root / "igb/processed", {"paper": 50, "author": 20}, np.random.default_rng(5)
+    for ntype, count in counts.items():
+        _save(processed / ntype, node_feat=rng.standard_normal((count, 1024), np.float32))
+    _save(processed / "paper", node_label_19=rng.integers(0, 19, counts["paper"]).astype(np.float32))
+    for relation in ("paper__cites__paper", "paper__written_by__author"):
+        ends = [counts[t] for t in relation.split("__")[::2]]
+        _save(processed / relation, edge_index=rng.integers(0, ends, (500, 2)))
+
+
+# Commands.
+
+
+def converted(
+    source: str, reader: str = "directory", *, stripes: Sequence[int] = (), **options: object
+) -> Step:
+    def step(place: Place) -> None:
+        path = place.sources / source
+        found = find_reader(path, reader)
+        stripe = tuple(str(place.disks[i]) for i in stripes)
+        given = {"page_bytes": 512, "workers": 1, "memory_bytes": 1 << 20, **options}
+        convert(
+            source_files(path),
+            lambda scratch: open_source(found, path, scratch, Choices()),
+            place.dataset,
+            Options(stripe=stripe, **given),  # type: ignore[arg-type]
+            sync_bytes=SYNC_BYTES,
+        )
+
+    return step
+
+
+def _run(place: Place, command: str, *arguments: str) -> None:
+    allowed = [word for disk in place.disks for word in ("--allow-dir", str(disk))]
+    status = main([command, str(place.dataset), *arguments, *allowed, "--quiet"])
+    if status:
+        raise SystemExit(f"gids {command} ended with {status}")
+
+
+def restriped(*disks: int) -> Step:
+    return lambda place: _run(place, "restripe", "--stripe", *(str(place.disks[i]) for i in disks))
+
+
+def heated(seed: int) -> Step:
+    options = ("--method", "sampled", "--fanouts", "2", "--batch-size", "4", "--seed", str(seed))
+    return lambda place: _run(place, "heat", *options)
+
+
+def table_created(value: float, key: str = "h", *, replace: bool = False) -> Step:
+    def step(place: Place) -> None:
+        store = FeatureStore(place.dataset, allow_dirs=place.disks)
+        with store.create_table(f"_N.{key}", NODES, 40, page_bytes=512, replace=replace) as writer:
+            for start in (30, 0):
+                writer.write(start, torch.full((30, 40), value))
+
+    return step
+
+
+def inferred(scale: float, *, replace: bool = False) -> Step:
+    def layer(block: object, rows: torch.Tensor) -> torch.Tensor:
+        return rows[: block.num_dst] * scale  # type: ignore[attr-defined]
+
+    def step(place: Place) -> None:
+        store = FeatureStore(place.dataset, allow_dirs=place.disks)
+        layerwise(
+            [layer, layer],
+            store,
+            tables=["feat"],
+            output="h",
+            replace=replace,
+            memory_bytes=64 << 20,
+            engine="threads",
+        )
+
+    return step
+
+
+OLD, OLD_STRIPED = converted("graph0"), converted("graph0", stripes=(0, 1))
+OTHER_OPTIONS = converted("graph1", stripes=(0, 1), overwrite=True, sort_neighbors=True)
+
+SCENARIOS = {
+    "convert": Scenario(converted("graph1"), replaces=False),
+    "convert --stripe": Scenario(converted("graph1", stripes=(0, 1)), replaces=False),
+    "convert --overwrite": Scenario(converted("graph1", overwrite=True), (OLD,)),
+    "convert --overwrite, the same data": Scenario(converted("graph0", overwrite=True), (OLD,)),
+    "convert --overwrite, old kernel": Scenario(converted("graph1", overwrite=True), (OLD,), old_kernel=True),
+    "convert --overwrite, once striped": Scenario(converted("graph1", overwrite=True), (OLD_STRIPED,)),
+    "convert --stripe --overwrite": Scenario(
+        converted("graph1", stripes=(0, 1), overwrite=True), (OLD_STRIPED,)
+    ),
+    "convert --stripe --overwrite, once in one place": Scenario(
+        converted("graph1", stripes=(1, 2), overwrite=True), (OLD,)
+    ),
+    "convert --stripe --overwrite, old kernel": Scenario(
+        converted("graph1", stripes=(0, 1), overwrite=True), (OLD_STRIPED,), old_kernel=True
+    ),
+    "convert --stripe --overwrite, then another": Scenario(
+        converted("graph1", stripes=(0, 1), overwrite=True), (OLD_STRIPED,), then=OTHER_OPTIONS
+    ),
+    "convert --overwrite, old kernel, then another": Scenario(
+        converted("graph1", overwrite=True), (OLD,), then=OTHER_OPTIONS, old_kernel=True
+    ),
+    "convert --order, sorted in files": Scenario(
+        converted("sorted", stripes=(0, 1), order="degree", reverse_edges=False, index_dtype="auto"),
+        replaces=False,
+        kills=6,
+    ),
+    "convert a packed source": Scenario(
+        converted("packed", self_loops=True, dedup=True, keep_edge_ids=False), replaces=False, kills=6
+    ),
+    "convert text, float16": Scenario(
+        converted("text", "edges", sort_neighbors=True, dtypes={"": "float16"}), replaces=False, kills=6
+    ),
+    "convert IGBH, int8 by columns": Scenario(
+        converted(
+            "igb",
+            "igb",
+            stripes=(0,),
+            reverse_edges=True,
+            dtypes={"": "int8"},
+            scales={"": "column"},
+            page_bytes=8192,
+        ),
+        replaces=False,
+        kills=6,
+    ),
+    "restripe to other disks": Scenario(restriped(1, 2), (OLD_STRIPED,)),
+    "restripe out of the dataset": Scenario(restriped(0, 1), (OLD,)),
+    "restripe into the dataset": Scenario(restriped(), (OLD_STRIPED,)),
+    "restripe to one disk, then to another": Scenario(restriped(0), (OLD_STRIPED,), then=restriped(2)),
+    "heat": Scenario(heated(0), (OLD,)),
+    "heat, computed anew": Scenario(heated(1), (OLD_STRIPED, heated(0))),
+    "create_table": Scenario(table_created(2), (OLD,), replaces=False),
+    "create_table, striped": Scenario(table_created(2), (OLD_STRIPED,), replaces=False),
+    "create_table, replace": Scenario(table_created(2, replace=True), (OLD, table_created(1))),
+    "create_table, replace, striped": Scenario(
+        table_created(2, "feat", replace=True), (OLD_STRIPED, table_created(1, "feat", replace=True))
+    ),
+    "layerwise": Scenario(inferred(2.0), (OLD,), replaces=False),
+    "layerwise, striped": Scenario(inferred(2.0), (OLD_STRIPED,), replaces=False),
+    "layerwise, replace, striped": Scenario(inferred(2.0, replace=True), (OLD_STRIPED, inferred(3.0))),
+}
