@@ -26,7 +26,8 @@ NUMBERS = [
     float("nan"), float("inf"), -float("inf"),
 ]
 NAMES = [
-    "../x", "/etc/passwd", "a\0b", "a\nb", "x" * 5000, "", ".", "..", "%2E%2E%2Fx", "\ud800", "ü" * 100, "a/b",
+    "../x", "/etc/passwd", "a\0b", "a\nb", "x" * 5000, "", ".", "..", "%2E%2E%2Fx", "\ud800", "ü" * 100,
+    "a/b",
 ]
 OTHERS = [None, True, "x", "nan", "1e400", b"\xff", [], {}, (), [1, [2, [3]]], {"a": 1}, {5: 6}, 3j, *NAMES]
 _IN_PLACE = [
@@ -44,16 +45,16 @@ _DTYPES = [
     "g", "f4,f4", "payload",
 ]
 _SHAPES = [
-    (), (0,), (0, 3), (3, 0), (0, 0), (1,), (2,), (1, 1), (2, 2), (2, 0), (5, 2), (2, 5, 2), (1,) * 12, (N, 1),
-    (1, N), (N - 1,), (N, 2), (N + 1,),
+    (), (0,), (0, 3), (3, 0), (0, 0), (1,), (2,), (1, 1), (2, 2), (2, 0), (5, 2), (2, 5, 2), (1,) * 12,
+    (N, 1), (1, N), (N - 1,), (N, 2), (N + 1,),
 ]
 _DEEP = [
     "(" * 3000, "[" * 150 + "]" * 150, "-" * 5000 + "1", "1+" * 3000 + "1", "{1:" * 150, "~" * 9000,
     "9" * 6000, "not " * 2000,
 ]
 _DESCRS = [
-    "'|O'", "'<U1000000000'", "'|V99999999999'", "'f4,' * 5", "[('a', '<f4')]", "'<f4,<f4'", "5", "None", "[]",
-    "'<M8[s]'", "('<f4', (2, 2))", "'<f3'", "'(100000,100000)f8'", "'<f16'", "''", "'O8'",
+    "'|O'", "'<U1000000000'", "'|V99999999999'", "'f4,' * 5", "[('a', '<f4')]", "'<f4,<f4'", "5", "None",
+    "[]",     "'<M8[s]'", "('<f4', (2, 2))", "'<f3'", "'(100000,100000)f8'", "'<f16'", "''", "'O8'",
     "[('a', [('b', [('c', '<f4')])])]", "__import__('os').mkdir('executed')",
 ]
 _LENGTHS = ["0", "1", "-1", "True", "None", "'a'", "1.5", "9" * 30, "10L", "-2", "()"]
@@ -255,7 +256,9 @@ def with_hostile_header(rng: random.Random, data: bytes) -> tuple[bytes, str]:
     """The bytes of a .npy file whose header lies, and how."""
     length = int.from_bytes(data[8:10], "little")
     text, rest = data[10 : 10 + length].decode("latin1"), data[10 + length :]
-    kind = rng.choice(["length", "long", "deep", "shape", "shape", "shape", "descr", "version", "text", "order"])
+    kind = rng.choice(
+        ["length", "long", "deep", "shape", "shape", "shape", "descr", "version", "text", "order"]
+    )
     version = b"\x01\x00"
     if kind == "length":
         size = rng.choice([n for n in NUMBERS if isinstance(n, int) and 0 <= n < 1 << 32])

@@ -28,7 +28,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import hostile_sources
+import hostile_changes
+import hostile_formats
+import hostile_templates
+import torch
 
 from gids import cli
 from gids.errors import FormatError, StorageError
@@ -166,19 +169,19 @@ def main() -> None:
     parser.add_argument("--only", default="", help="sources whose name has this")
     parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args()
-    hostile_sources.torch.set_num_threads(1)  # a child would wait for threads that it has not
+    torch.set_num_threads(1)  # a child would wait for threads that it has not
     outcomes: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory() as root:
-        sources = hostile_sources.write_all(Path(root) / "valid")
+        sources = hostile_templates.write_all(Path(root) / "valid")
         names = [name for name in sorted(sources) if args.only in name]
         for case in range(args.first, args.first + args.cases):
             rng = random.Random(f"{args.seed} {case}")
             name = rng.choice(names)
             work = Path(root) / f"case {case}"
             work.mkdir()
-            source = hostile_sources.copy(Path(root) / "valid" / name, work / name)
+            source = hostile_changes.copy(Path(root) / "valid" / name, work / name)
             try:
-                said = hostile_sources.spoil(rng, source)
+                said = hostile_changes.spoil(rng, source, hostile_formats.WAYS)
             except Exception:
                 print(
                     json.dumps({"case": case, "source": name, "not made": traceback.format_exc()[-900:]}),
