@@ -6,29 +6,23 @@ block at a time; the whole is never in memory.
 
 from __future__ import annotations
 
-import contextlib
-import gzip
-import io
 import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
 
 from gids.errors import FormatError
-from gids.store.convert.damage import parsing, said_by, shown
-from gids.store.convert.source_file import open_file
+from gids.store.convert.damage import said_by, shown
 from gids.store.convert.space import check_space
+from gids.store.convert.text_lines import open_text
 from gids.store.rows import FileRows
 
-MAX_LINE_BYTES = 4 << 20  # about 400,000 numbers
 MAX_WORDS_CHARS = 1 << 20  # of a file of names
 _BLOCK_CHARS = 4 << 20
-_PIECE_BYTES = 1 << 16
-_MAX_IDLE_LINES = 10_000_000  # without a number, one after the other
+_MAX_IDLE_LINES = 1_000_000  # without a number, one after the other
 _NOT_WHOLE = re.compile(r"[.eEnN]")  # of 1.5, 1e3, nan, inf
 
 
@@ -107,7 +101,7 @@ def _has_numbers(line: str) -> bool:
 def _blocks_of_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """(number of the first line, lines) of successive blocks, in each of which some line has numbers."""
     number = numbers_until = 1
-    with _open(path) as file:
+    with open_text(path) as file:
         while (line := file.readline()) and not _has_numbers(line):
             number += 1  # comments and empty lines before the header
             _check_idle(path, numbers_until, number)
@@ -130,55 +124,6 @@ def _check_idle(path: Path, since: int, number: int) -> None:
         raise FormatError(f"{path} has no numbers in lines {since} to {number - 1}; remove them")
 
 
-@contextlib.contextmanager
-def _open(path: Path) -> Iterator[io.TextIOWrapper]:
-    """The lines of a text, each of at most MAX_LINE_BYTES. Raises FormatError, also while it is read."""
-    with open_file(path) as file, parsing(path, "is damaged or truncated"):
-        unpacked = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
-        try:
-            lines = _BoundedLines(cast(io.BufferedIOBase, unpacked), path)
-            yield io.TextIOWrapper(cast(io.BufferedReader, lines), encoding="ascii")
-        except UnicodeDecodeError:
-            raise FormatError(f"{path} is not text") from None
-
-
-class _BoundedLines(io.BufferedIOBase):
-    """The bytes of a text, a bounded piece at a time. Raises FormatError within a line that is too long."""
-
-    def __init__(self, file: io.BufferedIOBase, path: Path) -> None:
-        self._file, self._path = file, path
-        self._line, self._held = 1, 0  # of the line at the end of what was read: its number, bytes so far
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        assert offset == whence == 0, "a text is read again from its start only"
-        self._line, self._held = 1, 0
-        return self._file.seek(0)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def read1(self, size: int = -1, /) -> bytes:
-        data = self._file.read1(_PIECE_BYTES if size < 0 else min(size, _PIECE_BYTES))
-        end = max(data.rfind(b"\n"), data.rfind(b"\r"))
-        self._line += data.count(b"\n")
-        self._held = self._held + len(data) if end < 0 else len(data) - end - 1
-        if self._held > MAX_LINE_BYTES:
-            raise FormatError(
-                f"{self._path}, line {self._line}: longer than {MAX_LINE_BYTES} bytes, "
-                "the most that a line may have"
-            )
-        return data
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        return self.read1(-1 if size is None else size)
-
-
 def _is_words(line: str) -> bool:
     fields = [f for f in re.split(r"[\s,]+", line.strip()) if f]
     return bool(fields) and not any(map(_is_number, fields))
@@ -194,7 +139,7 @@ def _is_number(text: str) -> bool:
 
 def first_words(path: Path) -> list[list[str]]:
     """The fields of the lines of a small text file, divided by commas. Raises FormatError."""
-    with _open(path) as file:
+    with open_text(path) as file:
         text = file.read(MAX_WORDS_CHARS + 1)
     if len(text) > MAX_WORDS_CHARS:
         raise FormatError(f"{path} has more than {MAX_WORDS_CHARS} characters, the most that names may take")

@@ -28,7 +28,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import hostile_sources
+import hostile_changes
+import hostile_formats
+import hostile_templates
+import torch
 
 from gids import cli
 from gids.errors import FormatError, StorageError
@@ -37,6 +40,7 @@ from gids.store import verify
 TIME_S = 60
 PEAK_BYTES = (256 + 300) << 20  # the default of --memory, and what docs/datasets.md allows beyond it
 DATA_BYTES = 2 << 30  # what the child may allocate, so that a failure does not take the machine's memory
+OPEN_FILES = 128  # at a time
 FILE_BYTES = 100 << 20  # what it may write to one file
 EXPECTED = (FormatError, StorageError, FileNotFoundError, FileExistsError, ImportError)
 
@@ -88,6 +92,7 @@ def in_child(source: Path, arguments: tuple[str, ...]) -> dict[str, object]:
             os.write(writing, f"{resident()}\n".encode())
             limit = anonymous_bytes() + DATA_BYTES
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
             resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
             found = convert(source, arguments)
         except BaseException as error:
@@ -140,6 +145,9 @@ def faults_of(found: dict[str, object], before: list[str], after: list[str]) -> 
     is_resumable = "File too large" in str(found.get("error"))  # it grew beyond what the child may write
     if status != 0 and before != after and not is_resumable:
         faults.append(f"left behind {sorted(set(after) - set(before))[:5]}")
+    strays = [path for path in set(after) - set(before) if not path.startswith("x.gids")]
+    if strays:
+        faults.append(f"wrote {strays[:5]}")
     if status == 0 and found["faults"]:
         faults.append("verify finds faults")
     if isinstance(peak, int) and peak > PEAK_BYTES:
@@ -161,19 +169,19 @@ def main() -> None:
     parser.add_argument("--only", default="", help="sources whose name has this")
     parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args()
-    hostile_sources.torch.set_num_threads(1)  # a child would wait for threads that it has not
+    torch.set_num_threads(1)  # a child would wait for threads that it has not
     outcomes: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory() as root:
-        sources = hostile_sources.write_all(Path(root) / "valid")
+        sources = hostile_templates.write_all(Path(root) / "valid")
         names = [name for name in sorted(sources) if args.only in name]
         for case in range(args.first, args.first + args.cases):
             rng = random.Random(f"{args.seed} {case}")
             name = rng.choice(names)
             work = Path(root) / f"case {case}"
             work.mkdir()
-            source = hostile_sources.copy(Path(root) / "valid" / name, work / name)
+            source = hostile_changes.copy(Path(root) / "valid" / name, work / name)
             try:
-                said = hostile_sources.spoil(rng, source)
+                said = hostile_changes.spoil(rng, source, hostile_formats.WAYS)
             except Exception:
                 print(
                     json.dumps({"case": case, "source": name, "not made": traceback.format_exc()[-900:]}),

@@ -12,12 +12,14 @@ from typing import Any
 import torch
 
 from gids.errors import FormatError
+from gids.store.convert.counts import whole_number
+from gids.store.convert.damage import shown
 from gids.store.convert.edges import edge_array, most_id
 from gids.store.convert.named import LABELS, MASKS
 from gids.store.convert.readers.reader import Choices, Reader
 from gids.store.convert.source import InEdges, Source, TableSource
 from gids.store.convert.torch_file import is_torch_file, load_torch, mapped_rows
-from gids.store.names import NODE, RELATION, Relation, describe_type
+from gids.store.names import NODE, RELATION, Relation, check_name, describe_type
 from gids.store.rows import Rows, TensorRows
 
 # By name, as PyG; all else by size.
@@ -57,13 +59,22 @@ def _stores(saved: Any, path: Path) -> dict[str | Relation, Mapping[str, Any]]:
     if not fields:
         raise FormatError(f"{path} holds a {type(saved).__name__}, not a graph of PyG; {_SAVE}")
     if "_node_store_dict" in fields:
-        nodes, edges = fields["_node_store_dict"], fields["_edge_store_dict"]
-        return {key: _mapping(store, path) for key, store in {**nodes, **edges}.items()}
+        nodes, edges = (_mapping(fields.get(f"_{kind}_store_dict"), path) for kind in ("node", "edge"))
+        return _typed({**nodes, **edges}, path)
     if "_store" in fields:
         return _by_size(_mapping(fields["_store"], path), path)
     if any(isinstance(key, tuple) for key in fields) or "_global_store" in fields:
-        return {key: _mapping(store, path) for key, store in fields.items() if key != "_global_store"}
-    return _by_size(fields, path)
+        return _typed({key: store for key, store in fields.items() if key != "_global_store"}, path)
+    return _by_size(_mapping(fields, path), path)
+
+
+def _typed(stores: Mapping[Any, Any], path: Path) -> dict[str | Relation, Mapping[str, Any]]:
+    """The attributes by node type and relation. Raises FormatError for a key that is neither."""
+    for key in stores:
+        names = key if isinstance(key, tuple) and len(key) == 3 else (key,)
+        for name in names:
+            check_name(name, f"a node type or relation of {path}")
+    return {key: _mapping(store, path) for key, store in stores.items()}
 
 
 def _fields(saved: Any) -> Mapping[str, Any]:
@@ -76,6 +87,9 @@ def _mapping(store: Any, path: Path) -> Mapping[str, Any]:
     found = store if isinstance(store, Mapping) else _fields(store).get("_mapping")
     if not isinstance(found, Mapping):
         raise FormatError(f"{path} was saved by an unknown version of PyG; {_SAVE}")
+    for key in found:
+        if not isinstance(key, str):
+            raise FormatError(f"{path} has an attribute called {shown(key)}; names are text")
     return found
 
 
@@ -112,14 +126,16 @@ def _edge_count(fields: Mapping[str, Any]) -> int | None:
 def _node_count(fields: Mapping[str, Any], path: Path) -> int | None:
     """As PyG infers it, from the edges if nothing else tells."""
     if isinstance(count := fields.get("num_nodes"), (int, torch.Tensor)):
-        return int(count)
+        return whole_number(count, f"num_nodes of {path}")
     tensors = {k: v for k, v in fields.items() if isinstance(v, torch.Tensor) and v.dim()}
     named = [k for k in tensors if k in _OF_NODES] + [k for k in tensors if "node" in k]
     if named:
         return len(tensors[named[0]])
-    if "adj_t" in tensors:
+    if "adj_t" in tensors and tensors["adj_t"].dim() == 2:
         return tensors["adj_t"].shape[1]
-    return max((1 + most_id(mapped_rows(row, path)) for row in tensors.get("edge_index", ())), default=None)
+    if (edges := tensors.get("edge_index")) is None or edges.dim() != 2 or len(edges) != 2:
+        return None
+    return max(1 + most_id(mapped_rows(row, path)) for row in edges)
 
 
 def _links(store: Mapping[str, Any]) -> set[str]:
@@ -146,7 +162,8 @@ class _Graph:
 
     def add_nodes(self, ntype: str, store: Mapping[str, Any]) -> None:
         if isinstance(count := store.get("num_nodes"), (int, torch.Tensor)):
-            self.source.add_nodes(ntype, int(count), f"num_nodes of {ntype!r}")
+            what = f"num_nodes of {ntype!r}"
+            self.source.add_nodes(ntype, whole_number(count, what), what)
         for key, values in store.items():
             if key == "num_nodes" or self.source.skips(key):
                 continue
