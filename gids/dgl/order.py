@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from dgl import EID, NID
 
+from gids.errors import MissingError
 from gids.store import FeatureStore, Graph, Table
 from gids.store.names import Relation
 
@@ -133,7 +134,10 @@ def _shared_relations(graph: Any, stores: Sequence[FeatureStore]) -> Pairs:
     for store in stores:
         for relation in graph.canonical_etypes:
             if relation in store.relations and graph.num_edges(relation):
-                stored = store.graph(relation)
+                try:
+                    stored = store.graph(relation)
+                except MissingError:  # a relation of edge features alone
+                    continue
                 counts = graph.num_nodes(relation[0]), graph.num_nodes(relation[2])
                 if counts == (stored.num_src, stored.num_dst) and stored.num_edges:
                     yield relation, _topology_of(graph, relation), _Compressed.of(stored)

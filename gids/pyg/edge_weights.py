@@ -32,7 +32,9 @@ def stored_weights(store: FeatureStore, graphs: Sequence[Graph], attribute: str)
 def in_order(graph: Graph, weights: object, attribute: str) -> np.ndarray:
     """Weights by edge id, in the order of graph.indices. Raises TypeError, ValueError."""
     what = f"{attribute!r} of {describe_type(graph.relation)}"
-    if not isinstance(weights, torch.Tensor) or weights.is_complex() or weights.dtype == torch.bool:
+    if isinstance(weights, torch.Tensor) and weights.dtype == torch.bool:
+        raise TypeError(f"{what} is bool; weight_attr names numbers: give 1 and 0 (`gids convert --dtype`)")
+    if not isinstance(weights, torch.Tensor) or weights.is_complex():
         raise TypeError(f"{what} is no tensor of numbers; weight_attr names the weights of edges")
     if weights.numel() != graph.num_edges or len(weights) != graph.num_edges:
         raise ValueError(

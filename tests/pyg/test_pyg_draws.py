@@ -142,6 +142,9 @@ def test_what_is_no_weight(data: Data, path: Path) -> None:
     other.w = "heavy"
     with pytest.raises(TypeError, match="is no tensor of numbers"):
         gids.pyg.NeighborSampler(other, [1], weight_attr="w")
+    other.w = data.w > 0
+    with pytest.raises(TypeError, match="is bool; weight_attr names numbers: give 1 and 0"):
+        gids.pyg.NeighborSampler(other, [1], weight_attr="w")
     other.w = -data.w
     with pytest.raises(ValueError, match="must be 0 or more"):
         next(iter(PygNodeLoader(data, gids.pyg.NeighborSampler(other, [1], weight_attr="w"))))
