@@ -225,6 +225,8 @@ USE_BITS: int
 SCORE_BUCKETS: int
 """Minibatches that may be live (in the window or planned) at once."""
 LINE_METADATA_BYTES: int
+LISTS_BYTES: int
+"""Of a table's lists of lines, without the lines."""
 PLANNED_ROW_BYTES: int
 """Of the requests of a planned minibatch, for each of its rows, at most."""
 PLANNING_ROW_BYTES: int

@@ -105,7 +105,7 @@ def needed_bytes(
     ordered = sum(sizes.rows[t.name] for t in tables if t.order is not None) * sizes.planned_batches
     sampled = sizes.live_batches + sizes.waiting_batches
     return {
-        "page tables": sum(8 * t.page_count for t in tables),
+        "page tables": sum(8 * t.page_count + _core.LISTS_BYTES for t in tables),
         "bounce pool": bounce_bytes,
         "outputs": output_bytes(tables, sizes.rows, output_row_bytes) * outputs,
         "window": pages * sizes.live_batches + sizes.minibatch_bytes * sampled,

@@ -286,6 +286,7 @@ void bind_cache(nb::module_& m) {
   m.attr("USE_BITS") = word::use_bits;
   m.attr("SCORE_BUCKETS") = score::buckets;
   m.attr("LINE_METADATA_BYTES") = 16;
+  m.attr("LISTS_BYTES") = Planner::least_line_bytes();
   m.attr("PLANNED_ROW_BYTES") = cache::planned_row_bytes;
   m.attr("PLANNING_ROW_BYTES") = cache::planning_row_bytes;
   m.attr("LOAD_BYTES") = cache::load_bytes;

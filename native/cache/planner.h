@@ -105,6 +105,7 @@ class Planner {
   PlannerStats stats() const { return stats_; }
   size_t table_bytes() const { return words_.bytes(); }
   size_t line_bytes() const { return lists_.bytes(); }
+  static size_t least_line_bytes() { return BucketLists(0, buckets).bytes(); }  // without a line
   size_t step_bytes() const;  // pages of live steps
   size_t plan_bytes() const;  // what planning needs
   // Lines whose page a live step asks for: pinned by minibatches in the window, or planned. O(their pages).

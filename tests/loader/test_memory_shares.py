@@ -1,0 +1,231 @@
+"""Loaders whose memory is short: they work, their cache gets a fair part, and the log says what would help."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import gids
+from gids.cache import POLICIES
+from gids.cuda import Device
+from gids.sampler import Minibatch, Neighbor
+from gids.store import DatasetWriter
+
+ROWS, DIM = 40_000, 128  # 20 MB of rows of 512 B
+TABLE = "_N.feat"
+Ids = Mapping[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def source() -> torch.Tensor:
+    return torch.randn(ROWS, DIM, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module", params=[512, 4096])
+def page_bytes(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory, source: torch.Tensor, page_bytes: int) -> Path:
+    path = tmp_path_factory.mktemp("memory") / "g.gids"
+    rng = np.random.default_rng(1)
+    indptr = np.concatenate([[0], np.cumsum(rng.integers(0, 31, ROWS))])
+    indices = (ROWS * rng.random(indptr[-1]) ** 3).astype(np.int64)
+    with DatasetWriter(path, page_bytes=page_bytes) as writer:
+        writer.write_table("node", "_N", "feat", source)
+        writer.write_graph(("_N", "_E", "_N"), indptr, indices, num_src=ROWS)
+    return path
+
+
+def reads(rows: int, count: int) -> list[Ids]:
+    """Minibatches that read mostly popular rows, each once."""
+    found = []
+    for n in range(count):
+        drawn = (ROWS * np.random.default_rng(n).random(6 * rows) ** 2).astype(np.int64)
+        _, first = np.unique(drawn, return_index=True)
+        found.append({TABLE: torch.from_numpy(drawn[np.sort(first)][:rows])})
+    assert all(len(ids[TABLE]) == rows for ids in found)
+    return found
+
+
+def same(ids: Ids) -> Ids:
+    return ids
+
+
+def read_all(loader: gids.FeatureLoader, batches: list[Ids], source: torch.Tensor, given: int) -> None:
+    for ids, features in loader.attach(batches, same, bytes_of=lambda ids: 32 * len(ids[TABLE])):
+        assert torch.equal(features[TABLE], source[ids[TABLE]])
+        assert sum(loader.stats()["memory"].values()) <= given
+
+
+@pytest.mark.parametrize(("rows", "least_lines"), [(1330, 1_500_000), (4150, 0)])
+def test_a_quarter_of_the_rows_bytes_is_enough_and_most_of_it_is_cache(
+    path: Path, source: torch.Tensor, rows: int, least_lines: int
+) -> None:
+    """A hundredth of a table of 2 GB with 512 MB, and minibatches of 133,000 or 415,000 rows."""
+    given = 5_120_000
+    with gids.FeatureLoader(path, [TABLE], memory_bytes=given, queue_depth=4) as loader:
+        read_all(loader, reads(rows, 40), source, given)
+        stats = loader.stats()
+    assert stats["memory"]["lines"] >= least_lines
+    assert stats["window_batches"] < 16
+    if least_lines:
+        assert stats["hit_ratio"] > (0.3 if loader.tables[0].page_bytes == 512 else 0.15)
+
+
+def least_memory(path: Path, batches: list[Ids], **options: Any) -> int:
+    """What the error says is enough."""
+    with gids.FeatureLoader(path, [TABLE], memory_bytes=1000, **options) as loader:
+        with pytest.raises(gids.MemoryBudgetError, match="is too small") as caught:
+            next(loader.attach(batches, same))
+    found = re.search(r"Give memory_bytes=([\d_]+) or more", str(caught.value))
+    assert found is not None
+    return int(found[1])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("window", [0, 7, 22])
+def test_rows_are_right_in_any_memory_that_is_enough(
+    path: Path, source: torch.Tensor, policy: str, window: int
+) -> None:
+    batches = reads(250, 26)
+    options: dict[str, Any] = {"policy": policy, "window_batches": window, "queue_depth": 64}
+    least = least_memory(path, batches, **options)
+    windows = []
+    for times in (1, 1.2, 1.6, 20):
+        given = int(times * least)
+        with gids.FeatureLoader(path, [TABLE], memory_bytes=given, **options) as loader:
+            read_all(loader, batches, source, given)
+            read_all(loader, batches[:2], source, given)  # another epoch
+            windows.append(loader.stats()["window_batches"])
+            assert loader.stats()["planned_batches"] <= 2 or times > 5
+    assert windows[-1] == window
+    if window > 1:
+        assert windows[0] < window
+
+
+def fingerprint(minibatch: Minibatch) -> list[list[int]]:
+    lists = [minibatch.seeds, minibatch.input_nodes]
+    for block in minibatch.blocks:
+        lists += [block.indptr, block.indices, block.positions]  # type: ignore[union-attr]
+    return [t.tolist() for t in lists]  # type: ignore[union-attr]
+
+
+class Counting(Neighbor):
+    """Notes how many minibatches each call samples together."""
+
+    calls: list[int]
+
+    def sample_bulk(self, graphs: Any, seeds_of_steps: Any, **numbers: Any) -> list[Minibatch]:
+        self.calls.append(len(seeds_of_steps))
+        return super().sample_bulk(graphs, seeds_of_steps, **numbers)
+
+
+def test_minibatches_do_not_depend_on_the_memory(path: Path, source: torch.Tensor) -> None:
+    """But how many wait in the window, and how many are sampled together, does."""
+    found, windows, calls = [], [], []
+    for given in (1_600_000, 3_000_000, 1 << 30):
+        sampler = Counting([5, 5], threads=2)
+        sampler.calls = []
+        with gids.NodeLoader(
+            path, torch.arange(600), sampler, batch_size=40, memory_bytes=given, queue_depth=4
+        ) as loader:
+            minibatches = []
+            for minibatch in loader:
+                assert isinstance(minibatch.input_nodes, torch.Tensor)
+                assert torch.equal(minibatch.features[TABLE], source[minibatch.input_nodes])
+                minibatches.append(fingerprint(minibatch))
+            windows.append(loader.stats()["window_batches"])
+        found.append(minibatches)
+        calls.append(sampler.calls)
+    assert found[0] == found[1] == found[2]
+    assert windows[0] < windows[2] == 16
+    assert calls[0] == []
+    assert max(calls[2]) == 4
+
+
+def test_the_sampler_is_not_told_twice(path: Path) -> None:
+    """Buffers of the minibatches in the window come back to the sampler when the epoch ends."""
+    with gids.NodeLoader(path, torch.arange(4000), [10, 10], batch_size=200, memory_bytes=1 << 28) as loader:
+        epoch = iter(loader)
+        nbytes = 0
+        for _ in range(3):
+            minibatch = next(epoch)
+            nbytes = max(nbytes, minibatch.nbytes)
+        within = loader.stats()["memory"]
+        del minibatch
+        epoch.close()
+        after = loader.stats()["memory"]
+    assert after["sampler"] <= within["sampler"] + 2 * nbytes
+    assert within["window"] > 16 * nbytes // 2
+
+
+def memory_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.getMessage().startswith("memory of ")]
+
+
+def advised(line: str) -> int:
+    found = re.search(r"memory_bytes=([\d_]+) would", line)
+    assert found is not None, line
+    return int(found[1])
+
+
+def test_the_log_says_once_how_memory_was_shared_and_what_would_help(
+    path: Path, page_bytes: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "gids")
+
+    def line_of(given: int) -> tuple[str, dict[str, Any]]:
+        caplog.clear()
+        with gids.FeatureLoader(path, [TABLE], memory_bytes=given, queue_depth=4) as loader:
+            for _ in range(2):
+                list(loader.attach(reads(1330, 6), same, bytes_of=lambda ids: 32 * len(ids[TABLE])))
+            [line] = memory_lines(caplog)
+            return line, loader.stats()
+
+    short, stats = line_of(5_120_000)
+    assert re.match(r"memory of 5.1 MB: [\d.]+ MB for the cache \([\d.]+ % of the tables\), ", short)
+    assert f"for a window of {stats['window_batches']} minibatches" in short
+    if page_bytes == 4096:
+        assert short.endswith("rows of 512 B in pages of 4096 B; convert with --page-bytes 512")
+        return
+    assert f"the window of 16 minibatches was shortened to {stats['window_batches']}" in short
+    longer, stats = line_of(advised(short))
+    assert stats["window_batches"] == 16
+    assert "shortened" not in longer
+    everything, stats = line_of(advised(longer))
+    assert stats["tables"][TABLE]["lines"] == ROWS
+    assert "would" not in everything
+    starved, stats = line_of(2_300_000)
+    assert "only when a minibatch is due" in starved
+
+
+def test_memory_may_be_a_number_with_a_fraction_and_must_be_finite(path: Path, source: torch.Tensor) -> None:
+    with gids.FeatureLoader(path, [TABLE], memory_bytes=5.12e6, queue_depth=4) as loader:  # type: ignore[arg-type]
+        read_all(loader, reads(100, 3), source, 5_120_000)
+    for wrong in (float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="not finite"):
+            gids.FeatureLoader(path, [TABLE], memory_bytes=wrong)  # type: ignore[arg-type]
+
+
+def test_a_device_with_little_memory_has_a_shorter_window(
+    path: Path, source: torch.Tensor, device: Device, cuda_is: Callable[[Device], None]
+) -> None:
+    cuda_is(device)
+    batches, given = reads(1330, 12), 5_120_000
+    windows = []
+    for memory_bytes in (given, 1 << 26):
+        with gids.FeatureLoader(
+            path, [TABLE], device="cuda", memory_bytes=memory_bytes, staging_bytes=1 << 20
+        ) as loader:
+            for ids, features in loader.attach(batches, same):
+                assert torch.equal(features[TABLE].cpu(), source[ids[TABLE]])
+            windows.append(loader.stats()["window_batches"])
+    assert windows[0] < windows[1] == 16
