@@ -145,6 +145,8 @@ def run(args: argparse.Namespace) -> int:
     from gids.store.convert.readers import READER_BYTES, Choices, find_reader, open_source
     from gids.store.publish import partial_path
 
+    # The C library's allocator, so that the bound on what a batch takes sees what Arrow allocates.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     order, _, trace = args.order.partition(":")
     read_rows = _read_rows(order, trace)
     reader = find_reader(args.source, args.reader)

@@ -16,6 +16,7 @@ from gids.store.convert.source_file import open_file
 MAX_LINE_BYTES = 4 << 20  # about 400,000 numbers
 _PIECE_BYTES = 1 << 16
 _PACKED_BYTES = 1 << 15
+_ZERO_BYTES = 1 << 20
 _GZIP = 16 + zlib.MAX_WBITS
 
 
@@ -96,10 +97,10 @@ class _Gunzip:
 
     def _begin_member(self) -> bool:
         """Whether another member follows, after zeros if there are any."""
-        while not (packed := self._packed.lstrip(b"\0")):
-            if not (packed := self._file.read(_PACKED_BYTES)):
+        while self._packed == bytes(len(self._packed)):
+            self._packed = self._file.read(_ZERO_BYTES)
+            if not self._packed:
                 return False
-            self._packed = packed
-        self._packed = packed
+        self._packed = self._packed.lstrip(b"\0")
         self._state = zlib.decompressobj(_GZIP)
         return True

@@ -25,6 +25,7 @@ import traceback
 import warnings
 from pathlib import Path
 
+os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # as the command has it, which would come too late here
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -36,8 +37,9 @@ import torch
 from gids import cli
 from gids.errors import FormatError, StorageError
 from gids.store import verify
+from gids.store.convert.memory_guard import allocated_bytes
 
-TIME_S = 60
+TIME_S = 120  # then it hangs
 PEAK_BYTES = (256 + 300) << 20  # the default of --memory, and what docs/datasets.md allows beyond it
 DATA_BYTES = 2 << 30  # what the child may allocate, so that a failure does not take the machine's memory
 OPEN_FILES = 128  # at a time
@@ -77,11 +79,6 @@ def convert(source: Path, arguments: tuple[str, ...]) -> dict[str, object]:
     return found
 
 
-def anonymous_bytes() -> int:
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmData"))
-
-
 def in_child(source: Path, arguments: tuple[str, ...]) -> dict[str, object]:
     """Convert in a forked child; what it did, and its peak of memory above that of its parent."""
     reading, writing = os.pipe()
@@ -90,7 +87,7 @@ def in_child(source: Path, arguments: tuple[str, ...]) -> dict[str, object]:
         try:
             os.close(reading)
             os.write(writing, f"{resident()}\n".encode())
-            limit = anonymous_bytes() + DATA_BYTES
+            limit = allocated_bytes() + DATA_BYTES
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
             resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
             resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
@@ -161,45 +158,55 @@ def listed(folder: Path) -> list[str]:
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--only", default="", help="sources whose name has this")
-    parser.add_argument("--verbose", action="store_true")
-    args = parser.parse_args()
-    torch.set_num_threads(1)  # a child would wait for threads that it has not
+def judge(source: Path, arguments: tuple[str, ...], work: Path) -> dict[str, object]:
+    """Convert a source, the only thing in a directory, and judge the outcome by what is there then."""
+    before = listed(work)
+    found = in_child(source, arguments)
+    return {"faults": faults_of(found, before, listed(work)), **found}
+
+
+def convert_random(cases: range, seed: int, only: str, root: Path) -> collections.Counter[str]:
+    """Convert spoilt sources; a line for each failure. How often each outcome came."""
     outcomes: collections.Counter[str] = collections.Counter()
+    sources = hostile_templates.write_all(root / "valid")
+    names = [name for name in sorted(sources) if only in name]
+    for case in cases:
+        rng = random.Random(f"{seed} {case}")
+        name = rng.choice(names)
+        work = root / f"case {case}"
+        work.mkdir()
+        source = hostile_changes.copy(root / "valid" / name, work / name)
+        said = hostile_changes.spoil(rng, source, hostile_formats.WAYS)
+        found = judge(source, sources[name], work)
+        failed = bool(found["faults"])
+        outcomes["failed" if failed else "converted" if found["status"] == 0 else "refused"] += 1
+        if failed:
+            print(json.dumps({"case": case, "source": name, "did": said, **found}), flush=True)
+        shutil.rmtree(work)
+    return outcomes
+
+
+def convert_listed(sources: list[tuple[str, list[str]]]) -> None:
+    """Convert sources by path, each in a directory of its own; a line for each."""
+    for path, arguments in sources:
+        print(json.dumps(judge(Path(path), tuple(arguments), Path(path).parent)), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--cases", type=int, default=1000, help="number of sources to spoil")
+    parser.add_argument("--first", type=int, default=0, help="number of the first, to repeat it")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="spoil sources with this in their name")
+    parser.add_argument("--listed", type=Path, help="JSON file of sources to convert instead")
+    args = parser.parse_args()
+    torch.set_num_threads(1)  # a child would wait for threads that it does not have
+    if args.listed:
+        convert_listed(json.loads(args.listed.read_text()))
+        return
     with tempfile.TemporaryDirectory() as root:
-        sources = hostile_templates.write_all(Path(root) / "valid")
-        names = [name for name in sorted(sources) if args.only in name]
-        for case in range(args.first, args.first + args.cases):
-            rng = random.Random(f"{args.seed} {case}")
-            name = rng.choice(names)
-            work = Path(root) / f"case {case}"
-            work.mkdir()
-            source = hostile_changes.copy(Path(root) / "valid" / name, work / name)
-            try:
-                said = hostile_changes.spoil(rng, source, hostile_formats.WAYS)
-            except Exception:
-                print(
-                    json.dumps({"case": case, "source": name, "not made": traceback.format_exc()[-900:]}),
-                    flush=True,
-                )
-                shutil.rmtree(work)
-                continue
-            before = listed(work)
-            found = in_child(source, sources[name])
-            faults = faults_of(found, before, listed(work))
-            outcomes["converted" if found["status"] == 0 else "refused" if not faults else "failed"] += 1
-            if faults or args.verbose:
-                print(
-                    json.dumps({"case": case, "source": name, "did": said, "faults": faults, **found}),
-                    flush=True,
-                )
-            shutil.rmtree(work)
-    print(json.dumps(outcomes), flush=True)
+        cases = range(args.first, args.first + args.cases)
+        print(json.dumps(convert_random(cases, args.seed, args.only, Path(root))), flush=True)
 
 
 if __name__ == "__main__":

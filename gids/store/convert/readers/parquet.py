@@ -28,10 +28,10 @@ def _tables(folder: Path) -> dict[str, list[Path]]:
     """name -> files, of NAME.parquet and NAME/*.parquet in a directory."""
     found = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file())
+        files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
         files = [f for f in files if f.suffix in _SUFFIXES]
         if files:
-            found[path.name.removesuffix(path.suffix) if path.is_file() else path.name] = files
+            found[path.name if path.is_dir() else path.name.removesuffix(path.suffix)] = files
     return found
 
 
