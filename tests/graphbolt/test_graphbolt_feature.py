@@ -75,7 +75,7 @@ def test_a_read_larger_than_the_first_is_warned_of_unless_foretold(
     for foretold in (None, 400):
         caplog.clear()
         feature = graphbolt.Feature(
-            one.store, "_N.feat", memory_bytes=104_000, queue_depth=2, minibatch_rows=foretold
+            one.store, "_N.feat", memory_bytes=92_000, queue_depth=2, minibatch_rows=foretold
         )
         feature.read(every[:1])
         for _ in range(3):

@@ -168,7 +168,7 @@ def test_memory_counts_the_rows_of_edges(tmp_path: Path) -> None:
         blocks.append(result.layers[0]["blocks"])
     assert blocks[0] > blocks[1] > blocks[2]
     with pytest.raises(MemoryBudgetError, match="'_N' node 40 and its in-neighbours are up to 301 rows"):
-        layerwise(model, store, memory_bytes=1250 << 10, **options)
+        layerwise(model, store, memory_bytes=2 << 20, **options)
 
 
 def test_memory_counts_more_edges_than_nodes(tmp_path: Path) -> None:

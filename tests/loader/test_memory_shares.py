@@ -1,4 +1,4 @@
-"""Loaders whose memory is short: they work, their cache gets a fair part, and the log says what would help."""
+"""Loaders with little memory work, their cache gets a fair part of it, and the log says what would help."""
 
 from __future__ import annotations
 
