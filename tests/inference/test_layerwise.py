@@ -81,7 +81,7 @@ def test_memory_bounds_the_blocks_and_the_cache(one_type: Path, rows: Rows) -> N
         blocks.append(result.layers[0]["blocks"])
     assert blocks[0] > blocks[1] > blocks[2]
     with pytest.raises(MemoryBudgetError, match=r"'_N' node 40 and its in-neighbours are up to 301 rows"):
-        layerwise(model, one_type, memory_bytes=1 << 20)
+        layerwise(model, one_type, memory_bytes=3 << 19)
     with pytest.raises(MemoryBudgetError, match="does not hold blocks of four rows"):
         layerwise(model, one_type, memory_bytes=1000)
     assert folders(one_type) == ["_N.feat"]
