@@ -337,7 +337,6 @@ std::vector<Failure> PageCache::read_past_cache(std::span<const i64> ids, std::b
     std::vector<u32> again;
     ReadsInFlight reads(*engine_);
     auto finish_one = [&] {
-      check();  // parts that take less than a tenth of a second would not
       engine_->wait(reads.oldest(), check);
       const auto fill = std::static_pointer_cast<Fill>(reads.take_oldest());
       fill->add_undelivered(again);
@@ -351,7 +350,10 @@ std::vector<Failure> PageCache::read_past_cache(std::span<const i64> ids, std::b
       fill->add_rows({positions.begin() + static_cast<std::ptrdiff_t>(begin),
                       positions.begin() + static_cast<std::ptrdiff_t>(end)});
       reads.add(std::move(fill));
-      if (reads.count() == late_parts) finish_one();  // the device is busy with the other ones meanwhile
+      if (reads.count() == late_parts) {
+        check();  // a part may be read in less than the tenth of a second after which the engine checks
+        finish_one();
+      }
       begin = end;
     }
     while (reads.count()) finish_one();
