@@ -62,10 +62,10 @@ def _stores(saved: Any, path: Path) -> dict[str | Relation, Mapping[str, Any]]:
         nodes, edges = (_mapping(fields.get(f"_{kind}_store_dict"), path) for kind in ("node", "edge"))
         return _typed({**nodes, **edges}, path)
     if "_store" in fields:
-        return _by_size(_mapping(fields["_store"], path), path)
+        return _by_size(_attributes(fields["_store"], path), path)
     if any(isinstance(key, tuple) for key in fields) or "_global_store" in fields:
         return _typed({key: store for key, store in fields.items() if key != "_global_store"}, path)
-    return _by_size(_mapping(fields, path), path)
+    return _by_size(_attributes(fields, path), path)
 
 
 def _typed(stores: Mapping[Any, Any], path: Path) -> dict[str | Relation, Mapping[str, Any]]:
@@ -74,7 +74,7 @@ def _typed(stores: Mapping[Any, Any], path: Path) -> dict[str | Relation, Mappin
         names = key if isinstance(key, tuple) and len(key) == 3 else (key,)
         for name in names:
             check_name(name, f"a node type or relation of {path}")
-    return {key: _mapping(store, path) for key, store in stores.items()}
+    return {key: _attributes(store, path) for key, store in stores.items()}
 
 
 def _fields(saved: Any) -> Mapping[str, Any]:
@@ -87,6 +87,12 @@ def _mapping(store: Any, path: Path) -> Mapping[str, Any]:
     found = store if isinstance(store, Mapping) else _fields(store).get("_mapping")
     if not isinstance(found, Mapping):
         raise FormatError(f"{path} was saved by an unknown version of PyG; {_SAVE}")
+    return found
+
+
+def _attributes(store: Any, path: Path) -> Mapping[str, Any]:
+    """The attributes of one store. Raises FormatError for a name that is not text."""
+    found = _mapping(store, path)
     for key in found:
         if not isinstance(key, str):
             raise FormatError(f"{path} has an attribute called {shown(key)}; names are text")
