@@ -33,7 +33,7 @@ import gids.io
 from gids.quickstart.isolation import run_fresh
 from gids.quickstart.memory_group import MemoryGroup
 from gids.quickstart.sides import why_no_limit
-from gids.store import DatasetWriter
+from gids.write import DatasetWriter
 
 DIM = 1024
 DEFAULT_READ_AHEAD_BYTES = 128 << 10  # of Linux; some images raise it

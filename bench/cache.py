@@ -28,11 +28,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from traces import FANOUTS, Trace, popular_pages, rmat, sample_trace, skewed_trace
 
 from gids import _core
-from gids.bench.optimum import BatchList, Optimum
 from gids.cache import page_heat
 from gids.heat import expected_visits, out_degrees, reverse_pagerank, sampled_counts
-from gids.store import DatasetWriter, FeatureStore
+from gids.store import FeatureStore
 from gids.store.names import NODE, RELATION
+from gids.trace.optimum import BatchList, Optimum
+from gids.write import DatasetWriter
 
 SEEDS = 12  # of a minibatch, so that 1 % of the pages are about five minibatches
 

@@ -59,7 +59,7 @@ def copy(source: Path, target: Path, *flags: str) -> float:
 # VmHWM, not getrusage: that would count the parent's memory too, from before the exec.
 COMMAND = """
 import sys, time
-import gids.store.convert.readers
+import gids.convert.readers
 from gids.cli import main
 begun = time.perf_counter()
 status = main(sys.argv[1:])

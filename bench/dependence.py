@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 import gids
 from gids.cli import main as gids_command
+from gids.convert.synthetic import GraphSpec, write_graph
 from gids.heat import hottest_nodes
 from gids.sampler import Block, Labor, LocalityBias, Minibatch, Neighbor, Sampler
 from gids.store import FeatureStore
-from gids.store.synthetic import GraphSpec, write_graph
 
 FANOUTS = [10, 10]
 

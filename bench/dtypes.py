@@ -27,8 +27,8 @@ from sage import GraphSage
 
 from gids import FeatureLoader, FeatureStore, NodeLoader
 from gids.cli import main as gids_command
-from gids.store import DatasetWriter
-from gids.store.synthetic import GraphSpec, write_graph
+from gids.convert.synthetic import GraphSpec, write_graph
+from gids.write import DatasetWriter
 
 KINDS: dict[str, list[str]] = {
     "float32": [],

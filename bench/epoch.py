@@ -29,11 +29,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from harness import alternate, median_ratio, random_pages_per_s, read_ahead, write_json
 
 from gids.cli import main as gids_command
+from gids.convert.synthetic import GraphSpec, write_graph
 from gids.quickstart.isolation import read_ahead_bytes
 from gids.quickstart.report import table
 from gids.quickstart.sides import EpochConfig, EpochResult, run_gids, run_other, why_no_limit
 from gids.store import FeatureStore
-from gids.store.synthetic import GraphSpec, write_graph
 
 DEFAULT_READ_AHEAD_BYTES = 128 << 10  # of Linux; some images raise it
 ALLOWANCE_BYTES = 300 * 10**6  # what a process may take beyond what stats()["memory"] lists

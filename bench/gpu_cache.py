@@ -23,13 +23,15 @@ from device_timer import device_seconds
 from figures import Figures
 from harness import alternate, median_ratio
 
-from gids.cache import DeviceFeatureCache, FeatureCache
-from gids.cache.device_counters import THROUGH
+from gids.cache import FeatureCache
+from gids.cache.device import DeviceFeatureCache
+from gids.cache.device.counters import THROUGH
 from gids.cuda import Device
 from gids.io import Engine, open_engine
-from gids.io.extents import open_extent_reader
-from gids.store import DatasetWriter, FeatureStore, Table
+from gids.io.device.extents import open_extent_reader
+from gids.store import FeatureStore, Table
 from gids.store.names import NODE
+from gids.write import DatasetWriter
 
 _TABLE = f"{NODE}.feat"
 

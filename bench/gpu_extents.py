@@ -22,7 +22,7 @@ from harness import alternate, median_ratio
 
 import gids.io
 from gids.cuda import Device
-from gids.io.extents import ExtentReader, open_extent_reader
+from gids.io.device.extents import ExtentReader, open_extent_reader
 
 _PAGE = 4096
 

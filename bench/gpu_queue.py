@@ -21,7 +21,7 @@ from harness import alternate, median_ratio
 
 import gids.io
 from gids.cuda import Device
-from gids.io.device_queue import DeviceQueue, QueueTable
+from gids.io.device.device_queue import DeviceQueue, QueueTable
 
 _PAGE = 4096
 _WORDS = _PAGE // 8

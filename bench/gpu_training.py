@@ -29,11 +29,11 @@ from sage import GraphSage
 import gids.io
 from gids import NodeLoader
 from gids.cli import main as gids_command
+from gids.convert.synthetic import GraphSpec, write_graph
 from gids.cuda import Device
 from gids.sampler import Block, Minibatch, Neighbor, Topology
 from gids.store import FeatureStore
 from gids.store.names import NODE, RELATION
-from gids.store.synthetic import GraphSpec, write_graph
 
 _TABLE = f"{NODE}.feat"
 _CLASSES = 16

@@ -51,7 +51,7 @@ import gids.io
 from gids.quickstart.isolation import run_fresh
 from gids.quickstart.memory_group import MemoryGroup
 from gids.quickstart.sides import why_no_limit
-from gids.store import DatasetWriter
+from gids.write import DatasetWriter
 
 THREADS = 2
 OURS = ("gids", "gids_fetch")

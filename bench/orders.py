@@ -26,8 +26,8 @@ from traces import rmat
 
 from gids import FeatureStore
 from gids.cli import main as gids_here
+from gids.convert.synthetic import GraphSpec, write_graph
 from gids.io import drop_page_cache
-from gids.store.synthetic import GraphSpec, write_graph
 
 DIM = 64
 SAMPLING = ["--fanouts", "10,10", "--policies", "lookahead", "--windows", "16", "--cache", "5%", "--quiet"]

@@ -36,6 +36,7 @@ from traces import rmat
 
 from gids import cuda
 from gids.sampler import Block, Labor, Ladies, Minibatch, Neighbor, Sampler, Topology
+from gids.sampler.device import PinnedGraph
 from gids.sampler.layered import LayeredSampler
 from gids.store import Graph
 from gids.store.names import RELATION
@@ -257,7 +258,7 @@ def measure_gpu(args: argparse.Namespace) -> dict[str, Any]:
     results: dict[str, Any] = {"gpu": device.name, "places": {}}
     print(f"{device.name}: {graph.num_edges:,} edges, fanouts {args.fanouts}, {args.batch_size} seeds")
     for place in args.place:
-        with graph.pin(device, place=place) as pinned:
+        with PinnedGraph(graph, device, place=place) as pinned:
             topology, sampler = Topology(pinned), Neighbor(args.fanouts)
             for step in range(2):
                 minibatch = sampler.sample(topology, seeds[step], step=step)

@@ -8,6 +8,7 @@ from gids import dgl_finder
 
 if TYPE_CHECKING:
     from gids import cache as cache
+    from gids import convert as convert
     from gids import cuda as cuda
     from gids import heat as heat
     from gids import inference as inference
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from gids import loader as loader
     from gids import sampler as sampler
     from gids import store as store
+    from gids import write as write
     from gids.errors import FormatError, MemoryBudgetError, MissingError, NoDeviceError, StorageError
     from gids.loader import EdgeLoader, FeatureLoader, NodeLoader
     from gids.store import FeatureStore
@@ -44,7 +46,18 @@ _HOMES = {
     "NodeLoader": "gids.loader",
     "StorageError": "gids.errors",
 }
-_PARTS = ("cache", "cuda", "heat", "inference", "io", "loader", "sampler", "store")  # not for `import *`
+_PARTS = (
+    "cache",
+    "convert",
+    "cuda",
+    "heat",
+    "inference",
+    "io",
+    "loader",
+    "sampler",
+    "store",
+    "write",
+)  # not for `import *`
 
 
 def __getattr__(name: str) -> Any:  # loads torch only when something that needs it is asked for

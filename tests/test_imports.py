@@ -13,7 +13,21 @@ import pytest
 import gids
 
 ROOT = Path(gids.__file__).parent
-ORDER = ["errors", "sizes", "_core", "store", "cuda", "io", "cache", "sampler", "heat", "loader", "inference"]
+ORDER = [
+    "errors",
+    "sizes",
+    "_core",
+    "store",
+    "write",
+    "convert",
+    "cuda",
+    "io",
+    "cache",
+    "sampler",
+    "heat",
+    "loader",
+    "inference",
+]
 """A part may import those before it; what is not listed (adapters, cli) may import them all."""
 
 

@@ -16,23 +16,3 @@
 ``gids.cli.bench`` composes them. A question's module has ``HELP``, ``add_arguments(parser)`` and
 ``measure(args, session, report)``, and imports what is slow inside.
 """
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from gids.bench.recording import record
-    from gids.bench.trace import Trace
-
-__all__ = ["Trace", "record"]
-
-_HOMES = {"record": "gids.bench.recording", "Trace": "gids.bench.trace"}
-
-
-def __getattr__(name: str) -> Any:  # loads torch only when something that needs it is asked for
-    if name not in _HOMES:
-        raise AttributeError(f"module 'gids.bench' has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -338,7 +338,7 @@ def _batch_makers(
     from gids.bench.aggregation import sampled_ids, uniform_ids
     from gids.bench.minibatches import make_sampler
     from gids.errors import FormatError
-    from gids.heat.graphs import graphs_of
+    from gids.store import graphs_of
 
     if args.rows is None and table.kind == "node":
         try:

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from gids.bench.optimum import Optimum
-from gids.bench.replay import Counts, replay
 from gids.bench.report import Report
 from gids.bench.session import Session
-from gids.bench.trace import Trace, TracedTable
+from gids.trace.optimum import Optimum
+from gids.trace.replay import Counts, replay
+from gids.trace.trace_file import Trace, TracedTable
 
 PINNED = "pinned"
 """Not a policy of the cache: a share of the lines holds the hottest pages for good, the rest is random."""

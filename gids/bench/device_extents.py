@@ -20,7 +20,7 @@ from gids.bench.probe import direct_works, why_warm
 from gids.cuda import Device
 from gids.errors import FormatError
 from gids.io import open_engine
-from gids.io.extents import ExtentReader, Extents, open_extent_reader
+from gids.io.device.extents import ExtentReader, Extents, open_extent_reader
 from gids.quickstart.counters import cpu_seconds
 
 _OUT_BYTES = 128 << 20  # read by one call

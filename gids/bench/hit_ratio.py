@@ -21,9 +21,9 @@ from gids.errors import FormatError
 
 if TYPE_CHECKING:
     from gids.bench.case import Case
-    from gids.bench.replay import Counts
-    from gids.bench.trace import Trace
     from gids.bench.trace_source import Source
+    from gids.trace.replay import Counts
+    from gids.trace.trace_file import Trace
 
 HELP = "what share of pages a cache would find, by policy, window and size, beside Belady's MIN"
 EPILOG = """\
@@ -33,7 +33,7 @@ pages take to read, at the speed that the dataset's disk shows in a short probe,
 
 To record a run of your own training:
 
-    with gids.bench.record(loader, "run.trace"):  # gids.NodeLoader, gids.dgl.DataLoader, gids.FeatureLoader
+    with gids.trace.record(loader, "run.trace"):  # gids.NodeLoader, gids.dgl.DataLoader, gids.FeatureLoader
         train(loader)
     gids bench hit-ratio --replay run.trace
 """
@@ -155,11 +155,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     """Fill the report; the figures' settings are cache, lines, sampler, kappa, policy and window."""
-    from gids.bench.advise import advise, parse_wanted
     from gids.bench.case import PINNED, Case
     from gids.bench.places import cache_sizes, parse_places
-    from gids.bench.replay import replay_as_recorded
     from gids.bench.trace_source import open_trace, sources
+    from gids.trace.advise import advise, parse_wanted
+    from gids.trace.replay import replay_as_recorded
 
     policies = _policies(args.policies)
     wanted = parse_wanted(args.advise) if args.advise is not None else None
@@ -318,7 +318,7 @@ def _rate(value: str) -> float:
 
 def _windows(windows: list[int] | None, planned: int, policies: list[str], report: Report) -> list[int]:
     """Those that a page's word has marks for; the others are clipped, and the report says so."""
-    from gids.bench.replay import LIVE_BATCHES
+    from gids.trace.replay import LIVE_BATCHES
 
     most = LIVE_BATCHES - planned
     if most < 0:

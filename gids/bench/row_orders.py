@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gids.errors import FormatError
-from gids.store.row_order import co_read_order, community_order, degree_order
+from gids.write.row_order import co_read_order, community_order, degree_order
 
 if TYPE_CHECKING:
     from gids.store import FeatureStore, Table
@@ -56,7 +56,7 @@ def positions_in(name: str, store: FeatureStore, table: Table) -> npt.NDArray[An
 
 
 def _traced(file: str, table: Table) -> npt.NDArray[np.integer[Any]]:
-    from gids.bench.row_trace import RowTrace
+    from gids.trace.row_trace import RowTrace
 
     minibatches = RowTrace(file).minibatches(table.name, table.row_count)
     if minibatches is None:

@@ -14,10 +14,10 @@ import numpy.typing as npt
 from gids import _core
 from gids.bench.minibatches import endless, input_nodes
 from gids.bench.session import Session
-from gids.bench.trace import TracedTable
-from gids.bench.trace_writer import TraceWriter
 from gids.cache import page_heat
 from gids.store.table import positions_of
+from gids.trace.trace_file import TracedTable
+from gids.trace.trace_writer import TraceWriter
 
 if TYPE_CHECKING:
     from gids.sampler import Sampler

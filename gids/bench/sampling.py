@@ -79,9 +79,9 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
 
     from gids import cuda
     from gids.bench.minibatches import check_sampler, make_sampler, seeds_of
-    from gids.heat.graphs import graphs_of
     from gids.sampler import Topology
-    from gids.store import FeatureStore
+    from gids.sampler.device import PinnedGraph
+    from gids.store import FeatureStore, graphs_of
 
     for name in args.sampler:
         check_sampler(name)  # an unknown one is said at once
@@ -97,7 +97,7 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     threads = args.threads or sorted({1, torch.get_num_threads()})
     if not on_cpu:
         device, place = cuda.open_device(args.device), args.place or "auto"
-        pinned = [graph.pin(device, place=place) for graph in graphs]
+        pinned = [PinnedGraph(graph, device, place=place) for graph in graphs]
         topology = Topology(pinned[0] if isinstance(seeds, torch.Tensor) else pinned)
         report.subject.update(device=device.name, place=place)
         threads = [None]

@@ -16,7 +16,7 @@ from pathlib import Path
 from gids.bench import arguments
 from gids.bench.report import Report, check_writable
 from gids.bench.session import Session
-from gids.bench.trace import Trace
+from gids.trace.trace_file import Trace
 
 
 @dataclass(frozen=True)

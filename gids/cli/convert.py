@@ -16,7 +16,7 @@ from gids.cli.progress import Progress
 from gids.cli.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from gids.store.convert.row_order import ReadRows
+    from gids.convert.row_order import ReadRows
 
 _EPILOG = """\
 The format of SRC is found out; where it could be several, say --from NAME.
@@ -141,9 +141,9 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from gids.cache.budget import available_bytes
-    from gids.store.convert import Options, convert
-    from gids.store.convert.readers import READER_BYTES, Choices, find_reader, open_source
-    from gids.store.publish import partial_path
+    from gids.convert import Options, convert
+    from gids.convert.readers import READER_BYTES, Choices, find_reader, open_source
+    from gids.write.publish import partial_path
 
     # The C library's allocator, so that the bound on what a batch takes sees what Arrow allocates.
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
@@ -222,9 +222,9 @@ def _read_rows(order: str, trace: str) -> ReadRows | None:
     if not trace:
         raise ValueError(
             "--order trace needs a file, as trace:FILE; `gids bench hit-ratio --record FILE --rows` or "
-            "gids.bench.record(loader, FILE, rows=True) makes it"
+            "gids.trace.record(loader, FILE, rows=True) makes it"
         )
-    from gids.bench.row_trace import RowTrace
+    from gids.trace.row_trace import RowTrace
 
     return RowTrace(trace)
 
@@ -246,7 +246,7 @@ class _List(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, **options)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from gids.store.convert.readers import READERS
+        from gids.convert.readers import READERS
 
         for reader in READERS:
             layout = textwrap.indent(reader.layout, "    ")

@@ -67,8 +67,8 @@ class _Part:
 
 def run(args: argparse.Namespace) -> int:
     from gids.store import FeatureStore
-    from gids.store.convert.space import check_space
     from gids.store.files import npy_header
+    from gids.write.space import check_space
 
     table = FeatureStore(args.dataset, allow_dirs=args.allow_dir).table(args.table)
     parts = list(_raw_parts(table, args.path) if args.raw else _parts(table, args.path))

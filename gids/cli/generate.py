@@ -58,7 +58,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gids.store.synthetic import GraphSpec, write_graph, write_typed_graph
+    from gids.convert.synthetic import GraphSpec, write_graph, write_typed_graph
 
     train, val, test = (int(share * args.nodes) for share in args.split)
     edges = 16 * args.nodes if args.edges is None else args.edges
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _place(path: Path, size_bytes: int) -> Path:
     """Where to write before renaming to path. Raises FileExistsError, and StorageError without room."""
-    from gids.store.convert.space import check_space
+    from gids.write.space import check_space
 
     if path.exists():
         raise FileExistsError(f"{path} exists; choose another name, or remove it")

@@ -27,9 +27,9 @@ from gids.cli.sizes import format_bytes, parse_bytes
 from gids.quickstart.steps import Step
 
 if TYPE_CHECKING:
+    from gids.convert.synthetic import GraphSpec
     from gids.quickstart.comparison import Comparison
     from gids.quickstart.sides import EpochConfig
-    from gids.store.synthetic import GraphSpec
 
 SECONDS, TOTAL_SECONDS = 60.0, 150.0  # of training on each side; of everything, about
 VAL_NODES = 64  # by full neighbourhoods, so that few are enough work
@@ -112,9 +112,9 @@ def run(args: argparse.Namespace) -> int:
         args.classes = min(16, args.nodes)
     with Step("starting"):
         import gids.dgl  # noqa: F401  (says how to install DGL, now and not in a minute)
+        from gids.convert.synthetic import GraphSpec, write_graph
         from gids.quickstart.comparison import compare
         from gids.quickstart.sides import why_no_limit
-        from gids.store.synthetic import GraphSpec, write_graph
 
     val_count = max(args.classes, min(args.nodes // 10, 4 * args.batch_size))
     spec = GraphSpec(

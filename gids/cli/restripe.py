@@ -42,7 +42,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gids.store import restripe
+    from gids.write import restripe
 
     with Progress("restripe", quiet=args.quiet) as progress:
         restripe(

@@ -21,7 +21,7 @@ from typing import Any
 
 from gids.cli.sizes import format_bytes
 from gids.cuda.driver import Driver, ask_driver
-from gids.io.kvikio_probe import KvikioProbe, probe_kvikio
+from gids.io.device.kvikio_probe import KvikioProbe, probe_kvikio
 
 _MEMLOCK_BYTES = 1 << 30  # what one registered buffer may have
 _OPEN_FILES = 16384

@@ -74,10 +74,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _compare(args: argparse.Namespace) -> int:
     """Print what differs from the source; how many tables do."""
+    from gids.convert.compare import compare
+    from gids.convert.edge_options import add_reverse_edges
+    from gids.convert.readers import Choices, find_reader, open_source
     from gids.store import FeatureStore
-    from gids.store.convert.compare import compare
-    from gids.store.convert.edge_options import add_reverse_edges
-    from gids.store.convert.readers import Choices, find_reader, open_source
 
     store = FeatureStore(args.path, allow_dirs=args.allow_dir)
     reader = find_reader(args.against, args.reader)

@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from gids import _core
 from gids.errors import FormatError
-from gids.heat.graphs import check_fanouts, graphs_of
+from gids.heat.fanouts import check_fanouts
 from gids.heat.seeds import Seeds, check_seeds
-from gids.store import FeatureStore, Graph
+from gids.store import FeatureStore, Graph, graphs_of
 from gids.store.names import describe_type
 
 Visits = npt.NDArray[np.float64]

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from gids.errors import MissingError
-from gids.heat.graphs import graphs_of
 from gids.inference.edge_features import EdgeFeatures
 from gids.inference.layers import Layers, Model, per_type
 from gids.inference.run import Inputs, Progress, Run
@@ -24,9 +23,10 @@ from gids.inference.targets import Neighbourhoods, Nodes, Targets
 from gids.loader.tables import Tables, check_table_fits, chosen_tables
 from gids.sampler import Topology
 from gids.sampler.minibatch import PerType
-from gids.store import FeatureStore, Table
+from gids.store import FeatureStore, Table, graphs_of
 from gids.store.names import Relation, describe_type, table_name
-from gids.store.table_writer import TableWriter, publish_tables
+from gids.write import create_table, temporary_table
+from gids.write.table_writer import TableWriter, publish_tables
 
 
 @dataclass
@@ -119,9 +119,9 @@ def layerwise(
             ntype: str, count: int, shape: tuple[int, ...], dtype: torch.dtype, key: str | None = None
         ) -> TableWriter:
             if key is None:
-                writer = opened.temporary_table(ntype, count, shape, dtype)
+                writer = temporary_table(opened, ntype, count, shape, dtype)
             else:
-                writer = opened.create_table(key, count, shape, dtype, type_=ntype, replace=replace)
+                writer = create_table(opened, key, count, shape, dtype, type_=ntype, replace=replace)
             stack.callback(writer.discard)
             return writer
 

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from gids.store import Table
-from gids.store.table_writer import TableWriter
+from gids.write.table_writer import TableWriter
 
 
 class Sink(Protocol):

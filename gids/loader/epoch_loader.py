@@ -22,14 +22,14 @@ import torch
 
 from gids import cuda
 from gids.errors import StorageError
-from gids.heat.graphs import graphs_of
 from gids.loader.feature_loader import FeatureLoader, check_option_names
 from gids.loader.ranks import EpochSeeds, find_ranks
 from gids.loader.sample_stream import Draw, SampleStream, minibatches_of_epoch
 from gids.loader.tables import Tables, check_table_fits, chosen_tables
 from gids.sampler import Minibatch, Neighbor, Sampler, Topology
+from gids.sampler.device import PinnedGraph
 from gids.sampler.layered import Fanout, LayeredSampler
-from gids.store import FeatureStore, Table, open_store
+from gids.store import FeatureStore, Table, graphs_of, open_store
 from gids.store.names import Relation
 
 log = logging.getLogger("gids")
@@ -114,7 +114,7 @@ class EpochLoader(ABC):
         self._device: cuda.Device | None = None
         if torch.device(device).type != "cpu":
             self._device = cuda.open_device(device)
-            pinned = [graph.pin(self._device, place=place) for graph in topology.graphs]
+            pinned = [PinnedGraph(graph, self._device, place=place) for graph in topology.graphs]
             self._topology = Topology(pinned[0] if topology.homogeneous else pinned)
         self._stream = SampleStream(self._device)
         self._features: FeatureLoader | None = None

@@ -16,20 +16,14 @@ import numpy.typing as npt
 import torch
 
 from gids import cuda
-from gids.cache import (
-    DeviceFeatureCache,
-    FeatureCache,
-    MemoryPlan,
-    check_device_memory,
-    share_device_memory,
-    share_memory,
-)
+from gids.cache import FeatureCache, MemoryPlan, share_memory
 from gids.cache.budget import available_bytes, needed_bytes
-from gids.cache.device_budget import DeviceMemoryPlan, needed_device_bytes
-from gids.cache.device_checks import check_policies
+from gids.cache.device import DeviceFeatureCache, check_device_memory, share_device_memory
+from gids.cache.device.budget import DeviceMemoryPlan, needed_device_bytes
+from gids.cache.device.checks import check_policies
 from gids.cache.live_batches import Sizes
 from gids.cache.output_dtype import out_row_bytes
-from gids.io.extents import open_extent_reader
+from gids.io.device.extents import open_extent_reader
 from gids.loader.ranks import local_ranks
 from gids.loader.stream import Cache
 from gids.sizes import format_bytes

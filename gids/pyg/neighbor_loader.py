@@ -14,7 +14,6 @@ import torch
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NumNeighbors
 
-from gids.heat.graphs import graphs_of
 from gids.loader import NodeLoader, SampledEpoch
 from gids.loader.feature_loader import check_option_names
 from gids.loader.tables import Tables
@@ -26,7 +25,7 @@ from gids.pyg.input_nodes import InputNodes, input_nodes_of
 from gids.pyg.minibatch_data import MinibatchData
 from gids.pyg.num_neighbors import counts_of
 from gids.pyg.stores import store_of
-from gids.store import FeatureStore, open_store
+from gids.store import FeatureStore, graphs_of, open_store
 
 _NOTHING_TO_DO = {
     "num_workers",

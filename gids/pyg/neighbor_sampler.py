@@ -19,7 +19,6 @@ from torch_geometric.sampler import (
 )
 from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 
-from gids.heat.graphs import graphs_of
 from gids.pyg.arguments import refuse_other_values
 from gids.pyg.attributes import is_homogeneous
 from gids.pyg.edge_weights import Weights, checked, in_order, stored_weights
@@ -27,7 +26,7 @@ from gids.pyg.hops import Counts, HopSampler
 from gids.pyg.num_neighbors import counts_of
 from gids.pyg.stores import store_of
 from gids.sampler import Topology
-from gids.store import Graph
+from gids.store import Graph, graphs_of
 from gids.store.names import RELATION, Relation, describe_type
 
 

@@ -16,8 +16,8 @@ from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 
 from gids import store as gids_store
 from gids.errors import MissingError
-from gids.heat.graphs import graphs_of
 from gids.pyg.attributes import LABEL, attribute_of, is_homogeneous, table_of
+from gids.store import graphs_of
 from gids.store.private_map import private_tensor
 
 Type = str | tuple[str, str, str] | None

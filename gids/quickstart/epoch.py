@@ -34,7 +34,6 @@ from torch import Tensor, nn
 from gids.cache.output_dtype import out_dtype_of
 from gids.errors import MemoryBudgetError
 from gids.inference import layerwise
-from gids.loader.timeline import Timeline
 from gids.quickstart.counters import cpu_seconds, device_bytes_read, resident_bytes
 from gids.quickstart.isolation import cached_share, report_progress, serve
 from gids.quickstart.kept_rows import KeptRows
@@ -43,6 +42,7 @@ from gids.quickstart.model import GraphSage
 from gids.quickstart.sides import EpochConfig, EpochResult
 from gids.sampler import Block
 from gids.store import FeatureStore, Table
+from gids.trace.timeline import Timeline
 
 TRIAL_BATCHES, TRIAL_S = 8, 5.0  # training steps on made-up features for each process, and when to stop them
 MARGIN, MARGIN_BYTES = (

@@ -9,8 +9,8 @@ import torch
 
 from gids import _core
 from gids.cuda import Device
+from gids.sampler.device.sampling import Choice, Kind
 from gids.sampler.layered import Fanout, LayeredSampler, Layers, Numbers, check_dependency
-from gids.sampler.on_device import Choice, Kind
 from gids.sampler.topology import Topology
 
 _TO_CONVERGENCE = -1

@@ -16,8 +16,8 @@ import torch
 from gids import _core
 from gids.cuda import Device
 from gids.errors import FormatError
+from gids.sampler.device.sampling import Dependency, DeviceSampler
 from gids.sampler.minibatch import Block, Minibatch, PerType
-from gids.sampler.on_device import Dependency, DeviceSampler
 from gids.sampler.topology import Graphs, Topology
 from gids.store.names import Relation, describe_type
 

@@ -11,10 +11,10 @@ import torch
 
 from gids import _core
 from gids.cuda import Device
+from gids.sampler.device.rates import Rates
+from gids.sampler.device.sampling import Choice, Kind
 from gids.sampler.layered import Fanout, LayeredSampler, Layers, Numbers, array_digest, check_dependency
 from gids.sampler.locality import LocalityBias
-from gids.sampler.on_device import Choice, Kind
-from gids.sampler.rates import Rates
 from gids.sampler.topology import Topology
 from gids.store.names import Relation, describe_type
 

@@ -12,8 +12,9 @@ import torch
 from gids import _core
 from gids.cuda import Device
 from gids.errors import MissingError
+from gids.sampler.device import PinnedGraph
 from gids.sampler.minibatch import Minibatch, PerType
-from gids.store import Graph, PinnedGraph
+from gids.store import Graph
 from gids.store.names import Relation, describe_type
 
 AnyGraph = Graph | PinnedGraph

@@ -1,25 +1,9 @@
-"""Datasets on disk: the layout, opening, writing, verifying. See docs/format.md."""
+"""Datasets on disk: open, read, check. See docs/internals/format.md. `gids.write` makes them."""
 
-from gids.store.feature_store import FeatureStore, open_store
+from gids.store.feature_store import FeatureStore, graphs_of, open_store
 from gids.store.graph import Graph
-from gids.store.pinned_graph import PinnedGraph
-from gids.store.restripe import restripe
 from gids.store.rows import GeneratedRows, Rows
 from gids.store.table import Table
-from gids.store.topology import edge_list
 from gids.store.verify import verify
-from gids.store.writer import DatasetWriter
 
-__all__ = [
-    "DatasetWriter",
-    "FeatureStore",
-    "GeneratedRows",
-    "Graph",
-    "PinnedGraph",
-    "Rows",
-    "Table",
-    "edge_list",
-    "open_store",
-    "restripe",
-    "verify",
-]
+__all__ = ["FeatureStore", "GeneratedRows", "Graph", "Rows", "Table", "graphs_of", "open_store", "verify"]

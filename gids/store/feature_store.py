@@ -14,13 +14,11 @@ import torch
 
 from gids.errors import FormatError, MissingError
 from gids.store.files import Locator, faults, load_array, map_array, read_manifest
-from gids.store.geometry import DEFAULT_PAGE_BYTES
 from gids.store.graph import Graph
 from gids.store.manifest import ArrayEntry, NodesEntry, RelationEntry
 from gids.store.names import HEAT_ROLES, SPLITS, Relation, describe_type, table_name
 from gids.store.read_lock import read_while_alive
 from gids.store.table import Table
-from gids.store.table_writer import TableWriter
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -48,13 +46,13 @@ class FeatureStore:
             tuple(os.fspath(d) for d in allow_dirs) if not isinstance(allow_dirs, str) else allow_dirs
         )
         manifest = read_manifest(self.path)
-        self._locate = Locator(self.path, allow_dirs)
-        for fault in faults(manifest, self._locate):
+        self.locate = Locator(self.path, allow_dirs)
+        for fault in faults(manifest, self.locate):
             raise FormatError(fault)
         self._unlock: Callable[[], object] | None = None
         if manifest.tables:
-            self._unlock = read_while_alive(self, self._locate.array(manifest.tables[0].checksums))
-        tables = [Table(t, self._locate, self.name) for t in manifest.tables]
+            self._unlock = read_while_alive(self, self.locate.array(manifest.tables[0].checksums))
+        tables = [Table(t, self.locate, self.name) for t in manifest.tables]
         self.tables: Mapping[str, Table] = MappingProxyType({t.name: t for t in tables})
         self._nodes = {n.type: n for n in manifest.nodes}
         self._relations = {r.type: r for r in manifest.relations}
@@ -108,58 +106,6 @@ class FeatureStore:
                 return table
         return None
 
-    def create_table(
-        self,
-        name: str,
-        rows: int,
-        dim: int | Sequence[int],
-        dtype: torch.dtype = torch.float32,
-        *,
-        type_: str | Relation | None = None,
-        page_bytes: int = DEFAULT_PAGE_BYTES,
-        replace: bool = False,
-    ) -> TableWriter:
-        """A writer that adds a table to the dataset, block by block, and publishes it in one step.
-
-        name: TYPE.KEY, as tables are named; a key alone where there is one node type. rows: how many the type
-        has. dim: of a row, or its shape. type_: the node type or relation; name is then the key alone.
-        page_bytes: as of DatasetWriter. replace: the table of this name, if there is one, by the new one.
-        Shards lie as those of the dataset's first table.
-
-            with store.create_table("paper.embedding", 1000, 64) as writer:
-                for start, block in blocks:
-                    writer.write(start, block)
-            store = store.reopen()  # the dataset with the table
-
-        This store, like all that are open, stays what it was: it does not see the table. Of one that was
-        replaced, what is open is read on (loaders hold their files open); else it is gone.
-
-        Raises KeyError for a type that is not there, FileExistsError for a name that is taken, ValueError and
-        FormatError for other arguments, StorageError when the disk has no room: nothing is written then.
-        """
-        type_, key = (type_, name) if type_ is not None else self._parse_table_name(name)
-        count = self.num_nodes(type_) if isinstance(type_, str) else self.num_edges(type_)
-        if rows != count:
-            raise ValueError(
-                f"rows={rows}, but {self.name} has {count} of {describe_type(type_)}: a table has a row for "
-                "each"
-            )
-        shape = (count, dim) if isinstance(dim, int) else (count, *dim)
-        return TableWriter(
-            self, self._locate, type_, key, shape, dtype, page_bytes=page_bytes, replace=replace
-        )
-
-    def temporary_table(
-        self, type_: str | Relation, rows: int, dim: int | Sequence[int], dtype: torch.dtype
-    ) -> TableWriter:
-        """A table of any number of rows that the dataset never has: for what is written and then read again.
-
-        It lies with the dataset's tables. `finish` gives the table, `discard` removes it; what a killed
-        process leaves is removed when a table is created next. Raises as `create_table`.
-        """
-        shape = (rows, dim) if isinstance(dim, int) else (rows, *dim)
-        return TableWriter(self, self._locate, type_, "temporary", shape, dtype, temporary=True)
-
     def reopen(self) -> FeatureStore:
         """The dataset as it is now: with tables and heat that were added since it was opened."""
         return FeatureStore(self.path, allow_dirs=self._allow_dirs)
@@ -185,7 +131,7 @@ class FeatureStore:
             raise MissingError(
                 f"relation {describe_type(entry.type)} in {self.name} has edge features but no topology"
             )
-        arrays = {role: map_array(self._locate.array(a), a) for role, a in entry.arrays.items()}
+        arrays = {role: map_array(self.locate.array(a), a) for role, a in entry.arrays.items()}
         return Graph(
             relation=entry.type,
             num_src=self.num_nodes(entry.type[0]),
@@ -224,7 +170,7 @@ class FeatureStore:
             raise MissingError(
                 f"no heat {method!r} of {nodes.type!r} nodes in {self.name} (has {stored}){cure}"
             )
-        path = self._locate.array(entry)
+        path = self.locate.array(entry)
         try:
             return map_array(path, entry)
         except FileNotFoundError:
@@ -232,7 +178,7 @@ class FeatureStore:
                 f"{path} is gone: this heat was computed anew since the dataset was opened; open it again"
             ) from None
 
-    def _parse_table_name(self, name: str) -> tuple[str | Relation, str]:
+    def parse_table_name(self, name: str) -> tuple[str | Relation, str]:
         """(type, key) of a table's name; of several types that it begins with, the longest."""
         types: list[str | Relation] = [*self._nodes, *self._relations]
         found = [t for t in types if name.startswith(table_name(t, ""))]
@@ -273,7 +219,7 @@ class FeatureStore:
 
     def _load_label(self, ntype: str) -> torch.Tensor:
         entry = self._nodes[ntype].arrays["label"]
-        return torch.from_numpy(load_array(self._locate.array(entry), entry))
+        return torch.from_numpy(load_array(self.locate.array(entry), entry))
 
     def _describe_label(self, ntype: str) -> str:
         return self._nodes[ntype].arrays["label"].describe()
@@ -284,7 +230,7 @@ class FeatureStore:
 
     def _load_splits(self, ntype: str) -> dict[str, torch.Tensor]:
         found = self._split_entries(ntype)
-        return {s: torch.from_numpy(load_array(self._locate.array(a), a)) for s, a in found.items()}
+        return {s: torch.from_numpy(load_array(self.locate.array(a), a)) for s, a in found.items()}
 
     def _describe_splits(self, ntype: str) -> str:
         found = (f"{s!r}: {a.describe()}" for s, a in self._split_entries(ntype).items())
@@ -332,3 +278,16 @@ def open_store(store: FeatureStore | str | os.PathLike[str], closing: ExitStack)
 
 def _reopen(path: str, allow_dirs: tuple[str, ...]) -> FeatureStore:
     return FeatureStore(path, allow_dirs=allow_dirs)
+
+
+def graphs_of(store: FeatureStore) -> list[Graph]:
+    """Every relation that has a topology. Raises FormatError when none has."""
+    graphs = []
+    for relation in store.relations:
+        try:
+            graphs.append(store.graph(relation))
+        except KeyError:  # a relation of edge features alone
+            continue
+    if not graphs:
+        raise FormatError(f"{store.name} has no topology: convert the edges, too")
+    return graphs

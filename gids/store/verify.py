@@ -14,7 +14,7 @@ import torch
 
 from gids import _core
 from gids.errors import FormatError, StorageError
-from gids.store.array_file import file_crc32c
+from gids.store.array_checks import checked_ids, checked_indptr, checked_order, file_crc32c
 from gids.store.files import (
     Locator,
     array_bytes,
@@ -27,9 +27,7 @@ from gids.store.files import (
 )
 from gids.store.manifest import ArrayEntry, Manifest, NodesEntry, RelationEntry, TableEntry
 from gids.store.names import HEAT_ROLES, SPLITS
-from gids.store.row_order import checked_order
 from gids.store.rows import FileRows, Rows, blocks, read_exactly
-from gids.store.topology import checked_ids, checked_indptr
 
 _BLOCK_BYTES = 8 << 20
 _BOOLS = "a bool must be 0 or 1, and other bytes are read as 1"

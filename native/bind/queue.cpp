@@ -1,5 +1,5 @@
 // Python's view of the request queue's host side: its memory, and the service thread. Called by module.cpp; the
-// user is gids.io.device_queue.
+// user is gids.io.device.device_queue.
 #include <unistd.h>
 
 #include <nanobind/nanobind.h>

@@ -1,5 +1,5 @@
 // Planning for the cache in device memory: which pages a minibatch hits, which missing ones get a line, which
-// lines they replace. Metadata only; the rows are device_cache_rows.cu's. Launched by gids/cache/device_cache.py,
+// lines they replace. Metadata only; the rows are device_cache_rows.cu's. Launched by gids/cache/device/feature_cache.py,
 // all on one stream, so that kernels see what the ones before them left. Grids may have any size; blocks are
 // multiples of 32 threads.
 //

@@ -1,5 +1,5 @@
 // The rows of the cache in device memory: pages that were read go into lines, rows go from lines and from pages
-// without a line into the output, converted on the way if asked to. Launched by gids/cache/device_cache.py on the
+// without a line into the output, converted on the way if asked to. Launched by gids/cache/device/feature_cache.py on the
 // stream that planned. Grids may have any size; blocks are multiples of 32 threads.
 #include "gids/device_cache.h"
 #include "gids/row_copy.h"

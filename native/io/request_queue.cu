@@ -1,5 +1,5 @@
 // The kernels of the request queue: what gids/request_queue.h describes, spread over blocks and warps. Compiled
-// at run time; launched by gids/io/device_queue.py. Every launch that ends a round was armed with the service
+// at run time; launched by gids/io/device/device_queue.py. Every launch that ends a round was armed with the service
 // first. Grids may have any size; blocks are multiples of 32 threads.
 #include "gids/request_queue.h"
 

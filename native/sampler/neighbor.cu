@@ -1,5 +1,5 @@
 // Uniform neighbour sampling by GPU threads that read the topology where it lies: in pinned host memory, by
-// zero-copy, or on the device. Compiled at run time; launched by gids.sampler.on_device, which says in which order.
+// zero-copy, or on the device. Compiled at run time; launched by gids.sampler.device.sampling, which says in which order.
 // Chooses and numbers exactly as native/sampler/neighbor.cpp does on the host. Grids may have any size; blocks are
 // multiples of 32 threads.
 //

@@ -1,5 +1,5 @@
 // Neighbour sampling in proportion to weights, by GPU threads that read topology and weights where they lie: in pinned
-// host memory, by zero-copy. Between the kernels of neighbor.cu, launched by gids.sampler.on_device; a warp takes one
+// host memory, by zero-copy. Between the kernels of neighbor.cu, launched by gids.sampler.device.sampling; a warp takes one
 // node. Chooses exactly as native/sampler/neighbor.cpp does on the host, and counts what it chose as there. Grids may
 // have any size; blocks are multiples of 32 threads.
 #include "gids/neighbor.h"

@@ -11,7 +11,7 @@ import pytest
 from json_schema import faults
 
 from gids.cli import main
-from gids.store.synthetic import GraphSpec, write_graph
+from gids.convert.synthetic import GraphSpec, write_graph
 
 Bench = Callable[..., tuple[int, str, dict[str, Any]]]
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs/bench-schema.json").read_text())

@@ -19,7 +19,7 @@ from gids.bench.report import Report
 from gids.errors import StorageError
 from gids.quickstart.isolation import FreshProcessOutOfMemory
 from gids.quickstart.sides import why_no_limit
-from gids.store import DatasetWriter
+from gids.write import DatasetWriter
 
 Bench = Callable[..., tuple[int, str, dict[str, Any]]]
 SMALL = ("--batch-size", "8", "--fanouts", "3,3", "--iterations", 24, "--seconds", 30)

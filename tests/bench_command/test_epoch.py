@@ -19,7 +19,8 @@ from gids.bench import epoch
 from gids.bench.epoch_source import look_at, write_links
 from gids.quickstart.isolation import FreshProcessError, FreshProcessOutOfMemory
 from gids.quickstart.sides import EpochResult
-from gids.store import DatasetWriter, FeatureStore
+from gids.store import FeatureStore
+from gids.write import DatasetWriter
 
 Bench = Callable[..., tuple[int, str, dict[str, Any]]]
 SMALL = ("--batch-size", 8, "--fanouts", "3,3", "--batches", 3, "--hidden", 8)

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import gids
-from gids.bench import Trace, record, replay
 from gids.bench.session import Session
-from gids.bench.trace import TracedTable
-from gids.bench.trace_writer import TraceWriter
+from gids.trace import Trace, record, replay
+from gids.trace.trace_file import TracedTable
+from gids.trace.trace_writer import TraceWriter
 
 Bench = Callable[..., tuple[int, str, dict[str, Any]]]
 SAMPLED = ("--batch-size", 8, "--fanouts", "3,3", "--batches", 40)

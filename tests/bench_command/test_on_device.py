@@ -11,12 +11,13 @@ import pytest
 import torch
 
 import gids
-from gids.bench import Trace, bandwidth, device_extents, record
+from gids.bench import bandwidth, device_extents
 from gids.cuda import Device
 from gids.io import Engine
-from gids.io.kvikio_probe import KvikioProbe, probe_kvikio
-from gids.io.pinned_reader import PinnedExtentReader
+from gids.io.device.kvikio_probe import KvikioProbe, probe_kvikio
+from gids.io.device.pinned_reader import PinnedExtentReader
 from gids.store import FeatureStore
+from gids.trace import Trace, record
 
 Bench = Callable[..., tuple[int, str, dict[str, Any]]]
 
@@ -108,7 +109,7 @@ def test_kvikio_that_is_not_there_is_said(
 ) -> None:
     cuda_is(device)
     probe = KvikioProbe(None, False, False, "kvikio is not installed")
-    monkeypatch.setattr("gids.io.kvikio_probe.probe_kvikio", lambda *_: probe)
+    monkeypatch.setattr("gids.io.device.kvikio_probe.probe_kvikio", lambda *_: probe)
     status, said, _ = bench("bandwidth", dataset, *SHORT, *EXTENTS)
     assert status == 2
     assert "kvikio is not installed: pip install kvikio-cu13" in said

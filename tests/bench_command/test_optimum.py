@@ -11,10 +11,10 @@ import pytest
 from model import min_hits
 
 from gids import _core
-from gids.bench.optimum import BatchList, Optimum
-from gids.bench.replay import replay
 from gids.cache import POLICIES
 from gids.errors import FormatError
+from gids.trace.optimum import BatchList, Optimum
+from gids.trace.replay import replay
 
 Pages = npt.NDArray[np.int64]
 

@@ -11,8 +11,8 @@ import pytest
 
 import gids
 from gids.cli import main
+from gids.convert.synthetic import GraphSpec, write_graph
 from gids.store import verify
-from gids.store.synthetic import GraphSpec, write_graph
 
 Bench = Callable[..., tuple[int, str, dict[str, Any]]]
 SMALL = ("--batch-size", 8, "--fanouts", "5,5", "--cache", "5%", "--policies", "lookahead", "--windows", 16)

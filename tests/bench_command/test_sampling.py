@@ -15,7 +15,8 @@ import torch
 from gids.bench.sampling import verify
 from gids.errors import FormatError
 from gids.sampler import Neighbor
-from gids.store import DatasetWriter, FeatureStore
+from gids.store import FeatureStore
+from gids.write import DatasetWriter
 
 Bench = Callable[..., tuple[int, str, dict[str, Any]]]
 SMALL = ("--batch-size", "8,16", "--fanouts", "3,3", "--batches", 5)

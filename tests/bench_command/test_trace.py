@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import gids
-from gids.bench import Trace, record
-from gids.bench.replay import replay_as_recorded
-from gids.bench.trace import ENTER, PLAN, RETIRE, TracedTable
-from gids.bench.trace_writer import TraceWriter
 from gids.cache import POLICIES
 from gids.errors import FormatError
-from gids.store import DatasetWriter
+from gids.trace import Trace, record
+from gids.trace.replay import replay_as_recorded
+from gids.trace.trace_file import ENTER, PLAN, RETIRE, TracedTable
+from gids.trace.trace_writer import TraceWriter
+from gids.write import DatasetWriter
 
 ROWS = 4000
 

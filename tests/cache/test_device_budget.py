@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from gids.cache import device_budget
+from gids.cache.device import budget as device_budget
 from gids.cache.live_batches import Sizes
 from gids.errors import MemoryBudgetError
 

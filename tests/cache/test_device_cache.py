@@ -11,7 +11,7 @@ import pytest
 import torch
 from raw_table import RawTable, write_raw_table, write_scaled_table
 
-from gids.cache import DeviceFeatureCache
+from gids.cache.device import DeviceFeatureCache
 from gids.cuda.device import Device
 from gids.io import Engine, open_engine
 

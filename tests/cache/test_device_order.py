@@ -13,7 +13,7 @@ import torch
 from late_device import LateDevice, LateEvent
 from raw_table import RawTable, write_raw_table
 
-from gids.cache import DeviceFeatureCache
+from gids.cache.device import DeviceFeatureCache
 from gids.cuda import MadeOn
 from gids.io import open_engine
 

@@ -12,7 +12,7 @@ from model import Model
 from raw_table import RawTable, write_raw_table
 
 from gids import _core
-from gids.cache import DeviceFeatureCache
+from gids.cache.device import DeviceFeatureCache
 from gids.cuda.device import Device
 from gids.io import open_engine
 

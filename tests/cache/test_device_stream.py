@@ -13,8 +13,8 @@ import pytest
 import torch
 from raw_table import RawTable, write_raw_table
 
-from gids.cache import DeviceFeatureCache
-from gids.cache.device_state import miss_bytes
+from gids.cache.device import DeviceFeatureCache
+from gids.cache.device.state import miss_bytes
 from gids.cuda.device import Device
 from gids.errors import MemoryBudgetError, StorageError
 from gids.io import open_engine

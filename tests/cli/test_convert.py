@@ -648,7 +648,7 @@ def test_ctrl_c_says_what_resumes(tmp_path, capsys, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("gids.store.writer.DatasetWriter.write_table", interrupt)  # after the graph
+        patch.setattr("gids.write.dataset_writer.DatasetWriter.write_table", interrupt)  # after the graph
         assert main(["convert", source, str(target)]) == 130
     assert f"interrupted; the same command resumes, from {target}.partial" in capsys.readouterr().err
     convert(source, target)
@@ -680,7 +680,7 @@ def test_a_full_disk_leaves_nothing_that_cannot_be_resumed(tmp_path, capsys, mon
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("gids.store.journal.Journal.record", full)
+    monkeypatch.setattr("gids.write.journal.Journal.record", full)
     assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids")]) == 2
     error = capsys.readouterr().err
     assert "No space left on device while writing x.gids" in error
@@ -699,7 +699,7 @@ def test_a_disk_with_no_room_to_begin_says_what_to_do(tmp_path, capsys, monkeypa
     def full(path, *_, **__):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr("gids.store.workplace.Journal" if begun else "pathlib.Path.mkdir", full)
+    monkeypatch.setattr("gids.write.workplace.Journal" if begun else "pathlib.Path.mkdir", full)
     assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids")]) == 2
     error = capsys.readouterr().err
     assert "No space left on device to begin x.gids (" in error

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from gids.cli import main
-from gids.store import DatasetWriter
+from gids.write import DatasetWriter
 
 RNG = np.random.default_rng(12)
 

@@ -102,7 +102,7 @@ def test_numbers_that_are_none_show_the_usage(arguments, capsys):
 
 
 def test_an_interrupted_run_leaves_nothing(tmp_path, monkeypatch):
-    from gids.store import synthetic
+    from gids.convert import synthetic
 
     def fail(*_):
         raise KeyboardInterrupt

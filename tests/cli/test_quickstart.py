@@ -237,7 +237,7 @@ def test_without_a_memory_limit_the_text_says_so(run, monkeypatch, capsys, tmp_p
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit(143), RuntimeError("broken")])
 def test_an_interrupted_run_leaves_nothing_behind(error, monkeypatch, tmp_path):
-    from gids.store import synthetic
+    from gids.convert import synthetic
 
     def fail(directory, *_, **__):
         directory.mkdir()

@@ -16,7 +16,7 @@ import gids.cli.system as module
 from gids.cli import main
 from gids.cli.system import Item, as_table, describe_system
 from gids.cuda.driver import Device, ask_driver
-from gids.io.kvikio_probe import KvikioProbe
+from gids.io.device.kvikio_probe import KvikioProbe
 
 
 def no_library(name: str) -> object:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gids.cli import main
-from gids.store.array_file import file_crc32c
+from gids.store.array_checks import file_crc32c
 from gids.store.files import read_manifest
 from gids.store.manifest import dump_manifest, validate
 

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 import gids.dgl  # before dgl: makes it importable
-from gids.store import DatasetWriter, FeatureStore
+from gids.store import FeatureStore
+from gids.write import DatasetWriter
 
 import dgl  # isort: skip
 from dgl.dataloading import (

@@ -78,7 +78,7 @@ def edges(rank, graph):
 
 def main(what, path):
     import gids.dgl, dgl
-    from gids.store import DatasetWriter
+    from gids.write import DatasetWriter
     graph = dgl.rand_graph(100, 500)
     if what == "graph":
         torch.multiprocessing.spawn(edges, (graph,), 1)

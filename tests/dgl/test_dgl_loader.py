@@ -12,7 +12,8 @@ import torch
 from emulator import EmulatedDevice
 
 import gids.dgl
-from gids.store import DatasetWriter, FeatureStore
+from gids.store import FeatureStore
+from gids.write import DatasetWriter
 
 import dgl  # isort: skip
 from dgl.dataloading import NeighborSampler, SAINTSampler, ShaDowKHopSampler

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import gids.dgl
-from gids.store import DatasetWriter, FeatureStore
+from gids.store import FeatureStore
+from gids.write import DatasetWriter
 
 import dgl  # isort: skip
 from dgl.dataloading import NeighborSampler, ShaDowKHopSampler, as_edge_prediction_sampler

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch.utils.data import IterDataPipe
 
-from gids.store import DatasetWriter, FeatureStore
+from gids.store import FeatureStore
+from gids.write import DatasetWriter
 
 WRITES = ("author", "writes", "paper")
 CITES = ("paper", "cites", "paper")

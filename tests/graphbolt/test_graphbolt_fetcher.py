@@ -190,7 +190,7 @@ def test_a_closed_stage_or_store_holds_no_dataset(
     for opening in (lambda: fetch(path, ["feat"], **MEMORY), lambda: graphbolt.FeatureStore(path, **MEMORY)):
         opened = opening()
         with pytest.raises(gids.FormatError, match="is open in"):
-            gids.store.restripe(path, [disk])
+            gids.write.restripe(path, [disk])
         opened.close()
-        gids.store.restripe(path, [disk])
-        gids.store.restripe(path, [], allow_dirs=[disk])
+        gids.write.restripe(path, [disk])
+        gids.write.restripe(path, [], allow_dirs=[disk])

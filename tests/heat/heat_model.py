@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from gids import FeatureStore
-from gids.store import DatasetWriter, edge_list
+from gids.write import DatasetWriter, edge_list
 
 Edges = dict[tuple[str, str, str], tuple[np.ndarray, np.ndarray]]  # relation -> sources, destinations
 Counts = dict[str, int]

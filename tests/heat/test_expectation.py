@@ -12,7 +12,7 @@ from heat_model import Dense, random_graph, write
 from gids import FeatureStore, FormatError, _core
 from gids.heat import choose_seeds, expected_visits, out_degrees, reverse_pagerank
 from gids.heat import expectation as module
-from gids.store import DatasetWriter
+from gids.write import DatasetWriter
 
 GRAPHS = [(seed, kind) for seed in (1, 2, 3) for kind in (False, True)]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from inference_model import COUNTS, RELATIONS, in_edges
 
-from gids.store import DatasetWriter
+from gids.write import DatasetWriter
 
 
 @pytest.fixture(autouse=True)

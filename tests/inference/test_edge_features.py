@@ -15,8 +15,8 @@ from inference_model import COUNTS, RELATIONS, EdgeSage, HeteroSage, in_edges, i
 from gids import FeatureStore, MemoryBudgetError
 from gids.cuda import Device
 from gids.inference import layerwise
-from gids.store import DatasetWriter
 from gids.store.names import Relation
+from gids.write import DatasetWriter
 
 RELATION: Relation = ("_N", "_E", "_N")
 MEMORY = 20 << 20

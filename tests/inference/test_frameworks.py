@@ -11,6 +11,7 @@ import torch
 
 from gids import FeatureStore
 from gids.inference import layerwise
+from gids.write import create_table
 
 Rows = dict[str, torch.Tensor]
 MEMORY = 20 << 20
@@ -68,7 +69,7 @@ def test_layers_of_pyg_with_edge_features(one_type: Path, rows: Rows) -> None:
 
     store = FeatureStore(one_type)
     edge_attr = torch.randn(store.graph().num_edges, 3)
-    with store.create_table("w", len(edge_attr), 3, torch.float32, type_=store.relations[0]) as writer:
+    with create_table(store, "w", len(edge_attr), 3, torch.float32, type_=store.relations[0]) as writer:
         writer.write(0, edge_attr)
     torch.manual_seed(0)
     convs = [GATv2Conv(a, b, edge_dim=3, add_self_loops=False).eval() for a, b in ((100, 16), (16, 4))]

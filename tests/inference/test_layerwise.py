@@ -17,7 +17,8 @@ from gids.cli import main
 from gids.cuda import Device
 from gids.inference import layerwise
 from gids.sampler import Block
-from gids.store import DatasetWriter, verify
+from gids.store import verify
+from gids.write import DatasetWriter, create_table
 
 RELATION = ("_N", "_E", "_N")
 MEMORY = 20 << 20
@@ -121,7 +122,7 @@ def test_cornell5_equals_the_graph_in_memory(tmp_path: Path) -> None:
     dataset = tmp_path / "cornell.gids"
     assert main(["convert", str(source), str(dataset), "--quiet"]) == 0
     store = FeatureStore(dataset)
-    with store.create_table("some", store.num_nodes(), 200, torch.float16) as writer:
+    with create_table(store, "some", store.num_nodes(), 200, torch.float16) as writer:
         for start, rows in store.table("feat").scan(5000):
             writer.write(start, rows[:, :200])
     store = store.reopen()

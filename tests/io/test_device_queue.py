@@ -27,7 +27,8 @@ from raw_table import RawTable, write_raw_table
 
 from gids import _core
 from gids.cuda.device import Device
-from gids.io import DeviceQueue, Engine, QueueTable, Round, open_engine, requests_of
+from gids.io import Engine, open_engine
+from gids.io.device import DeviceQueue, QueueTable, Round, requests_of
 
 URING = pytest.param(
     "uring",
@@ -551,7 +552,8 @@ import os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import torch, emulator
-from gids.io import DeviceQueue, QueueTable, open_engine, requests_of
+from gids.io import open_engine
+from gids.io.device import DeviceQueue, QueueTable, requests_of
 
 emulator.folder = Path(sys.argv[2])
 device = emulator.EmulatedDevice()

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-import gids.io.extents as module
+import gids.io.device.extents as module
 from gids.cuda import Device
 from gids.errors import StorageError
 from gids.io import Engine, open_engine
-from gids.io.extents import Extents, FasterReader, merged, open_extent_reader, split
-from gids.io.kvikio_probe import KvikioProbe
-from gids.io.pinned_reader import PinnedExtentReader
+from gids.io.device.extents import Extents, FasterReader, merged, open_extent_reader, split
+from gids.io.device.kvikio_probe import KvikioProbe
+from gids.io.device.pinned_reader import PinnedExtentReader
 
 PAGE = 4096
 
@@ -287,8 +287,10 @@ def test_without_gds_extents_go_through_pinned_memory(
     monkeypatch.setattr(module, "_logged", set())
     probes = []
     probe = KvikioProbe("26.10.0", False, True, "nvidia-fs is not loaded")
-    monkeypatch.setattr("gids.io.kvikio_probe.why_no_gds", lambda: "" if tried else probe.reason)
-    monkeypatch.setattr("gids.io.kvikio_probe.probe_kvikio", lambda path, index: probes.append(path) or probe)
+    monkeypatch.setattr("gids.io.device.kvikio_probe.why_no_gds", lambda: "" if tried else probe.reason)
+    monkeypatch.setattr(
+        "gids.io.device.kvikio_probe.probe_kvikio", lambda path, index: probes.append(path) or probe
+    )
     with caplog.at_level(logging.INFO, "gids"):
         for _ in range(2):
             opened = open_extent_reader(device, engine, shards, kind=kind)  # type: ignore[arg-type]
@@ -319,7 +321,7 @@ def test_kvikio_that_cannot_be_had_is_an_error(
     error: type[Exception],
     message: str,
 ) -> None:
-    monkeypatch.setattr("gids.io.kvikio_probe.probe_kvikio", lambda path, index: probe)
+    monkeypatch.setattr("gids.io.device.kvikio_probe.probe_kvikio", lambda path, index: probe)
     with pytest.raises(error, match=message):
         open_extent_reader(device, engine, shards, kind="kvikio")
 
@@ -366,10 +368,10 @@ def test_with_gds_both_readers_are_opened_and_a_file_that_kvikio_refuses_is_told
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("gids.io.kvikio_probe.why_no_gds", lambda: "")
+    monkeypatch.setattr("gids.io.device.kvikio_probe.why_no_gds", lambda: "")
     probe = KvikioProbe("26.10.0", True, True, "")
-    monkeypatch.setattr("gids.io.kvikio_probe.probe_kvikio", lambda path, index: probe)
-    monkeypatch.setattr("gids.io.kvikio_reader.KvikioReader", NoKvikio)
+    monkeypatch.setattr("gids.io.device.kvikio_probe.probe_kvikio", lambda path, index: probe)
+    monkeypatch.setattr("gids.io.device.kvikio_reader.KvikioReader", NoKvikio)
     both = open_extent_reader(device, engine, shards[:1])
     assert both.name == f"{engine.name}+pinned or kvikio (GDS), not yet measured"
     both.close()

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 import torch
 
-import gids.io.kvikio_probe as module
+import gids.io.device.kvikio_probe as module
 from gids.cuda import Device
 from gids.cuda.driver import ask_driver
 from gids.io import open_engine
-from gids.io.extents import open_extent_reader
-from gids.io.kvikio_probe import KvikioProbe, probe_kvikio
+from gids.io.device.extents import open_extent_reader
+from gids.io.device.kvikio_probe import KvikioProbe, probe_kvikio
 
 TESTS = Path(__file__).parents[1]
 has_kvikio = pytest.mark.skipif(importlib.util.find_spec("kvikio") is None, reason="kvikio is not installed")
@@ -49,8 +49,8 @@ import torch
 from emulator import EmulatedDevice
 from gids.errors import StorageError
 from gids.io import open_engine
-from gids.io.kvikio_reader import KvikioReader
-from gids.io.pinned_reader import PinnedExtentReader
+from gids.io.device.kvikio_reader import KvikioReader
+from gids.io.device.pinned_reader import PinnedExtentReader
 
 device = EmulatedDevice()
 paths = {paths!r}

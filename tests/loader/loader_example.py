@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gids.store import DatasetWriter
+from gids.write import DatasetWriter
 
 ROWS, DIM = 3000, 256  # a row is 1 KiB: four to a page
 TABLES = ["paper.feat", "author.feat"]

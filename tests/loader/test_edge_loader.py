@@ -14,9 +14,9 @@ import gids
 from gids.cuda import Device
 from gids.loader import EdgeMinibatch
 from gids.sampler import Block, Minibatch
-from gids.store import DatasetWriter
 from gids.store.names import Relation
-from gids.store.topology import edge_list
+from gids.write import DatasetWriter
+from gids.write.edges import edge_list
 
 USERS, ITEMS = 120, 80
 FOLLOWS: Relation = ("user", "follows", "user")

@@ -10,8 +10,9 @@ import torch
 
 from gids import FeatureLoader
 from gids.cache import page_heat
-from gids.store import DatasetWriter, FeatureStore
-from gids.store.heat_writer import write_heat
+from gids.store import FeatureStore
+from gids.write import DatasetWriter
+from gids.write.heat_writer import write_heat
 
 ROWS = 60
 

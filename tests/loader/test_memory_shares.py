@@ -15,7 +15,7 @@ import gids
 from gids.cache import POLICIES
 from gids.cuda import Device
 from gids.sampler import Minibatch, Neighbor
-from gids.store import DatasetWriter
+from gids.write import DatasetWriter
 
 ROWS, DIM = 40_000, 128  # 20 MB of rows of 512 B
 TABLE = "_N.feat"

@@ -19,7 +19,7 @@ import gids
 from gids.cuda import Device
 from gids.errors import FormatError
 from gids.sampler import Block, LocalityBias, Minibatch, Neighbor
-from gids.store import DatasetWriter
+from gids.write import DatasetWriter
 
 PAPERS, AUTHORS, DIM = 2000, 300, 64
 Rows = dict[str, torch.Tensor]

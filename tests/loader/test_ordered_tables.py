@@ -13,14 +13,15 @@ import torch
 from loader_example import ROWS, Ids, check, ids_of, make_source, minibatches
 
 import gids
-from gids.bench import record
-from gids.bench.row_trace import RowTrace
-from gids.bench.trace import Trace
 from gids.cache import page_heat
 from gids.cuda.device import Device
 from gids.errors import FormatError, StorageError
 from gids.heat import hottest_nodes
-from gids.store import DatasetWriter, FeatureStore
+from gids.store import FeatureStore
+from gids.trace import record
+from gids.trace.row_trace import RowTrace
+from gids.trace.trace_file import Trace
+from gids.write import DatasetWriter
 
 PAPERS = "paper.feat"
 
@@ -30,7 +31,7 @@ def path(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example's tables, one of them in a random order; positions are int64 where there are many rows."""
     path = tmp_path_factory.mktemp("ordered") / "a.gids"
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("gids.store.manifest", "gids.store.writer", "gids.store.row_order"):
+        for module in ("gids.store.manifest", "gids.write.dataset_writer", "gids.write.row_order"):
             patch.setattr(f"{module}.position_dtype", lambda _: request.param)
         with DatasetWriter(path, stripe=2) as writer:
             rng = np.random.default_rng(3)
@@ -40,7 +41,7 @@ def path(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
             heavy = rng.integers(0, 60, 40_000)
             writer.write_edges(
                 ("paper", "cites", "paper"),
-                gids.store.edge_list(heavy, rng.integers(0, ROWS, 40_000), num_src=ROWS, num_dst=ROWS),
+                gids.write.edge_list(heavy, rng.integers(0, ROWS, 40_000), num_src=ROWS, num_dst=ROWS),
             )
     return path
 

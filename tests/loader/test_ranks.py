@@ -17,8 +17,8 @@ import gids
 from gids.loader.epoch_loader import EpochLoader
 from gids.loader.ranks import Ranks, local_ranks
 from gids.sampler import Labor, Minibatch, Neighbor, RandomWalk
-from gids.store import DatasetWriter
 from gids.store.names import Relation
+from gids.write import DatasetWriter
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PAPERS, AUTHORS = 1500, 400

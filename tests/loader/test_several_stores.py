@@ -11,7 +11,8 @@ import torch
 
 import gids
 from gids.cuda import Device
-from gids.store import DatasetWriter, FeatureStore, edge_list
+from gids.store import FeatureStore
+from gids.write import DatasetWriter, edge_list
 
 PAPERS, AUTHORS, EDGES = 900, 120, 4000
 WRITES = ("author", "writes", "paper")

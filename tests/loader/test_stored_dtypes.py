@@ -14,12 +14,13 @@ from emulator import EmulatedDevice
 from model import int8_with_a_scale
 
 import gids
+from gids.convert import Options, convert
+from gids.convert.readers import read_source
+from gids.convert.synthetic import GraphSpec, write_graph
 from gids.cuda import Device
-from gids.store import DatasetWriter, FeatureStore
-from gids.store.convert import Options, convert
-from gids.store.convert.readers import read_source
+from gids.store import FeatureStore
 from gids.store.names import Relation
-from gids.store.synthetic import GraphSpec, write_graph
+from gids.write import DatasetWriter
 
 PAPERS, DIM = 1500, 60
 CITES: Relation = ("paper", "cites", "paper")

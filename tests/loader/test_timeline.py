@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import gids
-from gids.loader.timeline import Timeline
-from gids.store import DatasetWriter
+from gids.trace.timeline import Timeline
+from gids.write import DatasetWriter
 
 BATCHES = 12
 

@@ -14,7 +14,7 @@ import torch
 from rank_program import BATCH_SIZE, RELATION
 
 import gids
-from gids.store import DatasetWriter
+from gids.write import DatasetWriter
 
 NODES = 700
 PROGRAM = Path(__file__).with_name("rank_program.py")

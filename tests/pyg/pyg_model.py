@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from gids.store import DatasetWriter, Graph
+from gids.store import Graph
 from gids.store.names import Relation
-from gids.store.topology import edge_list
+from gids.write import DatasetWriter
+from gids.write.edges import edge_list
 
 PAPERS, AUTHORS = 600, 150
 CITES: Relation = ("paper", "cites", "paper")

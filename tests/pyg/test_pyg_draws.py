@@ -17,8 +17,8 @@ from torch_geometric.loader import NodeLoader as PygNodeLoader
 
 import gids.pyg
 from gids.cuda import Device
-from gids.store import DatasetWriter
-from gids.store.topology import edge_list
+from gids.write import DatasetWriter
+from gids.write.edges import edge_list
 
 UNLIKELY = 1e-3  # one correct sampler in a thousand fails; these seeds do not
 

@@ -20,7 +20,7 @@ from torch_geometric.sampler import NumNeighbors
 import gids
 import gids.pyg
 from gids.cuda import Device
-from gids.store import DatasetWriter
+from gids.write import DatasetWriter, create_table
 
 
 def open_loader(path: Any, num_neighbors: Any, nodes: Any = None, **options: Any) -> gids.pyg.NeighborLoader:
@@ -257,7 +257,7 @@ def test_bools_select_as_they_do_in_memory(one: Data, tmp_path: Path) -> None:
     path = write(tmp_path / "one.gids", one)
     store = gids.FeatureStore(path)
     for name, rows in (("paper.flag", flag), ("paper.cites.paper.known", known)):
-        with store.create_table(name, len(rows), rows.shape[1:], torch.bool) as writer:
+        with create_table(store, name, len(rows), rows.shape[1:], torch.bool) as writer:
             writer.write(0, rows)
     with open_loader(path, [3, 3]) as loader:
         for batch in loader:
@@ -378,6 +378,6 @@ def test_a_closed_loader_holds_no_dataset(one_path: Path, tmp_path: Path) -> Non
     disk.mkdir()
     loader = open_loader(path, [2])
     with pytest.raises(gids.FormatError, match="is open in"):
-        gids.store.restripe(path, [disk])
+        gids.write.restripe(path, [disk])
     loader.close()
-    gids.store.restripe(path, [disk])
+    gids.write.restripe(path, [disk])

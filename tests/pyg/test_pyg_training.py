@@ -17,8 +17,8 @@ from torch_geometric.utils import trim_to_layer
 
 import gids.pyg
 from gids.cli import main
+from gids.convert.synthetic import GraphSpec, write_graph
 from gids.store import FeatureStore
-from gids.store.synthetic import GraphSpec, write_graph
 
 EPOCHS = 6
 WITHIN = 0.04  # of the in-memory accuracy, over some 1000 test nodes

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from gids.cli import main
+from gids.convert.synthetic import GraphSpec, write_graph
 from gids.quickstart import comparison, report, sides
 from gids.quickstart.isolation import FreshProcessError, FreshProcessOutOfMemory, FreshProcessTimeout
 from gids.quickstart.sides import EpochConfig, EpochResult
-from gids.store.synthetic import GraphSpec, write_graph
 
 MEMORY = 100 << 20
 

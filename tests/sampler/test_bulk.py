@@ -14,6 +14,7 @@ from sampling_graphs import citations, make_graph, mixed_degrees
 from gids.cuda import Device
 from gids.errors import FormatError
 from gids.sampler import Block, Labor, Ladies, LocalityBias, Minibatch, Neighbor, RandomWalk
+from gids.sampler.device import PinnedGraph
 from gids.sampler.layered import LayeredSampler
 from gids.sampler.minibatch import PerType
 from gids.store import Graph
@@ -154,7 +155,7 @@ def test_a_device_samples_one_after_the_other(device: Device) -> None:
     steps = [torch.arange(n, n + 20) for n in range(0, 60, 20)]
     sampler = Neighbor([3, 3])
     expected = sampler.sample_bulk(graph, steps, seed=1)
-    with graph.pin(device) as pinned:
+    with PinnedGraph(graph, device) as pinned:
         for one, other in zip(sampler.sample_bulk(pinned, steps, seed=1), expected, strict=True):
             assert one.input_nodes.tolist() == other.input_nodes.tolist()  # type: ignore[union-attr]
             for a, b in zip(all_blocks(one), all_blocks(other), strict=True):

@@ -13,6 +13,7 @@ from sampling_graphs import citations, make_graph, mixed_degrees
 from gids.cuda import Device
 from gids.errors import FormatError
 from gids.sampler import Block, Minibatch, Neighbor
+from gids.sampler.device import PinnedGraph
 from gids.store import Graph
 
 OPTIONS: list[dict[str, Any]] = [
@@ -40,7 +41,7 @@ def lists(minibatch: Minibatch) -> list[Any]:
 def test_a_device_samples_what_the_cpu_does(device: Device, options: dict[str, Any]) -> None:
     graph = make_graph(mixed_degrees(600), dtype=np.int32)
     seeds = torch.from_numpy(np.random.default_rng(1).permutation(600)[:30])
-    with graph.pin(device, place="host") as pinned:
+    with PinnedGraph(graph, device, place="host") as pinned:
         for fanouts, step in (([3, 5], 5), ([40], 4), ([-1, 2], 7)):
             sampler = Neighbor(fanouts, **options)
             minibatch = sampler.sample(pinned, seeds, seed=7, epoch=2, step=step)
@@ -59,7 +60,7 @@ def test_relations_are_sampled_as_on_the_cpu(device: Device, options: dict[str, 
     ]
     sampler = Neighbor(fanouts, **options)
     seeds = {"paper": torch.arange(5, 25), "author": torch.arange(9)}
-    pinned = [g.pin(device) for g in graphs]
+    pinned = [PinnedGraph(g, device) for g in graphs]
     assert lists(sampler.sample(pinned, seeds, step=3)) == lists(sampler.sample(graphs, seeds, step=3))
     for p in pinned:
         p.close()
@@ -71,5 +72,8 @@ def test_a_source_that_is_no_node(device: Device, options: dict[str, Any]) -> No
     indices = good.indices.copy()
     indices[40:44] = 20
     spoiled = Graph(good.relation, 20, 20, good.indptr, indices, None)
-    with spoiled.pin(device) as pinned, pytest.raises(FormatError, match=r"indices\[4.\] is outside 0 to 19"):
+    with (
+        PinnedGraph(spoiled, device) as pinned,
+        pytest.raises(FormatError, match=r"indices\[4.\] is outside 0 to 19"),
+    ):
         Neighbor([3], **options).sample(pinned, torch.arange(20))

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from gids.convert.synthetic import GraphSpec
 from gids.heat import hottest_nodes
 from gids.sampler import Labor, LocalityBias, Neighbor, Sampler
 from gids.store import FeatureStore
-from gids.store.synthetic import GraphSpec
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 from dependence import FANOUTS, make_dataset, train

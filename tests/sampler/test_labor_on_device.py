@@ -14,6 +14,7 @@ from sampling_graphs import citations, make_graph, mixed_degrees
 from gids.cuda import Device
 from gids.errors import FormatError
 from gids.sampler import Block, Labor, Minibatch
+from gids.sampler.device import PinnedGraph
 from gids.store import Graph
 
 
@@ -39,7 +40,7 @@ def assert_same(on_device: Minibatch, on_host: Minibatch) -> None:
 def test_a_device_samples_what_the_cpu_does(device: Device, dtype: type) -> None:
     graph = make_graph(mixed_degrees(600), dtype=dtype)
     seeds = torch.from_numpy(np.random.default_rng(1).permutation(600)[:30])
-    with graph.pin(device, place="indptr" if dtype == np.int32 else "host") as pinned:
+    with PinnedGraph(graph, device, place="indptr" if dtype == np.int32 else "host") as pinned:
         for options in (
             {},
             {"layer_dependency": True},
@@ -63,7 +64,7 @@ def test_relations_are_sampled_as_on_the_cpu(device: Device) -> None:
         for numbers in ((3, 0, -1, 1), (5, 2, 4, 1))
     ]
     seeds = {"paper": torch.arange(5, 25), "author": torch.arange(9)}
-    pinned = [g.pin(device) for g in graphs]
+    pinned = [PinnedGraph(g, device) for g in graphs]
     for fixed_count in (False, True):
         sampler = Labor(fanouts, fixed_count=fixed_count)
         assert_same(sampler.sample(pinned, seeds, step=3), sampler.sample(graphs, seeds, step=3))
@@ -78,12 +79,12 @@ def test_what_a_device_refuses(device: Device) -> None:
     spoiled = Graph(good.relation, 20, 20, good.indptr, indices, None)
     for fanout, fixed_count in itertools.product((3, 4), (False, True)):
         with (
-            spoiled.pin(device) as pinned,
+            PinnedGraph(spoiled, device) as pinned,
             pytest.raises(FormatError, match=r"indices\[41\] is outside 0 to 19"),
         ):
             Labor([fanout], fixed_count=fixed_count).sample(pinned, torch.arange(20))
     with (
-        good.pin(device) as pinned,
+        PinnedGraph(good, device) as pinned,
         pytest.raises(ValueError, match="on the CPU alone; pass graphs that are not pinned"),
     ):
         Labor([3], importance_sampling=1).sample(pinned, torch.arange(20))

@@ -17,7 +17,8 @@ import gids
 from gids.cuda import Device
 from gids.heat import hottest_nodes
 from gids.sampler import Block, LocalityBias, Minibatch, Neighbor
-from gids.store import DatasetWriter, FeatureStore, Graph
+from gids.store import FeatureStore, Graph
+from gids.write import DatasetWriter
 
 UNLIKELY = 1e-3  # one correct sampler in a thousand fails; these seeds do not
 HELD = np.array([True, False, False, True, False])

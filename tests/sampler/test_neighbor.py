@@ -18,6 +18,7 @@ from sampling_model import ModelBlock, sample
 from gids.cuda import Device
 from gids.errors import FormatError
 from gids.sampler import Block, Labor, Ladies, Minibatch, Neighbor, Topology
+from gids.sampler.device import PinnedGraph
 from gids.sampler.layered import LayeredSampler
 from gids.store import Graph
 
@@ -82,7 +83,7 @@ def test_a_device_samples_what_the_model_does(device: Device, fanouts: list[int]
     graph = make_graph(mixed_degrees(600), dtype=dtype)
     seeds = torch.from_numpy(np.random.default_rng(1).permutation(600)[:30])
     place = "indptr" if dtype == np.int32 else "host"
-    with graph.pin(device, place=place) as pinned:
+    with PinnedGraph(graph, device, place=place) as pinned:
         minibatch = Neighbor(fanouts).sample(pinned, seeds, seed=7, epoch=2, step=5)
         assert_homogeneous(minibatch, graph, seeds, fanouts)
         for tensor in (minibatch.seeds, minibatch.input_nodes, minibatch.blocks[0].indices):  # type: ignore[union-attr]
@@ -135,7 +136,7 @@ def test_relations_are_sampled_as_the_model_does(device: Device, fanouts: Layers
     }
     relations = [g.relation for g in graphs]
     sampler = Neighbor([dict(zip(relations, layer, strict=True)) for layer in reversed(fanouts)], threads=2)
-    pinned = [g.pin(device) for g in graphs]
+    pinned = [PinnedGraph(g, device) for g in graphs]
     for step, seeds in enumerate([some, {"author": some["author"]}, {"venue": torch.arange(3)}]):
         for given in (graphs, dict(zip(relations, graphs, strict=True)), pinned, Topology(pinned)):
             minibatch = sampler.sample(given, seeds, seed=7, epoch=1, step=step)  # type: ignore[arg-type]
@@ -153,7 +154,7 @@ def test_one_sampler_goes_from_graph_to_graph(device: Device) -> None:
         graph = make_graph(mixed_degrees(nodes, nodes), seed=nodes)
         seeds = torch.from_numpy(np.random.default_rng(nodes).permutation(nodes)[:100])
         assert_homogeneous(sampler.sample(graph, seeds, seed=7), graph, seeds, [4, 12])
-        with graph.pin(device) as pinned:
+        with PinnedGraph(graph, device) as pinned:
             assert_homogeneous(sampler.sample(pinned, seeds[:20], seed=7), graph, seeds[:20], [4, 12])
     assert sampler.nbytes > 0
 
@@ -163,7 +164,7 @@ def test_seeds_may_be_none_and_may_repeat(device: Device, seeds: list[int]) -> N
     graph = make_graph(mixed_degrees(50))
     ids = torch.tensor(seeds, dtype=torch.int64)
     assert_homogeneous(Neighbor([2, 3]).sample(graph, ids, seed=7), graph, ids, [2, 3])
-    with graph.pin(device) as pinned:
+    with PinnedGraph(graph, device) as pinned:
         assert_homogeneous(Neighbor([2, 3]).sample(pinned, ids, seed=7), graph, ids, [2, 3])
         on_device = ids.to(device.torch_device)
         assert_homogeneous(Neighbor([-1]).sample(pinned, on_device, seed=7), graph, ids, [-1])
@@ -174,7 +175,7 @@ def test_a_graph_without_edges(device: Device) -> None:
     seeds = torch.arange(9)
     for fanout in (4, -1):
         assert_homogeneous(Neighbor([fanout] * 2).sample(graph, seeds, seed=7), graph, seeds, [fanout] * 2)
-        with graph.pin(device) as pinned:
+        with PinnedGraph(graph, device) as pinned:
             assert_homogeneous(
                 Neighbor([fanout] * 2).sample(pinned, seeds, seed=7), graph, seeds, [fanout] * 2
             )
@@ -182,7 +183,7 @@ def test_a_graph_without_edges(device: Device) -> None:
 
 def test_minibatches_are_the_callers_to_keep(device: Device) -> None:
     graph = make_graph(mixed_degrees(2000))
-    with graph.pin(device) as pinned:
+    with PinnedGraph(graph, device) as pinned:
         for given in (graph, pinned):
             sampler = Neighbor([3, 4])
             kept = [sampler.sample(given, torch.arange(40), seed=7, step=step) for step in range(8)]
@@ -194,7 +195,7 @@ def test_a_block_tells_edges_and_their_ids(device: Device) -> None:
     plain = make_graph(mixed_degrees(100))
     ids = np.random.default_rng(0).permutation(plain.num_edges)
     graph = Graph(plain.relation, 100, 100, plain.indptr, plain.indices, ids)
-    with graph.pin(device) as pinned:
+    with PinnedGraph(graph, device) as pinned:
         for given in (graph, pinned):
             minibatch = Neighbor([6, 3]).sample(given, torch.arange(10, 40))
             assert isinstance(minibatch.input_nodes, torch.Tensor)
@@ -268,7 +269,7 @@ def test_bad_fanouts_by_relation() -> None:
 def test_bad_seeds(device: Device) -> None:
     graph = make_graph(mixed_degrees(50))
     sampler = Neighbor([2])
-    with graph.pin(device) as pinned:
+    with PinnedGraph(graph, device) as pinned:
         for given in (graph, pinned):
             for bad in (50, -1, 1 << 40):
                 with pytest.raises(IndexError, match=f"seed {bad} is no '_N' node: ids run from 0 to 49"):
@@ -303,11 +304,11 @@ def test_bad_sets_of_graphs(device: Device) -> None:
     short = Graph(graph.relation, 2, 2, graph.indptr[:2], graph.indices, None)
     with pytest.raises(ValueError, match="2 destinations; it needs one entry more"):
         Topology(short)
-    with short.pin(device) as of_short, pytest.raises(ValueError, match="2 destinations"):
+    with PinnedGraph(short, device) as of_short, pytest.raises(ValueError, match="2 destinations"):
         Topology(of_short)
     with pytest.raises(TypeError, match="indices float64"):
         Topology(Graph(graph.relation, 2, 2, graph.indptr, graph.indices.astype(float), None))
-    pinned = graph.pin(device)
+    pinned = PinnedGraph(graph, device)
     with pytest.raises(ValueError, match="pin all, or none"):
         Topology([pinned, bipartite])
     pinned.close()
@@ -339,7 +340,7 @@ def test_a_topology_that_contradicts_itself(device: Device, fanout: int) -> None
     ]
     for graph, message in cases:
         sampler = Neighbor([fanout, -1], threads=2)
-        with graph.pin(device) as pinned:
+        with PinnedGraph(graph, device) as pinned:
             for given in (graph, pinned):
                 with pytest.raises(FormatError, match=message):
                     sampler.sample(given, torch.arange(20))

@@ -12,6 +12,7 @@ from sampling_graphs import citations, make_graph, mixed_degrees
 
 from gids.cuda import Device
 from gids.sampler import Block, Labor, LocalityBias, Minibatch, Neighbor
+from gids.sampler.device import PinnedGraph
 from gids.sampler.minibatch import PerType
 from gids.sampler.topology import Graphs
 
@@ -82,7 +83,7 @@ def test_relations_nest_too(make: Any) -> None:
 def test_a_device_nests_as_the_cpu_does(device: Device, make: Any) -> None:
     graph, seeds = make_graph(mixed_degrees(300)), torch.arange(20)
     nested = make([3, 4], batch_dependency=4, nested=True)
-    with graph.pin(device) as pinned:
+    with PinnedGraph(graph, device) as pinned:
         found = nested.sample(pinned, seeds, step=7)
         assert edges_of(found) == edges_of(nested.sample(graph, seeds, step=4))
 

@@ -14,7 +14,8 @@ from sampling_graphs import make_graph, mixed_degrees
 from gids.cuda import Device
 from gids.errors import FormatError
 from gids.sampler import Minibatch, Neighbor
-from gids.store import Graph, pinned_graph
+from gids.sampler.device import PinnedGraph, pinned_graph
+from gids.store import Graph
 
 
 def sample(graph: object) -> Minibatch:
@@ -25,7 +26,7 @@ def sample(graph: object) -> Minibatch:
 def test_a_pinned_graph_samples_as_the_graph_does(device: Device, place: str) -> None:
     graph = make_graph(mixed_degrees(300), dtype=np.int32)
     expected = sample(graph)
-    with graph.pin(device, place=place) as pinned:
+    with PinnedGraph(graph, device, place=place) as pinned:
         got = sample(pinned)
         assert torch.equal(got.input_nodes.cpu(), expected.input_nodes)  # type: ignore[union-attr, arg-type]
         on_device = {"indptr": 301 * 8, "host": 0}.get(place, 301 * 8 + graph.indices.nbytes)
@@ -41,7 +42,7 @@ def test_ids_beyond_31_bits(device: Device) -> None:
     relation = ("page", "links", "site")
     graph = Graph(relation, most, 3, np.array([0, 2, 4, 6]), edges, None)
     for place in ("host", "device"):
-        with graph.pin(device, place=place) as pinned:
+        with PinnedGraph(graph, device, place=place) as pinned:
             assert pinned.wide
             for given in (graph, pinned):
                 minibatch = Neighbor([2]).sample([given], {"site": torch.arange(3)})
@@ -57,7 +58,10 @@ def test_ids_that_int32_would_turn_into_others_are_found_out(device: Device) -> 
     spoiled[[33, 41]] = (1 << 32) + 3, -(1 << 32)
     graph = Graph(good.relation, 40, 40, good.indptr, spoiled, None)
     for place in ("host", "device"):
-        with graph.pin(device, place=place) as pinned, pytest.raises(FormatError, match=r"indices\[33\]"):
+        with (
+            PinnedGraph(graph, device, place=place) as pinned,
+            pytest.raises(FormatError, match=r"indices\[33\]"),
+        ):
             Neighbor([2]).sample(pinned, torch.arange(40))
 
 
@@ -65,19 +69,19 @@ def test_read_only_maps_and_empty_graphs_can_be_pinned(device: Device) -> None:
     graph = make_graph([0] * 40)
     graph.indptr.flags.writeable = graph.indices.flags.writeable = False
     for place in ("host", "device"):
-        with graph.pin(device, place=place) as pinned:
+        with PinnedGraph(graph, device, place=place) as pinned:
             assert sample(pinned).input_nodes.tolist() == list(range(30))  # type: ignore[union-attr]
 
 
 def test_closing_is_idempotent_and_dropping_closes(device: Device) -> None:
     graph = make_graph([2] * 30)
-    pinned = graph.pin(device)
+    pinned = PinnedGraph(graph, device)
     assert "bytes of host" in repr(pinned)
     pinned.close()
     pinned.close()
     assert pinned.closed
     assert "closed" in repr(pinned)
-    released = weakref.finalize(other := graph.pin(device, place="host"), lambda: None)
+    released = weakref.finalize(other := PinnedGraph(graph, device, place="host"), lambda: None)
     del other
     gc.collect()
     assert not released.alive
@@ -95,7 +99,7 @@ def test_by_default_the_device_holds_what_takes_an_eighth_of_its_free_memory(
         (8 * indptr - 1, 0),
     ):
         monkeypatch.setattr(device, "memory_info", lambda free=free: (free, 1 << 40))
-        with graph.pin(device) as pinned:
+        with PinnedGraph(graph, device) as pinned:
             assert pinned.device_bytes == expected
 
 
@@ -106,12 +110,12 @@ def test_short_memory_is_refused_with_the_sum(device: Device, monkeypatch: pytes
         r"'a\.b\.a' takes indptr 8008 \+ indices 8000 = 16008 bytes of device memory, and 12000 are free"
     )
     with pytest.raises(MemoryError, match=message):
-        graph.pin(device, place="device")
+        PinnedGraph(graph, device, place="device")
     monkeypatch.setattr(pinned_graph, "_available_bytes", lambda: 7999)
     with pytest.raises(
         MemoryError, match=r"indices 8000 = 8000 bytes of host memory, and 7999 are available"
     ):
-        graph.pin(device, place="indptr")
+        PinnedGraph(graph, device, place="indptr")
 
 
 def test_a_driver_that_refuses_to_pin(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,11 +127,11 @@ def test_a_driver_that_refuses_to_pin(device: Device, monkeypatch: pytest.Monkey
     with pytest.raises(
         RuntimeError, match=r"indptr of '_N\._E\._N': 8192 bytes .*MemoryAllocation.*ulimit -l"
     ):
-        graph.pin(device, place="host")
+        PinnedGraph(graph, device, place="host")
 
 
 def test_unknown_places(device: Device) -> None:
     graph = make_graph([1])
     with pytest.raises(ValueError, match="place='gpu'"):
-        graph.pin(device, place="gpu")
+        PinnedGraph(graph, device, place="gpu")
     assert isinstance(graph, Graph)

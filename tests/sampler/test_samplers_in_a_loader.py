@@ -13,7 +13,7 @@ from sampling_graphs import make_graph, mixed_degrees
 
 import gids
 from gids.sampler import Block, Labor, Ladies, LocalityBias, Minibatch, Neighbor, RandomWalk
-from gids.store import DatasetWriter
+from gids.write import DatasetWriter
 
 NODES = 1500
 SAMPLERS: dict[str, Any] = {

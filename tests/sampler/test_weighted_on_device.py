@@ -15,7 +15,8 @@ from sampling_graphs import citations, make_graph, mixed_degrees
 from gids.cuda import Device
 from gids.errors import FormatError
 from gids.sampler import Block, LocalityBias, Minibatch, Neighbor
-from gids.store import Graph, pinned_graph
+from gids.sampler.device import PinnedGraph, pinned_graph
+from gids.store import Graph
 
 NODES = 500
 GRAPH = make_graph(mixed_degrees(NODES), dtype=np.int32)
@@ -57,7 +58,7 @@ def lists(minibatch: Minibatch) -> list[Any]:
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_a_device_samples_what_the_cpu_does(device: Device, kind: str) -> None:
     seeds = torch.from_numpy(np.random.default_rng(1).permutation(NODES)[:30])
-    with GRAPH.pin(device, place="host") as pinned:
+    with PinnedGraph(GRAPH, device, place="host") as pinned:
         for fanouts, step in (([3, 5], 5), ([40], 4), ([-1, 2], 7), ([1], 1)):
             sampler = Neighbor(fanouts, **OPTIONS[kind])
             minibatch = sampler.sample(pinned, seeds, seed=7, epoch=2, step=step)
@@ -84,7 +85,7 @@ def test_relations_are_sampled_as_on_the_cpu(device: Device, replace: bool) -> N
     }
     bias = LocalityBias({"author": np.arange(150) < 40}, 5)
     seeds = {"paper": torch.arange(5, 25), "author": torch.arange(9)}
-    pinned = [g.pin(device) for g in graphs]
+    pinned = [PinnedGraph(g, device) for g in graphs]
     for dependency in (1, 4):
         sampler = Neighbor(
             fanouts, weights=weights, locality=bias, replace=replace, batch_dependency=dependency
@@ -106,7 +107,7 @@ def test_a_hub_of_which_little_can_be_drawn(device: Device) -> None:
     for v, possible in enumerate((0, 1, 4, 5, 40)):
         weights[v * 3000 + np.linspace(0, 2999, possible).astype(int)] = 2
     weights[15_000:] = np.arange(3000) % 2
-    with graph.pin(device) as pinned:
+    with PinnedGraph(graph, device) as pinned:
         for fanout in (4, 5, -1):
             for replace in (False, True):
                 sampler = Neighbor([fanout], weights=weights, replace=replace)
@@ -124,7 +125,7 @@ def test_a_source_that_is_no_node(device: Device, kind: str) -> None:
         {"locality": LocalityBias(np.ones(20, bool), 2)} if "locality" in kind else {"weights": np.ones(80)}
     )
     messages = []
-    with spoiled.pin(device) as pinned:
+    with PinnedGraph(spoiled, device) as pinned:
         for graph in (spoiled, pinned):
             with pytest.raises(FormatError, match=r"indices\[4.\] is outside 0 to 19") as caught:
                 Neighbor([3], **options).sample(graph, torch.arange(20))  # type: ignore[arg-type]
@@ -135,7 +136,7 @@ def test_a_source_that_is_no_node(device: Device, kind: str) -> None:
 @pytest.mark.parametrize("place", ["host", "indptr", "device"])
 def test_weights_lie_where_indices_do_once_and_are_given_back(device: Device, place: str) -> None:
     weights, seeds = POSITIVE.copy(), torch.arange(20)
-    with GRAPH.pin(device, place=place) as pinned:
+    with PinnedGraph(GRAPH, device, place=place) as pinned:
         topology = pinned.host_bytes, pinned.device_bytes
 
         def of_weights() -> tuple[int, int]:
@@ -161,21 +162,21 @@ def test_weights_lie_where_indices_do_once_and_are_given_back(device: Device, pl
         assert lists(kept.sample(pinned, seeds)) == expected
     with pytest.raises(ValueError, match="closed; pin the graph again"):
         kept.sample(pinned, seeds)
-    with GRAPH.pin(device) as again:
+    with PinnedGraph(GRAPH, device) as again:
         assert lists(kept.sample(again, seeds)) == expected
 
 
 def test_weights_lie_on_the_host_where_the_device_has_little_room(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with GRAPH.pin(device, place="device") as pinned:
+    with PinnedGraph(GRAPH, device, place="device") as pinned:
         monkeypatch.setattr(device, "memory_info", lambda: (8 * POSITIVE.nbytes - 1, 1 << 40))
         Neighbor([2], weights=POSITIVE).sample(pinned, torch.arange(20))
         assert pinned.host_bytes >= POSITIVE.nbytes
 
 
 def test_masks_are_counted(device: Device) -> None:
-    with GRAPH.pin(device) as pinned:
+    with PinnedGraph(GRAPH, device) as pinned:
         biased, plain = Neighbor([2], locality=LocalityBias(HELD, 2)), Neighbor([2])
         plain.sample(pinned, torch.arange(0))
         biased.sample(pinned, torch.arange(0))
@@ -184,7 +185,7 @@ def test_masks_are_counted(device: Device) -> None:
 
 def test_weights_that_do_not_fit_are_refused(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = make_graph([3, 4])
-    with graph.pin(device, place="host") as pinned:
+    with PinnedGraph(graph, device, place="host") as pinned:
         sampler = Neighbor([2], weights=np.ones(7))
         with monkeypatch.context() as short:
             short.setattr(pinned_graph, "_available_bytes", lambda: 27)

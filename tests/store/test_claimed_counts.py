@@ -15,12 +15,13 @@ from test_hostile_manifests import sign
 
 from gids import FeatureStore, FormatError
 from gids.cli import main
-from gids.store import DatasetWriter, verify
+from gids.store import verify
 from gids.store.dtypes import ARRAY_DTYPES, TABLE_DTYPES
 from gids.store.files import npy_header
 from gids.store.geometry import Geometry
 from gids.store.manifest import validate
 from gids.store.quantize import stored_row_bytes
+from gids.write import DatasetWriter
 
 MANY = 1 << 31
 

@@ -11,8 +11,8 @@ from store_example import CITES, WRITES, write_dataset
 
 import gids
 from gids import FeatureStore, FormatError, StorageError
-from gids.store import DatasetWriter
 from gids.store.manifest import load_manifest
+from gids.write import DatasetWriter
 
 
 def test_it_says_what_it_holds(dataset):

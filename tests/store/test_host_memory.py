@@ -11,7 +11,7 @@ import weakref
 import numpy as np
 import pytest
 
-from gids.store.host_memory import host_memory
+from gids.cuda.host_memory import host_memory
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 5000, 3 << 20])
@@ -29,7 +29,7 @@ def test_it_is_zeroed_begins_a_page_and_goes_with_the_last_array(nbytes: int) ->
 
 FORKED = """
 import os, weakref
-from gids.store.host_memory import host_memory
+from gids.cuda.host_memory import host_memory
 
 memory = host_memory(1 << 16)
 start = weakref.ref(memory)

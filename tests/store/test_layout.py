@@ -3,8 +3,9 @@
 import numpy as np
 import torch
 
-from gids.store import DatasetWriter, FeatureStore, edge_list
+from gids.store import FeatureStore
 from gids.store.files import npy_header
+from gids.write import DatasetWriter, edge_list
 
 MANIFEST = """\
 {

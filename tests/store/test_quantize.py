@@ -9,9 +9,10 @@ import torch
 from model import int8_with_a_scale
 
 from gids import FormatError
-from gids.store import DatasetWriter, FeatureStore, GeneratedRows, verify
+from gids.store import FeatureStore, GeneratedRows, verify
 from gids.store.files import read_manifest
 from gids.store.manifest import dump_manifest, load_manifest, validate
+from gids.write import DatasetWriter
 
 ROW_COUNT = 37
 NARROW = [(torch.float16, None), (torch.bfloat16, None), (torch.int8, "row"), (torch.int8, "column")]
@@ -251,7 +252,7 @@ def test_scales_of_columns_are_checked_when_they_are_used(scaled):
 
 
 def test_adding_heat_keeps_the_scales(scaled):
-    from gids.store.heat_writer import write_heat
+    from gids.write.heat_writer import write_heat
 
     path, _ = scaled
     before = FeatureStore(path).table("column").read_rows(range(9))

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from gids.store import DatasetWriter, FeatureStore, GeneratedRows, verify
+from gids.store import FeatureStore, GeneratedRows, verify
 from gids.store.dtypes import TABLE_DTYPES, byte_view
+from gids.write import DatasetWriter
 
 ROW_COUNT = 37
 PAGE_BYTES = 512

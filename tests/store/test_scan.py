@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gids import FeatureStore, StorageError
-from gids.store import DatasetWriter
+from gids.write import DatasetWriter
 
 ROWS = 1000
 

@@ -16,11 +16,11 @@ import torch
 
 from gids import FeatureStore
 from gids.cli import main
+from gids.convert import Options, convert
+from gids.convert.readers import Choices, find_reader, open_source
+from gids.convert.source import source_files
 from gids.inference import layerwise
 from gids.store import verify
-from gids.store.convert import Options, convert
-from gids.store.convert.readers import Choices, find_reader, open_source
-from gids.store.convert.source import source_files
 
 NAME = "a.gids"
 DISKS = ("ssd0", "ssd1", "ssd2")

@@ -1,5 +1,5 @@
 // What the kernels of the cache in device memory work on: one table's page words and lines, the missing pages of
-// a minibatch, and its counters. The host (gids/cache/device_state.py) allocates all of it and packs these
+// a minibatch, and its counters. The host (gids/cache/device/state.py) allocates all of it and packs these
 // structs as arrays of 64-bit words; kernels change it in the order of one stream, so that no two kernels meet.
 // Knows nothing of steps' order, files or tensors.
 #pragma once

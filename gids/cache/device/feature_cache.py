@@ -1,0 +1,569 @@
+"""DeviceFeatureCache: the software cache in device memory, filled by requests that kernels post themselves.
+
+Called by the loader in the place of FeatureCache: the same steps in the same order. It enqueues. Which pages
+stay is decided by native/cache/device_cache_plan.cu; rows are moved by native/cache/device_cache_rows.cu.
+
+Everything runs on one stream of the cache's own in the order in which it is enqueued: no two kernels meet.
+The host waits in two places: in gather(), for the step's own rows; and, before it plans the next step or
+gathers, for the number of pages that a planned step misses, which has mostly arrived by then.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gids import _core
+from gids.cache.device.checks import check_ids, check_lines, check_memory, check_policies
+from gids.cache.device.counters import THROUGH, Counters
+from gids.cache.device.kernels import CacheKernels
+from gids.cache.device.preload import preload
+from gids.cache.device.reads import Plan, Reads
+from gids.cache.device.state import (
+    HostArray,
+    MissPool,
+    TableState,
+    line_bytes,
+)
+from gids.cache.feature_cache import FeatureCache
+from gids.cache.output_dtype import check_out_dtype, out_dtype_of, row_form
+from gids.cuda.device import MadeOn
+from gids.io.device.device_queue import DeviceQueue, QueueTable
+from gids.store.dtypes import make_bools_proper
+
+if TYPE_CHECKING:
+    from gids.cuda.device import Device, Event, Stream
+    from gids.io import Engine
+    from gids.io.device.extents import ExtentReader
+    from gids.store import Table
+
+
+@dataclass
+class _Step:
+    """A minibatch from entering to retiring."""
+
+    number: int
+    ids: dict[str, torch.Tensor]
+    rows: dict[str, torch.Tensor]
+    """Where the rows of ids lie: the ids themselves, but in tables that have an order."""
+    planned: bool = False
+    plans: list[Plan] = field(default_factory=list)
+    outputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    counted: Event | None = None  # from then on the host sees how many pages are missing
+    settled: bool = False  # all rounds that it needs are posted
+    done: Event | None = None  # its rows are in the outputs
+    accounted: bool = False
+
+    @property
+    def place(self) -> int:
+        return self.number % _core.USE_BITS
+
+    @property
+    def bit(self) -> int:
+        return 1 << self.place
+
+
+class DeviceFeatureCache:
+    """Lines in device memory, and in host memory below it, for several tables, filled by one I/O engine.
+
+    Args:
+        device: of :func:`gids.cuda.open_device`.
+        engine: opened on the shards of all tables, in order.
+        lines: cache lines of each table in device memory.
+        heats: uint8 per page for each table that has them.
+        host_lines: further lines in pinned host memory, whose rows are pulled over the bus.
+        policy: "lookahead", "window-pin", "random" or "static".
+        host_policy: "lookahead" replaces lines in host memory as the others; "static" fills them with the
+            hottest pages that no line in device memory holds, and leaves them.
+        output_dtype: float32, float16 or bfloat16, for the rows of tables of these three. None leaves them,
+            and hands out rows stored as int8 with a scale as float32.
+        check_crc: compare every page read with its checksum.
+        wait, staging_bytes, rounds_max, pairs, timeout_s: see :class:`gids.io.device.DeviceQueue`.
+            A round holds pages of one table; there are at least two rounds per table.
+        reader: for preloading, see gids.io.device.extents. None reads by the engine, through host memory.
+        preload_hottest: fill lines with the hottest pages now.
+
+    After construction no device memory is allocated but ids and outputs, which torch caches, and room for the
+    missing pages of a minibatch that is larger than any before.
+
+    Raises ValueError for a number, dtype or policy that does not fit, MemoryBudgetError when the device's
+    free memory does not hold the cache.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        engine: Engine,
+        tables: Sequence[Table],
+        *,
+        lines: Mapping[str, int],
+        heats: Mapping[str, npt.NDArray[np.uint8]],
+        host_lines: Mapping[str, int] | None = None,
+        policy: str = "lookahead",
+        host_policy: str = "lookahead",
+        output_dtype: torch.dtype | None = None,
+        check_crc: bool = False,
+        wait: Literal["stream", "warp"] = "stream",
+        staging_bytes: int = 256 << 20,
+        rounds_max: int = 4,
+        pairs: int = 1,
+        timeout_s: float = 30.0,
+        reader: ExtentReader | None = None,
+        preload_hottest: bool = True,
+    ) -> None:
+        check_policies(policy, host_policy)
+        check_out_dtype(output_dtype)
+        near = {t.name: lines[t.name] for t in tables}
+        far = {t.name: (host_lines or {}).get(t.name, 0) for t in tables}
+        check_lines(near, far)
+        self._fixed_bytes = dict(line_bytes(tables, near, far))
+        check_memory(device, self._fixed_bytes)
+
+        self.tables = {t.name: t for t in tables}
+        self.stream: Stream = device.new_stream()
+        """What the cache runs on. Ids that were made on it are waited for on no other."""
+        self._device = device
+        self._kernels = CacheKernels(device, self.stream)
+        self._host = FeatureCache(
+            engine,
+            tables,
+            lines=dict.fromkeys(near, 0),
+            heats={},
+            check_crc=check_crc,
+            output_dtype=output_dtype,
+        )
+        queue_tables = _queue_tables(tables, check_crc)
+        self._queue = DeviceQueue(
+            device,
+            engine,
+            queue_tables,
+            staging_bytes=staging_bytes,
+            rounds_max=min(_core.QUEUE_DOORBELLS * pairs, max(rounds_max, 2 * len(tables))),
+            pairs=pairs,
+            wait=wait,
+            timeout_s=timeout_s,
+        )
+        mapped: list[HostArray] = []
+        self._pid = os.getpid()
+        self._end = weakref.finalize(self, _release, self._pid, self._queue, self.stream, mapped)
+        self._states: dict[str, TableState] = {}
+        with device.use(self.stream):
+            self._counters = Counters(device, self._kernels, list(near))
+            mapped.append(self._counters.shown)
+            self._reads = Reads(device, self.stream, self._queue, self._kernels, self._counters)
+            for number, t in enumerate(tables):
+                kept = far[t.name] if host_policy == "static" else 0
+                state = TableState(
+                    device,
+                    t,
+                    number=number,
+                    lines=near[t.name],
+                    host_lines=far[t.name],
+                    replaced=near[t.name] + far[t.name] - kept,
+                    policy=policy,
+                    heat=heats.get(t.name),
+                    out_dtype=out_dtype_of(t, output_dtype),
+                    form=row_form(t, output_dtype),
+                )
+                mapped.append(state.far)
+                self._states[t.name] = state
+                if preload_hottest:
+                    preload(state, engine, queue_tables[number], heat=heats.get(t.name), reader=reader)
+        self._pools = {t.name: MissPool(device, t.page_count) for t in tables}
+
+        self.next_step = 0
+        """The first step that a new stream may enter; steps never repeat."""
+        self._entered = self._planned = self._retired = 0
+        self._planned_mask = 0
+        self._steps: dict[int, _Step] = {}  # live
+        self._flights: deque[_Step] = deque()  # planned, and their rows are not on their way yet
+        self._usual_rounds = dict.fromkeys(near, 1)
+        self._seconds = dict.fromkeys(("enter_s", "plan_s", "wait_s", "gather_s", "retire_s"), 0.0)
+        self._outputs_peak = 0
+        self._reading = threading.Lock()  # who reads through
+
+    # --- the life of a step ---
+
+    def enter(self, step: int, ids: Mapping[str, torch.Tensor]) -> None:
+        """Mark the pages that minibatch `step` will read. Steps enter in order. Does not block.
+
+        ids: int64[n] for each table, on this device or on the CPU, may repeat. On the device they must stay
+        as they are until the step retires; what torch's current stream holds now comes before, with a MadeOn
+        what its stream holds instead. Raises KeyError for an unknown table, TypeError or ValueError for a
+        wrong dtype, device or shape. An id out of range marks nothing and is gather()'s error.
+        """
+        with self._clock("enter_s"):
+            self._check(ids)
+            if not self._steps and step > self._entered:
+                self._entered = self._planned = self._retired = step
+            if step != self._entered:
+                raise RuntimeError(f"steps enter in order: expected {self._entered}")
+            if self._entered - self._retired >= _core.USE_BITS:
+                raise RuntimeError(f"more than {_core.USE_BITS} minibatches between entering and retiring")
+            here = self._on_device(ids)
+            s = _Step(step, here, self._positions(here))
+            self._steps[step] = s
+            self._entered = self.next_step = step + 1
+            for name, tensor in s.rows.items():
+                self._kernels.enter(self._states[name], self._counters.of(s.place, name), tensor, s.bit)
+
+    def plan(self, step: int) -> None:
+        """Decide which pages are read, kept and dropped, and post the reads. Steps are planned in order."""
+        with self._clock("plan_s"):
+            s = self._live(step)
+            if step != self._planned:
+                raise RuntimeError(f"steps are planned in order: expected {self._planned}")
+            self._settle()
+            self._planned += 1
+            self._planned_mask |= s.bit
+            s.planned = True
+            self._flights.append(s)
+            for name, ids in s.rows.items():
+                plan = self._new_plan(s, name, ids)
+                s.plans.append(plan)
+                counters = self._counters.of(s.place, name)
+                self._kernels.choose(
+                    plan.state, counters, plan.misses, ids, self._planned_mask, self._planned
+                )
+            self._counters.show(s.place)
+            s.counted = self.stream.record_event()
+            self._outputs_peak = max(self._outputs_peak, self._output_bytes())
+            for plan in s.plans:
+                most = self._reads.rounds_for(plan.most_misses)
+                for _ in range(min(self._usual_rounds[plan.state.table.name], most)):
+                    self._post(plan)
+            # The minibatch that is handed out next and the one after it: their rows come over the bus while
+            # the consumer computes, and while those planned further ahead are being read.
+            soon = min(self._retired + 1, step - 1)
+            while self._flights[0].number <= soon:
+                self._collect()
+
+    def gather(self, step: int) -> tuple[dict[str, torch.Tensor], Exception | None]:
+        """Wait for the step's reads and its rows.
+
+        Returns the rows of each table that the minibatch asked for, in the order of its ids, on the device
+        and ready for torch's current stream; and the error: StorageError for a page that could not be read,
+        IndexError for an id out of range. The tensors are the caller's. Blocks the host, not the device.
+        """
+        with self._clock("gather_s"):
+            s = self._live(step)
+            if not s.planned:
+                raise RuntimeError(f"step {step} is not planned")
+            done = self._finish(s)
+        with self._clock("wait_s"):
+            done.synchronize()
+        with self._clock("gather_s"):
+            self._account(s)
+            self._hand_over(done, s.outputs)
+            error: Exception | None = self._bad_id(s.place, s.ids)
+            lost = {n: i for n, i in s.ids.items() if self._counters.seen(s.place, n, "unresolved")}
+            if error is None and lost:  # a page's read failed: once more, by the host, who knows the reason
+                again, error = self.read_through(lost)
+                s.outputs.update(again)
+            return {name: make_bools_proper(rows) for name, rows in s.outputs.items()}, error
+
+    def retire(self, step: int) -> None:
+        """Take the step's marks back. Steps retire in order. Does not block once the step was gathered."""
+        with self._clock("retire_s"):
+            s = self._live(step)
+            if step != self._retired:
+                raise RuntimeError(f"steps retire in order: expected {self._retired}")
+            if s.planned:
+                self._finish(s)
+            else:
+                self._planned = step + 1
+            self._planned_mask &= ~s.bit
+            for name, state in self._states.items():  # of all tables: counters go too
+                self._kernels.retire(state, self._counters.of(s.place, name), s.rows.get(name), s.bit)
+            del self._steps[step]
+            self._retired += 1
+
+    def cancel(self) -> None:
+        """Retire every live step, planned or not, after the reads that were posted. Nothing stays marked.
+
+        Blocks until then. Does nothing in a forked child.
+        """
+        if os.getpid() != self._pid:
+            return
+        while self._flights:
+            s = self._flights[0]
+            for plan in s.plans:
+                self._reads.abandon(plan)
+            self._land(s)
+        self.stream.synchronize()
+        for s in list(self._steps.values()):
+            if s.planned:
+                self._account(s)
+            self.retire(s.number)
+        self.stream.synchronize()
+        self.next_step = self._entered
+
+    def read_through(
+        self, ids: Mapping[str, torch.Tensor]
+    ) -> tuple[dict[str, torch.Tensor], Exception | None]:
+        """Rows without a step: from lines where they are, else from disk by the host. Changes nothing.
+
+        ids: as for enter(). Returns as gather() does. Blocks. Raises IndexError for an id out of range.
+        """
+        self._check(ids)
+        with self._reading:
+            tensors, outputs, left = self._on_device(ids), {}, {}
+            with self._device.use(self.stream):
+                for name, tensor in self._positions(tensors).items():
+                    self._kernels.retire(self._states[name], self._counters.of(THROUGH, name), None, 0)
+                    outputs[name] = self._new_output(self._states[name], len(tensor))
+                    left[name] = self._device.empty((len(tensor),), torch.int64)
+                    counters = self._counters.of(THROUGH, name)
+                    self._kernels.gather_lines(
+                        self._states[name], counters, None, tensor, outputs[name], left[name]
+                    )
+                self._counters.show(THROUGH)
+                self.stream.synchronize()
+                if bad := self._bad_id(THROUGH, tensors):
+                    raise bad
+                error = None
+                for name, tensor in tensors.items():
+                    positions = left[name][: self._counters.seen(THROUGH, name, "unresolved")]
+                    if len(positions):
+                        rows, failure = self._host.read_through({name: tensor[positions].cpu()})
+                        outputs[name][positions] = rows[name].to(self._device.torch_device)
+                        error = error or failure
+            self._hand_over(self.stream.record_event(), outputs)
+        return {name: make_bools_proper(rows) for name, rows in outputs.items()}, error
+
+    def close(self) -> None:
+        """Retire every live step, end the queue, unmap host memory. May be called twice.
+
+        Happens also when the cache is garbage. Device memory goes with the last reference to the cache.
+        """
+        if self._end.alive:
+            try:
+                self.cancel()
+            finally:
+                self._end()
+
+    # --- what it is like ---
+
+    def stats(self) -> dict[str, dict[str, Any]]:
+        """Counters of each table by the names that FeatureCache gives them; bytes are of device memory.
+
+        A step counts once it was gathered. Besides: host_lines; host_lines_bytes, in pinned host memory;
+        scratch_bytes. The seconds are the host's, of all tables together, shared out equally.
+        """
+        tables = {}
+        for name, state in self._states.items():
+            tables[name] = {
+                **self._counters.sums(name),
+                **{key: seconds / len(self._states) for key, seconds in self._seconds.items()},
+                "lines": state.device_lines,
+                "lines_bytes": state.near.nbytes,
+                "host_lines": state.host_lines,
+                "host_lines_bytes": state.far.bytes.nbytes,
+                "line_metadata_bytes": state.owners.nbytes,
+                "page_table_bytes": state.words.nbytes,
+                "step_bytes": sum(s.ids[name].nbytes for s in self._steps.values() if name in s.ids)
+                * (1 if state.order is None else 2),
+                "scratch_bytes": self._pools[name].nbytes + state.metadata_bytes(),
+            }
+        return tables
+
+    def memory(self) -> dict[str, int]:
+        """Bytes by purpose.
+
+        Device memory: "lines", "page tables", "line owners", "window" (ids of live steps), "outputs" (of
+        planned steps), "scratch", "queue". Pinned host memory: "host lines", "staging".
+        """
+        tables = self.stats().values()
+        queue = self._queue.memory()
+        return {
+            **self._fixed_bytes,
+            "window": sum(t["step_bytes"] for t in tables),
+            "outputs": self._output_bytes(),
+            "scratch": self._counters.nbytes + self._reads.nbytes + sum(t["scratch_bytes"] for t in tables),
+            "queue": queue["queue"],
+            "host lines": sum(t["host_lines_bytes"] for t in tables),
+            "staging": queue["staging"] + self._counters.shown.bytes.nbytes,
+        }
+
+    def output_bytes(self) -> tuple[int, int]:
+        """(bytes of the outputs of live planned steps, the most there ever were). The others are torch's."""
+        return self._output_bytes(), self._outputs_peak
+
+    def audit(self) -> None:
+        """Compare page words and owners; RuntimeError on a disagreement. Waits for the stream. For tests."""
+        self.stream.synchronize()
+        for state in self._states.values():
+            state.audit()
+
+    def page_words(self, table: str) -> npt.NDArray[np.uint64]:
+        """uint64[page_count]: a copy of a table's page words. Waits for the cache's stream."""
+        self.stream.synchronize()
+        words: npt.NDArray[np.uint64] = self._states[table].words.cpu().numpy().copy().view(np.uint64)
+        return words
+
+    # --- reads ---
+
+    def _new_plan(self, s: _Step, name: str, ids: torch.Tensor) -> Plan:
+        state = self._states[name]
+        with self._device.use(self.stream):
+            out = self._new_output(state, len(ids))
+            misses = self._pools[name].take(min(len(ids), state.table.page_count))
+        s.outputs[name] = out
+        return Plan(s.place, state, ids, out, misses)
+
+    def _new_output(self, state: TableState, n: int) -> torch.Tensor:
+        return self._device.empty((n, *state.table.shape), state.out_dtype)
+
+    def _post(self, plan: Plan) -> None:
+        while self._reads.full:
+            self._collect()
+        self._reads.post(plan)
+
+    def _collect(self) -> None:
+        self._reads.collect()
+        self._gather_complete()
+
+    def _settle(self) -> None:
+        """Post what planned steps need beyond the usual number of rounds, in their order."""
+        for s in list(self._flights):
+            if s.settled:
+                continue
+            if s.counted is None:
+                raise RuntimeError(f"the planning of step {s.number} was interrupted: close the stream")
+            s.counted.synchronize()
+            for plan in s.plans:
+                name = plan.state.table.name
+                needed = self._reads.rounds_for(self._counters.seen(s.place, name, "misses"))
+                self._usual_rounds[name] = needed
+                while plan.posted < needed:
+                    self._post(plan)
+            s.settled = True
+        self._gather_complete()
+
+    def _finish(self, s: _Step) -> Event:
+        """Enqueue what is left of a planned step."""
+        if s.done is None:
+            self._settle()
+        while s.done is None:
+            self._collect()
+        return s.done
+
+    def _gather_complete(self) -> None:
+        """Enqueue the gathering of the steps whose rounds are all collected."""
+        while self._flights:
+            s = self._flights[0]
+            if not s.settled or any(plan.uncollected for plan in s.plans):
+                return
+            for plan in s.plans:
+                counters = self._counters.of(s.place, plan.state.table.name)
+                self._kernels.gather_lines(plan.state, counters, plan.misses, plan.ids, plan.out)
+            self._land(s)
+
+    def _land(self, s: _Step) -> None:
+        for plan in s.plans:
+            self._pools[plan.state.table.name].put(plan.misses)
+        self._counters.show(s.place)
+        s.done = self.stream.record_event()
+        self._flights.popleft()
+
+    # --- small things ---
+
+    def _live(self, step: int) -> _Step:
+        if step not in self._steps:
+            raise RuntimeError(
+                f"step {step} is not live (live: {self._retired} to {self._entered}, exclusive)"
+            )
+        return self._steps[step]
+
+    def _account(self, s: _Step) -> None:
+        if not s.accounted:
+            s.accounted = True
+            self._counters.add(s.place)
+
+    def _bad_id(self, place: int, ids: Mapping[str, torch.Tensor]) -> IndexError | None:
+        return self._counters.bad_id(place, ids, {name: t.row_count for name, t in self.tables.items()})
+
+    def _check(self, ids: Mapping[str, torch.Tensor]) -> None:
+        for name, tensor in ids.items():
+            if name not in self._states:
+                raise KeyError(
+                    f"no table '{name}' in this loader (it loads {', '.join(map(repr, self._states))})"
+                )
+            check_ids(tensor, name, self._device.torch_device)
+
+    def _on_device(self, ids: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Ids where kernels of the cache's stream may read them from now on."""
+        here = self._device.torch_device
+        made_on = ids.stream if isinstance(ids, MadeOn) else self._device.current_stream()
+        with self._device.use(made_on):
+            moved = {name: t.contiguous() for name, t in ids.items()}
+        if made_on != self.stream and any(t.device == here for t in moved.values()):
+            self.stream.wait_stream(made_on)
+        for name, tensor in moved.items():
+            if tensor.device == here:
+                self._device.hand_over(tensor, made_on, self.stream)
+            else:  # torch keeps the pinned copy until the device has read it
+                with self._device.use(self.stream):
+                    moved[name] = tensor.pin_memory().to(here, non_blocking=True)
+        return moved
+
+    def _positions(self, ids: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Where the rows of ids lie; ids out of range stay, and are found to be so."""
+        rows = dict(ids)
+        with self._device.use(self.stream):
+            for name, tensor in ids.items():
+                if self._states[name].order is not None:
+                    rows[name] = self._device.empty((len(tensor),), torch.int64)
+                    self._kernels.find_rows(self._states[name], tensor, rows[name])
+        return rows
+
+    def _hand_over(self, done: Event, outputs: Mapping[str, torch.Tensor]) -> None:
+        current = self._device.current_stream()
+        if current == self.stream:
+            return
+        current.wait_event(done)
+        for out in outputs.values():
+            self._device.hand_over(out, self.stream, current)
+
+    def _output_bytes(self) -> int:
+        return sum(out.nbytes for s in self._steps.values() for out in s.outputs.values())
+
+    @contextmanager
+    def _clock(self, key: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[key] += time.perf_counter() - started
+
+
+def _queue_tables(tables: Sequence[Table], check_crc: bool) -> list[QueueTable]:
+    found: list[QueueTable] = []
+    for t in tables:
+        first_file = sum(q.file_count for q in found)
+        checksums = np.asarray(t.checksums()) if check_crc else None
+        found.append(QueueTable(t.page_count, first_file, len(t.shard_paths), t.page_bytes, checksums))
+    return found
+
+
+def _release(pid: int, queue: DeviceQueue, stream: Stream, mapped: list[HostArray]) -> None:
+    """End the queue, wait for the stream, unmap. A forked child has none of these."""
+    if os.getpid() != pid:
+        return
+    try:
+        queue.close()
+        stream.synchronize()
+    finally:
+        for array in mapped:
+            array.close()

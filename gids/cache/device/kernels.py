@@ -1,0 +1,167 @@
+"""The kernels of the cache in device memory: each is a call that enqueues it with its arguments and grid.
+
+Called by DeviceFeatureCache and its parts, always for one stream. What the kernels do is said beside them, in
+native/cache/device_cache_plan.cu and device_cache_rows.cu.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from gids.cache.device.state import MissBuffers, TableState
+
+if TYPE_CHECKING:
+    from gids.cuda.device import Device, Stream
+
+_PLAN = "cache/device_cache_plan.cu"
+_ROWS = "cache/device_cache_rows.cu"
+_THREADS = 256
+_WARPS = _THREADS // 32
+_GATHER_WAVES = 4  # what gids_gather_lines keeps on a processor at once; see its launch bounds
+
+
+@dataclass(frozen=True)
+class RoundPages:
+    """Misses [first, first + size) of a step, and where their pages are: a device::Round."""
+
+    first: int
+    size: int
+    pair: torch.Tensor | int = 0
+    number: int = 0
+    buffer: torch.Tensor | int = 0
+    errors: torch.Tensor | int = 0
+
+
+class CacheKernels:
+    """Launches on one stream. counters: int64[COUNTER_WORDS] of a table and step, on the device."""
+
+    def __init__(self, device: Device, stream: Stream) -> None:
+        self._device = device
+        self._stream = stream
+        device.preload(_PLAN, _ROWS)
+
+    def enter(self, state: TableState, counters: torch.Tensor, ids: torch.Tensor, bit: int) -> None:
+        """Mark the pages of ids."""
+        self._by_item(_PLAN, "gids_enter_window", len(ids), state.record, counters, ids, len(ids), bit)
+
+    def find_rows(self, state: TableState, ids: torch.Tensor, out: torch.Tensor) -> None:
+        """Where the rows of ids lie in a table that has an order: int64[n]."""
+        assert state.order is not None
+        self._by_item(
+            _PLAN,
+            "gids_find_rows",
+            len(ids),
+            state.record,
+            state.order,
+            state.order.itemsize,
+            ids,
+            len(ids),
+            out,
+        )
+
+    def retire(self, state: TableState, counters: torch.Tensor, ids: torch.Tensor | None, bit: int) -> None:
+        """Take the marks back; zero the counters."""
+        n = len(ids) if ids is not None else 0
+        self._by_item(
+            _PLAN, "gids_retire_window", max(1, n), state.record, counters, 0 if ids is None else ids, n, bit
+        )
+
+    def choose(
+        self,
+        state: TableState,
+        counters: torch.Tensor,
+        misses: MissBuffers,
+        ids: torch.Tensor,
+        planned_mask: int,
+        next_step: int,
+    ) -> None:
+        """Hits and misses, victims, lines. planned_mask: with the step's bit. next_step: the one after it."""
+        n, unique = len(ids), min(len(ids), state.table.page_count)
+        if n == 0:
+            return
+        scanned = min(state.replaced, 4 * unique + 1024)
+        table, choice, pages, at = state.record, state.choice, misses.record, (planned_mask, next_step)
+        self._by_item(_PLAN, "gids_clear_set", len(misses.keys), pages)
+        self._by_item(_PLAN, "gids_look_up", n, table, counters, pages, choice, ids, n, *at)
+        self._by_item(_PLAN, "gids_scan_lines", scanned, table, counters, choice, *at)
+        self._by_item(_PLAN, "gids_cut", 1, table, counters, choice, next_step)
+        self._by_item(_PLAN, "gids_take_lines", scanned, table, counters, pages, choice, *at)
+        self._by_item(_PLAN, "gids_admit_pages", unique, table, counters, pages, choice)
+
+    def fill(
+        self, state: TableState, counters: torch.Tensor, misses: MissBuffers, pages: RoundPages, most: int
+    ) -> None:
+        """Pages of a round into their lines. most: no more than so many pages are in it."""
+        blocks = min(-(-most // _WARPS), 8 * self._device.sm_count)
+        self._launch(
+            _ROWS, "gids_fill_lines", blocks, state.record, counters, misses.record, *_arguments(pages)
+        )
+
+    def gather_round(
+        self,
+        state: TableState,
+        counters: torch.Tensor,
+        misses: MissBuffers,
+        pages: RoundPages,
+        ids: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """Rows of a round's pages that won no line."""
+        self._launch(
+            _ROWS,
+            "gids_gather_round",
+            self._gather_blocks(len(ids)),
+            state.record,
+            counters,
+            misses.record,
+            *_arguments(pages),
+            ids,
+            len(ids),
+            out,
+            *state.row_copy,
+        )
+
+    def gather_lines(
+        self,
+        state: TableState,
+        counters: torch.Tensor,
+        misses: MissBuffers | None,
+        ids: torch.Tensor,
+        out: torch.Tensor,
+        left: torch.Tensor | None = None,
+    ) -> None:
+        """Rows that are in lines. left: int64[n] for the positions of the others."""
+        self._launch(
+            _ROWS,
+            "gids_gather_lines",
+            self._gather_blocks(len(ids)),
+            state.record,
+            counters,
+            0 if misses is None else misses.record,
+            ids,
+            len(ids),
+            out,
+            *state.row_copy,
+            0 if left is None else left,
+        )
+
+    def show(self, counters: torch.Tensor, address: int) -> None:
+        """Copy counters to mapped host memory."""
+        self._launch(_PLAN, "gids_show_counters", 1, counters, address, counters.numel())
+
+    def _by_item(self, unit: str, kernel: str, items: int, *args: torch.Tensor | int) -> None:
+        """A thread for each item, up to what the device holds at once."""
+        self._launch(unit, kernel, min(-(-items // _THREADS), 8 * self._device.sm_count), *args)
+
+    def _gather_blocks(self, rows: int) -> int:
+        return min(-(-rows // _WARPS), _GATHER_WAVES * self._device.sm_count)
+
+    def _launch(self, unit: str, kernel: str, blocks: int, *args: torch.Tensor | int) -> None:
+        self._device.launch(self._stream, unit, kernel, blocks, _THREADS, *args)
+
+
+def _arguments(pages: RoundPages) -> tuple[torch.Tensor | int, ...]:
+    return pages.first, pages.size, pages.pair, pages.number, pages.buffer, pages.errors

@@ -1,0 +1,172 @@
+"""The hottest pages go into lines before the first minibatch. Called when a cache in device memory is built.
+
+Reads are best effort: a page that cannot be read stays out of the cache, and the minibatch that needs it gets
+the error.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gids import _core
+from gids.cache.device.state import RESIDENT, TableState
+from gids.errors import StorageError
+
+if TYPE_CHECKING:
+    from gids.io import Engine
+    from gids.io.device.device_queue import QueueTable
+    from gids.io.device.extents import ExtentReader
+
+_log = logging.getLogger("gids")
+_CHUNK_BYTES = 64 << 20
+_EXTENT_BYTES = 4 << 20
+_BLOCK = 1 << 24  # counting makes eight bytes of each
+
+Pages = npt.NDArray[np.int64]
+
+
+def preload(
+    state: TableState,
+    engine: Engine,
+    place: QueueTable,
+    *,
+    heat: npt.NDArray[np.uint8] | None,
+    reader: ExtentReader | None,
+) -> int:
+    """Fill lines in device memory with the hottest pages, and lines in host memory with the next.
+
+    Pages without heat go into no line that can be replaced; lines that are never replaced are filled anyhow.
+    place: where the pages lie in the engine's files, and checksums to compare. reader: reads straight into
+    device memory; without one, or with checksums, the engine reads into host memory. torch's current stream
+    must be the cache's. Blocks. Returns the pages loaded.
+    """
+    page_count = state.table.page_count
+    near = _hottest(heat, page_count, state.device_lines)
+    far = np.setdiff1d(_hottest(heat, page_count, state.line_count), near, assume_unique=True)
+    near = _warm(near, heat)
+    if state.replaced > state.device_lines:
+        far = _warm(far, heat)
+    near, far = (_in_files(pages, len(state.table.shard_paths)) for pages in (near, far))
+    loader = _Loader(state, engine, place)
+    if reader is not None and place.checksums is None:
+        loaded = loader.near_by_extents(near, reader)
+    else:
+        loaded = loader.near_by_engine(near)
+    loaded += loader.far(far)
+    return loaded
+
+
+class _Loader:
+    def __init__(self, state: TableState, engine: Engine, place: QueueTable) -> None:
+        self._state = state
+        self._engine = engine
+        self._first_file = place.first_file
+        self._checksums = place.checksums
+        self._chunk = max(1, _CHUNK_BYTES // state.table.page_bytes)
+
+    def near_by_extents(self, pages: Pages, reader: ExtentReader) -> int:
+        """Neighbours in a file are neighbours in lines, and one extent."""
+        loaded, page_bytes = 0, self._state.table.page_bytes
+        flat = self._state.near.view(-1)
+        for start in range(0, len(pages), self._chunk):
+            part = pages[start : start + self._chunk]
+            files, offsets = self._places(part)
+            begins = _run_begins(files, offsets, page_bytes)
+            lengths = np.diff(np.append(begins, len(part))) * page_bytes
+            try:
+                reader.read(files[begins], offsets[begins], lengths, flat, (start + begins) * page_bytes)
+            except StorageError as error:
+                _log.warning("%d hot pages are not preloaded: %s", len(part), error)
+                continue
+            loaded += self._publish(part, np.arange(start, start + len(part)))
+        return loaded
+
+    def near_by_engine(self, pages: Pages) -> int:
+        loaded = 0
+        buffer = np.empty((min(self._chunk, max(1, len(pages))), self._state.table.page_bytes), np.uint8)
+        for start in range(0, len(pages), self._chunk):
+            part = pages[start : start + self._chunk]
+            read = self._read(part, buffer[: len(part)])
+            self._state.near[start : start + len(part)] = torch.from_numpy(buffer[: len(part)]).to(
+                self._state.near.device
+            )
+            loaded += self._publish(part[read], np.arange(start, start + len(part))[read])
+        return loaded
+
+    def far(self, pages: Pages) -> int:
+        loaded, lines = 0, self._state.far_lines()
+        for start in range(0, len(pages), self._chunk):
+            part = pages[start : start + self._chunk]
+            read = self._read(part, lines[start : start + len(part)])
+            at = self._state.device_lines + np.arange(start, start + len(part))
+            loaded += self._publish(part[read], at[read])
+        return loaded
+
+    def _places(self, pages: Pages) -> tuple[npt.NDArray[np.uint32], Pages]:
+        shards = len(self._state.table.shard_paths)
+        files = (self._first_file + pages % shards).astype(np.uint32)
+        return files, pages // shards * self._state.table.page_bytes
+
+    def _read(self, pages: Pages, out: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+        """Which of the pages were read."""
+        files, offsets = self._places(pages)
+        ok = self._engine.read(files, offsets, out.shape[1], out) == 0
+        if self._checksums is not None:
+            ok &= _core.crc32c(out) == self._checksums[pages]
+        if not ok.all():
+            _log.warning(
+                "%d of %d hot pages of '%s' cannot be read; minibatches that need them will fail",
+                np.count_nonzero(~ok),
+                len(pages),
+                self._state.table.name,
+            )
+        return np.asarray(ok)
+
+    def _publish(self, pages: Pages, lines: Pages) -> int:
+        device = self._state.words.device
+        at, line = torch.from_numpy(pages).to(device), torch.from_numpy(lines).to(device)
+        self._state.words[at] = self._state.words[at] | line << 32 | RESIDENT
+        self._state.owners[line] = at + 1
+        return len(pages)
+
+
+def _hottest(heat: npt.NDArray[np.uint8] | None, page_count: int, count: int) -> Pages:
+    """The `count` hottest pages in order of their numbers; of equally hot ones the first."""
+    count = min(count, page_count)
+    if heat is None or count == 0:
+        return np.arange(count, dtype=np.int64)
+    by_heat = np.zeros(256, np.int64)
+    for start in range(0, page_count, _BLOCK):
+        by_heat += np.bincount(heat[start : start + _BLOCK], minlength=256)
+    hotter = np.cumsum(by_heat[::-1])[::-1]  # pages of this heat or more
+    cut = int(np.flatnonzero(hotter >= count)[-1])
+    above = np.flatnonzero(heat > cut)
+    level = np.flatnonzero(heat == cut)[: count - len(above)]
+    pages: Pages = np.union1d(above, level).astype(np.int64)
+    return pages
+
+
+def _warm(pages: Pages, heat: npt.NDArray[np.uint8] | None) -> Pages:
+    if heat is None:
+        return pages[:0]
+    return pages[heat[pages] > 0]
+
+
+def _in_files(pages: Pages, shards: int) -> Pages:
+    """In the order of (shard, page)."""
+    return pages[np.lexsort((pages, pages % shards))]
+
+
+def _run_begins(files: npt.NDArray[np.uint32], offsets: Pages, page_bytes: int) -> Pages:
+    """Where runs of pages begin that follow each other in a file, cut at _EXTENT_BYTES."""
+    follows = (files[1:] == files[:-1]) & (offsets[1:] == offsets[:-1] + page_bytes)
+    starts = np.flatnonzero(np.concatenate(([True], ~follows))).astype(np.int64)
+    run = np.repeat(starts, np.diff(np.append(starts, len(files))))
+    inside = np.arange(len(files)) - run
+    begins: Pages = np.flatnonzero(inside % max(1, _EXTENT_BYTES // page_bytes) == 0).astype(np.int64)
+    return begins

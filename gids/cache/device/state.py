@@ -1,0 +1,229 @@
+"""The memory of the cache in device memory, laid out as native/include/gids/device_cache.h says.
+
+Called by DeviceFeatureCache. It allocates and packs; when kernels run, and on what, is the cache's business.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gids import _core
+from gids.cache.budget import TableShape
+from gids.cache.live_batches import GROWTH
+from gids.cache.output_dtype import RowForm
+from gids.cuda.host_memory import host_memory
+
+if TYPE_CHECKING:
+    from gids.cuda.device import Device
+    from gids.store import Table
+
+RESIDENT = -(1 << 63)
+"""The state RESIDENT of a page word, as an int64."""
+
+DEVICE_POLICIES = ("lookahead", "window-pin", "random", "static")
+"""In the order of score::Policy."""
+
+_CHOICE_BYTES = (2 * _core.SCORE_BUCKETS + 8) * 4 + 3 * 8
+_CHUNK = 1 << 22
+
+
+class HostArray:
+    """Zeroed host memory that a device reads and writes in place. A forked child does not inherit it."""
+
+    def __init__(self, device: Device, nbytes: int) -> None:
+        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(host_memory(nbytes), np.uint8)[:nbytes]
+        self._mapping = device.map_host(self.bytes.ctypes.data, nbytes) if nbytes else None
+        self.address = self._mapping.device_address if self._mapping else 0
+        """Where the device sees it."""
+
+    def close(self) -> None:
+        """Unmap, once the device has used it for the last time. Idempotent."""
+        if self._mapping is not None:
+            self._mapping.close()
+
+
+class TableState:
+    """Page words, line owners and lines of one table."""
+
+    def __init__(
+        self,
+        device: Device,
+        table: Table,
+        *,
+        number: int,
+        lines: int,
+        host_lines: int,
+        replaced: int,
+        policy: str,
+        heat: npt.NDArray[np.uint8] | None,
+        out_dtype: torch.dtype,
+        form: RowForm,
+    ) -> None:
+        self.table = table
+        self.number = number
+        self.device_lines = lines
+        self.host_lines = host_lines
+        self.replaced = replaced
+        self.out_dtype = out_dtype
+        self.words = device.zeros((table.page_count,), torch.int64)
+        if heat is not None:
+            for start in range(0, len(heat), _CHUNK):
+                part = torch.from_numpy(np.ascontiguousarray(heat[start : start + _CHUNK]))
+                self.words[start : start + len(part)] = part.to(device.torch_device).to(torch.int64) << 24
+        self.owners = device.zeros((lines + host_lines,), torch.int64)
+        self.near = device.empty((lines, table.page_bytes), torch.uint8)
+        self.far = HostArray(device, host_lines * table.page_bytes)
+        self.choice = device.zeros((_CHOICE_BYTES,), torch.uint8)
+        self.order = _order_on(device, table.order)
+        fields = [
+            self.words.data_ptr(),
+            self.owners.data_ptr(),
+            self.near.data_ptr(),
+            self.far.address,
+            lines,
+            lines + host_lines,
+            replaced,
+            table.row_count,
+            table.rows_per_page,
+            table.row_bytes,
+            table.page_bytes,
+            number,
+            DEVICE_POLICIES.index(policy),
+        ]
+        self.record = torch.tensor(fields, dtype=torch.int64).to(device.torch_device)
+        self._scales = None
+        if form.scales is not None:
+            self._scales = torch.from_numpy(form.scales).to(device.torch_device)
+        self.row_copy = (*_row_copy(form), 0 if self._scales is None else self._scales)
+
+    @property
+    def line_count(self) -> int:
+        return self.device_lines + self.host_lines
+
+    def far_lines(self) -> npt.NDArray[np.uint8]:
+        """The lines in host memory, uint8[host_lines, page_bytes]."""
+        return self.far.bytes.reshape(self.host_lines, self.table.page_bytes)
+
+    def metadata_bytes(self) -> int:
+        """Device memory of a table besides its lines, page words and owners."""
+        scales = 0 if self._scales is None else self._scales.nbytes
+        return self.choice.nbytes + self.record.nbytes + scales
+
+    def audit(self) -> None:
+        """RuntimeError when words and owners disagree. The device must be idle."""
+        words = self.words.cpu().numpy().view(np.uint64)
+        owners = self.owners.cpu().numpy()
+        state, line = (
+            words >> np.uint64(62),
+            (words >> np.uint64(32) & np.uint64(_core.MAX_LINES)).astype(np.int64),
+        )
+        absent = state == 0
+        if np.any(line[absent]):
+            raise RuntimeError(f"audit of '{self.table.name}': an absent page names a line")
+        pages = np.flatnonzero(~absent)
+        held = line[pages]
+        if np.any(held >= self.line_count) or len(np.unique(held)) != len(held):
+            raise RuntimeError(f"audit of '{self.table.name}': a line holds two pages, or is none")
+        expected = np.zeros(self.line_count, np.int64)
+        expected[held] = pages + 1
+        if not np.array_equal(expected, owners):
+            raise RuntimeError(f"audit of '{self.table.name}': a line's owner is not the page that names it")
+
+
+class MissBuffers:
+    """What a planned minibatch keeps of a table: its missing pages, their lines, and a set to find them."""
+
+    def __init__(self, device: Device, capacity: int) -> None:
+        self.capacity = capacity
+        places = 1 << max(1, math.ceil(math.log2(2 * max(1, capacity))))
+        self.keys = device.empty((places,), torch.int64)
+        self.values = device.empty((places,), torch.int32)
+        self.requests = device.empty((capacity,), torch.int64)
+        self._arrays = [device.empty((capacity,), torch.int32) for _ in range(3)]  # scores, lines, slots
+        fields = [self.keys.data_ptr(), self.values.data_ptr(), places - 1, self.requests.data_ptr()]
+        fields += [array.data_ptr() for array in self._arrays]
+        self.record = torch.tensor(fields, dtype=torch.int64).to(device.torch_device)
+
+    @property
+    def nbytes(self) -> int:
+        tensors = (self.keys, self.values, self.requests, *self._arrays, self.record)
+        return sum(t.nbytes for t in tensors)
+
+
+def miss_bytes(capacity: int) -> int:
+    """Device memory of a MissBuffers of this capacity."""
+    places = 1 << max(1, math.ceil(math.log2(2 * max(1, capacity))))
+    return 12 * places + 20 * capacity + 7 * 8
+
+
+class MissPool:
+    """Buffers that are used again; larger ones, with headroom, when a minibatch is larger than any before.
+
+    most: pages that a minibatch can miss.
+    """
+
+    def __init__(self, device: Device, most: int) -> None:
+        self._device = device
+        self._most = most
+        self._idle: list[MissBuffers] = []
+        self._largest = 1
+        self.nbytes = 0
+
+    def take(self, capacity: int) -> MissBuffers:
+        """Room for so many pages. Called with the stream of the cache as torch's current one."""
+        if capacity > self._largest:
+            self._largest = min(self._most, int(GROWTH * capacity))
+        while self._idle:
+            buffers = self._idle.pop()
+            if buffers.capacity >= capacity:
+                return buffers
+            self.nbytes -= buffers.nbytes
+        buffers = MissBuffers(self._device, self._largest)
+        self.nbytes += buffers.nbytes
+        return buffers
+
+    def put(self, buffers: MissBuffers) -> None:
+        """The kernels that use them are enqueued; whoever takes them next enqueues behind."""
+        self._idle.append(buffers)
+
+
+def line_bytes(
+    tables: Sequence[Table], lines: Mapping[str, int], host_lines: Mapping[str, int]
+) -> Iterator[tuple[str, int]]:
+    """What a cache takes of the device's memory for good: (purpose, bytes)."""
+    yield "lines", sum(lines[t.name] * t.page_bytes for t in tables)
+    yield "page tables", sum(8 * t.page_count for t in tables)
+    if orders := order_bytes(tables):
+        yield "row orders", orders
+    yield "line owners", sum(8 * (lines[t.name] + host_lines[t.name]) for t in tables)
+
+
+def order_bytes(tables: Sequence[TableShape]) -> int:
+    """Device memory that orders of rows take."""
+    return sum(0 if t.order is None else int(t.order.nbytes) for t in tables)
+
+
+def _order_on(device: Device, order: npt.NDArray[Any] | None) -> torch.Tensor | None:
+    if order is None:
+        return None
+    there = device.empty((len(order),), torch.int32 if order.itemsize == 4 else torch.int64)
+    for start in range(0, len(order), _CHUNK):
+        part = torch.from_numpy(order[start : start + _CHUNK].copy())
+        there[start : start + len(part)] = part.to(device.torch_device)
+    return there
+
+
+def _row_copy(form: RowForm) -> tuple[int, int, int]:
+    """(how kernels copy rows, items of a row, bytes of an output row); see native/include/gids/row_copy.h."""
+    if not form.stored_as:
+        width = math.gcd(form.out_row_bytes, 16)
+        return width, form.out_row_bytes // width, form.out_row_bytes
+    count = 4 if form.values % 4 == 0 else 1
+    copy_as = count | form.stored_as << 8 | form.wanted_as << 16
+    return copy_as, form.values // count, form.out_row_bytes

@@ -1,0 +1,231 @@
+"""Columns of Parquet and Arrow files as Rows, decoded a batch at a time. Called by readers/parquet.py.
+
+A table may be one file or several that follow each other. A row group of Parquet (a record batch of Arrow) is
+where reading can start from; within it, batches of about 2 MiB are decoded in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gids.convert.damage import parsing, shown
+from gids.convert.memory_guard import at_most
+from gids.convert.source import starts_with
+from gids.convert.source_file import open_file
+from gids.convert.stream_rows import StreamRows
+from gids.errors import FormatError
+from gids.store.dtypes import torch_dtype_of
+from gids.store.geometry import MAX_ROWS
+
+_BATCH_BYTES = 2 << 20
+_MAX_FOOTER_BYTES = 64 << 20  # of a Parquet file: what is said of 400,000 columns of row groups
+_WIDTH_ROWS = 1000  # are looked at at a time for one with a list
+_PARQUET, _ARROW = b"PAR1", b"ARROW1"
+
+
+def is_arrow(path: Path) -> bool:
+    """Whether a file is Parquet or an Arrow file (Feather 2)."""
+    return starts_with(path, _PARQUET, _ARROW)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Rows that can be decoded from their start: batches(columns, rows of each)."""
+
+    row_count: int
+    batches: Callable[[list[str], int], Iterator[Any]]
+
+
+class ArrowTable:
+    """The columns of files that follow each other. Raises FormatError, and ImportError without pyarrow.
+
+    memory_bytes: what decoding a piece may take; None: no limit. Attributes: row_count; types (column ->
+    type, of pyarrow).
+    """
+
+    def __init__(self, files: Sequence[Path], memory_bytes: int | None = None) -> None:
+        try:
+            self._arrow: Any = importlib.import_module("pyarrow")
+        except ImportError:
+            raise ImportError(f"{files[0]} needs pyarrow: pip install pyarrow") from None
+        self._files, self._memory_bytes = files, memory_bytes
+        self._chunks: list[_Chunk] = []
+        self._last: tuple[Path, Any] | None = None
+        self.types: dict[str, Any] = {}
+        for file in files:
+            with self._decoding(file):
+                schema, chunks = self._open(file)
+            types = {}
+            for field in schema:
+                if field.name in types:
+                    raise FormatError(f"{file} has two columns called {shown(field.name)}")
+                types[field.name] = field.type
+            if self.types and types != self.types:
+                raise FormatError(f"{file} has other columns than {files[0]}")
+            self.types = types
+            for chunk in chunks:
+                if not 0 <= chunk.row_count <= MAX_ROWS:
+                    raise FormatError(f"{file} says that it has {chunk.row_count} rows in a part")
+            self._chunks += chunks
+        self._starts = [0, *accumulate(chunk.row_count for chunk in self._chunks)]
+        self.row_count = self._starts[-1]
+
+    def _open(self, path: Path) -> tuple[Any, list[_Chunk]]:
+        """The schema of a file, and its parts."""
+        file = self._opened(path)
+        if starts_with(path, _PARQUET):
+            counts = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+            return file.schema_arrow, [
+                _Chunk(n, partial(self._parquet_batches, path, i)) for i, n in enumerate(counts)
+            ]
+        counts = [file.get_batch(i).num_rows for i in range(file.num_record_batches)]
+        return file.schema, [_Chunk(n, partial(self._arrow_batches, path, i)) for i, n in enumerate(counts)]
+
+    @contextlib.contextmanager
+    def _decoding(self, path: Path) -> Iterator[None]:
+        with parsing(path, "is damaged or truncated"), at_most(self._memory_bytes):
+            try:
+                yield
+            except MemoryError:  # which Arrow's own is, too
+                raise FormatError(
+                    f"{path} has a row, a page or a batch that takes more than {self._memory_bytes} bytes of "
+                    "memory: give more --memory, or write it in smaller ones"
+                ) from None
+
+    def _opened(self, path: Path) -> Any:
+        """pyarrow's reader of a file; the last one stays open, since a table may have thousands of files."""
+        if self._last is None or self._last[0] != path:
+            self._last = None
+            self._last = (path, self._reader(path))
+        return self._last[1]
+
+    def _reader(self, path: Path) -> Any:
+        if starts_with(path, _PARQUET):
+            _check_footer(path)
+            parquet = importlib.import_module("pyarrow.parquet")
+            return parquet.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
+        if not starts_with(path, _ARROW):
+            raise FormatError(f"{path} is neither Parquet nor an Arrow file")
+        return importlib.import_module("pyarrow.ipc").open_file(self._arrow.memory_map(str(path)))
+
+    def _parquet_batches(self, path: Path, group: int, columns: list[str], rows: int) -> Iterator[Any]:
+        with self._decoding(path):
+            found = self._opened(path).iter_batches(
+                rows, row_groups=[group], columns=columns, use_threads=False
+            )
+        while True:
+            with self._decoding(path):
+                batch = next(found, None)
+            if batch is None:
+                return
+            yield batch
+
+    def _arrow_batches(self, path: Path, index: int, columns: list[str], rows: int) -> Iterator[Any]:
+        with self._decoding(path):
+            batch = self._opened(path).get_batch(index).select(columns)
+            batch.validate(full=True)  # nothing else looks at offsets and lengths, which Arrow then follows
+        for first in range(0, batch.num_rows, rows):
+            yield batch.slice(first, rows)
+
+    def dtype(self, column: str) -> torch.dtype | None:
+        """The type of a column's numbers, or None when it holds none (text, dates, lists of lists)."""
+        kind = self.types[column]
+        if self._is_list_type(kind):
+            kind = kind.value_type
+        types = self._arrow.types
+        if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+            return None
+        return torch_dtype_of(np.dtype(kind.to_pandas_dtype()))
+
+    def is_list(self, column: str) -> bool:
+        """Whether a column has a list of numbers in each row."""
+        return self._is_list_type(self.types[column])
+
+    def _is_list_type(self, kind: Any) -> bool:
+        types = self._arrow.types
+        return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+    def rows(self, columns: Sequence[str]) -> StreamRows:
+        """The rows of one column (a list column has a row of numbers in each), or of several side by side."""
+        dtype = self.dtype(columns[0])
+        assert dtype is not None, columns
+        if len(columns) > 1:
+            shape: tuple[int, ...] = (self.row_count, len(columns))
+        elif self.is_list(columns[0]):
+            shape = (self.row_count, self._width(columns[0]))
+        else:
+            shape = (self.row_count,)
+        step = max(1, _BATCH_BYTES // max(1, dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))))
+
+        def open_at(row: int) -> tuple[int, Iterator[torch.Tensor]]:
+            first = bisect_right(self._starts, row) - 1
+            return self._starts[first], self._decoded(first, list(columns), step, shape)
+
+        return StreamRows(shape, dtype, open_at)
+
+    def _width(self, column: str) -> int:
+        """How many numbers a row of a list column has."""
+        kind = self.types[column]
+        if self._arrow.types.is_fixed_size_list(kind):
+            return int(kind.list_size)
+        for chunk in self._chunks:
+            for batch in chunk.batches([column], _WIDTH_ROWS):
+                if len(lists := batch.column(0).drop_null()):
+                    return len(lists[0])
+        return 0
+
+    def _decoded(
+        self, first: int, columns: list[str], step: int, shape: tuple[int, ...]
+    ) -> Iterator[torch.Tensor]:
+        for index in range(first, len(self._chunks)):
+            row = self._starts[index]
+            for batch in self._chunks[index].batches(columns, step):
+                parts = [self._numbers(batch.column(c), c, row, shape) for c in columns]
+                values = np.stack(parts, axis=1) if len(columns) > 1 else parts[0]
+                yield torch.from_numpy(np.ascontiguousarray(values).copy())
+                row += batch.num_rows
+
+    def _numbers(self, values: Any, column: str, row: int, shape: tuple[int, ...]) -> np.ndarray:
+        where = f"column {column!r} of {self._files[0].name}"
+        count = len(values)
+        is_list = self._is_list_type(values.type)
+        if is_list:
+            if values.null_count:
+                raise FormatError(f"{where} has a row without a value after row {row}")
+            flat = values.flatten()
+            lengths = np.asarray(values.value_lengths())
+            if len(flat) != count * shape[1] or (lengths != shape[1]).any():
+                raise FormatError(f"{where} has rows of another length than {shape[1]} after row {row}")
+            values = flat
+        found: np.ndarray = self._without_gaps(values, where, row).to_numpy(zero_copy_only=False)
+        return found.reshape(count, shape[1]) if is_list else found
+
+    def _without_gaps(self, values: Any, where: str, row: int) -> Any:
+        if values.null_count and not self._arrow.types.is_floating(values.type):
+            raise FormatError(
+                f"{where} has rows without a value after row {row}; fill them, with -1 for labels"
+            )
+        return values
+
+
+def _check_footer(path: Path) -> None:
+    """Raise FormatError for a Parquet file whose footer, which is read whole, is too long."""
+    with open_file(path) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - 8))
+        footer_bytes = int.from_bytes(file.read(4), "little")
+        if file.read(4) == _PARQUET and footer_bytes > _MAX_FOOTER_BYTES:
+            raise FormatError(
+                f"{path} has a footer of {footer_bytes} bytes, at most {_MAX_FOOTER_BYTES} are read"
+            )

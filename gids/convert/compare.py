@@ -1,0 +1,121 @@
+"""compare: whether a dataset's tables hold what their source holds. Called by `gids verify --against`.
+
+Values that were stored in fewer bits may differ by as much as the rounding may have changed them; all others
+must be equal. Rows are read in order, a block at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from gids.convert.source import Source, TableSource
+from gids.errors import FormatError
+from gids.store.feature_store import FeatureStore
+from gids.store.names import table_name
+from gids.store.quantize import scales_of
+from gids.store.rows import Rows, read_range
+from gids.store.table import Table
+from gids.write.narrow import Narrowing, Tally, describe_rounding, first_place
+
+_BLOCK_BYTES = 4 << 20
+
+
+def _ignore(_: int) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A table that was compared. fault: what differs, or ""; said: how close it is, in a sentence."""
+
+    fault: str
+    said: str
+
+
+def compare(
+    store: FeatureStore, source: Source, *, on_bytes: Callable[[int], None] = _ignore
+) -> Iterator[Compared]:
+    """Compare each table with that of its name in the source, and look for those that only one of them has.
+
+    on_bytes(n): progress, in bytes of the dataset's rows. Raises StorageError, and FormatError for a source
+    that is damaged.
+    """
+    sources = {table_name(t.type, t.key): t for t in source.tables}
+    for name in sources:
+        if name not in store.tables:
+            yield Compared(f"table {name!r} of the source is not in {store.name}", "")
+    for name, table in store.tables.items():
+        if name not in sources:
+            yield Compared(f"table {name!r} of {store.name} is not in the source", "")
+        else:
+            yield _compare_table(table, sources[name], on_bytes)
+
+
+def _compare_table(table: Table, found: TableSource, on_bytes: Callable[[int], None]) -> Compared:
+    shape = (table.row_count, *table.shape)
+    if tuple(found.rows.shape) != shape:
+        return Compared(f"{table.name!r} is {list(shape)}, the source's is {list(found.rows.shape)}", "")
+    try:
+        narrowing = Narrowing.of(found.rows.dtype, table.stored_dtype, table.scale)
+    except FormatError as error:  # a scale on what is no floating value in the source
+        return Compared(f"{table.name!r}: {error}", "")
+    tally, wrong_count, first = Tally(), 0, ""
+    maxima = torch.zeros(math.prod(table.shape))
+    for start, expected, rows in _blocks(table, found.rows):
+        magnitudes = torch.where(torch.isfinite(expected), expected, 0).to(torch.float32).abs()
+        maxima = torch.maximum(maxima, magnitudes.reshape(len(rows), -1).amax(0))
+        bounds = None if narrowing is None else _bounds(narrowing, table, expected, magnitudes)
+        wrong = _differ(expected, rows, bounds)
+        if bool(wrong.any()) and not first:
+            where, was = first_place(expected, wrong, start)
+            _, now = first_place(rows, wrong, start)
+            first = f"{where} is {now}, the source has {was}"
+        wrong_count += int(wrong.sum())
+        if narrowing is not None:
+            tally.add(expected, rows)
+        on_bytes(len(rows) * table.row_bytes)
+    columns = table.column_scales()
+    if columns is not None and not torch.equal(torch.from_numpy(columns), scales_of(maxima)):
+        return Compared(f"{table.name!r}: the scales of columns are not those of the source", "")
+    if wrong_count:
+        limit = "" if narrowing is None else ", further off than rounding goes"
+        return Compared(f"{table.name!r}: {first}{limit}; {wrong_count} values differ", "")
+    return Compared(
+        "", f"{table.name}: {'equal' if narrowing is None else describe_rounding(narrowing, tally)}"
+    )
+
+
+def _blocks(table: Table, source: Rows) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """(first row, the source's values, the table's)."""
+    width = max(table.row_bytes, math.prod(table.shape) * source.dtype.itemsize, 1)
+    for start, rows in table.scan(max(1, _BLOCK_BYTES // width)):
+        yield start, read_range(source, start, start + len(rows)), rows
+
+
+def _bounds(
+    narrowing: Narrowing, table: Table, expected: torch.Tensor, magnitudes: torch.Tensor
+) -> torch.Tensor:
+    """How far each value may be off: with a scale per row, by what the source's row makes of it, not by what
+    is stored."""
+    columns = table.column_scales()
+    if columns is not None:
+        return narrowing.bounds(expected, torch.from_numpy(columns).view(table.shape))
+    if table.scale is None:
+        return narrowing.bounds(expected, None)
+    scales = scales_of(magnitudes.reshape(len(expected), -1).amax(1))
+    return narrowing.bounds(expected, scales.view(-1, *[1] * len(table.shape)))
+
+
+def _differ(expected: torch.Tensor, rows: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor:
+    """Which values are not the source's; with bounds, which are further off."""
+    wide = torch.promote_types(expected.dtype, rows.dtype)  # may round a whole number; going back does not
+    equal = (expected.to(wide) == rows.to(wide)) & (expected == rows.to(expected.dtype))
+    same = equal | ((expected != expected) & (rows != rows))
+    if bounds is None:
+        return ~same
+    error = (expected.to(torch.float64) - rows.to(torch.float64)).abs()
+    return ~same & ~(error <= bounds)  # beside an infinity or NaN, error is neither

@@ -1,0 +1,124 @@
+"""What a conversion may add to a graph: the reverse of edges, and self-loops. Called by run.py.
+
+Edges are changed as they stream by; only counts are held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from gids.convert.source import InEdges, Source, TableSource
+from gids.errors import FormatError
+from gids.store.names import Relation, describe_type
+from gids.store.rows import GeneratedRows, Rows
+from gids.write.edges import Edges, EdgeSource, in_edges
+
+
+def as_edges(topology: InEdges | EdgeSource, num_src: int, num_dst: int) -> EdgeSource:
+    """A relation's edges, however they are listed."""
+    if isinstance(topology, EdgeSource):
+        return topology
+    if topology.indptr.shape != (num_dst + 1,):
+        raise FormatError(f"indptr has {topology.indptr.shape[0]} entries for {num_dst} destinations")
+    return in_edges(topology.indptr, topology.indices, topology.edge_ids, num_src=num_src, num_dst=num_dst)
+
+
+def add_reverse_edges(source: Source) -> None:
+    """Make every relation within a type symmetric, and give every other a reverse, rev_RELATION.
+
+    Within a type, the reverse of edge e of E has the id E + e, and tables of edges list their rows twice. A
+    reverse relation has the edges' own ids and tables.
+    """
+    for relation in list(source.graphs):
+        src, name, dst = relation
+        edges = as_edges(source.graphs[relation], source.node_count(src), source.node_count(dst))
+        tables = [t for t in source.tables if t.type == relation]
+        if src == dst:
+            source.graphs[relation] = _with_reverse(edges)
+            source.tables = [_twice(t) if t in tables else t for t in source.tables]
+            continue
+        reverse: Relation = (dst, f"rev_{name}", src)
+        if reverse in source.graphs:
+            raise FormatError(f"--reverse-edges would make {describe_type(reverse)}, which the source has")
+        source.graphs[reverse] = _reversed(edges)
+        source.tables += [TableSource("edge", reverse, t.key, t.rows) for t in tables]
+
+
+def _reversed(edges: EdgeSource) -> EdgeSource:
+    def pieces(block_bytes: int) -> Iterator[Edges]:
+        for sources, destinations, ids in edges.pieces(block_bytes):
+            yield destinations, sources, ids
+
+    return EdgeSource(edges.count, edges.num_dst, edges.num_src, pieces)
+
+
+def _with_reverse(edges: EdgeSource) -> EdgeSource:
+    def pieces(block_bytes: int) -> Iterator[Edges]:
+        yield from edges.pieces(block_bytes)
+        for sources, destinations, ids in edges.pieces(block_bytes):
+            yield destinations, sources, ids + edges.count
+
+    return EdgeSource(2 * edges.count, edges.num_src, edges.num_dst, pieces)
+
+
+def _twice(table: TableSource) -> TableSource:
+    return TableSource(table.kind, table.type, table.key, _repeated(table.rows))
+
+
+def _repeated(rows: Rows) -> Rows:
+    count = rows.shape[0]
+
+    def fill(start: int, out: torch.Tensor) -> None:
+        before = max(0, min(len(out), count - start))
+        if before:
+            rows.read_into(start, out[:before])
+        if before < len(out):
+            rows.read_into(start + before - count, out[before:])
+
+    return GeneratedRows((2 * count, *rows.shape[1:]), rows.dtype, fill)
+
+
+def add_self_loops(source: Source) -> None:
+    """Give every node exactly one edge to itself in every relation within its type, last of its edges.
+
+    Those that are there are left out, so ids are not kept: tables of such edges are refused.
+    """
+    for relation in list(source.graphs):
+        src, _, dst = relation
+        if src != dst:
+            continue
+        refuse_tables(source, relation, "--self-loops adds edges")
+        count = source.node_count(src)
+        source.graphs[relation] = _with_loops(as_edges(source.graphs[relation], count, count))
+
+
+def _with_loops(edges: EdgeSource) -> EdgeSource:
+    loops = sum(int((s == d).sum()) for s, d, _ in edges.pieces(8 << 20))
+    others = edges.count - loops
+
+    def pieces(block_bytes: int) -> Iterator[Edges]:
+        first = 0
+        for sources, destinations, _ in edges.pieces(block_bytes):
+            kept = sources != destinations
+            count = int(kept.sum())
+            yield sources[kept], destinations[kept], np.arange(first, first + count)
+            first += count
+        step = max(1, block_bytes // 8)
+        for start in range(0, edges.num_dst, step):
+            nodes = np.arange(start, min(start + step, edges.num_dst))
+            yield nodes, nodes, nodes + others
+
+    return EdgeSource(others + edges.num_dst, edges.num_src, edges.num_dst, pieces)
+
+
+def refuse_tables(source: Source, relation: Relation, why: str) -> None:
+    """Raise FormatError when a relation's edges have features."""
+    for table in source.tables:
+        if table.type == relation:
+            raise FormatError(
+                f"{why}, for which table {table.key!r} of {describe_type(relation)} has no rows; "
+                "leave out the option, or the table"
+            )

@@ -1,0 +1,102 @@
+"""The formats that `gids convert` takes. Each file here reads one; `READERS` lists them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gids.convert.readers import (
+    arrays,
+    dgl_graph,
+    edge_list,
+    graphbolt,
+    igb,
+    mag240m,
+    matlab,
+    ogb,
+    parquet,
+    pyg,
+)
+from gids.convert.readers.reader import READER_BYTES, Choices, Reader
+from gids.convert.source import Source
+from gids.convert.trial import try_to_read
+from gids.errors import FormatError
+from gids.write.publish import is_dataset
+
+__all__ = ["READERS", "READER_BYTES", "Choices", "Reader", "find_reader", "open_source", "read_source"]
+
+READERS = (
+    ogb.READER,
+    mag240m.READER,
+    igb.READER,
+    dgl_graph.READER,
+    pyg.READER,
+    graphbolt.READER,
+    parquet.READER,
+    matlab.READER,
+    edge_list.READER,
+    arrays.NPY,
+    arrays.NPZ,
+    arrays.DIRECTORY,
+    arrays.RAW,
+)
+"""All of them; the arrays last."""
+
+_GENERAL = (arrays.DIRECTORY, arrays.RAW)  # take what no other recognises
+
+
+def find_reader(path: Path, name: str | None = None) -> Reader:
+    """The reader of that name, or the only one that recognises the path.
+
+    Raises FileNotFoundError, and FormatError for a name or a path that fits none or several.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"no source at {path}")
+    if is_dataset(path):
+        raise FormatError(
+            f"{path} is a gids dataset already: train from it, or change it by `gids restripe`; "
+            "`gids export` gives its arrays"
+        )
+    if name is not None:
+        for reader in READERS:
+            if reader.name == name:
+                return reader
+        raise FormatError(f"no reader {name!r}; `gids convert --list` explains {_names(READERS)}")
+    found = [r for r in READERS if r not in _GENERAL and r.recognises(path)]
+    if len(found) > 1:
+        raise FormatError(f"{path} could be {_names(found)}: say which with --from")
+    return found[0] if found else arrays.DIRECTORY if path.is_dir() else arrays.RAW
+
+
+def _names(readers: tuple[Reader, ...] | list[Reader]) -> str:
+    return ", ".join(r.name for r in readers)
+
+
+def open_source(reader: Reader, path: Path, scratch: Path, choices: Choices) -> Source:
+    """What the path holds, by that reader. Raises FormatError also when it holds nothing to convert."""
+    for option in choices.given():
+        if option not in reader.takes:
+            takers = ", ".join(r.name for r in READERS if option in r.takes)
+            raise FormatError(
+                f"{option} says nothing here: {path} is read as {reader.name}, and the option is for {takers}"
+            )
+    if reader.may_crash:
+        try_to_read(reader, path, choices)
+    source = reader.read(path, scratch, choices)
+    if unknown := [name for name in choices.skip if name not in source.skipped]:
+        raise FormatError(f"--skip {unknown[0]}: {path} has no array of that name")
+    if not source.tables and not source.graphs:
+        why = "; ".join(["nothing to convert", *source.warnings])
+        raise FormatError(f"{path} holds no features and no graph: {why}")
+    return source
+
+
+def read_source(
+    path: Path,
+    scratch: Path,
+    *,
+    table: str = "feat",
+    dtype: str | None = None,
+    shape: tuple[int, ...] | None = None,
+) -> Source:
+    """open_source with the reader that recognises the path."""
+    return open_source(find_reader(path), path, scratch, Choices(table, dtype, shape))

@@ -1,0 +1,156 @@
+"""MATLAB files (version 5) with an adjacency matrix, such as Facebook100's: `A` and `local_info`.
+
+SciPy loads the file whole.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gids.convert.damage import parsing
+from gids.convert.labels import normalised
+from gids.convert.named import LABELS
+from gids.convert.readers.reader import Choices, Reader
+from gids.convert.source import InEdges, Source, TableSource, starts_with
+from gids.convert.source_file import check_file
+from gids.convert.sparse import SparseRows
+from gids.errors import FormatError
+from gids.store.dtypes import torch_dtype_of
+from gids.store.names import NODE, RELATION
+from gids.store.rows import ArrayRows, GeneratedRows, Rows
+
+_ADJACENCY = ("A", "adj", "adjacency", "network", "net", "W", "Network")
+_GENDER = 1  # the column of local_info that is the label
+
+
+def _recognises(path: Path) -> bool:
+    return starts_with(path, b"MATLAB 5.0 MAT-file", b"MATLAB 7.3 MAT-file")
+
+
+def _read(path: Path, scratch: Path, choices: Choices) -> Source:
+    variables = _load(path)
+    source = Source()
+    name = _adjacency(variables, path)
+    count = variables[name].shape[0]
+    source.add_nodes(NODE, count, f"{name!r} of {path.name}")
+    # Row u lists where u points, so column v lists who points to v.
+    matrix = variables.pop(name).tocsc()
+    matrix.sort_indices()
+    source.graphs[RELATION] = InEdges(ArrayRows(matrix.indptr), ArrayRows(matrix.indices), None)
+    if (matrix.data != 1).any():
+        source.tables.append(TableSource("edge", RELATION, "weight", ArrayRows(matrix.data)))
+    for key, values in variables.items():
+        if key == "local_info":
+            _add_attributes(values, source)
+        elif (rows := _rows(values)) is None or rows.shape[0] != count:
+            source.notes.append(f"left out {key!r}: {_described(values)}, no row per node")
+        elif key.lower() in LABELS or key == choices.labels:
+            source.labels[NODE] = normalised(rows, are_classes=True)
+        else:
+            source.tables.append(TableSource("node", NODE, key, rows))
+    return source
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        io = importlib.import_module("scipy.io")
+    except ImportError:
+        raise ImportError(f"{path} is a MATLAB file, which SciPy reads: pip install scipy") from None
+    check_file(path)
+    with parsing(path, "is not a valid MATLAB file"):
+        try:
+            found = io.loadmat(path)
+        except NotImplementedError:
+            raise FormatError(f"{path} is of MATLAB 7.3 (HDF5); save it again with save(…, '-v7')") from None
+    for name, values in found.items():
+        if hasattr(values, "check_format"):  # loadmat does not look at positions, which SciPy then follows
+            with parsing(path, f"has a damaged matrix {name!r}"):
+                values.check_format()
+    return {name: values for name, values in found.items() if not name.startswith("__")}
+
+
+def _described(values: Any) -> str:
+    return f"{type(values).__name__} {getattr(values, 'shape', '')} {getattr(values, 'dtype', '')}".strip()
+
+
+def _adjacency(variables: dict[str, Any], path: Path) -> str:
+    square = [n for n, v in variables.items() if hasattr(v, "tocsc") and v.shape[0] == v.shape[1]]
+    named = [n for n in square if n in _ADJACENCY]
+    found = named or square
+    if len(found) != 1:
+        raise FormatError(
+            f"{path} has {len(found)} sparse square matrices (of {', '.join(variables)}); one is needed"
+        )
+    return found[0]
+
+
+def _rows(values: Any) -> Rows | None:
+    if hasattr(values, "tocsr"):
+        matrix = values.tocsr()
+        parts = (ArrayRows(a) for a in (matrix.data, matrix.indices, matrix.indptr))
+        return SparseRows(*parts, shape=matrix.shape)
+    if not isinstance(values, np.ndarray) or torch_dtype_of(values.dtype) is None or not values.shape:
+        return None
+    if values.shape[0] == 1 and values.ndim == 2:  # MATLAB has no arrays of one dimension
+        values = values[0]
+    return ArrayRows(np.ascontiguousarray(values))
+
+
+def _add_attributes(values: np.ndarray, source: Source) -> None:
+    """Facebook100: gender is the label (0: not known), every other attribute a group of one-hot columns."""
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "biuf":
+        raise FormatError(f"local_info is a {_described(values)}; it must be a matrix of numbers")
+    if values.ndim != 2 or values.shape[0] != source.nodes[NODE] or values.shape[1] <= _GENDER:
+        raise FormatError(f"local_info has shape {values.shape}; it must have a row per node")
+    gender = normalised(ArrayRows(values[:, _GENDER].copy()), are_classes=True)
+    source.labels[NODE] = _minus_one(gender)
+    source.tables.append(TableSource("node", NODE, "feat", one_hot(np.delete(values, _GENDER, axis=1))))
+
+
+def _minus_one(classes: Rows) -> Rows:
+    """Classes 0, 1, … of 1, 2, …; -1 for 0 and less."""
+
+    def fill(start: int, out: torch.Tensor) -> None:
+        classes.read_into(start, out)
+        out.clamp_(min=0).sub_(1)
+
+    return GeneratedRows(classes.shape, classes.dtype, fill)
+
+
+def one_hot(attributes: np.ndarray) -> Rows:
+    """float32 rows: for each column of attributes, one place per value that occurs in it, in order."""
+    places, width = [], 0
+    for column in attributes.T:
+        known, index = np.unique(column, return_inverse=True)
+        places.append(width + index)
+        width += len(known)
+    ones = torch.from_numpy(np.stack(places, axis=1))
+
+    def fill(start: int, out: torch.Tensor) -> None:
+        out.zero_()
+        out.scatter_(1, ones[start : start + len(out)], 1.0)
+
+    return GeneratedRows((len(attributes), width), torch.float32, fill)
+
+
+_LAYOUT = """\
+Needs SciPy; the file is loaded whole. The square sparse matrix (A, adj, network, ...):
+the graph, row u lists where u points; values other than 1: table weight of edges. local_info
+(Facebook100): gender is the label, 0 means none; all other attributes are one-hot columns of table
+feat, as PyG's LINKXDataset has them. label, labels, y: labels. Other arrays and sparse matrices with a
+row per node: tables."""
+
+READER = Reader(
+    "matlab",
+    "a MATLAB file (.mat, not 7.3) with a sparse adjacency matrix, such as Facebook100's",
+    _LAYOUT,
+    _recognises,
+    _read,
+    takes=("--labels",),
+    may_crash=True,
+)

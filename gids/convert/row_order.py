@@ -1,0 +1,103 @@
+"""Which order the rows of each table are written in. Called by run.py, once the graphs are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from gids.convert.source import Source, TableSource
+from gids.errors import FormatError
+from gids.store.geometry import Geometry
+from gids.store.names import table_name
+from gids.write.dataset_writer import DatasetWriter
+from gids.write.row_order import check_memory, co_read_order, community_order, degree_order
+from gids.write.scattered_rows import bytes_needed
+
+Compute = Callable[[], np.ndarray]
+ORDERS = ("original", "degree", "community", "trace")
+
+
+class ReadRows(Protocol):
+    """What was read, minibatch by minibatch: of a recorded trace."""
+
+    def minibatches(self, table: str, row_count: int) -> Callable[[], Iterable[np.ndarray]] | None:
+        """Gives the rows of each minibatch, int64[n], each time from the first on; None for no such table.
+
+        Raises FormatError for a table of another size, and for a trace of pages.
+        """
+        ...
+
+
+@dataclass
+class RowOrders:
+    """The orders of one conversion; tables of one node type share theirs, which is computed once.
+
+    method: of ORDERS. read_rows: for "trace". say(sentence): notes for the user.
+    """
+
+    method: str
+    writer: DatasetWriter
+    read_rows: ReadRows | None
+    memory_bytes: int
+    workers: int
+    say: Callable[[str], None]
+    _written: dict[str, str] = field(default_factory=dict)  # node type -> the first table in its order
+
+    def of(self, table: TableSource, layout: Geometry) -> Compute | None:
+        """What computes the positions of a table's rows, which is to be written next; None: as they come."""
+        if self.method == "original" or not is_ordered(table, layout):
+            return None
+        assert isinstance(table.type, str)
+        name, count = table_name(table.type, table.key), table.rows.shape[0]
+        if self.method == "trace":
+            return self._traced(name, count)
+        if (first := self._written.setdefault(table.type, name)) != name:
+            found = self.writer.order(first)
+            return None if found is None else lambda: found
+        return self._computed(name, table.type, count)
+
+    def _computed(self, name: str, ntype: str, count: int) -> Compute | None:
+        degrees = self.writer.out_degrees(ntype)
+        if degrees is None:
+            self.say(f"{name} keeps its order: the source has no edges from {ntype!r} nodes")
+            return None
+        check_memory(self.method, count, self.memory_bytes)
+        graphs = self.writer.in_edges(ntype) if self.method == "community" else []
+        if self.method == "community" and not graphs:
+            self.say(f"{name} is ordered by degree: no relation joins {ntype!r} nodes with each other")
+        return lambda: community_order(graphs, degrees) if graphs else degree_order(degrees)
+
+    def _traced(self, name: str, count: int) -> Compute | None:
+        assert self.read_rows is not None
+        minibatches = self.read_rows.minibatches(name, count)
+        if minibatches is None:
+            self.say(f"{name} keeps its order: the trace has no rows of it")
+            return None
+        check_memory(self.method, count, self.memory_bytes)
+        scratch, memory_bytes, workers = self.writer.scratch, self.memory_bytes, self.workers
+        return lambda: co_read_order(minibatches, count, scratch, memory_bytes, workers=workers)
+
+
+def check_order(method: str, read_rows: ReadRows | None, source: Source) -> None:
+    """Raise FormatError for an order that there is not, or that has nothing to go by."""
+    if method not in ORDERS:
+        raise FormatError(f"no order {method!r} (there are {', '.join(ORDERS)})")
+    if method == "trace" and read_rows is None:
+        raise FormatError("order 'trace' needs a recorded trace: --order trace:FILE")
+    if method in ("degree", "community") and not source.graphs:
+        raise FormatError(f"--order {method} needs a graph, and the source has none: give --order original")
+
+
+def is_ordered(table: TableSource, layout: Geometry) -> bool:
+    """Whether an order is of use: several rows of nodes share a page."""
+    return table.kind == "node" and layout.rows_per_page > 1
+
+
+def bytes_aside(table: TableSource, layout: Geometry) -> int:
+    """What a table in an order takes on disk besides: the order for good, its rows while they are written."""
+    if not is_ordered(table, layout):
+        return 0
+    return bytes_needed(table.rows) + 8 * layout.row_count

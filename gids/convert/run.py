@@ -1,0 +1,399 @@
+"""convert: turns a source into a dataset, resumably. Called by `gids convert`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gids.convert.check_source import check_source
+from gids.convert.damage import from_library
+from gids.convert.edge_options import add_reverse_edges, add_self_loops, as_edges, refuse_tables
+from gids.convert.labels import normalised
+from gids.convert.masks import count_masked, masks_to_splits
+from gids.convert.row_order import ReadRows, RowOrders, bytes_aside, check_order
+from gids.convert.source import InEdges, Source, TableSource
+from gids.convert.split import random_split
+from gids.errors import FormatError, StorageError
+from gids.store.dtypes import table_dtype
+from gids.store.geometry import DEFAULT_PAGE_BYTES, Geometry
+from gids.store.names import Relation, describe_type, table_name
+from gids.store.quantize import check_scale, stored_geometry
+from gids.write.dataset_writer import DatasetWriter
+from gids.write.edge_sort import EDGE_BYTES
+from gids.write.edges import EdgeSource
+from gids.write.narrow import describe_rounding
+from gids.write.publish import dataset_path
+from gids.write.space import check_space, total_bytes
+from gids.write.workplace import finish_published
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to convert.
+
+    dtypes: table name or key -> type to cast to; "" stands for every other table. scales: the same -> "row"
+    or "column", for floating tables that become int8 ("row" if nothing is said). split: fractions of train,
+    val and test for labels that come without splits, or None. split_column: which one, of masks with several
+    columns. stripe: directories for one shard each.
+    order, read_rows: how rows that share pages are laid out, see row_order; read_rows for order "trace".
+    index_dtype: "int64", "int32", or "auto": int32 for every relation that it can number. reverse_edges,
+    self_loops: see edge_options. sort_neighbors, dedup: see DatasetWriter.write_edges. workers and
+    memory_bytes do not change the result.
+    """
+
+    page_bytes: int = DEFAULT_PAGE_BYTES
+    stripe: tuple[str, ...] = ()
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    scales: Mapping[str, str] = field(default_factory=dict)
+    order: str = "original"
+    read_rows: ReadRows | None = None
+    index_dtype: str = "int64"
+    keep_edge_ids: bool = True
+    reverse_edges: bool = False
+    self_loops: bool = False
+    sort_neighbors: bool = False
+    dedup: bool = False
+    split: tuple[float, ...] | None = (0.6, 0.2, 0.2)
+    split_column: int | None = None
+    seed: int = 0
+    workers: int = 2
+    memory_bytes: int = 256 << 20
+    overwrite: bool = False
+
+    def key(self) -> dict[str, Any]:
+        """What a resumed conversion must have in common with the one that it continues."""
+        return {
+            "--page-bytes": self.page_bytes,
+            "--stripe": [os.path.realpath(d) for d in self.stripe],
+            "--dtype": dict(self.dtypes),
+            "--scale": dict(self.scales),
+            "--order": self.order,
+            "--index-dtype": self.index_dtype,
+            "--no-edge-ids": not self.keep_edge_ids,
+            "--reverse-edges": self.reverse_edges,
+            "--self-loops": self.self_loops,
+            "--sort-neighbors": self.sort_neighbors,
+            "--dedup": self.dedup,
+            "--split": self.split,
+            "--split-column": self.split_column,
+            "--seed": self.seed,
+        }
+
+
+def _silent(*_: Any) -> None:
+    pass
+
+
+def convert(
+    files: Sequence[Path],
+    open_source: Callable[[Path], Source],
+    path: str | os.PathLike[str],
+    options: Options,
+    *,
+    key: Mapping[str, Any] | None = None,
+    say: Callable[[str], None] = _silent,
+    warn: Callable[[str], None] = _silent,
+    on_total: Callable[[int], None] = _silent,
+    on_bytes: Callable[[int], None] = _silent,
+    sync_bytes: int = 256 << 20,
+) -> None:
+    """Convert a source to a dataset at `path`.
+
+    files: what the source consists of; when one changes, a resumed conversion starts again. open_source is
+    called with a scratch directory. key: what else the source depends on. say(sentence): notes for the user;
+    warn(sentence): what was not understood.
+    on_total(bytes), on_bytes(n): progress.
+
+    Interrupted, killed or out of disk, what was written stays in NAME.partial and the same call continues it;
+    a source that is no good (FormatError) leaves nothing. Killed after it published the dataset, the same
+    call only cleans up. Raises also FileExistsError and StorageError.
+    """
+    fingerprint = _fingerprint(files)
+    resume_key = {"the source": fingerprint, **options.key(), **(key or {})}
+    if finish_published(dataset_path(path), resume_key):
+        say("an earlier run published the dataset and was killed before it cleaned up: that is done now")
+        return
+    writer = DatasetWriter(
+        path,
+        page_bytes=options.page_bytes,
+        stripe=options.stripe or 1,
+        workers=options.workers,
+        memory_bytes=options.memory_bytes,
+        overwrite=options.overwrite,
+        resume_key=resume_key,
+        sync_bytes=sync_bytes,
+        on_bytes=on_bytes,
+    )
+    try:
+        if writer.resumed and writer.has_progress:
+            say("resuming an unfinished conversion")
+        elif writer.restart_reason:
+            say(f"an unfinished conversion was found, but {writer.restart_reason}: starting again")
+        source = open_source(writer.scratch)
+        for warning in source.warnings:
+            warn(warning)
+        for note in source.notes:
+            say(note)
+        check_source(source)
+        count_masked(source)
+        _check_edge_tables(source)
+        _change_edges(source, options)
+        _check(source, options)
+        on_total(sum(_work_bytes(source, options)) + 8 * _edge_count(source))
+        check_space(_needed(source, options, writer), _written(writer))
+        writer.expect_bytes(total_bytes(_needed(source, options, writer)))
+        masks_to_splits(source, options.split_column)  # reads them, once it is known that they fit
+        for note in _write(source, options, writer, say):
+            say(note)
+        if _fingerprint(files) != fingerprint:
+            raise FormatError("the source changed while it was converted; convert it again")
+        writer.commit()
+    except FormatError:
+        writer.close(discard=True)
+        raise
+    except StorageError:
+        writer.close(discard=not writer.has_progress)
+        raise
+    except OSError as error:
+        full = writer.explain_full(error)
+        writer.close(discard=not writer.has_progress)
+        if full is None:
+            raise
+        raise full from error
+    except Exception as error:
+        explained = from_library(error, files)
+        writer.close(discard=explained is not None or not writer.has_progress)
+        if explained is None:
+            raise
+        raise explained from error
+    except BaseException:
+        writer.close(discard=not writer.has_progress)
+        raise
+
+
+def _write(
+    source: Source, options: Options, writer: DatasetWriter, say: Callable[[str], None]
+) -> Iterator[str]:
+    """Yields what rounding cost, a sentence for each table whose values are rounded."""
+    for ntype, count in source.nodes.items():
+        writer.add_nodes(ntype, count)
+    for relation, topology in source.graphs.items():
+        index_dtype = _index_dtype(relation, source, options)
+        has_loops = options.self_loops and relation[0] == relation[2]
+        keep_ids = options.keep_edge_ids and not (options.dedup or has_loops)
+        if isinstance(topology, InEdges):
+            ids = topology.edge_ids if keep_ids else None
+            writer.write_graph(
+                relation, topology.indptr, topology.indices, edge_ids=ids, index_dtype=index_dtype
+            )
+        else:
+            writer.write_edges(
+                relation,
+                topology,
+                keep_ids=keep_ids,
+                sort_neighbors=options.sort_neighbors,
+                dedup=options.dedup,
+                index_dtype=index_dtype,
+            )
+    for ntype, found in source.labels.items():
+        labels = normalised(found)
+        writer.write_labels(ntype, labels)
+        if ntype not in source.splits and options.split is not None:
+            drawn = source.splits[ntype] = random_split(labels, options.split, options.seed)
+            sizes = ", ".join(f"{split} {ids.shape[0]}" for split, ids in drawn.items())
+            say(
+                f"{ntype!r} has labels and no split: drew {sizes} of those with a label at random, seed "
+                f"{options.seed} (--split, --seed)"
+            )
+    for ntype, splits in source.splits.items():
+        for split, ids in splits.items():
+            writer.write_split(ntype, split, ids)
+    orders = RowOrders(options.order, writer, options.read_rows, options.memory_bytes, options.workers, say)
+    for table in source.tables:
+        dtype, scale = _dtype(table, options), _scale(table, options)
+        if dtype == torch.float64 and not _chosen(table, options.dtypes):
+            yield (
+                f"{table_name(table.type, table.key)} is float64: twice the bytes of float32, which the "
+                "weights of most models are; --dtype float32 converts it"
+            )
+        rounded = writer.write_table(
+            table.kind,
+            table.type,
+            table.key,
+            table.rows,
+            dtype=dtype,
+            scale=scale,
+            order=orders.of(table, _layout(table, options, 1)),
+        )
+        if rounded is not None:
+            yield f"{table_name(table.type, table.key)}: {describe_rounding(*rounded)}"
+
+
+def _check_edge_tables(source: Source) -> None:
+    """Raise FormatError for a table of edges that has a row too many or too few."""
+    counts = {relation: _count(topology) for relation, topology in source.graphs.items()}
+    for table in source.tables:
+        if isinstance(table.type, str):
+            continue
+        known = counts.setdefault(table.type, table.rows.shape[0])
+        if known != table.rows.shape[0]:
+            raise FormatError(
+                f"relation {describe_type(table.type)} has {known} edges, but its table {table.key!r} has "
+                f"{table.rows.shape[0]} rows"
+            )
+
+
+def _check_applicable(source: Source, options: Options) -> None:
+    """Raise FormatError for an option about edges where there are none that it could change."""
+    about_edges = {
+        "--reverse-edges": options.reverse_edges,
+        "--self-loops": options.self_loops,
+        "--sort-neighbors": options.sort_neighbors,
+        "--dedup": options.dedup,
+        "--no-edge-ids": not options.keep_edge_ids,
+    }
+    given = [option for option, is_given in about_edges.items() if is_given]
+    if given and not source.graphs:
+        raise FormatError(f"{', '.join(given)}: for graphs, and the source has no edges")
+    if options.self_loops and not any(src == dst for src, _, dst in source.graphs):
+        raise FormatError("--self-loops is for relations within a node type, and the source has none")
+
+
+def _change_edges(source: Source, options: Options) -> None:
+    """Apply what the options add to the graph, and list edges anew where they must be sorted anew."""
+    _check_applicable(source, options)
+    if options.reverse_edges:
+        add_reverse_edges(source)
+    if options.self_loops:
+        add_self_loops(source)
+    if options.sort_neighbors or options.dedup:
+        for relation, topology in source.graphs.items():
+            ends = (source.node_count(relation[0]), source.node_count(relation[2]))
+            source.graphs[relation] = as_edges(topology, *ends)
+    if options.dedup:
+        for relation in source.graphs:
+            refuse_tables(source, relation, "--dedup leaves out edges")
+
+
+def _index_dtype(relation: Relation, source: Source, options: Options) -> str:
+    if options.index_dtype != "auto":
+        return options.index_dtype
+    most = max(source.node_count(relation[0]), _count(source.graphs[relation]))
+    return "int32" if most <= 1 << 31 else "int64"
+
+
+def _check(source: Source, options: Options) -> None:
+    check_order(options.order, options.read_rows, source)
+    names = {n for t in source.tables for n in (table_name(t.type, t.key), t.key)}
+    for option, named in (("--dtype", options.dtypes), ("--scale", options.scales)):
+        for name in named:
+            if name and name not in names:
+                raise FormatError(f"{option} names table {name!r}; the source has {', '.join(sorted(names))}")
+    scaled = {n for t in source.tables if _scale(t, options) for n in (table_name(t.type, t.key), t.key, "")}
+    for name, scale in options.scales.items():
+        check_scale(scale, f"--scale {name}".rstrip())
+        if name not in scaled:
+            raise FormatError(
+                f"--scale {name or scale} is for floating features stored as int8: give --dtype int8, too"
+            )
+    edge_tables = [t for t in source.tables if t.kind == "edge"]
+    if edge_tables and not options.keep_edge_ids:
+        raise FormatError(f"table {edge_tables[0].key!r} of edges needs edge ids: leave out --no-edge-ids")
+
+
+def _dtype(table: TableSource, options: Options) -> torch.dtype:
+    chosen = _chosen(table, options.dtypes)
+    return table.rows.dtype if chosen is None else table_dtype(chosen)
+
+
+def _scale(table: TableSource, options: Options) -> str | None:
+    """Of floating features that become int8; whole numbers are cast to it as they are."""
+    if _dtype(table, options) != torch.int8 or not table.rows.dtype.is_floating_point:
+        return None
+    return _chosen(table, options.scales) or "row"
+
+
+def _chosen(table: TableSource, options: Mapping[str, str]) -> str | None:
+    """What an option says of a table: by its name, by its key, or of all."""
+    names = (table_name(table.type, table.key), table.key, "")
+    return next((options[name] for name in names if name in options), None)
+
+
+def _layout(table: TableSource, options: Options, shard_count: int) -> Geometry:
+    return stored_geometry(
+        table.rows.shape,
+        _dtype(table, options).itemsize,
+        _scale(table, options),
+        page_bytes=options.page_bytes,
+        shard_count=shard_count,
+    )
+
+
+def _work_bytes(source: Source, options: Options) -> Iterator[int]:
+    """What each table's writing reports as progress: its pages, and its rows for the scales of columns."""
+    for table in source.tables:
+        layout = _layout(table, options, 1)
+        yield layout.page_count * layout.page_bytes
+        if _scale(table, options) == "column":
+            yield layout.row_count * layout.row_bytes
+
+
+def _table_bytes(source: Source, options: Options, shard_count: int) -> Iterator[tuple[int, int]]:
+    """(shard, bytes) of every shard."""
+    for table in source.tables:
+        layout = _layout(table, options, shard_count)
+        for shard in range(shard_count):
+            yield shard, layout.shard_bytes(shard)
+
+
+def _edge_count(source: Source) -> int:
+    return sum(map(_count, source.graphs.values()))
+
+
+def _count(topology: InEdges | EdgeSource) -> int:
+    return topology.indices.shape[0] if isinstance(topology, InEdges) else topology.count
+
+
+def _written(writer: DatasetWriter) -> set[Path]:
+    partial = writer.scratch.parent
+    return {partial} | {folder for folder in writer.folders if not folder.is_relative_to(partial)}
+
+
+def _place(writer: DatasetWriter, folder: Path) -> Path:
+    """The directory of the user's that a folder of shards lies in."""
+    return writer.path.parent if folder.is_relative_to(writer.scratch.parent) else folder.parent
+
+
+def _needed(source: Source, options: Options, writer: DatasetWriter) -> Iterator[tuple[Path, int]]:
+    pages = 0
+    for shard, size_bytes in _table_bytes(source, options, len(writer.folders)):
+        pages += size_bytes // options.page_bytes
+        yield _place(writer, writer.folders[shard]), size_bytes
+    yield writer.path.parent, 4 * pages  # checksums
+    if options.order != "original":
+        yield (
+            writer.path.parent,
+            sum(bytes_aside(table, _layout(table, options, 1)) for table in source.tables),
+        )
+    for relation, topology in source.graphs.items():
+        itemsize = table_dtype(_index_dtype(relation, source, options)).itemsize
+        if isinstance(topology, InEdges):
+            yield writer.path.parent, 2 * itemsize * topology.indices.shape[0]
+        else:
+            # Sorting may copy the edges to scratch files twice at a time.
+            yield writer.path.parent, (2 * itemsize + 2 * EDGE_BYTES) * topology.count
+    nodes = sum(source.nodes.values())
+    yield (
+        writer.path.parent,
+        nodes * (4 + 8 * len(source.graphs) + 16),
+    )  # out-degrees, indptr, labels and splits
+
+
+def _fingerprint(files: Sequence[Path]) -> dict[str, list[int]]:
+    found = {os.path.realpath(f): os.stat(f) for f in files}
+    return {path: [s.st_size, s.st_mtime_ns, s.st_ino] for path, s in found.items()}

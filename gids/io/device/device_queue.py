@@ -1,0 +1,518 @@
+"""The request queue: kernels ask for pages, a host thread reads them, the stream or the warps wait.
+
+Called by the GPU cache. Knows tables as files of pages; nothing of lines, steps or rows. What the words in
+memory mean is in native/include/gids/request_queue.h; who reads the files, in native/io/queue_service.h.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+
+from gids import _core
+from gids.cuda.device import Argument, Device, Event, Mapping, Stream
+from gids.io.device.queue_table import QueueTable, native_table
+from gids.io.engine import Engine
+
+__all__ = ["DeviceQueue", "QueueTable", "Round"]
+
+_UNIT = "io/request_queue.cu"
+_THREADS = 256
+_WARPS = _THREADS // 32
+_BLOCKS_PER_SM = 8
+_SPINNING_BLOCKS_PER_SM = 1
+"""Of a kernel that spins for the host: registers are left for others, and polls do not fill the bus."""
+_POLLS_PER_S = 1 << 20
+"""More than a lane makes in a second: so that by default lanes outlast the service's time-out."""
+
+
+class Round:
+    """Requests that one kernel posted; their pages stay in the queue until they are collected.
+
+    number: what kernels take as the round. pair: uint8 tensor in device memory that holds one
+    ``gids::queue::Pair``: kernels take its address as ``const queue::Pair*``. Made by
+    :meth:`DeviceQueue.post`.
+    """
+
+    def __init__(
+        self, owner: _core.QueueService, index: int, number: int, pair: torch.Tensor, limit: int
+    ) -> None:
+        self.number = number
+        self.pair = pair
+        self._owner = owner
+        self._index = index  # over all pairs
+        self._limit = limit  # it holds no more requests
+        self._posted: Event | None = None
+        self._waited_on: list[Stream] = []
+        self._collected = False
+
+
+class DeviceQueue:
+    """Queue pairs that a device posts to and a host thread serves with an :class:`~gids.io.Engine`.
+
+    Life: construct, then rounds of ``post``, ``wait``, the caller's kernel that reads the staging pages (or
+    ``collect``) and ``collected``; or ``read_pages``; in the end ``close``. One thread at a time calls these,
+    any thread ``close``, from which a caller's kernel is safe within ``reading``. The service reads on a
+    thread of its own, which calls neither CUDA nor Python. Everything is enqueued on the streams that the
+    caller names, which may change from call to call: where the queue's memory asks for an order among them,
+    the queue sees to it. A queue does not survive a fork: in the child every call raises RuntimeError, and
+    closing does nothing.
+
+    A request is ``table << 48 | page`` (:func:`gids.io.requests_of`). Each has an error: 0 or an errno, that
+    of the engine or EINVAL (no such table or page), EBADMSG (wrong checksum), ETIMEDOUT (not read within
+    timeout_s), ECANCELED (the queue was closed or is broken), EAGAIN (wait "warp": no slot came free).
+    Errors are data: the queue goes on. It is broken, for good, only when a kernel gave up waiting for a
+    service that did not answer long after the time-out; requests that were posted end with an error then,
+    and ``post`` and ``read_pages`` raise RuntimeError.
+    """
+
+    wait_kind: str
+    """ "stream" or "warp"."""
+    pairs: int
+    depth: int
+    """Slots of a pair."""
+    slot_bytes: int
+    """Bytes of a staging page: the largest page, rounded up to 16."""
+    round_max: int
+    """Most requests in one round."""
+    rounds_max: int
+    """Most rounds posted and not collected, over all pairs."""
+
+    def __init__(
+        self,
+        device: Device,
+        engine: Engine,
+        tables: Sequence[QueueTable],
+        *,
+        staging_bytes: int = 256 << 20,
+        rounds_max: int = 4,
+        pairs: int = 1,
+        wait: Literal["stream", "warp"] = "stream",
+        timeout_s: float = 30.0,
+        spin_limit: int | None = None,
+    ) -> None:
+        """Allocate the memory, register it with the device and the engine, start the service.
+
+        tables: what requests name, by index; at most 32768. staging_bytes: pinned host memory for pages in
+        flight, over all pairs; each pair has as many slots as fit, rounded down to a power of two.
+        rounds_max: 1 to 64 per pair. wait: "stream" lets the stream wait for whole rounds; with "warp"
+        (BaM's way) each warp of ``read_pages`` polls for its own page. spin_limit: polls until a kernel
+        gives up; by default they take longer than timeout_s.
+
+        Raises ValueError for numbers that do not fit each other, the engine or its files. The engine, too,
+        keeps the staging memory until it closes: it may still read into it.
+        """
+        _check_options(tables, staging_bytes, wait, pairs, rounds_max, timeout_s)
+        named = [native_table(t) for t in tables]
+        places = -(-rounds_max // pairs)  # of each pair
+        self._memory = _core.QueueMemory(
+            staging_bytes=staging_bytes,
+            slot_bytes=max(-(-t.page_bytes // 16) * 16 for t in tables),
+            pairs=pairs,
+            rounds_max=places,
+            spin_limit=math.ceil(timeout_s * _POLLS_PER_S) if spin_limit is None else spin_limit,
+        )
+        self.wait_kind = wait
+        self.pairs = pairs
+        self.depth = self._memory.depth
+        self.slot_bytes = self._memory.slot_bytes
+        self.round_max = self.depth // places
+        self.rounds_max = rounds_max
+        self._device = device
+        with contextlib.ExitStack() as undo:
+            self._service = _core.QueueService(
+                engine.native,
+                named,
+                self._memory,
+                timeout_ms=math.ceil(timeout_s * 1e3),
+            )
+            undo.callback(self._service.close)
+            self._mapping: Mapping = device.map_host(self._memory.address, self._memory.shared_bytes)
+            undo.callback(self._mapping.close)
+            self._local = device.zeros((self._memory.local_bytes,), torch.uint8)
+            self._pairs = self._device_pairs()
+            device.preload(_UNIT)
+            device.current_stream().synchronize()  # zeroed, before any other stream uses it
+            undo.pop_all()
+
+        self._lock = threading.RLock()
+        self._streams: list[Stream] = []  # all that were used
+        self._posted = 0
+        self._last_post: Event | None = None
+        self._uncollected: deque[Round] = deque()
+        self._freed: dict[int, list[Event]] = {}  # what a post into the place of that round waits for
+        self._places = places * pairs
+        self._pid = os.getpid()
+        kept = (self._memory, self._local, self._pairs)
+        self._end = weakref.finalize(self, _end, self._pid, self._service, self._mapping, self._streams, kept)
+
+    def _device_pairs(self) -> torch.Tensor:
+        shared, local = self._mapping.device_address, self._local.data_ptr()
+        records = b"".join(self._memory.pair(p, shared, local) for p in range(self.pairs))
+        flat = torch.frombuffer(bytearray(records), dtype=torch.uint8)
+        return flat.reshape(self.pairs, -1).to(self._device.torch_device)
+
+    # --- wait "stream" ---
+
+    def post(self, stream: Stream, requests: torch.Tensor, count: torch.Tensor, first: int) -> Round:
+        """Enqueue a kernel that posts ``requests[first : min(count, first + round_max)]`` as one round.
+
+        requests: int64[n] on the device, the bits of requests. count: int64[1] on the device, at most n,
+        read by the kernel; with count <= first the round is empty. Neither may change or be freed before the
+        kernel has run. Does not block. Each round must be waited for and collected, also an empty one and
+        one whose pages nobody wants any more. Round r goes to pair r % pairs.
+
+        Raises RuntimeError while rounds_max rounds are not collected, and when the queue is closed or broken.
+        """
+        with self._use("stream", "post"):
+            self._check_requests(requests, count, first)
+            return self._post(stream, requests, count, first, self.round_max)
+
+    def _post(
+        self, stream: Stream, requests: torch.Tensor, count: torch.Tensor, first: int, limit: int
+    ) -> Round:
+        if self.room == 0:
+            raise RuntimeError(
+                f"the request queue holds {self.rounds_max} rounds that are not collected (rounds_max): wait "
+                "for the oldest, collect it, then post"
+            )
+        pair = self._posted % self.pairs
+        number = self._service.arm(pair)
+        limit = min(self.round_max, limit, max(len(requests) - first, 0))
+        round = Round(self._service, self._posted, number, self._pairs[pair], limit)
+        with self._posting(stream, self._freed.pop(self._posted - self._places, [])):
+            self._launch(
+                stream,
+                "gids_post_round",
+                -(-limit // _THREADS),
+                round.pair,
+                number,
+                requests,
+                count,
+                first,
+                limit,
+            )
+        round._posted = self._last_post
+        self._uncollected.append(round)
+        return round
+
+    @property
+    def room(self) -> int:
+        """Rounds that may be posted before one is collected."""
+        return self.rounds_max - len(self._uncollected)
+
+    def wait(self, stream: Stream, round: Round) -> None:
+        """Let the stream wait until every request of the round is answered. Does not block.
+
+        Kernels that follow on the stream may ask ``queue::outcome(*pair, ticket)`` for ``ticket =
+        queue::ticket_of(*pair, round, i)``, and where that is 0 read ``pair->page(ticket)``. Several streams
+        may wait for one round.
+        """
+        with self._use("stream", "wait"):
+            self._check_round(round)
+            if round._collected:
+                raise RuntimeError(f"round {round.number} was collected: its pages may be overwritten")
+            assert round._posted is not None
+            self._remember(stream)
+            stream.wait_event(round._posted)  # what the posting kernel left in device memory
+            completed = self._mapping.device_address + self._memory.completed_offset(
+                round._index % self.pairs
+            )
+            if not self._device.wait_value(stream, completed, round.number + 1):
+                self._launch(stream, "gids_await_round", 1, round.pair, round.number)
+            if stream not in round._waited_on:
+                round._waited_on.append(stream)
+
+    def collect(
+        self,
+        stream: Stream,
+        round: Round,
+        count: torch.Tensor,
+        first: int,
+        to: torch.Tensor,
+        errors: torch.Tensor,
+    ) -> None:
+        """Enqueue a kernel that copies the pages of a round that the stream waited for. Does not block.
+
+        count, first: as they were posted. The page of ``requests[first + i]`` goes to ``to[i]``, its error to
+        ``errors[i]``; where that is not 0 the row is untouched. to: uint8[rows, bytes] on the device,
+        contiguous, for the first bytes of the first pages. errors: int32[rows] on the device.
+        """
+        with self._use("stream", "collect"):
+            self._check_round(round)
+            if round._collected or stream not in round._waited_on:
+                raise RuntimeError(
+                    f"round {round.number}: collect() comes after wait() and before collected()"
+                )
+            self._check_count(count, first)
+            limit = min(self._check_output(to, errors), round._limit)
+            self._launch(
+                stream,
+                "gids_collect_round",
+                -(-limit // _WARPS),
+                round.pair,
+                round.number,
+                count,
+                first,
+                limit,
+                to,
+                to.shape[1],
+                errors,
+            )
+
+    @contextlib.contextmanager
+    def reading(self, stream: Stream, round: Round) -> Iterator[None]:
+        """``wait``; then, inside, the caller enqueues on the stream what reads the pages; then ``collected``.
+
+        A ``close`` that another thread calls meanwhile comes after it. After an error inside the round is
+        not collected.
+        """
+        with self._use("stream", "reading"):
+            self.wait(stream, round)
+            yield
+            self.collected(round)
+
+    def collected(self, round: Round) -> None:
+        """Tell that the last kernel that reads the round's pages is enqueued, on a stream that waited for it.
+
+        Frees the round's place for ``post``, once the rounds before it are collected too. May be called
+        twice. Raises RuntimeError when no stream has waited for the round: its pages may be yet to come.
+        """
+        with self._use("stream", "collected"):
+            self._check_round(round)
+            if round._collected:
+                return
+            if not round._waited_on:
+                raise RuntimeError(f"round {round.number} is collected before any stream waited for it")
+            round._collected = True
+            self._freed[round._index] = [stream.record_event() for stream in round._waited_on]
+            while self._uncollected and self._uncollected[0]._collected:
+                self._uncollected.popleft()
+
+    # --- both waits ---
+
+    def read_pages(
+        self,
+        stream: Stream,
+        requests: torch.Tensor,
+        count: torch.Tensor,
+        first: int,
+        to: torch.Tensor,
+        errors: torch.Tensor,
+    ) -> None:
+        """Enqueue the reading of ``requests[first : min(count, first + len(to))]``. Does not block.
+
+        With wait "warp" one kernel posts, waits and copies; with "stream" as many rounds as ``to`` has rows
+        for, which needs a free round. requests, count: as for ``post``; to, errors: as for ``collect``.
+        """
+        with self._use(None, "read_pages"):
+            self._check_requests(requests, count, first)
+            rows = self._check_output(to, errors)
+            if self.wait_kind == "stream":
+                self._read_rounds(stream, requests, count, first, to, errors)
+                return
+            numbers = [self._service.arm(pair) for pair in range(self.pairs)]
+            assert len(set(numbers)) == 1, "all pairs are armed together"
+            with self._posting(stream, []):
+                self._launch(
+                    stream,
+                    "gids_read_pages",
+                    min(-(-rows // _WARPS), self._device.sm_count * _SPINNING_BLOCKS_PER_SM),
+                    self._pairs,
+                    self.pairs,
+                    numbers[0],
+                    requests,
+                    count,
+                    first,
+                    rows,
+                    to,
+                    to.shape[1],
+                    errors,
+                )
+
+    def _read_rounds(
+        self,
+        stream: Stream,
+        requests: torch.Tensor,
+        count: torch.Tensor,
+        first: int,
+        to: torch.Tensor,
+        errors: torch.Tensor,
+    ) -> None:
+        """By rounds, with as many posted ahead as there are places."""
+        ahead: deque[tuple[Round, int]] = deque()
+
+        def finish() -> None:
+            round, begin = ahead.popleft()
+            part = slice(begin, begin + self.round_max)
+            self.wait(stream, round)
+            self.collect(stream, round, count, first + begin, to[part], errors[part])
+            self.collected(round)
+
+        for begin in range(0, len(to), self.round_max):
+            if self.room == 0 and ahead:
+                finish()
+            ahead.append((self._post(stream, requests, count, first + begin, len(to) - begin), begin))
+        while ahead:
+            finish()
+
+    # --- the end, and what it is like ---
+
+    def close(self) -> None:
+        """Stop the service, release every waiter, wait for the streams that were used, unpin the memory.
+
+        Requests in flight that were issued are waited for, at most until they time out; the others are
+        ECANCELED. Enqueued waits pass. Blocks until the kernels that were enqueued have run. May be called
+        twice, from any thread; happens too when the queue is garbage, and at the end of the interpreter.
+        """
+        if os.getpid() == self._pid:
+            self._service.close()  # without the lock: lets go of a thread that waits within a call
+            with self._lock:
+                self._end()
+
+    def stats(self) -> dict[str, int]:
+        """Counters since it opened.
+
+        taken (requests that the service took), failed (answered with an error), timed_out, corrupt (of
+        these), late (completions after the time-out), rounds (complete, over all pairs), sleeps (of the
+        service, with nothing to wait for), posted (rounds; kernels for wait "warp"), uncollected (rounds
+        now).
+        """
+        return self._service.stats() | {"posted": self._posted, "uncollected": len(self._uncollected)}
+
+    def memory(self) -> dict[str, int]:
+        """Bytes: "staging", pinned host memory with the rings; "queue", device memory."""
+        return {"staging": self._memory.shared_bytes, "queue": self._local.nbytes + self._pairs.nbytes}
+
+    def __enter__(self) -> DeviceQueue:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"<gids.io.DeviceQueue wait {self.wait_kind!r}: {self.pairs} pair(s) of {self.depth} slots of "
+            f"{self.slot_bytes} B, rounds of {self.round_max}, {self.rounds_max} ahead>"
+        )
+
+    # --- order, checks ---
+
+    @contextlib.contextmanager
+    def _use(self, kind: str | None, what: str) -> Iterator[None]:
+        if os.getpid() != self._pid:
+            raise RuntimeError("the request queue was opened before a fork: open one in this process")
+        with self._lock:
+            if not self._end.alive:
+                raise RuntimeError(f"{what}: the request queue is closed")
+            if kind and kind != self.wait_kind:
+                raise RuntimeError(
+                    f"{what} needs a queue with wait {kind!r}; this one has {self.wait_kind!r}"
+                )
+            yield
+
+    @contextlib.contextmanager
+    def _posting(self, stream: Stream, freed: list[Event]) -> Iterator[None]:
+        """Around the launch of a kernel that was armed for: one at a time posts, into free places."""
+        self._remember(stream)
+        self._posted += 1
+        try:
+            for event in freed if self._last_post is None else [self._last_post, *freed]:
+                stream.wait_event(event)
+            yield
+            self._last_post = stream.record_event()
+        except BaseException:
+            self._service.close()  # it waits for a doorbell that nobody will ring
+            raise
+
+    def _launch(self, stream: Stream, kernel: str, blocks: int, *args: Argument) -> None:
+        blocks = max(1, min(blocks, self._device.sm_count * _BLOCKS_PER_SM))
+        self._device.launch(stream, _UNIT, kernel, blocks, _THREADS, *args)
+
+    def _remember(self, stream: Stream) -> None:
+        if stream not in self._streams:
+            self._streams.append(stream)
+
+    def _check_round(self, round: Round) -> None:
+        if round._owner is not self._service:
+            raise ValueError(f"round {round.number} is another queue's")
+
+    def _check_requests(self, requests: torch.Tensor, count: torch.Tensor, first: int) -> None:
+        self._check("requests", requests, torch.int64, 1)
+        self._check_count(count, first)
+
+    def _check_count(self, count: torch.Tensor, first: int) -> None:
+        self._check("count", count, torch.int64, 1)
+        if len(count) != 1:
+            raise ValueError(f"count has shape {tuple(count.shape)}; it must be [1]")
+        if first < 0:
+            raise ValueError(f"first is {first}; it must not be negative")
+
+    def _check_output(self, to: torch.Tensor, errors: torch.Tensor) -> int:
+        self._check("to", to, torch.uint8, 2)
+        self._check("errors", errors, torch.int32, 1)
+        if to.shape[1] > self.slot_bytes:
+            raise ValueError(f"to has rows of {to.shape[1]} B; the largest page has {self.slot_bytes} B")
+        if len(errors) != len(to):
+            raise ValueError(f"to has {len(to)} rows, errors has {len(errors)}")
+        return len(to)
+
+    def _check(self, name: str, tensor: torch.Tensor, dtype: torch.dtype, dims: int) -> None:
+        if tensor.dtype != dtype or tensor.dim() != dims:
+            raise ValueError(
+                f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}; it must be {dtype} of {dims} "
+                "dimension(s)"
+            )
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name} is not contiguous; pass {name}.contiguous()")
+        if tensor.device != self._device.torch_device:
+            raise ValueError(f"{name} is on {tensor.device}; the queue is on {self._device.torch_device}")
+
+
+def _check_options(
+    tables: Sequence[QueueTable],
+    staging_bytes: int,
+    wait: str,
+    pairs: int,
+    rounds_max: int,
+    timeout_s: float,
+) -> None:
+    if wait not in ("stream", "warp"):
+        raise ValueError(f"wait is {wait!r}; it must be 'stream' or 'warp'")
+    if not tables:
+        raise ValueError("the request queue got no tables; it needs at least one")
+    if staging_bytes < 0:
+        raise ValueError(f"staging_bytes is {staging_bytes}; it must not be negative")
+    if not 1 <= pairs <= _core.QUEUE_PAIRS_MAX:
+        raise ValueError(f"pairs is {pairs}; it must be from 1 to {_core.QUEUE_PAIRS_MAX}")
+    most = _core.QUEUE_DOORBELLS * pairs
+    if not 1 <= rounds_max <= most:
+        raise ValueError(f"rounds_max is {rounds_max}; with pairs={pairs} it must be from 1 to {most}")
+    if not 0 < timeout_s <= 86400:
+        raise ValueError(f"timeout_s is {timeout_s}; it must be more than 0 and at most 86400")
+
+
+def _end(
+    pid: int, service: _core.QueueService, mapping: Mapping, streams: list[Stream], kept: tuple[Any, ...]
+) -> None:
+    """Close, without the queue. kept: what the kernels use until the streams are through."""
+    if os.getpid() != pid:
+        return
+    try:
+        service.close()  # every wait that is enqueued passes now
+        for stream in streams:
+            stream.synchronize()
+    finally:
+        mapping.close()
+        del kept

@@ -1,0 +1,199 @@
+"""Reads extents with kvikio: by GPUDirect Storage where the machine has it. Made by extents.py after a probe.
+
+For large extents only: kvikio calls CUDA, has no batches, and reads below its threshold through host memory
+in the calling thread. So it never serves the request queue, and short extents go to the pinned reader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gids.errors import StorageError
+from gids.io.device.extents import ExtentReader, Extents, checked, failure, merged
+
+if TYPE_CHECKING:
+    import torch
+
+    from gids.cuda import Device
+
+_log = logging.getLogger("gids")
+_THREADS = 16
+_IN_FLIGHT = 64
+
+
+class KvikioReader:
+    """See :class:`gids.io.device.extents.ExtentReader`.
+
+    gds: open files for GPUDirect Storage (kvikio's mode OFF, which must have been probed: it can hang), or
+    for reading through host memory (mode ON). small: reads the extents below kvikio's GDS threshold (16 KiB
+    unless KVIKIO_GDS_THRESHOLD says otherwise) and is closed with this reader; without it kvikio reads all.
+
+    With GDS the memory of the first out is registered with cuFile until close(), and kept alive for as long.
+    Raises StorageError for a file that cannot be opened.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        paths: Sequence[str | os.PathLike[str]],
+        *,
+        gds: bool,
+        small: ExtentReader | None = None,
+    ) -> None:
+        self._device, self._gds, self._small = device, gds, small
+        self._paths = [os.fspath(p) for p in paths]
+        self._kvikio = _import_kvikio("OFF" if gds else "ON")
+        self._threshold = int(self._kvikio.defaults.get("gds_threshold")) if small is not None else 0
+        self._registered: torch.Tensor | None = None
+        self._closed = False
+        self._files: list[Any] = []
+        with self._mode():
+            for path in self._paths:
+                self._files.append(self._open(path))
+
+    @property
+    def name(self) -> str:
+        return "kvikio (GDS)" if self._gds else "kvikio (compat)"
+
+    def read(
+        self,
+        files: npt.NDArray[np.uint32],
+        offsets: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.int64],
+        out: torch.Tensor,
+        places: npt.NDArray[np.int64],
+    ) -> None:
+        """See :meth:`gids.io.device.extents.ExtentReader.read`."""
+        if self._closed:
+            raise RuntimeError("this reader is closed")
+        where = self._device.torch_device
+        extents = merged(checked(len(self._paths), files, offsets, lengths, out, places, where))
+        small = extents.lengths < self._threshold
+        if self._small is not None and small.any():
+            few = extents.take(small)
+            self._small.read(few.files, few.offsets, few.lengths, out, few.places)
+            extents = extents.take(~small)
+        self._device.current_stream().synchronize()  # kvikio's threads know nothing of torch's streams
+        self._register(out)
+        self._read(extents, out)
+
+    def _read(self, extents: Extents, out: torch.Tensor) -> None:
+        rows = list(zip(*(column.tolist() for column in extents), strict=True))
+        waiting: deque[tuple[Any, tuple[int, int, int, int]]] = deque()
+        failed: StorageError | None = None
+        for row in rows:
+            file, offset, length, place = row
+            if len(waiting) == _IN_FLIGHT:
+                failed = self._collect(*waiting.popleft())
+                if failed:
+                    break
+            target = _buffer(out[place : place + length])
+            waiting.append((self._files[file].pread(target, length, offset), row))
+        while waiting:  # those after a failure too: they write to out
+            late = self._collect(*waiting.popleft())
+            failed = failed or late
+        if failed:
+            raise failed
+
+    def _collect(self, future: Any, row: tuple[int, int, int, int]) -> StorageError | None:
+        """Wait for a read; its error, if it failed. kvikio gives errors, a short read too, as text only."""
+        file, offset, length, _ = row
+        path = self._paths[file]
+        try:
+            done = future.get()
+        except (RuntimeError, OSError) as error:
+            text = str(error).strip().splitlines()[-1]
+            code = _named_errno(error) or (
+                errno.ENODATA if _ends_before(path, offset + length) else errno.EIO
+            )
+            return failure(code, path, offset, length, text)
+        if done != length:
+            return failure(errno.ENODATA, path, offset, length, f"{done} bytes came")
+        return None
+
+    def _register(self, out: torch.Tensor) -> None:
+        if not self._gds or self._registered is not None:
+            return
+        self._registered = out
+        try:
+            with self._mode():
+                self._kvikio.memory_register(_buffer(out))
+        except (RuntimeError, OSError) as error:
+            _log.info("GPUDirect Storage reads into memory that cuFile does not register: %s", error)
+
+    def _open(self, path: str) -> Any:
+        try:
+            return self._kvikio.CuFile(path, "r")
+        except (RuntimeError, OSError) as error:
+            self.close()
+            detail = str(error).strip().splitlines()[-1]
+            raise StorageError(
+                _named_errno(error) or errno.EIO, f"kvikio cannot open it ({detail})", path
+            ) from error
+
+    @contextlib.contextmanager
+    def _mode(self) -> Iterator[None]:
+        """kvikio's compatibility mode, a setting of the process, as this reader needs it."""
+        mode = self._kvikio.CompatMode.OFF if self._gds else self._kvikio.CompatMode.ON
+        with self._kvikio.defaults.set({"compat_mode": mode}):
+            yield
+
+    def close(self) -> None:
+        """Close the files, end the registration, close the reader for small extents. May be called twice."""
+        self._closed = True
+        if self._registered is not None:
+            with contextlib.suppress(RuntimeError, OSError), self._mode():
+                self._kvikio.memory_deregister(_buffer(self._registered))
+            self._registered = None
+        while self._files:
+            self._files.pop().close()
+        if self._small is not None:
+            self._small.close()
+
+
+def _import_kvikio(mode: str) -> Any:
+    """kvikio, with its defaults read while the environment names the mode: no other mode is ever tried."""
+    before = os.environ.get("KVIKIO_COMPAT_MODE")
+    os.environ["KVIKIO_COMPAT_MODE"] = mode
+    try:
+        import kvikio
+        import kvikio.defaults
+
+        kvikio.defaults.get("compat_mode")
+    finally:
+        if before is None:
+            del os.environ["KVIKIO_COMPAT_MODE"]
+        else:
+            os.environ["KVIKIO_COMPAT_MODE"] = before
+    if "KVIKIO_NTHREADS" not in os.environ and kvikio.defaults.get("num_threads") == 1:
+        kvikio.defaults.set({"num_threads": _THREADS})
+    return kvikio
+
+
+def _buffer(tensor: torch.Tensor) -> Any:
+    """What kvikio takes: CUDA tensors have __cuda_array_interface__, others become arrays."""
+    return tensor if tensor.is_cuda else tensor.numpy()
+
+
+def _ends_before(path: str, end: int) -> bool:
+    try:
+        return os.stat(path).st_size < end
+    except OSError:
+        return False
+
+
+def _named_errno(error: Exception) -> int:
+    """The errno that an error of kvikio's names in words, or 0."""
+    if isinstance(error, OSError) and error.errno:
+        return error.errno
+    text = str(error)
+    return next((code for code in errno.errorcode if os.strerror(code) in text), 0)

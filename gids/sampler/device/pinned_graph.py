@@ -1,0 +1,261 @@
+"""PinnedGraph: one relation's topology where a GPU reads it in place (UVA). Made by EpochLoader."""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gids.cuda.host_memory import host_memory
+from gids.store.names import describe_type
+
+if TYPE_CHECKING:
+    import torch
+
+    from gids.cuda import Device, Mapping
+    from gids.store.graph import Graph
+
+_COPIED_AT_ONCE = 64 << 20
+_PLACES: dict[str, tuple[str, ...]] = {"host": (), "indptr": ("indptr",), "device": ("indptr", "indices")}
+"""What lies in device memory."""
+_ON_DEVICE = ", or keep the topology on the device (place='device')"
+_SHARE_OF_DEVICE = 8
+"""By default the device gets indptr, then indices, up to an eighth of its free memory; with these weights."""
+
+
+class PinnedGraph:
+    """A Graph copied to page-locked host memory that a device reads by zero-copy.
+
+    The copy is anonymous memory of its exact size, rounded up to a page; indices are int32 where the sources'
+    ids fit, which halves what crosses the bus. Close it, or use it in a ``with`` block; dropping it closes it
+    too. Do so only when the device is done with what samples from it.
+
+    Attributes: graph; device; indptr_address, indices_address: what kernels take; wide: whether indices are
+    int64 there; host_bytes, device_bytes: what this copy takes of either memory; closed.
+    """
+
+    def __init__(self, graph: Graph, device: Device, *, place: str = "auto") -> None:
+        """Copy the topology to where a GPU reads it in place. Blocks while it copies.
+
+        device: as `gids.cuda.open_device` returns it. place: "host": indptr and indices in pinned host
+        memory; "indptr": indptr in device memory; "device": both there; "auto": the last of these that takes
+        at most an eighth of the free device memory. edge_ids stay where they are.
+
+        Raises MemoryError when host or device memory is short, RuntimeError when the driver refuses to pin.
+        """
+        if place not in ("auto", *_PLACES):
+            raise ValueError(f"place={place!r}; it must be one of auto, host, indptr, device")
+        self.graph = graph
+        self.device = device
+        self.wide = graph.num_src > np.iinfo(np.int32).max
+        sources = [
+            _Source("indptr", graph.indptr, np.dtype(np.int64)),
+            _Source("indices", graph.indices, np.dtype(np.int64 if self.wide else np.int32)),
+        ]
+        if place == "auto":
+            place = _choose_place(sources, device)
+        _check_memory(graph, device, sources, place)
+        held: list[_Held] = []
+        self._weights: dict[int, _Held] = {}  # by the id of the array
+        self._finalizer = weakref.finalize(self, _release, held, self._weights)
+        try:
+            for source in sources:
+                if source.name in _PLACES[place]:
+                    held.append(_OnDevice(device, source))
+                else:
+                    what = f"{source.name} of {describe_type(graph.relation)}"
+                    held.append(_OnHost(device, source, what, _ON_DEVICE))
+        except BaseException:
+            self._finalizer()
+            raise
+        self.indptr_address, self.indices_address = (h.address for h in held)
+        self._topology = tuple(held)
+
+    @property
+    def host_bytes(self) -> int:
+        """Pinned host memory that the topology takes, and the weights that are held."""
+        return sum(h.nbytes for h in self._all_held() if isinstance(h, _OnHost))
+
+    @property
+    def device_bytes(self) -> int:
+        """Device memory, likewise."""
+        return sum(h.nbytes for h in self._all_held() if isinstance(h, _OnDevice))
+
+    def edge_weights(self, weights: np.ndarray) -> int:
+        """Where kernels find float32[num_edges], in the order of graph.indices.
+
+        They are copied when asked for first, and held until the array is gone or this is closed: to device
+        memory where indices lie there and an eighth of what is free will do, else to pinned host memory.
+        Raises MemoryError and RuntimeError as Graph.pin does.
+        """
+        key = id(weights)
+        if key not in self._weights:
+            source = _Source("weights", weights, np.dtype(np.float32))
+            relation = describe_type(self.graph.relation)
+            indices = self._topology[1]
+            if isinstance(indices, _OnDevice) and source.nbytes <= _room(self.device):
+                self._weights[key] = _OnDevice(self.device, source)
+            else:
+                _check_host_memory(f"pinning the weights of {relation}", [source], "free some")
+                self._weights[key] = _OnHost(self.device, source, f"weights of {relation}", "")
+            weakref.finalize(weights, _release_one, self._weights, key)
+        return self._weights[key].address
+
+    def _all_held(self) -> list[_Held]:
+        return [*self._topology, *self._weights.values()]
+
+    @property
+    def closed(self) -> bool:
+        return not self._finalizer.alive
+
+    def close(self) -> None:
+        """Unmap and free the copy. Idempotent. The caller has waited for the device's last use."""
+        self._finalizer()
+
+    def __enter__(self) -> PinnedGraph:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        sizes = f"{self.host_bytes} bytes of host memory, {self.device_bytes} of device memory"
+        return f"PinnedGraph({describe_type(self.graph.relation)}, {'closed' if self.closed else sizes})"
+
+
+@dataclass(frozen=True)
+class _Source:
+    """An array and the type that its copy has."""
+
+    name: str
+    array: np.ndarray
+    dtype: np.dtype[np.number]
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.array) * self.dtype.itemsize
+
+    def parts(self) -> Iterator[slice]:
+        """All of it, in pieces that are worth copying at once."""
+        step = _COPIED_AT_ONCE // self.array.itemsize
+        for first in range(0, len(self.array), step):
+            yield slice(first, min(first + step, len(self.array)))
+
+    def copy(self, part: slice, to: np.ndarray) -> None:
+        """What the copy's type does not hold becomes -1, which is no id either."""
+        np.copyto(to, self.array[part], casting="same_kind")
+        if self.dtype != self.array.dtype:
+            to[to != self.array[part]] = -1
+
+
+class _Held(ABC):
+    """Memory that holds an array: where the device finds it, what it takes, how to let go."""
+
+    address: int
+    nbytes: int
+
+    @abstractmethod
+    def release(self) -> None: ...
+
+
+class _OnDevice(_Held):
+    def __init__(self, device: Device, source: _Source) -> None:
+        import torch
+
+        dtype: torch.dtype = getattr(torch, source.dtype.name)
+        self._tensor: torch.Tensor | None = device.empty(len(source.array), dtype)
+        for part in source.parts():
+            piece = np.empty(part.stop - part.start, source.dtype)
+            source.copy(part, piece)
+            self._tensor[part].copy_(torch.from_numpy(piece))
+        device.current_stream().synchronize()  # before another stream reads it
+        self.address = self._tensor.data_ptr()
+        self.nbytes = self._tensor.nbytes
+
+    def release(self) -> None:
+        self._tensor = None
+
+
+class _OnHost(_Held):
+    """other_way: what the error adds that says that no more memory can be pinned."""
+
+    def __init__(self, device: Device, source: _Source, what: str, other_way: str) -> None:
+        self.nbytes = -(-max(1, source.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+        try:
+            copy = np.frombuffer(host_memory(self.nbytes), source.dtype, len(source.array))
+        except OSError as error:
+            raise MemoryError(f"{what}: no {self.nbytes} bytes of host memory ({error.strerror})") from None
+        for part in source.parts():
+            source.copy(part, copy[part])
+        try:
+            self._mapping: Mapping = device.map_host(copy.ctypes.data, self.nbytes)
+        except RuntimeError as error:
+            del copy  # now, whoever keeps the error
+            raise RuntimeError(
+                f"{what}: {self.nbytes} bytes of host memory could not be pinned ({error}). Raise the limit "
+                f"of locked memory (`ulimit -l`){other_way}"
+            ) from error
+        self._copy: np.ndarray | None = copy
+        self.address = self._mapping.device_address
+
+    def release(self) -> None:
+        self._mapping.close()
+        self._copy = None
+
+
+def _release(held: list[_Held], weights: dict[int, _Held]) -> None:
+    while held:
+        held.pop().release()
+    while weights:
+        weights.popitem()[1].release()
+
+
+def _release_one(weights: dict[int, _Held], key: int) -> None:
+    if key in weights:
+        weights.pop(key).release()
+
+
+def _room(device: Device) -> int:
+    return device.memory_info()[0] // _SHARE_OF_DEVICE
+
+
+def _choose_place(sources: list[_Source], device: Device) -> str:
+    room = _room(device)
+    sizes = {place: sum(s.nbytes for s in sources if s.name in names) for place, names in _PLACES.items()}
+    return max((place for place, nbytes in sizes.items() if nbytes <= room), key=lambda place: sizes[place])
+
+
+def _check_memory(graph: Graph, device: Device, sources: list[_Source], place: str) -> None:
+    what = f"pinning the topology of {describe_type(graph.relation)}"
+    on_device = [s for s in sources if s.name in _PLACES[place]]
+    on_host = [s for s in sources if s.name not in _PLACES[place]]
+    wanted, (free, _) = sum(s.nbytes for s in on_device), device.memory_info()
+    if wanted > free:
+        raise MemoryError(
+            f"{what} takes {_listing(on_device)} = {wanted} bytes of device memory, and {free} are free; "
+            "leave more on the host (place='indptr' or 'host')"
+        )
+    _check_host_memory(what, on_host, "free some, or place all of it on the device (place='device')")
+
+
+def _check_host_memory(what: str, sources: list[_Source], advice: str) -> None:
+    wanted, available = sum(s.nbytes for s in sources), _available_bytes()
+    if wanted > available:
+        raise MemoryError(
+            f"{what} takes {_listing(sources)} = {wanted} bytes of host memory, and {available} are "
+            f"available (MemAvailable of /proc/meminfo); {advice}"
+        )
+
+
+def _listing(sources: list[_Source]) -> str:
+    return " + ".join(f"{s.name} {s.nbytes}" for s in sources)
+
+
+def _available_bytes() -> int:
+    with open("/proc/meminfo") as f:
+        return next(int(line.split()[1]) << 10 for line in f if line.startswith("MemAvailable"))

@@ -1,0 +1,416 @@
+"""Sampling by GPU kernels, native/sampler/*.cu: launches them, owns the memory between them.
+
+Called by Neighbor and Labor. Chooses and numbers exactly as the CPU's sampler does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from gids import _core
+from gids.cuda import Argument, Device, Stream
+from gids.errors import FormatError
+from gids.sampler.device import PinnedGraph
+from gids.sampler.device.rates import DeviceRates, Rates
+from gids.sampler.minibatch import Block
+from gids.sampler.topology import Topology
+from gids.store.names import describe_type
+
+_UNIT = "sampler/neighbor.cu"
+_WEIGHTED = "sampler/weighted.cu"
+_THREADS = 256
+_BLOCKS_PER_SM = 8
+_ALL = -1
+_NO_LIMIT = np.uint64((1 << 64) - 1)
+"""A fanout of -1, for the kernels that draw by weight."""
+_LARGEST_ASSUMED = 32
+"""Up to this fanout a layer has room for all edges that it could have; beyond, their count is waited for."""
+_NO_FAULT = -1
+_MOST_EDGES = 1 << 31
+
+
+Keys = tuple[int, int, np.float64, np.float64]
+"""Of the random numbers of one relation or node type in one layer, as kernels take them."""
+
+
+class Dependency(NamedTuple):
+    """How the minibatches of successive steps depend on each other.
+
+    kappa of them (0: those of a whole epoch) are a group, nested in a large minibatch, or with numbers that
+    change gradually.
+    """
+
+    kappa: int
+    nested: bool
+
+    @property
+    def gradual(self) -> bool:
+        return not self.nested and self.kappa != 1
+
+
+Kind = Literal["uniform", "replaced", "least", "least sources", "labor"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which in-edges are taken.
+
+    kind: "uniform": `fanout` of them; "replaced": so many draws, with replacement; "least": those with the
+    least numbers of their own; "least sources": those whose sources have the least numbers; "labor": those
+    whose sources' numbers are below fanout / degree. dependency: for "uniform" not gradual. layer_dependency:
+    sources have the same numbers in all layers. rates: by relation, how readily edges are drawn, or none at
+    all; of relations that have some in proportion to these, "replaced" or not.
+    """
+
+    kind: Kind
+    dependency: Dependency
+    layer_dependency: bool = False
+    rates: Sequence[Rates | None] = ()
+
+    @property
+    def by_source(self) -> bool:
+        """A source has one number, whichever the relation, and edges count as in LABOR."""
+        return self.kind in ("least sources", "labor")
+
+
+@dataclass(eq=False)
+class _Draw:
+    """One relation in one layer. capacity: the most edges that it can have; base: its first place among the
+    edges from its source type. begins, degrees: of each destination; indptr: of its sampled edges.
+    """
+
+    pinned: PinnedGraph
+    number: int
+    src: int
+    fanout: int
+    n: int
+    begins: torch.Tensor
+    degrees: torch.Tensor
+    indptr: torch.Tensor
+    choice: Choice
+    rates: Rates | None
+    keys: Keys
+    capacity: int = 0
+    base: int = 0
+
+
+@dataclass
+class _Table:
+    """What the edges from one node type share in one layer, indexed by place (slots by hash)."""
+
+    slots: torch.Tensor
+    log2_slots: int
+    sources: torch.Tensor
+    positions: torch.Tensor
+    slot_of: torch.Tensor
+    ranks: torch.Tensor
+    estimates: torch.Tensor
+
+
+class DeviceSampler:
+    """Samples on one device. Memory between the kernels is kept and used again; one caller at a time."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._scratch: dict[tuple[str, int], torch.Tensor] = {}
+        self._stream: Stream | None = None  # where the scratch was used last
+        self._rates: DeviceRates | None = None
+        device.preload(_UNIT)
+
+    @property
+    def nbytes(self) -> int:
+        masks = self._rates.nbytes if self._rates is not None else 0
+        return sum(t.nbytes for t in self._scratch.values()) + masks
+
+    @property
+    def rates(self) -> DeviceRates:
+        """What draws by weight asks for them before it samples."""
+        if self._rates is None:
+            self._rates = DeviceRates(self._device)
+            self._device.preload(_WEIGHTED)
+        return self._rates
+
+    def sample(
+        self,
+        topology: Topology,
+        seeds: list[torch.Tensor],
+        fanouts: list[list[int]],
+        numbers: tuple[int, int, int],
+        choice: Choice,
+    ) -> tuple[list[torch.Tensor], list[list[Block]]]:
+        """Nodes by type, and by layer (the seeds' first) a block of each relation. Raises as
+        Neighbor.sample.
+        """
+        topology.check_open()
+        stream = self._device.current_stream()
+        if self._stream is not None and self._stream != stream:
+            stream.wait_stream(self._stream)
+            for scratch in self._scratch.values():  # when it is replaced, this stream may still use it
+                self._device.hand_over(scratch, self._stream, stream)
+            self._scratch.clear()  # it belongs to the stream on which it was allocated
+        self._stream = stream
+        nodes = [ids.to(self._device.torch_device) for ids in seeds]
+        types, relations = len(nodes), len(topology.relations)
+        faults = torch.full((types + 2 * relations,), _NO_FAULT, dtype=torch.int64, device=nodes[0].device)
+        for t, ids in enumerate(nodes):
+            self._launch("gids_check_seeds", len(ids), ids, len(ids), topology.node_counts[t], faults[t:])
+        layers = []
+        for hop, layer in enumerate(fanouts):
+            keys: list[Keys] = []
+            for r, (src, _) in enumerate(topology.ends):
+                of_layer, number = 0 if choice.layer_dependency else hop, src if choice.by_source else r
+                now, following, cos, sin = _core.variate_keys(numbers, choice.dependency, of_layer, number)
+                keys.append((now, following, np.float64(cos), np.float64(sin)))
+            layers.append(self._layer(topology, nodes, layer, keys, faults, choice))
+        return nodes, layers
+
+    def _layer(
+        self,
+        topology: Topology,
+        nodes: list[torch.Tensor],
+        fanouts: list[int],
+        keys: list[Keys],
+        faults: torch.Tensor,
+        choice: Choice,
+    ) -> list[Block]:
+        """Extends nodes by those that one layer finds."""
+        draws = [
+            self._count(topology, r, nodes[dst], fanouts[r], faults, choice, keys[r])
+            for r, (_, dst) in enumerate(topology.ends)
+        ]
+        capacities = self._capacities(draws, len(nodes))
+        known = [len(ids) for ids in nodes]
+        weighted = {draw.src for draw in draws if draw.rates is not None}
+        tables = [self._table(t, ids, capacities[t], t in weighted) for t, ids in enumerate(nodes)]
+        for draw, (_, dst) in zip(draws, topology.ends, strict=True):
+            self._draw(draw, nodes[dst], tables[draw.src], known[draw.src], topology, faults)
+        for draw in draws:
+            table = tables[draw.src]
+            self._launch(
+                "gids_mark_first",
+                draw.capacity,
+                *(table.slots, table.slot_of, draw.indptr[draw.n :], draw.capacity),
+                *(known[draw.src], draw.base, table.ranks),
+            )
+        for table, capacity in zip(tables, capacities, strict=True):
+            table.ranks[:capacity].cumsum_(0)
+
+        # The one wait of a layer: how many edges and nodes it found, and whether all was well.
+        counts = [draw.indptr[draw.n :] for draw in draws]
+        counts += [t.ranks[c - 1 : c].long() for t, c in zip(tables, capacities, strict=True) if c]
+        found = torch.cat([*counts, faults]).tolist()
+        _raise_faults(topology, nodes, found[-len(faults) :])
+        edges = found[: len(draws)]
+        new = iter(found[len(draws) :])
+        for t, capacity in enumerate(capacities):
+            if capacity and (count := next(new)):
+                nodes[t] = torch.cat([nodes[t], self._device.empty(count, torch.int64)])
+        return [
+            self._relabel(draw, tables[draw.src], known[draw.src], count, nodes, topology)
+            for draw, count in zip(draws, edges, strict=True)
+        ]
+
+    def _count(
+        self,
+        topology: Topology,
+        number: int,
+        nodes: torch.Tensor,
+        fanout: int,
+        faults: torch.Tensor,
+        choice: Choice,
+        keys: Keys,
+    ) -> _Draw:
+        pinned, graph, n = topology.pinned[number], topology.graphs[number], len(nodes)
+        begins = self._take("begins", number, n, torch.int64)
+        degrees = self._take("degrees", number, n, torch.int64)
+        indptr = self._device.zeros(n + 1, torch.int64)
+        self._launch(
+            "gids_count_neighbors",
+            2 * n,
+            *(nodes, n, graph.num_dst, pinned.indptr_address, graph.num_edges, np.int32(fanout)),
+            np.uint32(choice.kind == "replaced"),
+            *(begins, degrees, indptr[1:], faults[len(topology.node_types) + 2 * number :]),
+        )
+        rates = choice.rates[number] if choice.rates else None
+        if rates is not None and rates.some_zero and fanout:
+            self._launch(
+                "gids_count_weighted",
+                32 * n,
+                *(n, begins, degrees, rates.weights, np.int32(fanout), np.uint32(choice.kind == "replaced")),
+                indptr[1:],
+                unit=_WEIGHTED,
+            )
+        if choice.kind == "labor" and fanout > 0:
+            self._launch(
+                "gids_count_labor",
+                32 * n,
+                *(n, begins, degrees, *keys, np.uint32(fanout)),
+                *(pinned.indices_address, np.uint32(pinned.wide), graph.num_src, indptr[1:]),
+                faults[len(topology.node_types) + 2 * number + 1 :],
+            )
+        indptr.cumsum_(0)
+        src = topology.ends[number][0]
+        return _Draw(pinned, number, src, fanout, n, begins, degrees, indptr, choice, rates, keys)
+
+    def _capacities(self, draws: list[_Draw], types: int) -> list[int]:
+        """Gives every relation its places; returns how many each source type has."""
+        counted = [d for d in draws if d.choice.kind == "labor" or not 0 <= d.fanout <= _LARGEST_ASSUMED]
+        if counted:  # only the degrees tell: waits for them
+            counts = torch.cat([draw.indptr[draw.n :] for draw in counted]).tolist()
+            for draw, count in zip(counted, counts, strict=True):
+                draw.capacity = count
+        capacities = [0] * types
+        for draw in draws:
+            if draw not in counted:
+                draw.capacity = draw.n * draw.fanout
+            draw.base = capacities[draw.src]
+            capacities[draw.src] += draw.capacity
+        if max(capacities) >= _MOST_EDGES:
+            raise ValueError(
+                f"one layer of this minibatch can have {max(capacities)} edges, and a GPU numbers at most "
+                f"{_MOST_EDGES - 1}; use fewer seeds or smaller fanouts"
+            )
+        return capacities
+
+    def _table(self, t: int, nodes: torch.Tensor, capacity: int, weighted: bool) -> _Table:
+        """An id map with the known nodes of a type, at most three quarters full, and room for the edges."""
+        log2_slots = max(10, ((len(nodes) + capacity) * 4 // 3).bit_length()) if capacity else 0
+        slots = self._take("slots", t, 1 << log2_slots if capacity else 0, torch.int64)
+        slots.fill_(-1)
+        if capacity:
+            self._launch("gids_note_nodes", len(nodes), nodes, len(nodes), slots, np.uint32(log2_slots))
+        return _Table(
+            slots,
+            log2_slots,
+            self._take("sources", t, capacity, torch.int32),
+            self._take("positions", t, capacity, torch.int64),
+            self._take("slot_of", t, capacity, torch.int32),
+            self._take("ranks", t, capacity, torch.int32),
+            self._take("estimates", t, capacity if weighted else 0, torch.float32),
+        )
+
+    def _draw(
+        self,
+        draw: _Draw,
+        nodes: torch.Tensor,
+        table: _Table,
+        known: int,
+        topology: Topology,
+        faults: torch.Tensor,
+    ) -> None:
+        graph = topology.graphs[draw.number]
+        edges: tuple[Argument, ...] = (
+            *(draw.pinned.indices_address, np.uint32(draw.pinned.wide), graph.num_src),
+            *(known, draw.base, table.slots, np.uint32(table.log2_slots)),
+            *(table.sources, table.positions, table.slot_of),
+            faults[len(topology.node_types) + 2 * draw.number + 1 :],
+        )
+        if draw.rates is not None:
+            self._draw_weighted(draw, draw.rates, nodes, table, edges)
+            return
+        if draw.fanout == _ALL:
+            self._launch(
+                "gids_take_neighbors",
+                draw.capacity,
+                *(draw.n, draw.begins, draw.indptr, draw.capacity),
+                *edges,
+            )
+            return
+        kind, fanout = draw.choice.kind, np.uint32(draw.fanout)
+        of_nodes = (nodes, draw.n, draw.begins, draw.degrees, draw.indptr)
+        some = draw.n if draw.fanout else 0
+        if kind == "labor":
+            self._launch("gids_draw_labor", 32 * some, *of_nodes[1:], *draw.keys, fanout, *edges)
+        elif kind == "replaced":
+            self._launch("gids_draw_replaced", some * draw.fanout, *of_nodes, *draw.keys, fanout, *edges)
+        elif kind == "uniform":
+            width = min(32, 1 << max(0, draw.fanout - 1).bit_length())
+            of_layer = (draw.keys[0], fanout, np.uint32(width))
+            self._launch("gids_draw_neighbors", some * width, *of_nodes, *of_layer, *edges)
+        else:
+            which = (fanout, np.uint32(draw.choice.by_source), self._numbers(draw, table))
+            self._launch("gids_draw_least", 32 * some, *of_nodes, *draw.keys, *which, *edges)
+
+    def _draw_weighted(
+        self,
+        draw: _Draw,
+        rates: Rates,
+        nodes: torch.Tensor,
+        table: _Table,
+        edges: tuple[Argument, ...],
+    ) -> None:
+        replaced = draw.choice.kind == "replaced" and draw.fanout != _ALL
+        self._launch(
+            "gids_draw_weighted_replaced" if replaced else "gids_draw_weighted",
+            32 * draw.n if draw.fanout else 0,
+            *(nodes, draw.n, draw.begins, draw.degrees, draw.indptr, *draw.keys),
+            _NO_LIMIT if draw.fanout == _ALL else np.uint64(draw.fanout),
+            *(*rates.arguments, self._numbers(draw, table), table.estimates, *edges),
+            unit=_WEIGHTED,
+        )
+
+    def _numbers(self, draw: _Draw, table: _Table) -> torch.Tensor:
+        """int64 for each place."""
+        return self._take("numbers", draw.src, len(table.positions), torch.int64)
+
+    def _relabel(
+        self,
+        draw: _Draw,
+        table: _Table,
+        known: int,
+        count: int,
+        nodes: list[torch.Tensor],
+        topology: Topology,
+    ) -> Block:
+        indices = self._device.empty(count, torch.int64)
+        positions = self._device.empty(count, torch.int64)
+        self._launch(
+            "gids_relabel",
+            count,
+            *(count, known, draw.base, table.slots, table.slot_of, table.ranks),
+            *(table.sources, table.positions, indices, positions, nodes[draw.src]),
+        )
+        weights = None
+        if draw.rates is not None:
+            weights = table.estimates[draw.base : draw.base + count].clone()
+        elif draw.choice.by_source:
+            each = (draw.degrees.double() / draw.fanout).clamp(min=1).float()
+            weights = each.repeat_interleave(draw.indptr.diff(), output_size=count)
+        graph = topology.graphs[draw.number]
+        return Block(draw.indptr, indices, positions, len(nodes[draw.src]), graph, weights)
+
+    def _launch(self, kernel: str, threads: int, *args: Argument, unit: str = _UNIT) -> None:
+        """threads: how many have something to do."""
+        assert self._stream is not None
+        blocks = min(-(-threads // _THREADS), _BLOCKS_PER_SM * self._device.sm_count)
+        self._device.launch(self._stream, unit, kernel, blocks, _THREADS, *args)
+
+    def _take(self, name: str, number: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """Scratch memory with any contents."""
+        held = self._scratch.get((name, number))
+        if held is None or len(held) < count:
+            held = self._scratch[name, number] = self._device.empty(max(1024, count * 5 // 4), dtype)
+        return held[:count]
+
+
+def _raise_faults(topology: Topology, nodes: list[torch.Tensor], faults: list[int]) -> None:
+    types = len(topology.node_types)
+    for t, ntype in enumerate(topology.node_types):
+        if faults[t] != _NO_FAULT:
+            seed, count = int(nodes[t][faults[t]]), topology.node_counts[t]
+            raise IndexError(f"seed {seed} is no {ntype!r} node: ids run from 0 to {count - 1}")
+    for r, graph in enumerate(topology.graphs):
+        node, edge = faults[types + 2 * r : types + 2 * r + 2]
+        if node == edge == _NO_FAULT:
+            continue
+        what = (
+            f"indptr falls, or leaves the indices, at node {node}"
+            if node != _NO_FAULT
+            else f"indices[{edge}] is outside 0 to {graph.num_src - 1}"
+        )
+        raise FormatError(f"topology of {describe_type(graph.relation)}: {what}; `gids verify` says more")

@@ -1,0 +1,103 @@
+"""Checks of whole arrays: ids, indptr, row orders, checksums. Called by `verify` and by the writers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gids import _core
+from gids.errors import FormatError
+from gids.store.dtypes import is_whole
+from gids.store.rows import Rows, blocks
+
+_NO_COUNTS = np.empty(0, np.uint32)
+
+
+def check_ids(values: np.ndarray, limit: int, what: str, start: int) -> np.ndarray:
+    """values (int64[n], at position start of `what`) if all are in [0, limit); else raises FormatError."""
+    bad = _core.count_sources(values, limit, 0, _NO_COUNTS)
+    if bad is not None:
+        must = f"it must be from 0 to {limit - 1}" if limit else "there are no nodes to name"
+        raise FormatError(f"{what}[{start + bad}] is {values[bad]}; {must}")
+    return values
+
+
+def as_int64(values: torch.Tensor, what: str, start: int) -> torch.Tensor:
+    """Whole numbers (at position start of `what`) as int64. Raises FormatError for one of 2^63 or more."""
+    found = values.to(torch.int64)
+    if values.dtype == torch.uint64 and bool((found < 0).any()):
+        row = int(torch.nonzero((found < 0).reshape(-1))[0])
+        value = int(values.reshape(-1)[row].item())
+        raise FormatError(
+            f"{what} is {value} near position {start + row}; the largest that can be is 2^63 - 1"
+        )
+    return found
+
+
+def check_whole(rows: Rows, what: str) -> None:
+    if not is_whole(rows.dtype) or rows.dtype.is_complex:
+        name = str(rows.dtype).removeprefix("torch.")
+        raise FormatError(f"{what} is {name}; it must be whole numbers, int32 or int64")
+    if len(rows.shape) != 1:
+        raise FormatError(f"{what} has shape {rows.shape}; it must have one dimension")
+
+
+def checked_ids(rows: Rows, limit: int, what: str, block_bytes: int) -> Iterator[np.ndarray]:
+    """The pieces, int64, of an array of ids in [0, limit). Raises FormatError."""
+    check_whole(rows, what)
+    for start, block in blocks(rows, block_bytes):
+        yield check_ids(as_int64(block, what, start).numpy(), limit, what, start)
+
+
+def checked_indptr(rows: Rows, edge_count: int, block_bytes: int) -> Iterator[np.ndarray]:
+    """The pieces, int64, of an indptr that runs from 0 to edge_count and never falls. Raises FormatError."""
+    check_whole(rows, "indptr")
+    last = 0
+    for start, block in blocks(rows, block_bytes):
+        values = as_int64(block, "indptr", start).numpy()
+        if start == 0 and values[0] != 0:
+            raise FormatError(f"indptr[0] is {values[0]}; it must be 0")
+        falls = np.flatnonzero(np.diff(values, prepend=last) < 0)
+        if len(falls):
+            raise FormatError(
+                f"indptr[{start + falls[0]}] is {values[falls[0]]}, less than the entry before it"
+            )
+        last = int(values[-1])
+        yield values
+    if last != edge_count:
+        raise FormatError(f"indptr ends at {last}, but there are {edge_count} indices")
+
+
+MARK_ROWS = 64 << 20
+
+
+def checked_order(order: Rows, block_bytes: int) -> Iterator[np.ndarray]:
+    """The pieces of an order of rows. Raises FormatError, at the end at the latest, unless each position is
+    there once. Memory: 64 MB and a block; more than 64 M rows are read several times."""
+    count = order.shape[0]
+    for first in range(0, max(1, count), MARK_ROWS):
+        marks = np.zeros(min(MARK_ROWS, count - first), np.uint8)
+        for start, block in blocks(order, block_bytes):
+            values = block.numpy()
+            bad = _core.mark_positions(values, count, first, marks)
+            if bad is not None:
+                raise FormatError(
+                    f"order[{start + bad}] is {values[bad]}; each of 0 to {count - 1} must be there once"
+                )
+            if first == 0:
+                yield values
+
+
+def file_crc32c(path: Path, block_bytes: int = 8 << 20) -> int:
+    """CRC32C of a whole file; leaves nothing of it in the page cache."""
+    crc = 0
+    buffer = np.empty(block_bytes, np.uint8)
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(buffer.data):
+            crc = _core.crc32c_extend(crc, buffer[:count])
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return crc

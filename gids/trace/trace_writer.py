@@ -1,0 +1,124 @@
+"""Writes a trace file (trace.py has its layout), minibatch by minibatch, in bounded memory.
+
+Called by recording.py, with what a loader's cache does, and by sampled.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from gids.trace.trace_file import (
+    END,
+    ENTER,
+    MAGIC,
+    PLAN,
+    PREFIX,
+    RECORD,
+    RETIRE,
+    VERSION,
+    Pages,
+    TracedTable,
+    padded,
+)
+
+_WIDE = 1 << 32  # tables with more pages have page numbers of 8 bytes
+_BUFFER_BYTES = 1 << 20
+
+
+class TraceWriter:
+    """A trace file being written. It is complete once finish() has returned.
+
+    policy, window_batches, planned_batches, device: of the recorded run; None for sampling alone.
+    Raises OSError.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        tables: Sequence[TracedTable],
+        *,
+        policy: str | None = None,
+        window_batches: int | None = None,
+        planned_batches: int | None = None,
+        device: str | None = None,
+    ) -> None:
+        self._tables = list(tables)
+        self._file: BinaryIO = open(path, "wb", buffering=_BUFFER_BYTES)  # noqa: SIM115  (closed by close)
+        self._entered = self._planned = self._retired = self._pages = 0
+        header = {
+            "tables": [
+                {
+                    "name": t.name,
+                    "page_count": t.page_count,
+                    "page_bytes": t.page_bytes,
+                    "rows_per_page": t.rows_per_page,
+                    "lines": t.lines,
+                    "rows": t.of_rows,
+                    "heat": t.heat is not None,
+                }
+                for t in tables
+            ],
+            "policy": policy,
+            "window_batches": window_batches,
+            "planned_batches": planned_batches,
+            "device": device,
+            "gids": version("gids"),
+        }
+        text = json.dumps(header).encode()
+        text = text.ljust(padded(len(text)))
+        self._file.write(PREFIX.pack(MAGIC, VERSION, len(text)) + text)
+        for table in tables:
+            if table.heat is not None:
+                self._write_padded(table.heat)
+
+    def enter(self, pages: Sequence[Pages]) -> None:
+        """The next minibatch.
+
+        pages: for each table int64[n], each page once, in order of first appearance.
+        """
+        for number, (table, wanted) in enumerate(zip(self._tables, pages, strict=True)):
+            width = 8 if table.page_count > _WIDE else 4
+            self._file.write(RECORD.pack(ENTER, width, number, len(wanted), self._entered))
+            self._write_padded(wanted.astype("<u8" if width == 8 else "<u4"))
+            self._pages += len(wanted)
+        self._entered += 1
+
+    def plan(self) -> None:
+        """The first minibatch that is not planned has been."""
+        self._file.write(RECORD.pack(PLAN, 0, 0, 0, self._planned))
+        self._planned += 1
+
+    def retire(self) -> None:
+        """The first minibatch that is not retired has been, planned or not."""
+        self._file.write(RECORD.pack(RETIRE, 0, 0, 0, self._retired))
+        self._retired += 1
+        if self._planned < self._retired:  # withdrawn: it will never be planned
+            self._planned = self._retired
+
+    def retire_all(self) -> None:
+        """Every minibatch that entered has been retired."""
+        while self._retired < self._entered:
+            self.retire()
+
+    def finish(self, counters: Mapping[str, Mapping[str, int]] | None = None) -> None:
+        """Write the end mark and close. counters: what each table's cache counted in the run."""
+        if self._file.closed:
+            return
+        end: dict[str, Any] = {"batches": self._entered, "pages": self._pages, "counters": counters or {}}
+        text = json.dumps(end).encode()
+        self._file.write(RECORD.pack(END, 0, 0, len(text), self._entered) + text)
+        self._file.close()
+
+    def abandon(self) -> None:
+        """Close a file that has no end mark: reading it will say so. Nothing after finish()."""
+        self._file.close()
+
+    def _write_padded(self, values: np.ndarray[Any, Any]) -> None:
+        self._file.write(np.ascontiguousarray(values).tobytes())
+        self._file.write(bytes(padded(values.nbytes) - values.nbytes))

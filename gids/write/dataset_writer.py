@@ -1,0 +1,523 @@
+"""DatasetWriter: builds a dataset beside its final place, syncs it, and renames it into place.
+
+Called by the converters and by tests. A reader of the final path sees the whole dataset or none. With a
+`resume_key`, what was written before a kill is kept and continued.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+
+from gids.errors import FormatError, StorageError
+from gids.store.array_checks import checked_ids, checked_order, file_crc32c
+from gids.store.dtypes import dtype_name, is_whole
+from gids.store.files import array_header, load_scales, map_array
+from gids.store.geometry import DEFAULT_PAGE_BYTES, table_page_bytes
+from gids.store.manifest import (
+    ArrayEntry,
+    Manifest,
+    NodesEntry,
+    RelationEntry,
+    ScaleEntry,
+    TableEntry,
+    dump_manifest,
+    position_dtype,
+)
+from gids.store.names import SPLITS, Relation, describe_type, encode_path, table_name
+from gids.store.quantize import check_scale, stored_geometry
+from gids.store.rows import FileRows, Rows, Values, as_rows, blocks
+from gids.write.array_file import ArrayFile
+from gids.write.column_scales import write_column_scales
+from gids.write.edges import EdgeSource, out_degrees
+from gids.write.graph_writer import EdgeOrder, GraphWriter
+from gids.write.narrow import NarrowedRows, Narrowing, QuantizedRows, Tally
+from gids.write.page_writer import PageWriter, open_sized
+from gids.write.publish import dataset_path
+from gids.write.row_order import InEdges, as_positions
+from gids.write.scattered_rows import ScatteredRows, bucket_rows_for, bytes_needed
+from gids.write.workplace import Workplace
+
+_PIECE_BYTES = 8 << 20
+
+Positions = np.ndarray | torch.Tensor
+RowOrder = Positions | Callable[[], Positions]
+
+
+def _ignore(_: int) -> None:
+    pass
+
+
+class DatasetWriter:
+    """Write a dataset; a context manager that publishes it on success.
+
+    path: the dataset to make, NAME.gids. page_bytes: of every table whose rows fit (default 4096). stripe:
+    the number of shards, in the dataset's directory, or the directories to put one shard each in. workers:
+    threads that write a table. memory_bytes: bound on buffers. overwrite: replace a dataset that is there.
+    resume_key: what the dataset is made from, JSON; a later writer with an equal key continues this one's
+    work. Without, work that is not finished is removed. sync_bytes: how much may be lost to a kill.
+    on_bytes(n): progress, from any thread.
+
+    Raises FileExistsError, FormatError, and StorageError when the disk is full (errno ENOSPC, EDQUOT, EFBIG):
+    nothing is published then.
+
+    Attributes: resumed (work of an earlier writer is continued); restart_reason (why work that was found is
+    not, or "").
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        page_bytes: int = DEFAULT_PAGE_BYTES,
+        stripe: int | Sequence[str | os.PathLike[str]] = 1,
+        workers: int = 2,
+        memory_bytes: int = 256 << 20,
+        overwrite: bool = False,
+        resume_key: Mapping[str, Any] | None = None,
+        sync_bytes: int = 256 << 20,
+        on_bytes: Callable[[int], None] = _ignore,
+    ) -> None:
+        table_page_bytes(1, page_bytes)
+        if workers < 1 or memory_bytes < 1 << 20:
+            raise ValueError(
+                f"workers={workers}, memory_bytes={memory_bytes}; at least 1 and 1 MiB are needed"
+            )
+        stripe_dirs = [] if isinstance(stripe, int) else [Path(d) for d in stripe]
+        self._shard_count = stripe if isinstance(stripe, int) else len(stripe_dirs)
+        if self._shard_count < 1:
+            raise ValueError("stripe needs at least one shard or directory")
+        self.path = dataset_path(path)
+        self._page_bytes, self._workers, self._memory_bytes = page_bytes, workers, memory_bytes
+        self._sync_bytes, self._on_bytes = sync_bytes, on_bytes
+        self._counts: dict[str, int] = {}
+        self._node_arrays: dict[str, dict[str, ArrayEntry]] = {}
+        self._relations: dict[Relation, tuple[int, dict[str, ArrayEntry]]] = {}
+        self._tables: list[TableEntry] = []
+        self._tallies: dict[str, Tally] = {}
+        self._resumable = resume_key is not None
+        self._place = Workplace(self.path, stripe_dirs, resume_key, overwrite=overwrite)
+        self._root = self._place.root
+        self.resumed = self._place.resumed
+        self.restart_reason = self._place.restart_reason
+
+    @property
+    def scratch(self) -> Path:
+        """A directory for files that are only needed while writing; emptied by the next writer."""
+        return self._place.scratch
+
+    @property
+    def folders(self) -> list[Path]:
+        """Where shards go: the directory that is being built, or one folder in each stripe directory."""
+        return self._place.folders or [self._root]
+
+    @property
+    def has_progress(self) -> bool:
+        """Whether a later writer with the same key would find work to continue."""
+        return self._place.has_progress
+
+    def expect_bytes(self, size_bytes: int) -> None:
+        """Say how many bytes will be written in all, for the error when the disk fills up."""
+        self._place.needed_bytes = size_bytes
+
+    def explain_full(self, error: OSError) -> StorageError | None:
+        """What to do about an error when it says that the disk is full, else None."""
+        return self._place.explain_full(error, "it")
+
+    def add_nodes(self, ntype: str, count: int) -> None:
+        """Declare a node type. Tables, labels and graphs that come first declare theirs by themselves."""
+        known = self._counts.setdefault(ntype, count)
+        if known != count:
+            raise FormatError(
+                f"node type {ntype!r} has {known} nodes, but another part of the source has {count}"
+            )
+
+    def write_table(
+        self,
+        kind: str,
+        type_: str | Relation,
+        key: str,
+        rows: Values,
+        *,
+        dtype: torch.dtype | None = None,
+        scale: str | None = None,
+        order: RowOrder | None = None,
+    ) -> tuple[Narrowing, Tally] | None:
+        """Write one table.
+
+        kind: "node" or "edge"; type_: node type or (src, rel, dst); rows: values[row_count, *shape], in edge
+        id order for edges. dtype: cast to it; rounding to a shorter floating type is allowed, any other
+        change of a value raises FormatError. scale: with dtype int8 and floating rows, "row" or "column":
+        store multiples of a scale of each row or column; "column" reads the source twice.
+        order: where each row is to lie, int[row_count], each position once, or what computes that; readers
+        ask for rows by their ids all the same. The rows take their bytes on disk once more meanwhile.
+
+        Returns how values were rounded and the largest error that it made, None when all are exact.
+        """
+        rows = as_rows(rows)
+        dtype = dtype or rows.dtype
+        name = table_name(type_, key)
+        if not rows.shape:
+            raise FormatError(f"table {name!r} would be a single number; its first dimension must be rows")
+        if isinstance(type_, str):
+            self.add_nodes(type_, rows.shape[0])
+        else:
+            self._add_edges(type_, rows.shape[0])
+        try:
+            if scale is not None:
+                check_scale(scale, "scale")
+            narrowing = Narrowing.of(rows.dtype, dtype, scale)
+            layout = stored_geometry(
+                rows.shape, dtype.itemsize, scale, page_bytes=self._page_bytes, shard_count=self._shard_count
+            )
+        except FormatError as error:
+            raise FormatError(f"table {name!r}: {error}") from None
+        folder = encode_path(*((type_,) if isinstance(type_, str) else type_), key)
+        shards = self._shard_paths(folder)
+        entry = TableEntry(
+            kind=kind,
+            type=type_,
+            key=key,
+            shape=tuple(rows.shape[1:]),
+            dtype=dtype_name(dtype),
+            page_bytes=layout.page_bytes,
+            row_count=rows.shape[0],
+            shards=tuple(shards),
+            checksums=ArrayEntry(f"tables/{folder}/checksum.bin", "uint32", (layout.page_count,), 0),
+            scale=None if scale is None else ScaleEntry(scale),
+        )
+        item = f"table {folder}"
+        try:
+            if order is not None:
+                entry = replace(entry, order=self._write_order(folder, name, rows.shape[0], order))
+            if scale == "column":
+                entry = replace(
+                    entry, scale=ScaleEntry(scale, self._write_column_scales(folder, rows, entry))
+                )
+            crc = self._once(
+                item,
+                layout.page_count * layout.page_bytes,
+                lambda: self._write_pages(item, rows, dtype, entry, narrowing),
+            )
+        except FormatError as error:
+            raise FormatError(f"table {name!r}: {error}") from None
+        self._tables.append(replace(entry, checksums=replace(entry.checksums, crc32c=crc)))
+        return (
+            None
+            if narrowing is None
+            else (narrowing, self._tallies.get(item) or Tally(self._place.recall(item)))
+        )
+
+    def _write_column_scales(self, folder: str, rows: Rows, entry: TableEntry) -> ArrayEntry:
+        row_bytes = entry.geometry.row_bytes
+        fields = write_column_scales(
+            self._place,
+            f"tables/{folder}/scale.npy",
+            rows,
+            sync_bytes=self._sync_bytes,
+            on_rows=lambda n: self._on_bytes(n * row_bytes),
+        )
+        return _array_entry(fields)
+
+    def _write_order(self, folder: str, name: str, row_count: int, order: RowOrder) -> ArrayEntry:
+        def write() -> dict[str, Any]:
+            positions = as_positions(order() if callable(order) else order, row_count, name)
+            path = f"tables/{folder}/order.npy"
+            with ArrayFile(self._root, path, position_dtype(row_count), positions.shape) as file:
+                for values in checked_order(as_rows(positions), _PIECE_BYTES):
+                    file.append(values)
+                return file.finish().to_json()
+
+        return _array_entry(self._once(f"order {folder}", 0, write))
+
+    def _scattered(self, item: str, rows: Rows, entry: TableEntry) -> ScatteredRows:
+        """The table's rows in its order, once they are put aside in buckets."""
+        assert entry.order is not None
+        bucket_rows = self._place.once(
+            f"buckets of {item}", lambda: bucket_rows_for(rows, self._memory_bytes), on_skip=lambda: None
+        )
+        path = self._place.aside / encode_path(entry.name)
+        scattering = f"scattering {item}"
+        first_row = self._place.pages_done(scattering)
+        if not path.is_file() or path.stat().st_size != bytes_needed(rows):
+            first_row = 0
+        scattered = ScatteredRows(rows, self._map(entry.order), path, bucket_rows)
+        scattered.scatter(first_row, lambda n: self._place.record_pages(scattering, n), self._sync_bytes)
+        return scattered
+
+    def _shard_paths(self, folder: str) -> list[str]:
+        if not self._place.folders:
+            return [f"tables/{folder}/shard-{i:02d}.bin" for i in range(self._shard_count)]
+        return [str(outside / folder / f"shard-{i:02d}.bin") for i, outside in enumerate(self._place.folders)]
+
+    def _write_pages(
+        self, item: str, rows: Rows, dtype: torch.dtype, entry: TableEntry, narrowing: Narrowing | None
+    ) -> int:
+        layout = entry.geometry
+        checksums = self._root / entry.checksums.path
+        paths = [self._root / s for s in entry.shards]
+        sizes = [layout.shard_bytes(i) for i in range(layout.shard_count)]
+        first_page = self._place.pages_done(item)
+        if any(not p.is_file() or p.stat().st_size != s for p, s in zip(paths, sizes, strict=True)):
+            first_page = 0
+        self._on_bytes(first_page * layout.page_bytes)
+        source_row_bytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize
+        tally = self._tallies[item] = Tally(self._place.recall(item) if first_page else None)
+        memory_bytes = self._memory_bytes
+        if entry.order is not None and first_page < layout.page_count:
+            rows, memory_bytes = self._scattered(item, rows, entry), memory_bytes // 2
+        if entry.scale is not None:
+            rows, dtype = QuantizedRows(rows, self._column_scales(entry), tally), torch.uint8
+        elif narrowing is not None:
+            rows = NarrowedRows(rows, dtype, tally)
+
+        def on_sync(pages: int) -> None:
+            if narrowing is not None:
+                self._place.remember(item, tally.to_json())
+            self._place.record_pages(item, pages)
+
+        with contextlib.ExitStack() as stack:
+            fds = [open_sized(stack, p, s) for p, s in zip(paths, sizes, strict=True)]
+            checksum_fd = open_sized(stack, checksums, layout.page_count * 4)
+            PageWriter(
+                rows,
+                dtype,
+                layout,
+                fds,
+                checksum_fd,
+                source_row_bytes=source_row_bytes,
+                workers=self._workers,
+                memory_bytes=memory_bytes,
+                sync_bytes=self._sync_bytes,
+                on_sync=on_sync,
+                on_bytes=self._on_bytes,
+            ).write(first_page)
+        shutil.rmtree(self._place.aside, ignore_errors=True)
+        return file_crc32c(checksums)
+
+    def _column_scales(self, entry: TableEntry) -> torch.Tensor | None:
+        columns = entry.scale.columns if entry.scale is not None else None
+        if columns is None:
+            return None
+        return torch.from_numpy(load_scales(self._root / columns.path, columns))
+
+    def write_graph(
+        self,
+        relation: Relation,
+        indptr: Values,
+        indices: Values,
+        *,
+        num_src: int | None = None,
+        edge_ids: Values | None = None,
+        index_dtype: str = "int64",
+    ) -> None:
+        """Write a relation's topology as in-edges (CSC): the sources of destination v are
+        indices[indptr[v]:indptr[v + 1]].
+
+        num_src: needed unless the source type is declared. edge_ids: the id of each edge in that order.
+        Raises FormatError for an indptr that is not one or an id out of range.
+        """
+        indptr, indices = as_rows(indptr), as_rows(indices)
+        ids = None if edge_ids is None else as_rows(edge_ids)
+        self._declare(relation, num_src, indptr.shape[0] - 1)
+        edge_count = indices.shape[0]
+        if ids is not None and ids.shape != (edge_count,):
+            raise FormatError(f"{describe_type(relation)} has {edge_count} edges but {ids.shape} edge ids")
+
+        def write(files: GraphWriter) -> dict[str, ArrayEntry]:
+            return files.write_in_edges(indptr, indices, ids)
+
+        self._add_graph(relation, edge_count, index_dtype, write)
+
+    def write_edges(
+        self,
+        relation: Relation,
+        edges: EdgeSource,
+        *,
+        keep_ids: bool = True,
+        sort_neighbors: bool = False,
+        dedup: bool = False,
+        index_dtype: str = "int64",
+    ) -> None:
+        """Sort edges by destination (stable) and write the relation's topology.
+
+        edges: see topology.edge_list and out_edges. keep_ids: write edge_ids, unless the edges were sorted.
+        sort_neighbors: sort the edges of one destination by source. dedup: of equal edges keep one (needs
+        keep_ids=False; sorts neighbors).
+        """
+        self._declare(relation, edges.num_src, edges.num_dst)
+        order = EdgeOrder(keep_ids=keep_ids, sort_neighbors=sort_neighbors, dedup=dedup)
+
+        def write(files: GraphWriter) -> dict[str, ArrayEntry]:
+            memory_bytes = self._memory_bytes // 2
+            return files.write_sorted(edges, self._place.scratch, memory_bytes, order, workers=self._workers)
+
+        self._add_graph(relation, edges.count, index_dtype, write, is_exact=not dedup)
+
+    def _declare(self, relation: Relation, num_src: int | None, num_dst: int | None) -> None:
+        for ntype, count in ((relation[0], num_src), (relation[2], num_dst)):
+            if count is not None:
+                self.add_nodes(ntype, count)
+            elif ntype not in self._counts:
+                raise FormatError(f"the number of {ntype!r} nodes is not known: declare it with add_nodes")
+
+    def _add_edges(self, relation: Relation, count: int) -> dict[str, ArrayEntry]:
+        known, arrays = self._relations.setdefault(relation, (count, {}))
+        if known != count:
+            raise FormatError(
+                f"relation {describe_type(relation)} has {known} edges, but another part has {count}"
+            )
+        return arrays
+
+    def _add_graph(
+        self,
+        relation: Relation,
+        edge_count: int,
+        index_dtype: str,
+        write: Callable[[GraphWriter], dict[str, ArrayEntry]],
+        *,
+        is_exact: bool = True,
+    ) -> None:
+        """is_exact: edge_count is how many there will be, not only at most."""
+        if is_exact:
+            self._add_edges(relation, edge_count)
+
+        def work() -> dict[str, Any]:
+            try:
+                with GraphWriter(
+                    self._root,
+                    relation,
+                    num_src=self._counts[relation[0]],
+                    num_dst=self._counts[relation[2]],
+                    edge_count=edge_count,
+                    index_dtype=index_dtype,
+                    on_bytes=self._on_bytes,
+                ) as files:
+                    return {role: entry.to_json() for role, entry in write(files).items()}
+            except FormatError as error:
+                raise FormatError(f"relation {describe_type(relation)}: {error}") from None
+
+        found = self._once(f"graph {encode_path(*relation)}", edge_count * 8, work)
+        arrays = self._add_edges(relation, found["indices"]["shape"][0])
+        arrays.update({role: _array_entry(fields) for role, fields in found.items()})
+
+    def write_labels(self, ntype: str, labels: Values) -> None:
+        """Write one label per node: labels[num_nodes, …]. In one dimension whole numbers and bool become
+        int64.
+        """
+        labels = as_rows(labels)
+        if not labels.shape:
+            raise FormatError(f"labels of {ntype!r} are a single number")
+        self.add_nodes(ntype, labels.shape[0])
+        is_class = len(labels.shape) == 1 and not labels.dtype.is_floating_point
+        dtype = (
+            "int64" if is_class else "float32" if labels.dtype == torch.bfloat16 else dtype_name(labels.dtype)
+        )
+        pieces = (block.to(_torch(dtype)).numpy() for _, block in blocks(labels, _PIECE_BYTES))
+        self._write_node_array(ntype, "label", dtype, labels.shape, pieces)
+
+    def write_split(self, ntype: str, split: str, ids: Values) -> None:
+        """Write the node ids, int[n], of a split: "train", "val" or "test"."""
+        assert split in SPLITS, split
+        ids = as_rows(ids)
+        self._declare((ntype, "", ntype), None, None)
+        if len(ids.shape) != 1 or not is_whole(ids.dtype):
+            raise FormatError(
+                f"{split}_idx of {ntype!r} is {ids.dtype}{list(ids.shape)}; it must be node ids, int64[n]"
+            )
+        pieces = checked_ids(ids, self._counts[ntype], f"{split}_idx", _PIECE_BYTES)
+        self._write_node_array(ntype, f"{split}_idx", "int64", ids.shape, pieces)
+
+    def _write_node_array(
+        self, ntype: str, role: str, dtype: str, shape: Sequence[int], pieces: Iterable[np.ndarray]
+    ) -> None:
+        def write() -> dict[str, Any]:
+            with ArrayFile(self._root, f"nodes/{encode_path(ntype)}.{role}.npy", dtype, shape) as file:
+                for values in pieces:
+                    file.append(values)
+                return file.finish().to_json()
+
+        found = self._once(f"nodes {encode_path(ntype)}.{role}", 0, write)
+        self._node_arrays.setdefault(ntype, {})[role] = _array_entry(found)
+
+    def in_edges(self, ntype: str) -> list[InEdges]:
+        """The graphs written that join nodes of one type with each other, memory-mapped."""
+        arrays = [a for r, (_, a) in self._relations.items() if r[0] == r[2] == ntype and a]
+        return [(self._map(a["indptr"]), self._map(a["indices"])) for a in arrays]
+
+    def order(self, table: str) -> np.ndarray | None:
+        """Where the rows of a table that was written lie, memory-mapped; None: where their ids say."""
+        (entry,) = (t.order for t in self._tables if t.name == table)
+        return None if entry is None else self._map(entry)
+
+    def _map(self, entry: ArrayEntry) -> np.ndarray:
+        return map_array(self._root / entry.path, entry)
+
+    def out_degrees(self, ntype: str) -> np.ndarray | None:
+        """How often each node is a source in the graphs, all of which are there; None without. uint32[n]."""
+        self._write_out_degrees()
+        entry = self._node_arrays.get(ntype, {}).get("out_degree")
+        return None if entry is None else self._map(entry)
+
+    def _write_out_degrees(self) -> None:
+        for ntype, count in self._counts.items():
+            entries = [
+                a["indices"] for r, (_, a) in self._relations.items() if r[0] == ntype and "indices" in a
+            ]
+            if not entries:
+                continue
+            indices = [
+                FileRows(self._root / e.path, e.shape, _torch(e.dtype), offset=len(array_header(e)))
+                for e in entries
+            ]
+            pieces = out_degrees(indices, count, self._memory_bytes)
+            self._write_node_array(ntype, "out_degree", "uint32", (count,), pieces)
+
+    def commit(self) -> None:
+        """Finish, sync and publish the dataset. Raises FormatError when its parts do not agree."""
+        self._write_out_degrees()
+        nodes = [NodesEntry(t, n, self._node_arrays.get(t, {})) for t, n in self._counts.items()]
+        relations = [RelationEntry(r, n, arrays) for r, (n, arrays) in self._relations.items()]
+        self._place.publish(dump_manifest(Manifest(tuple(nodes), tuple(relations), tuple(self._tables))))
+
+    def close(self, *, discard: bool) -> None:
+        """Stop without publishing; discard: remove what was written, else leave it to be resumed."""
+        self._place.close(discard=discard)
+
+    def __enter__(self) -> DatasetWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            try:
+                self.commit()
+                return
+            except BaseException:
+                self.close(discard=not self._resumable)
+                raise
+        self.close(discard=not self._resumable)
+
+    def _once(self, item: str, size_bytes: int, work: Callable[[], Any]) -> Any:
+        return self._place.once(item, work, on_skip=lambda: self._on_bytes(size_bytes))
+
+
+def _array_entry(fields: Mapping[str, Any]) -> ArrayEntry:
+    return ArrayEntry(fields["path"], fields["dtype"], tuple(fields["shape"]), fields["crc32c"])
+
+
+def _torch(dtype: str) -> torch.dtype:
+    found = getattr(torch, dtype)
+    assert isinstance(found, torch.dtype)
+    return found

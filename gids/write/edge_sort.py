@@ -1,0 +1,240 @@
+"""Sorts any number of edges by destination in bounded memory. Called by DatasetWriter.
+
+What fits is sorted in memory by counting. What does not is split by destination over scratch files, and each
+file is sorted in the same way, several at a time; one destination's edges are only copied. The sort is
+stable: edges of one destination keep their order, unless they are to be sorted by source too. Then the edges
+of one destination that do not fit are split by source.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from gids import _core
+from gids.store.rows import FileRows, blocks
+from gids.write.edges import EdgePieces, Edges
+
+EDGE_BYTES = 24  # source, destination, id
+_HELD_BYTES = 64  # per edge sorted in memory: 24 as read, 16 sorted, 24 while the sinks write them
+_BINS = 1 << 16
+_PARTS = 64  # scratch files per split
+_SOURCE, _DESTINATION = 0, 1  # what edges are sorted by: their position in Edges
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class EdgeSorter:
+    """Sorts into two sinks, called in destination order.
+
+    emit_degrees(int64[k]): the in-degrees of the next k destinations. emit_edges(sources, ids): their edges.
+    scratch: a directory for the files of a split, 24 bytes per edge and split. workers: threads. num_src: how
+    many sources there are, to sort the edges of a destination by source too, or None. dedup: of equal edges,
+    keep the first (needs num_src).
+    """
+
+    def __init__(
+        self,
+        scratch: Path,
+        memory_bytes: int,
+        emit_degrees: Callable[[np.ndarray], None],
+        emit_edges: Callable[[np.ndarray, np.ndarray], None],
+        *,
+        workers: int = 1,
+        num_src: int | None = None,
+        dedup: bool = False,
+    ) -> None:
+        assert num_src is not None or not dedup, "equal edges are found when sorted by source"
+        self._scratch, self._memory_bytes = scratch, memory_bytes
+        self._emit_degrees, self._emit_edges = emit_degrees, emit_edges
+        self._workers, self._num_src, self._dedup = workers, num_src, dedup
+        # A piece is held as read, as records and in order, by every worker and whoever writes it.
+        self._piece_bytes = max(8, min(8 << 20, memory_bytes // (16 * (workers + 1))))
+        self._part_bytes = memory_bytes // (workers + 1) if workers > 1 else memory_bytes
+        self._hub_degree = 0
+
+    def sort(self, pieces: EdgePieces, edge_count: int, first: int, last: int) -> None:
+        """Sort edge_count edges whose destinations are all in [first, last)."""
+        with ThreadPoolExecutor(self._workers, "gids-edges") as pool:
+            self._sort(pool, pieces, edge_count, first, last, _DESTINATION)
+
+    def _sort(
+        self, pool: ThreadPoolExecutor, pieces: EdgePieces, edge_count: int, first: int, last: int, key: int
+    ) -> None:
+        if self._cost(edge_count, last - first) <= self._memory_bytes:
+            self._emit(key, *self._sort_in_memory(pieces, edge_count, first, last, key))
+        elif last - first > 1:
+            self._split(pool, pieces, first, last, key)
+        elif key == _DESTINATION and self._num_src is not None:
+            self._hub_degree = 0
+            self._sort(pool, pieces, edge_count, 0, self._num_src, _SOURCE)
+            self._emit_degrees(np.array([self._hub_degree]))
+        else:
+            self._copy(pieces, edge_count, key)
+
+    @staticmethod
+    def _cost(edge_count: int, node_count: int) -> int:
+        return edge_count * _HELD_BYTES + node_count * 16
+
+    def _emit(self, key: int, degrees: np.ndarray, sources: np.ndarray, ids: np.ndarray) -> None:
+        """Hand on sorted edges: of many destinations, or of one, sorted by source."""
+        if key == _DESTINATION:
+            self._emit_degrees(degrees)
+        else:
+            self._hub_degree += len(sources)
+        self._emit_edges(sources, ids)
+
+    def _copy(self, pieces: EdgePieces, edge_count: int, key: int) -> None:
+        """Hand on edges that are of one destination (and of one source, when that is the key)."""
+        for sources, _, ids in pieces(self._piece_bytes):
+            kept = min(edge_count, 1) if self._dedup else len(sources)
+            self._emit_edges(sources[:kept], ids[:kept])
+            if self._dedup:
+                edge_count = 1
+                break
+        if key == _DESTINATION:
+            self._emit_degrees(np.array([edge_count]))
+        else:
+            self._hub_degree += edge_count
+
+    def _sort_in_memory(
+        self, pieces: EdgePieces, edge_count: int, first: int, last: int, key: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(how often each key occurs, sources, ids) of edges, sorted by key."""
+        read = np.empty((3, edge_count), np.int64)
+        at = 0
+        for piece in pieces(self._piece_bytes):
+            for column, values in zip(read, piece, strict=True):
+                column[at : at + len(values)] = values
+            at += len(piece[0])
+        assert at == edge_count, f"{at} edges came, {edge_count} were announced"
+        offsets = np.empty(last - first + 1, np.int64)
+        others, ids = np.empty(edge_count, np.int64), np.empty(edge_count, np.int64)
+        bad = _core.sort_edges(read[1 - key], read[key], read[2], first, offsets, others, ids)
+        assert bad is None, f"{read[key, bad or 0]} is not in [{first}, {last})"
+        if key == _SOURCE:
+            return self._one_destination(first, last, offsets, ids)
+        if self._num_src is None:
+            return np.diff(offsets), others, ids
+        _core.sort_neighbors(offsets, others, ids)
+        return self._without_repeats(offsets, others, ids) if self._dedup else (np.diff(offsets), others, ids)
+
+    def _one_destination(
+        self, first: int, last: int, offsets: np.ndarray, ids: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        counts = np.diff(offsets)
+        if self._dedup:
+            ids = ids[offsets[:-1][counts > 0]]
+            counts = np.minimum(counts, 1)
+        return counts, np.repeat(np.arange(first, last), counts), ids
+
+    @staticmethod
+    def _without_repeats(
+        offsets: np.ndarray, sources: np.ndarray, ids: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        kept = np.ones(len(sources), bool)
+        kept[1:] = sources[1:] != sources[:-1]
+        starts = offsets[:-1]
+        kept[starts[starts < len(sources)]] = True
+        before = np.concatenate([[0], np.cumsum(kept)])
+        return np.diff(before[offsets]), sources[kept], ids[kept]
+
+    def _split(self, pool: ThreadPoolExecutor, pieces: EdgePieces, first: int, last: int, key: int) -> None:
+        width = -(-(last - first) // _BINS)
+        counts = np.zeros(-(-(last - first) // width), np.int64)
+        for piece in pieces(self._piece_bytes):
+            counts += np.bincount((piece[key] - first) // width, minlength=len(counts))
+        starts = self._part_starts(counts, width)
+        part_of_bin = np.repeat(np.arange(len(starts), dtype=np.uint8), np.diff([*starts, len(counts)]))
+        paths = [self._scratch / f"edges-{key}-{first}-{last}-{part}" for part in range(len(starts))]
+
+        def grouped(piece: Edges) -> list[np.ndarray]:
+            """The piece's records by part."""
+            parts = part_of_bin[(piece[key] - first) // width]
+            records = np.stack(piece, axis=1)[np.argsort(parts, kind="stable")]
+            ends = np.cumsum(np.bincount(parts, minlength=len(starts)))
+            return np.split(records, ends[:-1])
+
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(open(path, "wb", buffering=0)) for path in paths]
+            for records in self._in_order(pool, grouped, pieces(self._piece_bytes)):
+                for file, record in zip(files, records, strict=True):
+                    _write(file.fileno(), record)
+        bounds = [*(first + start * width for start in starts), last]
+        self._sort_parts(pool, paths, bounds, key)
+
+    def _sort_parts(self, pool: ThreadPoolExecutor, paths: list[Path], bounds: list[int], key: int) -> None:
+        """Sort each file, in order: those that fit several at a time, the others one by one."""
+
+        def work(part: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+            count = paths[part].stat().st_size // EDGE_BYTES
+            if self._cost(count, bounds[part + 1] - bounds[part]) > self._part_bytes:
+                return None
+            pieces = _read_edges(paths[part], count)
+            return self._sort_in_memory(pieces, count, bounds[part], bounds[part + 1], key)
+
+        for part, found in enumerate(self._in_order(pool, work, range(len(paths)))):
+            if found is None:
+                count = paths[part].stat().st_size // EDGE_BYTES
+                self._sort(pool, _read_edges(paths[part], count), count, bounds[part], bounds[part + 1], key)
+            else:
+                self._emit(key, *found)
+                found = None  # not to be held while the next is waited for
+            paths[part].unlink()
+
+    def _in_order(
+        self, pool: ThreadPoolExecutor, work: Callable[[Item], Result], items: Iterable[Item]
+    ) -> Iterator[Result]:
+        """work(item) of each, in order; as many at once as there are workers, and no more."""
+        if self._workers == 1:
+            yield from map(work, items)
+            return
+        running: deque[Future[Result]] = deque()
+        try:
+            for item in items:
+                running.append(pool.submit(work, item))
+                if len(running) >= self._workers:
+                    yield running.popleft().result()
+            while running:
+                yield running.popleft().result()
+        finally:
+            for future in running:
+                future.cancel()
+
+    def _part_starts(self, counts: np.ndarray, width: int) -> list[int]:
+        """The first bin of each part, so that a part fits in memory where that takes no more than _PARTS."""
+        costs = self._cost(1, 0) * counts + self._cost(0, width)
+        most = max(self._part_bytes, -(-2 * int(costs.sum()) // (_PARTS - 1)))
+        starts, held = [0], 0
+        for index, cost in enumerate(costs.tolist()):
+            if held and held + cost > most:
+                starts.append(index)
+                held = 0
+            held += cost
+        return starts
+
+
+def _write(fd: int, records: np.ndarray) -> None:
+    """Append records, whole; a write may be short near a full disk."""
+    data = memoryview(records.reshape(-1).view(np.uint8).data) if len(records) else memoryview(b"")
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def _read_edges(path: Path, edge_count: int) -> EdgePieces:
+    def pieces(block_bytes: int) -> Iterator[Edges]:
+        rows = FileRows(path, (edge_count, 3), torch.int64)
+        for _, block in blocks(rows, 3 * block_bytes):
+            sources, destinations, ids = block.numpy().T
+            yield sources, destinations, ids
+
+    return pieces

@@ -1,0 +1,82 @@
+"""Adds the heat of nodes to a dataset that is there, in one step. Called by `gids heat`.
+
+Tables, graph, labels and splits stay as they are: new array files are written beside the old ones, and the
+manifest that names them replaces the old manifest by one rename.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from gids.errors import FormatError, StorageError
+from gids.store.files import read_manifest
+from gids.store.manifest import ArrayEntry, NodesEntry, dump_manifest, heat_dtype
+from gids.store.names import HEAT_ROLES, encode_path
+from gids.write.amend import only_writer, replace_manifest
+from gids.write.array_file import ArrayFile
+from gids.write.sync import sync_directory
+
+
+def write_heat(path: str | os.PathLike[str], method: str, heat: Mapping[str, np.ndarray]) -> None:
+    """Store one method's heat of some node types; what that method stored of them before is replaced.
+
+    method: a key of HEAT_ROLES. heat: node type -> number[num_nodes], finite, 0 or more; stored as float32
+    (uint32 for "out-degree").
+
+    A reader sees the dataset with all of it or as it was, whenever this process ends; what an ended one left
+    goes with the next. Blocks while another process does the same. Raises FormatError for heat
+    that does not fit the dataset, StorageError when it cannot be written.
+    """
+    root = Path(os.path.abspath(path))
+    role = HEAT_ROLES[method]
+    with only_writer(root):
+        manifest = read_manifest(root)
+        _check(heat, {n.type: n.count for n in manifest.nodes}, root.name)
+        replaced = [n.arrays[role].path for n in manifest.nodes if n.type in heat and role in n.arrays]
+        try:
+            nodes = tuple(
+                _with_array(n, role, _write_array(root, n, role, heat[n.type])) if n.type in heat else n
+                for n in manifest.nodes
+            )
+            sync_directory(root / "nodes")
+            replace_manifest(root, dump_manifest(dataclasses.replace(manifest, nodes=nodes)))
+        except StorageError:
+            raise
+        except OSError as error:
+            what = f"cannot store heat ({error.strerror}); the dataset is as it was"
+            raise StorageError(error.errno or 0, what, root) from error
+        for old in replaced:
+            (root / old).unlink(missing_ok=True)
+
+
+def _check(heat: Mapping[str, np.ndarray], counts: Mapping[str, int], name: str) -> None:
+    for ntype, values in heat.items():
+        if ntype not in counts:
+            raise FormatError(f"no node type {ntype!r} in {name} (has {', '.join(map(repr, counts))})")
+        if values.shape != (counts[ntype],):
+            raise FormatError(
+                f"heat of {ntype!r} is {list(values.shape)}, but {name} has {counts[ntype]} nodes"
+            )
+        if not (np.isfinite(values).all() and (values >= 0).all()):
+            raise FormatError(f"heat of {ntype!r} has values that are not finite, or below 0")
+
+
+def _write_array(root: Path, nodes: NodesEntry, role: str, values: np.ndarray) -> ArrayEntry:
+    # Of two names, the one that the manifest does not use: so the old file stays whole until the rename. What
+    # a process that was killed left behind goes, and is not written over: it may have been read before.
+    stem = f"nodes/{encode_path(nodes.type)}.{role}"
+    used = nodes.arrays[role].path if role in nodes.arrays else ""
+    name = f"{stem}.1.npy" if used == f"{stem}.npy" else f"{stem}.npy"
+    (root / name).unlink(missing_ok=True)
+    with ArrayFile(root, name, heat_dtype(role), values.shape) as file:
+        file.append(values)
+        return file.finish()
+
+
+def _with_array(nodes: NodesEntry, role: str, entry: ArrayEntry) -> NodesEntry:
+    return NodesEntry(nodes.type, nodes.count, {**nodes.arrays, role: entry})

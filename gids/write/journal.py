@@ -1,0 +1,154 @@
+"""Journal: what an unfinished dataset has safely on disk, so that a killed conversion resumes.
+
+Called by DatasetWriter. One line of JSON per record, appended and synced after the data it speaks of; a torn
+last line is ignored. It lies beside the dataset that is being built, never in it. Whoever holds its lock is
+the only writer of that dataset's name.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gids.write.sync import sync_directory
+
+_HEADER = "gids journal 2"
+
+
+class Journal:
+    """An open, locked journal, in a directory that is made for it.
+
+    Attributes: resumed (its work can be continued with this key); difference (why not, or ""); id (8 hex
+    digits, kept when resuming); done (item -> what was recorded when it was finished); pages (item -> pages
+    of it on disk); folders (where shards go, if elsewhere); publication (what was recorded before publishing,
+    whatever the key, or None). Raises BlockingIOError when another process holds it.
+    """
+
+    def __init__(self, path: Path, key: Mapping[str, Any] | None) -> None:
+        self.id = secrets.token_hex(4)
+        self.done: dict[str, Any] = {}
+        self.pages: dict[str, int] = {}
+        self.difference = ""
+        self.folders: list[str] = []
+        self.publication: dict[str, Any] | None = None
+        self._file = _locked(path)
+        self.resumed = self._load(json.loads(json.dumps(key)))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was recorded."""
+        return os.fstat(self._file.fileno()).st_size == 0
+
+    def abandon(self) -> None:
+        """Record that this work is not to be continued, before any of it is removed; folders are kept."""
+        try:
+            self.record({"abandoned": True})
+        except OSError:  # no room even for that
+            self._file.truncate(0)
+        self.resumed, self.publication = False, None
+
+    def clear(self) -> None:
+        """Forget all that was recorded."""
+        self.done.clear()
+        self.pages.clear()
+        self.folders, self.difference = [], ""
+        self.resumed, self.publication = False, None
+        self._file.truncate(0)
+
+    def restart(self, key: Mapping[str, Any] | None, folders: list[str]) -> None:
+        """Forget what was recorded; begin with what this dataset is made from."""
+        self.clear()
+        self.folders = folders
+        self.record({"journal": _HEADER, "id": self.id, "key": key, "folders": folders})
+
+    def record(self, fields: Mapping[str, Any]) -> None:
+        """Append a record and wait until it is on disk. Raises OSError; the journal is as it was then."""
+        data = json.dumps(fields).encode() + b"\n"
+        size_bytes = os.fstat(self._file.fileno()).st_size
+        try:
+            while data:
+                data = data[self._file.write(data) :]
+            os.fdatasync(self._file.fileno())
+        except OSError:
+            self._file.truncate(size_bytes)
+            raise
+
+    def record_pages(self, item: str, pages: int) -> None:
+        self.record({"item": item, "pages": pages})
+        self.pages[item] = pages
+
+    def record_done(self, item: str, result: Any) -> None:
+        self.record({"item": item, "done": result})
+        self.done[item] = result
+
+    def record_publication(self, fields: Mapping[str, Any]) -> None:
+        self.record({"publication": fields})
+        self.publication = dict(fields)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _load(self, key: Any) -> bool:
+        self._file.seek(0)
+        records, length = [], 0
+        for line in self._file.read().split(b"\n")[:-1]:
+            try:
+                records.append(json.loads(line))
+            except ValueError:
+                break
+            length += len(line) + 1
+        self._file.truncate(length)  # a torn line must not swallow the next record
+        if not records:
+            return False
+        if not isinstance(records[0], dict) or records[0].get("journal") != _HEADER:
+            self.difference = "another version of gids began it"
+            return False
+        self.folders = records[0]["folders"]
+        if any("abandoned" in r for r in records):
+            return False
+        self.publication = next((r["publication"] for r in reversed(records) if "publication" in r), None)
+        if key is None or records[0]["key"] != key:
+            self.difference = _difference(records[0]["key"], key)
+            return False
+        self.id = records[0]["id"]
+        for record in records[1:]:
+            if "done" in record:
+                self.done[record["item"]] = record["done"]
+            elif "pages" in record:
+                self.pages[record["item"]] = record["pages"]
+        return True
+
+
+def _locked(path: Path) -> io.FileIO:
+    """The file, made where there is none, once this process holds it. Raises BlockingIOError, OSError."""
+    while True:
+        path.parent.mkdir(exist_ok=True)
+        try:
+            file = io.FileIO(path, "a+")
+        except FileNotFoundError:  # whoever had it removes the directory just now
+            continue
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                sync_directory(path.parent)
+                sync_directory(path.parent.parent)
+                return file
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+
+
+def _difference(before: Any, now: Any) -> str:
+    if not isinstance(before, dict) or not isinstance(now, dict):
+        return "it cannot be resumed"
+    names = [n for n in {**before, **now} if before.get(n) != now.get(n)]
+    return f"{', '.join(names)} changed"

@@ -1,0 +1,251 @@
+"""Writes the pages of one table: reads rows, casts, pads, checksums and writes, a block per thread at a time.
+
+Called by DatasetWriter. Memory: a few blocks per worker. Every so often what was written is synced, reported
+and dropped from the page cache.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gids import _core
+from gids.errors import FormatError
+from gids.store.geometry import Geometry, div_ceil
+from gids.store.rows import Rows
+from gids.write.direct_write import aligned_zeros, write_directly, write_exactly
+
+MAX_BLOCK_BYTES = 8 << 20
+
+
+class PageWriter:
+    """One table being written.
+
+    shard_fds, checksum_fd: files open for writing, already of their final size. source_row_bytes: of a row
+    where rows come from, which may hold it while it makes theirs. on_sync(pages): called, never
+    by two threads at once, after pages 0 … pages are on disk. on_bytes(n): progress, from any thread.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        dtype: torch.dtype,
+        layout: Geometry,
+        shard_fds: Sequence[int],
+        checksum_fd: int,
+        *,
+        source_row_bytes: int,
+        workers: int,
+        memory_bytes: int,
+        sync_bytes: int,
+        on_sync: Callable[[int], None],
+        on_bytes: Callable[[int], None],
+    ) -> None:
+        self._rows, self._dtype, self._layout = rows, dtype, layout
+        self._shard_fds, self._checksum_fd = shard_fds, checksum_fd
+        self._workers = workers
+        self._on_sync, self._on_bytes = on_sync, on_bytes
+        # A worker holds, per page: the page, its copy for one shard, its rows as read and as cast.
+        source_bytes = layout.rows_per_page * source_row_bytes
+        held_bytes = 2 * layout.page_bytes + source_bytes + layout.rows_per_page * layout.row_bytes
+        most = min(
+            MAX_BLOCK_BYTES // max(layout.page_bytes, source_bytes), memory_bytes // workers // held_bytes
+        )
+        self._block_pages = max(1, most)
+        self._sync_pages = max(1, sync_bytes // layout.page_bytes)
+        self._lock = threading.Lock()
+        self._next = self._written = self._synced = 0
+        self._finished: set[int] = set()  # first pages of blocks written out of order
+        self._syncing = threading.Lock()
+        self._stop = False
+
+    def write(self, first_page: int) -> None:
+        """Write pages from first_page to the last and sync them. Raises what a worker raised."""
+        self._next = self._written = self._synced = first_page
+        for fd in self._shard_fds:
+            write_directly(fd)
+        with ThreadPoolExecutor(self._workers, "gids-convert") as pool:
+            futures = [pool.submit(self._work) for _ in range(self._workers)]
+            try:
+                for future in futures:
+                    future.result()
+            finally:
+                self._stop = True  # lets the others end when one failed or the user pressed Ctrl-C
+        self._sync()
+
+    def _work(self) -> None:
+        try:
+            pages = aligned_zeros(self._block_pages, self._layout.page_bytes)
+            shards = self._layout.shard_count
+            stripe = aligned_zeros(div_ceil(len(pages), shards), pages.shape[1]) if shards > 1 else None
+            scratch = None if self._is_plain else _Scratch(self._block_rows, self._rows, self._dtype)
+            while not self._stop:
+                with self._lock:
+                    first = self._next
+                    self._next += self._block_pages
+                count = min(self._block_pages, self._layout.page_count - first)
+                if count <= 0:
+                    return
+                self._fill(first, pages[:count], scratch)
+                self._store(first, pages[:count], stripe)
+                self._advance(first, count)
+        except BaseException:
+            self._stop = True
+            raise
+
+    @property
+    def _block_rows(self) -> int:
+        return self._block_pages * self._layout.rows_per_page
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether pages are the rows' own bytes, so that they are read straight into place."""
+        layout = self._layout
+        return (
+            self._rows.dtype == self._dtype and layout.rows_per_page * layout.row_bytes == layout.page_bytes
+        )
+
+    def _fill(self, first: int, pages: np.ndarray, scratch: _Scratch | None) -> None:
+        layout = self._layout
+        start = first * layout.rows_per_page
+        count = min(len(pages) * layout.rows_per_page, layout.row_count - start)
+        if count < len(pages) * layout.rows_per_page:
+            pages[-1] = 0  # the last page, rows short
+        if scratch is None:
+            data = pages.reshape(-1)[: count * layout.row_bytes]
+            self._rows.read_into(start, _typed(data, self._dtype, (count, *self._rows.shape[1:])))
+            return
+        data = scratch.load(self._rows, start, count)
+        whole, rest = divmod(count, layout.rows_per_page)
+        used = layout.rows_per_page * layout.row_bytes
+        pages[:whole, :used] = data[: whole * used].reshape(whole, used)
+        pages[whole : whole + 1, : rest * layout.row_bytes] = data[whole * used :]
+
+    def _store(self, first: int, pages: np.ndarray, stripe: np.ndarray | None) -> None:
+        """stripe: room for the pages of one of several shards."""
+        store_pages(self._layout, first, pages, self._shard_fds, self._checksum_fd, stripe)
+        self._on_bytes(pages.nbytes)
+
+    def _advance(self, first: int, count: int) -> None:
+        with self._lock:
+            self._finished.add(first)
+            while self._written in self._finished:
+                self._finished.remove(self._written)
+                self._written = min(self._written + self._block_pages, self._layout.page_count)
+            due = self._written - self._synced >= self._sync_pages
+        if due and self._syncing.acquire(blocking=False):
+            try:
+                self._sync()
+            finally:
+                self._syncing.release()
+
+    def _sync(self) -> None:
+        with self._lock:
+            written = self._written
+        sync_files((*self._shard_fds, self._checksum_fd))
+        self._on_sync(written)
+        self._synced = written
+
+
+class _Scratch:
+    """One worker's rows as read, and as cast when the table has another type."""
+
+    def __init__(self, row_count: int, rows: Rows, dtype: torch.dtype) -> None:
+        elements = row_count * math.prod(rows.shape[1:])
+        self._read = np.empty(elements * rows.dtype.itemsize, np.uint8)
+        self._cast = None if rows.dtype == dtype else np.empty(elements * dtype.itemsize, np.uint8)
+        self._dtype = dtype
+
+    def load(self, rows: Rows, start: int, count: int) -> np.ndarray:
+        """The bytes of rows start … start + count in the table's type."""
+        shape = (count, *rows.shape[1:])
+        elements = math.prod(shape)
+        data = self._read[: elements * rows.dtype.itemsize]
+        values = _typed(data, rows.dtype, shape)
+        rows.read_into(start, values)
+        if self._cast is None:
+            return data
+        cast = self._cast[: elements * self._dtype.itemsize]
+        cast_exactly(values, _typed(cast, self._dtype, shape))
+        return cast
+
+
+def store_pages(
+    layout: Geometry,
+    first: int,
+    pages: np.ndarray,
+    shard_fds: Sequence[int],
+    checksum_fd: int,
+    stripe: np.ndarray | None = None,
+) -> None:
+    """Write pages first, first + 1, …, uint8[n, page_bytes], and their checksums. Raises OSError.
+
+    stripe: uint8[m, page_bytes], room for the pages of one of several shards; aligned for files that are
+    written directly.
+    """
+    write_pages(layout, first, pages, shard_fds, stripe)
+    write_exactly(checksum_fd, _core.crc32c(pages).view(np.uint8), first * 4)
+
+
+def write_pages(
+    layout: Geometry,
+    first: int,
+    pages: np.ndarray,
+    shard_fds: Sequence[int],
+    stripe: np.ndarray | None = None,
+) -> None:
+    """store_pages without checksums."""
+    for index in range(min(layout.shard_count, len(pages))):
+        shard, offset = layout.page_location(first + index)
+        mine = pages[index :: layout.shard_count]
+        if stripe is not None:
+            stripe[: len(mine)] = mine
+            mine = stripe[: len(mine)]
+        write_exactly(shard_fds[shard], np.ascontiguousarray(mine).reshape(-1), offset)
+
+
+def sync_files(fds: Iterable[int]) -> None:
+    """Wait until what was written is on disk, and let it leave the page cache. Raises OSError."""
+    for fd in fds:
+        os.fdatasync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def open_sized(stack: ExitStack, path: Path, size_bytes: int) -> int:
+    """A file of this size, open for reading and writing until the stack closes; what it holds stays."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    stack.callback(os.close, fd)
+    os.ftruncate(fd, size_bytes)
+    return fd
+
+
+def cast_exactly(values: torch.Tensor, out: torch.Tensor) -> None:
+    """Cast values into out. Rounding to a shorter floating type is narrow.py's part; here anything that would
+    change a value (a fraction, an integer that has no exact image) raises FormatError."""
+    out.copy_(values)
+    if values.dtype.is_floating_point:
+        if not out.dtype.is_floating_point:
+            cost = "round them to 0 and 1" if out.dtype == torch.bool else "cut their fractions"
+            raise FormatError(
+                f"casting {values.dtype} features to {out.dtype} would {cost}; "
+                "int8 with a scale rounds them instead"
+            )
+        return
+    lost = out.to(values.dtype) != values
+    if bool(lost.any()):
+        raise FormatError(
+            f"{int(values[lost].reshape(-1)[0])} is not exact in {out.dtype}; keep {values.dtype}"
+        )
+
+
+def _typed(data: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.from_numpy(data).view(dtype).view(shape)

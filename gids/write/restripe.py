@@ -1,0 +1,208 @@
+"""restripe: spreads the pages of a dataset over other directories, by a copy. Called by `gids restripe`.
+
+Only the shards move: graph, labels, checksums and orders stay as they are. First the folders of the old and
+the new shards are listed in the dataset. The new shards are written beside the old ones and synced; then a
+manifest that names them replaces the old one by one rename. Then the folders in the list that the manifest
+does not name are removed; after an error, too, and when the next restripe begins. Killed at any time, the
+dataset is whole, as it was or as it will be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from gids import _core
+from gids.errors import FormatError, StorageError
+from gids.store.files import Locator, faults, map_array, read_manifest, shard_files
+from gids.store.geometry import MAX_SHARDS, Geometry
+from gids.store.manifest import Manifest, TableEntry, dump_manifest
+from gids.store.read_lock import without_readers
+from gids.store.scan import read_pages
+from gids.write.amend import only_writer, replace_manifest
+from gids.write.page_writer import write_pages
+from gids.write.publish import (
+    make_shard_folder,
+    remove_leftovers,
+    shard_folder,
+    shard_folders_of,
+    write_leftovers,
+)
+from gids.write.space import check_space
+from gids.write.sync import sync_tree
+
+_BLOCK_BYTES = 8 << 20
+_SYNC_BYTES = 256 << 20
+
+
+def _ignore(_: int) -> None:
+    pass
+
+
+def restripe(
+    path: str | os.PathLike[str],
+    stripe: Sequence[str | os.PathLike[str]],
+    *,
+    allow_dirs: Sequence[str | os.PathLike[str]] = (),
+    workers: int = 2,
+    on_total: Callable[[int], None] = _ignore,
+    on_bytes: Callable[[int], None] = _ignore,
+) -> None:
+    """Put one shard of every table into each directory of stripe; none: back into the dataset, as one shard.
+
+    allow_dirs: directories outside the dataset in which its shards may lie now. Every page is compared with
+    its checksum on the way. Nothing happens when the shards are there already. workers: threads.
+    on_total(bytes), on_bytes(n): progress, from any thread.
+
+    Raises ValueError for a directory that is named twice, FileNotFoundError, PermissionError, FormatError for
+    a dataset that is no good or is open elsewhere, StorageError when a disk is full or a page is damaged: the
+    dataset is as it was then.
+    """
+    root = Path(os.path.abspath(path))
+    directories = _checked_directories(stripe)
+    with only_writer(root):
+        manifest = read_manifest(root)
+        locate = Locator(root, [*allow_dirs, *directories])
+        _remove_rest(root, manifest)  # what one that was killed left
+        for fault in faults(manifest, locate):
+            raise FormatError(fault)
+        if all(_is_striped_so(t, directories) for t in manifest.tables):
+            return
+        lock = locate.array(manifest.tables[0].checksums) if manifest.tables else None
+        with without_readers(lock):
+            _move(root, manifest, locate, directories, workers, on_total, on_bytes)
+
+
+def _checked_directories(stripe: Sequence[str | os.PathLike[str]]) -> list[Path]:
+    directories = [Path(d).resolve() for d in stripe]
+    if len(directories) > MAX_SHARDS:
+        raise ValueError(f"{len(directories)} directories; a table has at most {MAX_SHARDS} shards")
+    for directory in directories:
+        if directories.count(directory) > 1:
+            raise ValueError(f"stripe directory {directory} is named twice; name each disk once")
+        if not directory.is_dir():
+            raise FileNotFoundError(f"stripe directory {directory} does not exist")
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(f"stripe directory {directory} is not writable: change its owner or mode")
+    return directories
+
+
+def _is_striped_so(table: TableEntry, directories: Sequence[Path]) -> bool:
+    if not directories:
+        return len(table.shards) == 1 and not Path(table.shards[0]).is_absolute()
+    return [Path(s).parents[2] for s in table.shards if Path(s).is_absolute()] == list(directories)
+
+
+def _move(
+    root: Path,
+    manifest: Manifest,
+    locate: Locator,
+    directories: Sequence[Path],
+    workers: int,
+    on_total: Callable[[int], None],
+    on_bytes: Callable[[int], None],
+) -> None:
+    id_ = secrets.token_hex(4)
+    folders = [shard_folder(d, root, id_) for d in directories]
+    tables = [dataclasses.replace(t, shards=_new_shards(t, folders, id_)) for t in manifest.tables]
+    new = dataclasses.replace(manifest, tables=tuple(tables))
+    data = dump_manifest(new)  # judges the paths, too
+    sizes = [(t.geometry, s) for t in tables for s in range(len(t.shards))]
+    on_total(sum(layout.shard_bytes(shard) for layout, shard in sizes))
+    places = directories or [root]
+    check_space(((places[shard], layout.shard_bytes(shard)) for layout, shard in sizes), [])
+    try:
+        write_leftovers(root, [*folders, *sorted(shard_folders_of(root) or ())])
+        for folder in folders:
+            make_shard_folder(folder, root)
+        with ThreadPoolExecutor(workers, "gids-restripe") as pool:
+            for old, table in zip(manifest.tables, tables, strict=True):
+                _copy(root, old, table, locate, pool, on_bytes)
+        for place in {(root / shard).parent.parent for table in tables for shard in table.shards}:
+            sync_tree(place)
+        replace_manifest(root, data)
+    except BaseException as error:
+        _remove_rest(root, read_manifest(root))
+        if isinstance(error, OSError) and not isinstance(error, StorageError):
+            what = f"{os.strerror(error.errno or 0)} while restriping; the dataset is as it was"
+            raise StorageError(error.errno or 0, what, error.filename or root) from error
+        raise
+    _remove_rest(root, new)
+
+
+def _new_shards(table: TableEntry, folders: Sequence[Path], id_: str) -> tuple[str, ...]:
+    place = PurePosixPath(table.checksums.path).parent
+    if folders:
+        return tuple(str(folder / place.name / f"shard-{i:02d}.bin") for i, folder in enumerate(folders))
+    # Another name than that of a shard that is there.
+    path = str(place / "shard-00.bin")
+    return (str(place / f"shard-00-{id_}.bin") if path in table.shards else path,)
+
+
+def _copy(
+    root: Path,
+    old: TableEntry,
+    new: TableEntry,
+    locate: Locator,
+    pool: ThreadPoolExecutor,
+    on_bytes: Callable[[int], None],
+) -> None:
+    layout, written = old.geometry, new.geometry
+    sources, targets = shard_files(old, locate), [root / s for s in new.shards]
+    sums = map_array(locate.array(old.checksums), old.checksums)
+    step = max(1, _BLOCK_BYTES // layout.page_bytes)
+    with contextlib.ExitStack() as stack:
+        from_fds = [_open(stack, p, os.O_RDONLY) for p in sources]
+        to_fds = []
+        for shard, path in enumerate(targets):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            to_fds.append(_open(stack, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+            os.ftruncate(to_fds[-1], written.shard_bytes(shard))
+
+        def copy(first: int) -> None:
+            pages = read_pages(layout, from_fds, sources, first, min(step, layout.page_count - first))
+            wrong = np.flatnonzero(_core.crc32c(pages) != sums[first : first + len(pages)])
+            if len(wrong):
+                shard, offset = layout.page_location(first + int(wrong[0]))
+                what = f"page {first + wrong[0]} of {old.name!r} fails its CRC32C; the dataset is as it was"
+                raise StorageError(errno.EBADMSG, what, sources[shard], int(offset))
+            write_pages(written, first, pages, to_fds)
+            on_bytes(pages.nbytes)
+
+        for part in _parts(layout, step):
+            for _ in pool.map(copy, part):
+                pass
+            for fd in to_fds:
+                os.fdatasync(fd)
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _parts(layout: Geometry, step: int) -> Iterator[range]:
+    """The first pages of blocks, as many at a time as are synced together."""
+    span = step * max(1, _SYNC_BYTES // (step * layout.page_bytes))
+    for start in range(0, layout.page_count, span):
+        yield range(start, min(start + span, layout.page_count), step)
+
+
+def _open(stack: contextlib.ExitStack, path: Path, flags: int) -> int:
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o666)
+    stack.callback(os.close, fd)
+    return fd
+
+
+def _remove_rest(root: Path, manifest: Manifest) -> None:
+    """Remove the shards of this dataset that its manifest does not name. The caller is its only writer."""
+    named = {root / s for t in manifest.tables for s in t.shards}
+    for place in {(root / t.checksums.path).parent for t in manifest.tables}:
+        for file in place.glob("shard-*.bin"):
+            if file not in named:
+                file.unlink()
+    remove_leftovers(root)

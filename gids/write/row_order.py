@@ -1,0 +1,164 @@
+"""Orders of rows: which rows of a table should share pages, by degree, by community, or by what was read.
+
+Called by conversion and by `gids bench hit-ratio`. An order is an array of positions: where each row lies,
+int32 or int64[row_count]. Knows arrays only; writing rows in an order is scattered_rows.py's part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gids import _core
+from gids.errors import FormatError
+from gids.store.array_checks import MARK_ROWS
+from gids.store.manifest import position_dtype
+from gids.write.edge_sort import EdgeSorter
+from gids.write.edges import EdgePieces, Edges
+
+InEdges = tuple[np.ndarray, np.ndarray]
+"""(indptr, indices): the sources of the in-edges of every node of one type, of the same type."""
+
+MAX_ROWS = (1 << 32) - 1
+COMMUNITY_BYTES = 20
+"""Memory per row that an order by community takes, and one by a trace."""
+
+DEGREE_BYTES = 12
+"""Memory per row that an order by degree takes."""
+
+_COMMUNITY_ROWS = 4096  # of a community, at most: its rows are so near each other, whatever their order in it
+_LEAST_ROWS = 16  # smaller communities fill no page: their rows go by weight, behind all others
+_ROUNDS = 12
+_SETTLED = 100  # one row in so many still moves: it is left at that
+_NEAR = 4  # rows of a minibatch this near to each other in it count as read together
+
+
+def degree_order(weights: np.ndarray) -> np.ndarray:
+    """Positions by falling weight (out-degrees, say), equals by id. weights: uint32[row_count]."""
+    nodes = np.empty(len(weights), np.uint32)
+    _core.by_weight(np.ascontiguousarray(weights, np.uint32), nodes)
+    order = np.empty(len(weights), position_dtype(len(weights)))
+    for start in range(0, len(nodes), MARK_ROWS):
+        part = nodes[start : start + MARK_ROWS]
+        order[part] = np.arange(start, start + len(part), dtype=order.dtype)
+    return order
+
+
+def community_order(graphs: Sequence[InEdges], weights: np.ndarray) -> np.ndarray:
+    """Positions by community, the largest first, and by falling weight within each.
+
+    graphs: in-edges among the rows, of one relation each. weights: uint32[row_count]. Communities come from
+    label propagation with bounded sizes (Raghavan et al. 2007; Meyerhenke et al. 2014, section III): passes
+    over all edges, at most a dozen. Deterministic. Raises ValueError for a damaged topology.
+    """
+    count = len(weights)
+    labels, sizes = np.arange(count, dtype=np.uint32), np.ones(count, np.uint32)
+    for round_number in range(_ROUNDS):
+        moved = sum(
+            _core.propagate_labels(indptr, indices, labels, sizes, _COMMUNITY_ROWS, round_number)
+            for indptr, indices in graphs
+        )
+        if moved * _SETTLED < count:
+            break
+    for indptr, indices in graphs:
+        _core.adopt_lone(indptr, indices, labels, sizes, _COMMUNITY_ROWS)
+    starts = _rank_communities(sizes)
+    nodes = np.empty(count, np.uint32)
+    _core.by_weight(np.ascontiguousarray(weights, np.uint32), nodes)
+    order = np.empty(count, position_dtype(count))
+    _core.place_in_clusters(nodes, labels, sizes, starts, order)
+    return order
+
+
+def _rank_communities(sizes: np.ndarray) -> np.ndarray:
+    """Replace each label's size by its community's rank; where each rank begins, uint64[ranks].
+
+    The last rank is that of all communities which are too small for a page.
+    """
+    large = np.flatnonzero(sizes >= _LEAST_ROWS)
+    large = large[np.argsort(-sizes[large].astype(np.int64), kind="stable")]
+    ends = np.cumsum(sizes[large], dtype=np.uint64)
+    sizes[:] = len(large)
+    sizes[large] = np.arange(len(large), dtype=np.uint32)
+    return np.concatenate([np.zeros(1, np.uint64), ends])
+
+
+def co_read_order(
+    minibatches: Callable[[], Iterable[np.ndarray]],
+    row_count: int,
+    scratch: Path,
+    memory_bytes: int,
+    *,
+    workers: int = 1,
+) -> np.ndarray:
+    """Positions by what was read together: rows that follow each other in minibatches make the graph.
+
+    minibatches: gives, each time from the first on, the rows of each, int64[n], in the order of their first
+    use, which keeps the neighbours of one seed together. scratch: a directory for the edges between them,
+    some 100 bytes per row read. Rows that were never read come last.
+    """
+    weights = np.zeros(row_count, np.uint32)
+    edge_count = 0
+    for rows in minibatches():
+        _core.count_sources(rows, row_count, 0, weights)
+        edge_count += sum(2 * max(0, len(rows) - distance) for distance in range(1, _NEAR + 1))
+    indptr_path, indices_path = scratch / "read-indptr", scratch / "read-indices"
+    with open(indptr_path, "wb") as indptr, open(indices_path, "wb") as indices:
+        total = np.zeros(1, np.int64)
+        indptr.write(total.tobytes())
+
+        def on_degrees(degrees: np.ndarray) -> None:
+            ends = total + np.cumsum(degrees)
+            indptr.write(ends.astype(np.int64).tobytes())
+            total[:] = ends[-1]
+
+        def on_edges(sources: np.ndarray, _: np.ndarray) -> None:
+            indices.write(np.ascontiguousarray(sources).data)
+
+        pieces = _near_pairs(minibatches)
+        sorter = EdgeSorter(scratch, memory_bytes // 2, on_degrees, on_edges, workers=workers)
+        sorter.sort(pieces, edge_count, 0, row_count)
+    try:
+        found = np.memmap(indices_path, np.int64, "r") if edge_count else np.empty(0, np.int64)
+        return community_order([(np.memmap(indptr_path, np.int64, "r"), found)], weights)
+    finally:
+        indptr_path.unlink()
+        indices_path.unlink()
+
+
+def _near_pairs(minibatches: Callable[[], Iterable[np.ndarray]]) -> EdgePieces:
+    def pieces(block_bytes: int) -> Iterator[Edges]:
+        most = max(1, block_bytes // 8)
+        for rows in minibatches():
+            for distance in range(1, _NEAR + 1):
+                for a, b in ((rows[:-distance], rows[distance:]), (rows[distance:], rows[:-distance])):
+                    for start in range(0, len(a), most):
+                        part = a[start : start + most]
+                        yield part, b[start : start + most], np.zeros(len(part), np.int64)
+
+    return pieces
+
+
+def check_memory(method: str, row_count: int, memory_bytes: int) -> None:
+    """Raise FormatError, with what is needed, when an order of so many rows does not fit."""
+    if row_count > MAX_ROWS:
+        raise FormatError(f"--order {method} numbers at most {MAX_ROWS} rows, not {row_count}")
+    needed = row_count * (DEGREE_BYTES if method == "degree" else COMMUNITY_BYTES)
+    if needed > memory_bytes:
+        raise FormatError(
+            f"--order {method} of {row_count} rows needs {needed} bytes, and --memory is {memory_bytes}: "
+            f"give --memory {needed // 1_000_000 + 1}MB, or keep --order original"
+        )
+
+
+def as_positions(order: np.ndarray | torch.Tensor, row_count: int, what: str) -> np.ndarray:
+    """An order as it is stored. Raises FormatError for one that is none for so many rows."""
+    values = order.numpy() if isinstance(order, torch.Tensor) else np.asarray(order)
+    if values.shape != (row_count,) or values.dtype.kind not in "iu":
+        raise FormatError(
+            f"the order of {what} is {values.dtype}{list(values.shape)}; it must be int[{row_count}]"
+        )
+    return values.astype(position_dtype(row_count), copy=False)

@@ -1,0 +1,382 @@
+"""TableWriter: adds a table to a dataset that is there, block by block; a reader sees all of it or none.
+
+Made by create_table. It takes rows in any order and from several threads, makes pages of them,
+and publishes the table with the manifest that names it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import torch
+
+from gids.errors import FormatError, StorageError
+from gids.store.array_checks import file_crc32c
+from gids.store.dtypes import byte_view, dtype_name, make_bools_proper
+from gids.store.feature_store import FeatureStore
+from gids.store.files import Locator, read_manifest
+from gids.store.geometry import DEFAULT_PAGE_BYTES, Geometry
+from gids.store.manifest import ArrayEntry, TableEntry, dump_manifest
+from gids.store.names import Relation, check_name, describe_type, encode_path, table_name
+from gids.store.table import Table
+from gids.write.amend import only_writer, replace_manifest
+from gids.write.narrow import refuse_overflow
+from gids.write.page_writer import MAX_BLOCK_BYTES, cast_exactly, open_sized, store_pages, sync_files
+from gids.write.row_ranges import RowRanges
+from gids.write.space import check_space
+from gids.write.sync import sync_directory
+from gids.write.table_folder import TableFolder, remove_replaced
+
+_SYNC_BYTES = 256 << 20
+
+
+def create_table(
+    store: FeatureStore,
+    name: str,
+    rows: int,
+    dim: int | Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    *,
+    type_: str | Relation | None = None,
+    page_bytes: int = DEFAULT_PAGE_BYTES,
+    replace: bool = False,
+) -> TableWriter:
+    """A writer that adds a table to the dataset, block by block, and publishes it in one step.
+
+    name: TYPE.KEY, as tables are named; a key alone where there is one node type. rows: how many the type
+    has. dim: of a row, or its shape. type_: the node type or relation; name is then the key alone.
+    page_bytes: as of DatasetWriter. replace: the table of this name, if there is one, by the new one.
+    Shards lie as those of the dataset's first table.
+
+        with create_table(store, "paper.embedding", 1000, 64) as writer:
+            for start, block in blocks:
+                writer.write(start, block)
+        store = store.reopen()  # the dataset with the table
+
+    This store, like all that are open, stays what it was: it does not see the table. Of one that was
+    replaced, what is open is read on (loaders hold their files open); else it is gone.
+
+    Raises KeyError for a type that is not there, FileExistsError for a name that is taken, ValueError and
+    FormatError for other arguments, StorageError when the disk has no room: nothing is written then.
+    """
+    type_, key = (type_, name) if type_ is not None else store.parse_table_name(name)
+    count = store.num_nodes(type_) if isinstance(type_, str) else store.num_edges(type_)
+    if rows != count:
+        raise ValueError(
+            f"rows={rows}, but {store.name} has {count} of {describe_type(type_)}: a table has a row for each"
+        )
+    shape = (count, dim) if isinstance(dim, int) else (count, *dim)
+    return TableWriter(store, store.locate, type_, key, shape, dtype, page_bytes=page_bytes, replace=replace)
+
+
+def temporary_table(
+    store: FeatureStore, type_: str | Relation, rows: int, dim: int | Sequence[int], dtype: torch.dtype
+) -> TableWriter:
+    """A table of any number of rows that the dataset never has: for what is written and then read again.
+
+    It lies with the dataset's tables. `finish` gives the table, `discard` removes it; what a killed
+    process leaves is removed when a table is created next. Raises as `create_table`.
+    """
+    shape = (rows, dim) if isinstance(dim, int) else (rows, *dim)
+    return TableWriter(store, store.locate, type_, "temporary", shape, dtype, temporary=True)
+
+
+class TableWriter:
+    """A table that is being added to a dataset. A context manager that publishes it, or on an exception (and
+    always, when it is temporary) removes what was written.
+
+    `write` takes blocks of rows in any order, each row once; several threads may call it at once. Memory: a
+    few MiB per thread, and a page for each end of a block that is not on a page's border, until its
+    neighbour comes (blocks that begin at multiples of `rows_per_page` have none).
+
+    Whenever the process ends before `publish` is through, the dataset is as it was; what was left is removed
+    when a table is created next. Attributes: name, row_count, shape, dtype, rows_per_page.
+    """
+
+    def __init__(
+        self,
+        store: FeatureStore,
+        locate: Locator,
+        type_: str | Relation,
+        key: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        *,
+        page_bytes: int = DEFAULT_PAGE_BYTES,
+        replace: bool = False,
+        temporary: bool = False,
+    ) -> None:
+        check_name(key, "the table's key")
+        self.name = table_name(type_, key)
+        self.replace, self.temporary = replace or temporary, temporary
+        self._store, self._locate = store, locate
+        self.row_count, *row = shape
+        self.shape, self.dtype = tuple(row), dtype
+        element = dtype_name(dtype)
+        stem = encode_path(*((type_,) if isinstance(type_, str) else type_), key)
+        self._lock = threading.Lock()  # guards the five below
+        self._written = RowRanges()
+        self._partial: dict[int, tuple[np.ndarray, int]] = {}  # page -> its bytes, rows that it lacks
+        self._writing = 0  # calls of write under way
+        self._unsynced_bytes = 0
+        self._state = "open"
+        self._table: Table | None = None
+        self._resources = contextlib.ExitStack()
+        try:
+            with self._explaining("making its files"), only_writer(store.path):
+                manifest = read_manifest(store.path)
+                if not self.replace and self.name in (t.name for t in manifest.tables):
+                    raise FileExistsError(
+                        f"{store.name} has a table {self.name!r}; give another name, or replace=True"
+                    )
+                shards = len(manifest.tables[0].shards) if manifest.tables else 1
+                self._layout = Geometry.of(shape, dtype.itemsize, page_bytes=page_bytes, shard_count=shards)
+                self.rows_per_page = self._layout.rows_per_page
+                self._folder = TableFolder(store.path, manifest, locate, stem)
+                self._resources.callback(self._folder.close)
+                self._resources.callback(self._folder.remove)
+                self._check_space()
+            self.entry = TableEntry(
+                kind="node" if isinstance(type_, str) else "edge",
+                type=type_,
+                key=key,
+                shape=self.shape,
+                dtype=element,
+                page_bytes=self._layout.page_bytes,
+                row_count=self.row_count,
+                shards=self._folder.shards,
+                checksums=ArrayEntry(self._folder.checksums, "uint32", (self._layout.page_count,), 0),
+            )
+            with self._explaining("making its files"):
+                self._fds = [
+                    open_sized(self._resources, store.path / shard, self._layout.shard_bytes(i))
+                    for i, shard in enumerate(self.entry.shards)
+                ]
+                self._checksum_fd = open_sized(
+                    self._resources, store.path / self._folder.checksums, self._layout.page_count * 4
+                )
+        except BaseException:
+            self._resources.close()
+            raise
+        self._finalizer = weakref.finalize(self, self._resources.close)  # when it is dropped
+
+    def write(self, start: int, rows: torch.Tensor | np.ndarray) -> None:
+        """Write rows start, start + 1, … of the table.
+
+        rows: number[n, *shape] on any device; cast to the table's dtype: rounding to a shorter floating type
+        is allowed, and NaN and infinities stay. Blocks.
+
+        Raises ValueError for rows of another shape, beyond the table or written before, FormatError for a
+        value that the table's dtype does not hold, StorageError when the disk is full or fails: the table can
+        then only be discarded.
+        """
+        given = torch.as_tensor(rows).detach().cpu()
+        stop = start + len(given) if given.dim() else start
+        if not given.dim() or tuple(given.shape[1:]) != self.shape:
+            raise ValueError(
+                f"rows are {list(given.shape)}; a block of {self.name!r} is [n, {_listed(self.shape)}]"
+            )
+        if start < 0 or stop > self.row_count:
+            raise ValueError(
+                f"rows {start} to {stop - 1} are not all of {self.name!r}, which has {self.row_count} rows"
+            )
+        values = given.contiguous()
+        if values.dtype != self.dtype:
+            values = torch.empty(given.shape, dtype=self.dtype)
+            cast_exactly(given, values)
+            refuse_overflow(given, values, start)
+        elif values.dtype == torch.bool:
+            values = make_bools_proper(values.clone())
+        with self._lock:
+            if self._state != "open":
+                raise ValueError(f"{self.name!r} is {self._state}: no more rows can be written")
+            if stop == start:
+                return
+            self._written.add(start, stop)
+            self._writing += 1
+        try:
+            with self._explaining("writing it"):
+                self._write(start, stop, byte_view(values))
+        except BaseException:
+            self._state = "broken by an error"
+            raise
+        finally:
+            with self._lock:
+                self._writing -= 1
+
+    def _write(self, start: int, stop: int, data: np.ndarray) -> None:
+        layout = self._layout
+        per_page, row_bytes = layout.rows_per_page, layout.row_bytes
+        first, last = -(-start // per_page), stop // per_page  # pages that the block has whole
+        if first > last:  # within one page
+            self._add(start, data)
+            return
+        head, whole = first * per_page - start, (last - first) * per_page
+        if head:
+            self._add(start, data[: head * row_bytes])
+        body = data[head * row_bytes : (head + whole) * row_bytes].reshape(-1, per_page * row_bytes)
+        step = max(1, MAX_BLOCK_BYTES // layout.page_bytes)
+        for begin in range(0, len(body), step):
+            pages = body[begin : begin + step]
+            if pages.shape[1] != layout.page_bytes:
+                padded = np.zeros((len(pages), layout.page_bytes), np.uint8)
+                padded[:, : pages.shape[1]] = pages
+                pages = padded
+            self._store_pages(first + begin, pages)
+        if stop > last * per_page:
+            self._add(last * per_page, data[(head + whole) * row_bytes :])
+
+    def _add(self, start: int, data: np.ndarray) -> None:
+        """Rows of one page; it is written when it has all of its rows."""
+        layout = self._layout
+        page, slot = divmod(start, layout.rows_per_page)
+        whole = min(layout.rows_per_page, layout.row_count - page * layout.rows_per_page)
+        with self._lock:
+            content, lacking = self._partial.get(page) or (np.zeros(layout.page_bytes, np.uint8), whole)
+            content[slot * layout.row_bytes :][: len(data)] = data
+            lacking -= len(data) // layout.row_bytes
+            self._partial[page] = content, lacking
+            if lacking:
+                return
+            del self._partial[page]
+        self._store_pages(page, content[None])
+
+    def _store_pages(self, first: int, pages: np.ndarray) -> None:
+        store_pages(self._layout, first, pages, self._fds, self._checksum_fd)
+        with self._lock:
+            self._unsynced_bytes += pages.nbytes
+            due = self._unsynced_bytes >= _SYNC_BYTES
+            if due:
+                self._unsynced_bytes = 0
+        if due:
+            sync_files((*self._fds, self._checksum_fd))
+
+    def finish(self) -> Table:
+        """Sync what was written; the table, which can be read, and which no store has before `publish`.
+
+        Blocks. Idempotent. Raises ValueError when rows are missing or a write is under way, StorageError.
+        """
+        if self._table is not None:
+            return self._table
+        with self._lock:
+            if self._state != "open":
+                raise ValueError(f"{self.name!r} is {self._state}")
+            if self._writing:
+                raise ValueError(f"{self.name!r} is still being written by another thread; wait for it")
+            gap = self._written.first_gap(self.row_count)
+            if gap is not None:
+                raise ValueError(
+                    f"rows {gap[0]} to {gap[1]} of {self.name!r} were never written; a table has all "
+                    f"{self.row_count} rows"
+                )
+            self._state = "finished"
+        self._check_place()
+        with self._explaining("syncing it"):
+            sync_files((*self._fds, self._checksum_fd))
+            crc = file_crc32c(self._store.path / self._folder.checksums)
+            for directory in self._folder.directories:
+                sync_directory(directory)
+                sync_directory(directory.parent)
+        checksums = dataclasses.replace(self.entry.checksums, crc32c=crc)
+        self.entry = dataclasses.replace(self.entry, checksums=checksums)
+        self._table = Table(self.entry, self._locate, self._store.name)
+        return self._table
+
+    def publish(self) -> FeatureStore:
+        """`finish`, and add the table to the dataset; the dataset as it is then, opened anew.
+
+        Raises what `finish` raises, FileExistsError when a table of this name came meanwhile, FormatError
+        when the dataset was replaced by another, StorageError: the dataset is then as it was.
+        """
+        return publish_tables([self])
+
+    def discard(self) -> None:
+        """Remove what was written, unless it is published. Idempotent."""
+        if self._state != "published":
+            self._state = "discarded"
+        self._finalizer()
+
+    def __enter__(self) -> TableWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None and not self.temporary and self._state not in ("published", "discarded"):
+                self.publish()
+        finally:
+            self.discard()
+
+    def _check_place(self) -> None:
+        """Raise FormatError unless the files that were written are still those of the dataset."""
+        shards = [self._store.path / shard for shard in self._folder.shards]
+        if not self._folder.is_in_place or not all(map(_is_open_at, self._fds, shards)):
+            raise FormatError(
+                f"{self._store.path} was replaced or restriped while {self.name!r} was written; "
+                "create the table anew"
+            )
+
+    def _check_space(self) -> None:
+        files = {self._folder.checksums: self._layout.page_count * 4}
+        files |= {shard: self._layout.shard_bytes(i) for i, shard in enumerate(self._folder.shards)}
+        root = self._store.path
+        check_space([((root / file).parent.parent, size) for file, size in files.items()], [])
+
+    @contextlib.contextmanager
+    def _explaining(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (StorageError, FileExistsError, FileNotFoundError):
+            raise
+        except OSError as error:
+            message = f"{what} of table {self.name!r} failed ({error.strerror}); the dataset is as it was"
+            raise StorageError(error.errno or 0, message, self._store.path) from error
+
+
+def publish_tables(writers: Sequence[TableWriter]) -> FeatureStore:
+    """Publish tables of one dataset together: a reader sees all of them or none. See TableWriter.publish."""
+    store, locate = writers[0]._store, writers[0]._locate
+    for writer in writers:
+        if writer.temporary:
+            raise ValueError(f"{writer.name!r} is temporary: it cannot be published")
+        writer.finish()
+    with writers[0]._explaining("publishing"), only_writer(store.path):
+        manifest = read_manifest(store.path)
+        tables = {table.name: table for table in manifest.tables}
+        replaced = [tables[w.name] for w in writers if w.name in tables]
+        for writer in writers:
+            writer._check_place()
+            if writer.name in tables and not writer.replace:
+                raise FileExistsError(
+                    f"{store.name} has a table {writer.name!r} by now; the new one is discarded"
+                )
+            tables[writer.name] = writer.entry
+        manifest = dataclasses.replace(manifest, tables=tuple(tables.values()))
+        replace_manifest(store.path, dump_manifest(manifest))
+        for old in replaced:
+            remove_replaced(old, locate, manifest)
+    for writer in writers:
+        writer._state = "published"
+        writer.discard()
+    return store.reopen()
+
+
+def _is_open_at(fd: int, path: Path) -> bool:
+    """Whether a path leads to an open file."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _listed(shape: tuple[int, ...]) -> str:
+    return ", ".join(map(str, shape)) or "no further dimension"

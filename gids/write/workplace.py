@@ -1,0 +1,289 @@
+"""Workplace: where a dataset is built before it is published, and what is done. Called by DatasetWriter.
+
+NAME.partial/ holds `journal`, `dataset/` (which becomes NAME), `scratch/`, and `aside/`, whose files outlive
+a kill as those of dataset/ do; and for a moment `replaced/`, the dataset that was at NAME. publish.py says
+how NAME is taken. Knows none of their contents.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gids.errors import FormatError, StorageError
+from gids.sizes import format_bytes
+from gids.store.array_checks import file_crc32c
+from gids.store.files import Locator, faults
+from gids.store.manifest import MANIFEST, load_manifest
+from gids.write.amend import locked_directory
+from gids.write.journal import Journal
+from gids.write.publish import (
+    check_replaceable,
+    clean_up,
+    is_published,
+    make_shard_folder,
+    partial_path,
+    publication,
+    put_in_place,
+    remove_shard_folder,
+    remove_tree,
+    shard_folder,
+    take_back,
+)
+from gids.write.sync import sync_directory, sync_tree, write_synced
+
+_JOURNAL = "journal"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Workplace:
+    """An open workplace, locked against other processes.
+
+    path: see dataset_path. key: what the dataset is made from, JSON, or None when work is never to be
+    resumed. stripe_dirs: where shards go instead of dataset/. Raises FileExistsError, FileNotFoundError,
+    FormatError.
+
+    Attributes: root (dataset/), scratch, aside (made by whoever needs it), folders (one for shards in each
+    stripe directory), resumed, restart_reason (why work that was found is not continued, or "").
+    """
+
+    def __init__(
+        self, path: Path, stripe_dirs: Sequence[Path], key: Mapping[str, Any] | None, *, overwrite: bool
+    ) -> None:
+        self.path = path
+        self.partial = partial_path(path)
+        self.root = self.partial / "dataset"
+        self.scratch = self.partial / "scratch"
+        self.aside = self.partial / "aside"
+        self._overwrite = overwrite
+        self._check_places(stripe_dirs)
+        self._resumable = key is not None
+        self._is_published = False
+        self.needed_bytes = 0  # of the whole dataset, when the caller knows
+        self.folders: list[Path] = []
+        try:
+            self._journal = _open_journal(self.partial, key)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            what = f"{os.strerror(error.errno)} to begin {self.path.name} ({_free([self.path.parent])})"
+            with contextlib.suppress(OSError):  # it holds an earlier writer's work, or was never made
+                self.partial.rmdir()
+            cure = "nothing was written; make room on its disk, or choose another, at"
+            raise StorageError(error.errno, f"{what}; {cure}", self.path) from error
+        try:
+            self._settle()
+            self._check_name()
+        except BaseException:
+            if self._journal.is_empty and not self.root.exists():
+                remove_tree(self.partial, last=_JOURNAL)
+            self._journal.close()
+            raise
+        try:
+            self._prepare(stripe_dirs, key)
+        except OSError as error:
+            explained = self.explain_full(error, self.path.name)
+            self.close(discard=not self.has_progress)
+            if explained is None:
+                raise
+            raise explained from error
+
+    def _settle(self) -> None:
+        """Do what a writer left to do that was killed while it published."""
+        record = self._journal.publication
+        if record is not None and is_published(self.partial, record):
+            clean_up(self.partial, self.path, record)
+            self._journal.clear()
+        else:
+            take_back(self.partial, self.path)
+
+    def _prepare(self, stripe_dirs: Sequence[Path], key: Mapping[str, Any] | None) -> None:
+        """Continue the journal's work, or begin."""
+        self.resumed = self._journal.resumed and self.root.is_dir()
+        self.restart_reason = self._journal.difference
+        if not self.resumed:
+            if not self._journal.is_empty:
+                self._journal.abandon()
+            for stale in self._journal.folders:
+                remove_shard_folder(Path(stale), self.path)
+            for place in (self.root, self.aside):
+                if place.exists():
+                    shutil.rmtree(place)
+            folders = [str(shard_folder(d, self.path, self._journal.id)) for d in stripe_dirs]
+            self._journal.restart(key, folders)
+        self.folders = [Path(f) for f in self._journal.folders]
+        self.root.mkdir(exist_ok=True)
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.scratch.mkdir()
+        for folder in self.folders:
+            make_shard_folder(folder, self.path)
+
+    def _check_places(self, stripe_dirs: Sequence[Path]) -> None:
+        """Raise what is wrong before a file is made."""
+        for directory in stripe_dirs:
+            if not directory.is_dir():
+                raise FileNotFoundError(f"stripe directory {directory} does not exist")
+        if not self.path.parent.is_dir():
+            raise FileNotFoundError(f"{self.path.parent} does not exist; make it first")
+        if not self.partial.exists():
+            self._check_name()
+        elif not (self.partial / _JOURNAL).exists() and any(self.partial.iterdir()):
+            raise FileExistsError(f"{self.partial} is in the way and is not a conversion's; remove it")
+
+    def _check_name(self) -> None:
+        if os.path.lexists(self.path):
+            if not self._overwrite:
+                raise FileExistsError(f"{self.path} exists; choose another name, or --overwrite it")
+            check_replaceable(self.path)
+
+    @property
+    def has_progress(self) -> bool:
+        """Whether a later writer with the same key would find work to continue."""
+        return self._resumable and bool(self._journal.done or self._journal.pages)
+
+    def pages_done(self, item: str) -> int:
+        """How many pages of an unfinished item are on disk."""
+        return self._journal.pages.get(item, 0)
+
+    def record_pages(self, item: str, pages: int) -> None:
+        """Remember that so many pages of an item are on disk."""
+        if self._resumable:
+            self._journal.record_pages(item, pages)
+
+    def remember(self, item: str, value: Any) -> None:
+        """Keep something about an unfinished item, as JSON; it is on disk when this returns."""
+        if self._resumable:
+            self._journal.record_done(f"about {item}", value)
+
+    def recall(self, item: str) -> Any:
+        """What was last remembered about an item, or None."""
+        return self._journal.done.get(f"about {item}")
+
+    def once(self, item: str, work: Callable[[], Any], on_skip: Callable[[], None]) -> Any:
+        """Do one piece of work unless it is done already; what it returned, as JSON."""
+        if item in self._journal.done:
+            on_skip()
+            return self._journal.done[item]
+        with self._explaining(item):
+            result = work()
+            if self._resumable:
+                self._sync_names()
+            self._journal.record_done(item, result)
+        return result
+
+    def _sync_names(self) -> None:
+        for place in (self.root, *self.folders):
+            sync_tree(place)
+
+    def publish(self, manifest: bytes) -> None:
+        """Write the manifest, sync everything and put the dataset in its place; close the workplace.
+
+        Waits for other writers of the dataset that is replaced.
+
+        Raises FormatError for a file that is not as the manifest says, FileExistsError when something has the
+        name by now that is not to be replaced, StorageError.
+        """
+        with self._explaining("the manifest"):
+            write_synced(self.root / MANIFEST, manifest)
+            for fault in faults(load_manifest(manifest), Locator(self.root, self.folders)):
+                raise FormatError(fault)
+            self._sync_names()
+            sync_directory(self.partial)
+            replaces = self._overwrite and self.path.is_dir()
+            with locked_directory(self.path) if replaces else contextlib.nullcontext():
+                record = publication(self.partial, self.path)
+                self._journal.record_publication(record)
+                put_in_place(self.partial, self.path, replace=replaces)
+        self._is_published = True
+        try:
+            clean_up(self.partial, self.path, record)
+            remove_tree(self.partial, last=_JOURNAL)
+        except OSError as error:
+            what = f"it is published, but {error.strerror} while removing what it replaced; remove"
+            raise StorageError(error.errno or 0, what, self.partial) from error
+        finally:
+            self._journal.close()
+
+    def close(self, *, discard: bool) -> None:
+        """Leave without publishing; discard: remove the work, else leave it to be resumed."""
+        if discard and not self._is_published:
+            self._journal.abandon()
+            with contextlib.suppress(OSError):
+                for folder in self.folders:
+                    remove_shard_folder(folder, self.path)
+                remove_tree(self.partial, last=_JOURNAL)
+        self._journal.close()
+
+    @contextlib.contextmanager
+    def _explaining(self, item: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            explained = self.explain_full(error, item)
+            if explained is None:
+                raise
+            raise explained from error
+
+    def explain_full(self, error: OSError, item: str) -> StorageError | None:
+        """An error that says what to do, for one that says that the disk is full; else None."""
+        if error.errno not in _FULL or isinstance(error, StorageError):
+            return None
+        free = _free([self.path.parent, *(folder.parent for folder in self.folders)])
+        if self.needed_bytes:
+            free += f", {format_bytes(self.needed_bytes)} needed in all"
+        cure = "nothing was published; make room and try again, at"
+        if self.has_progress:
+            cure = "make room and run the same command again, it resumes; or delete"
+        what = f"{os.strerror(error.errno)} while writing {item} ({free}); {cure}"
+        return StorageError(error.errno, what, self.partial if self.has_progress else self.path)
+
+
+def finish_published(path: Path, key: Mapping[str, Any]) -> bool:
+    """Clean up behind a writer that was killed when it had published; whether what it made from an equal key
+    is still the dataset at `path`. Raises FileExistsError while another process writes there, OSError."""
+    partial = partial_path(path)
+    if not (partial / _JOURNAL).is_file():
+        return False
+    try:
+        opened = _open_journal(partial, key)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        return False  # whoever writes next says that the disk is full
+    with contextlib.closing(opened) as journal:
+        record = journal.publication
+        if record is None or not is_published(partial, record):
+            return False
+        clean_up(partial, path, record)
+        is_equal = journal.resumed
+        remove_tree(partial, last=_JOURNAL)
+    manifest = path / MANIFEST
+    return is_equal and manifest.is_file() and file_crc32c(manifest) == record["manifest"]
+
+
+def _open_journal(partial: Path, key: Mapping[str, Any] | None) -> Journal:
+    try:
+        return Journal(partial / _JOURNAL, key)
+    except BlockingIOError:
+        raise FileExistsError(f"another process is writing {partial}; wait for it") from None
+
+
+def _free(places: Sequence[Path]) -> str:
+    """What the fullest of these directories' disks has left, for an error that says that one is full."""
+
+    def bytes_free(place: Path) -> int:
+        disk = os.statvfs(place)
+        return disk.f_bavail * disk.f_frsize
+
+    def lacks_inodes(place: Path) -> bool:
+        disk = os.statvfs(place)
+        return disk.f_files > 0 and disk.f_favail == 0
+
+    place = min(places, key=lambda p: (not lacks_inodes(p), bytes_free(p)))
+    where = f" on the disk of {place}" if len(places) > 1 else ""
+    return f"{format_bytes(bytes_free(place))}{', no inodes' * lacks_inodes(place)} free{where}"

@@ -1,0 +1,207 @@
+"""Edges sorted by source, without repeats, reversed and with self-loops: against the obvious way."""
+
+import random
+
+import numpy as np
+import pytest
+
+from gids import FeatureStore
+from gids.cli import main
+from gids.convert.edge_options import as_edges
+from gids.convert.source import InEdges
+from gids.store import verify
+from gids.store.rows import as_rows
+from gids.write import DatasetWriter, edge_list
+from gids.write.edge_sort import EdgeSorter
+
+N, E = 60, 900
+RNG = np.random.default_rng(21)
+EDGES = RNG.integers(0, N, (2, E))
+EDGES[:, 100:160] = EDGES[:, :60]  # repeats
+EDGES[0, 200:220] = EDGES[1, 200:220]  # loops
+
+
+def in_edges(sources, destinations, ids, count, *, by_source, dedup=False):
+    """(indptr, indices, ids) of edges, the obvious way."""
+    order = np.lexsort((sources, destinations) if by_source else (destinations,))
+    sources, destinations, ids = sources[order], destinations[order], ids[order]
+    if dedup:
+        first = np.ones(len(sources), bool)
+        first[1:] = (np.diff(sources) != 0) | (np.diff(destinations) != 0)
+        sources, destinations, ids = sources[first], destinations[first], ids[first]
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(destinations, minlength=count))])
+    return indptr, sources, ids
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("memory_bytes", [1 << 30, 100_000, 12_000, 3_000])
+@pytest.mark.parametrize("shape", ["uniform", "one hub", "one pair", "empty"])
+@pytest.mark.parametrize("dedup", [False, True])
+def test_sorting_by_source_is_alike_in_any_memory(tmp_path, workers, memory_bytes, shape, dedup):
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    count, num_src, num_dst = (0 if shape == "empty" else 2500), 70, 300
+    sources, destinations = rng.integers(0, num_src, count), rng.integers(0, num_dst, count)
+    if shape in ("one hub", "one pair"):
+        destinations = np.where(rng.random(count) < 0.9, 123, destinations)
+    if shape == "one pair":
+        sources = np.where(rng.random(count) < 0.9, 42, sources)
+    edges = edge_list(sources, destinations, num_src=num_src, num_dst=num_dst)
+    degrees, found, ids = [], [], []
+
+    def on_edges(some_sources, some_ids):
+        found.append(some_sources.copy())
+        ids.append(some_ids.copy())
+
+    options = {"workers": workers, "num_src": num_src, "dedup": dedup}
+    sorter = EdgeSorter(tmp_path, memory_bytes, degrees.append, on_edges, **options)
+    sorter.sort(edges.pieces, edges.count, 0, num_dst)
+    join = lambda parts: np.concatenate([np.empty(0, np.int64), *parts])  # noqa: E731
+    expected = in_edges(sources, destinations, np.arange(count), num_dst, by_source=True, dedup=dedup)
+    assert np.array_equal(np.concatenate([[0], np.cumsum(join(degrees))]), expected[0])
+    assert np.array_equal(join(found), expected[1])
+    assert np.array_equal(join(ids), expected[2])
+    assert list(tmp_path.iterdir()) == [], "scratch files are removed"
+
+
+def test_a_worker_that_fails_ends_the_sort(tmp_path):
+    """The error of a damaged source comes out, and no thread is left waiting."""
+
+    def pieces(block_bytes):
+        for number, piece in enumerate(edge_list(*EDGES, num_src=N, num_dst=N).pieces(block_bytes)):
+            if number == 9:
+                raise OSError("gone")
+            yield piece
+
+    sorter = EdgeSorter(tmp_path, 3000, lambda d: None, lambda s, i: None, workers=3)
+    with pytest.raises(OSError, match="gone"):
+        sorter.sort(pieces, E, 0, N)
+
+
+@pytest.mark.parametrize("with_ids", [False, True])
+def test_in_edges_are_listed_as_edges(with_ids):
+    indptr, indices, ids = in_edges(*EDGES, np.arange(E), N, by_source=False)
+    topology = InEdges(as_rows(indptr), as_rows(indices), as_rows(ids) if with_ids else None)
+    pieces = [np.concatenate(parts) for parts in zip(*as_edges(topology, N, N).pieces(80), strict=True)]
+    order = np.argsort(pieces[2])
+    if with_ids:
+        assert np.array_equal(np.stack([pieces[0], pieces[1]])[:, order], EDGES)
+    else:
+        assert np.array_equal(pieces[0], indices)
+        assert np.array_equal(pieces[2], np.arange(E))
+
+
+def reversed_too(edges):
+    return np.concatenate([edges, edges[::-1]], axis=1)
+
+
+def with_loops(edges):
+    kept = edges[:, edges[0] != edges[1]]
+    return np.concatenate([kept, np.stack([np.arange(N)] * 2)], axis=1)
+
+
+CASES = {
+    "--reverse-edges": (reversed_too(EDGES), True, {"by_source": False}),
+    "--self-loops": (with_loops(EDGES), False, {"by_source": False}),
+    "--sort-neighbors": (EDGES, True, {"by_source": True}),
+    "--dedup": (EDGES, False, {"by_source": True, "dedup": True}),
+    "--reverse-edges --self-loops --dedup": (
+        with_loops(reversed_too(EDGES)),
+        False,
+        {"by_source": True, "dedup": True},
+    ),
+    "--reverse-edges --sort-neighbors": (reversed_too(EDGES), True, {"by_source": True}),
+}
+
+
+@pytest.mark.parametrize("in_csc", [False, True])
+@pytest.mark.parametrize("arguments", CASES)
+def test_options_of_a_conversion(tmp_path, arguments, in_csc):
+    edges, has_ids, order = CASES[arguments]
+    source = tmp_path / "s"
+    source.mkdir()
+    np.save(source / "num_nodes.npy", np.array(N))
+    if in_csc:
+        indptr, indices, ids = in_edges(*EDGES, np.arange(E), N, by_source=False)
+        for name, values in {"indptr": indptr, "indices": indices, "edge_ids": ids}.items():
+            np.save(source / f"{name}.npy", values)
+    else:
+        np.save(source / "edge_index.npy", EDGES)
+    command = ["convert", str(source), str(tmp_path / "a.gids"), *arguments.split(), "--index-dtype", "auto"]
+    assert main(command) == 0
+    assert list(verify(tmp_path / "a.gids")) == []
+    graph = FeatureStore(tmp_path / "a.gids").graph()
+    indptr, indices, ids = in_edges(*edges, np.arange(edges.shape[1]), N, **order)
+    assert np.array_equal(graph.indptr, indptr)
+    assert graph.indices.dtype == np.int32
+    if order["by_source"] or not in_csc:
+        assert np.array_equal(graph.indices, indices)
+    for v in range(N):  # in edges that come sorted, the order within a destination is that of the file
+        part = slice(indptr[v], indptr[v + 1])
+        assert sorted(graph.indices[part]) == sorted(indices[part])
+    assert (graph.edge_ids is not None) == has_ids
+    if has_ids:
+        position = np.repeat(np.arange(N), np.diff(graph.indptr))
+        assert np.array_equal(edges[:, graph.edge_ids], np.stack([graph.indices, position]))
+
+
+def heterogeneous(source):
+    """Authors write papers, with weights; papers cite papers, with weights."""
+    writes = np.stack([RNG.integers(0, 30, 99), RNG.integers(0, N, 99)])
+    arrays = {
+        "nodes/author/num_nodes": np.array(30),
+        "nodes/paper/num_nodes": np.array(N),
+        "edges/author.writes.paper/edge_index": writes,
+        "edges/author.writes.paper/w": np.arange(99.0),
+        "edges/paper.cites.paper/edge_index": EDGES,
+        "edges/paper.cites.paper/w": np.arange(E * 2.0).reshape(E, 2),
+    }
+    for name, values in arrays.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        np.save(source / f"{name}.npy", values)
+    return arrays
+
+
+def test_reverse_relations_have_the_edges_ids_and_tables(tmp_path):
+    arrays = heterogeneous(tmp_path / "s")
+    assert main(["convert", str(tmp_path / "s"), str(tmp_path / "a.gids"), "--reverse-edges"]) == 0
+    store = FeatureStore(tmp_path / "a.gids")
+    reverse = ("paper", "rev_writes", "author")
+    assert store.relations == [("author", "writes", "paper"), ("paper", "cites", "paper"), reverse]
+    writes = arrays["edges/author.writes.paper/edge_index"]
+    found = store.graph(reverse)
+    for values, expected in zip(
+        (found.indptr, found.indices, found.edge_ids),
+        in_edges(writes[1], writes[0], np.arange(99), 30, by_source=False),
+        strict=True,
+    ):
+        assert np.array_equal(values, expected)
+    rows = lambda name: store.read_rows(range(store.table(name).row_count), name).numpy()  # noqa: E731
+    assert np.array_equal(rows("paper.rev_writes.author.w"), np.arange(99.0))
+    cites = arrays["edges/paper.cites.paper/w"]
+    assert np.array_equal(rows("paper.cites.paper.w"), np.concatenate([cites, cites]))
+
+
+@pytest.mark.parametrize("option", ["--self-loops", "--dedup"])
+def test_edges_with_tables_can_be_neither_added_nor_left_out(tmp_path, capsys, option):
+    heterogeneous(tmp_path / "s")
+    assert main(["convert", str(tmp_path / "s"), str(tmp_path / "a.gids"), option]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"gids convert: {option}")
+    assert "has no rows; leave out the option" in error
+    assert [p.name for p in tmp_path.iterdir()] == ["s"]
+
+
+def test_a_reverse_relation_that_is_there_is_not_replaced(tmp_path, capsys):
+    source = tmp_path / "s"
+    heterogeneous(source)
+    (source / "edges/paper.rev_writes.author").mkdir()
+    np.save(source / "edges/paper.rev_writes.author/edge_index.npy", np.zeros((2, 1), int))
+    assert main(["convert", str(source), str(tmp_path / "a.gids"), "--reverse-edges"]) == 2
+    assert "would make 'paper.rev_writes.author', which the source has" in capsys.readouterr().err
+
+
+def test_ids_cannot_be_kept_without_repeats(tmp_path):
+    with pytest.raises(ValueError, match="give keep_ids=False"), DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_edges(("_N", "_E", "_N"), edge_list(*EDGES, num_src=N, num_dst=N), dedup=True)

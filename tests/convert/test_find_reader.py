@@ -1,0 +1,79 @@
+"""Which reader takes a source: by what it holds, by name, and never by a guess."""
+
+import numpy as np
+import pytest
+from reader_example import convert, refused, save
+
+from gids.cli import main
+from gids.convert.labels import normalised
+from gids.convert.readers import READERS, find_reader
+from gids.store.rows import as_rows, read_range
+
+
+def test_the_list_explains_every_reader(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["convert", "--list"])
+    out = capsys.readouterr().out
+    assert all(f"\n{reader.name}: {reader.summary}\n" in f"\n{out}" for reader in READERS)
+    assert len({reader.name for reader in READERS}) == len(READERS) == 13
+
+
+def test_what_is_recognised_by_its_content(tmp_path):
+    with open(tmp_path / "a.data", "wb") as file:
+        np.save(file, np.zeros(3))
+    np.savez(tmp_path / "b.npz", x=np.zeros(3))
+    (tmp_path / "c.data").write_bytes(b"123")
+    save(tmp_path / "d", x=np.zeros(3))
+    save(tmp_path / "e", edges=np.zeros((2, 3), int))
+    found = {p.name: find_reader(p).name for p in tmp_path.iterdir()}
+    assert found == {"a.data": "npy", "b.npz": "npz", "c.data": "raw", "d": "directory", "e": "edges"}
+
+
+def test_a_source_of_two_formats_is_asked_about(tmp_path, capsys):
+    save(tmp_path / "s/raw", x=np.zeros((4, 2)))
+    np.savez(tmp_path / "s/raw/data.npz", x=np.zeros(3))
+    (tmp_path / "s/metadata.yaml").write_text("feature_data: []")
+    message = refused(capsys, tmp_path / "s", tmp_path / "x.gids")
+    assert "could be ogb, graphbolt: say which with --from" in message
+
+
+def test_an_unknown_name_lists_the_known_ones(tmp_path, capsys):
+    np.save(tmp_path / "a.npy", np.zeros((3, 1)))
+    message = refused(capsys, tmp_path / "a.npy", tmp_path / "x.gids", "--from", "hdf5")
+    assert "no reader 'hdf5'; `gids convert --list` explains ogb, mag240m" in message
+
+
+def test_a_graph_without_features_is_a_dataset(tmp_path):
+    edges = np.array([[0, 1], [1, 2]])
+    save(tmp_path / "s", edge_index=edges, num_nodes=np.array(3))
+    store = convert(tmp_path / "s", tmp_path / "s.gids")
+    assert (store.num_nodes(), store.num_edges(), len(store.tables)) == (3, 2, 0)
+    assert main(["info", str(tmp_path / "s.gids")]) == 0
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        (np.array([2, -7, 0]), [2, -1, 0]),
+        (np.array([[1], [3]], np.uint8), [1, 3]),
+        (np.array([1.0, NAN, 3.0]), [1, -1, 3]),
+        (np.array([[1.0], [-1.0], [NAN]], np.float32), [1, -1, -1]),
+        (np.array([1.0, 2.0]), None),  # may be a measure
+        (np.array([1.5, NAN]), None),
+        (np.array([-2.0, NAN]), None),
+        (np.array([np.inf, NAN]), None),
+        (np.array([[1, 2], [3, -4]]), None),
+    ],
+)
+def test_labels_that_are_classes_are_whole_numbers_with_minus_one_for_none(labels, expected):
+    found = normalised(as_rows(labels))
+    values = read_range(found, 0, len(labels)).numpy()
+    if expected is None:
+        assert values.dtype == labels.dtype
+        assert np.array_equal(values, labels, equal_nan=True)
+    else:
+        assert values.dtype == np.int64
+        assert values.tolist() == expected

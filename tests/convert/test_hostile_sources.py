@@ -1,0 +1,539 @@
+"""Hostile sources of `gids convert`: each is one line of error within the memory allowed, and runs no code.
+
+Most kinds stand in the table below, by hand; the fuzzer changes valid sources of every reader at random.
+hostile_runner.py does more of it: `python tests/convert/hostile_runner.py --cases 5000 --seed 1`.
+"""
+
+import gzip
+import json
+import os
+import struct
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from reader_example import save
+
+from gids.convert.array_files import directory_arrays
+from gids.store.rows import read_range
+
+pa = pytest.importorskip("pyarrow")
+feather = pytest.importorskip("pyarrow.feather")
+pq = pytest.importorskip("pyarrow.parquet")
+matlab = pytest.importorskip("test_reader_matlab", exc_type=ImportError)
+graphbolt = pytest.importorskip("test_reader_graphbolt", exc_type=ImportError)
+
+import test_reader_dgl as dgl_graph  # noqa: E402
+import test_reader_igb as igb  # noqa: E402
+import test_reader_mag240m as mag240m  # noqa: E402
+import test_reader_ogb as ogb  # noqa: E402
+import test_reader_pyg as pyg  # noqa: E402
+from hostile_changes import Payload, bind, npy_of, write_zip  # noqa: E402
+
+RUNNER = Path(__file__).with_name("hostile_runner.py")
+FEAT = np.arange(12, dtype=np.float32).reshape(4, 3)
+MANY = 200  # more than the runner lets be open at a time
+CONVERTED = ""
+
+
+def npy(header, data=b"", version=1):
+    encoded = header.encode()
+    return b"\x93NUMPY" + bytes([version, 0]) + struct.pack("<H", len(encoded)) + encoded + data
+
+
+def shaped(shape, descr="'<f4'"):
+    return npy(f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}\n", bytes(64))
+
+
+def file(name, *pieces, size=None):
+    """A maker of a file with these bytes, cut or grown (by a hole) to a size."""
+
+    def make(root):
+        with open(root / name, "wb") as out:
+            for piece in pieces:
+                out.write(piece)
+            if size is not None:
+                out.truncate(size)
+        return root / name
+
+    return make
+
+
+def npz(members, method=zipfile.ZIP_STORED):
+    def make(root):
+        write_zip(root / "s.npz", [(name, data) for name, data in members], method)
+        return root / "s.npz"
+
+    return make
+
+
+def many_members(count, method):
+    return npz([(f"m{i}.npy", npy_of(FEAT)) for i in range(count)], method)
+
+
+def encrypted(root):
+    path = npz([("feat.npy", npy_of(FEAT))])(root)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(data)
+    return path
+
+
+def claims(root):
+    """A deflated member that says that it is long."""
+    path = npz([("feat.npy", npy_of(FEAT).replace(b"(4, 3)", b"(8388608, 3)"))], zipfile.ZIP_DEFLATED)(root)
+    data = bytearray(path.read_bytes())
+    at = data.index(b"PK\x01\x02") + 24
+    data[at : at + 4] = struct.pack("<I", 200_000_000)
+    path.write_bytes(data)
+    return path
+
+
+def directory(harm=None, **arrays):
+    """A directory of arrays, then changed."""
+
+    def make(root):
+        save(root / "s", **({"feat": FEAT} | arrays))
+        if harm is not None:
+            harm(root / "s")
+        return root / "s"
+
+    return make
+
+
+def put(place, name="label.npy"):
+    """Put something that is no file into a directory of arrays."""
+    return directory(lambda folder: place(folder / name))
+
+
+def harmed(write, harm):
+    def make(root):
+        write(root / "s")
+        harm(root / "s")
+        return root / "s"
+
+    return make
+
+
+def replaced(write, name, place):
+    def harm(root):
+        (root / name).unlink()
+        place(root / name)
+
+    return harmed(write, harm)
+
+
+def yaml(text=None, **changes):
+    """GraphBolt's dataset with another metadata.yaml, or parts of it changed."""
+
+    def make(root):
+        graphbolt.homogeneous(root / "s", **changes)
+        if text is not None:
+            (root / "s/metadata.yaml").write_text(text)
+        return root / "s"
+
+    return make
+
+
+def node_type(**entry):
+    return yaml(graph={"nodes": [entry], "edges": [], "feature_data": []})
+
+
+def feature(**entry):
+    known = {"domain": "node", "type": None, "name": "other", "format": "numpy", "path": "data/feat.npy"}
+    return yaml(feature_data=[known | entry])
+
+
+def text_of_types(name, text):
+    """ogbn-mag with another of the files that name its types."""
+
+    def harm(root):
+        with gzip.open(root / "raw" / name, "wt") as out:
+            out.write(text)
+
+    return harmed(ogb.mag, harm)
+
+
+def torch_file(saved, **options):
+    def make(root):
+        torch.save(saved, root / "d.pt", **options)
+        return root / "d.pt"
+
+    return make
+
+
+def with_pickle(stream):
+    """A file of torch.save whose pickle is another."""
+
+    def make(root):
+        torch.save({}, root / "d.pt")
+        with zipfile.ZipFile(root / "d.pt") as archive:
+            members = [(m.filename, archive.read(m)) for m in archive.infolist()]
+        members = [(name, stream if name.endswith("data.pkl") else data) for name, data in members]
+        write_zip(root / "d.pt", members, zipfile.ZIP_STORED)
+        return root / "d.pt"
+
+    return make
+
+
+def packed_torch_file(root):
+    torch.save({"x": torch.ones(100, 3)}, root / "d.pt")
+    with zipfile.ZipFile(root / "d.pt") as archive:
+        members = [(m.filename, archive.read(m)) for m in archive.infolist()]
+    write_zip(root / "d.pt", members, zipfile.ZIP_DEFLATED)
+    return root / "d.pt"
+
+
+def large_batch(root):
+    """640 MB of zeros in one compressed batch, in a file of some kB."""
+    zeros = pa.table({"feat": pa.array(np.zeros(160_000_000, np.float32))})
+    feather.write_feather(zeros, root / "t.feather", compression="zstd", chunksize=zeros.num_rows)
+    return root / "t.feather"
+
+
+def bad_offsets(root):
+    """Lists that lie outside their values."""
+    offsets = pa.py_buffer(np.array([0, 2, 1 << 30, 4, 8], np.int32).tobytes())
+    values = pa.array(np.arange(8, dtype=np.float32))
+    lists = pa.ListArray.from_buffers(pa.list_(pa.float32()), 4, [None, offsets], children=[values])
+    table = pa.table({"feat": lists})
+    with pa.OSFile(str(root / "t.arrow"), "wb") as out, pa.ipc.new_file(out, table.schema) as writer:
+        writer.write_table(table)
+    return root / "t.arrow"
+
+
+def columns_of_one_name(root):
+    pq.write_table(pa.table([pa.array([1.0]), pa.array([2.0])], names=["x", "x"]), root / "t.parquet")
+    return root / "t.parquet"
+
+
+def many_tables(root):
+    (root / "s/nodes/a").mkdir(parents=True)
+    for index in range(MANY):
+        pq.write_table(pa.table({"x": pa.array([float(index)])}), root / f"s/nodes/a/{index:03}.parquet")
+    return root / "s"
+
+
+def column(values):
+    def make(root):
+        pq.write_table(pa.table({"src": values, "dst": values}), root / "edges.parquet")
+        (root / "s").mkdir()
+        (root / "edges.parquet").rename(root / "s/edges.parquet")
+        return root / "s"
+
+    return make
+
+
+def mat(harm):
+    """A MATLAB file, its bytes changed."""
+
+    def make(root):
+        matlab.io.savemat(root / "m.mat", {"A": matlab.sparse.csc_matrix(np.eye(8))})
+        (root / "m.mat").write_bytes(harm((root / "m.mat").read_bytes()))
+        return root / "m.mat"
+
+    return make
+
+
+def rows_of_no_type(data):
+    """SciPy looks up how to read them in a table that has no such entry."""
+    return data.replace(struct.pack("<II", 5, 32), struct.pack("<II", 0, 32), 1)
+
+
+def row_of_a_matrix(data):
+    rows = np.arange(8, dtype="<i4").tobytes()
+    return data.replace(rows, rows[:-4] + struct.pack("<i", 1 << 30))
+
+
+def dgl_file(root):
+    """DGL allocates what the length of a name says, and aborts."""
+    pytest.importorskip("gids.dgl", exc_type=ImportError)
+    dgl_graph.save(pytest.importorskip("dgl"), root / "g.bin")
+    data = (root / "g.bin").read_bytes()
+    at = data.rindex(b"_N") - 8
+    (root / "g.bin").write_bytes(data[:at] + struct.pack("<Q", 1 << 61) + data[at + 8 :])
+    return root / "g.bin"
+
+
+def sparse_npz(**changes):
+    def make(root):
+        matrix = matlab.sparse.csr_matrix(np.eye(4))
+        parts = {"indices": matrix.indices, "indptr": matrix.indptr, "data": matrix.data}
+        parts |= {"format": np.array("csr"), "shape": np.array([4, 4]), **changes}
+        np.savez(root / "m.npz", **parts)
+        return root / "m.npz"
+
+    return make
+
+
+def expanded(count, dtype=torch.float32):
+    return torch.zeros(1, dtype=dtype).expand(count)
+
+
+DEEP = "-" * 5000 + "1"
+MERGES = "a0: &a0 {k: v}\n" + "".join(
+    f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}\n" for i in range(1, 12)
+)
+LAUGHS = "a0: &a0 [x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)
+)
+MEBIBYTE_OF_ONES, MEBIBYTE_OF_LINES = gzip.compress(b"1" * (1 << 20)), gzip.compress(b"\n" * (1 << 20))
+
+# what it is -> (make(directory) -> source, message or CONVERTED, arguments of the command)
+CASES = {
+    "a text of one line of 6 GB": (
+        file("e.csv", b"1,2\n", size=6 << 30),
+        "e.csv, line 2: longer than 4194304",
+    ),
+    "6 GB of a line in 6 MB": (
+        file("e.csv.gz", *[MEBIBYTE_OF_ONES] * 6144),
+        "e.csv.gz, line 1: longer than 4194304 bytes",
+    ),
+    "lines without end": (
+        file("e.csv.gz", *[MEBIBYTE_OF_LINES] * 6144),
+        "has no numbers in lines 1 to",
+    ),
+    "1 GB of zeros after a packed text": (
+        file("e.csv.gz", gzip.compress(b"1,2\n"), size=1 << 30),
+        CONVERTED,
+    ),
+    "a packed text with garbage behind": (file("e.csv.gz", gzip.compress(b"1,2\n"), b"xy"), "is damaged or"),
+    "a number of a million digits": (
+        file("e.csv", b"1," + b"1" * 1_000_000 + b"\n"),
+        "could not convert '1111",
+    ),
+    "a negative id in a text": (file("e.csv", b"1,2\n-1,2\n"), "is -1; it must be 0 or more"),
+    "an id that is no number": (file("e.csv", b"1,2,0.5\n1,nan,2\n"), "ids with fractions near edge"),
+    "an id beyond all datasets": (file("e.csv", b"1,9000000000000000000\n"), "nodes; there can be 0 to"),
+    "names without end": (
+        text_of_types("num-node-dict.csv.gz", "a," * 800_000),
+        "has more than 1048576 characters",
+    ),
+    "an empty list of types": (text_of_types("num-node-dict.csv.gz", ""), "is for 0 graphs"),
+    "a negative count": (
+        text_of_types("num-node-dict.csv.gz", "author,institution,paper\n-1,5,50\n"),
+        "says that there are '-1' nodes",
+    ),
+    "a relation that leads out of the dataset": (
+        text_of_types("triplet-type-list.csv.gz", "author,/../../../x,paper\n"),
+        "cannot be the name of a folder",
+    ),
+    ".npy: a header of 3 GB": (
+        file("a.npy", b"\x93NUMPY\x02\0" + struct.pack("<I", 3_000_000_000), size=3 << 30),
+        "has a .npy header of 3000000000 bytes; NumPy and gids read 10000 at most",
+    ),
+    ".npy: a header nested deeply": (file("a.npy", npy(DEEP)), "it is nested too deeply"),
+    ".npy: a shape nested deeply": (file("a.npy", shaped(f"({DEEP},)")), "it is nested too deeply"),
+    ".npy: a negative length": (file("a.npy", shaped("(-4, 3)")), "lengths are from 0 to"),
+    ".npy: a length that is true": (file("a.npy", shaped("(True, 3)")), "lengths are from 0 to"),
+    ".npy: a length of 2^60 beside none": (file("a.npy", shaped(f"(0, {1 << 60})")), "lengths are from 0 to"),
+    ".npy: lengths whose product overflows": (
+        file("a.npy", shaped(f"(0, {1 << 47}, {1 << 47})")),
+        "larger than any file",
+    ),
+    ".npy: rows of no bytes": (file("a.npy", shaped("(1000000, 0)")), "rows of 0 bytes"),
+    ".npy: dimensions": (file("a.npy", shaped((1,) * 33)), "33 dimensions"),
+    ".npy: a type of a terabyte": (
+        file("a.npy", shaped("(1,)", "'<U1000000000'")),
+        "is not a valid .npy file: descr",
+    ),
+    ".npy: an object": (file("a.npy", npy_of(np.array([Payload()], object))), "only unpickling could read"),
+    ".npy: code in the header": (
+        file("a.npy", shaped("(4,)", "__import__('os').mkdir('executed')")),
+        "is not a valid .npy file",
+    ),
+    ".npz: 30,000 members": (many_members(30_000, zipfile.ZIP_STORED), "has 30000 members; at most 10000"),
+    ".npz: two members of one name": (npz([("feat.npy", npy_of(FEAT))] * 2), "has two members called"),
+    ".npz: a member called ../x": (npz([("../x.npy", npy_of(FEAT))]), CONVERTED),
+    ".npz: a member with a NUL in its name": (npz([("feat.npy", npy_of(FEAT)), ("\x07.npy", b"")]), "\\x07"),
+    ".npz: a name of 5000 bytes": (npz([("x" * 5000 + ".npy", npy_of(FEAT))]), "is too long or holds a NUL"),
+    ".npz: a member packed by bzip2": (npz([("feat.npy", npy_of(FEAT))], zipfile.ZIP_BZIP2), "by method 12"),
+    ".npz: an encrypted member": (encrypted, "is encrypted"),
+    ".npz: a member shorter than it says": (claims, "is damaged in its member feat.npy"),
+    ".npz: a member that is an object": (
+        npz([("feat.npy", npy_of(np.array([Payload()], object)))]),
+        "only unpickling could read",
+    ),
+    ".npz: a matrix of SciPy's in a form without end": (
+        sparse_npz(format=np.array("x" * 100)),
+        "its format is <U100[]",
+    ),
+    ".npz: a matrix of SciPy's without a shape": (sparse_npz(shape=np.array("x")), "whose shape is not two"),
+    ".npz: a matrix of SciPy's of negative size": (sparse_npz(shape=np.array([-4, 4])), "is -4; it must be"),
+    ".npz: a column beyond the matrix": (
+        sparse_npz(indices=np.array([0, 1, 2, 9]), shape=np.array([4, 5])),
+        "has column 9; it must be from 0 to 4",
+    ),
+    "num_nodes of -1": (directory(num_nodes=np.array(-1)), "is -1; it must be a whole number from 0 to"),
+    "num_nodes of 2^60": (directory(num_nodes=np.array(1 << 60)), "it must be a whole number from 0 to"),
+    "num_nodes of 4.0": (directory(num_nodes=np.array(4.0)), "it must be one whole number"),
+    "num_nodes with two numbers": (directory(num_nodes=np.array([4, 4])), "it must be one whole number"),
+    "an id of 2^64 - 1": (
+        directory(edge_index=np.full((2, 5), (1 << 64) - 1, np.uint64)),
+        "is 18446744073709551615 near position 0",
+    ),
+    "an indptr of no entries": (
+        directory(indptr=np.zeros(0, int), indices=np.zeros(3, int)),
+        "there can be 0 to",
+    ),
+    "an indptr in two dimensions": (
+        directory(indptr=np.zeros((5, 2), int), indices=np.zeros(3, int)),
+        "it must have one dimension",
+    ),
+    "labels of a GB a row": (
+        directory(
+            lambda folder: file("label.npy", shaped(f"(4, {1 << 28})"), size=(4 << 30) + 200)(folder),
+        ),
+        "a row can have 67108864 bytes at most",
+    ),
+    "a label of 1e300": (
+        harmed(igb.write, lambda root: save(root / "processed/paper", node_label_19=np.full(100, 1e300))),
+        "classes are whole numbers",
+    ),
+    "a FIFO among arrays": (put(os.mkfifo), "label.npy is a FIFO, not a regular file"),
+    "a socket among arrays": (put(bind), "label.npy is a socket"),
+    "a directory among arrays": (put(Path.mkdir), "label.npy is a directory"),
+    "a device among arrays": (put(lambda path: path.symlink_to("/dev/zero")), "label.npy is a device"),
+    "a loop of links": (
+        put(lambda path: path.symlink_to(path.name)),
+        "label.npy: Too many levels of symbolic",
+    ),
+    "a link to nothing": (put(lambda path: path.symlink_to("nothing")), "label.npy: No such file"),
+    "a FIFO": (lambda root: os.mkfifo(root / "a.npy") or root / "a.npy", "is a FIFO"),
+    "a FIFO of MAG240M": (replaced(mag240m.write, "processed/paper/node_year.npy", os.mkfifo), "is a FIFO"),
+    "a FIFO of OGB": (
+        replaced(ogb.arxiv, "raw/node-feat.csv.gz", os.mkfifo),
+        "is a FIFO",
+    ),
+    "a FIFO of GraphBolt": (replaced(graphbolt.homogeneous, "data/feat.npy", os.mkfifo), "is a FIFO"),
+    "a FIFO of torch": (lambda root: os.mkfifo(root / "d.pt") or root / "d.pt", "is a FIFO"),
+    "metadata.yaml: a negative count": (node_type(num=-1), "is -1; it must be a whole number from 0 to"),
+    "metadata.yaml: a count that is none": (node_type(num=float("nan")), "is nan; it must be a whole number"),
+    "metadata.yaml: a count that is text": (node_type(num="5"), "is '5'; it must be a whole number"),
+    "metadata.yaml: a type that is a number": (node_type(num=5, type=7), "is 7; it must be text"),
+    "metadata.yaml: a name that is a number": (feature(name=7), "is 7; it must be text"),
+    "metadata.yaml: a path with a NUL": (feature(path="a\0b"), "the path of an entry of feature_data is"),
+    "metadata.yaml: a path that is a number": (feature(path=7), "the path of an entry of feature_data is 7"),
+    "metadata.yaml: a path outside": (feature(path="../../etc/passwd"), "lies outside the dataset"),
+    "metadata.yaml: merges without end": (yaml(MERGES), "has a merge key (<<)"),
+    "metadata.yaml: a list of lists without end": (yaml(LAUGHS + "graph: *a11\n"), "graph of metadata.yaml"),
+    "metadata.yaml: nested deeply": (yaml("[" * 3000), "it is nested too deeply"),
+    "metadata.yaml: a MB": (yaml("# " + "x" * (1 << 20)), "has more than 262144 bytes"),
+    "metadata.yaml: code": (yaml("!!python/object/apply:os.mkdir [executed]"), "is not valid YAML"),
+    "metadata.yaml: a number of no digits": (yaml("graph: !!int ''"), "is not valid YAML"),
+    "a file of torch that runs code": (torch_file(Payload()), "it asks for posix.mkdir"),
+    "a pickle of 3 million lists": (
+        with_pickle(b"\x80\x02(" + b"]" * 3_000_000 + b"l."),
+        "at most 2000000 values",
+    ),
+    "a pickle of a text of 2 GB": (with_pickle(b"\x80\x02X\xff\xff\xff\x7f."), "is damaged"),
+    "a file of an old torch of 400 MB": (
+        lambda root: file(
+            "d.pt",
+            torch_file(pyg.tensors(), _use_new_zipfile_serialization=False)(root).read_bytes(),
+            size=400 << 20,
+        )(root),
+        "must be loaded whole, which is done up to 314572800 bytes",
+    ),
+    "a file of torch with packed tensors": (packed_torch_file, "has packed members"),
+    "a mask of 2^44 nodes in one byte": (
+        torch_file(pyg.tensors(x=expanded((1 << 44, 1)), y=None, train_mask=expanded(1 << 44, torch.bool))),
+        "not enough room",
+    ),
+    "a tensor without values": (
+        torch_file(pyg.tensors(x=torch.empty(60, 9, device="meta"))),
+        "holds a tensor on meta",
+    ),
+    "attributes without names": (torch_file({5: torch.ones(3)}), "has an attribute called 5"),
+    "num_nodes of two numbers": (
+        torch_file(pyg.tensors(num_nodes=torch.tensor([60, 60]))),
+        "it must be a whole number from 0 to",
+    ),
+    "half of a HeteroData": (torch_file({"_node_store_dict": {}}), "saved by an unknown version of PyG"),
+    "splits that are no arrays": (
+        harmed(mag240m.write, lambda root: torch.save({"train": [1, 2]}, root / "split_dict.pt")),
+        "is a list, not a tensor or an array",
+    ),
+    "counts that are no numbers": (
+        harmed(
+            mag240m.write,
+            lambda root: torch.save(dict.fromkeys(mag240m.COUNTS, "x"), root / "meta.pt"),
+        ),
+        "is 'x'; it must be a whole number",
+    ),
+    "Arrow: 640 MB in one batch": (large_batch, "takes more than", "--memory", "256MB"),
+    "Arrow: lists outside their values": (bad_offsets, "is damaged or truncated: In column 0"),
+    "Parquet: two columns of one name": (columns_of_one_name, "has two columns called 'x'"),
+    "Parquet: a table of many files": (many_tables, CONVERTED),
+    "Parquet: a footer of 4 GB": (
+        file("t.parquet", b"PAR1" + bytes(64) + struct.pack("<I", (1 << 32) - 1) + b"PAR1"),
+        "has a footer of 4294967295 bytes",
+    ),
+    "Parquet: ids of 2^64 - 1": (column(pa.array([(1 << 64) - 1], pa.uint64())), "is 18446744073709551615"),
+    "MATLAB: a file that crashes SciPy": (mat(rows_of_no_type), "crashed (SIGSEGV)"),
+    "MATLAB: a row beyond the matrix": (
+        mat(row_of_a_matrix),
+        "has a damaged matrix 'A': indices must be < 8",
+    ),
+    "DGL: a file that crashes it": (dgl_file, "crashed (SIGABRT)"),
+}
+
+
+def run(*arguments):
+    done = subprocess.run(
+        [sys.executable, "-P", RUNNER, *map(str, arguments)], capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """How the conversion of each source ended; one process converts them all."""
+    root = tmp_path_factory.mktemp("hostile")
+    made = {}
+    for number, (name, (make, _, *arguments)) in enumerate(CASES.items()):
+        folder = root / str(number)
+        folder.mkdir()
+        try:
+            made[name] = (str(make(folder)), arguments)
+        except pytest.skip.Exception:
+            continue
+    (root / "list.json").write_text(json.dumps(list(made.values())))
+    return dict(zip(made, run("--listed", root / "list.json"), strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_hostile_source_is_one_line_within_the_memory_allowed(results, name):
+    if name not in results:
+        pytest.skip("its library is not installed")
+    found, message = results[name], CASES[name][1]
+    assert found["faults"] == [], found
+    assert found["status"] == (0 if message == CONVERTED else 2), found
+    assert message in found["error"]
+
+
+@pytest.mark.parametrize("form", ["stored", "packed", "files"])
+def test_arrays_that_are_read_hold_no_file_open(tmp_path, form):
+    arrays = {f"m{index}": FEAT + index for index in range(MANY)}
+    folder = tmp_path / "s"
+    save(folder, **(arrays if form == "files" else {}))
+    if form != "files":
+        (np.savez if form == "stored" else np.savez_compressed)(folder / "s.npz", **arrays)
+    before = os.listdir("/proc/self/fd")
+    found = dict(directory_arrays(folder, tmp_path, None, None))
+    for name, values in arrays.items():
+        assert np.array_equal(read_range(found[name].rows, 0, len(values)), values)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+@pytest.mark.slow
+def test_no_random_change_of_a_source_does_more_than_that():
+    *failures, outcomes = run("--cases", 150, "--seed", 1)
+    assert failures == []
+    assert outcomes["refused"] > 50
+    assert outcomes["converted"] > 10

@@ -1,0 +1,59 @@
+"""DGL's graph files and the caches of its datasets. What is in a graph: tests/cli/test_convert.py."""
+
+import pickle
+
+import numpy as np
+import pytest
+from reader_example import assert_dataset, convert, refused, truncate
+
+from gids import FormatError
+from gids.convert.readers import read_source
+
+RNG = np.random.default_rng(13)
+EDGES = RNG.integers(0, 40, (2, 200))
+FEAT = RNG.standard_normal((40, 6), np.float32)
+
+
+@pytest.fixture(scope="module")
+def dgl():
+    pytest.importorskip("gids.dgl", exc_type=ImportError)
+    return pytest.importorskip("dgl")
+
+
+def save(dgl, path):
+    torch = pytest.importorskip("torch")
+    graph = dgl.graph((EDGES[0], EDGES[1]), num_nodes=40)
+    graph.ndata["feat"] = torch.from_numpy(FEAT)
+    graph.ndata["label"] = torch.arange(40) % 3 - 1
+    graph.ndata["val_mask"] = torch.arange(40) > 30
+    dgl.save_graphs(str(path), [graph], {"whole": torch.ones(1)})
+
+
+def test_a_cache_directory(tmp_path, dgl, capsys):
+    """As DGLDataset.save writes it: the graphs, and a pickle of what else there is, which is not opened."""
+    (tmp_path / "cora_v2").mkdir()
+    save(dgl, tmp_path / "cora_v2/dgl_graph.bin")
+    (tmp_path / "cora_v2/info.pkl").write_bytes(pickle.dumps({"num_classes": 3}))
+    assert_dataset(
+        convert(tmp_path / "cora_v2", tmp_path / "c.gids"),
+        tables={"_N.feat": FEAT},
+        edges={("_N", "_E", "_N"): EDGES},
+        labels={"_N": np.arange(40) % 3 - 1},
+        splits={"_N": {"val": range(31, 40)}},
+    )
+    assert "left out 'whole': a label of the whole graph" in capsys.readouterr().err
+
+
+def test_damaged_files_are_one_line(tmp_path, dgl, capsys):
+    save(dgl, tmp_path / "g.bin")
+    truncate(tmp_path / "g.bin")
+    assert "is damaged, or of another version" in refused(capsys, tmp_path / "g.bin", tmp_path / "x.gids")
+    np.save(tmp_path / "x.npy", FEAT)
+    error = refused(capsys, tmp_path / "x.npy", tmp_path / "x.gids", "--from", "dgl")
+    assert "is no file of dgl.save_graphs" in error
+
+
+def test_without_dgl_the_file_is_named(tmp_path, dgl):
+    save(dgl, tmp_path / "g.bin")
+    with pytest.raises(FormatError, match="which DGL itself must open"):
+        read_source(tmp_path / "g.bin", tmp_path)

@@ -1,0 +1,109 @@
+"""IGB and IGBH, in the files that the benchmark's loaders map: edges (E, 2), large files without headers."""
+
+import numpy as np
+import pytest
+from reader_example import assert_dataset, assert_graph, convert, refused, save, truncate
+
+from gids.convert.readers import igb
+
+RNG = np.random.default_rng(5)
+COUNTS = {"paper": 100, "author": 140, "institute": 7, "fos": 30}
+FEAT = {ntype: RNG.standard_normal((count, 1024), np.float32) for ntype, count in COUNTS.items()}
+RELATIONS = {
+    ("paper", "cites", "paper"): 500,
+    ("paper", "written_by", "author"): 300,
+    ("author", "affiliated_to", "institute"): 150,
+    ("paper", "topic", "fos"): 200,
+}
+LABEL = RNG.integers(0, 19, 100).astype(np.float32)
+SPLITS = {"paper": {"train": range(60), "val": range(60, 80), "test": range(80, 100)}}
+
+
+def write(root, relations=RELATIONS, *, headers=True):
+    """The dataset of a size; its edges as (2, E)."""
+    edges = {}
+    for relation, count in relations.items():
+        pairs = np.stack([RNG.integers(0, COUNTS[t], count) for t in relation[::2]], axis=1)
+        edges[relation] = pairs.T
+        save(root / "processed" / "__".join(relation), edge_index=pairs)
+    for ntype in {t for relation in relations for t in relation[::2]}:
+        save(root / "processed" / ntype, node_feat=FEAT[ntype])
+    paper = root / "processed/paper"
+    save(paper, node_label_19=LABEL, node_label_2K=LABEL + 100)
+    np.save(paper / "paper_id_index_mapping.npy", {7: 0}, allow_pickle=True)
+    if not headers:
+        FEAT["paper"].tofile(paper / "node_feat.npy")
+        LABEL.tofile(paper / "node_label_19.npy")
+    return edges
+
+
+def test_igbh(tmp_path):
+    edges = write(tmp_path / "small")
+    store = convert(tmp_path / "small", tmp_path / "i.gids")
+    assert_dataset(
+        store,
+        tables={f"{ntype}.feat": rows for ntype, rows in FEAT.items()},
+        edges=edges,
+        labels={"paper": LABEL.astype(np.int64)},
+        splits=SPLITS,
+    )
+
+
+@pytest.mark.parametrize("headers", [True, False])
+def test_igb_of_either_kind_of_file(tmp_path, headers):
+    edges = write(tmp_path / "full", {("paper", "cites", "paper"): 500}, headers=headers)
+    store = convert(tmp_path / "full/processed", tmp_path / "i.gids", "--from", "igb")
+    labels = {"paper": LABEL.astype(np.int64)}
+    assert_dataset(store, tables={"paper.feat": FEAT["paper"]}, edges=edges, labels=labels, splits=SPLITS)
+
+
+def test_the_other_labels(tmp_path, capsys):
+    write(tmp_path / "i")
+    store = convert(tmp_path / "i", tmp_path / "i.gids", "--labels", "2K")
+    assert store.labels["paper"].tolist() == (LABEL + 100).tolist()
+    assert "left out node_label_19.npy" in capsys.readouterr().err
+
+
+def test_a_type_without_a_folder_is_counted_by_its_edges(tmp_path, capsys):
+    edges = write(tmp_path / "i")
+    (tmp_path / "i/processed/fos/node_feat.npy").unlink()
+    (tmp_path / "i/processed/fos").rmdir()
+    store = convert(tmp_path / "i", tmp_path / "i.gids")
+    topics = edges["paper", "topic", "fos"]
+    assert store.num_nodes("fos") == topics[1].max() + 1
+    assert_graph(store, ("paper", "topic", "fos"), *topics)
+    assert "'fos' has no features" in capsys.readouterr().err
+
+
+def test_the_full_size_is_labelled_in_part(tmp_path, monkeypatch):
+    monkeypatch.setattr(igb, "_FULL_PAPERS", 100)
+    monkeypatch.setitem(igb._LABELLED, "node_label_19", 50)
+    write(tmp_path / "full", headers=False)
+    store = convert(tmp_path / "full", tmp_path / "i.gids")
+    assert store.labels["paper"].tolist() == [*LABEL[:50].tolist(), *[-1] * 50]
+    assert store.splits["paper"]["test"].tolist() == list(range(40, 50))
+
+
+CITES = "processed/paper__cites__paper"
+
+
+@pytest.mark.parametrize(
+    ("harm", "arguments", "message"),
+    [
+        (lambda root: save(root / CITES, edge_index=np.zeros((2, 9), int)), (), "IGB's is (E, 2)"),
+        (
+            lambda root: save(root / CITES, edge_index=np.full((9, 2), 100)),
+            (),
+            "is 100; it must be from 0 to",
+        ),
+        (lambda root: save(root / CITES, edge_index=np.full((9, 2), -1)), (), "is -1; it must be"),
+        (lambda root: truncate(root / CITES / "edge_index.npy"), (), "is truncated"),
+        (lambda root: save(root / "processed/paper", node_feat=FEAT["paper"][:7]), (), "for 7 'paper' nodes"),
+        (lambda root: (root / "processed/paper/node_feat.npy").write_bytes(b"x" * 4100), (), "no multiple"),
+        (lambda root: None, ("--labels", "7"), "--labels 7: there is node_label_19, node_label_2K"),
+    ],
+)
+def test_a_bad_dataset_is_one_line(tmp_path, capsys, harm, arguments, message):
+    write(tmp_path / "i")
+    harm(tmp_path / "i")
+    assert message in refused(capsys, tmp_path / "i", tmp_path / "x.gids", *arguments)

@@ -1,0 +1,180 @@
+"""Tables of nodes and edges in Parquet and Arrow files, by the names of their columns."""
+
+import numpy as np
+import pytest
+from reader_example import assert_dataset, convert, refused, save, truncate
+
+from gids.convert import stream_rows
+from gids.convert.arrow_table import ArrowTable
+from gids.store.rows import read_range
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+RNG = np.random.default_rng(9)
+N, E = 500, 2000
+EDGES = RNG.integers(0, N, (2, E))
+FEAT = RNG.standard_normal((N, 6), np.float32)
+HOMOGENEOUS = ("_N", "_E", "_N")
+
+
+def lists(values):
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
+
+
+def nodes(**changes):
+    columns = {
+        "id": np.arange(N),
+        "feat": lists(FEAT),
+        "year": np.arange(N, dtype=np.int32),
+        "label": pa.array([None if i % 5 == 0 else float(i % 7) for i in range(N)]),
+        "train_mask": np.arange(N) < 40,
+        "title": ["x"] * N,
+        **{f"pos_{i}": FEAT[:, i].astype(np.float64) for i in range(3)},
+        **changes,
+    }
+    return pa.table({name: values for name, values in columns.items() if values is not None})
+
+
+def edges(**changes):
+    return pa.table({"src": EDGES[0], "dst": EDGES[1], "w": np.arange(E, dtype=np.float32), **changes})
+
+
+def write(root, node_table, edge_table):
+    root.mkdir()
+    pq.write_table(node_table, root / "nodes.parquet", row_group_size=130)
+    pq.write_table(edge_table, root / "edges.parquet", row_group_size=700)
+    return root
+
+
+def classes():
+    return np.array([-1 if i % 5 == 0 else i % 7 for i in range(N)])
+
+
+def assert_homogeneous(store):
+    assert_dataset(
+        store,
+        tables={
+            "_N.feat": FEAT,
+            "_N.year": np.arange(N, dtype=np.int32),
+            "_N.pos": FEAT[:, :3].astype(np.float64),
+            "_N._E._N.w": np.arange(E, dtype=np.float32),
+        },
+        edges={HOMOGENEOUS: EDGES},
+        labels={"_N": classes()},
+        splits={"_N": {"train": np.arange(40)}},
+    )
+
+
+def test_one_type(tmp_path, capsys):
+    root = write(tmp_path / "p", nodes(), edges())
+    assert_homogeneous(convert(root, tmp_path / "p.gids"))
+    assert "left out column 'title': of type string" in capsys.readouterr().err
+
+
+def test_arrow_files_and_lists_of_any_kind(tmp_path):
+    root = tmp_path / "p"
+    root.mkdir()
+    table = nodes(feat=pa.array(list(FEAT), pa.list_(pa.float32())))
+    for name, made in (("nodes", table), ("edges", edges())):
+        with pa.OSFile(str(root / f"{name}.arrow"), "wb") as file:
+            with pa.ipc.new_file(file, made.schema) as writer:
+                writer.write_table(made, max_chunksize=99)
+    assert_homogeneous(convert(root, tmp_path / "p.gids", "--from", "parquet"))
+
+
+def test_several_types_in_several_parts(tmp_path, capsys):
+    root = tmp_path / "p"
+    for folder in ("nodes/paper", "edges/paper.cites.paper", "edges"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    for part, rows in enumerate((slice(0, 200), slice(200, N))):
+        pq.write_table(nodes().select(["feat"])[rows], root / f"nodes/paper/part-{part}.parquet")
+    pq.write_table(edges(), root / "edges/paper.cites.paper/part-0.parquet")
+    writes = np.stack([RNG.integers(0, 30, 90), RNG.integers(0, N, 90)])
+    writes[0, 5] = 29
+    author = pa.table({"source": writes[0].astype(np.int32), "target": writes[1].astype(np.int32)})
+    pq.write_table(author, root / "edges/author.writes.paper.parquet")
+    assert_dataset(
+        convert(root, tmp_path / "p.gids"),
+        tables={"paper.feat": FEAT, "paper.cites.paper.w": np.arange(E, dtype=np.float32)},
+        edges={("paper", "cites", "paper"): EDGES, ("author", "writes", "paper"): writes},
+        labels={},
+        splits={},
+    )
+    assert "'author' has no table: 30 nodes, by the edges" in capsys.readouterr().err
+
+
+def test_a_file_of_nodes(tmp_path):
+    pq.write_table(nodes().select(["feat", "year"]), tmp_path / "x.parquet")
+    store = convert(tmp_path / "x.parquet", tmp_path / "p.gids")
+    assert sorted(store.tables) == ["_N.feat", "_N.year"]
+
+
+def test_any_range_in_any_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(stream_rows, "KEPT_BYTES", 1000)
+    pq.write_table(nodes(), tmp_path / "x.parquet", row_group_size=70)
+    rows = ArrowTable([tmp_path / "x.parquet"]).rows(["feat"])
+    rng = np.random.default_rng(2)
+    for start, stop in np.sort(rng.integers(0, N + 1, (60, 2)), axis=1).tolist():
+        assert np.array_equal(read_range(rows, start, stop), FEAT[start:stop])
+
+
+RAGGED = pa.array([list(row[: 6 - (i == 300)]) for i, row in enumerate(FEAT)], pa.list_(pa.float32()))
+
+
+@pytest.mark.parametrize(
+    ("node_table", "edge_table", "message"),
+    [
+        (nodes(feat=RAGGED), edges(), "has rows of another length than 6 after row"),
+        (
+            nodes(feat=pa.array([None, *map(list, FEAT[1:])], pa.list_(pa.float32()))),
+            edges(),
+            "without a value",
+        ),
+        (
+            nodes(year=pa.array([None, *range(N - 1)])),
+            edges(),
+            "column 'year' of nodes.parquet has rows without",
+        ),
+        (nodes(id=np.arange(N)[::-1]), edges(), "'id' of '_N' is not 0, 1, 2"),
+        (nodes(), edges(src=EDGES[0] + 1), f"is {N}; it must be from 0 to {N - 1}"),
+        (nodes(), edges(src=EDGES[0] - 1), "is -1; it must be"),
+        (nodes(), edges().rename_columns(["a", "dst", "w"]), "one must be src or source"),
+        (nodes(), edges(source=EDGES[0]), "one must be src or source"),
+        (nodes(label=np.arange(N) + 0.5), edges(), ""),
+        (
+            nodes(feat=None, year=None, pos_0=None, pos_1=None, pos_2=None),
+            edges(src=["a"] * E),
+            "one must be src",
+        ),
+    ],
+)
+def test_bad_tables_are_one_line(tmp_path, capsys, node_table, edge_table, message):
+    root = write(tmp_path / "p", node_table, edge_table)
+    if not message:  # labels that are no classes are kept as they are
+        assert convert(root, tmp_path / "p.gids").labels["_N"][1] == 1.5
+    else:
+        assert message in refused(capsys, root, tmp_path / "x.gids")
+
+
+def test_damaged_files_are_one_line(tmp_path, capsys):
+    root = write(tmp_path / "p", nodes(), edges())
+    data = bytearray((root / "nodes.parquet").read_bytes())
+    data[4:2000] = bytes(1996)
+    (root / "nodes.parquet").write_bytes(data)
+    assert "is damaged or truncated" in refused(capsys, root, tmp_path / "x.gids")
+    truncate(root / "nodes.parquet")
+    assert "is damaged or truncated" in refused(capsys, root, tmp_path / "x.gids")
+
+
+def test_parts_with_other_columns_are_refused(tmp_path, capsys):
+    root = write(tmp_path / "p", nodes(), edges())
+    (root / "nodes.parquet").unlink()
+    (root / "nodes/a").mkdir(parents=True)
+    pq.write_table(nodes(), root / "nodes/a/1.parquet")
+    pq.write_table(nodes(year=None), root / "nodes/a/2.parquet")
+    assert "has other columns than" in refused(capsys, root, tmp_path / "x.gids")
+
+
+def test_a_directory_of_arrays_is_none_of_parquet(tmp_path):
+    save(tmp_path / "s/nodes/a", feat=FEAT)
+    assert sorted(convert(tmp_path / "s", tmp_path / "s.gids").tables) == ["a.feat"]

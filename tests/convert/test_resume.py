@@ -1,0 +1,175 @@
+"""A conversion that is stopped goes on where it was: the dataset is that of an undisturbed one."""
+
+import numpy as np
+import pytest
+
+from gids.convert import Options, convert
+from gids.convert.readers import read_source
+from gids.store import verify
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("source")
+    rng = np.random.default_rng(11)
+    np.save(folder / "feat.npy", rng.standard_normal((30_000, 100), np.float32))
+    np.save(folder / "pos.npy", rng.standard_normal((30_000, 3)))
+    np.save(folder / "edge_index.npy", rng.integers(0, 30_000, (2, 200_000)))
+    np.save(folder / "label.npy", rng.integers(0, 9, 30_000))
+    return folder
+
+
+def contents(path):
+    """The bytes of every file, by its name."""
+    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+def interrupted(source, path, **options):
+    """A conversion that a failing read stops after the first pages are safe."""
+
+    def fail(size):
+        fail.total += size
+        if fail.total > 3_000_000:
+            raise KeyboardInterrupt
+
+    fail.total = 0
+    with pytest.raises(KeyboardInterrupt):
+        run(source, path, on_bytes=fail, **options)
+    assert not path.exists()
+    return path.with_name(path.name + ".partial")
+
+
+def run(source, path, say=lambda _: None, on_bytes=lambda _: None, **options):
+    options = Options(memory_bytes=1 << 20, workers=1, **options)
+    files = sorted(source.iterdir())
+    open_source = lambda scratch: read_source(source, scratch)  # noqa: E731
+    convert(files, open_source, path, options, say=say, on_bytes=on_bytes, sync_bytes=100_000)
+
+
+def test_an_interrupted_conversion_continues_where_it_was(tmp_path, source):
+    interrupted(source, tmp_path / "a.gids")
+    said, progress = [], []
+    run(source, tmp_path / "a.gids", say=said.append, on_bytes=progress.append)
+    assert said[0] == "resuming an unfinished conversion"
+    run(source, tmp_path / "b.gids")
+    for name, data in contents(tmp_path / "a.gids").items():
+        assert contents(tmp_path / "b.gids")[name] == data, name
+
+
+def test_a_packed_source_continues_too(tmp_path, source):
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    np.savez_compressed(packed / "x.npz", **{f.stem: np.load(f) for f in sorted(source.iterdir())})
+    options = {"dedup": True, "self_loops": True}
+    interrupted(packed, tmp_path / "a.gids", **options)
+    said = []
+    run(packed, tmp_path / "a.gids", say=said.append, **options)
+    assert said[0] == "resuming an unfinished conversion"
+    run(source, tmp_path / "b.gids", **options)
+    for name, data in contents(tmp_path / "a.gids").items():
+        assert contents(tmp_path / "b.gids")[name] == data, name
+
+
+@pytest.mark.parametrize("stop_at", [300_000, 1_500_000, 3_300_000, 4_400_000])
+def test_rounded_tables_continue_and_say_the_same(tmp_path, source, stop_at):
+    """Stopped in the pass for the columns' scales, in the pages of int8, and in those of float16."""
+    options = {"dtypes": {"feat": "int8", "pos": "float16"}, "scales": {"feat": "column"}}
+    kwargs = {"memory_bytes": 1 << 20, "workers": 1}
+
+    def convert_to(path, **calls):
+        open_source = lambda scratch: read_source(source, scratch)  # noqa: E731
+        convert(
+            sorted(source.iterdir()),
+            open_source,
+            path,
+            Options(**options, **kwargs),
+            sync_bytes=100_000,
+            **calls,
+        )
+
+    def stop(size):
+        stop.total += size
+        if stop.total > graph_bytes + stop_at:
+            raise KeyboardInterrupt
+
+    progress, said, resumed = [], [], []
+    convert_to(tmp_path / "b.gids", say=said.append, on_bytes=progress.append)
+    assert [s.split(":")[0] for s in said if " stored as " in s] == ["_N.feat", "_N.pos"]
+    stop.total, graph_bytes = 0, 8 * 200_000
+    with pytest.raises(KeyboardInterrupt):
+        convert_to(tmp_path / "a.gids", on_bytes=stop)
+    again = []
+    convert_to(tmp_path / "a.gids", say=resumed.append, on_bytes=again.append)
+    assert resumed == ["resuming an unfinished conversion", *said]
+    assert sum(again) == sum(progress)
+    for name, data in contents(tmp_path / "a.gids").items():
+        assert contents(tmp_path / "b.gids")[name] == data, name
+    assert list(verify(tmp_path / "a.gids")) == []
+
+
+def test_what_is_done_is_not_read_again(tmp_path, source, monkeypatch):
+    from gids.store.rows import FileRows
+
+    interrupted(source, tmp_path / "a.gids")
+    read, read_into = [], FileRows.read_into
+
+    def counting(self, start, out):
+        read.append(out.nbytes)
+        read_into(self, start, out)
+
+    monkeypatch.setattr(FileRows, "read_into", counting)
+    run(source, tmp_path / "a.gids")
+    resumed, read[:] = sum(read), []
+    run(source, tmp_path / "b.gids")
+    assert resumed < sum(read) - 2_000_000
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "reason"),
+    [
+        (lambda s: np.save(s / "label.npy", np.zeros(30_000, np.int64)), {}, "the source changed"),
+        (lambda s: np.save(s / "more.npy", np.zeros((30_000, 1))), {}, "the source changed"),
+        (lambda s: None, {"page_bytes": 8192}, "--page-bytes changed"),
+        (lambda s: None, {"seed": 1, "dtypes": {"feat": "float16"}}, "--dtype, --seed changed"),
+    ],
+)
+def test_a_changed_source_or_option_starts_again(tmp_path, source, change, options, reason):
+    copy = tmp_path / "source"
+    copy.mkdir()
+    for file in source.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    interrupted(copy, tmp_path / "a.gids")
+    change(copy)
+    said = []
+    run(copy, tmp_path / "a.gids", say=said.append, **options)
+    assert said[0] == f"an unfinished conversion was found, but {reason}: starting again"
+    assert list(verify(tmp_path / "a.gids")) == []
+
+
+def test_other_threads_and_memory_do_resume(tmp_path, source):
+    interrupted(source, tmp_path / "a.gids")
+    said = []
+    convert(
+        sorted(source.iterdir()),
+        lambda scratch: read_source(source, scratch),
+        tmp_path / "a.gids",
+        Options(workers=3, memory_bytes=64 << 20),
+        say=said.append,
+    )
+    assert said[0] == "resuming an unfinished conversion"
+    assert list(verify(tmp_path / "a.gids")) == []
+
+
+def test_a_source_that_changes_meanwhile_is_refused(tmp_path):
+    from gids import FormatError
+
+    np.save(tmp_path / "f.npy", np.zeros((100, 4), np.float32))
+
+    def open_source(scratch):
+        found = read_source(tmp_path / "f.npy", scratch)
+        np.save(tmp_path / "f.npy", np.ones((100, 4), np.float32))
+        return found
+
+    with pytest.raises(FormatError, match="the source changed while it was converted"):
+        convert([tmp_path / "f.npy"], open_source, tmp_path / "a.gids", Options())
+    assert [p.name for p in tmp_path.iterdir()] == ["f.npy"]

@@ -1,0 +1,36 @@
+"""Random splits are literal: the same everywhere, for good."""
+
+import pytest
+import torch
+
+from gids import FormatError
+from gids.convert.split import random_split
+from gids.store.rows import TensorRows, read_range
+
+
+def split(labels, fractions=(0.6, 0.2, 0.2), seed=0):
+    parts = random_split(TensorRows(labels), fractions, seed)
+    return {name: read_range(rows, 0, rows.shape[0]).tolist() for name, rows in parts.items()}
+
+
+def test_a_split_is_the_same_everywhere_and_leaves_out_what_has_no_label():
+    labels = torch.tensor([0, 1, -1, 2, 0, 1, 2, 0, 1, -5, 3, 1])
+    expected = {"train": [0, 1, 3, 4, 7, 10], "val": [5, 8], "test": [6, 11]}
+    assert split(labels) == expected
+    assert split(labels.to(torch.int8)) == expected
+    assert split(torch.where(labels < 0, torch.nan, labels.float())) == expected
+    assert split(labels, seed=1) != expected
+
+
+def test_fractions_may_leave_nodes_out():
+    assert {name: len(ids) for name, ids in split(torch.zeros(100), (0.1, 0.0, 0.25)).items()} == {
+        "train": 10,
+        "val": 0,
+        "test": 25,
+    }
+
+
+@pytest.mark.parametrize("fractions", [(0.5, 0.5), (0.9, 0.9, 0.1), (-0.1, 0.5, 0.5)])
+def test_fractions_that_are_none_are_refused(fractions):
+    with pytest.raises(FormatError, match="three fractions"):
+        split(torch.zeros(10), fractions)

@@ -1,0 +1,134 @@
+"""Synthetic graphs: what the files hold; learnable, skewed, repeatable, made in little memory."""
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gids.convert.synthetic import GraphSpec, write_graph
+
+SPEC = GraphSpec(
+    node_count=20_000, degree=12, dim=24, classes=8, train_count=700, val_count=200, test_count=100, seed=3
+)
+FILES = ["feat", "indices", "indptr", "labels", "test_idx", "train_idx", "val_idx"]
+
+
+@pytest.fixture(scope="module")
+def arrays(tmp_path_factory):
+    return load(write_graph(tmp_path_factory.mktemp("graph"), SPEC))
+
+
+def load(directory: Path) -> dict[str, np.ndarray]:
+    return {path.stem: np.load(path) for path in sorted(directory.iterdir())}
+
+
+def test_arrays_have_the_shapes_and_types_that_convert_takes(arrays):
+    assert list(arrays) == FILES
+    assert arrays["feat"].shape == (20_000, 24)
+    assert arrays["feat"].dtype == np.float32
+    assert arrays["indptr"].shape == (20_001,)
+    assert all(arrays[name].dtype == np.int64 for name in FILES if name != "feat")
+    assert arrays["indptr"][0] == 0
+    assert arrays["indptr"][-1] == len(arrays["indices"])
+    assert np.diff(arrays["indptr"]).min() >= 0
+    assert arrays["indices"].min() >= 0
+    assert arrays["indices"].max() < 20_000
+    assert set(arrays["labels"]) == set(range(8))
+
+
+def test_splits_are_disjoint_and_of_the_sizes_asked_for(arrays):
+    splits = [arrays[f"{name}_idx"] for name in ("train", "val", "test")]
+    assert [len(split) for split in splits] == [700, 200, 100]
+    assert len(set(np.concatenate(splits).tolist())) == 1000
+
+
+def test_mean_degree_is_as_asked_and_both_degrees_are_skewed(arrays):
+    in_degrees = np.diff(arrays["indptr"])
+    out_degrees = np.sort(np.bincount(arrays["indices"], minlength=20_000))[::-1]
+    assert in_degrees.mean() == pytest.approx(12, rel=0.02)
+    assert in_degrees.max() > 10 * in_degrees.mean()
+    assert out_degrees[:200].sum() > 0.12 * out_degrees.sum()  # 1 % of the nodes
+    assert out_degrees[0] < 0.02 * out_degrees.sum()
+
+
+def test_edges_stay_in_their_class_as_often_as_asked(arrays):
+    targets = np.repeat(np.arange(20_000), np.diff(arrays["indptr"]))
+    same = (arrays["labels"][arrays["indices"]] == arrays["labels"][targets]).mean()
+    assert same == pytest.approx(0.7 + 0.3 / 8, abs=0.01)
+
+
+def test_a_neighbourhood_tells_the_class_better_than_a_row(arrays):
+    feat, labels, indptr = arrays["feat"], arrays["labels"], arrays["indptr"]
+    centroids = np.stack([feat[labels == c].mean(0) for c in range(8)])
+    sums = np.add.reduceat(feat[arrays["indices"]], indptr[:-1], axis=0)
+    means = sums / np.diff(indptr)[:, None]
+
+    def accuracy(rows):
+        nearest = (rows @ centroids.T - (centroids**2).sum(1) / 2).argmax(1)
+        return (nearest == labels).mean()
+
+    assert 0.5 < accuracy(feat) < 0.65  # candour 0.5
+    assert accuracy(means) > 0.75
+
+
+def test_popularity_is_scattered_over_the_ids(arrays):
+    out_degrees = np.bincount(arrays["indices"], minlength=20_000)
+    halves = out_degrees[:10_000].sum(), out_degrees[10_000:].sum()
+    assert halves[0] == pytest.approx(halves[1], rel=0.2)
+
+
+def test_a_seed_gives_the_same_files_whatever_the_threads(tmp_path):
+    one, same, other = (
+        write_graph(tmp_path / name, GraphSpec(node_count=3000, dim=700, seed=seed), threads=threads)
+        for name, seed, threads in (("one", 1, 1), ("same", 1, 3), ("other", 2, 1))
+    )
+    for name in FILES:
+        assert (one / f"{name}.npy").read_bytes() == (same / f"{name}.npy").read_bytes()
+    assert (one / "feat.npy").read_bytes() != (other / "feat.npy").read_bytes()
+    assert (one / "indices.npy").read_bytes() != (other / "indices.npy").read_bytes()
+
+
+def test_rows_of_whole_pages_begin_on_pages_of_the_file(tmp_path):
+    feat = np.load(write_graph(tmp_path, GraphSpec(node_count=50, dim=1024)) / "feat.npy", mmap_mode="r")
+    assert feat.offset == 4096
+
+
+def test_features_are_never_held_whole(tmp_path):
+    spec = GraphSpec(node_count=30_000, dim=1024, degree=4)
+    tracemalloc.start()
+    write_graph(tmp_path, spec, threads=2)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert spec.feature_bytes > 120e6
+    assert peak < 40e6
+
+
+def test_progress_ends_at_one_for_edges_and_features(tmp_path):
+    seen = {}
+    write_graph(
+        tmp_path, GraphSpec(node_count=200, dim=4), progress=lambda what, share: seen.update({what: share})
+    )
+    assert seen == {"edges": 1.0, "features": 1.0}
+
+
+def test_a_graph_may_have_one_node_and_no_edges(tmp_path):
+    arrays = load(write_graph(tmp_path, GraphSpec(node_count=1, degree=0, dim=1, classes=1)))
+    assert arrays["indices"].shape == (0,)
+    assert arrays["feat"].shape == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"node_count": 0}, "node_count >= 1"),
+        ({"dim": 0}, "dim >= 1"),
+        ({"classes": 101}, "classes must be 1 to 100, got 101"),
+        ({"homophily": 1.5}, "probabilities, got 1.5"),
+        ({"train_count": 101}, "do not fit into 100 nodes"),
+        ({"val_count": -1}, "do not fit"),
+    ],
+)
+def test_sizes_that_make_no_graph_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        GraphSpec(**{"node_count": 100, **change})

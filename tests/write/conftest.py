@@ -1,0 +1,9 @@
+"""Fixtures of this folder."""
+
+import pytest
+from store_example import write_dataset
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    return write_dataset(tmp_path / "mag.gids")

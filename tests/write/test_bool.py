@@ -1,0 +1,196 @@
+"""Tables and labels of bool: True and False from the source to torch.bool, and back."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from gids import FeatureStore, FormatError
+from gids.cli import main
+from gids.store import verify
+from gids.store.files import read_manifest
+from gids.store.manifest import dump_manifest, load_manifest, validate
+from gids.write import DatasetWriter, create_table
+
+RNG = np.random.default_rng(20)
+FLAGS = RNG.random((500, 7)) < 0.5
+
+
+def convert(source, target, *arguments):
+    assert main(["convert", str(source), str(target), "--quiet", *arguments]) == 0
+    assert list(verify(target)) == []
+    return FeatureStore(target)
+
+
+def save(folder, kind, flags=FLAGS):
+    """An array as a source of some kind, and the arguments that it needs."""
+    if kind in ("C order", "Fortran order"):
+        np.save(folder / "s.npy", np.asarray(flags, order=kind[0]))
+        return folder / "s.npy", []
+    if kind in ("npz", "compressed"):
+        (np.savez if kind == "npz" else np.savez_compressed)(folder / "s.npz", feat=flags)
+        return folder / "s.npz", []
+    if kind == "raw":
+        flags.tofile(folder / "s.bin")
+        return folder / "s.bin", ["--dtype", "bool", "--shape", "-1,7"]
+    torch.save({"feat": torch.from_numpy(flags), "edge_index": torch.zeros(2, 0).long()}, folder / "s.pt")
+    return folder / "s.pt", []
+
+
+@pytest.mark.parametrize("kind", ["C order", "Fortran order", "npz", "compressed", "raw", "torch"])
+def test_a_source_of_bools_becomes_a_table_of_bools_and_comes_back(tmp_path, kind):
+    source, arguments = save(tmp_path, kind)
+    table = convert(source, tmp_path / "d.gids", *arguments).table("feat")
+    assert (table.dtype, table.stored_dtype, table.row_bytes) == (torch.bool, torch.bool, 7)
+    ids = RNG.integers(500, size=900)
+    found = table.read_rows(ids)
+    assert torch.equal(found, torch.from_numpy(FLAGS[ids]))
+    assert torch.equal((~found).nonzero(), torch.from_numpy(~FLAGS[ids]).nonzero())  # as numbers, all are
+    assert torch.equal(torch.cat([rows for _, rows in table.scan(64)]), torch.from_numpy(FLAGS))
+    assert main(["export", str(tmp_path / "d.gids"), "feat", str(tmp_path / "back.npy"), "--quiet"]) == 0
+    np.save(tmp_path / "plain.npy", FLAGS)
+    assert (tmp_path / "back.npy").read_bytes() == (tmp_path / "plain.npy").read_bytes()
+    assert main(["verify", str(tmp_path / "d.gids"), "--against", str(source), *arguments, "--quiet"]) == 0
+
+
+def test_bools_in_parquet(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(
+        arrow.table({"flag": FLAGS[:, 0], "x": FLAGS[:, 1].astype(float)}), tmp_path / "s.parquet"
+    )
+    table = convert(tmp_path / "s.parquet", tmp_path / "d.gids").table("flag")
+    assert torch.equal(table.read_rows(range(500)), torch.from_numpy(FLAGS[:, 0]))
+
+
+@pytest.mark.parametrize("kind", ["C order", "compressed", "raw"])
+def test_other_bytes_of_a_source_are_true(tmp_path, kind):
+    """Such an array is what .view(bool) of numbers gives."""
+    odd = np.where(FLAGS, RNG.integers(1, 256, FLAGS.shape), 0).astype(np.uint8)
+    source, arguments = save(tmp_path, kind, odd.view(bool))
+    table = convert(source, tmp_path / "d.gids", *arguments).table("feat")
+    assert torch.equal(table.read_rows(range(500)), torch.from_numpy(FLAGS))
+    if kind != "raw":
+        numbers = convert(source, tmp_path / "u.gids", "--dtype", "uint8").table("feat")
+        assert torch.equal(numbers.read_rows(range(500)), torch.from_numpy(FLAGS.astype(np.uint8)))
+
+
+@pytest.mark.parametrize(
+    ("values", "arguments", "found"),
+    [
+        (FLAGS, ["--dtype", "uint8"], FLAGS.astype(np.uint8)),
+        (FLAGS, ["--dtype", "float16"], FLAGS.astype(np.float16)),
+        (FLAGS, ["--dtype", "int8"], FLAGS.astype(np.int8)),
+        (FLAGS.astype(np.int64), ["--dtype", "bool"], FLAGS),
+        (FLAGS + 1, ["--dtype", "bool"], "2 is not exact in torch.bool; keep torch.int64"),
+        (FLAGS.astype(np.float32), ["--dtype", "bool"], "to torch.bool would round them to 0 and 1"),
+        (FLAGS, ["--dtype", "int8", "--scale", "row"], "is for floating features stored as int8"),
+    ],
+)
+def test_casts(tmp_path, capsys, values, arguments, found):
+    np.save(tmp_path / "s.npy", values)
+    if isinstance(found, str):
+        assert main(["convert", str(tmp_path / "s.npy"), str(tmp_path / "d.gids"), *arguments]) == 2
+        assert found in capsys.readouterr().err
+        return
+    rows = convert(tmp_path / "s.npy", tmp_path / "d.gids", *arguments).table("feat").read_rows(range(500))
+    assert rows.numpy().dtype == found.dtype
+    assert np.array_equal(rows, found)
+
+
+def test_an_order_of_rows_and_shards_and_short_pages(tmp_path):
+    flags, order = torch.from_numpy(FLAGS), torch.from_numpy(RNG.permutation(500))
+    with DatasetWriter(tmp_path / "d.gids", page_bytes=512, stripe=3) as writer:
+        writer.write_table("node", "n", "flag", flags, order=order)
+    assert list(verify(tmp_path / "d.gids")) == []
+    table = FeatureStore(tmp_path / "d.gids").table("flag")
+    assert torch.equal(table.read_rows(range(500)), flags)
+    assert torch.equal(torch.cat([rows for _, rows in table.scan(64)]), flags)
+
+
+def test_a_table_that_is_added(tmp_path):
+    with DatasetWriter(tmp_path / "d.gids") as writer:
+        writer.write_table("node", "n", "x", torch.ones(500, 2))
+    store = FeatureStore(tmp_path / "d.gids")
+    odd = np.full((100, 7), 2, np.uint8).view(bool)
+    with create_table(store, "n.flag", 500, 7, torch.bool) as writer:
+        writer.write(0, FLAGS[:300])
+        writer.write(300, FLAGS[300:400].astype(np.int64))
+        writer.write(400, torch.from_numpy(odd))
+        with pytest.raises(FormatError, match="2 is not exact"):
+            writer.write(499, np.full((1, 7), 2))
+    assert list(verify(tmp_path / "d.gids")) == []
+    assert read_manifest(tmp_path / "d.gids").version == 3
+    found = store.reopen().table("flag").read_rows(range(500))
+    assert torch.equal(found[:400], torch.from_numpy(FLAGS[:400]))
+    assert (found[400:].view(torch.uint8) == 1).all()
+
+
+def test_labels_of_several_columns_stay_bools(tmp_path):
+    np.savez(tmp_path / "s.npz", x=np.ones((500, 2), np.float32), y=FLAGS)
+    store = convert(tmp_path / "s.npz", tmp_path / "d.gids", "--split", "none")
+    assert torch.equal(store.labels["_N"], torch.from_numpy(FLAGS))
+    assert read_manifest(tmp_path / "d.gids").version == 3
+    np.savez(tmp_path / "s.npz", x=np.ones((500, 2), np.float32), y=FLAGS[:, 0])
+    store = convert(tmp_path / "s.npz", tmp_path / "one.gids", "--split", "none")
+    assert store.labels["_N"].tolist() == FLAGS[:, 0].astype(int).tolist()  # classes
+    assert store.labels["_N"].dtype == torch.int64
+    assert read_manifest(tmp_path / "one.gids").version == 1
+
+
+@pytest.mark.parametrize("name", ["train_idx", "indices", "edge_index"])
+def test_bools_are_no_ids(tmp_path, capsys, name):
+    arrays = {"feat": np.ones((9, 2)), name: np.ones((2, 9) if name == "edge_index" else 9, bool)}
+    if name == "indices":
+        arrays["indptr"] = np.arange(10)
+    np.savez(tmp_path / "s.npz", **arrays)
+    assert main(["convert", str(tmp_path / "s.npz"), str(tmp_path / "d.gids")]) == 2
+    said = capsys.readouterr().err
+    assert "is a mask: call it train_mask" in said or "it must be whole numbers" in said
+    torch.save({"x": torch.ones(9, 2), "train_idx": torch.ones(9) > 0}, tmp_path / "s.pt")
+    assert main(["convert", str(tmp_path / "s.pt"), str(tmp_path / "d.gids")]) == 2
+    assert "it must be node ids" in capsys.readouterr().err
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    with DatasetWriter(tmp_path / "d.gids") as writer:
+        writer.write_table("node", "n", "flag", torch.from_numpy(FLAGS))
+        writer.write_labels("n", torch.from_numpy(FLAGS[:, :3]))
+    return tmp_path / "d.gids"
+
+
+def test_older_versions_cannot_say_it(dataset):
+    fields = json.loads(json.dumps(read_manifest(dataset).to_json()))
+    assert fields["version"] == 3
+    assert load_manifest(dump_manifest(validate(fields))).version == 3
+    for version in (1, 2):
+        fields["version"] = version
+        with pytest.raises(FormatError, match=f"'bool', which format version {version} does not have"):
+            validate(fields)
+        fields["nodes"][0]["arrays"]["label"]["dtype"] = "uint8"
+        with pytest.raises(FormatError, match=re.escape("tables[0].dtype is 'bool'")):
+            validate(fields)
+        fields["nodes"][0]["arrays"]["label"]["dtype"] = "bool"
+    fields["tables"][0]["scale"] = {"per": "row"}
+    fields["version"] = 3
+    with pytest.raises(FormatError, match="only int8 has one"):
+        validate(fields)
+
+
+def test_bytes_that_are_no_bool_are_a_fault_and_are_read_as_true(dataset):
+    for file in ("tables/n.flag/shard-00.bin", "nodes/n.label.npy"):
+        path = dataset / file
+        data = path.read_bytes()
+        at = data.index(b"\x01\x00\x01", 200)
+        path.write_bytes(data[:at] + b"\xfe\x00\x03" + data[at + 3 :])
+        faults = list(verify(dataset))
+        assert any("CRC32C" in fault for fault in faults)
+        assert any("a bool must be 0 or 1, and other bytes are read as 1" in fault for fault in faults)
+        store = FeatureStore(dataset)
+        read = [store.table("flag").read_rows(range(500)), store.labels["n"]]
+        read += [torch.cat([rows for _, rows in store.table("flag").scan(100)])]
+        for rows, expected in zip(read, [FLAGS, FLAGS[:, :3], FLAGS], strict=True):
+            assert np.array_equal(rows.view(torch.uint8), expected.astype(np.uint8))
+        path.write_bytes(data)

@@ -1,0 +1,323 @@
+"""Publishing: all or nothing, whatever goes wrong."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from store_example import write_dataset
+
+from gids import FeatureStore, FormatError, StorageError
+from gids.store import GeneratedRows, verify
+from gids.write import DatasetWriter
+from gids.write.publish import _exchange
+
+ROWS = torch.arange(2000, dtype=torch.float32)[:, None].repeat(1, 256)
+
+
+def test_nothing_is_seen_before_it_is_all_there(tmp_path):
+    path = tmp_path / "a.gids"
+    with DatasetWriter(path) as writer:
+        writer.write_table("node", "n", "k", ROWS)
+        assert not path.exists()
+    assert FeatureStore(path).num_nodes() == 2000
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_leaves_nothing(tmp_path, error):
+    (tmp_path / "ssd").mkdir()
+
+    def fail(writer):
+        writer.write_table("node", "n", "k", ROWS)
+        raise error
+
+    with pytest.raises(error), DatasetWriter(tmp_path / "a.gids", stripe=[tmp_path / "ssd"]) as writer:
+        fail(writer)
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["ssd"]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_an_error_of_the_source_reaches_the_caller(tmp_path, workers):
+    def fill(start, out):
+        if start > 500:
+            raise StorageError(errno.EIO, "cannot read", "features.npy", start)
+        out.zero_()
+
+    with pytest.raises(StorageError, match=r"features\.npy at byte"):
+        with DatasetWriter(tmp_path / "a.gids", workers=workers, memory_bytes=1 << 20) as writer:
+            writer.write_table("node", "n", "k", GeneratedRows(ROWS.shape, ROWS.dtype, fill))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_there_is_only_replaced_when_asked(tmp_path):
+    path = write_dataset(tmp_path / "a.gids")
+    before = (path / "manifest.json").read_bytes()
+    with pytest.raises(FileExistsError, match=r"a\.gids exists"):
+        DatasetWriter(path)
+    with pytest.raises(ValueError, match="changed my mind"), DatasetWriter(path, overwrite=True):
+        raise ValueError("changed my mind")
+    assert (path / "manifest.json").read_bytes() == before
+    with DatasetWriter(path, overwrite=True) as writer:
+        writer.write_table("node", "n", "k", ROWS)
+    assert list(FeatureStore(path).tables) == ["n.k"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_no_dataset_is_never_replaced(tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/thesis.tex").write_text("all of it")
+    with pytest.raises(FormatError, match="is not a gids dataset; it is left alone"):
+        DatasetWriter(tmp_path / "home", overwrite=True)
+    (tmp_path / "b.gids.partial").mkdir()
+    (tmp_path / "b.gids.partial/notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="is in the way"):
+        DatasetWriter(tmp_path / "b.gids")
+    assert sorted(p.name for p in tmp_path.rglob("*")) == [
+        "b.gids.partial",
+        "home",
+        "notes.txt",
+        "thesis.tex",
+    ]
+
+
+def test_replacing_a_striped_dataset_removes_its_old_shards(tmp_path):
+    ssd = [tmp_path / "ssd0", tmp_path / "ssd1"]
+    for directory in ssd:
+        directory.mkdir()
+        (directory / "other.shards-00000000").mkdir()
+    for _ in range(2):
+        write_dataset(tmp_path / "a.gids", stripe=ssd, overwrite=True)
+    for directory in ssd:
+        assert len(list(directory.glob("a.gids.shards-*"))) == 1
+        assert (directory / "other.shards-00000000").exists(), "what is not ours stays"
+    assert list(verify(tmp_path / "a.gids", allow_dirs=ssd)) == []
+
+
+def test_two_writers_of_one_dataset_are_refused(tmp_path):
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_table("node", "n", "k", ROWS)
+        with pytest.raises(FileExistsError, match="another process is writing"):
+            DatasetWriter(tmp_path / "a.gids")
+    assert FeatureStore(tmp_path / "a.gids").num_nodes() == 2000
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (
+            lambda w: [w.add_nodes("n", 3), w.write_table("node", "n", "k", ROWS)],
+            "'n' has 3 nodes, but .* has 2000",
+        ),
+        (lambda w: w.write_table("node", "n", "k", torch.zeros(())), "single number"),
+        (lambda w: w.write_table("node", "n", "k", torch.zeros(3, 0)), "table 'n.k': rows of 0 bytes"),
+        (
+            lambda w: w.write_table("node", "n", "k", torch.zeros(3, dtype=torch.int16)),
+            "cannot hold int16: cast",
+        ),
+        (lambda w: w.write_table("node", "n" * 121, "k", torch.zeros(3)), "too long"),
+        (lambda w: w.write_table("node", "é" * 40, "k", torch.zeros(3)), "would have 242 bytes, at most 200"),
+        (lambda w: w.write_table("node", "", "k", torch.zeros(3)), "must be a non-empty text"),
+        (
+            lambda w: [w.write_table("node", "n", "k", torch.zeros(3)) for _ in "ab"],
+            "table 'n.k' occurs twice",
+        ),
+        (lambda w: w.write_split("n", "train", torch.tensor([1])), "number of 'n' nodes is not known"),
+        (
+            lambda w: [w.add_nodes("n", 3), w.write_split("n", "train", torch.tensor([3]))],
+            r"train_idx\[0\] is 3",
+        ),
+        (lambda w: [w.add_nodes("n", 3), w.write_split("n", "val", torch.tensor([0.5]))], "must be node ids"),
+    ],
+)
+def test_parts_that_do_not_agree_are_refused(tmp_path, write, message):
+    with pytest.raises(FormatError, match=message), DatasetWriter(tmp_path / "a.gids") as writer:
+        write(writer)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"page_bytes": 1000}, FormatError, "multiple of 512"),
+        ({"stripe": 0}, ValueError, "at least one shard"),
+        (
+            {"stripe": ["/proc/nonexistent"]},
+            FileNotFoundError,
+            "stripe directory /proc/nonexistent does not exist",
+        ),
+        ({"workers": 0}, ValueError, "at least 1"),
+        ({"memory_bytes": 1000}, ValueError, "1 MiB"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_is_written(tmp_path, options, error, message):
+    with pytest.raises(error, match=message):
+        DatasetWriter(tmp_path / "a.gids", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+@contextlib.contextmanager
+def small_disk(size):
+    """A file system of its own with that many bytes, where we may mount one."""
+    place = Path(tempfile.mkdtemp())
+    if (
+        os.geteuid()
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place], capture_output=True
+        ).returncode
+    ):
+        pytest.skip("cannot mount a small file system here")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)
+        place.rmdir()
+
+
+@pytest.mark.parametrize("key", [None, {"source": 1}])
+def test_a_full_disk_publishes_nothing_and_says_so(key):
+    with small_disk("1m") as place:
+        writer = DatasetWriter(place / "a.gids", resume_key=key, sync_bytes=100_000)
+        with (
+            pytest.raises(StorageError, match=r"No space left .* while writing table n\.k") as caught,
+            writer,
+        ):
+            writer.write_table("node", "n", "k", ROWS)
+        assert caught.value.errno == errno.ENOSPC
+        assert not (place / "a.gids").exists()
+        if key is None:
+            assert "nothing was published" in str(caught.value)
+            assert list(place.iterdir()) == []
+        else:
+            assert "make room and try again" in str(caught.value)  # nothing was on disk yet to resume from
+            subprocess.run(["mount", "-o", "remount,size=8m", place], check=True)
+            again = DatasetWriter(place / "a.gids", resume_key=key)
+            assert again.resumed
+            with again:
+                again.write_table("node", "n", "k", ROWS)
+            assert torch.equal(FeatureStore(place / "a.gids").read_rows(range(2000)), ROWS)
+
+
+@pytest.mark.parametrize("inodes", [1, 2])
+def test_a_disk_that_takes_no_file_says_so_at_the_start(inodes):
+    with small_disk(f"1m,nr_inodes={inodes}") as place:  # one for the root, one for NAME.partial
+        match = r"No space left .* to begin a\.gids \(.*, no inodes free\); nothing was written; make room"
+        with pytest.raises(StorageError, match=match) as caught:
+            DatasetWriter(place / "a.gids", resume_key={"source": 1})
+        assert caught.value.errno == errno.ENOSPC
+        assert list(place.iterdir()) == []
+
+
+def test_a_full_disk_among_those_of_the_shards_is_named(tmp_path):
+    with small_disk("64k") as place:
+        (place / "else").write_bytes(bytes(64 << 10))
+        with pytest.raises(
+            StorageError, match=f"while writing a.gids \\(0 B free on the disk of {place}\\); "
+        ):
+            DatasetWriter(tmp_path / "a.gids", stripe=[tmp_path, place])
+        assert [p.name for p in place.iterdir()] == ["else"]
+    assert not (tmp_path / "a.gids.partial").exists()
+
+
+def test_a_limit_on_file_sizes_is_reported_alike(tmp_path):
+    code = f"""
+import torch
+from gids.write import DatasetWriter
+with DatasetWriter({str(tmp_path / "a.gids")!r}) as writer:
+    writer.write_table("node", "n", "k", torch.zeros(2000, 256))
+"""
+
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], preexec_fn=limit, capture_output=True, text=True
+    )
+    assert "StorageError: [Errno 27] File too large while writing table n.k" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_journal_with_a_torn_line_is_continued(tmp_path):
+    writer = DatasetWriter(tmp_path / "a.gids", resume_key={"source": 1})
+    writer.write_table("node", "n", "k", ROWS)
+    writer.close(discard=False)
+    with open(tmp_path / "a.gids.partial/journal", "ab") as file:
+        file.write(b'{"item": "table n.la')
+
+    def never(start, out):
+        raise AssertionError("what is done is not read again")
+
+    for _ in range(2):
+        writer = DatasetWriter(tmp_path / "a.gids", resume_key={"source": 1})
+        assert writer.resumed
+        writer.write_table("node", "n", "k", GeneratedRows(ROWS.shape, ROWS.dtype, never))
+        writer.write_labels("n", torch.arange(2000))
+        writer.close(discard=False)
+    with DatasetWriter(tmp_path / "a.gids", resume_key={"source": 1}) as writer:
+        writer.write_table("node", "n", "k", ROWS)
+        writer.write_labels("n", torch.arange(2000))
+    assert list(verify(tmp_path / "a.gids")) == []
+
+
+def test_another_key_starts_again_and_says_why(tmp_path):
+    writer = DatasetWriter(tmp_path / "a.gids", resume_key={"source": 1, "--page-bytes": 512})
+    writer.write_table("node", "n", "k", ROWS)
+    writer.close(discard=False)
+    with DatasetWriter(tmp_path / "a.gids", resume_key={"source": 1, "--page-bytes": 4096}) as writer:
+        assert not writer.resumed
+        assert writer.restart_reason == "--page-bytes changed"
+        writer.write_table("node", "n", "k", -ROWS)
+    assert torch.equal(FeatureStore(tmp_path / "a.gids").read_rows([5]), -ROWS[5:6])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # fork in a process with threads
+def test_a_kill_after_publishing_is_not_resumed_into_the_replaced_dataset(tmp_path, monkeypatch):
+    """Between the rename and the removal of what was replaced, dataset/ holds the old data."""
+    path = tmp_path / "a.gids"
+    with DatasetWriter(path) as writer:
+        writer.write_table("node", "n", "k", ROWS)
+
+    def exchange_and_die(*paths):
+        assert _exchange(*paths)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr("gids.write.publish._exchange", exchange_and_die)
+    if not (pid := os.fork()):
+        with contextlib.suppress(BaseException):
+            writer = DatasetWriter(path, overwrite=True, resume_key={"source": 2})
+            writer.write_labels("n", torch.arange(7))
+            writer.commit()
+        os._exit(1)
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+    monkeypatch.undo()
+    assert FeatureStore(path).num_nodes() == 7, "it was published"
+    with DatasetWriter(path, overwrite=True, resume_key={"source": 2}) as writer:
+        assert not writer.resumed
+        writer.write_labels("n", torch.arange(7))
+    assert list(verify(path)) == []
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_system_that_cannot_swap_replaces_in_two_steps(tmp_path, monkeypatch):
+    path = write_dataset(tmp_path / "a.gids")
+    monkeypatch.setattr("gids.write.publish._exchange", lambda *_: False)
+    with DatasetWriter(path, overwrite=True) as writer:
+        writer.write_table("node", "n", "k", ROWS)
+    assert list(FeatureStore(path).tables) == ["n.k"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_lock_is_gone_when_the_writer_is(tmp_path):
+    writer = DatasetWriter(tmp_path / "a.gids", resume_key={})
+    writer.close(discard=False)
+    with open(tmp_path / "a.gids.partial/journal") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

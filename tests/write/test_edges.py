@@ -1,0 +1,160 @@
+"""Edges: sorting in any amount of memory against a stable argsort, counting, and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+
+from gids import FormatError, _core
+from gids.store import FeatureStore, verify
+from gids.store.rows import ArrayRows
+from gids.write import DatasetWriter, edge_list
+from gids.write.edge_sort import EdgeSorter
+from gids.write.edges import out_degrees, out_edges
+
+RELATION = ("a", "to", "b")
+
+
+def model(sources, destinations, num_dst):
+    """(indptr, indices, edge ids) of the edges, the obvious way."""
+    order = np.argsort(destinations, kind="stable")
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(destinations, minlength=num_dst))])
+    return indptr, sources[order], order
+
+
+def sort(edges, memory_bytes, scratch):
+    degrees, sources, ids = [], [], []
+
+    def on_edges(some_sources, some_ids):
+        sources.append(some_sources.copy())
+        ids.append(some_ids.copy())
+
+    EdgeSorter(scratch, memory_bytes, degrees.append, on_edges).sort(
+        edges.pieces, edges.count, 0, edges.num_dst
+    )
+    join = lambda parts: np.concatenate([np.empty(0, np.int64), *parts])  # noqa: E731
+    return np.concatenate([[0], np.cumsum(join(degrees))]), join(sources), join(ids)
+
+
+@pytest.mark.parametrize("memory_bytes", [1 << 30, 100_000, 10_000, 2_000])
+@pytest.mark.parametrize("shape", ["uniform", "power law", "one hub", "empty"])
+def test_edges_are_sorted_alike_in_any_amount_of_memory(tmp_path, memory_bytes, shape):
+    rng = np.random.default_rng(7)
+    count, num_dst = (0 if shape == "empty" else 3000), 500
+    destinations = {
+        "uniform": rng.integers(0, num_dst, count),
+        "power law": np.minimum(rng.zipf(1.3, count) - 1, num_dst - 1),
+        "one hub": np.where(rng.random(count) < 0.95, 123, rng.integers(0, num_dst, count)),
+        "empty": np.empty(0, np.int64),
+    }[shape]
+    sources = rng.integers(0, 70, count)
+    edges = edge_list(sources, destinations, num_src=70, num_dst=num_dst)
+    for found, expected in zip(
+        sort(edges, memory_bytes, tmp_path), model(sources, destinations, num_dst), strict=True
+    ):
+        assert np.array_equal(found, expected)
+    assert list(tmp_path.iterdir()) == [], "scratch files are removed"
+
+
+@pytest.mark.parametrize("block_bytes", [8, 40, 1 << 20])
+def test_a_csr_matrix_lists_its_edges(block_bytes):
+    rng = np.random.default_rng(3)
+    degrees = np.where(rng.random(50) < 0.4, 0, rng.integers(0, 9, 50))
+    indptr, indices = np.concatenate([[0], np.cumsum(degrees)]), rng.integers(0, 20, degrees.sum())
+    edges = out_edges(indptr, indices.astype(np.int32), num_dst=20)
+    assert (edges.count, edges.num_src) == (len(indices), 50)
+    sources, destinations, ids = (
+        np.concatenate(parts) for parts in zip(*edges.pieces(block_bytes), strict=True)
+    )
+    assert np.array_equal(sources, np.repeat(np.arange(50), degrees))
+    assert np.array_equal(destinations, indices)
+    assert np.array_equal(ids, np.arange(len(indices)))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_out_degrees_are_counted_in_pieces(dtype):
+    rng = np.random.default_rng(5)
+    arrays = [rng.integers(0, 1000, 4000).astype(dtype), rng.integers(0, 1000, 10).astype(dtype)]
+    pieces = list(out_degrees([ArrayRows(a) for a in arrays], 1000, memory_bytes=8 * 300))
+    assert len(pieces) == 4
+    assert np.array_equal(np.concatenate(pieces), np.bincount(np.concatenate(arrays), minlength=1000))
+
+
+def test_out_degrees_saturate():
+    counts = np.array([2**32 - 2, 5], np.uint32)
+    assert _core.count_sources(np.zeros(4, np.int64), 2, 0, counts) is None
+    assert counts.tolist() == [2**32 - 1, 5]
+
+
+def test_a_sorted_list_needs_no_edge_ids(tmp_path):
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        edges = edge_list(torch.tensor([5, 6, 7]), torch.tensor([0, 0, 2]), num_src=8, num_dst=3)
+        writer.write_edges(RELATION, edges)
+    store = FeatureStore(tmp_path / "a.gids")
+    assert store.graph().edge_ids is None
+    assert not (tmp_path / "a.gids/graph/a.to.b/edge_ids.npy").exists()
+    assert (store.graph().num_src, store.graph().num_dst, store.num_edges()) == (8, 3, 3)
+
+
+def test_a_graph_that_is_sorted_is_copied(tmp_path):
+    indptr, indices, ids = np.array([0, 2, 2, 3]), np.array([1, 0, 1], np.int32), np.array([2, 0, 1])
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_graph(RELATION, indptr, indices, num_src=2, edge_ids=ids)
+    graph = FeatureStore(tmp_path / "a.gids").graph(RELATION)
+    for found, expected in ((graph.indptr, indptr), (graph.indices, indices), (graph.edge_ids, ids)):
+        assert found.dtype == np.int64
+        assert np.array_equal(found, expected)
+        assert not found.flags.writeable
+    assert list(verify(tmp_path / "a.gids")) == []
+
+
+@pytest.mark.parametrize(
+    ("indptr", "indices", "edge_ids", "message"),
+    [
+        ([1, 2, 2, 3], [0, 1, 0], None, r"indptr\[0\] is 1; it must be 0"),
+        ([0, 2, 1, 3], [0, 1, 0], None, r"indptr\[2\] is 1, less than"),
+        ([0, 2, 2, 4], [0, 1, 0], None, "indptr ends at 4, but there are 3 indices"),
+        ([0, 2, 2, 3], [0, 2, 0], None, r"relation 'a.to.b': indices\[1\] is 2; it must be from 0 to 1"),
+        ([0, 2, 2, 3], [0, -1, 0], None, r"indices\[1\] is -1"),
+        ([0, 2, 2, 3], [0, 1, 0], [0, 1, 3], r"edge_ids\[2\] is 3"),
+        ([0, 2, 2, 3], [0, 1, 0], [0, 1], "3 edges but"),
+    ],
+)
+def test_a_graph_that_is_none_is_refused(tmp_path, indptr, indices, edge_ids, message):
+    ids = None if edge_ids is None else np.array(edge_ids)
+    with pytest.raises(FormatError, match=message), DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_graph(RELATION, np.array(indptr), np.array(indices), num_src=2, edge_ids=ids)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "message"), [(9, 0, r"source\[0\] is 9"), (0, -1, r"destination\[0\] is -1")]
+)
+def test_edges_between_nodes_that_are_not_are_refused(tmp_path, src, dst, message):
+    with pytest.raises(FormatError, match=message), DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_edges(
+            RELATION, edge_list(torch.tensor([src]), torch.tensor([dst]), num_src=9, num_dst=3)
+        )
+
+
+def test_repeated_edges_loops_and_neighbors_in_any_order_are_no_fault(tmp_path):
+    indptr, indices = np.array([0, 4, 4, 6]), np.array([2, 0, 0, 1, 2, 2])
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_graph(("n", "to", "n"), indptr, indices, num_src=3)
+    assert list(verify(tmp_path / "a.gids")) == []
+    assert FeatureStore(tmp_path / "a.gids").graph().indices.tolist() == indices.tolist()
+
+
+@pytest.mark.parametrize("role", ["indptr", "indices", "edge_ids"])
+def test_ids_with_fractions_are_refused(tmp_path, role):
+    arrays = {"indptr": np.array([0, 1]), "indices": np.array([0]), "edge_ids": np.array([0])}
+    arrays[role] = arrays[role] + 0.5
+    message = f"{role} is float64; it must be whole numbers"
+    with pytest.raises(FormatError, match=message), DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_graph(RELATION, **arrays, num_src=1)
+
+
+def test_edges_with_fractions_are_refused(tmp_path):
+    edges = edge_list(np.array([0]), np.array([0.5]), num_src=1, num_dst=1)
+    with pytest.raises(FormatError, match="destination is float64"):
+        with DatasetWriter(tmp_path / "a.gids") as writer:
+            writer.write_edges(RELATION, edges)

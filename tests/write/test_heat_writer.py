@@ -1,0 +1,202 @@
+"""Heat is added to a dataset in one step, and whatever ends the writer, the dataset is whole."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from gids import FeatureStore, FormatError, StorageError
+from gids.store import verify
+from gids.store.array_checks import file_crc32c
+from gids.store.files import read_manifest
+from gids.store.manifest import dump_manifest, validate
+from gids.write.heat_writer import write_heat
+
+
+def heat_of(papers, authors):
+    return {"paper": np.linspace(0, papers, 20), "author": np.full(3, authors)}
+
+
+def files(dataset):
+    return {str(p.relative_to(dataset)): p.read_bytes() for p in dataset.rglob("*") if p.is_file()}
+
+
+def test_heat_is_stored_beside_what_is_there(dataset):
+    before = files(dataset)
+    write_heat(dataset, "sampled", heat_of(5.0, 0.25))
+    after = files(dataset)
+    assert after.keys() - before.keys() == {"nodes/paper.heat_sampled.npy", "nodes/author.heat_sampled.npy"}
+    assert {name for name in before if before[name] != after[name]} == {"manifest.json"}
+    assert list(verify(dataset)) == []
+    store = FeatureStore(dataset)
+    assert store.heat_methods("paper") == ["sampled", "out-degree"]
+    found = store.heat("sampled", "paper")
+    assert found.dtype == np.float32
+    assert not found.flags.writeable
+    assert np.array_equal(found, np.linspace(0, 5, 20).astype(np.float32))
+    assert np.array_equal(np.load(dataset / "nodes/author.heat_sampled.npy"), np.full(3, 0.25, np.float32))
+    assert np.array_equal(store.heat("out-degree", "paper"), store.out_degrees("paper"))
+
+
+def test_methods_are_listed_with_the_best_first(dataset):
+    write_heat(dataset, "reverse-pagerank", heat_of(1, 2))
+    write_heat(dataset, "sampled", {"paper": np.ones(20)})
+    store = FeatureStore(dataset)
+    assert store.heat_methods("paper") == ["reverse-pagerank", "sampled", "out-degree"]
+    assert store.heat_methods("author") == ["reverse-pagerank", "out-degree"]
+    write_heat(dataset, "out-degree", {"author": np.array([1, 1, 1 << 31])})
+    assert FeatureStore(dataset).out_degrees("author").tolist() == [1, 1, 1 << 31]
+
+
+def test_heat_computed_anew_replaces_the_old_and_leaves_nothing(dataset):
+    write_heat(dataset, "sampled", heat_of(1.0, 1.0))
+    opened_before = FeatureStore(dataset)
+    names = files(dataset).keys()
+    for round_ in range(2, 6):
+        write_heat(dataset, "sampled", heat_of(float(round_), 1.0))
+        assert FeatureStore(dataset).heat("sampled", "paper")[-1] == round_
+        assert len(files(dataset)) == len(names)
+        assert list(verify(dataset)) == []
+    assert files(dataset).keys() == names  # an even number of times: the names alternate
+    write_heat(dataset, "sampled", heat_of(7.0, 1.0))
+    with pytest.raises(FormatError, match=r"heat_sampled.npy is gone: .* open it again"):
+        opened_before.heat("sampled", "paper")
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np
+from gids.write import heat_writer
+def kill(*_): os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[2] == "rename":
+    heat_writer.os.rename = kill
+else:
+    heat_writer.dump_manifest = kill
+heat_writer.write_heat(sys.argv[1], "sampled", {"paper": np.full(20, 9.0)})
+"""
+
+
+@pytest.mark.parametrize("moment", ["rename", "manifest"])
+@pytest.mark.parametrize("had_heat", [False, True])
+def test_a_writer_that_is_killed_leaves_the_dataset_as_it_was(dataset, moment, had_heat):
+    if had_heat:
+        write_heat(dataset, "sampled", {"paper": np.full(20, 3.0)})
+    before = files(dataset)
+    done = subprocess.run([sys.executable, "-P", "-c", KILLED, str(dataset), moment], check=False)
+    assert done.returncode == -9
+    left = files(dataset)
+    assert {name: left[name] for name in before} == before
+    assert len(left) == len(before) + (2 if moment == "rename" else 1)
+    assert list(verify(dataset)) == []
+    store = FeatureStore(dataset)
+    assert store.heat_methods("paper") == (["sampled"] if had_heat else []) + ["out-degree"]
+    if had_heat:
+        assert (store.heat("sampled", "paper") == 3).all()
+    write_heat(dataset, "sampled", {"paper": np.full(20, 4.0)})  # writes over what was left
+    assert (FeatureStore(dataset).heat("sampled", "paper") == 4).all()
+    assert len(files(dataset)) == len(before) + (not had_heat)
+    assert list(verify(dataset)) == []
+
+
+def test_a_flipped_bit_of_heat_is_found(dataset):
+    write_heat(dataset, "reverse-pagerank", heat_of(1.0, 1.0))
+    path = dataset / "nodes/paper.heat_reverse_pagerank.npy"
+    data = path.read_bytes()
+    for at in (0, 70, len(data) - 1):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
+        (fault,) = list(verify(dataset))[:1]
+        assert str(path) in fault
+    path.write_bytes(data)
+    assert list(verify(dataset)) == []
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -1.0])
+def test_heat_that_is_no_weight_is_refused_when_written_and_when_verified(dataset, value):
+    bad = np.ones(20, np.float32)
+    bad[6] = value
+    with pytest.raises(FormatError, match="heat of 'paper' has values that are not finite, or below 0"):
+        write_heat(dataset, "sampled", {"paper": bad})
+    write_heat(dataset, "sampled", {"paper": np.ones(20)})
+    path = dataset / "nodes/paper.heat_sampled.npy"
+    path.write_bytes(path.read_bytes()[:-80] + bad.tobytes())
+    fields = read_manifest(dataset).to_json()
+    for nodes in fields["nodes"]:
+        if nodes["type"] == "paper":
+            nodes["arrays"]["heat_sampled"]["crc32c"] = file_crc32c(path)
+    (dataset / "manifest.json").write_bytes(dump_manifest(validate(fields)))
+    assert list(verify(dataset)) == [f"{path}: [6] is {value}; heat must be finite, 0 or more"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dtype": "float64"}, "expected float32[20] in heat_sampled"),
+        ({"shape": [19]}, "expected float32[20] in heat_sampled"),
+    ],
+)
+def test_a_manifest_with_heat_of_another_kind_is_refused(dataset, change, message):
+    write_heat(dataset, "sampled", {"paper": np.ones(20)})
+    fields = read_manifest(dataset).to_json()
+    for nodes in fields["nodes"]:
+        if nodes["type"] == "paper":
+            nodes["arrays"]["heat_sampled"].update(change)
+    with pytest.raises(FormatError) as caught:
+        validate(fields)
+    assert message in str(caught.value)
+
+
+def test_heat_that_does_not_fit_the_dataset_changes_nothing(dataset):
+    before = files(dataset)
+    with pytest.raises(FormatError, match=r"no node type 'venue' in mag.gids \(has 'paper', 'author'\)"):
+        write_heat(dataset, "sampled", {"venue": np.ones(2)})
+    with pytest.raises(FormatError, match=r"heat of 'paper' is \[19\], but mag.gids has 20 nodes"):
+        write_heat(dataset, "sampled", {"author": np.ones(3), "paper": np.ones(19)})
+    with pytest.raises(FileNotFoundError, match="no dataset at"):
+        write_heat(dataset.with_name("none.gids"), "sampled", {})
+    assert files(dataset) == before
+
+
+def test_a_disk_that_refuses_is_a_storage_error_and_the_dataset_is_as_it_was(dataset, monkeypatch):
+    def refuse(*_):
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr("gids.write.heat_writer.os.fsync", refuse)
+    before = files(dataset)
+    with pytest.raises(StorageError, match=r"cannot store heat \(No space left on device\); the"):
+        write_heat(dataset, "sampled", {"paper": np.ones(20)})
+    monkeypatch.undo()
+    left = files(dataset)
+    assert {name: left[name] for name in before} == before
+    assert list(verify(dataset)) == []
+
+
+def test_writers_at_once_do_not_lose_each_others_heat(dataset):
+    barrier = threading.Barrier(2)
+
+    def write(method):
+        barrier.wait()
+        for _ in range(5):
+            write_heat(dataset, method, heat_of(1.0, 1.0))
+
+    threads = [threading.Thread(target=write, args=(m,)) for m in ("sampled", "reverse-pagerank")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert FeatureStore(dataset).heat_methods("author") == ["reverse-pagerank", "sampled", "out-degree"]
+    assert list(verify(dataset)) == []
+
+
+def test_heat_that_is_not_there_names_the_command(dataset):
+    store = FeatureStore(dataset)
+    with pytest.raises(KeyError) as caught:
+        store.heat("sampled", "paper")
+    assert str(caught.value) == (
+        "no heat 'sampled' of 'paper' nodes in mag.gids (has 'out-degree'); "
+        f"`gids heat {dataset} --method sampled` computes it"
+    )
+    with pytest.raises(KeyError, match=r"no heat 'luck' of 'paper' nodes in mag.gids \(has 'out-degree'\)$"):
+        store.heat("luck", "paper")

@@ -1,0 +1,452 @@
+"""Publishing: a kill, an error or another process leaves the old dataset or the new; the next run clears up.
+
+test_kills.py kills every command at many calls; here are the cases that have a name.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import threading
+
+import numpy as np
+import pytest
+import torch
+from store_example import write_dataset
+
+from gids import FeatureStore, FormatError, StorageError
+from gids.convert import Options, convert
+from gids.convert.readers import read_source
+from gids.store import verify
+from gids.write import DatasetWriter, create_table, publish, restripe, workplace
+from gids.write.amend import only_writer
+from gids.write.journal import Journal
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # fork in a process with threads
+
+
+@pytest.fixture
+def disks(tmp_path):
+    found = [tmp_path / "ssd0", tmp_path / "ssd1"]
+    for disk in found:
+        disk.mkdir()
+    return found
+
+
+@pytest.fixture
+def source(tmp_path):
+    np.save(tmp_path / "feat.npy", np.arange(4000, dtype=np.float32).reshape(500, 8))
+    return tmp_path / "feat.npy"
+
+
+def converted(source, path, said=None, **options):
+    convert(
+        [source],
+        lambda scratch: read_source(source, scratch),
+        path,
+        Options(**{"workers": 1, "memory_bytes": 1 << 20, **options}),
+        say=(said if said is not None else []).append,
+    )
+
+
+def killed(work, monkeypatch, target, name, *, after):
+    """Run work() in a process that is killed before, or after, it calls target.name."""
+    called = getattr(target, name)
+
+    def die(*arguments, **options):
+        if after:
+            called(*arguments, **options)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if not (pid := os.fork()):
+        monkeypatch.setattr(target, name, die)
+        with contextlib.suppress(BaseException):
+            work()
+        os._exit(1)
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+
+
+def killed_when_published(source, path, monkeypatch, disks=(), **options):
+    stripe = tuple(map(str, disks))
+    target, name = (publish, "_exchange") if path.exists() else (workplace, "put_in_place")
+    work = lambda: converted(source, path, stripe=stripe, **options)  # noqa: E731
+    killed(work, monkeypatch, target, name, after=True)
+
+
+def check_rows(path, disks, expected=None):
+    assert list(verify(path, allow_dirs=disks)) == []
+    rows = FeatureStore(path, allow_dirs=disks).read_rows(torch.arange(500))
+    assert torch.equal(rows, torch.arange(4000.0).reshape(500, 8) if expected is None else expected)
+
+
+def folders(disks):
+    return sorted(folder for disk in disks for folder in disk.iterdir())
+
+
+def test_the_same_command_after_a_kill_keeps_the_shards_of_the_published_dataset(
+    tmp_path, disks, source, monkeypatch
+):
+    path, stripe = tmp_path / "a.gids", tuple(map(str, disks))
+    converted(source, path, stripe=stripe, page_bytes=512)
+    killed_when_published(source, path, monkeypatch, disks, overwrite=True)
+    check_rows(path, disks)
+    said = []
+    converted(source, path, said, stripe=stripe, overwrite=True)
+    check_rows(path, disks)
+    assert said == [
+        "an earlier run published the dataset and was killed before it cleaned up: that is done now"
+    ]
+    assert len(folders(disks)) == 2, "the shards of the replaced dataset are gone"
+    assert not (tmp_path / "a.gids.partial").exists()
+
+
+def test_a_first_conversion_that_was_killed_when_published_is_through_when_it_is_run_again(
+    tmp_path, disks, source, monkeypatch
+):
+    path, stripe = tmp_path / "a.gids", tuple(map(str, disks))
+    killed_when_published(source, path, monkeypatch, disks)
+    assert (tmp_path / "a.gids.partial/journal").exists()
+    converted(source, path, stripe=stripe)
+    check_rows(path, disks)
+    assert not (tmp_path / "a.gids.partial").exists()
+    with pytest.raises(FileExistsError, match=r"a\.gids exists; choose another name, or --overwrite it"):
+        converted(source, path, stripe=stripe)
+
+
+def test_another_command_after_a_kill_leaves_the_published_dataset_until_it_is_through(
+    tmp_path, disks, source, monkeypatch
+):
+    path = tmp_path / "a.gids"
+    converted(source, path, stripe=tuple(map(str, disks)), page_bytes=512)
+    killed_when_published(source, path, monkeypatch, disks, overwrite=True)
+    with pytest.raises(FileExistsError, match=r"a\.gids exists"):
+        DatasetWriter(path, resume_key={"other": 1})
+    check_rows(path, disks)
+    writer = DatasetWriter(path, resume_key={"other": 1}, overwrite=True)
+    check_rows(path, disks)
+    assert not writer.resumed
+    assert writer.restart_reason == ""
+    assert len(folders(disks)) == 2
+    writer.close(discard=True)
+    check_rows(path, disks)
+
+
+def test_a_dataset_that_was_moved_keeps_its_shards(tmp_path, disks, source, monkeypatch):
+    path, moved, stripe = tmp_path / "a.gids", tmp_path / "b.gids", tuple(map(str, disks))
+    killed_when_published(source, path, monkeypatch, disks)
+    path.rename(moved)
+    converted(source, path, stripe=stripe)
+    converted(source, path, stripe=stripe, page_bytes=512, overwrite=True)
+    for dataset in (path, moved):
+        check_rows(dataset, disks)
+
+
+def test_a_copy_that_is_replaced_leaves_the_shards_to_the_dataset_that_they_were_made_for(
+    tmp_path, disks, source
+):
+    converted(source, tmp_path / "a.gids", stripe=tuple(map(str, disks)))
+    shutil.copytree(tmp_path / "a.gids", tmp_path / "b.gids")
+    converted(source, tmp_path / "b.gids", overwrite=True)
+    check_rows(tmp_path / "a.gids", disks)
+    converted(source, tmp_path / "a.gids", overwrite=True)
+    assert folders(disks) == []
+
+
+def test_a_dataset_that_was_removed_meanwhile_takes_no_other_data_with_it(
+    tmp_path, disks, source, monkeypatch
+):
+    path, stripe = tmp_path / "a.gids", tuple(map(str, disks))
+    killed_when_published(source, path, monkeypatch, disks)
+    shutil.rmtree(path)
+    converted(source, path, stripe=stripe)
+    check_rows(path, disks)
+
+
+@pytest.mark.parametrize("same_command", [True, False])
+def test_without_an_exchange_a_kill_between_the_two_renames_is_made_good(
+    tmp_path, disks, source, monkeypatch, same_command
+):
+    path, stripe = tmp_path / "a.gids", tuple(map(str, disks))
+    converted(source, path, stripe=stripe, page_bytes=512)
+    monkeypatch.setattr(publish, "_exchange", lambda *_: False)
+    renames = []
+    rename = os.rename
+
+    def rename_once(a, b):
+        if len(renames) == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        renames.append(rename(a, b))
+
+    def work():
+        monkeypatch.setattr(publish.os, "rename", rename_once)
+        converted(source, path, stripe=stripe, overwrite=True)
+
+    killed(work, monkeypatch, publish, "clean_up", after=False)
+    with pytest.raises(
+        FileNotFoundError, match=r"no dataset at .*a\.gids: a conversion .* run the same command"
+    ):
+        FeatureStore(path)
+    if same_command:
+        converted(source, path, stripe=stripe, overwrite=True)
+        assert FeatureStore(path, allow_dirs=disks).table("feat").page_bytes == 4096
+        assert not (tmp_path / "a.gids.partial").exists()
+    else:
+        with pytest.raises(FileExistsError, match=r"a\.gids exists"):
+            DatasetWriter(path, resume_key={"other": 1})
+        assert FeatureStore(path, allow_dirs=disks).table("feat").page_bytes == 512
+    check_rows(path, disks)
+
+
+def test_what_took_the_name_between_the_two_renames_is_left_alone(tmp_path, source, monkeypatch):
+    path = tmp_path / "a.gids"
+    converted(source, path)
+    (tmp_path / "a.gids.partial").mkdir()
+    journal = Journal(tmp_path / "a.gids.partial/journal", {"k": 1})
+    journal.restart({"k": 1}, [])
+    new = tmp_path / "a.gids.partial/dataset"
+    write_dataset(new)
+    journal.record_publication(publish.publication(new.parent, path))
+    journal.close()
+    path.rename(tmp_path / "a.gids.partial/replaced")
+    path.mkdir()
+    for overwrite in (False, True):
+        with pytest.raises(
+            FileExistsError, match=r"a\.gids is in the way of the dataset that was there, which"
+        ):
+            DatasetWriter(path, resume_key={"k": 1}, overwrite=overwrite)
+    path.rmdir()
+    with pytest.raises(FileExistsError, match=r"a\.gids exists"):
+        DatasetWriter(path, resume_key={"k": 1})
+    check_rows(path, [])
+
+
+def test_an_error_after_publishing_does_not_remove_the_new_shards(tmp_path, disks, source, monkeypatch):
+    path, stripe = tmp_path / "a.gids", tuple(map(str, disks))
+    converted(source, path, stripe=stripe, page_bytes=512)
+    with monkeypatch.context() as patch:
+
+        def fail(*_, **__):
+            raise PermissionError(13, "Permission denied")
+
+        patch.setattr(workplace, "clean_up", fail)
+        match = r"it is published, but Permission denied while removing .*; remove.*a\.gids\.partial"
+        with pytest.raises(StorageError, match=match):
+            with DatasetWriter(path, stripe=disks, overwrite=True) as writer:
+                writer.write_table("node", "_N", "feat", torch.arange(4000.0).reshape(500, 8))
+        check_rows(path, disks)
+    with DatasetWriter(path, stripe=disks, overwrite=True) as writer:
+        writer.write_table("node", "_N", "feat", -torch.arange(4000.0).reshape(500, 8))
+    check_rows(path, disks, -torch.arange(4000.0).reshape(500, 8))
+    assert len(folders(disks)) == 2
+    assert not (tmp_path / "a.gids.partial").exists()
+
+
+@pytest.mark.parametrize("other_key", [False, True])
+def test_work_that_is_being_removed_is_never_resumed(tmp_path, monkeypatch, other_key):
+    """Killed while it throws work away, because the source is no good or because another command begins."""
+    path = tmp_path / "a.gids"
+    writer = DatasetWriter(path, resume_key={"k": 1})
+    writer.write_table("node", "n", "k", torch.ones(5))
+    writer.close(discard=False)
+    rmtree = shutil.rmtree
+
+    def die(place, *arguments, **options):
+        if os.path.basename(place) == "dataset":
+            rmtree(os.path.join(place, "tables"))
+            os.kill(os.getpid(), signal.SIGKILL)
+        rmtree(place, *arguments, **options)
+
+    def work():
+        monkeypatch.setattr(shutil, "rmtree", die)
+        if other_key:
+            DatasetWriter(path, resume_key={"k": 2})
+        DatasetWriter(path, resume_key={"k": 1}).close(discard=True)
+
+    killed(work, monkeypatch, os, "_exit", after=False)
+    with DatasetWriter(path, resume_key={"k": 1}) as writer:
+        assert not writer.resumed
+        writer.write_table("node", "n", "k", torch.ones(5))
+    assert list(verify(path)) == []
+
+
+def test_a_finished_file_that_is_gone_is_found_before_publishing(tmp_path):
+    path = write_dataset(tmp_path / "a.gids")
+    writer = DatasetWriter(path, resume_key={"k": 1}, overwrite=True)
+    writer.write_table("node", "n", "k", torch.ones(5))
+    writer.close(discard=False)
+    (tmp_path / "a.gids.partial/dataset/tables/n.k/shard-00.bin").unlink()
+    writer = DatasetWriter(path, resume_key={"k": 1}, overwrite=True)
+    writer.write_table("node", "n", "k", torch.ones(5))
+    with pytest.raises(FormatError, match=r"n\.k/shard-00\.bin is missing"):
+        writer.commit()
+    writer.close(discard=True)
+    assert list(verify(path)) == []
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_name_that_was_taken_meanwhile_is_not_replaced_and_no_work_is_lost(tmp_path, source):
+    path = tmp_path / "a.gids"
+    taken = []
+
+    def take(_):
+        if not taken:
+            taken.append(write_dataset(tmp_path / "other.gids").rename(path))
+
+    def run(**options):
+        open_source = lambda scratch: read_source(source, scratch)  # noqa: E731
+        convert([source], open_source, path, Options(**options), on_bytes=take)
+
+    with pytest.raises(
+        FileExistsError, match=r"a\.gids exists by now; choose another name, or --overwrite it"
+    ):
+        run()
+    assert list(verify(path)) == []
+    assert "paper.feat" in FeatureStore(path).tables
+    run(overwrite=True)
+    check_rows(path, [])
+
+
+def test_a_symbolic_link_is_followed(tmp_path, source):
+    (tmp_path / "disk").mkdir()
+    converted(source, tmp_path / "disk/a.gids", page_bytes=512)
+    link = tmp_path / "a.gids"
+    link.symlink_to("disk/a.gids")
+    converted(source, link, overwrite=True)
+    assert link.is_symlink()
+    assert FeatureStore(link).table("feat").page_bytes == 4096
+    check_rows(tmp_path / "disk/a.gids", [])
+    assert [p.name for p in (tmp_path / "disk").iterdir()] == ["a.gids"]
+
+
+def test_a_dataset_is_not_replaced_while_another_writer_changes_it(tmp_path, source, monkeypatch):
+    path = tmp_path / "a.gids"
+    converted(source, path)
+    waiting = threading.Event()
+    flock = fcntl.flock
+
+    def noted(fd, operation):
+        if threading.current_thread() is thread and operation == fcntl.LOCK_EX:
+            waiting.set()
+        flock(fd, operation)
+
+    def replace():
+        with DatasetWriter(path, overwrite=True) as writer:
+            writer.write_table("node", "n", "k", torch.ones(5))
+
+    thread = threading.Thread(target=replace)
+    with only_writer(path):
+        monkeypatch.setattr(fcntl, "flock", noted)
+        thread.start()
+        assert waiting.wait(60)
+        check_rows(path, [])
+    thread.join()
+    assert list(FeatureStore(path).tables) == ["n.k"]
+
+
+def test_a_writer_that_waited_changes_the_dataset_that_is_there_then(tmp_path, source, monkeypatch):
+    path, flock = tmp_path / "a.gids", fcntl.flock
+    converted(source, path)
+
+    def replace_first(fd, operation):
+        monkeypatch.setattr(fcntl, "flock", flock)
+        path.rename(tmp_path / "b.gids")
+        write_dataset(path)
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", replace_first)
+    with only_writer(path):
+        fd = os.open(path, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(fd)
+
+
+def test_a_journal_that_its_writer_removed_meanwhile_is_not_used(tmp_path, monkeypatch):
+    path, flock = tmp_path / "a.gids.partial/journal", fcntl.flock
+
+    def remove_first(file, operation):
+        monkeypatch.setattr(fcntl, "flock", flock)
+        path.unlink()
+        path.parent.rmdir()
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    journal = Journal(path, None)
+    journal.restart(None, [])
+    assert path.stat().st_size > 0
+    with pytest.raises(BlockingIOError):
+        Journal(path, None)
+    journal.close()
+
+
+def test_a_record_that_does_not_fit_leaves_the_journal_as_it_was(tmp_path, monkeypatch):
+    journal = Journal(tmp_path / "a.gids.partial/journal", {"k": 1})
+    journal.restart({"k": 1}, [])
+    size = os.path.getsize(tmp_path / "a.gids.partial/journal")
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", full)
+        with pytest.raises(OSError, match="No space left"):
+            journal.record_done("table x", 7)
+    assert os.path.getsize(tmp_path / "a.gids.partial/journal") == size
+    journal.close()
+
+
+def test_the_work_of_another_version_is_not_continued_and_takes_nothing_with_it(tmp_path, source):
+    """A version that recorded other things may have left the dataset that it replaced in dataset/."""
+    path, partial = tmp_path / "a.gids", tmp_path / "a.gids.partial"
+    converted(source, path)
+    write_dataset(tmp_path / "old.gids")
+    partial.mkdir()
+    (tmp_path / "old.gids").rename(partial / "dataset")
+    (partial / "journal").write_text(
+        '{"journal": "gids journal 1", "id": "0", "key": {"k": 1}, "folders": []}\n'
+    )
+    writer = DatasetWriter(path, resume_key={"k": 1}, overwrite=True)
+    assert not writer.resumed
+    assert writer.restart_reason == "another version of gids began it"
+    writer.close(discard=True)
+    check_rows(path, [])
+    assert not partial.exists()
+
+
+def test_a_table_whose_shards_were_moved_away_is_not_published(tmp_path, disks):
+    path = write_dataset(tmp_path / "mag.gids", stripe=disks)
+    store = FeatureStore(path, allow_dirs=disks)
+    with create_table(store, "paper.h", 20, 4) as writer:
+        writer.write(0, torch.ones(20, 4))
+        store.close()
+        restripe(path, [], allow_dirs=disks)
+        with pytest.raises(
+            FormatError, match=r"mag\.gids was replaced or restriped while 'paper\.h' was written"
+        ):
+            writer.publish()
+        writer.discard()
+    assert list(verify(path)) == []
+    assert "paper.h" not in FeatureStore(path).tables
+
+
+def test_a_folder_without_a_mark_is_left_alone(tmp_path):
+    folder = tmp_path / "a.gids.shards-00000000"
+    folder.mkdir()
+    (folder / "thesis.tex").touch()
+    publish.remove_shard_folder(folder, tmp_path / "a.gids")
+    assert (folder / "thesis.tex").exists()
+    (folder / "thesis.tex").unlink()
+    publish.remove_shard_folder(folder, tmp_path / "a.gids")  # a writer was killed before it could mark it
+    assert not folder.exists()
+
+
+def test_a_folder_is_kept_while_a_dataset_that_may_refer_to_it_cannot_be_read(tmp_path, disks, source):
+    path = tmp_path / "a.gids"
+    converted(source, path, stripe=tuple(map(str, disks)))
+    data = (path / "manifest.json").read_bytes()
+    (path / "manifest.json").write_bytes(data.replace(b'"version": 1', b'"version": 9'))
+    for folder in folders(disks):
+        publish.remove_shard_folder(folder, tmp_path / "b.gids")
+    (path / "manifest.json").write_bytes(data)
+    check_rows(path, disks)

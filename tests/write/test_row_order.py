@@ -1,0 +1,295 @@
+"""Orders of rows: permutations that put together what is read together; readers see no difference."""
+
+import contextlib
+import copy
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from gids.convert import Options, convert
+from gids.convert import row_order as convert_row_order
+from gids.convert.readers import read_source
+from gids.errors import FormatError
+from gids.store import FeatureStore, verify
+from gids.store.array_checks import checked_order
+from gids.store.manifest import validate
+from gids.store.rows import as_rows
+from gids.write import DatasetWriter
+from gids.write import row_order as row_order_module
+from gids.write.row_order import co_read_order, community_order, degree_order
+from gids.write.workplace import Workplace
+
+
+def is_permutation(order, count):
+    return np.array_equal(np.sort(order), np.arange(count))
+
+
+def clustered(node_count=2000, clusters=50, degree=8, stray=0.1, seed=0):
+    """In-edges that mostly stay within a cluster; clusters are scattered over the ids."""
+    rng = np.random.default_rng(seed)
+    cluster = rng.integers(0, clusters, node_count)
+    members = [np.flatnonzero(cluster == c) for c in range(clusters)]
+    indices = np.stack([rng.choice(members[c], degree) for c in cluster])
+    strays = rng.random(indices.shape) < stray
+    indices[strays] = rng.integers(0, node_count, strays.sum())
+    return np.arange(node_count + 1) * degree, indices.reshape(-1), cluster
+
+
+def test_degree_order_is_a_stable_sort_by_falling_weight():
+    weights = np.random.default_rng(1).integers(0, 90_000, 3000).astype(np.uint32)
+    expected = np.empty(3000, np.int64)
+    expected[np.argsort(-np.minimum(weights, 65535).astype(np.int64), kind="stable")] = np.arange(3000)
+    order = degree_order(weights)
+    assert order.dtype == np.int32
+    assert np.array_equal(order, expected)
+
+
+def test_community_order_finds_the_clusters_of_a_shuffled_graph():
+    indptr, indices, cluster = clustered()
+    order = community_order([(indptr, indices)], np.ones(2000, np.uint32))
+    assert is_permutation(order, 2000)
+    by_place = cluster[np.argsort(order)].reshape(-1, 16)
+    pure = np.mean([np.bincount(page).max() / 16 for page in by_place])
+    assert pure > 0.8  # by chance: about 0.15
+    assert np.array_equal(order, community_order([(indptr, indices)], np.ones(2000, np.uint32)))
+
+
+def test_communities_are_bounded_and_lone_nodes_go_by_weight(monkeypatch):
+    monkeypatch.setattr(row_order_module, "_COMMUNITY_ROWS", 64)
+    complete = np.tile(np.arange(200), 200)
+    indptr = np.append(np.arange(201) * 200, [40_000] * 50)  # 200 nodes know each other, 50 know none
+    weights = np.arange(250).astype(np.uint32)
+    order = community_order([(indptr, complete)], weights)
+    assert is_permutation(order, 250)
+    assert np.array_equal(np.diff(order[200:]), np.full(49, -1))
+    assert order[:200].max() > order[249]  # those that found no large community are among them
+
+
+def test_a_damaged_topology_is_refused():
+    with pytest.raises(ValueError, match="damaged"):
+        community_order([(np.array([0, 1, 2]), np.array([1, 7]))], np.ones(2, np.uint32))
+    with pytest.raises(ValueError, match="damaged"):
+        community_order([(np.array([0, 5, 2]), np.array([1, 0]))], np.ones(2, np.uint32))
+
+
+@pytest.mark.parametrize("memory_bytes", [1 << 15, 1 << 24])
+def test_rows_read_together_lie_together(tmp_path, memory_bytes):
+    rng = np.random.default_rng(5)
+    groups = rng.permutation(960).reshape(60, 16)
+
+    def minibatches():
+        draws = np.random.default_rng(6)
+        for _ in range(40):
+            yield groups[draws.choice(60, 12, replace=False)].reshape(-1)
+
+    order = co_read_order(minibatches, 1000, tmp_path, memory_bytes)
+    assert is_permutation(order, 1000)
+    pages = [len(np.unique(order[rows] // 16)) for rows in minibatches()]
+    before = [len(np.unique(rows // 16)) for rows in minibatches()]
+    assert np.mean(pages) * 1.5 < np.mean(before)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_order_is_checked():
+    for order in ([0, 1, 1], [0, 1, 3], [-1, 0, 1]):
+        with pytest.raises(FormatError, match="must be there once"):
+            list(checked_order(as_rows(np.array(order, np.int32)), 8))
+    found = checked_order(as_rows(np.array([2, 0, 1], np.int32)), 8)
+    assert np.concatenate(list(found)).tolist() == [2, 0, 1]
+
+
+@pytest.mark.parametrize("shape", [(1000, 64), (1000, 7), (999, 3, 5), (17,), (1,), (0, 4)])
+@pytest.mark.parametrize("stripe", [1, 3])
+def test_ordered_rows_are_read_by_id(tmp_path, shape, stripe):
+    rng = np.random.default_rng(2)
+    values = rng.standard_normal(shape).astype(np.float32)
+    order = rng.permutation(shape[0])
+    options = {"page_bytes": 512, "stripe": stripe, "memory_bytes": 1 << 20}
+    with DatasetWriter(tmp_path / "a.gids", **options) as writer:
+        writer.write_table("node", "_N", "feat", values, order=torch.from_numpy(order))
+    assert not list(verify(tmp_path / "a.gids"))
+    table = FeatureStore(tmp_path / "a.gids").table("feat")
+    assert np.array_equal(table.order, order)
+    ids = rng.integers(0, max(1, shape[0]), 300 if shape[0] else 0)
+    assert np.array_equal(table.read_rows(ids).numpy(), values[ids])
+    scanned = [(first, rows.numpy()) for first, rows in table.scan(100)]
+    assert [first for first, _ in scanned] == list(range(0, shape[0], 100))
+    assert all(np.array_equal(rows, values[first : first + 100]) for first, rows in scanned)
+    if shape[0] > 1:  # the bytes: the rows of a table that is written in that order
+        with DatasetWriter(tmp_path / "b.gids", **options) as writer:
+            writer.write_table("node", "_N", "feat", values[np.argsort(order)])
+        for a, b in zip(
+            table.shard_paths, FeatureStore(tmp_path / "b.gids").table("feat").shard_paths, strict=True
+        ):
+            assert a.read_bytes() == b.read_bytes()
+
+
+def test_many_buckets_and_a_cast(tmp_path):
+    values = np.random.default_rng(3).standard_normal((40_000, 32)).astype(np.float32)
+    order = np.random.default_rng(4).permutation(40_000).astype(np.int32)
+    with DatasetWriter(tmp_path / "a.gids", memory_bytes=1 << 20, workers=3) as writer:
+        writer.write_table("node", "_N", "feat", values, dtype=torch.float16, order=order)
+    rows = FeatureStore(tmp_path / "a.gids").table("feat").read_rows(np.arange(40_000))
+    assert torch.equal(rows, torch.from_numpy(values).half())
+
+
+@pytest.mark.parametrize("scale", ["row", "column"])
+def test_an_order_and_a_scale(tmp_path, scale):
+    values = np.random.default_rng(3).standard_normal((3000, 30)).astype(np.float32)
+    order = np.random.default_rng(4).permutation(3000)
+    found = []
+    for name, positions in (("plain", None), ("ordered", order)):
+        with DatasetWriter(tmp_path / f"{name}.gids", memory_bytes=1 << 20) as writer:
+            writer.write_table("node", "_N", "feat", values, dtype=torch.int8, scale=scale, order=positions)
+        assert not list(verify(tmp_path / f"{name}.gids"))
+        table = FeatureStore(tmp_path / f"{name}.gids").table("feat")
+        stored = torch.cat([rows for _, rows in table.scan(700, stored=True)])
+        found.append((table.read_rows(np.arange(3000)), stored))
+    for plain, ordered in zip(*found, strict=True):
+        assert torch.equal(plain, ordered)
+
+
+@pytest.mark.parametrize(
+    ("order", "cause"),
+    [(np.arange(9), "must be int"), (np.zeros(10, int), "once"), (np.arange(10) / 2, "must be int")],
+)
+def test_a_wrong_order_is_refused(tmp_path, order, cause):
+    with pytest.raises(FormatError, match=cause), DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_table("node", "_N", "feat", np.zeros((10, 4), np.float32), order=order)
+    assert not list(tmp_path.iterdir())
+
+
+def test_verify_finds_an_order_that_is_none(tmp_path):
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_table("node", "_N", "feat", np.zeros((10, 4), np.float32), order=np.arange(10)[::-1])
+    path = tmp_path / "a.gids/tables/_N.feat/order.npy"
+    data = bytearray(path.read_bytes())
+    data[-4:] = data[-8:-4]
+    path.write_bytes(data)
+    faults = list(verify(tmp_path / "a.gids"))
+    assert "CRC32C" in faults[0]
+    assert "must be there once" in faults[1]
+    assert len(faults) == 2
+
+
+def test_a_manifest_whose_order_does_not_fit_is_refused(tmp_path):
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_table("node", "_N", "feat", np.zeros((10, 4), np.float32), order=np.arange(10)[::-1])
+    whole = json.loads((tmp_path / "a.gids/manifest.json").read_text())
+    del whole["checksum"]
+    assert whole["version"] == 2
+    validate(whole)
+    for change, cause in (
+        (lambda m: m.update(version=1), "unknown fields ['order']"),
+        (lambda m: m["tables"][0]["order"].update(shape=[9]), "expected int32[10] positions"),
+        (lambda m: m["tables"][0]["order"].update(dtype="int64"), "expected int32[10] positions"),
+        (lambda m: m["tables"][0]["order"].update(path="../x.npy"), "a path without '..'"),
+        (lambda m: m["tables"][0].update(order=None), "tables[0].order must be an object"),
+    ):
+        fields = copy.deepcopy(whole)
+        change(fields)
+        with pytest.raises(FormatError, match=re.escape(cause)):
+            validate(fields)
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A shuffled, clustered graph with tables of short rows and of long ones, and features of edges."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    indptr, indices, _ = clustered()
+    rng = np.random.default_rng(7)
+    np.save(folder / "indptr.npy", indptr)
+    np.save(folder / "indices.npy", indices)
+    np.save(folder / "feat.npy", rng.standard_normal((2000, 64), np.float32))
+    np.save(folder / "small.npy", rng.integers(0, 100, (2000, 3)))
+    np.save(folder / "wide.npy", rng.standard_normal((2000, 600), np.float32))
+    np.save(folder / "edge_w.npy", rng.standard_normal(len(indices)))
+    return folder
+
+
+def converted(source, path, **options):
+    said = []
+    convert(
+        sorted(source.iterdir()), lambda s: read_source(source, s), path, Options(**options), say=said.append
+    )
+    return FeatureStore(path), said
+
+
+@pytest.mark.parametrize("order", ["original", "degree", "community"])
+def test_converted_rows_are_the_sources(tmp_path, source, order):
+    store, _ = converted(source, tmp_path / "a.gids", order=order)
+    assert not list(verify(store.path))
+    for key in ("feat", "small", "wide"):
+        rows = np.load(source / f"{key}.npy")
+        table = store.table(f"_N.{key}")
+        assert np.array_equal(table.read_rows(np.arange(2000)).numpy(), rows)
+        assert (table.order is not None) == (order != "original" and key != "wide")
+    assert store.table("w").order is None
+    if order != "original":
+        assert np.array_equal(store.table("feat").order, store.table("small").order)
+
+
+def test_a_community_order_reads_fewer_pages(tmp_path, source):
+    store, _ = converted(source, tmp_path / "a.gids", order="community")
+    table, graph = store.table("feat"), store.graph()
+    seeds = np.random.default_rng(8).permutation(2000).reshape(-1, 20)
+    read = {"original": 0, "community": 0}
+    for batch in seeds:
+        rows = np.unique(
+            np.concatenate([graph.indices[graph.indptr[s] : graph.indptr[s + 1]] for s in batch])
+        )
+        read["original"] += len(np.unique(rows // table.rows_per_page))
+        read["community"] += len(np.unique(table.order[rows] // table.rows_per_page))
+    assert read["original"] >= 1.5 * read["community"]
+
+
+def test_what_cannot_be_ordered_is_said(tmp_path, source):
+    with pytest.raises(FormatError, match="there are original, degree, community, trace"):
+        converted(source, tmp_path / "a.gids", order="hilbert")
+    with pytest.raises(FormatError, match=r"needs 40000 bytes.*give --memory 1MB"):
+        row_order_module.check_memory("community", 2000, 30_000)
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    np.save(alone / "feat.npy", np.zeros((10, 4), np.float32))
+    with pytest.raises(FormatError, match="needs a graph"):
+        converted(alone, tmp_path / "b.gids", order="degree")
+    assert not (tmp_path / "b.gids").exists()
+
+
+class Stopped(BaseException):
+    """What ends a conversion in these tests, as a kill does."""
+
+
+def test_a_stopped_ordered_conversion_goes_on_where_it_was(tmp_path, source, monkeypatch):
+    options = Options(order="community", memory_bytes=1 << 20, workers=1)
+    files = sorted(source.iterdir())
+    convert(files, lambda s: read_source(source, s), tmp_path / "whole.gids", options)
+    computed, record, path = [], Workplace.record_pages, tmp_path / "stopped.gids"
+    compute = convert_row_order.community_order
+    monkeypatch.setattr(convert_row_order, "community_order", lambda *a: computed.append(1) or compute(*a))
+    stops = 0
+    while not path.exists():
+        left = 2
+
+        def record_few(self, item, pages):
+            nonlocal left
+            record(self, item, pages)
+            left -= 1
+            if left == 0:
+                raise Stopped
+
+        monkeypatch.setattr(Workplace, "record_pages", record_few)
+        with contextlib.suppress(Stopped):
+            convert(files, lambda s: read_source(source, s), path, options, sync_bytes=60_000)
+        stops += 1
+        assert stops < 500, "it never gets anywhere"
+    assert stops > 10
+    assert len(computed) == 1
+    assert not path.with_name("stopped.gids.partial").exists()
+    assert not list(verify(path))
+    for file in (p.relative_to(path) for p in path.rglob("*") if p.is_file()):
+        assert (tmp_path / "whole.gids" / file).read_bytes() == (path / file).read_bytes()

@@ -1,0 +1,397 @@
+"""A table is added to a dataset in one step, from blocks in any order; a writer that is killed harms none."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+from store_example import CITES, WRITES, write_dataset
+
+from gids import FeatureStore, FormatError, StorageError
+from gids.cli import main
+from gids.store import verify
+from gids.write import DatasetWriter, create_table, temporary_table
+from gids.write.table_writer import publish_tables
+
+
+def files(dataset):
+    return {str(p.relative_to(dataset)): p.read_bytes() for p in dataset.rglob("*") if p.is_file()}
+
+
+def values(rows, *shape, seed=0, dtype=torch.float32):
+    return torch.randn(rows, *shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def make(path, rows, stripe=1):
+    """A dataset of one node type with a table of another shape."""
+    with DatasetWriter(path, page_bytes=512, stripe=stripe) as writer:
+        writer.write_table("node", "_N", "x", torch.zeros(rows, 1))
+    return FeatureStore(path, allow_dirs=[] if isinstance(stripe, int) else stripe)
+
+
+def write_and_fail(writer, rows, error):
+    writer.write(0, rows)
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("dim", "page_bytes", "blocks"),
+    [
+        (16, 512, [7, 1, 30, 2, 61]),  # 8 rows to a page, blocks across and within pages
+        (16, 512, [8, 16, 77]),
+        (100, 512, [1, 99, 1]),  # 1 row to a page, padded
+        (300, 512, [50, 51]),  # a long page
+        (50, 4096, [3, 17, 81]),  # 20 rows and a gap
+        ((2, 3), 512, [101]),
+        ((), 512, [101]),
+    ],
+)
+def test_blocks_in_any_order_make_the_table(tmp_path, dim, page_bytes, blocks):
+    store = make(tmp_path / "x.gids", 101)
+    rows = values(101, *((dim,) if isinstance(dim, int) else dim))
+    bounds = np.cumsum([0, *blocks])
+    for seed in range(3):
+        order = np.random.default_rng(seed).permutation(len(blocks))
+        with create_table(store, f"h{seed}", 101, dim, page_bytes=page_bytes) as writer:
+            for i in order:
+                writer.write(int(bounds[i]), rows[bounds[i] : bounds[i + 1]])
+        found = store.reopen().table(f"_N.h{seed}")
+        assert torch.equal(found.read_rows(torch.arange(101)), rows)
+        assert found.dtype == torch.float32
+        assert found.row_count == 101
+    assert list(verify(tmp_path / "x.gids")) == []
+
+
+def test_its_bytes_are_those_of_a_converted_table(tmp_path):
+    rows = values(999, 24)
+    with DatasetWriter(tmp_path / "whole.gids") as writer:
+        writer.write_table("node", "_N", "h", rows)
+    store = make(tmp_path / "x.gids", 999)
+    with create_table(store, "h", 999, 24) as writer:
+        writer.write(500, rows[500:])
+        writer.write(0, rows[:500])
+    made, whole = store.reopen().table("h"), FeatureStore(tmp_path / "whole.gids").table("h")
+    assert made.shard_paths[0].read_bytes() == whole.shard_paths[0].read_bytes()
+    assert np.array_equal(made.checksums(), whole.checksums())
+
+
+def test_threads_write_at_once(tmp_path):
+    store = make(tmp_path / "x.gids", 5000, stripe=2)
+    rows = values(5000, 16)
+    with create_table(store, "h", 5000, 16) as writer:
+
+        def write(first):
+            for start in range(first, 5000, 35):
+                writer.write(start, rows[start : start + 7])
+
+        threads = [threading.Thread(target=write, args=(7 * i,)) for i in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    table = store.reopen().table("h")
+    assert len(table.shard_paths) == 2
+    assert torch.equal(table.read_rows(torch.arange(5000)), rows)
+    assert list(verify(tmp_path / "x.gids")) == []
+
+
+def test_an_open_store_stays_what_it_was(dataset):
+    store = FeatureStore(dataset)
+    with create_table(store, "paper.h", 20, 4) as writer:
+        writer.write(0, values(20, 4))
+        assert "paper.h" not in FeatureStore(dataset).tables
+    assert "paper.h" not in store.tables
+    new = store.reopen()
+    assert list(new.tables) == [*store.tables, "paper.h"]
+    with create_table(new, "paper.feat", 20, 4, replace=True) as writer:
+        writer.write(0, values(20, 4))
+    assert new.reopen().table("paper.feat").shape == (4,)
+    assert list(new.reopen().tables) == list(new.tables)
+    with pytest.raises(StorageError, match="replaced or removed since the dataset was opened; open it again"):
+        store.read_rows([0, 7], "paper.feat")
+    assert list(verify(dataset)) == []
+    assert not (dataset / "tables" / "paper.feat").exists()
+
+
+def test_tables_of_edges_and_of_every_type(dataset):
+    store = FeatureStore(dataset)
+    with create_table(store, "author.writes.paper.h", 4, 2) as writer:
+        writer.write(0, values(4, 2))
+    with create_table(store, "any text/at all", 100, 3, torch.int64, type_=CITES) as writer:
+        writer.write(0, torch.arange(300).view(100, 3))
+    store = store.reopen()
+    assert store.table("author.writes.paper.h").type == WRITES
+    table = store.find_table("edge", CITES, "any text/at all")
+    assert torch.equal(table.read_rows(torch.arange(100)), torch.arange(300).view(100, 3))
+    assert list(verify(dataset)) == []
+
+
+def test_shards_lie_with_those_of_the_other_tables(tmp_path):
+    disks = [tmp_path / "ssd0", tmp_path / "ssd1", tmp_path / "ssd2"]
+    for disk in disks:
+        disk.mkdir()
+    store = make(tmp_path / "x.gids", 100, stripe=disks)
+    rows = values(100, 64)
+    with create_table(store, "h", 100, 64) as writer:
+        writer.write(0, rows)
+    store = store.reopen()
+    assert [p.parents[2] for p in store.table("h").shard_paths] == disks
+    assert torch.equal(store.table("h").read_rows(torch.arange(100)), rows)
+    with create_table(store, "h", 100, 64, replace=True) as writer:
+        writer.write(0, -rows)
+    assert torch.equal(store.reopen().table("h").read_rows(torch.arange(100)), -rows)
+    for disk in disks:
+        assert len(list(disk.glob("*/_N.h*"))) == 1  # the old one is gone
+    assert list(verify(tmp_path / "x.gids", allow_dirs=disks)) == []
+    with pytest.raises(RuntimeError), create_table(store, "g", 100, 64):
+        raise RuntimeError
+    assert [len(list(disk.glob("*/_N.g*"))) for disk in disks] == [0, 0, 0]
+
+
+def test_values_are_cast_or_refused(dataset):
+    store = FeatureStore(dataset)
+    rows = torch.tensor([1.1, float("nan"), float("inf"), -2.0]).repeat(5)
+    with create_table(store, "paper.half", 20, (), torch.float16) as writer:
+        writer.write(0, rows.numpy())
+    assert torch.equal(
+        store.reopen().table("half").read_rows(torch.arange(20)).nan_to_num(), rows.half().nan_to_num()
+    )
+    with (
+        pytest.raises(FormatError, match=r"100000\.0 does not fit in torch.float16"),
+        create_table(store, "paper.h", 20, (), torch.float16) as writer,
+    ):
+        writer.write(0, torch.full((20,), 1e5))
+    assert "paper.h" not in store.reopen().tables
+
+
+def test_an_exception_leaves_the_dataset_as_it_was(dataset):
+    before = files(dataset)
+    store = FeatureStore(dataset)
+    with pytest.raises(KeyboardInterrupt), create_table(store, "paper.h", 20, 4) as writer:
+        write_and_fail(writer, values(20, 4), KeyboardInterrupt)
+    assert files(dataset) == before
+    writer = create_table(store, "paper.h", 20, 4)
+    writer.write(3, values(4, 4))
+    del writer  # dropped
+    assert files(dataset) == before
+    assert sorted(p.name for p in (dataset / "tables").iterdir()) == sorted(
+        ["paper.feat", "author.feat", "paper.year", "author.writes.paper.weight"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda w: w.write(0, values(19, 4)), "rows 19 to 19 of 'paper.h' were never written"),
+        (lambda w: [w.write(0, values(5, 4)), w.write(9, values(11, 4))], "rows 5 to 8 of"),
+        (lambda w: w.write(5, values(15, 4)), "rows 0 to 4 of"),
+        (lambda w: [w.write(0, values(9, 4)), w.write(8, values(5, 4))], "row 8 was written already"),
+        (lambda w: [w.write(9, values(9, 4)), w.write(8, values(5, 4))], "row 9 was written already"),
+        (lambda w: w.write(0, values(21, 4)), "rows 0 to 20 are not all of 'paper.h', which has 20 rows"),
+        (lambda w: w.write(-1, values(2, 4)), "rows -1 to 0 are not all"),
+        (lambda w: w.write(0, values(20, 5)), r"rows are \[20, 5\]; a block of 'paper.h' is \[n, 4\]"),
+        (lambda w: w.write(0, torch.tensor(1.0)), r"rows are \[\]"),
+    ],
+)
+def test_rows_that_do_not_make_the_table_are_refused(dataset, write, message):
+    before = files(dataset)
+    with pytest.raises(ValueError, match=message), create_table(FeatureStore(dataset), "paper.h", 20, 4) as w:
+        write(w)
+    assert files(dataset) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (
+            ("paper.feat", 20, 4),
+            FileExistsError,
+            "mag.gids has a table 'paper.feat'; give another",
+        ),
+        (
+            ("paper.h", 19, 4),
+            ValueError,
+            "rows=19, but mag.gids has 20 of 'paper': a table ",
+        ),
+        (("papr.h", 20, 4), KeyError, r"table 'papr.h' names no type of mag.gids \('paper', 'author', "),
+        (("h", 20, 4), KeyError, "say which"),
+        (("paper.", 20, 4), FormatError, "the table's key must be a non-empty text"),
+        (("paper.h", 20, 0), FormatError, "a row must have 1 to"),
+        (("paper.h", 20, 4, torch.complex64), FormatError, "tables cannot hold complex64"),
+        (("author.writes.paper.h", 5, 4), ValueError, "has 4 of 'author.writes.paper'"),
+    ],
+)
+def test_what_no_table_can_be_is_refused_before_anything_is_written(dataset, arguments, error, message):
+    before = files(dataset)
+    with pytest.raises(error, match=message):
+        create_table(FeatureStore(dataset), *arguments)
+    assert files(dataset) == before
+
+
+def test_a_disk_without_room_is_told_before_anything_is_written(dataset, monkeypatch):
+    before = files(dataset)
+    with monkeypatch.context() as patch:
+        patch.setattr("gids.write.space.os.statvfs", lambda _: os.statvfs_result([0] * 10))
+        with pytest.raises(StorageError, match=r"not enough room, .*: 4\.1 kB needed, 0 B free"):
+            create_table(FeatureStore(dataset), "paper.h", 20, 4)
+    assert files(dataset) == before
+    with create_table(FeatureStore(dataset), "paper.h", 20, 4) as writer:
+
+        def full(*_):
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("gids.write.page_writer.os.pwrite", full)
+            with pytest.raises(StorageError, match=r"writing it of table 'paper.h' failed \(No space left"):
+                writer.write(0, values(20, 4))
+        with pytest.raises(ValueError, match=r"'paper\.h' is broken by an error"):
+            writer.publish()
+        writer.discard()
+    assert files(dataset) == before
+
+
+KILLED = """
+import os, signal, sys
+import torch
+from gids import FeatureStore
+from gids.write import create_table, table_folder, table_writer
+def kill(*_): os.kill(os.getpid(), signal.SIGKILL)
+module, _, name = sys.argv[2].rpartition(".")
+setattr({"os": os, "writer": table_writer, "folder": table_folder}[module], name, kill)
+store = FeatureStore(sys.argv[1], allow_dirs=sys.argv[3:])
+with create_table(store, "paper.feat", 20, 4, replace=True) as writer:
+    writer.write(0, torch.ones(20, 4))
+"""
+
+
+@pytest.mark.parametrize(
+    ("at", "is_new", "striped"),
+    [
+        ("os.ftruncate", False, False),
+        ("os.pwrite", False, True),
+        ("writer.dump_manifest", False, False),
+        ("os.rename", False, True),
+        ("writer.remove_replaced", True, False),
+        ("writer.remove_replaced", True, True),
+    ],
+)
+def test_a_killed_writer_leaves_the_dataset_whole(tmp_path, at, is_new, striped):
+    disks = [tmp_path / "ssd0", tmp_path / "ssd1"] if striped else []
+    for disk in disks:
+        disk.mkdir()
+    dataset = write_dataset(tmp_path / "mag.gids", **({"stripe": disks} if striped else {}))
+    expected = (
+        torch.ones(20, 4)
+        if is_new
+        else FeatureStore(dataset, allow_dirs=disks).read_rows(torch.arange(20), "paper.feat")
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", KILLED, dataset, at, *disks], capture_output=True, text=True
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert list(verify(dataset, allow_dirs=disks)) == []
+    store = FeatureStore(dataset, allow_dirs=disks)
+    assert torch.equal(store.read_rows(torch.arange(20), "paper.feat"), expected)
+    with create_table(store, "paper.h", 20, 4) as writer:
+        writer.write(0, values(20, 4))
+    store = store.reopen()
+    named = {path for t in store.tables.values() for path in t.shard_paths}
+    found = set(tmp_path.rglob("shard-*.bin"))
+    assert found == named  # what was left is gone
+    assert len(list(tmp_path.rglob("checksum.bin"))) == len(store.tables)
+    assert list(verify(dataset, allow_dirs=disks)) == []
+
+
+def test_what_another_writer_is_writing_is_left_alone(dataset):
+    store = FeatureStore(dataset)
+    with create_table(store, "paper.a", 20, 4) as first:
+        first.write(0, values(20, 4, seed=1))
+        with create_table(store, "paper.b", 20, 4) as second:
+            second.write(0, values(20, 4, seed=2))
+    store = store.reopen()
+    assert torch.equal(store.table("a").read_rows(torch.arange(20)), values(20, 4, seed=1))
+    assert torch.equal(store.table("b").read_rows(torch.arange(20)), values(20, 4, seed=2))
+
+
+def test_the_first_of_two_writers_of_one_name_wins(dataset):
+    store = FeatureStore(dataset)
+    first, second = create_table(store, "paper.h", 20, 4), create_table(store, "paper.h", 20, 4)
+    for seed, writer in enumerate((first, second)):
+        writer.write(0, values(20, 4, seed=seed))
+    assert torch.equal(first.publish().table("h").read_rows(torch.arange(20)), values(20, 4))
+    with pytest.raises(FileExistsError, match=r"has a table 'paper\.h' by now"):
+        second.publish()
+    second.discard()
+    assert list(verify(dataset)) == []
+    assert len(list((dataset / "tables").glob("paper.h*"))) == 1
+
+
+def test_several_tables_come_together(dataset):
+    store = FeatureStore(dataset)
+    writers = [create_table(store, "paper.h", 20, 4), create_table(store, "author.h", 3, 4)]
+    for writer in writers:
+        writer.write(0, values(writer.row_count, 4))
+    assert {"paper.h", "author.h"}.isdisjoint(FeatureStore(dataset).tables)
+    assert {"paper.h", "author.h"} <= publish_tables(writers).tables.keys()
+    again = [create_table(store, "author.g", 3, 4), create_table(store, "paper.h", 20, 4, replace=True)]
+    again[1].replace = False  # as if it had come meanwhile
+    for writer in again:
+        writer.write(0, values(writer.row_count, 4))
+    with pytest.raises(FileExistsError):
+        publish_tables(again)
+    assert "author.g" not in FeatureStore(dataset).tables
+    with pytest.raises(ValueError, match=r"'paper\.h' is published"):
+        writers[0].write(0, values(20, 4))
+
+
+def test_a_finished_table_can_be_read_before_it_is_published(dataset):
+    store = FeatureStore(dataset)
+    writer = create_table(store, "paper.h", 20, 4)
+    writer.write(0, values(20, 4))
+    table = writer.finish()
+    assert torch.equal(table.read_rows(torch.arange(20)), values(20, 4))
+    with pytest.raises(ValueError, match=r"'paper\.h' is finished: no more rows"):
+        writer.write(0, values(20, 4))
+    writer.discard()
+    assert not table.shard_paths[0].exists()
+
+
+def test_a_temporary_table_has_any_number_of_rows_and_goes(dataset):
+    before = files(dataset)
+    with temporary_table(FeatureStore(dataset), "paper", 50, 4, torch.float32) as writer:
+        writer.write(0, values(50, 4))
+        assert torch.equal(writer.finish().read_rows([49]), values(50, 4)[49:])
+        with pytest.raises(ValueError, match="is temporary"):
+            writer.publish()
+    assert files(dataset) == before
+
+
+def test_a_dataset_that_was_replaced_meanwhile_is_left_alone(tmp_path):
+    dataset = write_dataset(tmp_path / "mag.gids")
+    with create_table(FeatureStore(dataset), "paper.h", 20, 4) as writer:
+        writer.write(0, values(20, 4))
+        write_dataset(dataset, overwrite=True)
+        before = files(dataset)
+        with pytest.raises(FormatError, match=r"mag.gids was replaced or restriped while 'paper.h' was"):
+            writer.publish()
+        writer.discard()
+    assert files(dataset) == before
+
+
+def test_a_table_of_no_rows(tmp_path):
+    store = make(tmp_path / "x.gids", 0)
+    with create_table(store, "h", 0, 4) as writer:
+        writer.write(0, torch.empty(0, 4))
+    assert store.reopen().table("h").read_rows([]).shape == (0, 4)
+    assert list(verify(tmp_path / "x.gids")) == []
+
+
+def test_gids_export_gives_a_created_table_back(dataset, tmp_path):
+    with create_table(FeatureStore(dataset), "author.h", 3, (2, 2), torch.float16) as writer:
+        writer.write(0, values(3, 2, 2))
+    assert main(["export", str(dataset), "author.h", str(tmp_path / "out.npy"), "--quiet"]) == 0
+    assert np.array_equal(np.load(tmp_path / "out.npy"), values(3, 2, 2).half().numpy())
