@@ -206,7 +206,7 @@ def _measure_run(
 ) -> int:
     """Add the figures of one run. Returns its minibatches: fewer where the time is up."""
     from gids.bench.minibatches import counts
-    from gids.loader.sample_stream import sample_steps
+    from gids.loader.sampling import sample_steps
 
     device = topology.device
     nodes = edges = done = 0

@@ -74,13 +74,14 @@ class Lender:
                 )
             return self._memory
 
-    def device_bytes(self, device: Device) -> int:
-        """The budget in the memory of a device. Raises MemoryBudgetError if less is free."""
+    def device_bytes(self, device: Device, cache: int | None) -> int:
+        """The budget in the memory of a device. Raises MemoryBudgetError if less than it, or cache, is free."""
         with self.lock:
             if device.name not in self._on_device:
                 free_bytes, _ = device.memory_info()
                 given = self._device_memory
-                check_device_memory({"device_memory": given}, free_bytes=free_bytes, device=device.name)
+                asked = {"device_memory": given, "cache": cache}
+                check_device_memory(asked, free_bytes=free_bytes, device=device.name)
                 if given is None:
                     given = free_bytes // 2
                     log.info(

@@ -127,9 +127,7 @@ class Source:
         with self.lender.lock:
             found = cast("FeatureLoader | None", self.lender.shared.get(key))
             if found is None or found.closed:
-                found = FeatureLoader(
-                    self, chosen, dtype=dtype, device=device, minibatch_rows=minibatch_rows
-                )
+                found = FeatureLoader(self, chosen, dtype=dtype, device=device, minibatch_rows=minibatch_rows)
                 self.lender.shared[key] = found
             elif minibatch_rows is not None:
                 found.expect_rows(minibatch_rows)
@@ -232,7 +230,9 @@ def open(  # noqa: A001
         staging=_bytes("staging", staging) or 0,
     )
     with ExitStack() as opening:
-        stores = [one if isinstance(one, FeatureStore) else _opened(one, allow_dirs, opening) for one in given]
+        stores = [
+            one if isinstance(one, FeatureStore) else _opened(one, allow_dirs, opening) for one in given
+        ]
         return Source(stores, options, Lender(options.memory, options.device_memory), opening.pop_all())
 
 
@@ -256,7 +256,4 @@ def _opened(
 
 
 def _bytes(name: str, value: Size | None) -> int | None:
-    try:
-        return None if value is None else parse_bytes(value)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{name}: {error}") from None
+    return None if value is None else parse_bytes(value, name)
