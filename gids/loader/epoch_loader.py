@@ -109,7 +109,7 @@ class EpochLoader(ABC):
         self._device: cuda.Device | None = None
         if torch.device(device).type != "cpu":
             self._device = cuda.open_device(device)
-            pinned = [PinnedGraph(graph, self._device, place=topology_on) for graph in topology.graphs]
+            pinned = [PinnedGraph(graph, self._device, topology_on=topology_on) for graph in topology.graphs]
             self._topology = Topology(pinned[0] if topology.homogeneous else pinned)
         self._stream = SampleStream(self._device)
         self._features: FeatureLoader | None = None

@@ -48,7 +48,7 @@ class NodeLoader(EpochLoader):
         device: ``"cpu"``, or a CUDA device: then the topology is pinned, kernels sample it on a stream of
             the loader's own, beside the training, and minibatches are ready for torch's current stream.
         labels: give labels, where the store has them: of the seeds, or (``"inputs"``) of all input nodes.
-        place: of the pinned topology, as ``Graph.pin`` takes it.
+        place: of the pinned topology, the topology_on of ``gids.sampler.device.PinnedGraph``.
         options: of gids.FeatureLoader: ``window_batches``, ``memory_bytes``, ``policy``, …
 
     Every ``for`` is one epoch; ``epoch`` is the number of the next one, counts up, and may be set. What a
@@ -58,7 +58,7 @@ class NodeLoader(EpochLoader):
 
     Raises FormatError for a dataset without topology, KeyError for a table or type that the store does not
     have, IndexError for a seed that is no node, ValueError and TypeError for other arguments, and what
-    FeatureLoader and Graph.pin raise. While iterating: StorageError belongs to one minibatch, and the next
+    FeatureLoader and PinnedGraph raise. While iterating: StorageError belongs to one minibatch, and the next
     can be asked for; FormatError for a topology that contradicts itself ends the epoch.
     """
 

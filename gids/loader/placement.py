@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
@@ -15,10 +16,8 @@ import numpy.typing as npt
 import torch
 
 from gids import cuda
-from gids.cache import FeatureCache, MemoryPlan, share_memory
-from gids.cache.budget import needed_bytes
-from gids.cache.device import DeviceFeatureCache, share_device_memory
-from gids.cache.device.budget import DeviceMemoryPlan, needed_device_bytes
+from gids.cache import FeatureCache, HostBudget, MemoryPlan
+from gids.cache.device import DeviceBudget, DeviceFeatureCache
 from gids.cache.live_batches import Sizes
 from gids.cache.output_dtype import out_row_bytes
 from gids.io.device.extents import open_extent_reader
@@ -33,8 +32,7 @@ Heats = Mapping[str, npt.NDArray[np.uint8]]
 ROUNDS_MAX = 4
 """Rounds of requests in flight on a device: each takes a quarter of the staging memory."""
 
-
-Plan = MemoryPlan | DeviceMemoryPlan
+Plan = MemoryPlan
 
 
 class Placement(Protocol):
@@ -92,9 +90,15 @@ class HostPlacement:
         dtype: torch.dtype | None,
     ) -> None:
         self._engine, self._tables = engine, tables
-        self.memory_bytes, self._cache_bytes = memory_bytes, cache_bytes
+        self.memory_bytes = memory_bytes
         self._policy, self._threads, self._check_crc, self._dtype = policy, threads, check_crc, dtype
-        self._output_row_bytes = {t.name: out_row_bytes(t, dtype) for t in tables}
+        self._budget = HostBudget(
+            tables=tables,
+            output_row_bytes={t.name: out_row_bytes(t, dtype) for t in tables},
+            bounce_bytes=engine.bounce_bytes,
+            memory_bytes=memory_bytes,
+            cache_bytes=cache_bytes,
+        )
         self.plan: MemoryPlan | None = None
 
     def build(self, sizes: Sizes, heats: Heats) -> tuple[Cache, Plan]:
@@ -115,24 +119,11 @@ class HostPlacement:
         return cache, plan
 
     def share(self, sizes: Sizes, memory_bytes: int) -> MemoryPlan:
-        return share_memory(
-            self._tables,
-            sizes,
-            memory_bytes=memory_bytes,
-            cache_bytes=self._cache_bytes,
-            output_row_bytes=self._output_row_bytes,
-            bounce_bytes=self._engine.bounce_bytes,
-        )
+        return replace(self._budget, memory_bytes=memory_bytes).share(sizes)
 
     def excess_bytes(self, sizes: Sizes) -> int:
         assert self.plan is not None
-        needed = needed_bytes(
-            self._tables,
-            sizes,
-            output_row_bytes=self._output_row_bytes,
-            bounce_bytes=self._engine.bounce_bytes,
-            late_outputs=self.plan.late_outputs,
-        )
+        needed = self._budget.needed(sizes, late_outputs=self.plan.late_outputs)
         return sum({**self.plan.purposes, **needed}.values()) - self.memory_bytes
 
     def memory(self, cache: Cache | None, held_bytes: int) -> dict[str, int]:
@@ -169,13 +160,18 @@ class DevicePlacement:
         self._device = device
         self.memories = frozenset({device.name, "host"} if host_cache_bytes else {device.name})
         self._engine, self._tables = engine, tables
-        self.memory_bytes, self._cache_bytes = memory_bytes, cache_bytes
-        self._host_cache_bytes, self._host_policy = host_cache_bytes, host_policy
+        self.memory_bytes, self._host_policy = memory_bytes, host_policy
         self._policy, self._check_crc, self._dtype = policy, check_crc, dtype
         self._wait, self._staging_bytes = wait, staging_bytes
-        self._bounce_bytes = staging_bytes // ROUNDS_MAX if wait == "warp" else 0
-        self._output_row_bytes = {t.name: out_row_bytes(t, dtype) for t in tables}
-        self._plan: DeviceMemoryPlan | None = None
+        self._budget = DeviceBudget(
+            tables=tables,
+            output_row_bytes={t.name: out_row_bytes(t, dtype) for t in tables},
+            bounce_bytes=staging_bytes // ROUNDS_MAX if wait == "warp" else 0,
+            memory_bytes=memory_bytes,
+            cache_bytes=cache_bytes,
+            host_cache_bytes=host_cache_bytes,
+        )
+        self._plan: MemoryPlan | None = None
 
     def build(self, sizes: Sizes, heats: Heats) -> tuple[Cache, Plan]:
         self._plan = plan = self.share(sizes, self.memory_bytes)
@@ -203,25 +199,12 @@ class DevicePlacement:
             )
         return cache, plan
 
-    def share(self, sizes: Sizes, memory_bytes: int) -> DeviceMemoryPlan:
-        return share_device_memory(
-            self._tables,
-            sizes,
-            memory_bytes=memory_bytes,
-            cache_bytes=self._cache_bytes,
-            host_cache_bytes=self._host_cache_bytes,
-            output_row_bytes=self._output_row_bytes,
-            bounce_bytes=self._bounce_bytes,
-        )
+    def share(self, sizes: Sizes, memory_bytes: int) -> MemoryPlan:
+        return replace(self._budget, memory_bytes=memory_bytes).share(sizes)
 
     def excess_bytes(self, sizes: Sizes) -> int:
         assert self._plan is not None
-        needed = needed_device_bytes(
-            self._tables,
-            sizes,
-            output_row_bytes=self._output_row_bytes,
-            bounce_bytes=self._bounce_bytes,
-        )
+        needed = self._budget.needed(sizes)
         return sum({**self._plan.purposes, **needed}.values()) - self.memory_bytes
 
     def memory(self, cache: Cache | None, held_bytes: int) -> dict[str, int]:
