@@ -163,7 +163,7 @@ def aggregate(
             if now - begun > most_seconds:
                 break
         result.cpu_s = cpu_seconds() - cpu_begun
-        result.latencies = loader._engine.latencies()
+        result.latencies = loader.engine.latencies()
         result.lines = before["lines"]
         stream.close()
     return result
