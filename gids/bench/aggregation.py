@@ -22,7 +22,7 @@ from gids.bench.minibatches import endless, input_nodes
 from gids.bench.probe import direct_works, why_warm
 from gids.errors import FormatError
 from gids.loader import FeatureLoader
-from gids.quickstart.counters import cpu_seconds, device_bytes_read
+from gids.measure.counters import cpu_seconds, device_bytes_read
 
 if TYPE_CHECKING:
     from gids.sampler import Sampler
