@@ -22,7 +22,7 @@ from gids.bench.minibatches import endless, input_nodes
 from gids.bench.probe import direct_works, why_warm
 from gids.errors import FormatError
 from gids.loader import FeatureLoader
-from gids.quickstart.counters import cpu_seconds, device_bytes_read
+from gids.measure.counters import cpu_seconds, device_bytes_read
 
 if TYPE_CHECKING:
     from gids.sampler import Sampler
@@ -163,7 +163,7 @@ def aggregate(
             if now - begun > most_seconds:
                 break
         result.cpu_s = cpu_seconds() - cpu_begun
-        result.latencies = loader._engine.latencies()
+        result.latencies = loader.engine.latencies()
         result.lines = before["lines"]
         stream.close()
     return result

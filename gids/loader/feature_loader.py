@@ -11,7 +11,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -36,6 +36,7 @@ from gids.loader.minibatch_sizes import (
     too_large,
     usual_sizes,
 )
+from gids.loader.observer import Observer, Observers
 from gids.loader.option_names import explain_names
 from gids.loader.placement import DevicePlacement, HostPlacement, Placement
 from gids.loader.source import MAX_PLANNED, Dataset, Source, as_source
@@ -64,6 +65,7 @@ class FeatureLoader:
         minibatch_rows: rows that the largest minibatch reads: of each table, or by table. Memory is shared
             out for such minibatches. Default: a quarter more than the first minibatch reads, or less where
             memory is short.
+        observer: its methods are called as minibatches pass through the loader; see gids.loader.Observer.
 
     The memory is the source's. It is taken when an epoch begins, from idle loaders of the same source.
 
@@ -82,6 +84,7 @@ class FeatureLoader:
         dtype: torch.dtype | None = None,
         device: str | torch.device = "cpu",
         minibatch_rows: int | Mapping[str, int] | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self._opened = ExitStack()  # the cache ends before the engine that it reads by
         self.source = as_source(source, self._opened)
@@ -122,7 +125,8 @@ class FeatureLoader:
         self._lock = self.source.lender.lock
         self._windowed: weakref.ref[WindowedStream[Any]] | None = None
         self._seconds = {"sample": 0.0}
-        self._stage: Stage = stage_for(self.device)  # a Timeline puts itself before it
+        self._stage: Stage = stage_for(self.device)
+        self._observers = Observers(observer)
         self._misses_at_epoch = (0, 0)
         self._last_stats: dict[str, Any] | None = None  # once closed
         self.users: weakref.WeakSet[object] = weakref.WeakSet()
@@ -190,6 +194,15 @@ class FeatureLoader:
     def held_bytes(self) -> int:
         """Memory of the sampled minibatches that are held at once; part of the window in stats()."""
         return (self._window + self._planned + self._waiting) * self._minibatch_bytes
+
+    @property
+    def engine(self) -> Engine:
+        """The I/O engine, for its counters. The loader closes it."""
+        return self._engine
+
+    def observe(self, observer: Observer) -> AbstractContextManager[None]:
+        """Call the methods of observer while a block runs."""
+        return self._observers.added(observer)
 
     @property
     def closed(self) -> bool:
@@ -297,6 +310,7 @@ class FeatureLoader:
                 on_close=lambda: _stream_ended(me, before, begun),
                 seconds=self._seconds,
                 stage=self._stage,
+                observers=self._observers,
             )
             self._windowed = weakref.ref(stream)
             return stream
@@ -371,6 +385,14 @@ class FeatureLoader:
         resident = self._cache.page_words(table) >> np.uint64(62) == _RESIDENT
         return torch.from_numpy(found.rows_of_pages(resident))
 
+    def table_heat(self, table: Table) -> npt.NDArray[np.uint8] | None:
+        """uint8[page_count]: the heat that the policy knows of a table's pages; None without heat."""
+        method = self._heat_methods[table.name]
+        if method is None:
+            return None
+        assert isinstance(table.type, str)
+        return page_heat(self.store.heat(method, table.type), table.rows_per_page, table.order)
+
     def close(self) -> None:
         """End the open stream, let reads finish, close the files, free the cache. Idempotent.
 
@@ -430,7 +452,7 @@ class FeatureLoader:
 
     def _build(self, sizes: Sizes) -> None:
         """sizes: of usual minibatches."""
-        heats = {t.name: heat for t in self.tables if (heat := self._heat(t)) is not None}
+        heats = {t.name: heat for t in self.tables if (heat := self.table_heat(t)) is not None}
         kept_bytes = self.source.lender.lend(self)
         if self.device.type == "cpu":
             self._placement.memory_bytes = self.source.memory - kept_bytes
@@ -442,6 +464,7 @@ class FeatureLoader:
         self._waiting = self._most_waiting = plan.sizes.waiting_batches
         if log.isEnabledFor(logging.INFO):
             log.info(memory_line(self.tables, self._placement, sizes, plan))
+        self._observers.cache_opened(self._cache)
 
     def _sizes(self, rows: Rows, minibatch_bytes: int) -> Sizes:
         return Sizes(
@@ -472,13 +495,6 @@ class FeatureLoader:
         if excess > 0 and not self._warned_of_size:
             self._warned_of_size = True
             log.warning(too_large(rows, excess))
-
-    def _heat(self, table: Table) -> npt.NDArray[np.uint8] | None:
-        method = self._heat_methods[table.name]
-        if method is None:
-            return None
-        assert isinstance(table.type, str)
-        return page_heat(self.store.heat(method, table.type), table.rows_per_page, table.order)
 
     def _adapt_planned(self) -> None:
         """Between epochs: the fewest planned minibatches whose missing pages cover twice the queue."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from gids.measure.sides import EpochResult
 from gids.quickstart.comparison import NAMES, OURS, PLAIN, STOCK, Comparison
-from gids.quickstart.sides import EpochResult
 
 _STAGES = {
     "sampling": "sampling",

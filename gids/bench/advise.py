@@ -16,7 +16,7 @@ from gids import _core
 from gids.bench import text
 from gids.bench.report import Report
 from gids.bench.session import Session
-from gids.cli.sizes import format_bytes
+from gids.sizes import format_bytes
 
 if TYPE_CHECKING:
     from gids.bench.case import Case
