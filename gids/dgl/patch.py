@@ -6,7 +6,6 @@ import dgl
 
 from gids.dgl.dataloader import DataLoader, stock_init, stock_iter
 
-
 _ADDED = ("stats", "close", "feature_loader", "__enter__", "__exit__")
 
 

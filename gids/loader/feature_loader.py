@@ -22,9 +22,9 @@ import torch
 from gids import _core, cuda
 from gids.cache import page_heat
 from gids.cache.budget import longest_read_bytes
+from gids.cache.device.checks import check_policies
 from gids.cache.live_batches import Sizes
 from gids.cache.output_dtype import check_out_dtype
-from gids.cache.device.checks import check_policies
 from gids.errors import MissingError
 from gids.io import Engine, open_engine
 from gids.loader.memory_line import memory_line

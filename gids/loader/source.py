@@ -153,7 +153,7 @@ class Source:
 
 
 @explain_names("gids.open")
-def open(  # noqa: A001
+def open(
     dataset: Dataset | Sequence[Dataset],
     *,
     memory: Size | None = None,

@@ -6,6 +6,7 @@ The user's entry. It composes NodeLoader and HopSampler, and names things as PyG
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, Self
@@ -111,7 +112,9 @@ class NeighborLoader:
         own = [name for name in inspect.signature(NeighborLoader).parameters if name != "pyg_arguments"]
         check_names("gids.pyg.NeighborLoader", pyg_arguments.keys() - _NOTHING_TO_DO, own)
         self._opened = ExitStack()
-        source = as_source(store_of(data) if isinstance(data, tuple | list) else data, self._opened)
+        source = as_source(
+            data if isinstance(data, Source | str | os.PathLike) else store_of(data), self._opened
+        )
         store = source.store
         seeds = input_nodes_of(store, input_nodes)
         graphs = graphs_of(store)
