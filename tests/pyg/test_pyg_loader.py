@@ -27,7 +27,7 @@ from gids.write import DatasetWriter, create_table
 def open_loader(path: Any, num_neighbors: Any, nodes: Any = None, **options: Any) -> gids.pyg.NeighborLoader:
     given = {"batch_size": 32, "memory": 64 << 20, "cache": 60_000, **options}
     taken = take_options(given)
-    source = path if isinstance(path, tuple) else gids.open(path, **taken)
+    source = gids.open(path, **taken) if isinstance(path, str | Path | gids.FeatureStore) else path
     return gids.pyg.NeighborLoader(source, num_neighbors, nodes, **given)
 
 
