@@ -27,6 +27,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 from traces import FANOUTS, Trace, popular_pages, rmat, sample_trace, skewed_trace
 
+import gids
 from gids import _core
 from gids.cache import page_heat
 from gids.heat import expected_visits, out_degrees, reverse_pagerank, sampled_counts
@@ -224,8 +225,6 @@ def planning(args: argparse.Namespace) -> dict[str, float]:
 def gather(args: argparse.Namespace) -> dict[str, float]:
     import torch
 
-    from gids import FeatureLoader
-
     def ids_of(ids: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"_N.feat": ids}
 
@@ -240,8 +239,8 @@ def gather(args: argparse.Namespace) -> dict[str, float]:
             path = Path(directory) / "gather.gids"
             with DatasetWriter(path) as writer:
                 writer.write_table("node", "_N", "feat", source)
-            options = {"memory_bytes": 8 << 30, "window_batches": 2, "threads": threads}
-            with FeatureLoader(path, ["_N.feat"], **options) as loader:
+            opened = gids.open(path, memory=8 << 30, window=2, threads=threads)
+            with gids.FeatureLoader(opened, ["_N.feat"]) as loader:
                 everything = list(torch.arange(count).split(batch))
                 for ids, features in loader.attach(everything, ids_of):  # fills the cache
                     assert torch.equal(features["_N.feat"], source[ids])

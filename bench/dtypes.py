@@ -83,9 +83,10 @@ def train(store: FeatureStore, *, epochs: int, seed: int) -> tuple[float, int]:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     # A twentieth of the features as float32, whatever they are stored as.
     cache_bytes = table.row_count * table.shape[0] * 4 // 20
-    options = {"cache_bytes": cache_bytes, "memory_bytes": 1 << 30, "seed": seed, "dtype": torch.float32}
+    source = gids.open(store, cache=cache_bytes, memory=1 << 30)
+    options = {"seed": seed, "dtype": torch.float32}
     first = 0
-    with NodeLoader(store, splits["train"], [10, 5], batch_size=256, shuffle=True, **options) as loader:
+    with NodeLoader(source, splits["train"], [10, 5], batch_size=256, shuffle=True, **options) as loader:
         for _ in range(epochs):
             for minibatch in loader:
                 optimizer.zero_grad()
@@ -94,7 +95,7 @@ def train(store: FeatureStore, *, epochs: int, seed: int) -> tuple[float, int]:
                 optimizer.step()
             first = first or loader.stats()["bytes_read"]
     right = 0
-    with NodeLoader(store, splits["val"], [10, 5], batch_size=512, **options) as loader, torch.no_grad():
+    with NodeLoader(source, splits["val"], [10, 5], batch_size=512, **options) as loader, torch.no_grad():
         for minibatch in loader:
             out = model(minibatch.blocks, minibatch.features[TABLE])
             right += int((out.argmax(1) == minibatch.labels).sum())

@@ -173,12 +173,14 @@ class Comparison:
         rows_bytes = (
             self._sizes.batch_size * 4 * self._sizes.dim * int(np.prod(np.add(self._sizes.fanouts, 1)))
         )
+        memory = self._cache_bytes + 8 * rows_bytes + (1 << 30)
         return NodeLoader(
             gids.open(
                 self._path,
                 window=self._sizes.window,
                 cache=self._cache_bytes,
-                memory=self._cache_bytes + 8 * rows_bytes + (1 << 30),
+                memory=memory if device == "cpu" else None,
+                device_memory=memory,
                 staging=self._sizes.staging_bytes,
             ),
             self._train,
