@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from datasets import in_edges
 
 import gids
 from gids.cache import POLICIES
@@ -41,9 +42,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with DatasetWriter(path) as writer:
         writer.write_table("node", "paper", "feat", torch.randn(ROWS, 256))  # four rows to a page
         writer.write_table("node", "author", "feat", torch.randn(500, 1024))
-        indptr = np.concatenate([[0], np.cumsum(rng.integers(0, 8, ROWS))])
-        indices = (ROWS * rng.random(indptr[-1]) ** 3).astype(np.int64)
-        writer.write_graph(("paper", "cites", "paper"), indptr, indices, num_src=ROWS)
+        edges = in_edges(rng.integers(0, 8, ROWS), ROWS, rng, power=3)
+        writer.write_graph(("paper", "cites", "paper"), *edges, num_src=ROWS)
     return path
 
 

@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from datasets import sorted_edges
 
 from gids import FeatureStore
 from gids.cli import main
@@ -32,16 +33,6 @@ def convert(*arguments):
 def rows(store, table="feat"):
     found = store.table(table)
     return found.read_rows(range(found.row_count)).numpy()
-
-
-def in_edges(edges, num_nodes):
-    """(indptr, indices, edge ids), the obvious way."""
-    order = np.argsort(edges[1], kind="stable")
-    return (
-        np.concatenate([[0], np.cumsum(np.bincount(edges[1], minlength=num_nodes))]),
-        edges[0][order],
-        order,
-    )
 
 
 def assert_graph(graph, indptr, indices, edge_ids=None):
@@ -169,7 +160,7 @@ def test_a_sparse_npz(tmp_path, save):
     store = convert(tmp_path / "x.npz", tmp_path / "x.gids")
     assert np.array_equal(rows(store), attr.toarray())
     coo = adj.tocoo()
-    indptr, indices, order = in_edges(np.stack([coo.row, coo.col]), 50)
+    indptr, indices, order = sorted_edges(coo.row, coo.col, 50)
     assert_graph(store.graph(), indptr, indices, order)
     assert np.array_equal(store.labels["_N"], labels)
     assert list(store.tables) == ["_N.feat"], "weights that are all 1 are left out"
@@ -205,7 +196,7 @@ def test_a_dense_npz_with_edges(tmp_path, order, dtype):
     store = convert(tmp_path / "x.npz", tmp_path / "x.gids", "--index-dtype", "int32")
     assert np.array_equal(rows(store, "x"), FEAT)
     assert np.array_equal(rows(store, "weight"), weight)
-    assert_graph(store.graph(), *in_edges(EDGES, 50))
+    assert_graph(store.graph(), *sorted_edges(*EDGES, 50))
     assert store.graph().indices.dtype == np.int32
     assert {split: ids.tolist() for split, ids in store.splits["_N"].items()} == {
         "val": list(range(0, 50, 3))
@@ -216,7 +207,7 @@ def test_a_dense_npz_with_edges(tmp_path, order, dtype):
 def test_a_directory(tmp_path):
     source = tmp_path / "s"
     source.mkdir()
-    indptr, indices, _ = in_edges(EDGES, 50)
+    indptr, indices, _ = sorted_edges(*EDGES, 50)
     FEAT.tofile(source / "raw.bin")
     for name, values in {
         "feat": FEAT,
@@ -248,9 +239,9 @@ def write_heterogeneous(source):
         "nodes/a%2Fb/feat": FEAT[:5],
         "edges/author.writes.paper/edge_index": np.stack([RNG.integers(0, 80, 99), RNG.integers(0, 50, 99)]),
         "edges/author.writes.paper/weight": RNG.standard_normal((99, 2)),
-        "edges/paper.cites.paper/indptr": in_edges(EDGES, 50)[0],
-        "edges/paper.cites.paper/indices": in_edges(EDGES, 50)[1],
-        "edges/paper.cites.paper/edge_ids": in_edges(EDGES, 50)[2],
+        "edges/paper.cites.paper/indptr": sorted_edges(*EDGES, 50)[0],
+        "edges/paper.cites.paper/indices": sorted_edges(*EDGES, 50)[1],
+        "edges/paper.cites.paper/edge_ids": sorted_edges(*EDGES, 50)[2],
     }
     for name, values in arrays.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -267,16 +258,16 @@ def test_a_heterogeneous_directory(tmp_path):
     assert store.labels["paper"].dtype == torch.float32
     assert dict(store.splits) == {}
     edges = arrays["edges/author.writes.paper/edge_index"]
-    assert_graph(store.graph(("author", "writes", "paper")), *in_edges(edges, 50))
+    assert_graph(store.graph(("author", "writes", "paper")), *sorted_edges(*edges, 50))
     assert np.array_equal(rows(store, "weight"), arrays["edges/author.writes.paper/weight"])
-    assert_graph(store.graph(("paper", "cites", "paper")), *in_edges(EDGES, 50))
+    assert_graph(store.graph(("paper", "cites", "paper")), *sorted_edges(*EDGES, 50))
     assert np.array_equal(store.out_degrees("author"), np.bincount(edges[0], minlength=80))
 
 
 def test_edge_ids_can_be_left_out(tmp_path):
     np.savez(tmp_path / "x.npz", x=FEAT, edge_index=EDGES)
     store = convert(tmp_path / "x.npz", tmp_path / "x.gids", "--no-edge-ids")
-    assert_graph(store.graph(), *in_edges(EDGES, 50)[:2])
+    assert_graph(store.graph(), *sorted_edges(*EDGES, 50)[:2])
 
 
 def load_dgl():

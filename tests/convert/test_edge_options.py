@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import pytest
+from datasets import sorted_edges
 
 from gids import FeatureStore
 from gids.cli import main
@@ -19,18 +20,6 @@ RNG = np.random.default_rng(21)
 EDGES = RNG.integers(0, N, (2, E))
 EDGES[:, 100:160] = EDGES[:, :60]  # repeats
 EDGES[0, 200:220] = EDGES[1, 200:220]  # loops
-
-
-def in_edges(sources, destinations, ids, count, *, by_source, dedup=False):
-    """(indptr, indices, ids) of edges, the obvious way."""
-    order = np.lexsort((sources, destinations) if by_source else (destinations,))
-    sources, destinations, ids = sources[order], destinations[order], ids[order]
-    if dedup:
-        first = np.ones(len(sources), bool)
-        first[1:] = (np.diff(sources) != 0) | (np.diff(destinations) != 0)
-        sources, destinations, ids = sources[first], destinations[first], ids[first]
-    indptr = np.concatenate([[0], np.cumsum(np.bincount(destinations, minlength=count))])
-    return indptr, sources, ids
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -58,7 +47,7 @@ def test_sorting_by_source_is_alike_in_any_memory(tmp_path, workers, memory_byte
     sorter = EdgeSorter(tmp_path, memory_bytes, degrees.append, on_edges, **options)
     sorter.sort(edges.pieces, edges.count, 0, num_dst)
     join = lambda parts: np.concatenate([np.empty(0, np.int64), *parts])  # noqa: E731
-    expected = in_edges(sources, destinations, np.arange(count), num_dst, by_source=True, dedup=dedup)
+    expected = sorted_edges(sources, destinations, num_dst, by_source=True, dedup=dedup)
     assert np.array_equal(np.concatenate([[0], np.cumsum(join(degrees))]), expected[0])
     assert np.array_equal(join(found), expected[1])
     assert np.array_equal(join(ids), expected[2])
@@ -81,7 +70,7 @@ def test_a_worker_that_fails_ends_the_sort(tmp_path):
 
 @pytest.mark.parametrize("with_ids", [False, True])
 def test_in_edges_are_listed_as_edges(with_ids):
-    indptr, indices, ids = in_edges(*EDGES, np.arange(E), N, by_source=False)
+    indptr, indices, ids = sorted_edges(*EDGES, N)
     topology = InEdges(as_rows(indptr), as_rows(indices), as_rows(ids) if with_ids else None)
     pieces = [np.concatenate(parts) for parts in zip(*as_edges(topology, N, N).pieces(80), strict=True)]
     order = np.argsort(pieces[2])
@@ -123,7 +112,7 @@ def test_options_of_a_conversion(tmp_path, arguments, in_csc):
     source.mkdir()
     np.save(source / "num_nodes.npy", np.array(N))
     if in_csc:
-        indptr, indices, ids = in_edges(*EDGES, np.arange(E), N, by_source=False)
+        indptr, indices, ids = sorted_edges(*EDGES, N)
         for name, values in {"indptr": indptr, "indices": indices, "edge_ids": ids}.items():
             np.save(source / f"{name}.npy", values)
     else:
@@ -132,7 +121,7 @@ def test_options_of_a_conversion(tmp_path, arguments, in_csc):
     assert main(command) == 0
     assert list(verify(tmp_path / "a.gids")) == []
     graph = FeatureStore(tmp_path / "a.gids").graph()
-    indptr, indices, ids = in_edges(*edges, np.arange(edges.shape[1]), N, **order)
+    indptr, indices, ids = sorted_edges(*edges, N, **order)
     assert np.array_equal(graph.indptr, indptr)
     assert graph.indices.dtype == np.int32
     if order["by_source"] or not in_csc:
@@ -173,7 +162,7 @@ def test_reverse_relations_have_the_edges_ids_and_tables(tmp_path):
     found = store.graph(reverse)
     for values, expected in zip(
         (found.indptr, found.indices, found.edge_ids),
-        in_edges(writes[1], writes[0], np.arange(99), 30, by_source=False),
+        sorted_edges(writes[1], writes[0], 30),
         strict=True,
     ):
         assert np.array_equal(values, expected)

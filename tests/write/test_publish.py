@@ -13,7 +13,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from store_example import write_dataset
+from datasets import write_dataset
 
 from gids import FeatureStore, FormatError, StorageError
 from gids.convert import Options, convert
