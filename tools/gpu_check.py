@@ -297,6 +297,7 @@ def build(check: Check) -> bool:
 def pytest_command(check: Check, tests: Sequence[str], report: str) -> list[str]:
     """Verbose, so that the log of a killed run names the test that it was in."""
     command = [*PYTHON, "-m", "pytest", "-v", "-m", "gpu", "-p", "no:cacheprovider", "-o", "timeout=45"]
+    command += ["-o", "addopts="]  # one process, and no plugin but the time-out
     command += ["--continue-on-collection-errors", f"--junitxml={check.out / report}", *tests]
     if not output_of([*PYTHON, "-c", "import importlib.util as u; print(u.find_spec('dgl') or '')"]):
         command.append("--ignore=tests/dgl")  # its tests need DGL to be collected
