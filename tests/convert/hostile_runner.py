@@ -10,6 +10,7 @@ nothing left behind, within its time and memory, and run no code of the source.
 import argparse
 import collections
 import contextlib
+import gc
 import io
 import json
 import os
@@ -18,15 +19,18 @@ import resource
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
+import types
 import warnings
 from pathlib import Path
 
 os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # as the command has it, which would come too late here
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import hostile_changes
@@ -35,6 +39,7 @@ import hostile_templates
 import torch
 
 from gids import cli
+from gids.convert import trial
 from gids.convert.memory_guard import allocated_bytes
 from gids.errors import FormatError, StorageError
 from gids.store import verify
@@ -121,6 +126,40 @@ def in_child(source: Path, arguments: tuple[str, ...]) -> dict[str, object]:
     return found
 
 
+def start_fast(*, fork_trials: bool) -> None:
+    """Do once, before the first fork, what every child would have to do again.
+
+    fork_trials: fork also the process that tries DGL or SciPy before a conversion. The command starts a new
+    Python for it, which takes seconds to import torch.
+    """
+    torch.set_num_threads(1)  # a child would wait for threads that it does not have
+    os.fsync = os.fdatasync = lambda _: None  # no case is about a power cut
+    if fork_trials:
+        trial.subprocess = types.SimpleNamespace(run=run_forked, DEVNULL=None, PIPE=None)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        cli.main(["convert", "--list"])  # imports every subcommand and every reader
+    gc.collect()
+    gc.freeze()  # so that collections in a child do not copy these pages
+
+
+def run_forked(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+    """subprocess.run of the command of a trial, in a fork of this process."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1  # for what trial.main does not catch
+        try:
+            with open(writing, "w") as sys.stdout:
+                status = trial.main(*command[4:])
+        finally:
+            os._exit(status)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        said = pipe.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return subprocess.CompletedProcess(command, status, said)
+
+
 def resident() -> int:
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmRSS"))
@@ -200,7 +239,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="spoil sources with this in their name")
     parser.add_argument("--listed", type=Path, help="JSON file of sources to convert instead")
     args = parser.parse_args()
-    torch.set_num_threads(1)  # a child would wait for threads that it does not have
+    start_fast(fork_trials=not args.listed)
     if args.listed:
         convert_listed(json.loads(args.listed.read_text()))
         return
