@@ -34,13 +34,13 @@ def test_a_source_of_two_formats_is_asked_about(tmp_path, capsys):
     np.savez(tmp_path / "s/raw/data.npz", x=np.zeros(3))
     (tmp_path / "s/metadata.yaml").write_text("feature_data: []")
     message = refused(capsys, tmp_path / "s", tmp_path / "x.gids")
-    assert "could be ogb, graphbolt: say which with --from" in message
+    assert "may be ogb, graphbolt: choose one with --from" in message
 
 
 def test_an_unknown_name_lists_the_known_ones(tmp_path, capsys):
     np.save(tmp_path / "a.npy", np.zeros((3, 1)))
     message = refused(capsys, tmp_path / "a.npy", tmp_path / "x.gids", "--from", "hdf5")
-    assert "no reader 'hdf5'; `gids convert --list` explains ogb, mag240m" in message
+    assert "unknown format 'hdf5'; choose ogb, mag240m" in message
 
 
 def test_a_graph_without_features_is_a_dataset(tmp_path):

@@ -35,7 +35,7 @@ def test_text(tmp_path, capsys, name, header, delimiter):
     text(tmp_path / name, header=header, delimiter=delimiter)
     store = convert(tmp_path / name, tmp_path / "e.gids")
     assert_dataset(store, tables={}, edges={HOMOGENEOUS: EDGES}, labels={}, splits={})
-    assert f"{N} nodes, by the largest id" in capsys.readouterr().err
+    assert f"assuming {N} nodes (the largest id" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_two_edges_in_an_array_say_how_they_are_read(tmp_path, capsys):
     np.save(tmp_path / "e.npy", [[0, 1], [2, 3]])
     store = convert(tmp_path / "e.npy", tmp_path / "e.gids", "--from", "edges", "--quiet")
     assert_graph(store, HOMOGENEOUS, [0, 1], [2, 3])
-    assert "e.npy has shape (2, 2), read as (2, E): the first row are the sources" in capsys.readouterr().err
+    assert "e.npy has shape (2, 2), read as (2, E): its first row is the sources" in capsys.readouterr().err
 
 
 def test_bad_text_is_told_by_the_line_of_the_file(tmp_path, capsys):
@@ -79,7 +79,7 @@ def test_bad_text_is_told_by_the_line_of_the_file(tmp_path, capsys):
         ("# ids\n\nsrc,dst\n0,x\n", "line 4: could not convert 'x' to int64"),
         ("0,1\nsrc,dst\n", "line 2: could not convert 'src' to int64"),
         ("src,dst\n# a\n\n0,1\n2,x\n", "e.csv, line 5: could not convert 'x' to int64"),
-        ("0,1\n\n2,3,4\n", "e.csv, line 3: 3 columns, 2 before"),
+        ("0,1\n\n2,3,4\n", "e.csv, line 3: 3 columns, but 2 before"),
     ):
         (tmp_path / "e.csv").write_text(content)
         assert said in refused(capsys, tmp_path / "e.csv", tmp_path / "e.gids")
@@ -123,8 +123,8 @@ def test_features_beside_edges_are_cast(tmp_path):
     ("content", "arguments", "message"),
     [
         ("1,2\n3\n", (), "columns"),
-        ("1,2,3,4\n", (), "has 4 columns; edges have 2"),
-        ("1.5,2\n", (), "numbers with fractions; edges are pairs"),
+        ("1,2,3,4\n", (), "has 4 columns; edges must have 2"),
+        ("1.5,2\n", (), "numbers with fractions; edges must be pairs"),
         ("1.5,2,3\n", (), "has ids with fractions"),
         ("1,2\nx,y\n", (), "could not convert"),
         ("1,2\n-1,2\n", (), "is -1; it must be"),
@@ -142,16 +142,16 @@ def test_other_bad_sources_are_one_line(tmp_path, capsys):
         return refused(capsys, path, tmp_path / "x.gids", *arguments)
 
     np.save(tmp_path / "e.npy", EDGES + 0.5)
-    assert "edges are whole numbers of shape" in error(tmp_path / "e.npy", "--from", "edges")
+    assert "edges must be whole numbers of shape" in error(tmp_path / "e.npy", "--from", "edges")
     np.save(tmp_path / "e.npy", EDGES.reshape(4, -1))
     assert "of shape (2, E) or (E, 2)" in error(tmp_path / "e.npy", "--from", "edges")
     (tmp_path / "e.bin").write_bytes(bytes(33))
-    assert "no multiple of the 16 of one row" in error(tmp_path / "e.bin", "--from", "edges")
+    assert "not a multiple of the 16 bytes of a row" in error(tmp_path / "e.bin", "--from", "edges")
     text(tmp_path / "e.csv.gz")
     truncate(tmp_path / "e.csv.gz")
     assert "is damaged or truncated" in error(tmp_path / "e.csv.gz")
     (tmp_path / "d").mkdir()
-    assert "has no file edges.csv" in error(tmp_path / "d", "--from", "edges")
+    assert "must have one file edges.csv" in error(tmp_path / "d", "--from", "edges")
     save(tmp_path / "d", feat=FEAT[:9])
     text(tmp_path / "d/edges.csv")
     assert "it must be from 0 to 8" in error(tmp_path / "d")

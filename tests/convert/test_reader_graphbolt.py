@@ -130,17 +130,17 @@ def graph(**changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (graph(nodes=[{"num": N + 1}]), f"is for {N} '_N' nodes, but there are {N + 1}"),
-        (graph(nodes=[{"type": "a"}]), "an entry of nodes has no num"),
-        (graph(edges=[{"format": "numpy", "path": "data/feat.npy"}]), "GraphBolt's edges are (2, E)"),
-        (graph(edges=[{"format": "csv", "path": "gone.csv"}]), "gone.csv, which is missing"),
-        (graph(edges=[{"format": "csv", "path": "../e.csv"}]), "lies outside the dataset"),
+        (graph(nodes=[{"num": N + 1}]), f"gives {N} '_N' nodes, but there are {N + 1}"),
+        (graph(nodes=[{"type": "a"}]), "an entry of nodes lacks num"),
+        (graph(edges=[{"format": "numpy", "path": "data/feat.npy"}]), "it must be (2, E)"),
+        (graph(edges=[{"format": "csv", "path": "gone.csv"}]), "gone.csv, which does not exist"),
+        (graph(edges=[{"format": "csv", "path": "../e.csv"}]), "is outside the dataset"),
         (graph(edges=[{"format": "csv", "path": "set/train_seeds.npy"}]), "is not text"),
         (graph(edges=[{"type": "a:b", "format": "csv", "path": "x"}]), "must be SOURCE:RELATION:DESTINATION"),
         (graph(edges="edges/e.csv"), "edges must be a list"),
-        (graph(nodes=[]), "number of '_N' nodes is not known"),
+        (graph(nodes=[]), "number of '_N' nodes is unknown"),
         ({"feature_data": [entry("data/feat.npy", "parquet", domain="node", name="x")]}, "format 'parquet'"),
-        ({"feature_data": [entry("set/train_seeds.npy", domain="node", name="x")]}, "is for 20 '_N' nodes"),
+        ({"feature_data": [entry("set/train_seeds.npy", domain="node", name="x")]}, "gives 20 '_N' nodes"),
     ],
 )
 def test_a_bad_dataset_is_one_line(tmp_path, capsys, changes, message):
@@ -161,7 +161,7 @@ def test_what_graphbolt_preprocessed_is_refused(tmp_path, capsys):
         (lambda root: (root / "metadata.yaml").write_text("a: [1"), "is not valid YAML"),
         (lambda root: (root / "metadata.yaml").write_text("- 1"), "must be a mapping"),
         (lambda root: truncate(root / "data/weight.pt"), "is truncated"),
-        (lambda root: save(root / "set", test_labels=np.arange(3)), "have shape (3,) for 10 seeds"),
+        (lambda root: save(root / "set", test_labels=np.arange(3)), "have shape (3,); there are 10 seeds"),
         (
             lambda root: save(root / "set", test_seeds=np.arange(N - 9, N + 1)),
             f"is {N}; it must be from 0 to {N - 1}",

@@ -72,7 +72,7 @@ def test_a_type_without_a_folder_is_counted_by_its_edges(tmp_path, capsys):
     topics = edges["paper", "topic", "fos"]
     assert store.num_nodes("fos") == topics[1].max() + 1
     assert_graph(store, ("paper", "topic", "fos"), *topics)
-    assert "'fos' has no features" in capsys.readouterr().err
+    assert "'fos' nodes have no features and no count" in capsys.readouterr().err
 
 
 def test_the_full_size_is_labelled_in_part(tmp_path, monkeypatch):
@@ -90,7 +90,7 @@ CITES = "processed/paper__cites__paper"
 @pytest.mark.parametrize(
     ("harm", "arguments", "message"),
     [
-        (lambda root: save(root / CITES, edge_index=np.zeros((2, 9), int)), (), "IGB's is (E, 2)"),
+        (lambda root: save(root / CITES, edge_index=np.zeros((2, 9), int)), (), "in IGB it must be (E, 2)"),
         (
             lambda root: save(root / CITES, edge_index=np.full((9, 2), 100)),
             (),
@@ -98,9 +98,17 @@ CITES = "processed/paper__cites__paper"
         ),
         (lambda root: save(root / CITES, edge_index=np.full((9, 2), -1)), (), "is -1; it must be"),
         (lambda root: truncate(root / CITES / "edge_index.npy"), (), "is truncated"),
-        (lambda root: save(root / "processed/paper", node_feat=FEAT["paper"][:7]), (), "for 7 'paper' nodes"),
-        (lambda root: (root / "processed/paper/node_feat.npy").write_bytes(b"x" * 4100), (), "no multiple"),
-        (lambda root: None, ("--labels", "7"), "--labels 7: there is node_label_19, node_label_2K"),
+        (
+            lambda root: save(root / "processed/paper", node_feat=FEAT["paper"][:7]),
+            (),
+            "gives 7 'paper' nodes",
+        ),
+        (
+            lambda root: (root / "processed/paper/node_feat.npy").write_bytes(b"x" * 4100),
+            (),
+            "not a multiple",
+        ),
+        (lambda root: None, ("--labels", "7"), "--labels 7: unknown; choose node_label_19, node_label_2K"),
     ],
 )
 def test_a_bad_dataset_is_one_line(tmp_path, capsys, harm, arguments, message):

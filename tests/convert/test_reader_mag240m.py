@@ -68,16 +68,19 @@ CITES = "processed/paper___cites___paper"
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (lambda root: save(root / CITES, edge_index=np.zeros((2, 5)) + 0.5), "edges are whole numbers"),
+        (lambda root: save(root / CITES, edge_index=np.zeros((2, 5)) + 0.5), "edges must be whole numbers"),
         (lambda root: save(root / CITES, edge_index=np.full((2, 5), 90)), "is 90; it must be from 0 to 89"),
         (lambda root: save(root / CITES, edge_index=np.zeros((5, 2), int)), "it must be (2, E)"),
         (lambda root: truncate(root / CITES / "edge_index.npy"), "is truncated"),
-        (lambda root: save(root / "processed/paper", node_feat=FEAT[:9]), "is for 9 'paper' nodes"),
-        (lambda root: save(root / "processed/paper", node_label=LABEL + 0.5), "classes are whole numbers"),
-        (lambda root: torch.save({"paper": 90}, root / "meta.pt"), "does not say how many 'author' nodes"),
+        (lambda root: save(root / "processed/paper", node_feat=FEAT[:9]), "gives 9 'paper' nodes"),
+        (
+            lambda root: save(root / "processed/paper", node_label=LABEL + 0.5),
+            "a class must be a whole number",
+        ),
+        (lambda root: torch.save({"paper": 90}, root / "meta.pt"), "lacks the number of 'author' nodes"),
         (lambda root: torch.save(Hostile(), root / "meta.pt"), "it asks for builtins.print"),
         (lambda root: truncate(root / "split_dict.pt"), "is truncated"),
-        (lambda root: torch.save([1], root / "split_dict.pt"), "not a dictionary of splits"),
+        (lambda root: torch.save([1], root / "split_dict.pt"), "it must be a dictionary of splits"),
     ],
 )
 def test_a_bad_dataset_is_one_line(tmp_path, capsys, harm, message):

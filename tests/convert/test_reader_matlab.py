@@ -79,14 +79,14 @@ def test_other_names_weights_and_sparse_attributes(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"A": np.eye(3)}, "has 0 sparse square matrices"),
+        ({"A": np.eye(3)}, "must have one square sparse matrix; it has 0"),
         (
             {"A": sparse.eye(N, format="csc"), "adj": sparse.eye(N, format="csc")},
-            "has 2 sparse square matrices",
+            "must have one square sparse matrix; it has 2",
         ),
         ({"local_info": np.zeros((N - 1, 7))}, "it must have a row per node"),
         ({"local_info": np.zeros((N, 1))}, "it must have a row per node"),
-        ({"label": np.arange(N) + 0.5}, "classes are whole numbers"),
+        ({"label": np.arange(N) + 0.5}, "a class must be a whole number"),
     ],
 )
 def test_a_bad_file_is_one_line(tmp_path, capsys, changes, message):
@@ -100,4 +100,4 @@ def test_a_damaged_or_newer_file_is_one_line(tmp_path, capsys):
     assert "is not a valid MATLAB file" in refused(capsys, tmp_path / "x.mat", tmp_path / "x.gids")
     header = b"MATLAB 7.3 MAT-file, Platform: GLNXA64".ljust(124) + b"\x00\x02IM"
     (tmp_path / "x.mat").write_bytes(header + bytes(384))
-    assert "is of MATLAB 7.3 (HDF5)" in refused(capsys, tmp_path / "x.mat", tmp_path / "x.gids")
+    assert "has MATLAB format 7.3 (HDF5)" in refused(capsys, tmp_path / "x.mat", tmp_path / "x.gids")

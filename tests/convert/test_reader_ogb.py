@@ -105,7 +105,7 @@ def test_text(tmp_path):
 
 def test_products_says_that_half_the_edges_are_missing(tmp_path, capsys):
     convert(arxiv(tmp_path / "ogbn_products"), tmp_path / "a.gids")
-    assert "lists each edge of this dataset once: --reverse-edges" in capsys.readouterr().err
+    assert "has one direction of each edge; --reverse-edges" in capsys.readouterr().err
 
 
 def mag(root):
@@ -156,12 +156,15 @@ def test_several_types(tmp_path):
     [
         ({"node_feat": FEAT[:-1]}, "'node_feat' of"),
         ({"num_nodes_list": np.array([NODES, 3])}, "is for 2 graphs"),
-        ({"num_edges_list": np.array([EDGES + 1])}, f"edge_index has {EDGES} edges, but num_edges_list says"),
+        (
+            {"num_edges_list": np.array([EDGES + 1])},
+            f"edge_index has {EDGES} edges, but num_edges_list gives",
+        ),
         ({"edge_index": E + 1}, f"is {NODES}; it must be from 0 to {NODES - 1}"),
-        ({"edge_index": E.astype(np.float32)}, "edges are whole numbers"),
-        ({"edge_index": None}, "no edge_index"),
-        ({"edge_index": E.T}, "it must be (2, number of edges)"),
-        ({"num_nodes_list": None}, "does not say how many"),
+        ({"edge_index": E.astype(np.float32)}, "edges must be whole numbers"),
+        ({"edge_index": None}, "lacks edge_index"),
+        ({"edge_index": E.T}, "it must be (2, E)"),
+        ({"num_nodes_list": None}, "lacks the number of nodes or edges"),
     ],
 )
 def test_a_bad_binary_dataset_is_one_line(tmp_path, capsys, changes, message):
@@ -193,7 +196,7 @@ def damage(name):
         (lambda root: (root / "raw/node-label.npz").write_bytes(b"PK\x03\x04"), "not a valid .npz file"),
         (lambda root: truncate(root / "split/time/test.csv.gz", 0.8), "is damaged or truncated"),
         (lambda root: csv(root / "split/time/test.csv.gz", [[NODES]]), f"test_idx[0] is {NODES}"),
-        (lambda root: csv(root / "split/random/test.csv.gz", [[1]]), "keep the one to convert"),
+        (lambda root: csv(root / "split/random/test.csv.gz", [[1]]), "keep one of them"),
     ],
 )
 def test_a_damaged_binary_dataset_is_one_line(tmp_path, capsys, harm, message):
@@ -206,11 +209,11 @@ def test_a_damaged_binary_dataset_is_one_line(tmp_path, capsys, harm, message):
     ("name", "values", "message"),
     [
         ("edge.csv.gz", [[1, 2], [3, 4], [5]], "columns"),
-        ("edge.csv.gz", [[1, 2, 3]], "has 3 columns; edges have 2"),
+        ("edge.csv.gz", [[1, 2, 3]], "has 3 columns; edges must have 2"),
         ("edge.csv.gz", [["a1", 2], ["b", 3]], "could not convert"),
         ("edge.csv.gz", [[1.5, 2]], "could not convert"),
-        ("num-edge-list.csv.gz", [[7]], "edges, but num-edge-list.csv.gz says 7"),
-        ("node-feat.csv.gz", [[1.0, 2.0]], "is for 1 '_N' nodes"),
+        ("num-edge-list.csv.gz", [[7]], "edges, but num-edge-list.csv.gz gives 7"),
+        ("node-feat.csv.gz", [[1.0, 2.0]], "gives 1 '_N' nodes"),
     ],
 )
 def test_a_bad_text_dataset_is_one_line(tmp_path, capsys, name, values, message):

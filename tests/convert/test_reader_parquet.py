@@ -100,7 +100,7 @@ def test_several_types_in_several_parts(tmp_path, capsys):
         labels={},
         splits={},
     )
-    assert "'author' has no table: 30 nodes, by the edges" in capsys.readouterr().err
+    assert "'author' nodes have no features and no count: assuming 30 nodes" in capsys.readouterr().err
 
 
 def test_a_file_of_nodes(tmp_path):
@@ -124,27 +124,27 @@ RAGGED = pa.array([list(row[: 6 - (i == 300)]) for i, row in enumerate(FEAT)], p
 @pytest.mark.parametrize(
     ("node_table", "edge_table", "message"),
     [
-        (nodes(feat=RAGGED), edges(), "has rows of another length than 6 after row"),
+        (nodes(feat=RAGGED), edges(), "has a list of another length than 6 after row"),
         (
             nodes(feat=pa.array([None, *map(list, FEAT[1:])], pa.list_(pa.float32()))),
             edges(),
-            "without a value",
+            "has a null after row",
         ),
         (
             nodes(year=pa.array([None, *range(N - 1)])),
             edges(),
-            "column 'year' of nodes.parquet has rows without",
+            "column 'year' of nodes.parquet has nulls",
         ),
         (nodes(id=np.arange(N)[::-1]), edges(), "'id' of '_N' is not 0, 1, 2"),
         (nodes(), edges(src=EDGES[0] + 1), f"is {N}; it must be from 0 to {N - 1}"),
         (nodes(), edges(src=EDGES[0] - 1), "is -1; it must be"),
-        (nodes(), edges().rename_columns(["a", "dst", "w"]), "one must be src or source"),
-        (nodes(), edges(source=EDGES[0]), "one must be src or source"),
+        (nodes(), edges().rename_columns(["a", "dst", "w"]), "exactly one must be named src or source"),
+        (nodes(), edges(source=EDGES[0]), "exactly one must be named src or source"),
         (nodes(label=np.arange(N) + 0.5), edges(), ""),
         (
             nodes(feat=None, year=None, pos_0=None, pos_1=None, pos_2=None),
             edges(src=["a"] * E),
-            "one must be src",
+            "exactly one must be named src",
         ),
     ],
 )
@@ -172,7 +172,7 @@ def test_parts_with_other_columns_are_refused(tmp_path, capsys):
     (root / "nodes/a").mkdir(parents=True)
     pq.write_table(nodes(), root / "nodes/a/1.parquet")
     pq.write_table(nodes(year=None), root / "nodes/a/2.parquet")
-    assert "has other columns than" in refused(capsys, root, tmp_path / "x.gids")
+    assert "has different columns than" in refused(capsys, root, tmp_path / "x.gids")
 
 
 def test_a_directory_of_arrays_is_none_of_parquet(tmp_path):

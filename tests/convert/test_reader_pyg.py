@@ -134,7 +134,7 @@ def test_a_heterogeneous_graph(tmp_path, pyg, capsys, as_dictionary):
         splits={"paper": {"train": [4, 2]}},
     )
     assert (store.num_nodes("institution"), store.num_nodes("topic")) == (5, 8)
-    assert "'topic' has no features nor num_nodes: 8 nodes" in capsys.readouterr().err
+    assert "'topic' nodes have no features and no count: assuming 8 nodes" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
@@ -235,10 +235,10 @@ def test_what_random_link_split_returns(tmp_path, capsys, geometric, split_label
         left_out = [k for k in split.to_dict() if key in k and k != "edge_index"]
         assert len(left_out) == (2 if not split_labels else 4)
         for left in left_out:
-            assert f"left out {left!r} of ('_N', '_E', '_N'): pairs to predict" in said
+            assert f"left out {left!r} of ('_N', '_E', '_N'): a dataset has no pairs to predict" in said
     torch.save(transform(data), tmp_path / "all.pt")
     error = refused(capsys, tmp_path / "all.pt", tmp_path / "x.gids")
-    assert "all.pt holds 3 graphs; torch.save the one to convert in its own file" in error
+    assert "all.pt holds 3 graphs; save one graph per file" in error
 
 
 def test_what_random_link_split_returns_of_several_types(tmp_path, capsys, geometric):
@@ -279,14 +279,17 @@ class Hostile:
     [
         (lambda pyg: tensors(adj_t=filled(pyg.SparseTensor)), "it asks for torch_sparse.tensor.SparseTensor"),
         (lambda pyg: tensors(transform=Hostile()), "it asks for builtins.print"),
-        (lambda pyg: tensors(names=np.array([{}])), "needs unpickling, which could run any code"),
+        (
+            lambda pyg: tensors(names=np.array([{}])),
+            "needs unpickling of other classes, which could run any code",
+        ),
         (lambda pyg: (tensors(), {"x": torch.tensor([0, 30, 60])}, pyg.Data), "holds several graphs in one"),
-        (lambda pyg: torch.zeros(3), "holds a Tensor, not a graph of PyG"),
+        (lambda pyg: torch.zeros(3), "holds a Tensor, not a PyG graph"),
         (
             lambda pyg: tensors(edge_index=torch.from_numpy(EDGES + 1)),
             f"is {N}; it must be from 0 to {N - 1}",
         ),
-        (lambda pyg: tensors(edge_index=torch.rand(2, 5)), "edges are whole numbers"),
+        (lambda pyg: tensors(edge_index=torch.rand(2, 5)), "edges must be whole numbers"),
         (lambda pyg: tensors(edge_index=torch.zeros(5, 2).long()), "it must be (2, E)"),
         (
             lambda pyg: tensors(edge_attr=torch.rand(E - 1, 2)),
@@ -294,15 +297,15 @@ class Hostile:
         ),
         (
             lambda pyg: tensors(edge_attr=torch.rand(E - 1, 2)),
-            "has 299 rows; --skip edge_attr leaves it out",
+            "has 299 rows; leave it out with --skip edge_attr",
         ),
-        (lambda pyg: tensors(y=torch.arange(N - 1)), f"is for {N - 1} '_N' nodes"),
+        (lambda pyg: tensors(y=torch.arange(N - 1)), f"gives {N - 1} '_N' nodes"),
         (
             lambda pyg: tensors(stray=torch.ones(N + 3, 2)),
-            "is for 63 '_N' nodes, but there are 60, by 'x' of",
+            "gives 63 '_N' nodes, but there are 60 (from 'x' of",
         ),
-        (lambda pyg: tensors(stray=torch.ones(N + 3, 2)), "; --skip stray leaves it out"),
-        (lambda pyg: tensors(num_nodes=N + 1), f"is for {N} '_N' nodes"),
+        (lambda pyg: tensors(stray=torch.ones(N + 3, 2)), "; leave it out with --skip stray"),
+        (lambda pyg: tensors(num_nodes=N + 1), f"gives {N} '_N' nodes"),
     ],
 )
 def test_a_bad_file_is_one_line(tmp_path, pyg, capsys, saved, message):
@@ -339,14 +342,14 @@ def test_an_older_torch_reads_dictionaries_and_says_what_it_lacks(tmp_path, pyg,
     assert_homogeneous(convert(tmp_path / "d.pt", tmp_path / "p.gids"))
     torch.save(data(pyg, tensors()), tmp_path / "d.pt")
     error = refused(capsys, tmp_path / "d.pt", tmp_path / "x.gids")
-    assert "torch 2.6 or newer reads arrays of NumPy and PyG's own classes" in error
+    assert "torch 2.6 or newer reads NumPy arrays and PyG's own classes" in error
 
 
 def test_masks_of_several_splits(tmp_path, capsys):
     masks = torch.rand(N, 10) < 0.3
     torch.save(tensors(train_mask=masks), tmp_path / "d.pt")
     error = refused(capsys, tmp_path / "d.pt", tmp_path / "x.gids")
-    assert f"has shape ({N}, 10), 10 splits: --split-column K takes one of them, 0 to 9" in error
+    assert f"has shape ({N}, 10): choose one of its 10 splits with --split-column, 0 to 9" in error
     store = convert(tmp_path / "d.pt", tmp_path / "x.gids", "--split-column", "4")
     assert store.splits["_N"]["train"].tolist() == torch.nonzero(masks[:, 4])[:, 0].tolist()
 

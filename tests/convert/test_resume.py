@@ -142,7 +142,7 @@ def test_a_changed_source_or_option_starts_again(tmp_path, source, change, optio
     change(copy)
     said = []
     run(copy, tmp_path / "a.gids", say=said.append, **options)
-    assert said[0] == f"an unfinished conversion was found, but {reason}: starting again"
+    assert said[0] == f"found an unfinished conversion, but {reason}: starting again"
     assert list(verify(tmp_path / "a.gids")) == []
 
 
@@ -170,6 +170,6 @@ def test_a_source_that_changes_meanwhile_is_refused(tmp_path):
         np.save(tmp_path / "f.npy", np.ones((100, 4), np.float32))
         return found
 
-    with pytest.raises(FormatError, match="the source changed while it was converted"):
+    with pytest.raises(FormatError, match="the source changed during the conversion"):
         convert([tmp_path / "f.npy"], open_source, tmp_path / "a.gids", Options())
     assert [p.name for p in tmp_path.iterdir()] == ["f.npy"]

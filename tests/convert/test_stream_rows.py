@@ -88,5 +88,5 @@ def test_a_checksum_that_does_not_fit(tmp_path):
     (tmp_path / "x.npz").write_bytes(data)
     rows = open_npz(tmp_path / "x.npz", tmp_path)["x"].rows
     assert rows is not None
-    with pytest.raises(FormatError, match="its checksum does not fit"):
+    with pytest.raises(FormatError, match="its checksum is wrong"):
         read_range(rows, 0, 1000)

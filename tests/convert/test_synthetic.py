@@ -121,12 +121,12 @@ def test_a_graph_may_have_one_node_and_no_edges(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"node_count": 0}, "node_count >= 1"),
-        ({"dim": 0}, "dim >= 1"),
-        ({"classes": 101}, "classes must be 1 to 100, got 101"),
-        ({"homophily": 1.5}, "probabilities, got 1.5"),
-        ({"train_count": 101}, "do not fit into 100 nodes"),
-        ({"val_count": -1}, "do not fit"),
+        ({"node_count": 0}, "node_count and dim must be 1 or more"),
+        ({"dim": 0}, "node_count and dim must be 1 or more"),
+        ({"classes": 101}, r"classes must be 1 to 100 \(got 101\)"),
+        ({"homophily": 1.5}, r"homophily and candour must be 0 to 1 \(got 1.5"),
+        ({"train_count": 101}, "their sum at most 100"),
+        ({"val_count": -1}, "must be 0 or more"),
     ],
 )
 def test_sizes_that_make_no_graph_are_refused(change, message):
