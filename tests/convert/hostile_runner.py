@@ -1,4 +1,4 @@
-"""Converts hostile sources, each in a forked child with bounded memory, and judges how each conversion ends.
+"""Converts hostile sources, each in a forked child with limited memory, and checks how each conversion ends.
 
     python tests/convert/hostile_runner.py --cases 5000 --seed 1
 
@@ -28,7 +28,7 @@ import types
 import warnings
 from pathlib import Path
 
-os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # as the command has it, which would come too late here
+os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # the command sets it too late for this process
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -44,19 +44,19 @@ from gids.convert.memory_guard import allocated_bytes
 from gids.errors import FormatError, StorageError
 from gids.store import verify
 
-TIME_S = 120  # then it hangs
-PEAK_BYTES = (256 + 300) << 20  # the default of --memory, and what docs/datasets.md allows beyond it
-DATA_BYTES = 2 << 30  # what the child may allocate, so that a failure does not take the machine's memory
+TIME_S = 120  # a longer conversion counts as hanging
+PEAK_BYTES = (256 + 300) << 20  # default of --memory plus the allowance in docs/datasets.md
+DATA_BYTES = 2 << 30  # limit for allocations of the child, to protect the machine
 OPEN_FILES = 128  # at a time
-FILE_BYTES = 100 << 20  # what it may write to one file
+FILE_BYTES = 100 << 20  # limit for one file that it writes
 EXPECTED = (FormatError, StorageError, FileNotFoundError, FileExistsError, ImportError)
 
 
 def convert(source: Path, arguments: tuple[str, ...]) -> dict[str, object]:
-    """What the command does with a source: its status, its error and of which class that is."""
+    """Run the command on a source. Returns its status, its error and the class of the error."""
     target = source.parent / "x.gids"
     errors = io.StringIO()
-    os.chdir(source.parent)  # where code of the source would leave its mark
+    os.chdir(source.parent)  # code of the source would leave its mark here
     with (
         contextlib.redirect_stderr(errors),
         contextlib.redirect_stdout(io.StringIO()),
@@ -85,7 +85,7 @@ def convert(source: Path, arguments: tuple[str, ...]) -> dict[str, object]:
 
 
 def in_child(source: Path, arguments: tuple[str, ...]) -> dict[str, object]:
-    """Convert in a forked child; what it did, and its peak of memory above that of its parent."""
+    """Convert in a forked child. Returns the result and the peak of memory above its parent's."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -127,13 +127,13 @@ def in_child(source: Path, arguments: tuple[str, ...]) -> dict[str, object]:
 
 
 def start_fast(*, fork_trials: bool) -> None:
-    """Do once, before the first fork, what every child would have to do again.
+    """Do once what every child would otherwise do again.
 
     fork_trials: fork also the process that tries DGL or SciPy before a conversion. The command starts a new
     Python for it, which takes seconds to import torch.
     """
     torch.set_num_threads(1)  # a child would wait for threads that it does not have
-    os.fsync = os.fdatasync = lambda _: None  # no case is about a power cut
+    os.fsync = os.fdatasync = lambda _: None  # no case tests a power cut
     if fork_trials:
         trial.subprocess = types.SimpleNamespace(run=run_forked, DEVNULL=None, PIPE=None)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
@@ -166,7 +166,7 @@ def resident() -> int:
 
 
 def faults_of(found: dict[str, object], before: list[str], after: list[str]) -> list[str]:
-    """What is wrong with how a conversion ended."""
+    """The faults of a conversion: a wrong status, error, memory or leftover."""
     faults = []
     status, peak = found["status"], found["peak"]
     if status not in (0, 2):
@@ -178,7 +178,9 @@ def faults_of(found: dict[str, object], before: list[str], after: list[str]) -> 
             faults.append("not one line")
         if not found["expected"]:
             faults.append("unexpected class")
-    is_resumable = "File too large" in str(found.get("error"))  # it grew beyond what the child may write
+    is_resumable = "File too large" in str(
+        found.get("error")
+    )  # the dataset is larger than the child may write
     if status != 0 and before != after and not is_resumable:
         faults.append(f"left behind {sorted(set(after) - set(before))[:5]}")
     strays = [path for path in set(after) - set(before) if not path.startswith("x.gids")]
@@ -198,14 +200,14 @@ def listed(folder: Path) -> list[str]:
 
 
 def judge(source: Path, arguments: tuple[str, ...], work: Path) -> dict[str, object]:
-    """Convert a source, the only thing in a directory, and judge the outcome by what is there then."""
+    """Convert a source, which is alone in a directory, and check the result and the directory."""
     before = listed(work)
     found = in_child(source, arguments)
     return {"faults": faults_of(found, before, listed(work)), **found}
 
 
 def convert_random(cases: range, seed: int, only: str, root: Path) -> collections.Counter[str]:
-    """Convert spoilt sources; a line for each failure. How often each outcome came."""
+    """Convert damaged sources and print a line per failure. Returns the number of each outcome."""
     outcomes: collections.Counter[str] = collections.Counter()
     sources = hostile_templates.write_all(root / "valid")
     names = [name for name in sorted(sources) if only in name]
@@ -226,7 +228,7 @@ def convert_random(cases: range, seed: int, only: str, root: Path) -> collection
 
 
 def convert_listed(sources: list[tuple[str, list[str]]]) -> None:
-    """Convert sources by path, each in a directory of its own; a line for each."""
+    """Convert sources, each in its own directory, and print a line for each."""
     for path, arguments in sources:
         print(json.dumps(judge(Path(path), tuple(arguments), Path(path).parent)), flush=True)
 

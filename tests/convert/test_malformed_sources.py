@@ -1,6 +1,6 @@
-"""Every reader against every kind of malformed source: one line that says what is wrong, nothing left behind.
+"""Every reader with every kind of malformed source: one line of error, and nothing left behind.
 
-The table has a place for each reader and kind; where a format cannot be malformed so, the place says why.
+The table has an entry per reader and kind. If a format cannot have the fault, the entry gives the reason.
 """
 
 import gzip
@@ -33,7 +33,7 @@ def arrays(**changes):
 
 
 def npz(root, compression=zipfile.ZIP_DEFLATED, cut=0, **changes):
-    """A .npz whose member feat, sound as a member, ends `cut` bytes early."""
+    """A .npz file whose member feat is a valid member, but lacks `cut` bytes of data."""
     with zipfile.ZipFile(root / "s.npz", "w", compression) as archive:
         for name, values in arrays(**changes).items():
             file = io.BytesIO()
@@ -64,7 +64,7 @@ def text(root, content):
 
 
 def harmed(write, harm):
-    """A sound dataset of a format with one file of it changed."""
+    """A valid dataset of a format with one changed file."""
 
     def make(root):
         write(root / "s")
@@ -93,7 +93,7 @@ def cut_file(path):
 
 
 def dgl_file(root, dtype=None):
-    pytest.importorskip("gids.dgl", exc_type=ImportError)  # which lets DGL be imported
+    pytest.importorskip("gids.dgl", exc_type=ImportError)  # makes DGL importable
     dgl = pytest.importorskip("dgl")
     dgl_graph.save(dgl, root / "g.bin")
     if dtype is not None:
@@ -132,7 +132,7 @@ PAIRS = np.zeros((2, 5), np.int64)
 RAW = ("--dtype", "float32", "--shape")
 SHAPE = "(2, E)"
 
-# (reader, kind) -> (make(directory) -> source, message, arguments), or why there is none.
+# (reader, kind) -> (make(directory) -> source, message, arguments), or the reason why there is none.
 CASES = {
     ("ogb", "truncated"): (lambda r: cut(ogb.arxiv, "raw/edge.csv.gz")(r), "is damaged or truncated"),
     ("ogb", "wrong type"): (lambda r: relation_of_ogb(r, [["a", "b"]] * 90), "could not convert"),
@@ -262,7 +262,7 @@ CASES = {
 }
 
 
-def test_the_table_has_a_place_for_every_reader_and_kind():
+def test_table_has_every_reader_and_kind():
     assert set(CASES) == {(reader.name, kind) for reader in READERS for kind in KINDS}
 
 
@@ -271,7 +271,7 @@ def test_the_table_has_a_place_for_every_reader_and_kind():
     [place for place, case in CASES.items() if not isinstance(case, str)],
     ids=lambda name: name.replace(" ", "-"),
 )
-def test_a_malformed_source_is_one_line(tmp_path, capsys, reader, kind):
+def test_malformed_source_prints_one_line(tmp_path, capsys, reader, kind):
     make, message, *arguments = CASES[reader, kind]
     assert message in refused(
         capsys, make(tmp_path), tmp_path / "x.gids", "--from", reader, "--quiet", *arguments
@@ -280,7 +280,7 @@ def test_a_malformed_source_is_one_line(tmp_path, capsys, reader, kind):
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 @pytest.mark.parametrize("lost", ["the end of the file", "the middle of a member"])
-def test_a_truncated_zip_file_is_one_line(tmp_path, capsys, compression, lost):
+def test_truncated_zip_file_prints_one_line(tmp_path, capsys, compression, lost):
     source = npz(tmp_path, compression)
     data = source.read_bytes()
     middle = len(data) // 2

@@ -45,7 +45,7 @@ def test_text(tmp_path, capsys, name, header, delimiter):
         (np.arange(E) / 8, np.arange(E) / 8),
     ],
 )
-def test_a_third_column_is_a_weight(tmp_path, weights, expected):
+def test_third_column_is_the_weight(tmp_path, weights, expected):
     text(tmp_path / "e.csv", values=[(*map(int, pair), w) for pair, w in zip(EDGES.T, weights, strict=True)])
     store = convert(tmp_path / "e.csv", tmp_path / "e.gids")
     weight = {"_N._E._N.weight": expected}
@@ -54,7 +54,7 @@ def test_a_third_column_is_a_weight(tmp_path, weights, expected):
 
 @pytest.mark.parametrize("name", ["two.csv", "s/edges.csv"])
 @pytest.mark.parametrize(("header", "weights"), [("", None), ("src,dst\n", None), ("", [5, 7])])
-def test_two_edges_of_text_are_pairs(tmp_path, name, header, weights):
+def test_two_edges_in_text_are_pairs(tmp_path, name, header, weights):
     (tmp_path / "s").mkdir()
     values = [(0, 1), (2, 3)] if weights is None else [(0, 1, 5), (2, 3, 7)]
     text(tmp_path / name, header=header, values=values)
@@ -64,7 +64,7 @@ def test_two_edges_of_text_are_pairs(tmp_path, name, header, weights):
         assert_table(store, "_N._E._N.weight", np.array(weights))
 
 
-def test_two_edges_in_an_array_say_how_they_are_read(tmp_path, capsys):
+def test_two_by_two_array_prints_how_it_is_read(tmp_path, capsys):
     np.array([[0, 1], [2, 3]]).tofile(tmp_path / "e.bin")
     store = convert(tmp_path / "e.bin", tmp_path / "b.gids", "--from", "edges")
     assert_graph(store, HOMOGENEOUS, [0, 2], [1, 3])
@@ -74,7 +74,7 @@ def test_two_edges_in_an_array_say_how_they_are_read(tmp_path, capsys):
     assert "e.npy has shape (2, 2), read as (2, E): its first row is the sources" in capsys.readouterr().err
 
 
-def test_bad_text_is_told_by_the_line_of_the_file(tmp_path, capsys):
+def test_error_in_text_names_the_line(tmp_path, capsys):
     for content, said in (
         ("# ids\n\nsrc,dst\n0,x\n", "line 4: could not convert 'x' to int64"),
         ("0,1\nsrc,dst\n", "line 2: could not convert 'src' to int64"),
@@ -86,7 +86,7 @@ def test_bad_text_is_told_by_the_line_of_the_file(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_npy_of_either_shape(tmp_path, transposed):
+def test_npy_edges_of_either_shape(tmp_path, transposed):
     np.save(tmp_path / "e.npy", EDGES.T.astype(np.int32) if transposed else EDGES)
     store = convert(tmp_path / "e.npy", tmp_path / "e.gids", "--from", "edges", "--num-nodes", N + 9)
     assert store.num_nodes() == N + 9
@@ -100,7 +100,7 @@ def test_raw_pairs(tmp_path, dtype):
     assert_graph(store, HOMOGENEOUS, *EDGES)
 
 
-def test_beside_arrays_of_nodes(tmp_path):
+def test_edges_beside_arrays_of_nodes(tmp_path):
     save(tmp_path / "s", feat=FEAT, labels=np.arange(N) % 4, val_idx=np.array([3]))
     text(tmp_path / "s/edges.csv")
     assert_dataset(
@@ -112,7 +112,7 @@ def test_beside_arrays_of_nodes(tmp_path):
     )
 
 
-def test_features_beside_edges_are_cast(tmp_path):
+def test_dtype_casts_features_beside_edges(tmp_path):
     save(tmp_path / "s", feat=FEAT)
     text(tmp_path / "s/edges.csv")
     store = convert(tmp_path / "s", tmp_path / "s.gids", "--dtype", "float16")
@@ -132,12 +132,12 @@ def test_features_beside_edges_are_cast(tmp_path):
         ("1,99999999999999999999\n", (), "could not convert"),
     ],
 )
-def test_bad_text_is_one_line(tmp_path, capsys, content, arguments, message):
+def test_bad_text_prints_one_line(tmp_path, capsys, content, arguments, message):
     (tmp_path / "e.csv").write_text(content)
     assert message in refused(capsys, tmp_path / "e.csv", tmp_path / "x.gids", *arguments)
 
 
-def test_other_bad_sources_are_one_line(tmp_path, capsys):
+def test_other_bad_sources_print_one_line(tmp_path, capsys):
     def error(path, *arguments):
         return refused(capsys, path, tmp_path / "x.gids", *arguments)
 

@@ -1,4 +1,4 @@
-"""GraphBolt's OnDiskDataset: the metadata.yaml and files of its documentation, of one type and of several."""
+"""GraphBolt's OnDiskDataset as in its documentation, with one type and with several."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def entry(path, kind="numpy", **more):
 
 
 def node_sets(ntype=None, *, seeds="seeds"):
-    """The task and its files' contents."""
+    """The task, and the contents of its files."""
     task = {"name": "node_classification", "num_classes": 10}
     for part in SETS:
         arrays = [entry(f"set/{part}_{name}.npy", name=name) for name in (seeds, "labels")]
@@ -39,7 +39,7 @@ def write(root, meta):
 
 
 def homogeneous(root, **changes):
-    """As the documentation's homogeneous example: edges.csv, features of nodes and edges."""
+    """The homogeneous example of the documentation: edges.csv, features of nodes and edges."""
     (root / "edges").mkdir(parents=True)
     np.savetxt(root / "edges/e.csv", EDGES.T, fmt="%d", delimiter=",")
     save(root / "data", feat=FEAT)
@@ -83,7 +83,7 @@ def test_one_type(tmp_path):
     )
 
 
-def test_several_types_and_the_older_name_of_seeds(tmp_path, capsys):
+def test_several_types_and_the_old_name_of_seeds(tmp_path, capsys):
     root = tmp_path / "g"
     likes = RNG.integers(0, [[30], [N]], (2, 90))
     save(root / "edges", likes=likes, also=EDGES)
@@ -113,7 +113,7 @@ def test_several_types_and_the_older_name_of_seeds(tmp_path, capsys):
     assert "left out task 'link_prediction'" in capsys.readouterr().err
 
 
-def test_seeds_of_links_are_left_out(tmp_path, capsys):
+def test_link_prediction_seeds_are_left_out(tmp_path, capsys):
     pairs = [{"type": "_N:_E:_N", "data": [entry("set/pairs.npy", name="seeds")]}]
     homogeneous(tmp_path / "g", tasks=[{"name": "link_prediction", "train_set": pairs}])
     save(tmp_path / "g/set", pairs=EDGES.T)
@@ -143,12 +143,12 @@ def graph(**changes):
         ({"feature_data": [entry("set/train_seeds.npy", domain="node", name="x")]}, "gives 20 '_N' nodes"),
     ],
 )
-def test_a_bad_dataset_is_one_line(tmp_path, capsys, changes, message):
+def test_bad_dataset_prints_one_line(tmp_path, capsys, changes, message):
     homogeneous(tmp_path / "g", **changes)
     assert message in refused(capsys, tmp_path / "g", tmp_path / "x.gids")
 
 
-def test_what_graphbolt_preprocessed_is_refused(tmp_path, capsys):
+def test_preprocessed_graphbolt_dataset_raises(tmp_path, capsys):
     (tmp_path / "g").mkdir()
     topology = {"type": "FusedCSCSamplingGraph", "path": "fused_csc_sampling_graph.pt"}
     write(tmp_path / "g", {"graph_topology": topology, "feature_data": []})
@@ -169,7 +169,7 @@ def test_what_graphbolt_preprocessed_is_refused(tmp_path, capsys):
         (lambda root: (root / "edges/e.csv").write_text("1,2\n3\n"), "columns"),
     ],
 )
-def test_a_damaged_dataset_is_one_line(tmp_path, capsys, harm, message):
+def test_damaged_dataset_prints_one_line(tmp_path, capsys, harm, message):
     homogeneous(tmp_path / "g")
     harm(tmp_path / "g")
     assert message in refused(capsys, tmp_path / "g", tmp_path / "x.gids")
