@@ -57,7 +57,7 @@ def said_by(error: BaseException) -> str:
 
 def from_library(error: BaseException, files: Sequence[Path]) -> FormatError | None:
     """A FormatError for an unexpected error of a library, None for other errors. files: of the source."""
-    if isinstance(error, (FormatError, ImportError, OSError)):
+    if isinstance(error, (FormatError, ImportError, OSError)) or not isinstance(error, Exception):
         return None
     library = _library_of(error.__traceback__)
     if library is None:

@@ -22,7 +22,7 @@ BLOCK_BYTES = 8 << 20
 def edge_rows(rows: Rows, what: str, *, num_src: int, num_dst: int) -> EdgeSource:
     """Edges of an integer array of shape (2, E), sources first. The id of an edge is its position."""
     if not is_whole(rows.dtype):
-        raise FormatError(f"{what} is {_described(rows)}; edges must be whole numbers")
+        raise FormatError(f"{what} is {_described(rows)}; edges must be whole numbers of shape (2, E)")
     sources, destinations = two_rows(rows, what)
     return edge_list(sources, destinations, num_src=num_src, num_dst=num_dst)
 

@@ -18,7 +18,7 @@ from gids.convert.source import InEdges, Source, TableSource
 from gids.convert.source_limits import check_source
 from gids.convert.split import random_split
 from gids.convert.table_orders import ReadRows, RowOrders, bytes_aside, check_order
-from gids.errors import FormatError, StorageError
+from gids.errors import FormatError
 from gids.store.dtypes import table_dtype
 from gids.store.geometry import DEFAULT_PAGE_BYTES, Geometry
 from gids.store.names import Relation, describe_type
@@ -149,27 +149,15 @@ def convert(
         if _fingerprint(files) != fingerprint:
             raise FormatError("the source changed during the conversion; convert it again")
         writer.commit()
-    except FormatError:
-        writer.close(discard=True)
-        raise
-    except StorageError:
-        writer.close(discard=not writer.has_progress)
-        raise
-    except OSError as error:
-        full = writer.explain_full(error)
-        writer.close(discard=not writer.has_progress)
-        if full is None:
-            raise
-        raise full from error
-    except Exception as error:
-        explained = from_library(error, files)
-        writer.close(discard=explained is not None or not writer.has_progress)
+    except BaseException as error:
+        explained: Exception | None = from_library(error, files)
+        if isinstance(error, OSError):
+            explained = writer.explain_full(error)
+        is_unusable = isinstance(explained or error, FormatError)
+        writer.close(discard=is_unusable or not writer.has_progress)
         if explained is None:
             raise
         raise explained from error
-    except BaseException:
-        writer.close(discard=not writer.has_progress)
-        raise
 
 
 def _write(

@@ -132,7 +132,10 @@ def graph(**changes):
     [
         (graph(nodes=[{"num": N + 1}]), f"gives {N} '_N' nodes, but there are {N + 1}"),
         (graph(nodes=[{"type": "a"}]), "an entry of nodes lacks num"),
-        (graph(edges=[{"format": "numpy", "path": "data/feat.npy"}]), "it must be (2, E)"),
+        (
+            graph(edges=[{"format": "numpy", "path": "data/feat.npy"}]),
+            "edges must be whole numbers of shape (2, E)",
+        ),
         (graph(edges=[{"format": "csv", "path": "gone.csv"}]), "gone.csv, which does not exist"),
         (graph(edges=[{"format": "csv", "path": "../e.csv"}]), "is outside the dataset"),
         (graph(edges=[{"format": "csv", "path": "set/train_seeds.npy"}]), "is not text"),

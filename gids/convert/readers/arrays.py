@@ -114,7 +114,7 @@ NPY = Reader(
 NPZ = Reader(
     "npz",
     "a graph of one type in a .npz file",
-    "Members by name (np.savez or np.savez_compressed):\n" + _NAMES,
+    "Members by name (np.savez or np.savez_compressed), as the files of `directory`.",
     is_npz,
     _read_npz,
     takes=("--skip",),
