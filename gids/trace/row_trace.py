@@ -13,7 +13,7 @@ from gids.trace.trace_file import Trace
 
 
 class RowTrace:
-    """A trace of rows, open. A gids.convert.row_order.ReadRows.
+    """A trace of rows, open. A gids.convert.table_orders.ReadRows.
 
     Raises FormatError for a file that is no trace, or one of pages; OSError.
     """

@@ -102,7 +102,7 @@ def test_bad_orders_of_a_conversion(
     for order, cause in (
         ("trace", "--order trace needs a file, as trace:FILE"),
         ("degree:x", "a file goes with trace only"),
-        ("hilbert", "no order 'hilbert' (there are original, degree, community, trace)"),
+        ("hilbert", "unknown order 'hilbert'; choose original, degree, community, trace"),
         (f"trace:{pages_only}", "is a trace of pages, and an order needs one of rows"),
         (f"trace:{graph / 'feat.npy'}", "is not a trace of gids"),
     ):
