@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gids.sizes import parse_bytes
-
 if TYPE_CHECKING:
     from gids.store import FeatureStore, Table
 
@@ -63,14 +61,6 @@ def device(value: str) -> str:
     if not re.fullmatch(r"cpu|cuda(:\d+)?", value):
         raise argparse.ArgumentTypeError(f"{value!r} is no device; there are cpu, cuda and cuda:N")
     return value
-
-
-def sizes(value: str) -> list[int]:
-    """`64KiB,1MB`, in bytes, each at least one."""
-    found = [parse_bytes(part) for part in value.split(",")]
-    if min(found) < 1:
-        raise argparse.ArgumentTypeError(f"{value!r}: each must be 1 byte or more")
-    return found
 
 
 def share(value: str) -> float:

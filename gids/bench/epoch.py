@@ -143,13 +143,6 @@ def columns(_: Report) -> tuple[dict[str, str], list[text.Column]]:
     return SETTINGS, COLUMNS
 
 
-def plot(report: Report, path: Path) -> None:
-    from gids.bench.epoch_plot import draw
-    from gids.bench.plot import save_plot
-
-    save_plot(path, lambda figure: draw(report, figure), width=6.4, height=3.8)
-
-
 def _sides(names: list[str] | None, source: EpochSource, report: Report) -> list[str]:
     for name in names or []:
         if name not in SIDES:

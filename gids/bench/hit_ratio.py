@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gids.bench import arguments, text
-from gids.bench.hit_ratio_plot import TYPICAL_WINDOWS
 from gids.bench.report import Report
 from gids.bench.session import Session
 from gids.errors import FormatError
@@ -55,6 +54,8 @@ COLUMNS = [
     text.Column("evicted", "evictions", text.count),
     text.Column("pinned %", "in_use_share", text.percent),
 ]
+TYPICAL_WINDOWS = {"window-pin": 8, "lookahead": 16}
+"""The defaults of the paper and of FeatureLoader."""
 WINDOWED = tuple(TYPICAL_WINDOWS)
 _REPLAY_S_PER_PAGE = 60e-9  # about what a replay takes, to choose how long a trace fits into --seconds
 MINIMUM = "MIN"
@@ -264,16 +265,6 @@ def columns(report: Report) -> tuple[dict[str, str], list[text.Column]]:
         if len({f.setting.get(name) for f in report.figures} - {None}) < 2:
             del shown[name]
     return shown, COLUMNS
-
-
-def plot(report: Report, path: Path) -> None:
-    from gids.bench import hit_ratio_plot, sampler_plot
-    from gids.bench.plot import save_plot
-
-    chosen = sampler_plot if sampler_plot.groups(report) else hit_ratio_plot
-    draw, size = chosen.draw, chosen.size
-    width, height = size(report)
-    save_plot(path, lambda figure: draw(report, figure), width=width, height=height)
 
 
 def _limits(seconds: float, replays: int) -> tuple[float, float]:

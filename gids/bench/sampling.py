@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gids.bench import arguments, text
-from gids.bench.report import Figure, Report, Setting
+from gids.bench.report import Figure, Report
 from gids.bench.session import Session
 
 if TYPE_CHECKING:
@@ -129,13 +129,6 @@ def columns(_: Report) -> tuple[dict[str, str], list[text.Column]]:
     return SETTINGS, COLUMNS
 
 
-def plot(report: Report, path: Path) -> None:
-    from gids.bench.plot import save_plot
-
-    runs = [f for f in report.figures if f.values]
-    save_plot(path, lambda figure: _draw(runs, figure), width=7.2, height=1.1 + 0.28 * len(runs))
-
-
 def verify(minibatch: Minibatch) -> None:
     """Every edge is the graph's, but of walks; none comes twice, no node does. Raises FormatError."""
     import numpy as np
@@ -234,27 +227,3 @@ def _measure_run(
         edges_per_batch=edges / done,
     )
     return done
-
-
-def _draw(runs: list[Figure], figure: Any) -> None:
-    from gids.bench.plot import draw_bars, shared_settings
-
-    panels = figure.subplots(1, 2, sharey=True)
-    metrics = {"nodes_per_s": "input nodes", "edges_per_s": "edges"}
-    for number, (panel, (name, title)) in enumerate(zip(panels, metrics.items(), strict=True)):
-        draw_bars(panel, runs, {name: title}, first_colour=number)
-        panel.set_xlabel(f"million {title} a second")
-    shared = shared_settings(runs) - {"sampler"}
-    panels[0].set_yticks(range(len(runs)), [_title(run.setting, shared) for run in runs], fontsize=8)
-    figure.suptitle("Sampling", fontsize=10)
-
-
-def _title(setting: Setting, shared: set[str]) -> str:
-    """What tells a run from the others. shared: what it need not say."""
-    parts = {
-        "sampler": setting["sampler"],
-        "batch": setting["batch"],
-        "threads": None if (count := setting["threads"]) is None else f"{count} thread{'s' * (count != 1)}",
-        "at_once": f"{setting['at_once']} at once",
-    }
-    return ", ".join(str(part) for key, part in parts.items() if part is not None and key not in shared)

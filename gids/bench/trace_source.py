@@ -66,8 +66,6 @@ def sources(args: argparse.Namespace, report: Report) -> list[Source]:
         if args.order is not None:
             raise ValueError("--rows tells rows by their ids, whatever their order: leave out --order")
         report.note("--rows: a row counts as a page; figures are of rows")
-    if len(orders) > 1 and args.plot is not None:
-        raise ValueError("--plot draws one order of rows: give one --order")
     found = [replace(source, order=order) for source in found for order in orders]
     for option, given in (("--record keeps", args.record), ("--advise looks at", args.advise)):
         if given is not None and len(found) > 1:

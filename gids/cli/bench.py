@@ -104,13 +104,16 @@ def _command() -> list[str]:
 
 
 def _hand_over(args: argparse.Namespace, module: Any, report: Any) -> None:
-    """Print and write what there is."""
+    """Print the table; write the files."""
+    from gids.bench.plot import save_bars
+
     measured = [figure for figure in report.figures if figure.values]
     try:
         if args.json is not None:
             report.write(args.json)
         if args.plot is not None and measured:
-            module.plot(report, args.plot)
+            settings, columns = module.columns(report)
+            save_bars(args.plot, measured, settings, columns[0])
     except OSError:  # what was measured must not be lost with the file
         _print(module, report, measured)
         raise

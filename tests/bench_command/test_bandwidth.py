@@ -6,16 +6,13 @@ import contextlib
 import errno
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import matplotlib.figure
 import pytest
 import torch
 
-from gids.bench import aggregation, bandwidth, bandwidth_plot, limited, probe
+from gids.bench import aggregation, bandwidth, limited, probe
 from gids.bench.aggregation import Measured
-from gids.bench.report import Report
 from gids.errors import StorageError
 from gids.measure.isolation import FreshProcessOutOfMemory
 from gids.measure.sides import why_no_limit
@@ -28,7 +25,6 @@ SMALL = ("--batch-size", "8", "--fanouts", "3,3", "--iterations", 24, "--seconds
 @pytest.fixture(autouse=True)
 def short_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bandwidth, "_PROBE_S", 0.05)
-    monkeypatch.setattr("gids.bench.fio.shutil", SimpleNamespace(which=lambda _: None))
 
 
 def figures(report: dict[str, Any], engine: str) -> list[dict[str, Any]]:
@@ -43,7 +39,6 @@ def test_each_engine_is_measured_beside_the_ceiling(
     args = ("--engines", ",".join(engines), "--states", "cold,warm", "--repeat", 2, "--plot", plot)
     status, said, report = bench("bandwidth", dataset, *SMALL, *args)
     assert status == 0, said
-    assert "fio is not installed" in said
     assert plot.read_bytes().startswith(b"\x89PNG")
     (raw,) = figures(report, "raw probe")
     assert raw["metrics"]["of_ceiling"]["median"] == 1
@@ -106,15 +101,13 @@ def test_a_wrong_row_is_found_before_anything_is_timed(
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--engines", "spdk"], "no engine 'spdk' (there are uring, threads, mmap and, on CUDA, kvikio)"),
-        (["--engines", "kvikio"], "kvikio reads into GPU memory: give --device cuda"),
+        (["--engines", "spdk"], "no engine 'spdk' (there are uring, threads, mmap)"),
         (["--policy", "best"], "no policy 'best' (there are lookahead"),
         (["--states", "hot"], "no state 'hot' of the page cache (there are cold, warm)"),
         (["--cache", "5x"], "--cache 5x: write 2% of the pages, or 4GB of lines"),
         (["--cache", "900TB"], "more than half of the memory"),
         (["--window", "24"], "live minibatches"),
         (["--rows", "9"], "nothing is sampled: leave out --fanouts, --batch-size"),
-        (["--extents", "1MiB"], "--extents are read beside kvikio, which --engines does not name"),
     ],
 )
 def test_bad_options_are_refused_with_the_reason(
@@ -142,53 +135,6 @@ def test_a_small_file_is_read_again_until_its_time_says_something(
     path.write_bytes(bytes(8 * 4096))
     assert probe.random_reads([path], page_bytes=4096, seconds=seconds).passes == 1 or seconds > 0
     assert probe.random_reads([path], page_bytes=4096, seconds=0.05).passes > 1
-
-
-def plotted(run_count: int) -> tuple[Report, Any]:
-    """A report of runs at two depths, cold and warm, and its figure."""
-    report = Report("bandwidth", ["gids"])
-    for depth in (8, 64):
-        setting = {"batch": None, "depth": depth, "cache": None, "window": None, "state": "cold"}
-        report.figure(engine="raw probe", **setting).add(device_bytes_per_s=depth * 1e6)
-    for number in range(run_count):
-        setting = {
-            "engine": ("uring", "threads")[number % 2],
-            "batch": f"{number // 8} seeds",
-            "depth": (8, 64)[number // 2 % 2],
-            "cache": "1 MB",
-            "window": 16,
-            "state": ("cold", "warm")[number // 4 % 2],
-        }
-        rates = [1e6 * (number + step) for step in range(20)]
-        values = {"effective_bytes_per_s": rates, "device_bytes_per_s": rates}
-        report.figure(**setting).add(**{name: found[0] for name, found in values.items()})
-        report.series.append({"name": "first", "setting": setting, "values": values})
-    figure = matplotlib.figure.Figure(figsize=bandwidth_plot.size(report))
-    bandwidth_plot.draw(report, figure)
-    return report, figure
-
-
-@pytest.mark.parametrize(
-    ("run_count", "panels", "said"), [(2, 2, ""), (7, 2, ""), (32, 8, " (8 of 32 settings)")]
-)
-def test_no_line_of_the_figure_is_cut_off_and_many_settings_get_panels(
-    run_count: int, panels: int, said: str
-) -> None:
-    report, figure = plotted(run_count)
-    above, below = figure.subfigs
-    assert above.get_suptitle() == f"First iterations{said}"
-    assert len(above.axes) == panels
-    for panel in above.axes:
-        assert panel.get_ylabel() == "MB/s"
-        lines = [line.get_ydata() for line in panel.lines]
-        assert 0 <= panel.get_ylim()[0] <= min(map(min, lines))
-        assert panel.get_ylim()[1] >= max(map(max, lines))
-        colours = {(line.get_color(), line.get_marker()) for line in panel.lines}
-        assert len(colours) == len(lines)  # told apart
-    (bars,) = below.axes
-    assert len(bars.get_yticks()) == run_count
-    assert len({label.get_text() for label in bars.get_yticklabels()}) == run_count
-    assert bandwidth_plot.size(report)[0] == 8  # fits on a page
 
 
 @pytest.fixture(scope="module")

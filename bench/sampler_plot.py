@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gids.bench.hit_ratio_plot import POLICY_COLOURS, POLICY_ORDER, POLICY_TITLES, TYPICAL_WINDOWS
-from gids.bench.plot import spread
+from hit_ratio_plot import POLICY_COLOURS, POLICY_ORDER, POLICY_TITLES
+from plotting import spread
+
+from gids.bench.hit_ratio import TYPICAL_WINDOWS
 from gids.bench.report import Figure, Report
 
 _PANELS_MAX = 3
