@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gids.bench.machine import commit, machine, versions
+from gids.measure.machine import commit, this_machine, versions
 
 SCHEMA_VERSION = 1
 Setting = Mapping[str, str | int | float | bool | None]
@@ -99,7 +99,7 @@ class Report:
             "seed": self.seed,
             "repeat": self.repeat,
             "partial": self.partial,
-            "machine": machine(),
+            "machine": this_machine().as_json(),
             "versions": versions(),
             "commit": commit(),
             "subject": self.subject,
