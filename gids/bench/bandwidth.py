@@ -1,7 +1,4 @@
-"""`gids bench bandwidth`: how fast rows are aggregated, and how close the reads come to what the disk can do.
-
-A raw probe measures the disk's ceiling in the same run.
-"""
+"""`gids bench bandwidth`: how fast rows are read and gathered, compared with the disk's ceiling."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ if TYPE_CHECKING:
     from gids.bench.aggregation import Measured, Run
     from gids.store import FeatureStore, Table
 
-HELP = "how fast rows are read and gathered, by engine, batch and depth, beside the disk's ceiling"
+HELP = "how fast rows are read and gathered, by engine, batch size and depth"
 EPILOG = """\
 Minibatches are sampled before the measurement. With --rows, or if the dataset has no topology, they are
 uniform random rows. Each run starts with an empty cache. Some rows from each engine are first compared with
@@ -51,10 +48,10 @@ COLUMNS = [
     text.Column("p99.9", "latency_p999_s", text.seconds),
     text.Column("CPU/page", "cpu_s_per_page", text.seconds),
 ]
-FIRST_ITERATIONS = 20  # of the series from an empty cache, as in the paper's Figure 9
+FIRST_ITERATIONS = 20  # in a series, as in the paper's Figure 9
 _PROBE_S = 3.0
 _ROWS = 8192
-_OF_LIMIT = 0.9  # of --memory-limit, for the loader: the process needs some besides
+_OF_LIMIT = 0.9  # the loader's share of --memory-limit; the process needs the rest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,14 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("path", metavar="DATASET", type=Path)
     arguments.add_dataset(parser)
     arguments.add_sampling(parser, several=True)
-    add(
-        "--rows", type=arguments.numbers(1), metavar="N,…", help="minibatches of so many uniform rows instead"
-    )
+    add("--rows", type=arguments.numbers(1), metavar="N,…", help="read N uniform random rows per minibatch")
     add(
         "--engines",
         type=arguments.words,
         metavar="NAME,…",
-        help="default: those that work here of uring, threads, mmap; kvikio needs --device cuda",
+        help="I/O engines: uring, threads, mmap (default: those that work here)",
     )
     add(
         "--depth",
@@ -78,42 +73,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N,…",
         help="requests in flight (default: 256)",
     )
-    add("--cache", default="10%", metavar="SIZE", help="of the table (10%%), or bytes (4GB); default: 10%%")
+    add(
+        "--cache",
+        default="10%",
+        metavar="SIZE",
+        help="cache size: share of the table or bytes, such as 4GB (default: 10%%)",
+    )
     add(
         "--window",
         type=arguments.natural,
         default=16,
         metavar="N",
-        help="minibatches looked ahead (default: 16)",
+        help="minibatches sampled ahead, 0 to 23 (default: 16)",
     )
-    add("--policy", default="lookahead", metavar="NAME", help="of the cache (default: lookahead)")
+    add("--policy", default="lookahead", metavar="NAME", help="cache policy (default: lookahead)")
     add(
         "--states",
         type=arguments.words,
         default=["cold"],
         metavar="cold,warm",
-        help="what the page cache has of the dataset; warm runs read through it (default: cold)",
+        help="page cache before each run: cold (empty) or warm (holds the table) (default: cold)",
     )
     add(
         "--memory-limit",
         type=parse_bytes,
         metavar="BYTES",
-        help="bound memory for cache, minibatches and page cache, as if the table were larger than memory; "
-        "usually needs root (default: no bound)",
+        help="limit the memory for cache, minibatches and page cache, to measure a table larger than memory; "
+        "usually needs root (default: no limit)",
     )
-    add("--iterations", type=arguments.positive, default=40, metavar="N", help="of a run (default: 40)")
-    add("--threads", type=arguments.positive, metavar="N", help="that copy rows (default: torch's)")
+    add(
+        "--iterations",
+        type=arguments.positive,
+        default=40,
+        metavar="N",
+        help="minibatches per run (default: 40)",
+    )
+    add(
+        "--threads",
+        type=arguments.positive,
+        metavar="N",
+        help="threads that copy rows (default: torch's number)",
+    )
     add(
         "--device",
         type=arguments.device,
         default="cpu",
         metavar="NAME",
-        help="of cache and rows: cpu or cuda (default: cpu)",
+        help="device of cache and rows: cpu or cuda (default: cpu)",
     )
 
 
 def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
-    """Fill the report; a series for each setting has its first iterations."""
+    """Fill the report. It has one series per setting: the first iterations."""
     if args.memory_limit is not None and not getattr(args, "in_group", False):
         from gids.bench.limited import measure_limited
 
@@ -127,7 +138,7 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
         if state not in STATES:
             raise ValueError(f"no state {state!r} of the page cache (there are {', '.join(STATES)})")
     if args.rows and (unused := arguments.given(args, args.sampling_defaults)):
-        raise ValueError(f"--rows are drawn uniformly, and nothing is sampled: leave out {', '.join(unused)}")
+        raise ValueError(f"--rows draws uniform rows and samples nothing: remove {', '.join(unused)}")
     store, table = arguments.open_table(args)
     cache_bytes = _cache_bytes(args, table, report)
     _describe(store, table, engines, args, report)
@@ -184,25 +195,25 @@ def _engines(names: Sequence[str] | None, report: Report) -> list[str]:
 
 
 def _cache_bytes(args: argparse.Namespace, table: Table, report: Report) -> int:
-    from gids.bench.places import parse_size
+    from gids.bench.cache_sizes import parse_size
     from gids.cache.budget import available_bytes
 
     cache_bytes = parse_size(args.cache, table.page_count, table.page_bytes)
     if cache_bytes >= table.page_count * table.page_bytes:
         report.note(
-            f"a cache of {args.cache} holds the whole table: once a page was read all are hits, and the "
-            "figures are of memory, not of the disk"
+            f"a cache of {args.cache} holds the whole table: after the first read every page is a hit, so "
+            "the results measure memory, not the disk"
         )
     if args.device != "cpu":
         return cache_bytes
     if cache_bytes > available_bytes() // 2:
         raise ValueError(
-            f"--cache {args.cache}: {format_bytes(cache_bytes)} are more than half of the memory that is "
-            "available"
+            f"--cache {args.cache}: {format_bytes(cache_bytes)} is more than half of the available memory; "
+            "give a smaller cache"
         )
     if args.memory_limit is not None and "warm" in args.states:
         raise ValueError(
-            "--states warm fills the page cache, which --memory-limit bounds: leave one of them out"
+            "--states warm fills the page cache, which --memory-limit limits: remove one of them"
         )
     if args.memory_limit is not None and args.memory_limit <= cache_bytes:
         raise ValueError(
@@ -236,19 +247,21 @@ def _describe(
     memory_bytes = available_bytes() if args.memory_limit is None else args.memory_limit
     if through_page_cache and table.page_count * table.page_bytes < memory_bytes:
         report.notes_above.append(
-            f"the page cache has room for the whole table, so figures of {' and '.join(through_page_cache)} "
-            "are of memory rather than of the disk; with a table larger than memory they would be lower. "
-            "--memory-limit BYTES compares under less memory. Where features fit into memory, a memory_bytes "
-            "that holds them all is fastest"
+            f"the whole table fits into the page cache, so {' and '.join(through_page_cache)} measures "
+            "memory, not the disk: it is slower on a table larger than memory. --memory-limit BYTES measures "
+            "with less memory. If the features fit into memory, a memory_bytes that holds all of them is "
+            "fastest"
         )
     if not found["direct"]:
-        report.note(f"the file system refuses direct I/O ({found['direct_note']}): reads pass the page cache")
+        report.note(
+            f"the file system has no direct I/O ({found['direct_note']}): reads go through the page cache"
+        )
 
 
 def _batch_makers(
     store: FeatureStore, table: Table, args: argparse.Namespace, report: Report
 ) -> dict[str, Callable[[int], list[torch.Tensor]]]:
-    """By name, what makes minibatches' ids: sampled where there is a graph, else uniform."""
+    """Name -> function that makes minibatches' ids: sampled, or uniform if there is no topology."""
     from gids.bench.aggregation import sampled_ids, uniform_ids
     from gids.bench.minibatches import make_sampler
     from gids.errors import FormatError
@@ -271,7 +284,7 @@ def _batch_makers(
             report.subject.update(sampler=args.sampler, fanouts=list(args.fanouts), seeds=args.seeds)
             return makers
         except FormatError as error:
-            report.note(f"minibatches are of uniform rows: {error}")
+            report.note(f"minibatches are uniform random rows: {error}")
     return {f"{rows} rows": uniform_ids(table, rows=rows, seed=args.seed) for rows in args.rows or [_ROWS]}
 
 
@@ -320,7 +333,7 @@ def _measure_run(
     if found.note:
         report.note(found.note)
     if len(found.seconds) < len(ids):
-        report.cut_short(f"runs that --seconds cut short have fewer than {len(ids)} iterations")
+        report.cut_short(f"runs that --seconds stopped have fewer than {len(ids)} iterations")
     state = "warm" if found.note else run.state
     figure = report.figure(
         engine=run.engine,
@@ -335,7 +348,7 @@ def _measure_run(
 
 
 def _add(figure: Figure, found: Measured, ceiling: float | None, page_bytes: int) -> None:
-    """ceiling: pages per second that the disk gives; None for a run through the page cache."""
+    """ceiling: the disk's pages per second; None if the run reads through the page cache."""
     device = found.rate(found.device_bytes)
     pages, hits = sum(found.pages), sum(found.hits)
     figure.add(
@@ -353,7 +366,7 @@ def _add(figure: Figure, found: Measured, ceiling: float | None, page_bytes: int
 
 
 def _add_series(report: Report, figure: Figure, found: Measured) -> None:
-    """The first iterations of the setting's first run."""
+    """Add the first iterations of the setting's first run."""
     if any(series["setting"] == dict(figure.setting) for series in report.series):
         return
     first = slice(0, FIRST_ITERATIONS)

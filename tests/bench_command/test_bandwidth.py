@@ -63,7 +63,7 @@ def test_without_topology_rows_are_drawn_uniformly(bench: Bench, tmp_path: Path)
     args = ("--engines", "threads", "--cache", "100%", "--depth", "16,32")
     status, said, report = bench("bandwidth", tmp_path / "rows.gids", "--iterations", 3, *args)
     assert status == 0, said
-    assert "minibatches are of uniform rows" in said
+    assert "minibatches are uniform random rows" in said
     assert "holds the whole table" in said
     assert report["subject"]["shards"] == 2
     assert [f["setting"]["depth"] for f in figures(report, "threads")] == [16, 32]
@@ -78,7 +78,7 @@ def test_figures_are_marked_warm_where_the_page_cache_cannot_be_dropped(
     monkeypatch.setattr(probe, "drop_page_cache", refuse)
     status, said, report = bench("bandwidth", dataset, *SMALL, "--engines", "threads")
     assert status == 0
-    assert "figures are WARM: the page cache could not be emptied" in said
+    assert "results are WARM: the page cache could not be emptied" in said
     for engine in ("raw probe", "threads"):
         (figure,) = figures(report, engine)
         assert figure["setting"]["state"] == "warm"
@@ -95,7 +95,7 @@ def test_a_wrong_row_is_found_before_anything_is_timed(
     monkeypatch.setattr(aggregation, "aggregate", None)
     status, said, _ = bench("bandwidth", dataset, *SMALL, "--engines", "threads")
     assert status == 2
-    assert "engine 'threads' hands out rows of '_N.feat' that differ" in said
+    assert "engine 'threads' reads rows of '_N.feat' that differ" in said
 
 
 @pytest.mark.parametrize(
@@ -104,10 +104,10 @@ def test_a_wrong_row_is_found_before_anything_is_timed(
         (["--engines", "spdk"], "no engine 'spdk' (there are uring, threads, mmap)"),
         (["--policy", "best"], "no policy 'best' (there are lookahead"),
         (["--states", "hot"], "no state 'hot' of the page cache (there are cold, warm)"),
-        (["--cache", "5x"], "--cache 5x: write 2% of the pages, or 4GB of lines"),
-        (["--cache", "900TB"], "more than half of the memory"),
+        (["--cache", "5x"], "--cache 5x is not a cache size: use 2% (of the pages) or 4GB"),
+        (["--cache", "900TB"], "more than half of the available memory"),
         (["--window", "24"], "live minibatches"),
-        (["--rows", "9"], "nothing is sampled: leave out --fanouts, --batch-size"),
+        (["--rows", "9"], "samples nothing: remove --fanouts, --batch-size"),
     ],
 )
 def test_bad_options_are_refused_with_the_reason(
@@ -146,7 +146,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-ROOM = "note: the page cache has room for the whole table, so figures of mmap are of memory"
+ROOM = "note: the whole table fits into the page cache, so mmap measures memory"
 
 
 def test_mmap_of_a_table_that_fits_into_memory_is_said_to_be_memory_above_the_table(
@@ -155,8 +155,8 @@ def test_mmap_of_a_table_that_fits_into_memory_is_said_to_be_memory_above_the_ta
     status, said, report = bench("bandwidth", dataset, *SMALL, "--engines", "threads,mmap")
     assert status == 0, said
     assert 0 < said.index(ROOM) < said.index("raw probe")
-    assert "--memory-limit BYTES compares under less memory" in " ".join(said.split())
-    assert sum("page cache has room" in note for note in report["notes"]) == 1
+    assert "--memory-limit BYTES measures with less memory" in " ".join(said.split())
+    assert sum("fits into the page cache" in note for note in report["notes"]) == 1
 
 
 def test_engines_that_read_past_the_page_cache_have_no_such_note(
@@ -164,7 +164,7 @@ def test_engines_that_read_past_the_page_cache_have_no_such_note(
 ) -> None:
     status, said, report = bench("bandwidth", dataset, *SMALL, "--engines", "threads")
     assert status == 0, said
-    assert not any("page cache has room" in note for note in report["notes"])
+    assert not any("fits into the page cache" in note for note in report["notes"])
 
 
 def test_threads_that_may_not_read_directly_have_it(
@@ -174,7 +174,7 @@ def test_threads_that_may_not_read_directly_have_it(
     monkeypatch.setattr("gids.io.engine.probe", lambda _: found)
     status, said, _ = bench("bandwidth", dataset, *SMALL, "--engines", "threads")
     assert status == 0, said
-    assert "so figures of threads are of memory" in said
+    assert "so threads measures memory" in said
 
 
 @pytest.mark.slow  # where the disk reads far ahead
@@ -187,7 +187,7 @@ def test_under_a_memory_limit_the_page_cache_does_not_hold_the_table(
     status, said, report = bench("bandwidth", large, *args, "--memory-limit", "50MB")
     assert status == 0, said
     assert report["subject"]["memory_limit_bytes"] == 50_000_000
-    assert not any("page cache has room" in note for note in report["notes"])
+    assert not any("fits into the page cache" in note for note in report["notes"])
     assert len(figures(report, "raw probe")) == 1
     assert {series["setting"]["engine"] for series in report["series"]} == {"threads", "mmap"}
     for engine in ("threads", "mmap"):
@@ -221,7 +221,7 @@ def test_a_memory_limit_without_the_right_to_set_one_is_refused(
     monkeypatch.setattr(limited, "why_no_limit", lambda: "no memory control group: Permission denied")
     status, said, _ = bench("bandwidth", dataset, *SMALL, "--memory-limit", "50MB")
     assert status == 2
-    assert "--memory-limit: memory cannot be bounded here: no memory control group: Permission denied" in said
+    assert "--memory-limit cannot limit memory here: no memory control group: Permission denied" in said
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_a_memory_limit_without_the_right_to_set_one_is_refused(
         ),
         (
             ["--memory-limit", "1GB", "--states", "warm"],
-            "--states warm fills the page cache, which --memory-limit",
+            "--states warm fills the page cache, which --memory-limit limits",
         ),
     ],
 )

@@ -45,7 +45,7 @@ def test_figures_are_marked_warm_where_the_page_cache_cannot_be_dropped(
     FeatureStore(dataset).table("feat").shard_paths[0].read_bytes()
     status, said, _ = bench("epoch", dataset, *SMALL, "--sides", "stock-random")
     assert status == 0, said
-    assert "figures of stock, MADV_RANDOM are WARM" in said
+    assert "results of stock, MADV_RANDOM are WARM" in said
 
 
 def test_the_timeline_has_training_waiting_and_the_loaders_stages(
@@ -55,7 +55,7 @@ def test_the_timeline_has_training_waiting_and_the_loaders_stages(
     status, said, report = bench("epoch", dataset, *SMALL, "--sides", "gids", "--trace", path)
     assert status == 0, said
     assert report["subject"]["timeline"] == str(path)
-    assert "its figures include that" in said
+    assert "its times include that" in said
     slices = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
     counts = Counter(e["name"] for e in slices)
     assert counts["training"] == counts["gather"] == counts["wait"] == counts["plan"] == 3
@@ -112,7 +112,7 @@ def test_a_table_that_stock_cannot_map_leaves_gids_alone(
     monkeypatch.setattr(epoch, "_run", lambda config, *_: result(config.side))
     status, said, report = bench("epoch", path, *SMALL)
     assert status == 0, said
-    assert "gids alone is measured" in said
+    assert "only gids is measured" in said
     assert [f["setting"]["side"] for f in report["figures"]] == ["gids"]
     status, said, _ = bench("epoch", path, *SMALL, "--sides", "stock")
     assert status == 2
@@ -133,7 +133,7 @@ def test_int8_in_striped_shards_elsewhere_is_compared_with_the_table(tmp_path: P
     path = write(tmp_path / "x.gids", dim=100, dtype=torch.int8, scale="row", stripe=disks)
     status, said, report = bench("epoch", path, *SMALL, "--allow-dir", disks[0], "--allow-dir", disks[1])
     assert status == 0, said
-    assert "gids alone is measured" in said
+    assert "only gids is measured" in said
     assert report["figures"][0]["metrics"]["batches"]["median"] == 3
 
 
@@ -186,7 +186,7 @@ def test_no_right_to_limit_memory_is_said(
     status, said, _ = bench("epoch", dataset, *SMALL, "--repeat", 2, "--plot", plot)
     assert status == 0, said
     assert plot.read_bytes().startswith(b"\x89PNG")
-    assert "gids hands over 1.0 x as many rows a second as stock" in said
+    assert "gids loads 1.0 x as many rows per second as stock" in said
     assert limits == [False] * 6
     assert "memory was NOT limited (no memory control group: no" in said
     assert "`stock` was stopped after 2 of 3 batches" in said
@@ -196,7 +196,7 @@ def test_rows_that_differ_are_an_error(dataset: Path, bench: Bench, monkeypatch:
     monkeypatch.setattr(epoch, "_run", lambda config, *_: result(config.side, wrong_rows=1))
     status, said, _ = bench("epoch", dataset, *SMALL)
     assert status == 2
-    assert "1 of 32 rows that gids handed over differ" in said
+    assert "1 of 32 rows from gids differ" in said
 
 
 def test_a_side_of_stock_that_is_killed_is_a_note(
@@ -216,7 +216,7 @@ def test_a_side_of_stock_that_is_killed_is_a_note(
     assert status == 0, said
     assert f"`stock, MADV_RANDOM` {reason}" in " ".join(said.split())
     assert [f["setting"]["side"] for f in report["figures"]] == ["gids", "stock"]
-    assert report["answers"] == ["gids hands over 1.0 x as many rows a second as stock"]
+    assert report["answers"] == ["gids loads 1.0 x as many rows per second as stock"]
     assert report["subject"]["headroom_bytes"] == 70 << 20
     assert asked == [("gids", 0, 0), ("stock", 60, 70 << 20), ("stock", 15, 70 << 20)]
 
@@ -264,12 +264,12 @@ def test_what_is_missing_is_said(tmp_path: Path, bench: Bench, options: dict[str
         (["--sides", "pyg"], "no side 'pyg' (there are gids, stock-random, stock)"),
         (
             ["--memory-limit", "1MB"],
-            "--memory-limit 1.0 MB: 18 minibatches in flight need about 101 MB",
+            "--memory-limit 1.0 MB is too small: 18 minibatches in flight need about 101 MB",
         ),
-        (["--sides", "stock", "--trace", "t.json"], "--trace t.json: the timeline is of the side gids"),
+        (["--sides", "stock", "--trace", "t.json"], "--trace t.json needs the side gids: add it to --sides"),
         (["--sides", "gids", "--trace", "/nowhere/t.json"], "no directory /nowhere"),
-        (["--window", "23"], "--window 23: give 0 to 22"),
-        (["--seeds", "val"], "an epoch is of the train split"),
+        (["--window", "23"], "--window must be 0 to 22 (got 23)"),
+        (["--seeds", "val"], "bench epoch trains on the train split"),
     ],
 )
 def test_bad_options_are_refused_with_the_reason(

@@ -137,14 +137,13 @@ def test_a_run_that_replays_otherwise_is_damaged_unless_another_gids_recorded_it
     path.write_bytes(wrong)
     status, said, _ = bench("hit-ratio", "--replay", path, "--cache", "10%")
     assert status == 2
-    assert "but the run that was recorded counted" in said
-    assert "it is damaged" in said
+    assert "is damaged: its replay counts" in said
     mine = f'"gids": "{gids.__version__}"'.encode()
     assert mine in wrong
     path.write_bytes(wrong.replace(mine, b'"gids": "' + b"x" * len(gids.__version__) + b'"'))
     status, said, _ = bench("hit-ratio", "--replay", path, "--cache", "10%")
     assert status == 0, said
-    assert f"which chose victims otherwise: it hit {hits - 1:,} pages" in said.replace("\n  ", " ")
+    assert f"which chooses other victims: it hit {hits - 1:,} pages" in said.replace("\n  ", " ")
 
 
 def test_advice_reaches_what_is_wanted_with_no_more_than_needed(dataset: Path, bench: Bench) -> None:
@@ -159,7 +158,7 @@ def test_advice_reaches_what_is_wanted_with_no_more_than_needed(dataset: Path, b
 def test_advice_for_an_epoch_counts_its_missing_pages(dataset: Path, bench: Bench) -> None:
     args = (*SAMPLED, "--advise", "10s", "--pages-per-s", 300, "--repeat", 2)
     status, said, report = bench("hit-ratio", dataset, *args)
-    assert "--repeat changes nothing" in said
+    assert "--repeat has no effect" in said
     assert status == 0, said
     assert "an epoch of 75 minibatches then reads" in said.replace("\n  ", " ")
     wanted = 1 - 10 * 300 / (75 * report["subject"]["pages_per_batch"])
@@ -169,21 +168,21 @@ def test_advice_for_an_epoch_counts_its_missing_pages(dataset: Path, bench: Benc
 def test_what_no_cache_reaches_is_said(dataset: Path, bench: Bench) -> None:
     status, said, _ = bench("hit-ratio", dataset, *SAMPLED, "--advise", "99.9%")
     assert status == 0
-    assert "no cache hits the 99.9% that are needed" in said
+    assert "no cache reaches 99.9%: with every page" in said
 
 
 @pytest.mark.parametrize("several", [("--kappa", "1,2"), ("--order", "degree,original")])
 def test_advice_is_of_one_trace(dataset: Path, bench: Bench, several: tuple[str, str]) -> None:
     status, said, _ = bench("hit-ratio", dataset, *SAMPLED, "--advise", "60%", *several)
     assert status == 2
-    assert "--advise looks at one trace: give one --sampler" in said
+    assert "--advise takes one trace: give one --sampler" in said
 
 
 def test_what_needs_no_cache_is_said(dataset: Path, bench: Bench) -> None:
     args = (*SAMPLED, "--advise", "30s", "--pages-per-s", 1e6)
     status, said, report = bench("hit-ratio", dataset, *args)
     assert status == 0
-    assert "no cache is needed for that" in said
+    assert "no cache is needed: the goal is reached" in said
     assert report["subject"]["wanted_hit_ratio"] == 0
 
 
@@ -199,19 +198,19 @@ def test_a_window_without_marks_is_clipped_where_one_is_looked_at(dataset: Path,
 def test_minibatches_of_most_pages_are_said_to_leave_no_choice(dataset: Path, bench: Bench) -> None:
     args = ("--batch-size", 512, "--batches", 4, "--cache", "5%", "--policies", "lru")
     _, said, _ = bench("hit-ratio", dataset, *args)
-    assert "a minibatch asks for" in said
+    assert "a minibatch reads" in said
     _, said, _ = bench("hit-ratio", dataset, *SMALL, "--policies", "lru")
-    assert "a minibatch asks for" not in said
+    assert "a minibatch reads" not in said
 
 
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--batches", "20", "--seeds", "val"], "samples nothing: leave out --seeds, --batches"),
-        (["--heat", "none", "--kappa", "4"], "samples nothing: leave out --kappa, --heat"),
-        (["--record", "t"], "samples nothing: leave out --record"),
-        (["--rows", "--order", "degree"], "samples nothing: leave out --order, --rows"),
-        (["nowhere.gids"], "needs no dataset, but for --advise in seconds: leave out nowhere.gids"),
+        (["--batches", "20", "--seeds", "val"], "samples nothing: remove --seeds, --batches"),
+        (["--heat", "none", "--kappa", "4"], "samples nothing: remove --kappa, --heat"),
+        (["--record", "t"], "samples nothing: remove --record"),
+        (["--rows", "--order", "degree"], "samples nothing: remove --order, --rows"),
+        (["nowhere.gids"], "needs a dataset only for --advise in seconds: remove nowhere.gids"),
         (["--table", "nothing"], "no table 'nothing' in {trace} (has '_N.feat')"),
         (["--advise", "3s"], "--advise in seconds needs the disk's speed"),
     ],
@@ -233,7 +232,7 @@ def test_the_speed_of_another_dataset_is_no_advice(dataset: Path, bench: Bench, 
     writer.finish()
     status, said, _ = bench("hit-ratio", dataset, "--replay", tmp_path / "t", "--advise", "3s")
     assert status == 2
-    assert "it is of another dataset" in said
+    assert "the trace is from another dataset" in said
 
 
 def test_a_cache_of_the_whole_table_is_said_to_hit_all(dataset: Path, bench: Bench) -> None:
@@ -249,21 +248,21 @@ def test_a_cache_of_the_whole_table_is_said_to_hit_all(dataset: Path, bench: Ben
             ["--policies", "lookahead,belady"],
             "no policy 'belady' (there are lookahead, window-pin, ",
         ),
-        (["--cache", "5apples"], "--cache 5apples: write 2% of the pages, 4GB of lines"),
-        (["--advise", "soon"], "--advise soon: write a hit ratio such as 60%"),
-        (["--planned", "30"], "--planned 30: at most 24 minibatches may be live"),
+        (["--cache", "5apples"], "--cache 5apples is not a cache size: use 2% (of the pages), 4GB or 5x"),
+        (["--advise", "soon"], "--advise soon is not a goal: use a hit ratio such as 60%"),
+        (["--planned", "30"], "--planned must be 24 or less (got 30)"),
         (["--table", "nothing"], "no table 'nothing' in graph.gids (has '_N.feat')"),
         (["--heat", "sampled"], "sampled"),
         (
             ["--sampler", "labor,pinsage"],
             "no sampler 'pinsage' (there are neighbor, labor, labor-1, labor-star, ladies, ladies-poisson, ",
         ),
-        (["--sampler", "labor,walk", "--record", "t"], "--record keeps one trace: give one --sampler"),
-        (["--advise", "60%"], "under lookahead: leave out --cache"),
-        (["--pages-per-s", "100"], "--pages-per-s is for --advise"),
+        (["--sampler", "labor,walk", "--record", "t"], "--record writes one trace: give one --sampler"),
+        (["--advise", "60%"], "for lookahead: remove --cache"),
+        (["--pages-per-s", "100"], "--pages-per-s works only with --advise"),
         (["--plot", "/nowhere/a.png"], "no directory /nowhere"),
         (["--plot", "/proc/a.png"], "/proc/a.png cannot be written: "),
-        (["--plot", "a.pdf"], "--plot a.pdf: figures are PNG files; name it a.png"),
+        (["--plot", "a.pdf"], "--plot a.pdf: only PNG files are written; use a.png"),
         (["--record", "/nowhere/a.trace"], "no directory /nowhere"),
     ],
 )
@@ -281,10 +280,10 @@ def test_bad_options_are_refused_with_the_reason(
     [
         (["--repeat", "0"], "--repeat: '0' is not a whole number of 1 or more"),
         (["--seed", "-1"], "--seed: '-1' is not a whole number of 0 or more"),
-        (["--seconds", "-1"], "--seconds: '-1' is not a number of seconds, 0 (no bound) or more"),
+        (["--seconds", "-1"], "--seconds: '-1' is not a number of seconds of 0 or more (0: no limit)"),
         (["--seconds", "nan"], "--seconds: 'nan' is not a number of seconds"),
-        (["--pages-per-s", "0"], "--pages-per-s: '0' is no speed"),
-        (["--windows", "-1"], "--windows: '-1': each must be 0 or more"),
+        (["--pages-per-s", "0"], "--pages-per-s: must be greater than 0 (got '0')"),
+        (["--windows", "-1"], "--windows: '-1': each number must be 0 or more"),
         (["--pin", "101%"], "--pin: '101%' is not a share"),
     ],
 )
@@ -302,7 +301,7 @@ def test_kappas_are_whole_numbers_or_infinity(
 ) -> None:
     with pytest.raises(SystemExit):
         bench("hit-ratio", dataset, *SMALL, "--kappa", kappa)
-    assert "is not a list of kappas, 1 or more or inf, such as 1,16,inf" in capsys.readouterr().err
+    assert "is not a list of numbers of 1 or more, or inf, such as 1,16,inf" in capsys.readouterr().err
 
 
 def test_an_alien_trace_is_one_error(bench: Bench, tmp_path: Path) -> None:
@@ -315,13 +314,13 @@ def test_an_alien_trace_is_one_error(bench: Bench, tmp_path: Path) -> None:
 def test_neither_dataset_nor_trace(bench: Bench) -> None:
     assert bench("hit-ratio")[:2] == (
         2,
-        "gids bench: name a dataset to sample, or a trace with --replay\n",
+        "gids bench: give a dataset to sample, or a recorded trace with --replay\n",
     )
 
 
 def test_a_cache_of_less_than_a_page_is_said_to_hit_nothing(dataset: Path, bench: Bench) -> None:
     _, said, report = bench("hit-ratio", dataset, *SMALL[:-2], "--cache", "3000", "--policies", "lru")
-    assert "a cache of 3000 holds not one page of 4096 B: nothing is hit (2% is a share" in said
+    assert "a cache of 3000 is smaller than a page of 4096 B: nothing is hit (2% is a share" in said
     assert ratios(report, "MIN") == {(0, None): 0.0}
 
 
@@ -344,7 +343,7 @@ def test_an_interrupted_run_keeps_what_was_measured(
     finally:
         signal.signal(signal.SIGINT, before)
     assert status == 130
-    assert "PARTIAL: interrupted; figures that are there: 7" in said
+    assert "PARTIAL: interrupted; number of results: 7" in said
     assert report["partial"] == "interrupted"
     assert len(report["figures"]) == 7
     assert plot.exists()
@@ -354,7 +353,7 @@ def test_no_more_is_measured_once_the_seconds_have_passed(dataset: Path, bench: 
     status, said, report = bench("hit-ratio", dataset, *SMALL, "--batches", 100_000, "--seconds", 1e-6)
     assert status == 0
     assert report["partial"] == "time"
-    assert "PARTIAL: cut short by --seconds 1e-06" in said
+    assert "PARTIAL: stopped by --seconds 1e-06" in said
     assert report["seconds"] < 20  # it would take a minute
 
 

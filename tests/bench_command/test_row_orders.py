@@ -62,7 +62,7 @@ def test_a_trace_of_rows_gives_an_order(graph: Path, bench: Bench, tmp_path: Pat
     trace, original = tmp_path / "rows.trace", convert(graph, "original")
     status, said, _ = bench("hit-ratio", original, *SMALL, "--batches", 250, "--rows", "--record", trace)
     assert status == 0, said
-    assert "--rows: a row counts as a page" in said
+    assert "--rows: each row counts as a page" in said
     path = convert(graph, f"trace:{trace}")
     assert not list(verify(path))
     ids = np.random.default_rng(0).integers(0, 20_000, 3000)
@@ -84,8 +84,8 @@ def test_a_trace_of_rows_gives_an_order(graph: Path, bench: Bench, tmp_path: Pat
         ),
         (("--order", "trace"), "no order 'trace'"),
         (("--order", "degree:x"), "no order 'degree:x'"),
-        (("--order", "degree", "--rows"), "leave out --order"),
-        (("--order", "degree,original", "--record", "x"), "--record keeps one trace"),
+        (("--order", "degree", "--rows"), "remove --order"),
+        (("--order", "degree,original", "--record", "x"), "--record writes one trace"),
     ],
 )
 def test_bad_orders_of_a_trace(graph: Path, bench: Bench, args: tuple[str, ...], cause: str) -> None:

@@ -60,8 +60,8 @@ def test_runs_that_are_cut_short_make_the_report_partial(dataset: Path, bench: B
     assert status == 0
     assert report["partial"] == "time"
     assert len(report["figures"]) == 1
-    assert report["notes"] == ["runs that --seconds cut short have fewer than 5 minibatches"]
-    assert "PARTIAL: cut short by --seconds 1e-09; figures that are there: 1" in said
+    assert report["notes"] == ["runs that --seconds stopped have fewer than 5 minibatches"]
+    assert "PARTIAL: stopped by --seconds 1e-09; number of results: 1" in said
     assert bench("sampling", dataset, *args)[2]["partial"] is None
 
 
@@ -83,7 +83,7 @@ def test_an_edge_that_the_graph_has_not_is_found(dataset: Path) -> None:
     wrong = replace(
         minibatch, blocks=[replace(block, positions=block.positions.flip(0)), minibatch.blocks[1]]
     )
-    with pytest.raises(FormatError, match=r"edges of .* that the graph has not"):
+    with pytest.raises(FormatError, match=r"an edge of .* twice, or an edge that is not in the graph"):
         verify(wrong)
     twice = replace(minibatch, input_nodes=minibatch.input_nodes[[0, *range(len(minibatch.input_nodes))]])
     with pytest.raises(FormatError):
@@ -94,8 +94,8 @@ def test_an_edge_that_the_graph_has_not_is_found(dataset: Path) -> None:
     ("args", "said"),
     [
         (["--sampler", "magic"], "no sampler 'magic' (there are neighbor"),
-        (["--place", "host"], "--place says where the topology of --device cuda lies"),
-        (["--device", "cuda", "--threads", "2"], "--threads is of sampling on the CPU"),
+        (["--place", "host"], "--place works only with --device cuda"),
+        (["--device", "cuda", "--threads", "2"], "--threads works only on the CPU"),
         (["--fanouts", "3,0"], "fanouts"),
         (["--seeds", "test"], "has no test split"),
     ],

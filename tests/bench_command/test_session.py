@@ -101,7 +101,7 @@ def test_a_path_is_tried_and_left_as_it_is(tmp_path: Path) -> None:
     check_writable(tmp_path / "old")
     check_writable(tmp_path / "new")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"old": "kept"}
-    with pytest.raises(IsADirectoryError, match="is a directory: name a file in it"):
+    with pytest.raises(IsADirectoryError, match="is a directory: give the name of a file in it"):
         check_writable(tmp_path)
 
 

@@ -204,7 +204,7 @@ def test_stock_without_advice_is_left_out_when_the_time_is_used_up(config, runs)
     assert [c.side for c, _ in asked] == ["gids", "stock"]
     assert asked[1][0].most_seconds == 20
     assert found.missing == {
-        "stock_without_advice": "stock DGL without MADV_RANDOM was left out, as the time was used up"
+        "stock_without_advice": "stock DGL without MADV_RANDOM was skipped, because the time was up"
     }
 
 
