@@ -285,7 +285,7 @@ def test_missing_dgl_is_told_with_the_cure(monkeypatch, tmp_path, capsys):
     [
         (["--batch-size", "0"], "--batch-size must be 1 or more (got 0)"),
         (["--window", "23"], "--window must be 0 to 22 (got 23)"),
-        (["--workers", "-1"], "--workers -1"),
+        (["--workers", "-1"], "--workers must be 0 or more (got -1)"),
         (["--seconds", "-1"], "--seconds must be 0 (no limit) or more (got -1)"),
         (["--seconds", "inf"], "--seconds must be 0 (no limit) or more (got inf)"),
         (["--memory", "1MB"], "give 101 MB or more"),
