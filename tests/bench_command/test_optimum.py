@@ -94,7 +94,7 @@ def test_pinned_pages_are_hits_beside_the_lines() -> None:
 
 def test_a_page_twice_in_a_minibatch_is_a_damaged_trace() -> None:
     trace = BatchList([np.array([1, 2, 1])])
-    with pytest.raises(FormatError, match="names a page twice in minibatch 0"):
+    with pytest.raises(FormatError, match="has a page twice in minibatch 0"):
         replay(trace, 5, lines=2, policy="lru", window=0, planned=1)
 
 

@@ -103,7 +103,7 @@ def test_bad_orders_of_a_conversion(
         ("trace", "--order trace needs a file, as trace:FILE"),
         ("degree:x", "a file goes with trace only"),
         ("hilbert", "no order 'hilbert' (there are original, degree, community, trace)"),
-        (f"trace:{pages_only}", "is a trace of pages, and an order needs one of rows"),
+        (f"trace:{pages_only}", "is a trace of pages, and an order needs a trace of rows"),
         (f"trace:{graph / 'feat.npy'}", "is not a trace of gids"),
     ):
         assert main(["convert", str(graph), str(tmp_path / "x.gids"), "--order", order]) == 2

@@ -252,7 +252,7 @@ def test_no_changed_byte_does_worse_than_an_error(tmp_path: Path, good: bytes) -
 
 def test_bytes_behind_the_end_are_damage(tmp_path: Path, good: bytes) -> None:
     (tmp_path / "t").write_bytes(good + b"more")
-    with pytest.raises(FormatError, match="has 4 bytes behind its end mark"):
+    with pytest.raises(FormatError, match="has 4 bytes after its end mark"):
         Trace(tmp_path / "t")
 
 
@@ -261,7 +261,7 @@ def test_bytes_behind_the_end_are_damage(tmp_path: Path, good: bytes) -> None:
     [
         (0, b"NOTATRCE", "is not a trace of gids"),
         (8, struct.pack("<I", 2), "is a trace of version 2; this gids reads version 1"),
-        (12, struct.pack("<I", 1 << 30), "ends within its header"),
+        (12, struct.pack("<I", 1 << 30), "ends inside its header"),
         (16, b"[", "damaged header"),
     ],
 )
@@ -275,10 +275,10 @@ def test_alien_files_are_named(tmp_path: Path, good: bytes, place: int, value: b
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        (b'"policy": null', b'"policy": 1234', "damaged header: TypeError\\('1234 is no str'\\)"),
+        (b'"policy": null', b'"policy": 1234', "damaged header: TypeError\\('1234 is not of type str'\\)"),
         (b'"lines": null', b'"lines": -123', "has impossible sizes"),
-        (b'"lines": null', b'"lines": 2.50', "damaged header: TypeError\\('2.5 is no int'\\)"),
-        (b'"counters": {}', b'"counters": 12', "damaged end mark: its counters are none"),
+        (b'"lines": null', b'"lines": 2.50', "damaged header: TypeError\\('2.5 is not of type int'\\)"),
+        (b'"counters": {}', b'"counters": 12', "damaged end mark: its counters are not valid"),
     ],
 )
 def test_facts_of_another_type_are_damage(
@@ -295,6 +295,6 @@ def test_pages_beyond_the_table_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "t", [table(pages=10)], [[np.array([3, 10])]])
     with (
         Trace(tmp_path / "t") as trace,
-        pytest.raises(FormatError, match="names page 10 of table '_N\\.feat'"),
+        pytest.raises(FormatError, match="has page 10 of table '_N\\.feat'"),
     ):
         trace.pages(0)
