@@ -44,7 +44,7 @@ def plotted(run_count: int) -> tuple[Report, Any]:
 @pytest.mark.parametrize(
     ("run_count", "panels", "said"), [(2, 2, ""), (7, 2, ""), (32, 8, " (8 of 32 settings)")]
 )
-def test_no_line_of_the_figure_is_cut_off_and_many_settings_get_panels(
+def test_all_lines_of_the_figure_are_visible_and_many_settings_get_panels(
     run_count: int, panels: int, said: str
 ) -> None:
     report, figure = plotted(run_count)
@@ -105,7 +105,7 @@ def test_a_figure_is_drawn_from_a_report(tmp_path: Path, name: str) -> None:
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_file_that_is_no_report_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_report_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text(json.dumps({"format": "other"}))
     with pytest.raises(ValueError, match="is not a report of gids bench"):
         plot.main([str(tmp_path / "other.json"), str(tmp_path / "figure.png")])

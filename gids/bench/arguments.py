@@ -114,19 +114,9 @@ OF_MINIBATCHES = ("sampler", "fanouts", "batch_size", "seeds")
 """The options of add_sampling."""
 
 
-def add_sampling(
-    parser: argparse.ArgumentParser, *, several: bool = False, several_samplers: bool = False
-) -> None:
-    """several: --batch-size is a list. several_samplers: --sampler is."""
+def add_minibatches(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """Add --fanouts and --batch-size. several: --batch-size is a list."""
     add = parser.add_argument
-    add(
-        "--sampler",
-        type=words if several_samplers else str,
-        default=["neighbor"] if several_samplers else "neighbor",
-        metavar="NAME,…" if several_samplers else "NAME",
-        help="sampler: neighbor, labor, labor-1 or labor-star (both with importance sampling), ladies or "
-        "ladies-poisson (batch size x fanout nodes per layer), walk (default: neighbor)",
-    )
     add(
         "--fanouts",
         type=fanouts,
@@ -141,6 +131,22 @@ def add_sampling(
         metavar="N,…" if several else "N",
         help="seeds per minibatch (default: 1024)",
     )
+
+
+def add_sampling(
+    parser: argparse.ArgumentParser, *, several: bool = False, several_samplers: bool = False
+) -> None:
+    """Add the options of minibatches. several: --batch-size is a list. several_samplers: --sampler is one."""
+    add = parser.add_argument
+    add(
+        "--sampler",
+        type=words if several_samplers else str,
+        default=["neighbor"] if several_samplers else "neighbor",
+        metavar="NAME,…" if several_samplers else "NAME",
+        help="sampler: neighbor, labor, labor-1 or labor-star (both with importance sampling), ladies or "
+        "ladies-poisson (batch size x fanout nodes per layer), walk (default: neighbor)",
+    )
+    add_minibatches(parser, several=several)
     add(
         "--seeds",
         choices=["train", "val", "test", "all"],

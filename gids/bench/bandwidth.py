@@ -56,7 +56,7 @@ _OF_LIMIT = 0.9  # the loader's share of --memory-limit; the process needs the r
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("path", metavar="DATASET", type=Path)
+    add("path", metavar="DATASET", type=Path, help="dataset, written by gids convert")
     arguments.add_dataset(parser)
     arguments.add_sampling(parser, several=True)
     add("--rows", type=arguments.numbers(1), metavar="N,…", help="read N uniform random rows per minibatch")

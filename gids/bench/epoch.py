@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
 HELP = "where an epoch's time goes, with gids and with stock DGL on memory-mapped features"
 EPILOG = """\
-Trains GraphSAGE on a dataset with one node type, features, classes as labels and a train split. Stock DGL
-maps the table's shard, so the table needs one shard without padding. It runs twice: for a minute at most with
-MADV_RANDOM, and for 15 seconds without. If stock DGL fails, for example because it needs more memory, a note
-says so. Some of the rows that the model gets are compared with the dataset.
+Trains GraphSAGE on the train split of a dataset with one node type, features, and classes as labels. DGL's
+NeighborSampler samples. Stock DGL maps the table's shard, so the table needs one shard without padding. It
+runs twice: for a minute at most with MADV_RANDOM, and for 15 seconds without. If stock DGL fails, for example
+because it needs more memory, a note says so. Some of the rows that the model gets are compared with the
+dataset.
 """
 SETTINGS = {"side": "side"}
 STAGES = {
@@ -57,9 +58,9 @@ _START_S = 120  # time limit of the rest of a process: imports, topology, valida
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("path", metavar="DATASET", type=Path)
+    add("path", metavar="DATASET", type=Path, help="dataset, written by gids convert")
     arguments.add_dataset(parser)
-    arguments.add_sampling(parser)
+    arguments.add_minibatches(parser)
     add(
         "--batches",
         type=arguments.natural,
@@ -107,10 +108,6 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     from gids.bench.epoch_source import look_at, write_links
     from gids.measure.sides import why_no_limit
 
-    if args.seeds != "train" or args.sampler != "neighbor":
-        raise ValueError(
-            "bench epoch trains on the train split with DGL's NeighborSampler: remove --seeds and --sampler"
-        )
     store, table = arguments.open_table(args)
     source = look_at(store, table)
     names = _sides(args.sides, source, report)

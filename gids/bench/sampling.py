@@ -43,7 +43,7 @@ _VERIFIED = 2  # minibatches
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("path", metavar="DATASET", type=Path)
+    add("path", metavar="DATASET", type=Path, help="dataset, written by gids convert")
     add(
         "--allow-dir", action="append", default=[], metavar="DIR", help="where shards may lie outside DATASET"
     )

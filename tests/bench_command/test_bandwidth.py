@@ -31,7 +31,7 @@ def figures(report: dict[str, Any], engine: str) -> list[dict[str, Any]]:
     return [f for f in report["figures"] if f["setting"]["engine"] == engine]
 
 
-def test_each_engine_is_measured_beside_the_ceiling(
+def test_each_engine_is_compared_with_the_ceiling(
     dataset: Path, bench: Bench, tmp_path: Path, on_disk: None
 ) -> None:
     plot = tmp_path / "bandwidth.png"
@@ -69,7 +69,7 @@ def test_without_topology_rows_are_drawn_uniformly(bench: Bench, tmp_path: Path)
     assert [f["setting"]["depth"] for f in figures(report, "threads")] == [16, 32]
 
 
-def test_figures_are_marked_warm_where_the_page_cache_cannot_be_dropped(
+def test_results_are_marked_warm_if_the_page_cache_cannot_be_dropped(
     dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(path: Path) -> None:
@@ -85,7 +85,7 @@ def test_figures_are_marked_warm_where_the_page_cache_cannot_be_dropped(
         assert "of_ceiling" not in figure["metrics"]  # memory has another
 
 
-def test_a_wrong_row_is_found_before_anything_is_timed(
+def test_a_wrong_row_is_found_before_the_measurement(
     dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wrong(self: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -128,7 +128,7 @@ def test_a_shard_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("seconds", [-1.0, 0.001])
-def test_a_small_file_is_read_again_until_its_time_says_something(
+def test_a_small_file_is_read_several_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
     path = tmp_path / "shard.bin"
@@ -149,7 +149,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 ROOM = "note: the whole table fits into the page cache, so mmap measures memory"
 
 
-def test_mmap_of_a_table_that_fits_into_memory_is_said_to_be_memory_above_the_table(
+def test_a_note_above_the_table_says_that_mmap_measures_memory(
     dataset: Path, bench: Bench, on_disk: None
 ) -> None:
     status, said, report = bench("bandwidth", dataset, *SMALL, "--engines", "threads,mmap")
@@ -159,15 +159,13 @@ def test_mmap_of_a_table_that_fits_into_memory_is_said_to_be_memory_above_the_ta
     assert sum("fits into the page cache" in note for note in report["notes"]) == 1
 
 
-def test_engines_that_read_past_the_page_cache_have_no_such_note(
-    dataset: Path, bench: Bench, on_disk: None
-) -> None:
+def test_direct_io_needs_no_note_about_the_page_cache(dataset: Path, bench: Bench, on_disk: None) -> None:
     status, said, report = bench("bandwidth", dataset, *SMALL, "--engines", "threads")
     assert status == 0, said
     assert not any("fits into the page cache" in note for note in report["notes"])
 
 
-def test_threads_that_may_not_read_directly_have_it(
+def test_a_note_says_that_threads_without_direct_io_measure_memory(
     dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = {"direct": False, "direct_note": "refused", "file_system": "none"}
@@ -198,7 +196,7 @@ def test_under_a_memory_limit_the_page_cache_does_not_hold_the_table(
         assert metrics["device_bytes_per_s"] > 0.6 * metrics["effective_bytes_per_s"]
 
 
-def test_a_measurement_that_needs_more_than_its_limit_says_what_to_do(
+def test_running_out_of_limited_memory_gives_advice(
     dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
@@ -215,7 +213,7 @@ def test_a_measurement_that_needs_more_than_its_limit_says_what_to_do(
     assert "give a larger --memory-limit, or a smaller --cache" in said
 
 
-def test_a_memory_limit_without_the_right_to_set_one_is_refused(
+def test_a_memory_limit_without_permission_is_refused(
     dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limited, "why_no_limit", lambda: "no memory control group: Permission denied")
@@ -237,7 +235,7 @@ def test_a_memory_limit_without_the_right_to_set_one_is_refused(
         ),
     ],
 )
-def test_a_memory_limit_that_makes_no_sense_is_refused(
+def test_an_impossible_memory_limit_is_refused(
     dataset: Path, bench: Bench, args: list[str], said: str
 ) -> None:
     if reason := why_no_limit():
@@ -247,7 +245,7 @@ def test_a_memory_limit_that_makes_no_sense_is_refused(
     assert said in text
 
 
-def test_percentiles_are_those_of_the_histogram() -> None:
+def test_percentiles_follow_the_histogram() -> None:
     import numpy as np
 
     ends = np.array([1e-6, 2e-6, 3e-6, 4e-6])

@@ -31,7 +31,7 @@ def ratios(report: dict[str, Any], policy: str) -> dict[tuple[int, int | None], 
     }
 
 
-def test_every_policy_stands_beside_min(dataset: Path, bench: Bench, tmp_path: Path) -> None:
+def test_every_policy_is_compared_with_min(dataset: Path, bench: Bench, tmp_path: Path) -> None:
     plot = tmp_path / "hits.png"
     status, said, report = bench("hit-ratio", dataset, *SMALL, "--repeat", 2, "--plot", plot)
     assert status == 0, said
@@ -59,9 +59,7 @@ def test_every_policy_stands_beside_min(dataset: Path, bench: Bench, tmp_path: P
     assert report["versions"]["gids"]
 
 
-def test_a_sampled_trace_that_was_kept_gives_the_same_figures(
-    dataset: Path, bench: Bench, tmp_path: Path
-) -> None:
+def test_a_recorded_sampled_trace_gives_the_same_results(dataset: Path, bench: Bench, tmp_path: Path) -> None:
     trace = tmp_path / "sampled.trace"
     _, _, sampled = bench("hit-ratio", dataset, *SMALL, "--record", trace)
     _, said, replayed = bench("hit-ratio", "--replay", trace, "--cache", "5%,20%", "--epoch-batches", 75)
@@ -71,7 +69,9 @@ def test_a_sampled_trace_that_was_kept_gives_the_same_figures(
     )
 
 
-def test_samplers_and_kappas_stand_beside_each_other(dataset: Path, bench: Bench, tmp_path: Path) -> None:
+def test_samplers_and_kappas_are_compared_on_the_same_caches(
+    dataset: Path, bench: Bench, tmp_path: Path
+) -> None:
     plot = tmp_path / "samplers.png"
     names = ["neighbor", "labor", "labor-1", "labor-star", "ladies", "ladies-poisson", "walk"]
     args = ("--sampler", ",".join(names), "--kappa", "1,8,inf", "--policies", "lru", "--plot", plot)
@@ -94,9 +94,7 @@ def test_samplers_and_kappas_stand_beside_each_other(dataset: Path, bench: Bench
     assert asked["labor", 1] < asked["neighbor", 1]
 
 
-def test_a_sampler_of_the_command_is_that_of_a_node_loader(
-    dataset: Path, bench: Bench, tmp_path: Path
-) -> None:
+def test_the_command_samples_like_a_node_loader(dataset: Path, bench: Bench, tmp_path: Path) -> None:
     args = ("--record", tmp_path / "t", "--policies", "lru", "--sampler", "labor", "--kappa", 4)
     bench("hit-ratio", dataset, *SMALL, *args)
     seeds = gids.FeatureStore(dataset).splits["_N"]["train"]
@@ -120,7 +118,7 @@ def record_run(dataset: Path, path: Path) -> int:
         return int(loader.stats()["hits"])
 
 
-def test_a_recorded_run_is_repeated_and_measured(dataset: Path, bench: Bench, tmp_path: Path) -> None:
+def test_a_recorded_run_is_replayed(dataset: Path, bench: Bench, tmp_path: Path) -> None:
     path = tmp_path / "run.trace"
     hits = record_run(dataset, path)
     status, said, _ = bench("hit-ratio", "--replay", path, "--cache", "10%", "--warm-up", "0%")
@@ -128,7 +126,7 @@ def test_a_recorded_run_is_repeated_and_measured(dataset: Path, bench: Bench, tm
     assert f"hit {hits:,} of" in said
 
 
-def test_a_run_that_replays_otherwise_is_damaged_unless_another_gids_recorded_it(
+def test_a_trace_with_other_counters_is_damaged_unless_another_version_recorded_it(
     dataset: Path, bench: Bench, tmp_path: Path
 ) -> None:
     path = tmp_path / "run.trace"
@@ -146,7 +144,7 @@ def test_a_run_that_replays_otherwise_is_damaged_unless_another_gids_recorded_it
     assert f"which chooses other victims: it hit {hits - 1:,} pages" in said.replace("\n  ", " ")
 
 
-def test_advice_reaches_what_is_wanted_with_no_more_than_needed(dataset: Path, bench: Bench) -> None:
+def test_advice_finds_the_smallest_cache(dataset: Path, bench: Bench) -> None:
     status, said, report = bench("hit-ratio", dataset, *SAMPLED, "--advise", "60%")
     assert status == 0
     reached = {lines: ratio for (lines, window), ratio in ratios(report, "lookahead").items() if window == 22}
@@ -165,20 +163,20 @@ def test_advice_for_an_epoch_counts_its_missing_pages(dataset: Path, bench: Benc
     assert report["subject"]["wanted_hit_ratio"] == pytest.approx(wanted, abs=0.05)
 
 
-def test_what_no_cache_reaches_is_said(dataset: Path, bench: Bench) -> None:
+def test_advice_says_that_no_cache_is_large_enough(dataset: Path, bench: Bench) -> None:
     status, said, _ = bench("hit-ratio", dataset, *SAMPLED, "--advise", "99.9%")
     assert status == 0
     assert "no cache reaches 99.9%: with every page" in said
 
 
 @pytest.mark.parametrize("several", [("--kappa", "1,2"), ("--order", "degree,original")])
-def test_advice_is_of_one_trace(dataset: Path, bench: Bench, several: tuple[str, str]) -> None:
+def test_advice_takes_one_trace(dataset: Path, bench: Bench, several: tuple[str, str]) -> None:
     status, said, _ = bench("hit-ratio", dataset, *SAMPLED, "--advise", "60%", *several)
     assert status == 2
     assert "--advise takes one trace: give one --sampler" in said
 
 
-def test_what_needs_no_cache_is_said(dataset: Path, bench: Bench) -> None:
+def test_advice_says_that_no_cache_is_needed(dataset: Path, bench: Bench) -> None:
     args = (*SAMPLED, "--advise", "30s", "--pages-per-s", 1e6)
     status, said, report = bench("hit-ratio", dataset, *args)
     assert status == 0
@@ -186,7 +184,7 @@ def test_what_needs_no_cache_is_said(dataset: Path, bench: Bench) -> None:
     assert report["subject"]["wanted_hit_ratio"] == 0
 
 
-def test_a_window_without_marks_is_clipped_where_one_is_looked_at(dataset: Path, bench: Bench) -> None:
+def test_a_window_that_is_too_long_is_clipped_if_a_policy_uses_it(dataset: Path, bench: Bench) -> None:
     args = (*SMALL, "--windows", "3,24")
     _, said, report = bench("hit-ratio", dataset, *args, "--policies", "lookahead")
     assert {window for _, window in ratios(report, "lookahead")} == {3, 22}
@@ -195,7 +193,7 @@ def test_a_window_without_marks_is_clipped_where_one_is_looked_at(dataset: Path,
     assert "is measured as" not in said
 
 
-def test_minibatches_of_most_pages_are_said_to_leave_no_choice(dataset: Path, bench: Bench) -> None:
+def test_a_note_says_that_minibatches_read_most_pages(dataset: Path, bench: Bench) -> None:
     args = ("--batch-size", 512, "--batches", 4, "--cache", "5%", "--policies", "lru")
     _, said, _ = bench("hit-ratio", dataset, *args)
     assert "a minibatch reads" in said
@@ -215,7 +213,7 @@ def test_minibatches_of_most_pages_are_said_to_leave_no_choice(dataset: Path, be
         (["--advise", "3s"], "--advise in seconds needs the disk's speed"),
     ],
 )
-def test_options_that_a_replay_has_no_use_for_are_refused(
+def test_options_without_effect_on_a_replay_are_refused(
     dataset: Path, bench: Bench, tmp_path: Path, args: list[str], said: str
 ) -> None:
     trace = tmp_path / "t.trace"
@@ -225,7 +223,7 @@ def test_options_that_a_replay_has_no_use_for_are_refused(
     assert said.format(trace=trace) in text
 
 
-def test_the_speed_of_another_dataset_is_no_advice(dataset: Path, bench: Bench, tmp_path: Path) -> None:
+def test_advice_refuses_a_trace_of_another_dataset(dataset: Path, bench: Bench, tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path / "t", [TracedTable("_N.feat", 7, 4096, 1, None, None)])
     for _ in range(8):
         writer.enter([np.arange(7)])
@@ -235,7 +233,7 @@ def test_the_speed_of_another_dataset_is_no_advice(dataset: Path, bench: Bench, 
     assert "the trace is from another dataset" in said
 
 
-def test_a_cache_of_the_whole_table_is_said_to_hit_all(dataset: Path, bench: Bench) -> None:
+def test_a_note_says_that_the_cache_holds_the_whole_table(dataset: Path, bench: Bench) -> None:
     _, said, report = bench("hit-ratio", dataset, *SMALL[:-2], "--cache", "1GB", "--policies", "lru")
     assert "holds the whole table" in said
     assert ratios(report, "lru") == ratios(report, "MIN")
@@ -287,7 +285,7 @@ def test_bad_options_are_refused_with_the_reason(
         (["--pin", "101%"], "--pin: '101%' is not a share"),
     ],
 )
-def test_impossible_numbers_are_named(
+def test_numbers_out_of_range_are_refused(
     dataset: Path, bench: Bench, capsys: pytest.CaptureFixture[str], args: list[str], said: str
 ) -> None:
     with pytest.raises(SystemExit):
@@ -304,27 +302,27 @@ def test_kappas_are_whole_numbers_or_infinity(
     assert "is not a list of numbers of 1 or more, or inf, such as 1,16,inf" in capsys.readouterr().err
 
 
-def test_an_alien_trace_is_one_error(bench: Bench, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_trace_is_refused(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "x.trace").write_bytes(b"PK\x03\x04" * 20)
     status, text, _ = bench("hit-ratio", "--replay", tmp_path / "x.trace")
     assert status == 2
     assert text == f"gids bench: {tmp_path}/x.trace is not a trace of gids: it does not begin with GIDSTRCE\n"
 
 
-def test_neither_dataset_nor_trace(bench: Bench) -> None:
+def test_a_dataset_or_a_trace_is_required(bench: Bench) -> None:
     assert bench("hit-ratio")[:2] == (
         2,
         "gids bench: give a dataset to sample, or a recorded trace with --replay\n",
     )
 
 
-def test_a_cache_of_less_than_a_page_is_said_to_hit_nothing(dataset: Path, bench: Bench) -> None:
+def test_a_note_says_that_the_cache_is_smaller_than_a_page(dataset: Path, bench: Bench) -> None:
     _, said, report = bench("hit-ratio", dataset, *SMALL[:-2], "--cache", "3000", "--policies", "lru")
     assert "a cache of 3000 is smaller than a page of 4096 B: nothing is hit (2% is a share" in said
     assert ratios(report, "MIN") == {(0, None): 0.0}
 
 
-def test_an_interrupted_run_keeps_what_was_measured(
+def test_an_interrupted_run_reports_what_was_measured(
     dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     runs = 0
@@ -349,7 +347,7 @@ def test_an_interrupted_run_keeps_what_was_measured(
     assert plot.exists()
 
 
-def test_no_more_is_measured_once_the_seconds_have_passed(dataset: Path, bench: Bench) -> None:
+def test_the_measurement_stops_after_the_given_seconds(dataset: Path, bench: Bench) -> None:
     status, said, report = bench("hit-ratio", dataset, *SMALL, "--batches", 100_000, "--seconds", 1e-6)
     assert status == 0
     assert report["partial"] == "time"
@@ -357,7 +355,7 @@ def test_no_more_is_measured_once_the_seconds_have_passed(dataset: Path, bench: 
     assert report["seconds"] < 20  # it would take a minute
 
 
-def test_matplotlib_is_asked_for_before_anything_is_measured(
+def test_missing_matplotlib_is_reported_before_the_measurement(
     dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     found = builtins.__import__
@@ -374,14 +372,14 @@ def test_matplotlib_is_asked_for_before_anything_is_measured(
     assert "pip install matplotlib" in said
 
 
-def test_a_trace_is_opened_by_the_package_itself(dataset: Path, bench: Bench, tmp_path: Path) -> None:
+def test_a_sampled_trace_can_be_opened(dataset: Path, bench: Bench, tmp_path: Path) -> None:
     bench("hit-ratio", dataset, *SMALL, "--record", tmp_path / "t", "--policies", "lru")
     with Trace(tmp_path / "t") as trace:
         assert trace.batch_count == 40
         assert trace.tables[0].heat is not None
 
 
-def test_a_sampled_trace_is_that_of_a_node_loader(dataset: Path, bench: Bench, tmp_path: Path) -> None:
+def test_a_sampled_trace_has_the_pages_of_a_node_loader(dataset: Path, bench: Bench, tmp_path: Path) -> None:
     bench("hit-ratio", dataset, *SMALL, "--record", tmp_path / "t", "--policies", "lru", "--seed", 3)
     seeds = gids.FeatureStore(dataset).splits["_N"]["train"]
     loader = gids.NodeLoader(dataset, seeds, [3, 3], tables=[], batch_size=8, seed=3)

@@ -54,7 +54,7 @@ def test_several_node_types_are_sampled(bench: Bench, tmp_path: Path) -> None:
     assert report["figures"][0]["metrics"]["nodes_per_batch"]["median"] >= 20
 
 
-def test_runs_that_are_cut_short_make_the_report_partial(dataset: Path, bench: Bench) -> None:
+def test_runs_stopped_by_seconds_make_the_report_partial(dataset: Path, bench: Bench) -> None:
     args = ("--batch-size", 8, "--fanouts", "3,3", "--batches", 5, "--threads", 1)
     status, said, report = bench("sampling", dataset, *args, "--seconds", 1e-9)
     assert status == 0
@@ -65,7 +65,7 @@ def test_runs_that_are_cut_short_make_the_report_partial(dataset: Path, bench: B
     assert bench("sampling", dataset, *args)[2]["partial"] is None
 
 
-def test_a_missing_gpu_is_one_plain_line(
+def test_a_missing_gpu_is_reported_in_one_line(
     dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
@@ -75,7 +75,7 @@ def test_a_missing_gpu_is_one_plain_line(
     assert "GIDS_TRACEBACK" not in said
 
 
-def test_an_edge_that_the_graph_has_not_is_found(dataset: Path) -> None:
+def test_an_edge_that_is_not_in_the_graph_is_found(dataset: Path) -> None:
     graph = FeatureStore(dataset).graph()
     minibatch = Neighbor([3, 3]).sample(graph, torch.arange(10))
     verify(minibatch)
