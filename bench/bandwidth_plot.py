@@ -1,4 +1,4 @@
-"""The figures of `gids bench bandwidth`: first iterations from an empty cache, and each setting's rates."""
+"""The figures of `gids bench bandwidth`: first iterations, and rates of each setting. Called by plot.py."""
 
 from __future__ import annotations
 

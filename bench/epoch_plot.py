@@ -1,4 +1,4 @@
-"""The figure of `gids bench epoch`: a stacked bar of stages for each side."""
+"""The figure of `gids bench epoch`: a stacked bar of stages per side. Called by plot.py."""
 
 from __future__ import annotations
 

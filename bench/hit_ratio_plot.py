@@ -1,4 +1,4 @@
-"""The figures of `gids bench hit-ratio`: by window depth, by cache size, and beside static pinning."""
+"""The figures of `gids bench hit-ratio`: by window and by cache size, and with pinning. Called by plot.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the figures of the documentation share: colours, and horizontal bars. Called by plot.py's modules."""
+"""Colours and horizontal bars of the documentation's figures. Called by the modules of plot.py."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def draw_bars(panel: Any, runs: Sequence[Figure], metrics: dict[str, str], *, first_colour: int = 0) -> None:
-    """A row for each run, from above, with a bar for each metric (name -> title), in millions.
+    """Draw a row per run, from the top, with a bar per metric (name -> title), in millions.
 
-    Where runs were repeated, bars are medians and have their range. Rows have no names yet.
+    Bars of repeated runs are medians with their range. The caller names the rows.
     """
     thick = 0.8 / len(metrics)
     for number, (name, title) in enumerate(metrics.items()):
@@ -38,7 +38,7 @@ def draw_bars(panel: Any, runs: Sequence[Figure], metrics: dict[str, str], *, fi
 def spread(
     figures: Sequence[Figure], metric: str, scale: float
 ) -> tuple[list[float], tuple[list[float], list[float]] | None]:
-    """Medians, times scale; and how far ranges reach below and above: None where nothing was repeated."""
+    """Medians times scale, and the ranges below and above them; None if nothing was repeated."""
     values = [[scale * value for value in figure.values.get(metric, [0.0])] for figure in figures]
     middle = [median(found) for found in values]
     if all(len(found) == 1 for found in values):
@@ -49,7 +49,7 @@ def spread(
 
 
 def shared_settings(runs: Sequence[Figure]) -> set[str]:
-    """The keys whose value all runs share: no row's name needs them."""
+    """The keys that have the same value in all runs."""
     return {key for key in runs[0].setting if len({run.setting[key] for run in runs}) == 1} if runs else set()
 
 

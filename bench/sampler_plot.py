@@ -1,6 +1,6 @@
-"""The figure of `gids bench hit-ratio` where several samplers or kappas were measured: what an epoch reads.
+"""The figure of `gids bench hit-ratio` with several samplers or kappas: pages per epoch. Called by plot.py.
 
-Bars in groups, a group for each sampler and kappa, a bar for each policy; a panel for each cache.
+A panel per cache, a group of bars per sampler and kappa, a bar per policy.
 """
 
 from __future__ import annotations

@@ -157,8 +157,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     """Fill the report. Settings: cache, lines, sampler, kappa, order, policy and window."""
     from gids.bench.advise import advise, parse_wanted
-    from gids.bench.case import PINNED, Case
     from gids.bench.cache_sizes import cache_lines, parse_cache_size
+    from gids.bench.case import PINNED, Case
     from gids.bench.trace_source import open_trace, sources
     from gids.trace.replay import replay_as_recorded
 
