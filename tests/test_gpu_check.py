@@ -206,7 +206,7 @@ def bench_that(folder: Path, body: str) -> None:
         ("write(('a', 0.9, 'x', 0.8, True, ''), ('b', 7, 'GB/s', None, None, ''))", "passed", "", 2),
         ("write(('a', 0.7, 'x', 0.8, False, ''))", "failed", "below its target: a", 1),
         ("write(); raise SystemExit('broken')", "failed", "broken", 0),
-        ("write()", "failed", "it gave no figure", 0),
+        ("write()", "failed", "it wrote no results", 0),
         ("write(('a', 0.9, 'x', 0.8, True, ''))\ntime.sleep(3600)", "overran", "killed after", 1),
     ],
 )

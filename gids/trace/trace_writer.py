@@ -98,11 +98,6 @@ class TraceWriter:
         if self._planned < self._retired:  # cancelled before it was planned
             self._planned = self._retired
 
-    def retire_all(self) -> None:
-        """Every minibatch that entered has been retired."""
-        while self._retired < self._entered:
-            self.retire()
-
     def finish(self, counters: Mapping[str, Mapping[str, int]] | None = None) -> None:
         """Write the end mark and close. counters: of each table's cache in the run."""
         if self._file.closed:

@@ -99,7 +99,7 @@ def test_a_repeated_page_in_a_minibatch_is_damage() -> None:
 
 
 def test_too_many_live_minibatches_are_refused() -> None:
-    with pytest.raises(ValueError, match="both together at most 24"):
+    with pytest.raises(ValueError, match="both together 24 or less"):
         replay(BatchList([]), 5, lines=2, policy="lru", window=23, planned=2)
 
 
