@@ -23,7 +23,7 @@ LIMITS_S = (2.5, 10.0, 60.0)  # for what must overrun: the second and third wher
 
 @pytest.fixture
 def check(tmp_path: Path) -> Check:
-    """A run with half a minute for every step, that has found a GPU."""
+    """A check with a GPU and half a minute per step."""
     plan = Plan({**dict.fromkeys(FULL.shares_s, 30.0), "racecheck": 0.0}, small=True)
     found = Check(plan, tmp_path / "out", tmp_path / "scratch", build=False)
     found.machine = {"gpu": "NVIDIA H100"}
@@ -33,7 +33,7 @@ def check(tmp_path: Path) -> Check:
 
 @pytest.fixture
 def as_pytest(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """as_pytest(code): what runs in the place of pytest."""
+    """as_pytest(code): run code instead of pytest."""
 
     def patch(code: str) -> None:
         monkeypatch.setattr(gpu_check, "pytest_command", lambda *_: [*PYTHON, code])
@@ -184,7 +184,7 @@ def test_without_compute_sanitizer_its_steps_are_skipped(
     monkeypatch.setattr(gpu_check, "find_sanitizer", lambda: None)
     gpu_check.sanitize(check, "memcheck")
     assert check.steps[0].result == "skipped"
-    assert "not on the PATH" in check.steps[0].note
+    assert "was not found on the PATH" in check.steps[0].note
     assert gpu_check.status(check) == 0
 
 

@@ -1,4 +1,4 @@
-"""`gids bench bandwidth`: figures, series, ceilings, bad input. Nothing is asserted about speed."""
+"""`gids bench bandwidth`: results, series, ceilings, bad input. Speed is not checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gids bench epoch`: both sides train on a dataset's own files; what it cannot train on is said."""
+"""`gids bench epoch`: both sides train on a dataset; a dataset that it cannot train on is refused."""
 
 from __future__ import annotations
 

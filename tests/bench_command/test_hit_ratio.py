@@ -1,4 +1,4 @@
-"""`gids bench hit-ratio`: figures, replay, advice, bad input; and what all bench commands share."""
+"""`gids bench hit-ratio`: results, replay, advice, bad input; and the options that all bench commands share."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_the_command_samples_like_a_node_loader(dataset: Path, bench: Bench, tmp
 
 
 def record_run(dataset: Path, path: Path) -> int:
-    """Record a run of a small cache; returns its hits."""
+    """Record a run with a small cache. Returns its hits."""
     generator = torch.Generator().manual_seed(0)
     batches = [torch.randint(3000, (200,), generator=generator) for _ in range(30)]
     with (

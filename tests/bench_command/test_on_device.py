@@ -1,4 +1,4 @@
-"""The bench commands with cache, rows and topology on a device: emulated, and on a GPU where there is one."""
+"""The bench commands with cache, rows and topology on a device: emulated, and on a GPU if available."""
 
 from __future__ import annotations
 

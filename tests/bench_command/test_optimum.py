@@ -1,4 +1,4 @@
-"""Belady's MIN: equal to brute force on tiny traces, and never below any policy on random ones."""
+"""Belady's MIN equals brute force on tiny traces, and hits at least as much as any policy on random ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Pages = npt.NDArray[np.int64]
 
 
 def random_trace(rng: np.random.Generator, pages: int, batches: int, most: int) -> BatchList:
-    """Skewed minibatches, each page once in each, some of them empty."""
+    """Skewed minibatches of distinct pages; some are empty."""
     found = []
     for _ in range(batches):
         drawn = np.unique((pages * rng.random(rng.integers(0, most + 1)) ** 2.5).astype(np.int64))
@@ -29,7 +29,7 @@ def random_trace(rng: np.random.Generator, pages: int, batches: int, most: int) 
 
 
 def brute_force(trace: BatchList, lines: int) -> int:
-    """The most hits of any sequence of choices: after each minibatch, any of the pages at hand stay."""
+    """The greatest number of hits, by trying all choices of pages to keep after each minibatch."""
     batches = [frozenset(b.tolist()) for b in trace.batches]
 
     @cache

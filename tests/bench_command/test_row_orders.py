@@ -1,4 +1,4 @@
-"""Orders of rows on a trace and in a dataset: what `gids bench hit-ratio` says of one holds for the other."""
+"""Orders of rows: `gids bench hit-ratio` predicts the pages that a converted dataset reads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAMPLED = (*SMALL, "--batches", 60)
 
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Many classes, most edges within one, ids in no order: rows of 256 bytes, 16 to a page."""
+    """Many classes, most edges within one, ids in no order: rows of 256 bytes, 16 per page."""
     spec = GraphSpec(20_000, degree=12, dim=64, classes=200, homophily=0.9, train_count=2000)
     return write_graph(tmp_path_factory.mktemp("clustered") / "graph", spec)
 
@@ -34,7 +34,7 @@ def convert(graph: Path, order: str) -> Path:
 
 
 def pages(report: dict[str, Any]) -> dict[tuple[str, str], float]:
-    """Pages read in an epoch by (order, policy)."""
+    """Pages read per epoch by (order, policy)."""
     return {
         (f["setting"]["order"], f["setting"]["policy"]): f["metrics"]["epoch_pages_read"]["median"]
         for f in report["figures"]

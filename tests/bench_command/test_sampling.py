@@ -1,4 +1,4 @@
-"""`gids bench sampling`: figures, verification, bad input. Nothing is asserted about speed."""
+"""`gids bench sampling`: results, verification, bad input. Speed is not checked."""
 
 from __future__ import annotations
 

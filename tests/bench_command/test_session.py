@@ -1,4 +1,4 @@
-"""Sessions: when the time is up, what is measured is kept; a session that is through is not partial."""
+"""Sessions and reports: results are kept when the time is up; a complete report is not partial."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trace files: what is written is read, runs replay exactly, and a damaged file gives one clear error."""
+"""Trace files: they are read back, runs are replayed exactly, and a damaged file is one clear error."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def minibatches(count: int, seed: int) -> list[dict[str, torch.Tensor]]:
-    """Skewed ids that repeat; the second table is now and then left out."""
+    """Skewed ids with repeats; some minibatches omit the second table."""
     rng = np.random.default_rng(seed)
     result = []
     for _ in range(count):

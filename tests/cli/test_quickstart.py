@@ -1,4 +1,4 @@
-"""`gids quickstart`: what it prints, that both sides see the right rows, that it leaves nothing behind."""
+"""`gids quickstart`: its output, the rows of both sides, and that it removes its files."""
 
 import json
 import re
@@ -15,7 +15,7 @@ TINY = ["--nodes", "3000", "--dim", "1024", "--batches", "6", "--batch-size", "1
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """One real run with --keep: its directory, what it printed, and its status."""
+    """One real run with --keep: its directory, output and exit status."""
     import contextlib
     import io
 
@@ -110,7 +110,7 @@ def test_the_table_has_both_sides_and_the_code(run, monkeypatch, capsys, tmp_pat
 
 
 def outcomes(monkeypatch, run, **by_side):
-    """Let run_side raise these errors, or return what the real run measured with some values changed."""
+    """Let run_side raise these errors, or return the real run's results with some values changed."""
     from gids.measure import sides
 
     result = json.loads(run.out)

@@ -1,4 +1,4 @@
-"""A side of the comparison: its memory and time are bounded, and what its failure means to the others."""
+"""A side of the comparison: its memory and time are limited, and a failure is reported."""
 
 import time
 from dataclasses import replace
@@ -42,7 +42,7 @@ def limit():
 
 
 def result(config, **values):
-    """What a side might have measured."""
+    """The result of a side, made up."""
     known = {
         "side": config.side,
         "seconds": 2.0,

@@ -1,4 +1,4 @@
-"""Lines about steps: a file gets one at the start, some on the way, one at the end; a terminal one in all."""
+"""Progress of steps: a file gets lines at the start, at intervals and at the end; a terminal gets one line."""
 
 import re
 import sys
