@@ -52,7 +52,7 @@ COLUMNS = [
     text.Column("of an epoch", "epoch_pages_read", text.count),
     text.Column("bypassed", "bypasses", text.count),
     text.Column("evicted", "evictions", text.count),
-    text.Column("pinned %", "in_use_share", text.percent),
+    text.Column("in use %", "in_use_share", text.percent),
 ]
 TYPICAL_WINDOWS = {"window-pin": 8, "lookahead": 16}
 """The defaults of the paper and of FeatureLoader."""

@@ -1,4 +1,4 @@
-"""`gids bench hit-ratio`: results, replay, advice, bad input; and the options that all bench commands share."""
+"""`gids bench hit-ratio`: results, replay, advice, bad input; and options of all bench commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress of steps: a file gets lines at the start, at intervals and at the end; a terminal gets one line."""
+"""Progress of steps: a file gets lines at the start, at intervals and at the end; a terminal one line."""
 
 import re
 import sys
