@@ -1,59 +1,53 @@
-"""A session: how long a bench command may still take, its progress, and the end of its patience.
-
-Called by the questions between, and now and then within, their measurements. Knows nothing of what they
-measure.
-"""
+"""A session: the time limit and the progress of a bench command. Called by the commands after each run."""
 
 from __future__ import annotations
 
 import time
+from typing import Protocol
 
-from gids.cli.progress import Progress
+
+class Progress(Protocol):
+    """Shows the number of runs done, such as gids.cli.progress.Progress."""
+
+    def total(self, count: int) -> None: ...
+    def add(self, count: int) -> None: ...
 
 
 class TimeIsUp(Exception):
-    """The seconds that were given have passed: what is not measured yet stays unmeasured."""
+    """The time limit has passed: the rest is not measured."""
 
 
 class Session:
-    """Bounds and progress of one command. A context manager.
+    """Bounds and progress of one command.
 
-    seconds: how long it may take, 0 for as long as it needs. repeat: how often each setting is measured.
+    seconds: time limit of the command; 0: none. repeat: number of measurements of each setting.
     """
 
-    def __init__(self, title: str, *, seconds: float = 0, repeat: int = 1, quiet: bool = False) -> None:
+    def __init__(self, *, seconds: float = 0, repeat: int = 1, progress: Progress | None = None) -> None:
         self.repeat = repeat
         self._deadline = time.monotonic() + seconds if seconds else float("inf")
-        self._left = 0  # runs to be measured, once total() has told
-        self._progress = Progress(title, quiet=quiet, unit=" runs")
+        self._left = 0  # runs to measure, once total() was called
+        self._progress = progress
 
     def left_s(self) -> float:
-        """Seconds that are left; infinite without a bound."""
+        """Seconds left; infinite without a limit."""
         return self._deadline - time.monotonic()
 
     def check(self) -> None:
-        """Raise TimeIsUp once the seconds have passed."""
+        """Raise TimeIsUp if the time limit has passed."""
         if self.left_s() <= 0:
             raise TimeIsUp
 
     def total(self, runs: int) -> None:
-        """How many runs there will be."""
+        """Set the number of runs."""
         self._left = runs
-        self._progress.total(runs)
+        if self._progress is not None:
+            self._progress.total(runs)
 
     def done(self) -> None:
-        """One run is measured.
-
-        Raises TimeIsUp when it was the last that the time allows, and others are left.
-        """
+        """Count a run as done. Raises TimeIsUp if the time limit has passed and runs are left."""
         self._left -= 1
-        self._progress.add(1)
+        if self._progress is not None:
+            self._progress.add(1)
         if self._left:
             self.check()
-
-    def __enter__(self) -> Session:
-        self._progress.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._progress.__exit__(None, None, None)

@@ -4,6 +4,7 @@ from gids.loader.edge_loader import EdgeLoader, EdgeMinibatch
 from gids.loader.epoch_loader import SampledEpoch
 from gids.loader.feature_loader import FeatureLoader
 from gids.loader.node_loader import NodeLoader
+from gids.loader.observer import Observer
 from gids.loader.stream import ReadThroughStream, WindowedStream
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "EdgeMinibatch",
     "FeatureLoader",
     "NodeLoader",
+    "Observer",
     "ReadThroughStream",
     "SampledEpoch",
     "WindowedStream",

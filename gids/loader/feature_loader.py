@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from numbers import Real
 from typing import Any, Literal, TypeVar
@@ -39,6 +39,7 @@ from gids.loader.minibatch_sizes import (
     too_large,
     usual_sizes,
 )
+from gids.loader.observer import Observer, Observers
 from gids.loader.placement import DevicePlacement, HostPlacement, Placement
 from gids.loader.stages import Stage, epoch_summary, stage_for
 from gids.loader.stream import Cache, Ids, IdsOf, ReadThroughStream, WindowedStream
@@ -96,6 +97,7 @@ class FeatureLoader:
         wait: on CUDA, how kernels wait for pages: ``"stream"`` (the stream waits, no kernel spins) or
             ``"warp"`` (warps poll, as in BaM).
         staging_bytes: on CUDA, pinned host memory through which pages travel.
+        observer: its methods are called as minibatches pass through the loader; see gids.loader.Observer.
 
     Raises KeyError for a table, or a heat, that the store does not have, ValueError for a number out of its
     range, StorageError for shards that cannot be opened, ImportError and RuntimeError when device="cuda"
@@ -126,6 +128,7 @@ class FeatureLoader:
         host_policy: Literal["lookahead", "static"] = "lookahead",
         wait: Literal["stream", "warp"] = "stream",
         staging_bytes: int = 256 << 20,
+        observer: Observer | None = None,
     ) -> None:
         self._opened = ExitStack()  # the cache ends before the engine that it reads by
         self.store = open_store(store, self._opened)
@@ -219,7 +222,8 @@ class FeatureLoader:
         self._lock = threading.Lock()  # guards building the cache, and who has the window
         self._windowed: weakref.ref[WindowedStream[Any]] | None = None
         self._seconds = {"sample": 0.0}
-        self._stage: Stage = stage_for(self.device)  # a Timeline puts itself before it
+        self._stage: Stage = stage_for(self.device)
+        self._observers = Observers(observer)
         self._misses_at_epoch = (0, 0)
         self._last_stats: dict[str, Any] | None = None  # once closed
 
@@ -237,6 +241,15 @@ class FeatureLoader:
     def held_bytes(self) -> int:
         """Memory of the sampled minibatches that are held at once; part of the window in stats()."""
         return (self._window + self._planned + self._waiting) * self._minibatch_bytes
+
+    @property
+    def engine(self) -> Engine:
+        """The I/O engine, for its counters. The loader closes it."""
+        return self._engine
+
+    def observe(self, observer: Observer) -> AbstractContextManager[None]:
+        """Call the methods of observer while a block runs."""
+        return self._observers.added(observer)
 
     def attach(
         self,
@@ -296,6 +309,7 @@ class FeatureLoader:
                 on_close=lambda: _stream_ended(me, before, begun),
                 seconds=self._seconds,
                 stage=self._stage,
+                observers=self._observers,
             )
             self._windowed = weakref.ref(stream)
             return stream
@@ -358,6 +372,14 @@ class FeatureLoader:
         resident = self._cache.page_words(table) >> np.uint64(62) == _RESIDENT
         return torch.from_numpy(found.rows_of_pages(resident))
 
+    def table_heat(self, table: Table) -> npt.NDArray[np.uint8] | None:
+        """uint8[page_count]: the heat that the policy knows of a table's pages; None without heat."""
+        method = self._heat_methods[table.name]
+        if method is None:
+            return None
+        assert isinstance(table.type, str)
+        return page_heat(self.store.heat(method, table.type), table.rows_per_page, table.order)
+
     def close(self) -> None:
         """End the open stream, let reads finish, close the files, free the cache. Idempotent.
 
@@ -410,7 +432,7 @@ class FeatureLoader:
 
     def _build(self, sizes: Sizes) -> None:
         """sizes: of usual minibatches."""
-        heats = {t.name: heat for t in self.tables if (heat := self._heat(t)) is not None}
+        heats = {t.name: heat for t in self.tables if (heat := self.table_heat(t)) is not None}
         self._cache, plan = self._placement.build(sizes, heats)
         self._opened.callback(self._cache.close)
         self._window = plan.sizes.window_batches
@@ -419,6 +441,7 @@ class FeatureLoader:
         self._waiting = self._most_waiting = plan.sizes.waiting_batches
         if log.isEnabledFor(logging.INFO):
             log.info(memory_line(self.tables, self._placement, sizes, plan))
+        self._observers.cache_opened(self._cache)
 
     def _sizes(self, rows: Rows, minibatch_bytes: int) -> Sizes:
         return Sizes(
@@ -442,13 +465,6 @@ class FeatureLoader:
         if excess > 0 and not self._warned_of_size:
             self._warned_of_size = True
             log.warning(too_large(rows, excess))
-
-    def _heat(self, table: Table) -> npt.NDArray[np.uint8] | None:
-        method = self._heat_methods[table.name]
-        if method is None:
-            return None
-        assert isinstance(table.type, str)
-        return page_heat(self.store.heat(method, table.type), table.rows_per_page, table.order)
 
     def _adapt_planned(self) -> None:
         """Between epochs: the fewest planned minibatches whose missing pages cover twice the queue."""

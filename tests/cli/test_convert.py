@@ -14,7 +14,7 @@ from datasets import sorted_edges
 
 from gids import FeatureStore
 from gids.cli import main
-from gids.cli.sizes import parse_bytes
+from gids.sizes import parse_bytes
 from gids.store import verify
 
 RNG = np.random.default_rng(42)

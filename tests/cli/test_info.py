@@ -133,7 +133,7 @@ def test_ctrl_c_ends_without_a_traceback(dataset, capsys, monkeypatch):
     [("0", 0), ("4096", 4096), ("256MB", 256_000_000), ("1.5 GiB", 3 << 29), ("2k", 2000), ("1TiB", 1 << 40)],
 )
 def test_sizes(text, expected):
-    from gids.cli.sizes import parse_bytes
+    from gids.sizes import parse_bytes
 
     assert parse_bytes(text) == expected
 
@@ -150,7 +150,7 @@ def test_sizes(text, expected):
     ],
 )
 def test_sizes_are_printed_with_three_digits(size, expected):
-    from gids.cli.sizes import format_bytes
+    from gids.sizes import format_bytes
 
     assert format_bytes(size) == expected
 
