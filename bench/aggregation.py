@@ -30,9 +30,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from harness import alternate, median_ratio, random_pages_per_s, read_ahead, write_json
 
 import gids.io
-from gids.quickstart.isolation import run_fresh
-from gids.quickstart.memory_group import MemoryGroup
-from gids.quickstart.sides import why_no_limit
+from gids.measure.isolation import run_fresh
+from gids.measure.memory_group import MemoryGroup
+from gids.measure.sides import why_no_limit
 from gids.write import DatasetWriter
 
 DIM = 1024

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 import gids
-from gids.quickstart.counters import resident_bytes
-from gids.quickstart.isolation import serve
-from gids.quickstart.memory_group import limit_own_memory
+from gids.measure.counters import resident_bytes
+from gids.measure.isolation import serve
+from gids.measure.memory_group import limit_own_memory
 
 SMALLEST_BYTES = 256 << 20
 

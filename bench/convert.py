@@ -26,8 +26,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 from harness import alternate, median_ratio, write_json
 
-from gids.cli.sizes import format_bytes, parse_bytes
 from gids.io import drop_page_cache
+from gids.sizes import format_bytes, parse_bytes
 
 PIECE_BYTES = 8 << 20
 BEYOND_BYTES = 300_000_000  # what a conversion may take beyond --memory

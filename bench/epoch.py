@@ -30,9 +30,9 @@ from harness import alternate, median_ratio, random_pages_per_s, read_ahead, wri
 
 from gids.cli import main as gids_command
 from gids.convert.synthetic import GraphSpec, write_graph
-from gids.quickstart.isolation import read_ahead_bytes
+from gids.measure.isolation import read_ahead_bytes
+from gids.measure.sides import EpochConfig, EpochResult, run_gids, run_other, why_no_limit
 from gids.quickstart.report import table
-from gids.quickstart.sides import EpochConfig, EpochResult, run_gids, run_other, why_no_limit
 from gids.store import FeatureStore
 
 DEFAULT_READ_AHEAD_BYTES = 128 << 10  # of Linux; some images raise it

@@ -48,9 +48,9 @@ from aggregation import DEFAULT_READ_AHEAD_BYTES
 from harness import alternate, median_ratio, random_pages_per_s, read_ahead, write_json
 
 import gids.io
-from gids.quickstart.isolation import run_fresh
-from gids.quickstart.memory_group import MemoryGroup
-from gids.quickstart.sides import why_no_limit
+from gids.measure.isolation import run_fresh
+from gids.measure.memory_group import MemoryGroup
+from gids.measure.sides import why_no_limit
 from gids.write import DatasetWriter
 
 THREADS = 2

@@ -17,9 +17,9 @@ from aggregation_side import SMALLEST_BYTES, check, measure
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import gids
-from gids.quickstart.counters import resident_bytes
-from gids.quickstart.isolation import serve
-from gids.quickstart.memory_group import limit_own_memory
+from gids.measure.counters import resident_bytes
+from gids.measure.isolation import serve
+from gids.measure.memory_group import limit_own_memory
 
 os.environ.setdefault("DGLBACKEND", "pytorch")
 with warnings.catch_warnings():

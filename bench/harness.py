@@ -1,6 +1,6 @@
 """What benchmarks share: alternating repeats, the device's own speed, and a record of the machine.
 
-Fresh processes, cold page cache and memory limits are gids.quickstart.isolation.
+Fresh processes, cold page cache and memory limits are gids.measure.isolation.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def random_pages_per_s(shard: Path, *, page_bytes: int, pages: int, depth: int =
 def read_ahead(path: Path, size_bytes: int) -> Iterator[None]:
     """Let the kernel read so much around a missing page of mapped files on path's disk; for root only.
 
-    Without permission everything stays as it is: gids.quickstart.isolation.read_ahead_bytes tells.
+    Without permission everything stays as it is: gids.measure.isolation.read_ahead_bytes tells.
     """
     device = path.stat().st_dev
     setting = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")

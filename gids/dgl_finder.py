@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
 
+_INSTALL = "pip install 'dgl>=1.1.3,<=2.1.0' packaging pandas"  # DGL does not declare these two
 _GRAPHBOLT = "dgl.graphbolt"
 _GRAPHBOLT_IMPORTS = ("pandas", "pydantic", "torchdata.datapipes", "torchdata.dataloader2", "yaml")
 
@@ -25,6 +26,29 @@ def install() -> None:
     """Put the finder before all others. May be called again."""
     if not any(isinstance(finder, DGLFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, DGLFinder())
+
+
+def import_dgl() -> ModuleType:
+    """Import DGL and return it. A DGL that is imported already is left as it is.
+
+    Raises ImportError if DGL, or something that it needs, is not installed.
+    """
+    import importlib.util
+    import warnings
+
+    if sys.modules.get("dgl") is None:
+        spec = importlib.util.find_spec("dgl")
+        if spec is None or spec.origin is None:  # None: a folder that happens to be called dgl
+            raise ImportError(f"gids.dgl needs DGL: {_INSTALL}", name="dgl")
+        install()
+    with warnings.catch_warnings():
+        for category in (DeprecationWarning, SyntaxWarning):  # of DGL's own source, met when it compiles
+            warnings.simplefilter("ignore", category)
+        try:
+            import dgl
+        except ModuleNotFoundError as error:
+            raise ImportError(f"DGL needs {error.name!r}: {_INSTALL}", name=error.name) from error
+    return dgl  # type: ignore[no-any-return]
 
 
 class DGLFinder:

@@ -1,10 +1,44 @@
-"""Sizes in bytes as people read them. Called by every part; knows none of them."""
+"""Sizes in bytes as people write and read them. Called by every part; knows none of them."""
 
 from __future__ import annotations
 
+import argparse
+import re
+from fractions import Fraction
+
+_UNITS = {"": 1}
+_UNITS |= {letter: 1000**power for power, letter in enumerate("kmgt", 1)}
+_UNITS |= {f"{letter}i": 1024**power for power, letter in enumerate("kmgt", 1)}
+
+
+class SizeError(ValueError, argparse.ArgumentTypeError):
+    """The value is not a size in bytes. argparse prints the message as it is."""
+
+
+def parse_bytes(size: float | str, name: str | None = None) -> int:
+    """Return a size in bytes: 4096, 16e9, "4096", "256MB" (powers of 1000) or "1.5GiB" (powers of 1024).
+
+    name: the argument's name, for the error. Also a type for argparse. Fractions of a byte are dropped.
+    Raises SizeError, a ValueError, when the value is not a number of bytes of 0 or more.
+    """
+    found = (
+        re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", size.lower())
+        if isinstance(size, str)
+        else None
+    )
+    if found is not None:
+        return int(Fraction(found[1]) * _UNITS[found[2]])
+    try:
+        if not isinstance(size, (str, bool)) and size >= 0:
+            return int(size)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    what = f"{name}={size!r}" if name else repr(size)
+    raise SizeError(f"{what} is not a size in bytes: use 4096, 256MB or 1.5GiB")
+
 
 def format_bytes(size_bytes: int) -> str:
-    """`4.1 GB`: three digits or so, powers of 1000."""
+    """`4.1 GB`: about three digits, powers of 1000."""
     size, unit = float(size_bytes), "B"
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if size < 999.5 or unit == "TB":

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gids.cli.sizes import parse_bytes
+from gids.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from gids.store import FeatureStore, Table

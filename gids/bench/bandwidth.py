@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gids.bench import arguments, text
 from gids.bench.report import Figure, Report
 from gids.bench.session import Session
-from gids.cli.sizes import format_bytes, parse_bytes
+from gids.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -134,7 +134,7 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
         measure_limited(args, session, report)
         return
     from gids.bench.aggregation import Run, verify
-    from gids.quickstart.memory_group import limit_own_memory, own_memory_bytes
+    from gids.measure.memory_group import limit_own_memory, own_memory_bytes
 
     engines, with_kvikio = _engines(args.engines, args.device, report)
     if args.extents and not with_kvikio:

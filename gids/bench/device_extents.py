@@ -21,7 +21,7 @@ from gids.cuda import Device
 from gids.errors import FormatError
 from gids.io import open_engine
 from gids.io.device.extents import ExtentReader, Extents, open_extent_reader
-from gids.quickstart.counters import cpu_seconds
+from gids.measure.counters import cpu_seconds
 
 _OUT_BYTES = 128 << 20  # read by one call
 _VERIFIED = 16  # extents

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 from gids.bench import arguments, text
 from gids.bench.report import Report, check_writable
 from gids.bench.session import Session
-from gids.cli.sizes import format_bytes, parse_bytes
+from gids.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from gids.bench.epoch_source import EpochSource
-    from gids.quickstart.sides import EpochConfig, EpochResult
+    from gids.measure.sides import EpochConfig, EpochResult
     from gids.store import FeatureStore
 
 HELP = "where an epoch's time goes, with gids and with stock DGL on memory-mapped features"
@@ -97,7 +97,7 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     """Fill the report; the figures' setting is the side."""
     import gids.dgl  # noqa: F401  (says how to install DGL, now and not in a minute)
     from gids.bench.epoch_source import look_at, write_links
-    from gids.quickstart.sides import why_no_limit
+    from gids.measure.sides import why_no_limit
 
     if args.seeds != "train" or args.sampler != "neighbor":
         raise ValueError(
@@ -179,7 +179,7 @@ def _config(
     directory: Path,
     report: Report,
 ) -> EpochConfig:
-    from gids.quickstart.sides import EpochConfig
+    from gids.measure.sides import EpochConfig
 
     if not 0 <= args.window <= 22:
         raise ValueError(f"--window {args.window}: give 0 to 22, as two more minibatches are being read")
@@ -228,7 +228,7 @@ def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSo
     ours: gids is among the sides. ValueError for a limit in which it could not hold its minibatches.
     """
     from gids.bench.minibatches import endless, input_nodes, make_sampler
-    from gids.cache.budget import bounce_pool_bytes, needed_bytes
+    from gids.cache.budget import HostBudget, bounce_pool_bytes
     from gids.cache.live_batches import GROWTH, Sizes
     from gids.cache.output_dtype import out_row_bytes
     from gids.io import QUEUE_DEPTH
@@ -245,13 +245,14 @@ def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSo
     if ours:
         planned = HostPlacement.least_planned
         sizes = Sizes({table.name: rows}, rows * table.page_bytes, blocks, args.window, planned, planned)
-        needed = needed_bytes(
-            [table],
-            sizes.grown(GROWTH),
+        budget = HostBudget(
+            tables=[table],
             output_row_bytes={table.name: out_row_bytes(table, None)},
             bounce_bytes=bounce_pool_bytes([table], QUEUE_DEPTH),
+            memory_bytes=args.memory_limit,
+            cache_bytes=None,
         )
-        least = max(least, sum(needed.values()))
+        least = max(least, sum(budget.needed(sizes.grown(GROWTH)).values()))
     if args.memory_limit < least:
         raise ValueError(
             f"--memory-limit {format_bytes(args.memory_limit)}: {args.window + 2} minibatches "
@@ -265,7 +266,7 @@ def _run(
     config: EpochConfig, limited: bool, name: str, session: Session, left: int, report: Report
 ) -> EpochResult | None:
     """One run of a side. None where stock failed, which a note says."""
-    from gids.quickstart.sides import run_gids, run_other
+    from gids.measure.sides import run_gids, run_other
 
     seconds = session.left_s() / left
     timeout_s: float = 24 * 3600

@@ -1,6 +1,6 @@
 """A dataset as the files that the epoch comparison trains from. Called by epoch.py.
 
-gids.quickstart.epoch takes a directory of .npy files. Those of a dataset are linked to, not copied; stock DGL
+gids.measure.epoch takes a directory of .npy files. Those of a dataset are linked to, not copied; stock DGL
 maps the table's shard itself, where it holds nothing but rows.
 """
 

@@ -16,8 +16,8 @@ from gids.bench import arguments, text
 from gids.bench.hit_ratio_plot import TYPICAL_WINDOWS
 from gids.bench.report import Report
 from gids.bench.session import Session
-from gids.cli.sizes import format_bytes
 from gids.errors import FormatError
+from gids.sizes import format_bytes
 
 if TYPE_CHECKING:
     from gids.bench.case import Case
@@ -155,10 +155,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     """Fill the report; the figures' settings are cache, lines, sampler, kappa, policy and window."""
+    from gids.bench.advise import advise, parse_wanted
     from gids.bench.case import PINNED, Case
     from gids.bench.places import cache_sizes, parse_places
     from gids.bench.trace_source import open_trace, sources
-    from gids.trace.advise import advise, parse_wanted
     from gids.trace.replay import replay_as_recorded
 
     policies = _policies(args.policies)

@@ -12,9 +12,9 @@ from typing import Any
 
 from gids.bench.report import Figure, Report
 from gids.bench.session import Session, TimeIsUp
-from gids.quickstart.isolation import FreshProcessError, FreshProcessOutOfMemory, run_fresh, serve
-from gids.quickstart.memory_group import MemoryGroup
-from gids.quickstart.sides import why_no_limit
+from gids.measure.isolation import FreshProcessError, FreshProcessOutOfMemory, run_fresh, serve
+from gids.measure.memory_group import MemoryGroup
+from gids.measure.sides import why_no_limit
 
 _LISTS = ("notes", "notes_above", "series", "answers")
 
@@ -49,11 +49,10 @@ def _work(config: dict[str, Any]) -> dict[str, Any]:
 
     args = argparse.Namespace(**config)
     report = Report("bandwidth", command=[], seed=args.seed, repeat=args.repeat)
-    with Session("", seconds=args.seconds, repeat=args.repeat, quiet=True) as session:
-        try:
-            bandwidth.measure(args, session, report)
-        except TimeIsUp:
-            report.partial = "time"
+    try:
+        bandwidth.measure(args, Session(seconds=args.seconds, repeat=args.repeat), report)
+    except TimeIsUp:
+        report.partial = "time"
     figures = [(dict(figure.setting), figure.values) for figure in report.figures]
     return {
         "subject": report.subject,

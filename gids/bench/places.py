@@ -7,7 +7,7 @@ import argparse
 from gids import _core
 from gids.bench.case import Case
 from gids.bench.report import Report
-from gids.cli.sizes import format_bytes, parse_bytes
+from gids.sizes import format_bytes, parse_bytes
 
 
 def parse_places(place: str) -> tuple[str, str, float]:

@@ -93,7 +93,7 @@ def direct_works(paths: Sequence[str | os.PathLike[str]]) -> bool:
 
 def why_warm(paths: Sequence[str | os.PathLike[str]]) -> str:
     """Drop the files' pages from the page cache; returns why that did not work, or ""."""
-    from gids.quickstart.isolation import cached_share
+    from gids.measure.isolation import cached_share
 
     try:
         for path in paths:

@@ -7,8 +7,14 @@ measure.
 from __future__ import annotations
 
 import time
+from typing import Protocol
 
-from gids.cli.progress import Progress
+
+class Progress(Protocol):
+    """Shows how many runs are measured."""
+
+    def total(self, count: int) -> None: ...
+    def add(self, count: int) -> None: ...
 
 
 class TimeIsUp(Exception):
@@ -16,16 +22,16 @@ class TimeIsUp(Exception):
 
 
 class Session:
-    """Bounds and progress of one command. A context manager.
+    """Bounds and progress of one command.
 
-    seconds: how long it may take, 0 for as long as it needs. repeat: how often each setting is measured.
+    seconds: time limit of the command; 0: none. repeat: number of measurements of each setting.
     """
 
-    def __init__(self, title: str, *, seconds: float = 0, repeat: int = 1, quiet: bool = False) -> None:
+    def __init__(self, *, seconds: float = 0, repeat: int = 1, progress: Progress | None = None) -> None:
         self.repeat = repeat
         self._deadline = time.monotonic() + seconds if seconds else float("inf")
         self._left = 0  # runs to be measured, once total() has told
-        self._progress = Progress(title, quiet=quiet, unit=" runs")
+        self._progress = progress
 
     def left_s(self) -> float:
         """Seconds that are left; infinite without a bound."""
@@ -39,7 +45,8 @@ class Session:
     def total(self, runs: int) -> None:
         """How many runs there will be."""
         self._left = runs
-        self._progress.total(runs)
+        if self._progress is not None:
+            self._progress.total(runs)
 
     def done(self) -> None:
         """One run is measured.
@@ -47,13 +54,7 @@ class Session:
         Raises TimeIsUp when it was the last that the time allows, and others are left.
         """
         self._left -= 1
-        self._progress.add(1)
+        if self._progress is not None:
+            self._progress.add(1)
         if self._left:
             self.check()
-
-    def __enter__(self) -> Session:
-        self._progress.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._progress.__exit__(None, None, None)

@@ -66,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from gids.bench.plot import require_matplotlib
     from gids.bench.report import Report, check_writable
     from gids.bench.session import Session, TimeIsUp
+    from gids.cli.progress import Progress
 
     if args.plot is not None:
         require_matplotlib()
@@ -76,9 +77,8 @@ def run(args: argparse.Namespace) -> int:
             check_writable(path)
     module = importlib.import_module(f"gids.bench.{QUESTIONS[args.question]}")
     report = Report(args.question, command=_command(), seed=args.seed, repeat=args.repeat)
-    with Session(
-        f"bench {args.question}", seconds=args.seconds, repeat=args.repeat, quiet=args.quiet
-    ) as session:
+    with Progress(f"bench {args.question}", quiet=args.quiet, unit=" runs") as progress:
+        session = Session(seconds=args.seconds, repeat=args.repeat, progress=progress)
         try:
             module.measure(args, session, report)
         except TimeIsUp:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gids.cli.allow_dirs import how_to_open
 from gids.cli.progress import Progress
-from gids.cli.sizes import format_bytes, parse_bytes
+from gids.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from gids.convert.row_order import ReadRows

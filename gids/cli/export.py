@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from gids.cli.progress import Progress
-from gids.cli.sizes import format_bytes, parse_bytes
+from gids.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gids.cli.progress import Progress
-from gids.cli.sizes import format_bytes
+from gids.sizes import format_bytes
 
 
 def add_parser(subparsers: Any) -> None:

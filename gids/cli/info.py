@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gids.cli.sizes import format_bytes
+from gids.sizes import format_bytes
 
 if TYPE_CHECKING:
     from gids.store import FeatureStore

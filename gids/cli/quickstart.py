@@ -23,13 +23,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gids.cli.sizes import format_bytes, parse_bytes
 from gids.quickstart.steps import Step
+from gids.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from gids.convert.synthetic import GraphSpec
+    from gids.measure.sides import EpochConfig
     from gids.quickstart.comparison import Comparison
-    from gids.quickstart.sides import EpochConfig
 
 SECONDS, TOTAL_SECONDS = 60.0, 150.0  # of training on each side; of everything, about
 VAL_NODES = 64  # by full neighbourhoods, so that few are enough work
@@ -113,8 +113,8 @@ def run(args: argparse.Namespace) -> int:
     with Step("starting"):
         import gids.dgl  # noqa: F401  (says how to install DGL, now and not in a minute)
         from gids.convert.synthetic import GraphSpec, write_graph
+        from gids.measure.sides import why_no_limit
         from gids.quickstart.comparison import compare
-        from gids.quickstart.sides import why_no_limit
 
     val_count = max(args.classes, min(args.nodes // 10, 4 * args.batch_size))
     spec = GraphSpec(
@@ -150,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _config(args: argparse.Namespace, spec: GraphSpec, directory: Path) -> EpochConfig:
     """The side of gids."""
-    from gids.quickstart.sides import EpochConfig
+    from gids.measure.sides import EpochConfig
 
     memory_bytes = _memory_bytes(args, spec)
     return EpochConfig(
@@ -314,7 +314,7 @@ def _setting(
     args: argparse.Namespace, spec: GraphSpec, comparison: Comparison, directory: Path, no_limit: str
 ) -> str:
     """What was compared, and under which conditions."""
-    from gids.quickstart.isolation import read_ahead_bytes
+    from gids.measure.isolation import read_ahead_bytes
 
     ours = comparison.results["gids"]
     epochs = "An epoch" if args.epochs == 1 else f"{args.epochs} epochs"

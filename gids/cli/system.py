@@ -19,9 +19,9 @@ from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any
 
-from gids.cli.sizes import format_bytes
 from gids.cuda.driver import Driver, ask_driver
 from gids.io.device.kvikio_probe import KvikioProbe, probe_kvikio
+from gids.sizes import format_bytes
 
 _MEMLOCK_BYTES = 1 << 30  # what one registered buffer may have
 _OPEN_FILES = 16384

@@ -4,7 +4,7 @@ The user's entry; it composes gids.store and gids.loader and decides nothing abo
 makes PyPI's DGL (1.1.3, 2.1.0) importable beside a current torch.
 """
 
-from gids.dgl.importable import import_dgl
+from gids.dgl_finder import import_dgl
 
 import_dgl()
 

@@ -14,7 +14,7 @@ def import_graphbolt() -> ModuleType:
     """
     found = "no DGL that can be imported"
     try:
-        from gids.dgl.importable import import_dgl
+        from gids.dgl_finder import import_dgl
 
         found = f"dgl {import_dgl().__version__}"
         from dgl import graphbolt

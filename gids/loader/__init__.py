@@ -4,6 +4,8 @@ from gids.loader.edge_loader import EdgeLoader, EdgeMinibatch
 from gids.loader.epoch_loader import SampledEpoch
 from gids.loader.feature_loader import FeatureLoader
 from gids.loader.node_loader import NodeLoader
+from gids.loader.observer import Observer
+from gids.loader.source import Options, Source
 from gids.loader.stream import ReadThroughStream, WindowedStream
 
 __all__ = [
@@ -11,7 +13,10 @@ __all__ = [
     "EdgeMinibatch",
     "FeatureLoader",
     "NodeLoader",
+    "Observer",
+    "Options",
     "ReadThroughStream",
     "SampledEpoch",
+    "Source",
     "WindowedStream",
 ]

@@ -85,6 +85,6 @@ def too_large(rows: Rows, excess_bytes: int) -> str:
     option = next(iter(wanted.values())) if len(rows) == 1 else wanted
     return (
         f"a minibatch reads {sum(rows.values()):,} rows, more than memory was shared out for: with such ones "
-        f"the loader may take {format_bytes(excess_bytes)} more than memory_bytes. Tell it the rows of the "
-        f"largest, minibatch_rows={option}, and the cache leaves room for them"
+        f"the loader may take {format_bytes(excess_bytes)} more than its memory budget. Give the rows "
+        f"of the largest minibatch, minibatch_rows={option}: then the cache leaves room for them"
     )

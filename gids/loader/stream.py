@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gids.loader.observer import Observers
 from gids.loader.stages import Stage, stage
 
 T = TypeVar("T")
@@ -52,23 +53,25 @@ class Cache(Protocol):
 class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
     """An iterator of (minibatch, {table: features}) that reads ahead through the cache.
 
-    cache_for: called with every minibatch and its ids, which tell how large minibatches are; it gives the
-    same cache each time.
+    cache_for: called with every minibatch, its ids, and whether it is the first: they tell how large
+    minibatches are. It returns the same cache each time.
     window_batches, planned_batches: asked for again and again; the first minibatch may change them.
     on_close: called once, when no step of this stream is live any more. stage: tells profilers of a stage.
+    observers: called at each event.
     """
 
     def __init__(
         self,
         minibatches: Iterable[T],
         ids_of: IdsOf[T],
-        cache_for: Callable[[T, Ids], Cache],
+        cache_for: Callable[[T, Ids, bool], Cache],
         *,
         window_batches: Callable[[], int],
         planned_batches: Callable[[], int],
         on_close: Callable[[], None],
         seconds: dict[str, float],
         stage: Stage = stage,
+        observers: Observers | None = None,
     ) -> None:
         self._source = iter(minibatches)
         self._ids_of = ids_of
@@ -78,14 +81,16 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
         self._most_window: int | None = None  # where the window must be shorter
         self._planned_batches = planned_batches
         self._seconds = seconds
-        self._stage = stage
+        self._profile = stage
+        self._observers = observers = observers or Observers(None)
+        self._live: deque[int] = deque()  # steps that entered and did not retire
         self._held: deque[T] = deque()  # entered, not yet handed out
         self._first = self._entered = self._planned = self._gathered = 0  # steps, once there is a cache
         self._end: BaseException | None = None  # why no more minibatches come
         self._closed = False
         # What closing needs must not hold the stream itself alive.
         self._opened: list[Cache] = []
-        self._finalizer = weakref.finalize(self, _close, self._opened, on_close)
+        self._finalizer = weakref.finalize(self, _close, self._opened, self._live, observers, on_close)
 
     def __iter__(self) -> WindowedStream[T]:
         return self
@@ -147,25 +152,28 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
             if self._entered == t:
                 return  # the source is exhausted
             assert self._cache is not None
-            with self._stage("plan"):
+            with self._profile("plan"), self._observers.stage("plan"):
                 self._cache.plan(t)
+                self._observers.planned(t)
             self._planned += 1
 
     def _enter_until(self, end: int) -> None:
         while self._entered < end and self._end is None:
             started = time.perf_counter()
             try:
-                with self._stage("sample"):
+                with self._profile("sample"), self._observers.stage("sample"):
                     minibatch = next(self._source)
                     ids = self._ids_of(minibatch)
                 self._seconds["sample"] += time.perf_counter() - started
-                cache = self._cache_for(minibatch, ids)
+                cache = self._cache_for(minibatch, ids, self._cache is None)
                 if self._cache is None:
                     self._cache = cache
                     self._opened.append(cache)
                     self._first = self._entered = self._planned = self._gathered = cache.next_step
-                with self._stage("enter"):
+                with self._profile("enter"), self._observers.stage("enter"):
                     self._cache.enter(self._entered, ids)
+                    self._live.append(self._entered)
+                    self._observers.entered(self._entered, ids)
             except StopIteration:
                 self._end = StopIteration()  # a fresh one: the caught one's frames would hold features
                 return
@@ -182,16 +190,20 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
 
     def _gather(self) -> tuple[Features, Exception | None]:
         assert self._cache is not None
-        with self._stage("gather"):
+        with self._profile("gather"), self._observers.stage("gather"):
             features, error = self._cache.gather(self._gathered)
+            self._observers.gathered(self._gathered)
             self._cache.retire(self._gathered)
+            self._observers.retired(self._live.popleft())
         self._gathered += 1
         return features, error
 
 
-def _close(opened: list[Cache], on_close: Callable[[], None]) -> None:
+def _close(opened: list[Cache], live: deque[int], observers: Observers, on_close: Callable[[], None]) -> None:
     for cache in opened:
         cache.cancel()
+    while live:
+        observers.retired(live.popleft())
     on_close()
 
 
@@ -202,7 +214,7 @@ class ReadThroughStream(Generic[T], Iterator[tuple[T, Features]]):
         self,
         minibatches: Iterable[T],
         ids_of: IdsOf[T],
-        cache_for: Callable[[T, Ids], Cache],
+        cache_for: Callable[[T, Ids, bool], Cache],
     ) -> None:
         self._source: Iterator[T] | None = iter(minibatches)
         self._ids_of = ids_of
@@ -216,7 +228,7 @@ class ReadThroughStream(Generic[T], Iterator[tuple[T, Features]]):
             raise StopIteration
         minibatch = next(self._source)
         ids = self._ids_of(minibatch)
-        features, error = self._cache_for(minibatch, ids).read_through(ids)
+        features, error = self._cache_for(minibatch, ids, False).read_through(ids)
         if error is not None:
             raise error
         return minibatch, features

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 
-from gids.quickstart.sides import EpochConfig, EpochResult, run_gids, run_other
+from gids.measure.sides import EpochConfig, EpochResult, run_gids, run_other
 from gids.quickstart.steps import Step
 
 OURS, STOCK, PLAIN = "gids", "stock", "stock_without_advice"

@@ -1,14 +1,13 @@
 """Records what a FeatureLoader's cache is asked for: ``with record(loader, "run.trace"): train(loader)``.
 
-It stands between the stream and the cache and writes down every step as it passes. Rows and timing are as
-without it, but for the writing: 4 B per page of each minibatch.
+Recording changes no rows. It writes 4 bytes per page of each minibatch.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,16 +16,13 @@ import numpy.typing as npt
 import torch
 
 from gids import _core
+from gids.loader import FeatureLoader, Observer
 from gids.store.table import positions_of
 from gids.trace.trace_file import Pages, TracedTable
 from gids.trace.trace_writer import TraceWriter
 
 if TYPE_CHECKING:
-    from gids.cache.live_batches import Sizes
-    from gids.loader import FeatureLoader
-    from gids.loader.placement import Heats, Placement, Plan
-    from gids.loader.stream import Cache, Features, Ids
-    from gids.store import Table
+    from gids.loader.stream import Cache, Ids
 
 _COUNTERS = ("steps", "pages", "hits", "misses", "loads", "bypasses", "evictions", "failures")
 log = logging.getLogger("gids")
@@ -54,157 +50,80 @@ def record(
     writing is logged, and ends the recording. Raises ValueError for a loader that has a cache already, or
     loads no features; OSError for the path.
     """
-    from gids.loader import FeatureLoader
-
     features = loader if isinstance(loader, FeatureLoader) else loader.feature_loader
     if features is None:
         raise ValueError("this loader loads no features: there is nothing to record")
-    if features._cache is not None:
+    if features.stats()["tables"]:
         raise ValueError("this loader has a cache already: begin to record before its first minibatch")
     with open(path, "wb"):  # where nothing can be written, that is said now and not at the first minibatch
         pass
-    tap = _Tap(features, path, rows)
-    placement = features._placement
-    features._placement = tap
+    recorder = _Recorder(features, path, rows)
     try:
-        yield
+        with features.observe(recorder):
+            yield
     finally:
-        features._placement = placement
-        tap.finish()
+        recorder.finish()
 
 
-class _Tap:
-    """A loader's placement, which taps the cache that it builds. A Placement."""
+class _Recorder(Observer):
+    """Writes down what a loader's cache is asked for. Knows no more of the loader than its observers do."""
 
     def __init__(self, loader: FeatureLoader, path: str | os.PathLike[str], rows: bool) -> None:
-        self._placement: Placement = loader._placement
-        self._tables: list[Table] = loader.tables
-        self._policy: str = loader._policy
-        self._device: str = loader.device.type
-        self._path, self._rows = path, rows
+        self._loader = loader
+        self._path, self._rows_only = path, rows
+        self._orders = [None if rows else t.order for t in loader.tables]  # where each table's rows lie
+        self._tables: list[TracedTable] = []
+        self._marks: list[npt.NDArray[np.uint32]] = []
+        self._mark = 0
         self._writer: TraceWriter | None = None
-        self._cache: TappedCache | None = None
-        self.least_planned = self._placement.least_planned
-        self.memory_bytes = self._placement.memory_bytes
 
-    def build(self, sizes: Sizes, heats: Heats) -> tuple[Cache, Plan]:
-        cache, plan = self._placement.build(sizes, heats)
-        if self._rows:
-            tables = [
-                TracedTable(t.name, t.row_count, t.row_bytes, 1, None, None, of_rows=True)
-                for t in self._tables
+    def cache_opened(self, cache: Cache) -> None:
+        loader, tables = self._loader, self._loader.tables
+        if self._rows_only:
+            self._tables = [
+                TracedTable(t.name, t.row_count, t.row_bytes, 1, None, None, of_rows=True) for t in tables
             ]
-            self._writer = TraceWriter(self._path, tables)
+            self._writer = TraceWriter(self._path, self._tables)
         else:
-            stats = cache.stats()
-            tables = [
+            stats, caches = loader.stats(), cache.stats()
+            self._tables = [
                 TracedTable(
                     t.name,
                     t.page_count,
                     t.page_bytes,
                     t.rows_per_page,
-                    stats[t.name].get("lines"),
-                    heats.get(t.name),
+                    caches[t.name].get("lines"),
+                    loader.table_heat(t),
                 )
-                for t in self._tables
+                for t in tables
             ]
             self._writer = TraceWriter(
                 self._path,
-                tables,
-                policy=self._policy,
-                window_batches=plan.sizes.window_batches,
-                planned_batches=min(sizes.planned_batches, plan.sizes.planned_batches),
-                device=self._device,
+                self._tables,
+                policy=stats["policy"],
+                window_batches=stats["window"],
+                planned_batches=stats["planned"],
+                device=loader.device.type,
             )
-        orders = [None if self._rows else t.order for t in self._tables]
-        self._cache = TappedCache(cache, tables, orders, self._writer)
-        return self._cache, plan
+        self._marks = [np.zeros(t.page_count, np.uint32) for t in self._tables]
 
-    def share(self, sizes: Sizes, memory_bytes: int) -> Plan:
-        return self._placement.share(sizes, memory_bytes)
-
-    def excess_bytes(self, sizes: Sizes) -> int:
-        return self._placement.excess_bytes(sizes)
-
-    def memory(self, cache: Cache | None, held_bytes: int) -> dict[str, int]:
-        return self._placement.memory(cache, held_bytes)
-
-    def finish(self) -> None:
-        if self._cache is not None:
-            self._cache.end()
-        elif os.path.isfile(self._path):
-            os.unlink(self._path)
-
-
-class TappedCache:
-    """A cache that writes down what it is asked for, until end(). Passes everything on. A Cache.
-
-    orders: where each table's rows lie, when not where their ids say.
-    """
-
-    def __init__(
-        self,
-        cache: Cache,
-        tables: Sequence[TracedTable],
-        orders: Sequence[npt.NDArray[Any] | None],
-        writer: TraceWriter,
-    ) -> None:
-        self._cache = cache
-        self._tables, self._orders = tables, orders
-        self._rows_only = any(t.of_rows for t in tables)
-        self._writer: TraceWriter | None = writer
-        self._marks = [np.full(t.page_count, 0, np.uint32) for t in tables]
-        self._mark = 0
-
-    @property
-    def next_step(self) -> int:
-        return self._cache.next_step
-
-    @next_step.setter
-    def next_step(self, step: int) -> None:
-        self._cache.next_step = step
-
-    def enter(self, step: int, ids: Ids) -> None:
-        self._cache.enter(step, ids)  # checks the ids
+    def entered(self, step: int, ids: Ids) -> None:
         self._write(lambda writer: writer.enter(self._pages(ids)))
 
-    def plan(self, step: int) -> None:
-        self._cache.plan(step)
+    def planned(self, step: int) -> None:
         self._write_done(TraceWriter.plan)
 
-    def retire(self, step: int) -> None:
-        self._cache.retire(step)
+    def retired(self, step: int) -> None:
         self._write_done(TraceWriter.retire)
 
-    def cancel(self) -> None:
-        self._cache.cancel()
-        self._write_done(TraceWriter.retire_all)
-
-    def gather(self, step: int) -> tuple[Features, Exception | None]:
-        return self._cache.gather(step)
-
-    def read_through(self, ids: Ids) -> tuple[Features, Exception | None]:
-        return self._cache.read_through(ids)
-
-    def page_words(self, table: str) -> npt.NDArray[np.uint64]:
-        return self._cache.page_words(table)
-
-    def stats(self) -> dict[str, dict[str, Any]]:
-        return self._cache.stats()
-
-    def memory(self) -> dict[str, int]:
-        return self._cache.memory()
-
-    def close(self) -> None:
-        self.end()
-        self._cache.close()
-
-    def end(self) -> None:
-        """Write the end of the trace; from here on nothing is written down. Idempotent."""
-        counters = {} if self._rows_only else _counters(self._cache.stats())
+    def finish(self) -> None:
+        """Write the end of the trace; without a minibatch remove the file."""
+        if not self._tables:
+            if os.path.isfile(self._path):
+                os.unlink(self._path)
+            return
+        counters = {} if self._rows_only else _counters(self._loader.stats()["tables"])
         self._write(lambda writer: writer.finish(counters))
-        self._writer = None
-        self._marks = []
 
     def _write_done(self, write: Callable[[TraceWriter], None]) -> None:
         """What the cache has done; a trace of rows does not say it."""

@@ -1,7 +1,7 @@
 """A timeline of a loader's stages and requests, for chrome://tracing and https://ui.perfetto.dev.
 
-Called by `gids bench epoch --trace`. Stands between a loader and what tells profilers of its stages
-(stages.py), and looks at the engine's counters where stages begin and end. It keeps the first events only.
+Called by `gids bench epoch --trace`. It reads the engine's counters where the loader's stages begin and end,
+and keeps the first events only.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from gids.loader.feature_loader import FeatureLoader
+from gids.loader import FeatureLoader, Observer
 
 _PID, _TID = 1, 1
 _NS_PER_US = 1000
@@ -49,12 +48,8 @@ class Timeline:
         Slices `sample`, `enter`, `plan` and `gather`; and `wait` at the beginning of `gather`: as long as it
         waited for pages, wherever within it that was.
         """
-        told = loader._stage
-        loader._stage = _Watched(self, loader, told)
-        try:
+        with loader.observe(_Stages(self, loader)):
             yield
-        finally:
-            loader._stage = told
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the JSON, all of it or nothing. Raises OSError."""
@@ -84,45 +79,39 @@ class Timeline:
             self._left_out += 1
 
 
-class _Watched:
-    """A Stage: tells profilers as before, and the timeline."""
+class _Stages(Observer):
+    """Adds a loader's stages to a timeline."""
 
-    def __init__(
-        self,
-        timeline: Timeline,
-        loader: FeatureLoader,
-        told: Callable[[str], AbstractContextManager[object]],
-    ) -> None:
-        self._timeline, self._loader, self._told = timeline, loader, told
+    def __init__(self, timeline: Timeline, loader: FeatureLoader) -> None:
+        self._timeline, self._loader = timeline, loader
         # When the bytes that were read were last looked at, and how many they were.
-        self._last = (time.perf_counter_ns(), int(loader._engine.stats()["bytes_read"]))
+        self._last = (time.perf_counter_ns(), int(loader.engine.stats()["bytes_read"]))
 
     @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        with self._told(name):
-            begun = self._look()
-            waited = self._waited_ns() if name == "gather" else 0
-            try:
-                yield
-            finally:
-                end = time.perf_counter_ns()
-                self._timeline.add(name, begun, end)
-                if name == "gather":
-                    wait = min(self._waited_ns() - waited, end - begun)
-                    self._timeline.add("wait", begun, begun + wait)
-                    self._rate(end)
-                self._look()
+    def stage(self, name: str) -> Iterator[None]:
+        begun = self._look()
+        waited = self._waited_ns() if name == "gather" else 0
+        try:
+            yield
+        finally:
+            end = time.perf_counter_ns()
+            self._timeline.add(name, begun, end)
+            if name == "gather":
+                wait = min(self._waited_ns() - waited, end - begun)
+                self._timeline.add("wait", begun, begun + wait)
+                self._rate(end)
+            self._look()
 
     def _look(self) -> int:
         now = time.perf_counter_ns()
-        in_flight = self._loader._engine.stats()["in_flight"]
+        in_flight = self._loader.engine.stats()["in_flight"]
         self._timeline.count("requests in flight", now, in_flight)
         return now
 
     def _rate(self, now: int) -> None:
         """MB/s since the last minibatch was gathered; drawn from then on."""
         before, bytes_before = self._last
-        bytes_read = int(self._loader._engine.stats()["bytes_read"])
+        bytes_read = int(self._loader.engine.stats()["bytes_read"])
         self._timeline.count("MB/s read", before, 1e3 * (bytes_read - bytes_before) / max(1, now - before))
         self._last = (now, bytes_read)
 

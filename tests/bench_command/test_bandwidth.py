@@ -17,8 +17,8 @@ from gids.bench import aggregation, bandwidth, bandwidth_plot, limited, probe
 from gids.bench.aggregation import Measured
 from gids.bench.report import Report
 from gids.errors import StorageError
-from gids.quickstart.isolation import FreshProcessOutOfMemory
-from gids.quickstart.sides import why_no_limit
+from gids.measure.isolation import FreshProcessOutOfMemory
+from gids.measure.sides import why_no_limit
 from gids.write import DatasetWriter
 
 Bench = Callable[..., tuple[int, str, dict[str, Any]]]

@@ -17,8 +17,8 @@ import torch
 
 from gids.bench import epoch
 from gids.bench.epoch_source import look_at, write_links
-from gids.quickstart.isolation import FreshProcessError, FreshProcessOutOfMemory
-from gids.quickstart.sides import EpochResult
+from gids.measure.isolation import FreshProcessError, FreshProcessOutOfMemory
+from gids.measure.sides import EpochResult
 from gids.store import FeatureStore
 from gids.write import DatasetWriter
 
@@ -41,7 +41,7 @@ def test_figures_are_marked_warm_where_the_page_cache_cannot_be_dropped(
     def refuse(path: Path) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
 
-    monkeypatch.setattr("gids.quickstart.sides.drop_page_cache", refuse)
+    monkeypatch.setattr("gids.measure.sides.drop_page_cache", refuse)
     FeatureStore(dataset).table("feat").shard_paths[0].read_bytes()
     status, said, _ = bench("epoch", dataset, *SMALL, "--sides", "stock-random")
     assert status == 0, said
@@ -174,7 +174,7 @@ def result(side: str, *, wrong_rows: int = 0, batches: int = 3) -> EpochResult:
 def test_no_right_to_limit_memory_is_said(
     dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("gids.quickstart.sides.why_no_limit", lambda: "no memory control group: no")
+    monkeypatch.setattr("gids.measure.sides.why_no_limit", lambda: "no memory control group: no")
     limits = []
 
     def run(config: Any, limited: bool, *_: Any) -> EpochResult:
@@ -211,7 +211,7 @@ def test_a_side_of_stock_that_is_killed_is_a_note(
             raise FreshProcessOutOfMemory("killed", reason)
         return replace(result(config.side), headroom_bytes=70 << 20)
 
-    monkeypatch.setattr("gids.quickstart.sides.run_side", run)
+    monkeypatch.setattr("gids.measure.sides.run_side", run)
     status, said, report = bench("epoch", dataset, *SMALL)
     assert status == 0, said
     assert f"`stock, MADV_RANDOM` {reason}" in " ".join(said.split())
@@ -227,7 +227,7 @@ def test_the_side_of_gids_that_fails_is_an_error(
     def run(*_: Any, **__: Any) -> EpochResult:
         raise FreshProcessError("it failed (exit status 1)")
 
-    monkeypatch.setattr("gids.quickstart.sides.run_side", run)
+    monkeypatch.setattr("gids.measure.sides.run_side", run)
     status, said, _ = bench("epoch", dataset, *SMALL)
     assert status == 2
     assert "it failed (exit status 1)" in said

@@ -13,7 +13,7 @@ import torch
 
 from gids import FeatureStore
 from gids.cli import main
-from gids.cli.sizes import parse_bytes
+from gids.sizes import parse_bytes
 from gids.store import verify
 
 RNG = np.random.default_rng(42)

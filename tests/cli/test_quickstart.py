@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from gids.cli import main, quickstart
+from gids.measure.isolation import FreshProcessError, FreshProcessOutOfMemory, FreshProcessTimeout
 from gids.quickstart import report
-from gids.quickstart.isolation import FreshProcessError, FreshProcessOutOfMemory, FreshProcessTimeout
 
 TINY = ["--nodes", "3000", "--dim", "1024", "--batches", "6", "--batch-size", "16", "--fanouts", "3,3"]
 
@@ -79,7 +79,7 @@ def test_the_six_printed_lines_load_the_dataset(run):
 
 
 def test_the_table_has_both_sides_and_the_code(run, monkeypatch, capsys, tmp_path):
-    from gids.quickstart import sides
+    from gids.measure import sides
 
     result = json.loads(run.out)
 
@@ -111,7 +111,7 @@ def test_the_table_has_both_sides_and_the_code(run, monkeypatch, capsys, tmp_pat
 
 def outcomes(monkeypatch, run, **by_side):
     """Let run_side raise these errors, or return what the real run measured with some values changed."""
-    from gids.quickstart import sides
+    from gids.measure import sides
 
     result = json.loads(run.out)
 
@@ -128,7 +128,7 @@ def outcomes(monkeypatch, run, **by_side):
 
 def test_stock_that_is_killed_for_memory_leaves_the_result_of_gids(run, monkeypatch, capsys, tmp_path):
     reason = "needed more than 578 MB of memory and was killed by the kernel"
-    error = FreshProcessOutOfMemory("gids.quickstart.epoch was killed", reason)
+    error = FreshProcessOutOfMemory("gids.measure.epoch was killed", reason)
     outcomes(monkeypatch, run, stock=error, stock_without_advice=error)
     assert main(["quickstart", *TINY, "--dir", str(tmp_path)]) == 0
     out, err = capsys.readouterr()
@@ -187,7 +187,7 @@ def test_a_side_that_was_stopped_is_compared_by_rows_per_second(run, monkeypatch
 
 @pytest.mark.parametrize(("option", "expected"), [([], [60, 60]), (["--seconds", "7"], [7, 7])])
 def test_both_sides_stop_after_a_minute_or_as_asked(option, expected, run, monkeypatch, tmp_path):
-    from gids.quickstart import sides
+    from gids.measure import sides
 
     asked = []
     result = json.loads(run.out)
@@ -218,7 +218,7 @@ def test_the_graph_is_smaller_where_the_disk_writes_slowly(monkeypatch, tmp_path
 
 
 def test_without_a_memory_limit_the_text_says_so(run, monkeypatch, capsys, tmp_path):
-    from gids.quickstart import sides
+    from gids.measure import sides
 
     result = json.loads(run.out)
     asked = []

@@ -187,12 +187,12 @@ def test_the_hottest_nodes_are_those_of_the_hottest_pages(dataset: FeatureStore)
         hottest_nodes(dataset, "paper.feat", 1, method="sampled")
 
 
-@pytest.mark.parametrize("place", ["cpu", "cuda"])
+@pytest.mark.parametrize("device_name", ["cpu", "cuda"])
 def test_a_loader_says_which_rows_its_cache_holds(
-    dataset: FeatureStore, place: str, device: Device, cuda_is: Callable[[Device], None]
+    dataset: FeatureStore, device_name: str, device: Device, cuda_is: Callable[[Device], None]
 ) -> None:
     cuda_is(device)
-    options: dict[str, Any] = {"memory_bytes": 64 << 20, "heat": "none", "device": place}
+    options: dict[str, Any] = {"memory_bytes": 64 << 20, "heat": "none", "device": device_name}
     with gids.FeatureLoader(dataset, ["paper.feat"], **options) as loader:
         assert not loader.cached_rows("paper.feat").any()
         list(loader.attach([{"paper.feat": torch.tensor([5, 3999])}], lambda m: m))

@@ -1,6 +1,6 @@
 """Train GraphSAGE for an epoch, with features read through gids or by stock DGL, and measure it.
 
-``python -m gids.quickstart.epoch`` is one side of a comparison in a process of its own (isolation.py).
+``python -m gids.measure.epoch`` is one side of a comparison in a process of its own (isolation.py).
 Both sides run this code: the same topology in memory, seeds, model, workers and threads. They differ in
 one place, ``_make_loader``: the ``gids=`` argument, or a memory-mapped array in ``g.ndata``.
 
@@ -34,12 +34,12 @@ from torch import Tensor, nn
 from gids.cache.output_dtype import out_dtype_of
 from gids.errors import MemoryBudgetError
 from gids.inference import layerwise
-from gids.quickstart.counters import cpu_seconds, device_bytes_read, resident_bytes
-from gids.quickstart.isolation import cached_share, report_progress, serve
-from gids.quickstart.kept_rows import KeptRows
-from gids.quickstart.memory_group import OwnPeak, limit_own_memory, own_memory_bytes
-from gids.quickstart.model import GraphSage
-from gids.quickstart.sides import EpochConfig, EpochResult
+from gids.measure.counters import cpu_seconds, device_bytes_read, resident_bytes
+from gids.measure.isolation import cached_share, report_progress, serve
+from gids.measure.kept_rows import KeptRows
+from gids.measure.memory_group import OwnPeak, limit_own_memory, own_memory_bytes
+from gids.measure.model import GraphSage
+from gids.measure.sides import EpochConfig, EpochResult
 from gids.sampler import Block
 from gids.store import FeatureStore, Table
 from gids.trace.timeline import Timeline
@@ -164,11 +164,9 @@ def _validate(
     try:
         result = layerwise(
             layer,
-            store,
+            gids.open(store, memory=config.gids_memory_bytes, window=config.window),
             layer_count=len(config.fanouts),
             nodes=ids,
-            memory_bytes=config.gids_memory_bytes,
-            window_batches=config.window,
         )
     except MemoryBudgetError:
         return None
@@ -237,9 +235,7 @@ def _make_loader(graph: Any, ids: Tensor, config: EpochConfig, store: FeatureSto
             graph,
             ids,
             _sampler(config),
-            gids=store,
-            gids_window=config.window,
-            gids_memory_bytes=config.gids_memory_bytes,
+            gids=gids.open(store, memory=config.gids_memory_bytes, window=config.window),
             **options,
         )
     graph.ndata[config.feature_key] = torch.from_numpy(

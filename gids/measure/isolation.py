@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from gids.quickstart.memory_group import MemoryGroup
+from gids.measure.memory_group import MemoryGroup
 from gids.sizes import format_bytes
 
 _PROGRESS, _ANSWER = "progress: ", "answer: "  # begin a fresh process's lines for run_fresh

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 
 from gids.io import drop_page_cache
-from gids.quickstart.isolation import (
+from gids.measure.isolation import (
     FreshProcessError,
     FreshProcessOutOfMemory,
     FreshProcessTimeout,
     cached_share,
     run_fresh,
 )
-from gids.quickstart.memory_group import MemoryGroup
+from gids.measure.memory_group import MemoryGroup
 
 THP = re.compile(r"^THP_enabled:\s*(\d)", re.M)
 HEAD = """
 import sys, os, time
-from gids.quickstart.isolation import report_progress, serve
-from gids.quickstart.memory_group import limit_own_memory
+from gids.measure.isolation import report_progress, serve
+from gids.measure.memory_group import limit_own_memory
 def work(config):
 """
 
@@ -157,7 +157,7 @@ def test_own_memory_counts_what_is_allocated_and_no_page_cache(program, group, t
     (tmp_path / "data").write_bytes(bytes(100_000_000))
     drop_page_cache(tmp_path / "data")
     name = program("""
-        from gids.quickstart.memory_group import OwnPeak, own_memory_bytes
+        from gids.measure.memory_group import OwnPeak, own_memory_bytes
         before = own_memory_bytes()
         with open(config["path"], "rb") as file:
             while file.read(1 << 20):

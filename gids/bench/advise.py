@@ -16,7 +16,7 @@ from gids import _core
 from gids.bench import text
 from gids.bench.report import Report
 from gids.bench.session import Session
-from gids.cli.sizes import format_bytes
+from gids.sizes import format_bytes
 
 if TYPE_CHECKING:
     from gids.bench.case import Case
@@ -125,7 +125,7 @@ def _answer(
         report.answers.append(
             f"{ratio:.1%} are hits with {lines:,} lines ({format_bytes(cache)}, {share:.1%} of the "
             f"table; metadata {format_bytes(metadata)}) and a window of {window}: "
-            f"FeatureLoader(..., window_batches={window}, cache_bytes={cache + of_lines})"
+            f"gids.open(..., window={window}, cache={cache + of_lines})"
         )
         minimum = case.minimum(lines)["hit_ratio"]
         report.answers.append(f"a cache of that size that knows the future would hit {minimum:.1%}")

@@ -13,16 +13,16 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from gids.io import drop_page_cache
-from gids.quickstart.isolation import (
+from gids.measure.isolation import (
     FreshProcessError,
     FreshProcessOutOfMemory,
     FreshProcessTimeout,
     run_fresh,
 )
-from gids.quickstart.memory_group import MemoryGroup
+from gids.measure.memory_group import MemoryGroup
 from gids.sizes import format_bytes
 
-_MODULE = "gids.quickstart.epoch"
+_MODULE = "gids.measure.epoch"
 _SPARE_BYTES = 256 << 20  # more headroom, where the measured one did not suffice
 
 

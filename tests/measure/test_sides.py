@@ -7,9 +7,10 @@ import pytest
 
 from gids.cli import main
 from gids.convert.synthetic import GraphSpec, write_graph
-from gids.quickstart import comparison, report, sides
-from gids.quickstart.isolation import FreshProcessError, FreshProcessOutOfMemory, FreshProcessTimeout
-from gids.quickstart.sides import EpochConfig, EpochResult
+from gids.measure import sides
+from gids.measure.isolation import FreshProcessError, FreshProcessOutOfMemory, FreshProcessTimeout
+from gids.measure.sides import EpochConfig, EpochResult
+from gids.quickstart import comparison, report
 
 MEMORY = 100 << 20
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gids.quickstart import kept_rows
-from gids.quickstart.kept_rows import KeptRows
+from gids.measure import kept_rows
+from gids.measure.kept_rows import KeptRows
 
 
 def table(dim):

@@ -1,0 +1,11 @@
+"""Measured training: one epoch, through gids or through stock DGL, in a fresh process with bounded memory.
+
+    sides.py         the configuration and the result of one side, and how to run it
+    epoch.py         one side in its process; model.py has the model, kept_rows.py checks features
+    isolation.py     fresh processes with a cold page cache; launcher.py starts them
+    memory_group.py  memory control groups
+    counters.py      memory, reads and CPU time, as the kernel counts them
+    machine.py       the machine and the installed packages
+
+Called by ``gids quickstart``, ``gids bench`` and the scripts in bench/.
+"""
