@@ -7,7 +7,7 @@ Baseline: the same features stored as float32. Training: GraphSAGE on the graph 
 mislead as often as not; every kind of storage has the same minibatches, model and start, and each start is
 repeated with other random numbers, which is the noise to compare with. Gather: all pages are in the cache;
 float32 comes out of all of them, and each is compared with what Table.read_rows gives.
-`--small` is what the tests run; the default sizes are those of docs/performance.md.
+`--small` is what the tests run; the default sizes are those of docs/performance-conversion.md.
 """
 
 from __future__ import annotations
