@@ -169,7 +169,7 @@ class FeatureStore:
         return self.heat("out-degree", ntype) if "out-degree" in self.heat_methods(ntype) else None
 
     def heat_methods(self, ntype: str | None = None) -> list[str]:
-        """By which methods the heat of a node type is stored, the best first (measured: docs/internals/heat.md).
+        """By which methods the heat of a node type is stored, the best first (measured: docs/cache.md).
 
         "out-degree" comes with conversion; "reverse-pagerank" and "sampled" with `gids heat`.
         """

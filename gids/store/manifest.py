@@ -1,7 +1,7 @@
 """manifest.json: what it holds, its checksum, and the one `validate` that writer and reader share.
 
 Called by FeatureStore, DatasetWriter and `gids verify`. Judges text only: that files exist and have the
-right sizes is `files.py`'s part. docs/internals/format.md describes every field.
+right sizes is `files.py`'s part. docs/format.md describes every field.
 """
 
 from __future__ import annotations

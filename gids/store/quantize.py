@@ -1,4 +1,4 @@
-"""int8 with a scale: how such rows lie on disk, how they are made, and what they become. See docs/internals/format.md.
+"""int8 with a scale: how such rows lie on disk, how they are made, and what they become. See docs/format.md.
 
 A value x of scale s is stored as round(x / s), a whole number from -127 to 127, and becomes that times s, a
 float32. Of a row (scale "row") or of a column ("column"), s is the largest |x| / 127. Called by the writer,
