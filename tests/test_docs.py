@@ -172,6 +172,34 @@ def check_names(codes: Iterator[str]) -> None:
                 assert {keyword.arg for keyword in node.keywords} <= set(known), ast.unparse(node)
 
 
+SIGNATURE = re.compile(r"^    (gids\.[\w.]+)(\([^()]*\))$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if SIGNATURE.search(p.read_text())], ids=name_of)
+def test_signatures_are_those_of_the_code(page: Path) -> None:
+    for name, arguments in SIGNATURE.findall(page.read_text()):
+        if name.startswith("gids.pyg"):
+            pytest.importorskip("torch_geometric")
+        names: dict[str, Any] = {"torch": torch}
+        exec(f"def written{arguments}: ...", names)
+        found = looked_up(ast.parse(name, mode="eval").body)
+        real = [
+            (p.name, p.kind, p.default)
+            for p in inspect.signature(found).parameters.values()
+            if p.kind is not p.VAR_KEYWORD
+        ]
+        written = inspect.signature(names["written"]).parameters.values()
+        assert [(p.name, p.kind, p.default) for p in written] == real, name
+
+
+def test_settings_list_every_option_of_open() -> None:
+    table = re.search(r"\| option of `gids.open` .*?\n\n", (ROOT / "docs/settings.md").read_text(), re.DOTALL)
+    assert table
+    rows = re.findall(r"^\| (`.*?) \|", table[0], re.MULTILINE)
+    listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert listed == set(inspect.signature(gids.open).parameters)
+
+
 # Command lines
 
 
