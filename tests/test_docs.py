@@ -200,6 +200,45 @@ def test_settings_list_every_option_of_open() -> None:
     assert listed == set(inspect.signature(gids.open).parameters)
 
 
+# Messages
+
+
+NOT_OUR_MESSAGES = {
+    "module 'gids' has no attribute 'FeatureStore'",
+    "No module named 'torchdata.datapipes'",
+    "Too many open files",
+    "import dgl",
+    "gids bench bandwidth",
+}
+
+
+def texts_of_the_code() -> str:
+    """Every text in the code of gids, with … for what is put in."""
+    found = []
+    for file in ROOT.glob("gids/**/*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = (v.value if isinstance(v, ast.Constant) else "…" for v in node.values)
+                found.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    for file in [*ROOT.glob("native/**/*.cpp"), *ROOT.glob("native/**/*.h")]:
+        literals = re.sub(r'"\s*"', "", file.read_text())
+        found += re.findall(r'"([^"\n]+)"', literals)
+    return "\n".join(found)
+
+
+def test_messages_in_troubleshooting_are_those_of_the_code() -> None:
+    texts = texts_of_the_code()
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    for cell in re.findall(r"^\| ([^|]*) \|", page, re.MULTILINE):
+        for message in re.findall(r"`([^`]* [^`]*)`", cell):
+            if message not in NOT_OUR_MESSAGES:
+                message = re.sub(r"^\w*Error: ", "", message)
+                for part in filter(None, (part.strip() for part in message.split("…"))):
+                    assert part in texts, message
+
+
 # Command lines
 
 
