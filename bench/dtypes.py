@@ -25,6 +25,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from sage import GraphSage
 
+import gids
 from gids import FeatureLoader, FeatureStore, NodeLoader
 from gids.cli import main as gids_command
 from gids.convert.synthetic import GraphSpec, write_graph
@@ -118,11 +119,8 @@ def gather(args: argparse.Namespace) -> dict[str, float]:
                 with DatasetWriter(path) as writer:
                     writer.write_table("node", "_N", "feat", source, dtype=dtype, scale=scale)
                 loaders[kind] = FeatureLoader(
-                    path,
+                    gids.open(path, memory=4 << 30, window=2, threads=threads),
                     [TABLE],
-                    memory_bytes=4 << 30,
-                    window_batches=2,
-                    threads=threads,
                     dtype=torch.float32,
                 )
                 fill(loaders[kind], torch.arange(count).split(batch))

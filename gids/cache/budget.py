@@ -189,14 +189,14 @@ class HostBudget(Budget):
         return MemoryPlan(purposes, lines, sizes, capped or self._holds_all(lines), late_outputs)
 
 
-def too_little(memory_bytes: int, purposes: Mapping[str, int]) -> MemoryBudgetError:
-    """The error for minibatches that do not fit. purposes: the least bytes that they need."""
+def too_little(memory_bytes: int, purposes: Mapping[str, int], option: str = "memory") -> MemoryBudgetError:
+    """The error for minibatches that do not fit. purposes: the least bytes that they need. option: of gids.open()."""
     needed = _sum(purposes)
     listing = " + ".join(f"{purpose} {format_bytes(n)}" for purpose, n in purposes.items())
     return MemoryBudgetError(
-        f"memory_bytes={memory_bytes} ({format_bytes(memory_bytes)}) is too small: minibatches of this size "
+        f"{option}={memory_bytes} ({format_bytes(memory_bytes)}) is too small: minibatches of this size "
         f"need {listing} = {needed} bytes ({format_bytes(needed)}) without any cache. Give "
-        f"memory_bytes={advised_bytes(needed)} or more, or use smaller minibatches."
+        f"{option}={advised_bytes(needed)} or more, or use smaller minibatches."
     )
 
 

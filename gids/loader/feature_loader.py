@@ -117,6 +117,7 @@ class FeatureLoader:
         self._finalizer = weakref.finalize(self, self._opened.close)
         self._placement: Placement = self._on_host() if on_cpu else self._on_device()
         self._largest = 0  # bytes of the largest minibatch of this epoch
+        self._seen: Rows = {}  # of the largest minibatches
         self._minibatch_bytes = 0  # of the sampled minibatch itself: the largest so far
         self._warned_of_size = False
         self._cache: Cache | None = None
@@ -439,6 +440,7 @@ class FeatureLoader:
             size = minibatch_bytes + sum(rows[t.name] * t.row_bytes for t in self.tables)
             if self._cache is not None and size > self._largest:
                 self._largest = size
+                self._seen = {name: max(n, self._seen.get(name, 0)) for name, n in rows.items()}
                 self._keep_within_memory(rows, minibatch_bytes, resize=first and len(self.users) > 1)
             if self._cache is None:
                 sizes = replace(
@@ -446,7 +448,7 @@ class FeatureLoader:
                     page_bytes=page_bytes_read(ids, self.tables),
                     source_bytes=source_bytes,
                 )
-                self._build(usual_sizes(sizes, given=self._minibatch_rows, growth=growth))
+                self._build(usual_sizes(sizes, given=self._minibatch_rows, growth=growth, seen=self._seen))
             assert self._cache is not None
             return self._cache
 

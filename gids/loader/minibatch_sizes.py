@@ -66,14 +66,15 @@ def page_bytes_read(ids: Mapping[str, Any], tables: Iterable[Table]) -> int:
     return total
 
 
-def usual_sizes(first: Sizes, *, given: Rows | None, growth: float) -> Sizes:
+def usual_sizes(first: Sizes, *, given: Rows | None, growth: float, seen: Rows) -> Sizes:
     """How large minibatches are, by what is known at the first one.
 
     first: of the first. given: rows of the largest, as the user says; then there is no room for more. growth:
-    how many times as large as the first the others are.
+    how many times as large as the first the others are. seen: rows of the largest in earlier epochs.
     """
     if given is None:
-        return first.grown(growth)
+        usual = first.grown(growth)
+        return replace(usual, rows={name: max(n, seen.get(name, 0)) for name, n in usual.rows.items()})
     rows = {name: max(n, given[name]) for name, n in first.rows.items()}
     times = sum(rows.values()) / max(1, sum(first.rows.values()))
     return replace(first.grown(times), rows=rows, growths=(1.0,))

@@ -87,18 +87,15 @@ class Epoch:
     at_once: Callable[[], int]
 
 
-class EpochSampling(ABC, Iterator[Minibatch]):
-    """An iterator of an epoch's minibatches, with labels and without features. It does not hold the loader, so
-    that an open epoch does not either.
+class EpochSampling(ABC):
+    """An epoch's minibatches, with labels and without features. Iterate over it once.
+
+    It does not hold the loader, so that an open epoch does not either.
     """
 
     def __init__(self, epoch: Epoch) -> None:
         self.epoch = epoch
         self._types = {t.type for t in epoch.tables.values()}
-        self._left = epoch.steps
-        self._made: deque[Minibatch] = deque()
-        self._begun = False  # the first minibatch waits for no other
-        self._one_by_one = False
 
     @abstractmethod
     def sample(self, steps: range) -> Sequence[Minibatch]:
@@ -111,28 +108,22 @@ class EpochSampling(ABC, Iterator[Minibatch]):
             ids = {name: of_types[table.type] for name, table in self.epoch.tables.items()}
         return self.epoch.stream.made_here(ids)
 
-    def __next__(self) -> Minibatch:
-        while not self._made:
-            if not self._left:
-                raise StopIteration
-            count = self.epoch.at_once() if self._begun and not self._one_by_one else 1
+    def __iter__(self) -> Iterator[Minibatch]:
+        """A generator: an error that it raises keeps no frame of the caller alive."""
+        steps, count, one_by_one = self.epoch.steps, 1, False  # the first minibatch waits for no other
+        while steps:
             try:
                 with self.epoch.stream.use():
-                    self._made.extend(self.sample(self._left[:count]))
+                    made = deque(self.sample(steps[:count]))
             except Exception:
                 if count == 1:
-                    self._left = range(0)
                     raise
-                self._one_by_one = True  # the sound minibatches come first, then the error, at its turn
+                count, one_by_one = 1, True  # the sound minibatches come first, then the error, at its turn
                 continue
-            self._begun = True
-            self._left = self._left[count:]
-        return self._made.popleft()  # its memory is the consumer's from here on
-
-    def close(self) -> None:
-        """Sample no more."""
-        self._left = range(0)
-        self._made.clear()
+            steps = steps[count:]
+            while made:
+                yield made.popleft()  # its memory is the consumer's from here on
+            count = 1 if one_by_one else self.epoch.at_once()
 
 
 def sample_steps(

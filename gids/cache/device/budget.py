@@ -69,7 +69,7 @@ class DeviceBudget(Budget):
         ]
         if (best := best_plan(ways)) is not None:
             return best
-        raise too_little(self.memory_bytes, self.needed(least.shortened(0).grown(tight[-1])))
+        raise too_little(self.memory_bytes, self.needed(least.shortened(0).grown(tight[-1])), "device_memory")
 
     def _plan(self, sizes: Sizes) -> MemoryPlan | None:
         purposes = self.needed(sizes)
