@@ -20,7 +20,8 @@ SMALLEST_BYTES = 256 << 20
 
 def gids_side(config: dict[str, Any], minibatches: list[torch.Tensor]) -> dict[str, float]:
     with gids.FeatureLoader(
-        config["dataset"], ["_N.feat"], cache_bytes=0, heat="none", threads=config["threads"]
+        gids.open(config["dataset"], cache=0, heat="none", threads=config["threads"]),
+        ["_N.feat"],
     ) as loader:
         stream = loader.attach(minibatches, lambda ids: {"_N.feat": ids})
         return measure(((ids, features["_N.feat"]) for ids, features in stream), config["seconds"])

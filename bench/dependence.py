@@ -86,13 +86,13 @@ def train(
     torch.manual_seed(seed)
     model = Sage(store.table(table).shape[0], hidden, int(labels.max()) + 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    options: dict[str, Any] = {"cache_bytes": cache_bytes, "policy": policy}
-    options |= {"memory_bytes": 2 << 30, "seed": seed}
+    options: dict[str, Any] = {"batch_size": batch_size, "shuffle": True, "seed": seed}
+    source = gids.open(store, memory=2 << 30, cache=cache_bytes, policy=policy)
 
     def logits(minibatch: Minibatch) -> Tensor:
         return model(minibatch.blocks, minibatch.features[table])  # type: ignore[no-any-return]
 
-    with gids.NodeLoader(store, splits["train"], sampler, batch_size=batch_size, **options) as loader:
+    with gids.NodeLoader(source, splits["train"], sampler, **options) as loader:
         for _ in range(epochs):
             before = loader.stats()
             for minibatch in loader:
@@ -105,9 +105,7 @@ def train(
     right = []
     with (
         torch.no_grad(),
-        gids.NodeLoader(
-            store, splits["test"], Neighbor(FANOUTS), batch_size=256, shuffle=False, **options
-        ) as test,
+        gids.NodeLoader(source, splits["test"], Neighbor(FANOUTS), batch_size=256, seed=seed) as test,
     ):
         for minibatch in test:
             right.append(logits(minibatch).argmax(1) == minibatch.labels)

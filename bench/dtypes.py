@@ -6,7 +6,7 @@
 Baseline: the same features stored as float32. Training: GraphSAGE on the graph of `gids generate`. Every
 storage type has the same minibatches, model and initial weights; repeats with other random numbers show the
 noise. Gather: all pages are in the cache; the output is float32 and is compared with Table.read_rows.
-The tests use `--small`; docs/performance.md has the default sizes.
+The tests use `--small`; docs/performance-conversion.md has the default sizes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from sage import GraphSage
 
+import gids
 from gids import FeatureLoader, FeatureStore, NodeLoader
 from gids.cli import main as gids_command
 from gids.convert.synthetic import GraphSpec, write_graph
@@ -117,11 +118,8 @@ def gather(args: argparse.Namespace) -> dict[str, float]:
                 with DatasetWriter(path) as writer:
                     writer.write_table("node", "_N", "feat", source, dtype=dtype, scale=scale)
                 loaders[kind] = FeatureLoader(
-                    path,
+                    gids.open(path, memory=4 << 30, window=2, threads=threads),
                     [TABLE],
-                    memory_bytes=4 << 30,
-                    window_batches=2,
-                    threads=threads,
                     dtype=torch.float32,
                 )
                 fill(loaders[kind], torch.arange(count).split(batch))

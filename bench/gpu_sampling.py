@@ -79,7 +79,7 @@ def sampling(device: Device, directory: Path, sizes: SamplingSizes, figures: Fig
     with_edges = np.flatnonzero(np.diff(graph.indptr))
     seeds = torch.from_numpy(np.random.default_rng(5).permutation(with_edges))
     for place in ("host", "auto"):
-        with closing(PinnedGraph(graph, device, place=place)) as pinned:
+        with closing(PinnedGraph(graph, device, topology_on=place)) as pinned:
             for fanouts in sizes.fanouts:
                 _sample(
                     device, Topology(graph), Topology(pinned), seeds, fanouts, place, sizes, figures, pcie

@@ -174,17 +174,19 @@ class Comparison:
             self._sizes.batch_size * 4 * self._sizes.dim * int(np.prod(np.add(self._sizes.fanouts, 1)))
         )
         return NodeLoader(
-            self._path,
+            gids.open(
+                self._path,
+                window=self._sizes.window,
+                cache=self._cache_bytes,
+                memory=self._cache_bytes + 8 * rows_bytes + (1 << 30),
+                staging=self._sizes.staging_bytes,
+            ),
             self._train,
             self._sizes.fanouts,
             tables=[_TABLE],
             batch_size=self._sizes.batch_size,
             shuffle=False,
             device=device,
-            window_batches=self._sizes.window,
-            cache_bytes=self._cache_bytes,
-            memory_bytes=self._cache_bytes + 8 * rows_bytes + (1 << 30),
-            staging_bytes=self._sizes.staging_bytes,
         )
 
     def _moved(self, minibatch: Minibatch, rows: torch.Tensor) -> tuple[Minibatch, torch.Tensor]:

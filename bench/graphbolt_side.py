@@ -48,7 +48,8 @@ def load_newest(config: dict[str, Any]) -> None:
 def reader(config: dict[str, Any]) -> Read:
     if config["side"] == "gids":
         feature = gids.graphbolt.Feature(
-            config["dataset"], "_N.feat", cache_bytes=0, heat="none", threads=config["threads"]
+            gids.open(config["dataset"], cache=0, heat="none", threads=config["threads"]),
+            "_N.feat",
         )
         return feature.read
     if config["side"] == "graphbolt":
@@ -67,7 +68,8 @@ def reads(config: dict[str, Any]) -> Rows:
     if config["side"] == "gids_fetch":
         made = (gb.MiniBatch(input_nodes=ids) for ids in minibatches)  # each is dropped with its features
         stage = IterableWrapper(made, deepcopy=False).gids_fetch(
-            config["dataset"], ["feat"], cache_bytes=0, heat="none", threads=config["threads"]
+            gids.open(config["dataset"], cache=0, heat="none", threads=config["threads"]),
+            ["feat"],
         )
         return ((each.input_nodes, each.node_features["feat"]) for each in stage)
     read = reader(config)
@@ -82,7 +84,8 @@ def pipe(config: dict[str, Any], memory_bytes: int) -> Rows:
     sampled = gb.ItemSampler(items, batch_size=256).sample_neighbor(graph, [5, 5])
     if config["side"] == "gids":
         fetched = sampled.gids_fetch(
-            config["dataset"], ["feat"], memory_bytes=memory_bytes, threads=config["threads"]
+            gids.open(config["dataset"], memory=memory_bytes, threads=config["threads"]),
+            ["feat"],
         )
     else:
         fetched = sampled.fetch_feature(stock_features(config), ["feat"])
@@ -95,11 +98,8 @@ def cached(
     """How a side reads through a cache in memory, how it streams minibatches, and how many rows it missed."""
     if config["side"] == "gids":
         feature = gids.graphbolt.Feature(
-            config["dataset"],
+            gids.open(config["dataset"], cache=config["cache_bytes"], heat="none", threads=config["threads"]),
             "_N.feat",
-            cache_bytes=config["cache_bytes"],
-            heat="none",
-            threads=config["threads"],
         )
         return feature.read, one_by_one(feature.read), lambda: feature.feature_loader.stats()["misses"]
     if config["side"] == "torch":

@@ -263,7 +263,7 @@ def measure_gpu(args: argparse.Namespace) -> dict[str, Any]:
     results: dict[str, Any] = {"gpu": device.name, "places": {}}
     print(f"{device.name}: {graph.num_edges:,} edges, fanouts {args.fanouts}, {args.batch_size} seeds")
     for place in args.place:
-        with PinnedGraph(graph, device, place=place) as pinned:
+        with PinnedGraph(graph, device, topology_on=place) as pinned:
             topology, sampler = Topology(pinned), Neighbor(args.fanouts)
             for step in range(2):
                 minibatch = sampler.sample(topology, seeds[step], step=step)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from gids import store as store
     from gids import write as write
     from gids.errors import FormatError, MemoryBudgetError, MissingError, NoDeviceError, StorageError
-    from gids.loader import EdgeLoader, FeatureLoader, NodeLoader
+    from gids.loader import EdgeLoader, FeatureLoader, NodeLoader, Source
+    from gids.loader.source import open as open
     from gids.store import FeatureStore
 
     __version__: str
@@ -32,6 +33,7 @@ __all__ = [
     "MissingError",
     "NoDeviceError",
     "NodeLoader",
+    "Source",
     "StorageError",
 ]
 
@@ -44,7 +46,9 @@ _HOMES = {
     "MissingError": "gids.errors",
     "NoDeviceError": "gids.errors",
     "NodeLoader": "gids.loader",
+    "Source": "gids.loader",
     "StorageError": "gids.errors",
+    "open": "gids.loader.source",
 }
 _PARTS = (
     "cache",
@@ -57,7 +61,8 @@ _PARTS = (
     "sampler",
     "store",
     "write",
-)  # not for `import *`
+)
+"""Neither these nor open are in __all__: `from gids import *` must not replace the builtin."""
 
 
 def __getattr__(name: str) -> Any:  # loads torch only when something that needs it is asked for
@@ -74,7 +79,7 @@ def __getattr__(name: str) -> Any:  # loads torch only when something that needs
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_PARTS, "__version__"])
+    return sorted([*__all__, *_PARTS, "__version__", "open"])
 
 
 dgl_finder.install()

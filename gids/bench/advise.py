@@ -125,7 +125,7 @@ def _answer(
         report.answers.append(
             f"{ratio:.1%} of pages are hits with {lines:,} lines ({format_bytes(cache)}, {share:.1%} of the "
             f"table; metadata {format_bytes(metadata)}) and a window of {window}: "
-            f"FeatureLoader(..., window_batches={window}, cache_bytes={cache + of_lines})"
+            f"gids.open(..., window={window}, cache={cache + of_lines})"
         )
         minimum = case.minimum(lines)["hit_ratio"]
         report.answers.append(f"the best possible cache of this size (Belady's MIN) hits {minimum:.1%}")

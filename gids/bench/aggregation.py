@@ -19,6 +19,7 @@ from gids.bench.minibatches import endless, input_nodes
 from gids.bench.probe import direct_works, why_warm
 from gids.errors import FormatError
 from gids.loader import FeatureLoader
+from gids.loader.source import open as open_source
 from gids.measure.counters import cpu_seconds, device_bytes_read
 
 if TYPE_CHECKING:
@@ -165,19 +166,20 @@ def aggregate(
 
 
 def _loader(store: FeatureStore, table: Table, run: Run) -> FeatureLoader:
-    return FeatureLoader(
+    on_cpu = run.device == "cpu"
+    source = open_source(
         store,
-        [table.name],
         engine=run.engine,
         queue_depth=run.depth,
-        cache_bytes=run.cache_bytes,
-        memory_bytes=run.memory_bytes,
-        window_batches=run.window,
+        cache=run.cache_bytes,
+        memory=run.memory_bytes if on_cpu else None,
+        device_memory=None if on_cpu else run.memory_bytes,
+        window=run.window,
         policy=run.policy,
         threads=run.threads,
-        device=run.device,
         direct=run.state == "cold" and direct_works(table.shard_paths),
     )
+    return FeatureLoader(source, [table.name], device=run.device)
 
 
 def _counters(loader: FeatureLoader, run: Run) -> dict[str, int]:

@@ -228,7 +228,7 @@ def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSo
     ours: gids is among the sides. Raises ValueError if the limit is too small for its minibatches.
     """
     from gids.bench.minibatches import endless, input_nodes, make_sampler
-    from gids.cache.budget import bounce_pool_bytes, needed_bytes
+    from gids.cache.budget import HostBudget, bounce_pool_bytes
     from gids.cache.live_batches import GROWTH, Sizes
     from gids.cache.output_dtype import out_row_bytes
     from gids.io import QUEUE_DEPTH
@@ -245,13 +245,14 @@ def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSo
     if ours:
         planned = HostPlacement.least_planned
         sizes = Sizes({table.name: rows}, rows * table.page_bytes, blocks, args.window, planned, planned)
-        needed = needed_bytes(
-            [table],
-            sizes.grown(GROWTH),
+        budget = HostBudget(
+            tables=[table],
             output_row_bytes={table.name: out_row_bytes(table, None)},
             bounce_bytes=bounce_pool_bytes([table], QUEUE_DEPTH),
+            memory_bytes=args.memory_limit,
+            cache_bytes=None,
         )
-        least = max(least, sum(needed.values()))
+        least = max(least, sum(budget.needed(sizes.grown(GROWTH)).values()))
     if args.memory_limit < least:
         raise ValueError(
             f"--memory-limit {format_bytes(args.memory_limit)} is too small: {args.window + 2} minibatches "

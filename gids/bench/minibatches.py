@@ -94,7 +94,14 @@ def endless(
     Raises FormatError for a dataset without topology, ValueError, IndexError.
     """
     loader = NodeLoader(
-        store, seeds_of(store, seeds), sampler, tables=[], batch_size=batch_size, seed=seed, labels=False
+        store,
+        seeds_of(store, seeds),
+        sampler,
+        tables=[],
+        batch_size=batch_size,
+        shuffle=True,
+        seed=seed,
+        labels=False,
     )
     while True:
         yield from loader

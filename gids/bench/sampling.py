@@ -107,7 +107,7 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     threads = args.threads or sorted({1, torch.get_num_threads()})
     if not on_cpu:
         device, place = cuda.open_device(args.device), args.place or "auto"
-        pinned = [PinnedGraph(graph, device, place=place) for graph in graphs]
+        pinned = [PinnedGraph(graph, device, topology_on=place) for graph in graphs]
         topology = Topology(pinned[0] if isinstance(seeds, torch.Tensor) else pinned)
         report.subject.update(device=device.name, place=place)
         threads = [None]
@@ -212,7 +212,7 @@ def _measure_run(
 ) -> int:
     """Measure one run. Returns its number of minibatches, which is smaller if the time is up."""
     from gids.bench.minibatches import counts
-    from gids.loader.sample_stream import sample_steps
+    from gids.loader.sampling import sample_steps
 
     device = topology.device
     nodes = edges = done = 0

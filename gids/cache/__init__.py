@@ -1,13 +1,15 @@
 """The software cache: page words, lines, policies, memory budget."""
 
-from gids.cache.budget import MemoryPlan, share_memory
+from gids.cache.budget import HostBudget
 from gids.cache.feature_cache import POLICIES, FeatureCache
 from gids.cache.heat import page_heat
+from gids.cache.live_batches import MemoryPlan, Sizes
 
 __all__ = [
     "POLICIES",
     "FeatureCache",
+    "HostBudget",
     "MemoryPlan",
+    "Sizes",
     "page_heat",
-    "share_memory",
 ]

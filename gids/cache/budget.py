@@ -1,6 +1,6 @@
 """The memory budget: one number for everything, shared out before anything is allocated.
 
-Called by the loader once it knows how large minibatches are. Knows sizes only.
+Called by the loader's placement once it knows how large minibatches are. It knows sizes only.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from gids import _core
-from gids.cache.live_batches import Sizes, Way, best_share
+from gids.cache.live_batches import MemoryPlan, Sizes, Way, best_plan
 from gids.errors import MemoryBudgetError
 from gids.sizes import format_bytes
 
 SMALL = 16
-"""Outputs of further planned minibatches are reserved while all of them take a sixteenth of the memory."""
+"""More minibatches are planned while all outputs take at most a sixteenth of the memory."""
 
 SCARCE = 1 / 12
-"""Lines of a quarter of one of three outputs. With less, minibatches get outputs when they are gathered."""
+"""Outputs are reserved early only if the lines take at least a twelfth of their bytes."""
 
 _MERGED_BYTES = 32 << 10
-"""Neighbouring pages without a line become one request of so much, read into the bounce pool."""
+"""Neighbouring pages without a line are read into the bounce pool by one request of up to this size."""
 
 _BOUNCE_SHARE = 64
-"""Part of the memory that the bounce pool takes at most, as long as its requests hold a page."""
+"""The bounce pool takes at most 1/64 of the memory, but each of its requests holds at least one page."""
 
 _NARROW_PAGES = 1 << 32
-"""A minibatch keeps 4 bytes for each of its pages, and 8 in a table of more pages than this."""
+"""A minibatch keeps 4 bytes per page that it reads, or 8 bytes if the table has more pages than this."""
 
 _MEMORY_PAGE = 4096
 
 
 class TableShape(Protocol):
-    """What the budget needs to know of a table."""
+    """The properties of a table that the budget uses."""
 
     @property
     def name(self) -> str: ...
@@ -48,28 +48,12 @@ class TableShape(Protocol):
     def order(self) -> npt.NDArray[Any] | None: ...
 
 
-@dataclass(frozen=True)
-class MemoryPlan:
-    """How memory is shared out.
-
-    purposes: bytes by purpose. lines: of each table. sizes: what there is room for: the largest minibatch,
-    the window, the minibatches planned at once. capped: more memory would not give more lines.
-    late_outputs: minibatches get their outputs when they are gathered, and not when they are planned.
-    """
-
-    purposes: Mapping[str, int]
-    lines: Mapping[str, int]
-    sizes: Sizes
-    capped: bool
-    late_outputs: bool
-
-
 def longest_read_bytes(
     tables: Iterable[TableShape], *, memory_bytes: int | None = None, queue_depth: int = 0
 ) -> int:
-    """What the engine of a cache must hold: its max_read_bytes, which sizes the bounce pool.
+    """The max_read_bytes of a cache's engine. The bounce pool is this size times the queue depth.
 
-    memory_bytes: for everything; with little of it requests are shorter. None: not known.
+    memory_bytes: the whole budget; a small one makes requests shorter. None: unknown.
     """
     merged = _MERGED_BYTES
     while memory_bytes is not None and merged > 512 and merged * queue_depth * _BOUNCE_SHARE > memory_bytes:
@@ -80,157 +64,155 @@ def longest_read_bytes(
 def bounce_pool_bytes(
     tables: Iterable[TableShape], queue_depth: int, *, memory_bytes: int | None = None
 ) -> int:
-    """What the bounce pool of such an engine takes, before there is one."""
+    """Bytes of the bounce pool of that engine, before it is opened."""
     return queue_depth * longest_read_bytes(tables, memory_bytes=memory_bytes, queue_depth=queue_depth)
 
 
-def needed_bytes(
-    tables: Sequence[TableShape],
-    sizes: Sizes,
-    *,
-    output_row_bytes: Mapping[str, int],
-    bounce_bytes: int,
-    late_outputs: bool = False,
-) -> dict[str, int]:
-    """What minibatches of these sizes take by purpose, before the first line. Arguments as of share_memory.
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What the budgets of both placements have in common.
 
-    outputs: one with the consumer, and one for each planned minibatch, or, where they are late, for the one
-    that is gathered. window: minibatches in the window or planned, and the numbers of their pages. requests:
-    what planned minibatches read, and memory to plan in.
-    """
-    rows = sum(sizes.rows.values())
-    pages = sum(sizes.rows[t.name] * (4 if t.page_count <= _NARROW_PAGES else 8) for t in tables)
-    outputs = 2 if late_outputs else sizes.planned_batches + 1
-    requested = min(rows, _core.LATE_ROWS) if late_outputs else rows * sizes.planned_batches
-    ordered = sum(sizes.rows[t.name] for t in tables if t.order is not None) * sizes.planned_batches
-    sampled = sizes.live_batches + sizes.waiting_batches
-    return {
-        "page tables": sum(8 * t.page_count + _core.LISTS_BYTES for t in tables),
-        "bounce pool": bounce_bytes,
-        "outputs": output_bytes(tables, sizes.rows, output_row_bytes) * outputs,
-        "window": pages * sizes.live_batches + sizes.minibatch_bytes * sampled,
-        "requests": requested * _core.PLANNED_ROW_BYTES + rows * _core.PLANNING_ROW_BYTES + 8 * ordered,
-    }
-
-
-def output_bytes(
-    tables: Sequence[TableShape], rows: Mapping[str, int], output_row_bytes: Mapping[str, int]
-) -> int:
-    """Bytes of the rows that one minibatch is handed, in whole memory pages."""
-    found = (rows[t.name] * output_row_bytes[t.name] for t in tables)
-    return sum(_MEMORY_PAGE * max(1, -(-n // _MEMORY_PAGE)) for n in found)
-
-
-def share_memory(
-    tables: Sequence[TableShape],
-    sizes: Sizes,
-    *,
-    memory_bytes: int,
-    cache_bytes: int | None,
-    output_row_bytes: Mapping[str, int],
-    bounce_bytes: int,
-) -> MemoryPlan:
-    """Give every purpose its bytes; what is left becomes cache lines.
-
-    sizes: of minibatches like the first, with the window and the planned minibatches that are wanted.
-    output_row_bytes: of a row as it is handed out. cache_bytes caps the lines (0: none). Tables share the
-    lines in proportion to their bytes on disk.
-
-    More than planned_batches may be planned at once, up to the most, where outputs are small beside the
-    whole. Where the lines would get little, in this order: less room for minibatches that are larger than
-    the first; outputs only when minibatches are gathered; fewer planned. In each of these the window is as
-    long as pays. Raises MemoryBudgetError, with the sum, when not even the least of them fits.
+    output_row_bytes: bytes of a row as the loader returns it, by table. bounce_bytes: size of the bounce
+    pool. memory_bytes: the limit of everything together. cache_bytes: the limit of the lines (0: no lines,
+    None: no limit). Tables share the lines in proportion to their bytes on disk.
     """
 
-    def needs(chosen: Sizes, late: bool) -> dict[str, int]:
-        return needed_bytes(
-            tables, chosen, output_row_bytes=output_row_bytes, bounce_bytes=bounce_bytes, late_outputs=late
-        )
+    tables: Sequence[TableShape]
+    output_row_bytes: Mapping[str, int]
+    bounce_bytes: int
+    memory_bytes: int
+    cache_bytes: int | None
 
-    def share(chosen: Sizes, late: bool) -> MemoryPlan | None:
-        purposes = needs(chosen, late)
-        left = memory_bytes - sum(purposes.values())
+    def _output_bytes(self, sizes: Sizes) -> int:
+        """Bytes of one minibatch's rows, in whole memory pages."""
+        found = (sizes.rows[t.name] * self.output_row_bytes[t.name] for t in self.tables)
+        return sum(_MEMORY_PAGE * max(1, -(-n // _MEMORY_PAGE)) for n in found)
+
+    def _more_planned(self, sizes: Sizes) -> Sizes:
+        """With as many planned minibatches as keep their outputs small beside the whole."""
+        affordable = self.memory_bytes // SMALL // max(1, self._output_bytes(sizes)) - 1
+        return sizes.with_planned(max(sizes.planned_batches, min(sizes.most_planned_batches, affordable)))
+
+    def _cap(self, left: int) -> tuple[int, bool]:
+        """(bytes for lines, whether cache_bytes limits them)."""
+        if self.cache_bytes is None or left <= self.cache_bytes:
+            return left, False
+        return self.cache_bytes, True
+
+    def _lines(self, nbytes: int, metadata_bytes: int) -> dict[str, int]:
+        """Lines by table. metadata_bytes: of each line, beside its page."""
+        total = sum(t.page_count * t.page_bytes for t in self.tables) or 1
+        lines = {}
+        for t in self.tables:
+            share = nbytes * (t.page_count * t.page_bytes) // total
+            lines[t.name] = min(t.page_count, share // (t.page_bytes + metadata_bytes), _core.MAX_LINES)
+        return lines
+
+    def _line_bytes(self, lines: Mapping[str, int]) -> int:
+        return sum(lines[t.name] * t.page_bytes for t in self.tables)
+
+    def _holds_all(self, lines: Mapping[str, int]) -> bool:
+        return all(lines[t.name] == t.page_count for t in self.tables)
+
+
+class HostBudget(Budget):
+    """Shares host memory out."""
+
+    def needed(self, sizes: Sizes, *, late_outputs: bool = False) -> dict[str, int]:
+        """Bytes by purpose that minibatches of these sizes need, without lines.
+
+        outputs: one that the consumer holds, and one per planned minibatch; late_outputs: one for the
+        minibatch that is gathered instead. window: minibatches in the window, planned or waiting, and the
+        numbers of their pages. requests: the reads of planned minibatches, and memory to plan in.
+        """
+        tables, rows = self.tables, sum(sizes.rows.values())
+        pages = sum(sizes.rows[t.name] * (4 if t.page_count <= _NARROW_PAGES else 8) for t in tables)
+        outputs = 2 if late_outputs else sizes.planned_batches + 1
+        requested = min(rows, _core.LATE_ROWS) if late_outputs else rows * sizes.planned_batches
+        ordered = sum(sizes.rows[t.name] for t in tables if t.order is not None) * sizes.planned_batches
+        sampled = sizes.live_batches + sizes.waiting_batches
+        return {
+            "page tables": sum(8 * t.page_count + _core.LISTS_BYTES for t in tables),
+            "bounce pool": self.bounce_bytes,
+            "outputs": self._output_bytes(sizes) * outputs,
+            "window": pages * sizes.live_batches + sizes.minibatch_bytes * sampled,
+            "requests": requested * _core.PLANNED_ROW_BYTES + rows * _core.PLANNING_ROW_BYTES + 8 * ordered,
+        }
+
+    def share(self, sizes: Sizes) -> MemoryPlan:
+        """Give every purpose its bytes; the rest becomes cache lines.
+
+        sizes: of minibatches like the first one, with the preferred window and planned minibatches. More
+        minibatches are planned while their outputs are small beside the whole. If the lines would get too
+        little, these measures are tried in order: reserve less room for larger minibatches; give outputs
+        when minibatches are gathered; plan fewer minibatches. Each uses the longest window that pays.
+
+        Raises MemoryBudgetError, which lists the sum, if none of them fits.
+        """
+        roomy, *rest = sizes.growths
+        tight = rest or [roomy]
+        least = sizes.with_planned(sizes.least_planned_batches)
+        ways = [
+            Way(self._more_planned(sizes.grown(roomy)), self._early, least_lines=1),
+            Way(sizes.grown(tight[0]), self._early, least_lines=SCARCE),
+            Way(sizes.grown(tight[0]), self._late),
+            *(Way(least.grown(growth), self._late) for growth in tight),
+            Way(least.grown(tight[-1]), self._early),
+        ]
+        if (best := best_plan(ways)) is not None:
+            return best
+        smallest = least.shortened(0).grown(tight[-1])
+        needs = (self.needed(smallest, late_outputs=late) for late in (False, True))
+        raise too_little(self.memory_bytes, min(needs, key=_sum))
+
+    def _early(self, sizes: Sizes) -> MemoryPlan | None:
+        return self._plan(sizes, late_outputs=False)
+
+    def _late(self, sizes: Sizes) -> MemoryPlan | None:
+        return self._plan(sizes, late_outputs=True)
+
+    def _plan(self, sizes: Sizes, *, late_outputs: bool) -> MemoryPlan | None:
+        purposes = self.needed(sizes, late_outputs=late_outputs)
+        left = self.memory_bytes - _sum(purposes)
         if left < 0:
             return None
-        purposes["sampler"] = min(left, chosen.source_bytes(chosen.waiting_batches))
-        left -= purposes["sampler"]
-        capped = cache_bytes is not None and left > cache_bytes
-        if cache_bytes is not None:
-            left = min(left, cache_bytes)
-        if late:  # what wins a line is all that is read ahead, and most of it comes before the next plan
-            most = min(sum(share_lines(tables, left, _core.LINE_METADATA_BYTES).values()), chosen.most_loads)
+        purposes["sampler"] = min(left, sizes.source_bytes(sizes.waiting_batches))
+        left, capped = self._cap(left - purposes["sampler"])
+        if late_outputs:  # only pages that win a line are read ahead, mostly before the next plan
+            most = min(_sum(self._lines(left, _core.LINE_METADATA_BYTES)), sizes.most_loads)
             loads = min(left, most * _core.LOAD_BYTES)
             purposes["requests"] += loads
             left -= loads
-        lines = share_lines(tables, left, _core.LINE_METADATA_BYTES)
-        purposes["lines"] = sum(lines[t.name] * t.page_bytes for t in tables)
-        purposes["line metadata"] = sum(n * _core.LINE_METADATA_BYTES for n in lines.values())
-        capped = capped or all(lines[t.name] == t.page_count for t in tables)
-        return MemoryPlan(purposes, lines, chosen, capped, late)
-
-    def early(chosen: Sizes) -> MemoryPlan | None:
-        return share(chosen, False)
-
-    def late(chosen: Sizes) -> MemoryPlan | None:
-        return share(chosen, True)
-
-    roomy, *rest = sizes.growths
-    tight = rest or [roomy]
-    output = output_bytes(tables, sizes.grown(roomy).rows, output_row_bytes)
-    least = sizes.with_planned(sizes.least_planned_batches)
-    more = affordable_planned(memory_bytes, output, sizes.planned_batches, sizes.most_planned_batches)
-    ways = [
-        Way(sizes.with_planned(more).grown(roomy), early, least_lines=1),
-        Way(sizes.grown(tight[0]), early, least_lines=SCARCE),
-        Way(sizes.grown(tight[0]), late),
-        *(Way(least.grown(growth), late) for growth in tight),
-        Way(least.grown(tight[-1]), early),
-    ]
-    if (best := best_share(ways)) is not None:
-        return best
-    smallest = least.shortened(0).grown(tight[-1])
-    raise too_little(memory_bytes, min((needs(smallest, late) for late in (False, True)), key=_sum))
+        lines = self._lines(left, _core.LINE_METADATA_BYTES)
+        purposes["lines"] = self._line_bytes(lines)
+        purposes["line metadata"] = _sum(lines) * _core.LINE_METADATA_BYTES
+        return MemoryPlan(purposes, lines, sizes, capped or self._holds_all(lines), late_outputs)
 
 
-def affordable_planned(memory_bytes: int, output_bytes: int, least: int, most: int) -> int:
-    """Minibatches that may be planned at once, so that further ones' outputs are small beside the whole."""
-    return max(least, min(most, memory_bytes // SMALL // max(1, output_bytes) - 1))
-
-
-def too_little(memory_bytes: int, purposes: Mapping[str, int]) -> MemoryBudgetError:
-    """The error where minibatches need more. purposes: the least bytes that they need."""
+def too_little(memory_bytes: int, purposes: Mapping[str, int], option: str = "memory") -> MemoryBudgetError:
+    """The error for minibatches that do not fit. purposes: the least bytes that they need. option: of gids.open()."""
     needed = _sum(purposes)
     listing = " + ".join(f"{purpose} {format_bytes(n)}" for purpose, n in purposes.items())
     return MemoryBudgetError(
-        f"memory_bytes={memory_bytes} ({format_bytes(memory_bytes)}) is too small: minibatches of this size "
-        f"need {listing} = {needed} bytes ({format_bytes(needed)}), without any cache. Give "
-        f"memory_bytes={advised_bytes(needed)} or more, or use smaller minibatches."
+        f"{option}={memory_bytes} ({format_bytes(memory_bytes)}) is too small: minibatches of this size "
+        f"need {listing} = {needed} bytes ({format_bytes(needed)}) without any cache. Give "
+        f"{option}={advised_bytes(needed)} or more, or use smaller minibatches."
     )
 
 
 def advised_bytes(needed: int) -> str:
-    """What to give as memory_bytes where so much is needed, in three digits: 524_000_000."""
-    enough = needed * (_BOUNCE_SHARE + 2) // _BOUNCE_SHARE  # more memory may have a larger bounce pool
+    """The memory_bytes to advise for this need, rounded up to three digits: 524_000_000."""
+    enough = needed * (_BOUNCE_SHARE + 2) // _BOUNCE_SHARE  # a larger budget may have a larger bounce pool
     unit = 10 ** max(0, len(str(enough)) - 3)
     return f"{-(-enough // unit) * unit:_}"
 
 
-def _sum(purposes: Mapping[str, int]) -> int:
-    return sum(purposes.values())
-
-
-def share_lines(tables: Sequence[TableShape], memory_bytes: int, metadata_bytes: int) -> dict[str, int]:
-    """Lines of each table, in proportion to the tables' bytes on disk. metadata_bytes: of each line."""
-    total = sum(t.page_count * t.page_bytes for t in tables) or 1
-    lines = {}
-    for t in tables:
-        share = memory_bytes * (t.page_count * t.page_bytes) // total
-        lines[t.name] = min(t.page_count, share // (t.page_bytes + metadata_bytes), _core.MAX_LINES)
-    return lines
+def _sum(by_name: Mapping[str, int]) -> int:
+    return sum(by_name.values())
 
 
 def available_bytes() -> int:
-    """Memory that this process may still take: the machine's, or its control group's when that is less."""
+    """Memory that this process may still use: the machine's, or its control group's if that is less."""
     with open("/proc/meminfo") as f:
         meminfo = dict(line.split(":") for line in f)
     available = int(meminfo["MemAvailable"].split()[0]) * 1024
@@ -238,14 +220,14 @@ def available_bytes() -> int:
         try:
             limit, usage = (group / limit_name).read_text().strip(), int((group / usage_name).read_text())
         except OSError:
-            continue  # the root has no limit file, and a container sees only its own part of the tree
+            continue  # the root has no limit file; a container sees only its own part of the tree
         if limit != "max":
             available = min(available, max(0, int(limit) - usage))
     return available
 
 
 def _memory_groups() -> Iterator[tuple[Path, str, str]]:
-    """This process's control groups for memory and all above them: (directory, limit file, usage file)."""
+    """This process's memory control groups and their parents: (directory, limit file, usage file)."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":

@@ -1,40 +1,40 @@
-"""How many minibatches are held at once: how long the window is, and how many are planned.
+"""Chooses how many minibatches are held at once: the length of the window, and how many are planned.
 
-Called by the budgets of host and device memory, which tell it what a choice leaves for cache lines. Knows
-sizes only.
+Called by the budgets of host and device memory, which compute what a choice leaves for cache lines. It
+knows sizes only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass, field, replace
 
 GROWTH = 1.25
-"""How much larger than the first minibatch a later one is expected to get."""
+"""Memory is reserved for minibatches larger than the first by this factor."""
 
 GROWTHS = (GROWTH, 1.0625, 1.03, 1.015, 1.0)
-"""The same where memory is short: the less there is, the less of it is kept for larger minibatches."""
+"""The factors to try, in this order, where memory is short."""
 
 CHEAP = 16
-"""A window that takes less than a sixteenth of what the lines take is not worth shortening."""
+"""A window is not shortened if it takes less than a sixteenth of the bytes of the lines."""
 
 REACH = 3
-"""A window is of use while its minibatches read at most about three times what the lines hold.
+"""A window is useful while its minibatches read at most about three times what the lines hold.
 
-Measured by `gids bench hit-ratio`, graphs with power-law degrees: a longer one finds about a point more.
+Measured by `gids bench hit-ratio` on graphs with power-law degrees: a longer window adds about one point.
 """
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large minibatches are, and how many are held at once.
+    """The size of a minibatch, and how many minibatches are held at once.
 
-    rows: rows of each table that one reads. page_bytes: bytes of the pages that hold these rows.
-    minibatch_bytes: memory of the sampled minibatch itself. window_batches: sampled ahead. planned_batches:
-    planned at once; most_planned_batches: that may ever be; least_planned_batches: where memory is short.
-    waiting_batches: sampled minibatches beside these. source_bytes: memory of what samples them, by the
-    number that wait. growths: room for larger minibatches, as factors, the one that is wanted first.
+    rows: rows that one minibatch reads, by table. page_bytes: bytes of the pages that hold these rows.
+    minibatch_bytes: memory of the sampled minibatch itself. window_batches: minibatches in the window.
+    planned_batches: minibatches planned at once; at least least_planned_batches where memory is short, at
+    most most_planned_batches. waiting_batches: sampled minibatches that wait for the window. source_bytes:
+    memory of the sampler, as a function of waiting_batches. growths: factors of room for larger minibatches,
+    the preferred one first.
     """
 
     rows: Mapping[str, int]
@@ -55,11 +55,11 @@ class Sizes:
 
     @property
     def most_loads(self) -> int:
-        """Pages that planned minibatches may miss, at most."""
+        """Upper bound of the pages that planned minibatches miss."""
         return self.planned_batches * sum(self.rows.values())
 
     def grown(self, times: float) -> Sizes:
-        """The same with larger minibatches."""
+        """With minibatches that are larger by this factor."""
         return replace(
             self,
             rows={name: int(times * n) for name, n in self.rows.items()},
@@ -68,63 +68,67 @@ class Sizes:
         )
 
     def with_planned(self, planned_batches: int) -> Sizes:
-        """The same with so many planned at once."""
+        """With another number of planned minibatches."""
         return replace(self, planned_batches=planned_batches)
 
     def shortened(self, window_batches: int) -> Sizes:
-        """The same with a shorter window, which minibatches enter as they are sampled: none wait."""
+        """With a shorter window, which minibatches enter as soon as they are sampled: none wait."""
         return replace(self, window_batches=window_batches, waiting_batches=0)
 
 
-class Share(Protocol):
-    """What a budget makes of a choice. purposes: bytes by purpose. capped: more memory, no more lines."""
+@dataclass(frozen=True)
+class MemoryPlan:
+    """How memory is shared out.
 
-    @property
-    def purposes(self) -> Mapping[str, int]: ...
-    @property
-    def sizes(self) -> Sizes: ...
-    @property
-    def capped(self) -> bool: ...
+    purposes: bytes by purpose. lines: cache lines by table. sizes: the largest minibatch, the window and the
+    planned minibatches that fit. capped: more memory would not add lines. late_outputs: minibatches get
+    their outputs when they are gathered, not when they are planned. host_lines: of a plan for a device, the
+    lines in host memory by table.
+    """
 
-
-S = TypeVar("S", bound=Share)
+    purposes: Mapping[str, int]
+    lines: Mapping[str, int]
+    sizes: Sizes
+    capped: bool
+    late_outputs: bool = False
+    host_lines: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Way(Generic[S]):
-    """One way to hold minibatches. share: what it leaves, None where it does not fit.
+class Way:
+    """One way to hold minibatches. plan: shares memory out for sizes; None if they do not fit.
 
-    least_lines: bytes of lines with which it is good enough, as a part of the bytes of outputs.
+    least_lines: the way is good enough with lines of this many times the bytes of the outputs.
     """
 
     sizes: Sizes
-    share: Callable[[Sizes], S | None]
+    plan: Callable[[Sizes], MemoryPlan | None]
     least_lines: float = 0
 
 
-def best_share(ways: Iterable[Way[S]]) -> S | None:
-    """The first way that is good enough, else the last that fits; each with as long a window as pays."""
+def best_plan(ways: Iterable[Way]) -> MemoryPlan | None:
+    """The first way that is good enough, else the last that fits; each with the longest window that pays."""
     found = None
     for way in ways:
-        if (share := _with_window(way)) is None:
+        if (plan := _with_window(way)) is None:
             continue
-        found = share
-        if share.capped or share.purposes["lines"] >= way.least_lines * share.purposes["outputs"]:
-            return share
+        found = plan
+        if plan.capped or plan.purposes["lines"] >= way.least_lines * plan.purposes["outputs"]:
+            return plan
     return found
 
 
-def _with_window(way: Way[S]) -> S | None:
+def _with_window(way: Way) -> MemoryPlan | None:
     shorter = range(way.sizes.window_batches, -1, -1)
     for sizes in (way.sizes, *map(way.sizes.shortened, shorter)):
-        share = way.share(sizes)
-        if share is not None and (sizes.window_batches <= 1 or share.capped or _pays(share)):
-            return share
+        plan = way.plan(sizes)
+        if plan is not None and (sizes.window_batches <= 1 or plan.capped or _pays(plan)):
+            return plan
     return None
 
 
-def _pays(share: Share) -> bool:
+def _pays(plan: MemoryPlan) -> bool:
     """Whether the window is worth its memory, which a shorter one would leave to the lines."""
-    window, lines = share.purposes["window"], share.purposes["lines"]
-    reach = share.sizes.window_batches * share.sizes.page_bytes
+    window, lines = plan.purposes["window"], plan.purposes["lines"]
+    reach = plan.sizes.window_batches * plan.sizes.page_bytes
     return CHEAP * window <= lines or (window <= lines and reach <= REACH * lines)

@@ -6,11 +6,11 @@ workers); reading, caching and their order belong to gids.loader.
 
 from __future__ import annotations
 
-import os
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import dgl
 import torch
@@ -21,9 +21,13 @@ from gids.dgl.epoch import Epoch
 from gids.dgl.tables import ServedTables
 from gids.loader import FeatureLoader
 from gids.loader.headroom import raise_descriptor_limit
-from gids.store import FeatureStore, Table, open_store
+from gids.loader.option_names import check_names
+from gids.loader.source import Dataset, Source, as_source
+from gids.store import Table
 
-Dataset = str | os.PathLike[str] | FeatureStore
+_OWN = ("gids", "gids_feats", "gids_dtype", "gids_device", "gids_minibatch_rows")
+_NOT_DGL = {"memory", "memory_bytes", "window", "window_batches", "cache", "cache_bytes", "policy", "engine"}
+"""Options of gids.open() that users give here; DGL has no such arguments, and passes others on to torch."""
 
 # Kept from before ``enable()`` can replace them.
 stock_init = dgl.dataloading.DataLoader.__init__
@@ -40,23 +44,20 @@ for _dataset in (TensorizedDataset, DDPTensorizedDataset):
 
 
 class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has no types
-    """``dgl.dataloading.DataLoader`` plus ``gids``: a dataset directory, or an open FeatureStore, that holds
-    features which the graph does not; or a list of these, about the same nodes and edges, the graph's own
-    dataset first. Every other argument, and what is yielded, is DGL's.
+    """``dgl.dataloading.DataLoader`` plus ``gids``: gids.open(...) of the dataset that holds the features, or
+    for default options its path or a FeatureStore, or a list of these that have the same nodes and edges, the
+    graph's own dataset first. Every other argument, and what is yielded, is DGL's.
 
     A column that the sampler asks for (``prefetch_node_feats``, ``prefetch_edge_feats``, and so on) is read
     from the store if that has it, else taken from the graph as DGL does: ``blocks[0].srcdata["feat"]`` has
     the store's dtype and shape, on ``device``. With ``gids=None`` this is DGL's loader.
 
-    gids_window: minibatches sampled ahead of the one handed over, 0 to 23.
-    gids_memory_bytes: limit of the memory that all of this takes, on ``device``; None: half of what is
-    available there.
-    gids_feats: tables that minibatches get though the sampler does not ask for them, in the first block's
-    ``srcdata`` (edge tables: every block's ``edata``), or in a subgraph's ``ndata`` (``edata``): names, or
-    Tables of any store. Of a column that two stores have it says which is meant.
-    gids_policy, gids_engine, gids_options: as in gids.FeatureLoader (gids_options: its other arguments).
-    With ``device="cuda"`` (a CUDA build of DGL) the cache is in GPU memory; gids_options={"device": "cpu"}
-    keeps it in host memory.
+    gids_feats: tables that minibatches get although the sampler does not ask for them: names, or Tables of any
+    store. They are in the first block's ``srcdata`` (edge tables: in every block's ``edata``), or in a
+    subgraph's ``ndata`` (``edata``). Where two stores have a column, it says which one is meant.
+    gids_dtype, gids_minibatch_rows: dtype and minibatch_rows of gids.FeatureLoader. gids_device: where the cache
+    and the features are (default: ``device``). With ``device="cuda"`` (a CUDA build of DGL) the cache is in GPU
+    memory; ``gids_device="cpu"`` keeps it in host memory.
 
     Iterating blocks while a minibatch is sampled and its rows are read. Each ``for`` is one epoch; the cache
     stays warm between epochs, and a second iterator beside a live one reads through it. The loader holds
@@ -87,15 +88,16 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
         use_uva: bool = False,
         gpu_cache: Any = None,
         *,
-        gids: Dataset | Sequence[Dataset] | None = None,
-        gids_window: int = 16,
-        gids_memory_bytes: int | None = None,
+        gids: Source | Dataset | Sequence[Dataset] | None = None,
         gids_feats: str | Sequence[str | Table] | None = None,
-        gids_policy: str = "lookahead",
-        gids_engine: str = "auto",
-        gids_options: Mapping[str, Any] | None = None,
+        gids_dtype: torch.dtype | None = None,
+        gids_device: str | torch.device | None = None,
+        gids_minibatch_rows: int | Mapping[str, int] | None = None,
         **kwargs: Any,
     ) -> None:
+        check_names(
+            "gids.dgl.DataLoader", [name for name in kwargs if name in _NOT_DGL or "gids" in name], _OWN
+        )
         if gids is None and gids_feats is not None:
             raise ValueError("gids_feats names tables of a store, but gids=None: give gids=PATH")
         if gids is not None:
@@ -120,40 +122,39 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
         )
         # Under the arguments' names, because PyTorch Lightning makes a loader anew from its attributes.
         self.gids = gids
-        self.gids_window = gids_window
-        self.gids_memory_bytes = gids_memory_bytes
         self.gids_feats = gids_feats
-        self.gids_policy = gids_policy
-        self.gids_engine = gids_engine
-        self.gids_options = gids_options
+        self.gids_dtype = gids_dtype
+        self.gids_device = gids_device
+        self.gids_minibatch_rows = gids_minibatch_rows
         if gids is None:
             return
         self._opened = ExitStack()
-        datasets = [gids] if isinstance(gids, str | os.PathLike | FeatureStore) else list(gids)
-        if not datasets:
-            raise ValueError("gids=[] has no dataset: give the path of one, or gids=None")
-        stores = [open_store(dataset, self._opened) for dataset in datasets]
+        source = as_source(gids, self._opened)
         self.served_tables = ServedTables(
-            stores, graph, graph_sampler, [gids_feats] if isinstance(gids_feats, str) else gids_feats or []
+            source.stores,
+            graph,
+            graph_sampler,
+            [gids_feats] if isinstance(gids_feats, str) else gids_feats or [],
         )
         if self.num_workers > 0:
             raise_descriptor_limit()
-        self.feature_loader = FeatureLoader(
-            stores[0],
+        self.feature_loader = source.feature_loader(
+            self,
             self.served_tables.tables,
-            window_batches=gids_window,
-            memory_bytes=gids_memory_bytes,
-            policy=gids_policy,
-            engine=gids_engine,
-            **{"device": self.device, **(gids_options or {})},
+            dtype=gids_dtype,
+            device=self.device if gids_device is None else gids_device,
+            minibatch_rows=gids_minibatch_rows,
         )
+        self._epochs: weakref.WeakSet[Epoch] = weakref.WeakSet()
 
     def __iter__(self) -> Iterator[Any]:
         if self.feature_loader is None:
             return cast(Iterator[Any], stock_iter(self))
         if self.shuffle:
             self.dataset.shuffle()
-        return Epoch(self, self.feature_loader)
+        epoch = Epoch(self, self.feature_loader)
+        self._epochs.add(epoch)
+        return epoch
 
     def stats(self) -> dict[str, Any]:
         """The FeatureLoader's counts, times and memory by purpose; empty with ``gids=None``."""
@@ -162,8 +163,16 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
     def close(self) -> None:
         """Stop reading and release engine and cache. Iterating afterwards raises. May be called again."""
         if self.feature_loader is not None:
-            self.feature_loader.close()
+            for epoch in list(self._epochs):
+                epoch.close()
+            self.feature_loader.leave(self)
             self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def _check_graph_and_device(graph: Any, device: Any, use_uva: bool) -> None:

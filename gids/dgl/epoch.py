@@ -45,6 +45,10 @@ class Epoch:
         minibatch.fill(batch, rows, self._loader.device)
         return batch
 
+    def close(self) -> None:
+        """End the epoch here. Idempotent; dropping it does the same."""
+        self._minibatches.close()
+
 
 def _sampled(loader: Any) -> Iterator[SampledMinibatch]:
     """From PyTorch's iterator. No generator, which would end with an error; and without the loader in it."""

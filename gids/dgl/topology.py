@@ -6,7 +6,6 @@ allow formats beside CSC, which would be made in memory. So the graph is put tog
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,14 +13,13 @@ import dgl
 import torch
 from dgl import heterograph_index, utils
 
+from gids.loader.source import Dataset, Source
 from gids.store import FeatureStore, Graph
 from gids.store.private_map import private_tensor
 
 
-def graph(
-    store: FeatureStore | str | os.PathLike[str], *, formats: str | Sequence[str] = "csc", masks: bool = False
-) -> Any:
-    """A DGLGraph over the topology of a store, or of the dataset at a path.
+def graph(dataset: Source | Dataset, *, formats: str | Sequence[str] = "csc", masks: bool = False) -> Any:
+    """A DGLGraph over the topology of a dataset: a source, a FeatureStore or a path.
 
     Homogeneous if the store has DGL's types "_N" and "_E" only.
 
@@ -37,6 +35,7 @@ def graph(
     allowed = [formats] if isinstance(formats, str) else list(formats)
     if "csc" not in allowed:
         raise ValueError(f"formats={allowed!r}: the stored topology is CSC, so 'csc' must be among them")
+    store = dataset.store if isinstance(dataset, Source) else dataset
     if not isinstance(store, FeatureStore):
         store = FeatureStore(store)
     relations = store.relations

@@ -6,9 +6,9 @@ nothing is known ahead.
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import torch
 from dgl import graphbolt as gb
@@ -18,32 +18,43 @@ from gids.cache.output_dtype import out_dtype_of
 from gids.errors import MissingError
 from gids.graphbolt.columns import keys_of, table_of
 from gids.loader import FeatureLoader
+from gids.loader.option_names import explain_names
+from gids.loader.source import Dataset, Source, as_source
 
 
 class Feature(gb.Feature):  # type: ignore[misc]  # GraphBolt has no types
     """One table of a dataset as GraphBolt's Feature. Read-only; not for several threads at once.
 
-    source: the dataset's path, an open gids.FeatureStore, or a gids.FeatureLoader, whose cache is then
-    shared. table: its name, such as ``"paper.feat"``. options: of gids.FeatureLoader (``memory_bytes``,
-    ``policy``, ``device``, …), where source is not one. Memory is shared out by the first read, unless
-    ``minibatch_rows`` tells the rows of the largest.
+    source: gids.open(...), or for default options the dataset's path or a gids.FeatureStore; or a
+    gids.FeatureLoader, whose cache is then shared. table: its name, such as ``"paper.feat"``. dtype, device,
+    minibatch_rows: as in gids.FeatureLoader, where source is not one. Memory is shared out by the first read,
+    unless minibatch_rows gives the rows of the largest.
 
     Raises KeyError for a table that there is not, and what gids.FeatureLoader raises.
     """
 
+    @explain_names("gids.graphbolt.Feature")
     def __init__(
         self,
-        source: FeatureLoader | gids_store.FeatureStore | str | os.PathLike[str],
+        source: FeatureLoader | Source | Dataset,
         table: str,
-        **options: Any,
+        *,
+        dtype: torch.dtype | None = None,
+        device: str | torch.device | None = None,
+        minibatch_rows: int | Mapping[str, int] | None = None,
     ) -> None:
         super().__init__()
+        self._opened = ExitStack()
         if isinstance(source, FeatureLoader):
-            if options:
-                raise ValueError(f"{', '.join(options)}: the FeatureLoader given has its own")
+            given = {"dtype": dtype, "device": device, "minibatch_rows": minibatch_rows}
+            if names := [name for name, value in given.items() if value is not None]:
+                raise ValueError(f"{', '.join(names)}: the FeatureLoader given has its own")
             self.feature_loader = source
         else:
-            self.feature_loader = open_loader(source, [table], options)
+            single = one_by_one(as_source(source, self._opened))
+            self.feature_loader = FeatureLoader(
+                single, [table], dtype=dtype, device=device or "cpu", minibatch_rows=minibatch_rows
+            )
             table = self.feature_loader.tables[0].name
         known = {t.name: t for t in self.feature_loader.tables}
         if table not in known:
@@ -87,6 +98,13 @@ class Feature(gb.Feature):  # type: ignore[misc]  # GraphBolt has no types
     def close(self) -> None:
         """Release engine and cache, also of a FeatureLoader that was given. May be called again."""
         self.feature_loader.close()
+        self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         return f"Feature({self.table!r})"
@@ -95,17 +113,28 @@ class Feature(gb.Feature):  # type: ignore[misc]  # GraphBolt has no types
 class FeatureStore(gb.FeatureStore):  # type: ignore[misc]  # GraphBolt has no types
     """The tables of a dataset as GraphBolt's FeatureStore, through one cache. Read-only.
 
-    store: the dataset's path, or an open gids.FeatureStore. options: of gids.FeatureLoader; tables share its
-    memory, and ``minibatch_rows`` is as of Feature. Keys are (domain, type, name): ``("node", "paper",
+    source: gids.open(...), or for default options the dataset's path or a gids.FeatureStore. All tables share
+    one cache. dtype, device, minibatch_rows: as in Feature. Keys are (domain, type, name): ``("node", "paper",
     "feat")``, ``("edge", "author:writes:paper", "weight")``; the type is None of a homogeneous dataset, and
     also names the only type there is.
     """
 
-    def __init__(self, store: gids_store.FeatureStore | str | os.PathLike[str], **options: Any) -> None:
+    @explain_names("gids.graphbolt.FeatureStore")
+    def __init__(
+        self,
+        source: Source | Dataset,
+        *,
+        dtype: torch.dtype | None = None,
+        device: str | torch.device = "cpu",
+        minibatch_rows: int | Mapping[str, int] | None = None,
+    ) -> None:
         super().__init__()
         self._opened = ExitStack()
-        self.store = gids_store.open_store(store, self._opened)
-        self.feature_loader = open_loader(self.store, list(self.store.tables), options)
+        single = one_by_one(as_source(source, self._opened))
+        self.store = single.store
+        self.feature_loader = FeatureLoader(
+            single, list(self.store.tables), dtype=dtype, device=device, minibatch_rows=minibatch_rows
+        )
         self._features = {name: Feature(self.feature_loader, name) for name in self.store.tables}
 
     def __getitem__(self, key: tuple[str, str | None, str]) -> Feature:
@@ -156,14 +185,16 @@ class FeatureStore(gb.FeatureStore):  # type: ignore[misc]  # GraphBolt has no t
         self.feature_loader.close()
         self._opened.close()
 
+    def __enter__(self) -> Self:
+        return self
 
-def open_loader(
-    store: gids_store.FeatureStore | str | os.PathLike[str], tables: list[str], options: dict[str, Any]
-) -> FeatureLoader:
-    """A FeatureLoader for reads that come one by one."""
-    for name in {"window_batches", "planned_batches"} & options.keys():
-        raise ValueError(f"{name}: reads come one by one here; the stage gids_fetch looks ahead")
-    return FeatureLoader(store, tables, window_batches=0, planned_batches=1, **options)
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def one_by_one(source: Source) -> Source:
+    """The source for reads that come one by one: without a window. The stage gids_fetch looks ahead."""
+    return source.with_options(window=0, planned=1)
 
 
 def _read_only(store: gids_store.FeatureStore) -> TypeError:

@@ -1,4 +1,4 @@
-"""Lookahead as a stage of GraphBolt's data pipe: ``datapipe.gids_fetch(store, node_feature_keys=[…])``.
+"""Lookahead as a stage of GraphBolt's data pipe: ``datapipe.gids_fetch(source, node_feature_keys=[…])``.
 
 It stands where ``fetch_feature`` does, after sampling, which stays where GraphBolt does it. Reading, caching
 and their order belong to gids.loader.
@@ -6,21 +6,21 @@ and their order belong to gids.loader.
 
 from __future__ import annotations
 
-import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Self
 
+import torch
 from dgl import graphbolt as gb
 from torch.utils.data import IterDataPipe, functional_datapipe
 from torch.utils.data.graph import traverse_dps
 
 from gids.graphbolt.columns import Keys, MinibatchColumns, nbytes_of
-from gids.loader import FeatureLoader
 from gids.loader.framework_epoch import FrameworkEpoch
 from gids.loader.headroom import raise_descriptor_limit
-from gids.store import FeatureStore, open_store
+from gids.loader.option_names import explain_names
+from gids.loader.source import Dataset, Source, as_source
 
 
 @functional_datapipe("gids_fetch")
@@ -29,13 +29,13 @@ class LookaheadFetcher(IterDataPipe[Any]):
 
     Functional name: ``gids_fetch``.
 
-    datapipe: yields sampled ``gb.MiniBatch``. store: the dataset's path, or an open gids.FeatureStore.
-    node_feature_keys, edge_feature_keys: as of ``fetch_feature``: names, or, of a heterogeneous graph, lists
-    of names by type ("source:relation:destination" of edges). window_batches: minibatches sampled ahead of
-    the one handed over, 0 to 23. memory_bytes and options: of gids.FeatureLoader.
+    datapipe: yields sampled ``gb.MiniBatch``. source: gids.open(...), or for default options the dataset's path
+    or a gids.FeatureStore. node_feature_keys, edge_feature_keys: as of ``fetch_feature``: names, or, of a heterogeneous graph, lists
+    of names by type ("source:relation:destination" of edges). dtype, device, minibatch_rows: as in
+    gids.FeatureLoader.
 
     ``node_features`` and ``edge_features`` get what ``fetch_feature`` would set, of the stored dtype, in the
-    order of the ids, on the FeatureLoader's device (the CPU, unless options say otherwise); features that
+    order of the ids, on the FeatureLoader's device (``device``); features that
     earlier stages fetched stay. Minibatches keep their order. Each ``iter`` is one epoch; the cache stays
     warm between epochs, and a new epoch ends one that was left. Sampling for the window takes place in the
     pipe's thread, or in the workers of ``gb.DataLoader(datapipe, num_workers=…)``.
@@ -45,26 +45,27 @@ class LookaheadFetcher(IterDataPipe[Any]):
     ``gb.DataLoader`` ends the epoch.
     """
 
+    @explain_names("gids.graphbolt.LookaheadFetcher")
     def __init__(
         self,
         datapipe: Any,
-        store: FeatureStore | str | os.PathLike[str],
+        source: Source | Dataset,
         node_feature_keys: Keys = None,
         edge_feature_keys: Keys = None,
         *,
-        window_batches: int = 16,
-        memory_bytes: int | None = None,
-        **options: Any,
+        dtype: torch.dtype | None = None,
+        device: str | torch.device = "cpu",
+        minibatch_rows: int | Mapping[str, int] | None = None,
     ) -> None:
         self._opened = ExitStack()
-        opened = open_store(store, self._opened)
-        self._columns = MinibatchColumns(opened, node_feature_keys, edge_feature_keys)
+        opened = as_source(source, self._opened)
+        self._columns = MinibatchColumns(opened.store, node_feature_keys, edge_feature_keys)
         if not _has_fetcher(traverse_dps(datapipe)):
             # gb.DataLoader cuts the pipe before its own fetcher: what is upstream can run in workers.
             datapipe = gb.FeatureFetcher(datapipe, None)
         self.datapipe = datapipe
-        self.feature_loader = FeatureLoader(
-            opened, self._columns.tables, window_batches=window_batches, memory_bytes=memory_bytes, **options
+        self.feature_loader = opened.feature_loader(
+            self, self._columns.tables, dtype=dtype, device=device, minibatch_rows=minibatch_rows
         )
         self._epoch: weakref.ref[FrameworkEpoch[Any]] | None = (
             None  # weak: a loop that is left drops it, which ends it
@@ -93,8 +94,17 @@ class LookaheadFetcher(IterDataPipe[Any]):
 
     def close(self) -> None:
         """End the epoch, release engine and cache. Iterating afterwards raises. May be called again."""
-        self.feature_loader.close()
+        epoch = self._epoch() if self._epoch is not None else None
+        if epoch is not None:
+            epoch.close()
+        self.feature_loader.leave(self)
         self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class _Epoch:

@@ -5,8 +5,7 @@ The user's entry. It knows what is asked for and where it goes; run.py computes 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +19,9 @@ from gids.inference.layers import Layers, Model, per_type
 from gids.inference.run import Inputs, Progress, Run
 from gids.inference.sinks import TableSink, TensorSink
 from gids.inference.targets import Neighbourhoods, Nodes, Targets
+from gids.loader.option_names import explain_names
+from gids.loader.source import Dataset, Source
+from gids.loader.source import open as open_source
 from gids.loader.tables import Tables, check_table_fits, chosen_tables
 from gids.sampler import Topology
 from gids.sampler.minibatch import PerType
@@ -44,9 +46,10 @@ class LayerwiseResult:
     layers: list[dict[str, Any]] = field(default_factory=list)
 
 
+@explain_names("layerwise")
 def layerwise(
     model: Model,
-    store: FeatureStore | str | os.PathLike[str],
+    source: Source | Dataset | Sequence[Dataset],
     *,
     layer_count: int | None = None,
     tables: Tables | None = None,
@@ -56,10 +59,8 @@ def layerwise(
     replace: bool = False,
     dtype: torch.dtype = torch.float32,
     feature_dtype: torch.dtype | None = None,
-    memory_bytes: int | None = None,
     device: str | torch.device = "cpu",
     progress: Progress | None = None,
-    **options: Any,
 ) -> LayerwiseResult:
     """A model's output over full neighbourhoods, computed layer by layer: each node once per layer.
 
@@ -69,7 +70,9 @@ def layerwise(
             sources, of which the first block.num_dst are those of its destinations. h_dst: [num_dst, …]. In a
             dataset of several types: blocks by relation, h_src and h_dst by node type; one type has
             destinations at a time, and a type that is not in h_dst has no rows from there on.
-        store: the dataset, or its path.
+        source: gids.open(...), or for default options the dataset's path or a FeatureStore. Cache, input rows and
+            sampled blocks stay within its memory (on CUDA: device_memory). What the layers allocate comes beside
+            that, and so does the output that is returned.
         tables: the features of the nodes, one table for a type, as gids.NodeLoader takes them. None: the only
             one that each type has. Nodes of a type without one come as their ids, int64[n].
         edge_tables: the features of edges, named so, one table for a relation. With some, every layer is
@@ -83,12 +86,8 @@ def layerwise(
             the type in which it gave it, rounded to this one.
         feature_dtype: of the features, also of edges, where it is not the stored one: as FeatureLoader's
             dtype.
-        memory_bytes: for cache, input rows and sampled blocks, on `device`. None: half of what is available
-            (on the CPU divided by the number of ranks on this machine). What the layer allocates comes
-            beside that, and so does what is returned.
         device: where rows are handed to the layers, "cpu" or a CUDA device.
         progress: called after every block.
-        options: of gids.FeatureLoader: ``window_batches``, ``policy``, ``engine``, ``threads``, …
 
     Intermediate tables lie with the dataset's and are removed at the end, however it comes. Layers run under
     torch.no_grad(); the model's mode is the caller's.
@@ -98,7 +97,8 @@ def layerwise(
     not hold, MemoryBudgetError for a node whose neighbourhood does not fit, StorageError, TypeError and
     ValueError for other arguments and for a layer that returns no output; and what the model raises.
     """
-    opened = store if isinstance(store, FeatureStore) else FeatureStore(store)
+    opened_source = source if isinstance(source, Source) else open_source(source)
+    opened = opened_source.store
     layers = Layers(model, layer_count)
     graphs = graphs_of(opened)
     one = len(graphs) == 1 and graphs[0].relation[0] == graphs[0].relation[2]
@@ -106,10 +106,12 @@ def layerwise(
     asked = _Asked(topology, nodes)
     if output is not None:
         _check_output(opened, asked, output, replace)
-    features = _features_of(opened, topology, tables)
-    edges = EdgeFeatures(_edge_features_of(opened, topology, edge_tables), feature_dtype, topology)
-    near = Neighbourhoods(topology, options.get("threads"))
-    run = Run(opened, layers, near, torch.device(device), memory_bytes, progress, options)
+    features = _features_of(opened_source.stores, topology, tables)
+    edges = EdgeFeatures(
+        _edge_features_of(opened_source.stores, topology, edge_tables), feature_dtype, topology
+    )
+    near = Neighbourhoods(topology, opened_source.options.threads)
+    run = Run(opened_source, layers, near, torch.device(device), progress)
     targets = [Targets(topology, asked.nodes)]
     for _ in range(layers.count - 1):
         targets.insert(0, near.needed_by(targets[0]))
@@ -155,24 +157,28 @@ def _check_output(store: FeatureStore, asked: _Asked, key: str, replace: bool) -
             raise FileExistsError(f"{store.name} has a table {name!r}; give another key, or replace=True")
 
 
-def _features_of(store: FeatureStore, topology: Topology, tables: Tables | None) -> dict[str, Table]:
+def _features_of(
+    stores: Sequence[FeatureStore], topology: Topology, tables: Tables | None
+) -> dict[str, Table]:
     """The table of each node type that has one."""
     if tables is None:
         given = {
-            t.name: t for t in store.tables.values() if t.kind == "node" and t.type in topology.node_types
+            t.name: t for t in stores[0].tables.values() if t.kind == "node" and t.type in topology.node_types
         }
     else:
-        given = chosen_tables(store, tables)
+        given = chosen_tables(stores, tables)
     if edges := [t.name for t in given.values() if t.kind != "node"]:
         raise ValueError(f"{edges[0]} is of edges: name it in edge_tables=")
-    return _one_of_each_type(store, topology, given, "tables=")
+    return _one_of_each_type(stores[0], topology, given, "tables=")
 
 
-def _edge_features_of(store: FeatureStore, topology: Topology, tables: Tables) -> dict[Relation, Table]:
-    given = chosen_tables(store, tables)
+def _edge_features_of(
+    stores: Sequence[FeatureStore], topology: Topology, tables: Tables
+) -> dict[Relation, Table]:
+    given = chosen_tables(stores, tables)
     if nodes := [t.name for t in given.values() if t.kind == "node"]:
         raise ValueError(f"{nodes[0]} is of nodes: name it in tables=")
-    return _one_of_each_type(store, topology, given, "edge_tables=")
+    return _one_of_each_type(stores[0], topology, given, "edge_tables=")
 
 
 def _one_of_each_type(

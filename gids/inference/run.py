@@ -1,6 +1,6 @@
 """Run: computes one layer after the other, reading rows through a FeatureLoader. Called by layerwise.
 
-It decides how large blocks are, so that cache, rows and blocks stay within memory_bytes whatever the graph.
+It decides how large blocks are, so that cache, rows and blocks stay within the memory budget whatever the graph.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from gids import _core, cuda
-from gids.cache.budget import available_bytes, bounce_pool_bytes
+from gids.cache.budget import bounce_pool_bytes
 from gids.cache.live_batches import GROWTH
 from gids.cache.output_dtype import FLOATS, out_row_bytes
 from gids.errors import FormatError, MemoryBudgetError
@@ -21,12 +21,11 @@ from gids.inference.edge_features import EdgeFeatures
 from gids.inference.layers import Layers, block_on, output_of, per_type
 from gids.inference.sinks import Sink, TableSink
 from gids.inference.targets import Neighbourhoods, Span, Targets
-from gids.io import QUEUE_DEPTH
 from gids.loader import FeatureLoader
-from gids.loader.ranks import local_ranks
+from gids.loader.source import Source
 from gids.sampler import Minibatch
 from gids.sizes import format_bytes
-from gids.store import FeatureStore, Table
+from gids.store import Table
 from gids.store.names import Relation
 
 BLOCK_BYTES = 64 << 20
@@ -107,25 +106,23 @@ class Run:
 
     def __init__(
         self,
-        store: FeatureStore,
+        source: Source,
         layers: Layers,
         near: Neighbourhoods,
         device: torch.device,
-        memory_bytes: int | None,
         progress: Progress | None,
-        options: Mapping[str, Any],
     ) -> None:
-        self._store, self._layers, self._near = store, layers, near
+        self._layers, self._near = layers, near
         opened = cuda.open_device(device) if device.type == "cuda" else None
         self._place = opened.torch_device if opened is not None else device
         self._device, self._progress = device, progress
-        if memory_bytes is None:
-            free_bytes = available_bytes() // local_ranks() if opened is None else opened.memory_info()[0]
-            memory_bytes = free_bytes // 2
-        self._memory_bytes = memory_bytes
-        self._options = {"window_batches": 16, **options}
-        most = max(1, _core.USE_BITS - self._options["window_batches"])
-        self._options["planned_batches"] = options.get("planned_batches") or min(2, most)
+        options = source.options
+        planned = options.planned or min(2, max(1, _core.USE_BITS - options.window))
+        self._source = source.with_options(planned=planned)
+        self._window, self._planned = options.window, planned
+        self._memory_bytes = (
+            source.memory if opened is None else source.lender.device_bytes(opened, options.cache)
+        )
         self.stats: list[dict[str, Any]] = []
 
     def layer(
@@ -191,32 +188,32 @@ class Run:
 
     def _block_rows(self, inputs: Inputs) -> tuple[int, int, int]:
         """Memory of a row in a block; rows that a block aims at, and those that it may have at most."""
-        window, planned = self._options["window_batches"], self._options["planned_batches"]
+        window, planned = self._window, self._planned
         # As FeatureLoader counts: outputs of the planned blocks, and one with the layer.
         per_row = int(GROWTH * ((planned + 1) * inputs.row_bytes + (window + planned) * _ROW_OVERHEAD))
         limit = max(0, self._memory_bytes - self._fixed_bytes(inputs)) // per_row
         if limit < 4:
             needed = format_bytes(self._fixed_bytes(inputs) + 4 * per_row)
             raise MemoryBudgetError(
-                f"memory_bytes={self._memory_bytes} does not hold blocks of four rows, which need {needed}"
+                f"{'device_memory' if self._device.type == 'cuda' else 'memory'}={self._memory_bytes} does not "
+                f"hold blocks of four rows, which need {needed}: give gids.open() more"
             )
         return per_row, max(2, min(limit // 2, BLOCK_BYTES // inputs.row_bytes)), limit  # half for the cache
 
     def _fixed_bytes(self, inputs: Inputs) -> int:
         """Bounce pool and page tables."""
         tables = inputs.tables.values()
-        depth = self._options.get("queue_depth", QUEUE_DEPTH)
+        depth = self._source.options.queue_depth
         bounce = bounce_pool_bytes(tables, depth, memory_bytes=self._memory_bytes) if tables else 0
         return int(bounce + sum(8 * t.page_count for t in tables))
 
     def _loader(self, inputs: Inputs, blocks_bytes: int) -> FeatureLoader:
         """blocks_bytes: of the largest block. What the blocks may take is kept from the cache."""
         left = self._memory_bytes - blocks_bytes - self._fixed_bytes(inputs)
-        asked = self._options.get("cache_bytes")
+        asked = self._source.options.cache
         lines = max(0, left if asked is None else min(left, asked))
-        options = {"device": self._device, **self._options, "cache_bytes": lines}
         return FeatureLoader(
-            self._store, inputs.tables, memory_bytes=self._memory_bytes, dtype=inputs.dtype, **options
+            self._source.with_options(cache=lines), inputs.tables, dtype=inputs.dtype, device=self._device
         )
 
 

@@ -5,6 +5,7 @@ from gids.loader.epoch_loader import SampledEpoch
 from gids.loader.feature_loader import FeatureLoader
 from gids.loader.node_loader import NodeLoader
 from gids.loader.observer import Observer
+from gids.loader.source import Options, Source
 from gids.loader.stream import ReadThroughStream, WindowedStream
 
 __all__ = [
@@ -13,7 +14,9 @@ __all__ = [
     "FeatureLoader",
     "NodeLoader",
     "Observer",
+    "Options",
     "ReadThroughStream",
     "SampledEpoch",
+    "Source",
     "WindowedStream",
 ]

@@ -5,8 +5,7 @@ The user's entry to training on edges. It knows what a seed is; the rest is Epoc
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -15,13 +14,15 @@ import torch
 
 from gids.loader.epoch_loader import EpochLoader
 from gids.loader.excluded_edges import without_edges
+from gids.loader.option_names import explain_names
 from gids.loader.ranks import StepSeeds
-from gids.loader.sample_stream import Draw, sample_steps
+from gids.loader.sampling import Epoch, EpochSampling, sample_steps
+from gids.loader.source import Dataset, Source
 from gids.loader.tables import Tables
 from gids.sampler import Minibatch, Sampler, Topology
 from gids.sampler.layered import Fanout
 from gids.sampler.minibatch import PerType
-from gids.store import FeatureStore, Graph
+from gids.store import Graph
 from gids.store.names import Relation, describe_type
 
 
@@ -66,9 +67,10 @@ class EdgeLoader(EpochLoader):
     bytes per edge given, and 8 per seed edge for an epoch's order.
     """
 
+    @explain_names("gids.EdgeLoader")
     def __init__(
         self,
-        store: FeatureStore | str | os.PathLike[str],
+        source: Source | Dataset | Sequence[Dataset],
         edges: torch.Tensor | None,
         sampler: Sampler | Sequence[Fanout],
         *,
@@ -78,17 +80,18 @@ class EdgeLoader(EpochLoader):
         reverse: Relation | None = None,
         tables: Tables | None = None,
         batch_size: int = 1024,
-        shuffle: bool = True,
+        shuffle: bool = False,
         drop_last: bool = False,
         seed: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
         device: str | torch.device = "cpu",
-        place: str = "auto",
-        **options: Any,
+        topology_on: str = "auto",
+        dtype: torch.dtype | None = None,
+        minibatch_rows: int | Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(
-            store,
+            source,
             sampler,
             batch_size=batch_size,
             shuffle=shuffle,
@@ -96,7 +99,6 @@ class EdgeLoader(EpochLoader):
             seed=seed,
             rank=rank,
             world_size=world_size,
-            threads=options.get("threads"),
         )
         if isinstance(negatives, bool) or not isinstance(negatives, int) or negatives < 0:
             raise ValueError(f"negatives={negatives!r}; give a number for each seed edge, 0 for none")
@@ -110,7 +112,7 @@ class EdgeLoader(EpochLoader):
         self.negatives, self.exclude = negatives, exclude
         self._reverse = self._reverse_of(reverse) if exclude == "reverse" else None
         self._edges = _Edges(self._graph, edges)
-        self._open(topology, tables, device, place, options)
+        self._open(topology, tables, device, topology_on, dtype, minibatch_rows)
 
     @property
     def _seed_count(self) -> int:
@@ -128,54 +130,11 @@ class EdgeLoader(EpochLoader):
         }
         return super()._made_with() | mine
 
-    def _drawing(self) -> Draw:
-        topology, sampler, seed, stream = self._topology, self.sampler, self.seed, self._stream
-        edges, graph, relation, negatives = self._edges, self._graph, self.relation, self.negatives
-        excluded = [(relation, False)] if self.exclude else []
+    def _sampling(self, epoch: Epoch) -> EpochSampling:
+        excluded = [(self.relation, False)] if self.exclude else []
         if self._reverse is not None:
             excluded.append((self._reverse, True))
-
-        def ends(seeds: StepSeeds, epoch: int, step: int) -> tuple[PerType, torch.Tensor]:
-            src, dst = edges.at(seeds.own)
-            count = len(seeds.of_all_ranks)
-            drawn = _uniform(graph.num_dst, count * negatives, seed, epoch, step).reshape(count, negatives)
-            wrong = drawn[seeds.part].ravel()
-            src, dst = np.concatenate([src, src.repeat(negatives)]), np.concatenate([dst, wrong])
-            nodes, pairs = _ends(relation, src, dst)
-            return next(iter(nodes.values())) if topology.homogeneous else nodes, pairs
-
-        def finish(sampled: Minibatch, pairs: torch.Tensor, seeds: StepSeeds) -> Minibatch:
-            count = len(seeds.own)
-            labels = torch.zeros(pairs.shape[1])
-            labels[:count] = 1
-            minibatch = EdgeMinibatch(
-                **{f.name: getattr(sampled, f.name) for f in fields(Minibatch)},
-                pairs=stream.to_device(pairs),
-                positive_count=count,
-            )
-            minibatch.labels = stream.to_device(labels)
-            if excluded:
-                ids = stream.to_device(torch.from_numpy(np.stack(edges.at(seeds.of_all_ranks))))
-                for which, backwards in excluded:
-                    without_edges(minibatch, which, ids.flip(0) if backwards else ids)
-            return minibatch
-
-        def draw(steps: Sequence[StepSeeds], epoch: int, first_step: int) -> list[Minibatch]:
-            drawn = [ends(of_step, epoch, step) for step, of_step in enumerate(steps, first_step)]
-            minibatches = sample_steps(
-                sampler,
-                topology,
-                [nodes for nodes, _ in drawn],
-                seed=seed,
-                epoch=epoch,
-                first_step=first_step,
-            )
-            return [
-                finish(sampled, pairs, of_step)
-                for sampled, (_, pairs), of_step in zip(minibatches, drawn, steps, strict=True)
-            ]
-
-        return draw
+        return _EdgeSampling(epoch, self._edges, self._graph, self.negatives, excluded)
 
     def _graph_of(self, relation: Relation | None) -> Graph:
         known = {g.relation: g for g in self._graphs}
@@ -201,6 +160,65 @@ class EdgeLoader(EpochLoader):
                 f"holds the reverses of {describe_type(self.relation)}"
             )
         return reverse
+
+
+class _EdgeSampling(EpochSampling):
+    """excluded: relations whose blocks leave the seed edges out, and whether they hold the reverses."""
+
+    def __init__(
+        self,
+        epoch: Epoch,
+        edges: _Edges,
+        graph: Graph,
+        negatives: int,
+        excluded: Sequence[tuple[Relation, bool]],
+    ) -> None:
+        super().__init__(epoch)
+        self._edges, self._graph, self._negatives, self._excluded = edges, graph, negatives, excluded
+
+    def sample(self, steps: range) -> list[Minibatch]:
+        of = self.epoch
+        seeds = [of.seeds.at(step) for step in steps]
+        drawn = [self._ends(of_step, step) for of_step, step in zip(seeds, steps, strict=True)]
+        sampled = sample_steps(
+            of.sampler,
+            of.topology,
+            [nodes for nodes, _ in drawn],
+            seed=of.seed,
+            epoch=of.number,
+            first_step=steps.start,
+        )
+        return [
+            self._finish(minibatch, pairs, of_step)
+            for minibatch, (_, pairs), of_step in zip(sampled, drawn, seeds, strict=True)
+        ]
+
+    def _ends(self, seeds: StepSeeds, step: int) -> tuple[PerType, torch.Tensor]:
+        """The nodes at the ends of a step's edges and negatives, and the pairs among them."""
+        of, negatives = self.epoch, self._negatives
+        src, dst = self._edges.at(seeds.own)
+        count = len(seeds.of_all_ranks)
+        drawn = _uniform(self._graph.num_dst, count * negatives, of.seed, of.number, step)
+        wrong = drawn.reshape(count, negatives)[seeds.part].ravel()
+        src, dst = np.concatenate([src, src.repeat(negatives)]), np.concatenate([dst, wrong])
+        nodes, pairs = _ends(self._graph.relation, src, dst)
+        return next(iter(nodes.values())) if of.topology.homogeneous else nodes, pairs
+
+    def _finish(self, sampled: Minibatch, pairs: torch.Tensor, seeds: StepSeeds) -> Minibatch:
+        on, count = self.epoch.stream, len(seeds.own)
+        labels = torch.zeros(pairs.shape[1])
+        labels[:count] = 1
+        minibatch = EdgeMinibatch(
+            **{f.name: getattr(sampled, f.name) for f in fields(Minibatch)},
+            pairs=on.to_device(pairs),
+            positive_count=count,
+        )
+        minibatch.labels = on.to_device(labels)
+        if self._excluded:
+            ids = on.to_device(torch.from_numpy(np.stack(self._edges.at(seeds.of_all_ranks))))
+            for relation, backwards in self._excluded:
+                without_edges(minibatch, relation, ids.flip(0) if backwards else ids)
+        return minibatch
 
 
 class _Edges:
@@ -232,12 +250,12 @@ class _Edges:
                     f"{limit - 1}"
                 )
 
-    def at(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(sources, destinations), int64 each."""
         if self._given is not None:
-            return self._given[0][places], self._given[1][places]
-        destinations = np.searchsorted(self._graph.indptr, places, side="right") - 1
-        return self._graph.indices[places].astype(np.int64), destinations.astype(np.int64)
+            return self._given[0][positions], self._given[1][positions]
+        destinations = np.searchsorted(self._graph.indptr, positions, side="right") - 1
+        return self._graph.indices[positions].astype(np.int64), destinations.astype(np.int64)
 
     def hash(self, update: Callable[[Any], None]) -> None:
         for ids in self._given if self._given is not None else ():

@@ -9,41 +9,34 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, cast, runtime_checkable
+from functools import partial
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
 
 from gids import cuda
 from gids.errors import StorageError
-from gids.loader.feature_loader import FeatureLoader, check_option_names
+from gids.loader.feature_loader import FeatureLoader
 from gids.loader.ranks import EpochSeeds, find_ranks
-from gids.loader.sample_stream import Draw, SampleStream, minibatches_of_epoch
+from gids.loader.sampling import Epoch, EpochSampling, SampleStream
+from gids.loader.source import Dataset, Source, as_source
 from gids.loader.tables import Tables, check_table_fits, chosen_tables
 from gids.sampler import Minibatch, Neighbor, Sampler, Topology
 from gids.sampler.device import PinnedGraph
 from gids.sampler.layered import Fanout, LayeredSampler
-from gids.store import FeatureStore, Table, graphs_of, open_store
-from gids.store.names import Relation
+from gids.store import Table, graphs_of
 
 log = logging.getLogger("gids")
 
 _STATE_VERSION = 1
 _SAID = {"batch_size": "batch_size * world_size"}
 """What errors call a key of a state."""
-
-
-@runtime_checkable
-class HasEdgeIds(Protocol):
-    """A minibatch that says itself which edges of a relation it has, rather than by its blocks."""
-
-    def edge_ids_of(self, relation: Relation) -> torch.Tensor: ...
 
 
 @dataclass
@@ -64,7 +57,7 @@ class EpochLoader(ABC):
 
     def __init__(
         self,
-        store: FeatureStore | str | os.PathLike[str],
+        source: Source | Dataset | Sequence[Dataset],
         sampler: Sampler | Sequence[Fanout],
         *,
         batch_size: int,
@@ -73,10 +66,10 @@ class EpochLoader(ABC):
         seed: int,
         rank: int | None,
         world_size: int | None,
-        threads: int | None,
     ) -> None:
         self._opened = ExitStack()
-        self.store = open_store(store, self._opened)
+        self.source = as_source(source, self._opened)
+        self.store = self.source.store
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}; a minibatch has at least one seed")
         if not isinstance(seed, int | np.integer) or not 0 <= seed < 1 << 64:
@@ -86,7 +79,9 @@ class EpochLoader(ABC):
         ):
             raise TypeError(f"sampler={sampler!r}; give fanouts, such as [10, 10], or a sampler")
         self.sampler: Sampler = (
-            Neighbor(sampler, threads=threads) if isinstance(sampler, Sequence) else sampler
+            Neighbor(sampler, threads=self.source.options.threads)
+            if isinstance(sampler, Sequence)
+            else sampler
         )
         self.batch_size, self.shuffle, self.drop_last, self.seed = batch_size, shuffle, drop_last, int(seed)
         self._ranks = find_ranks(rank, world_size)
@@ -103,25 +98,25 @@ class EpochLoader(ABC):
         topology: Topology,
         tables: Tables | None,
         device: str | torch.device,
-        place: str,
-        options: Mapping[str, Any],
+        topology_on: str,
+        dtype: torch.dtype | None,
+        minibatch_rows: int | Mapping[str, int] | None,
     ) -> None:
         """The end of construction: what holds memory."""
-        check_option_names(type(self).__name__, options)
         self.tables: Mapping[str, Table] = self._tables_of(topology, tables)
         self._topology = topology
         self._ranks.check_alike(self._made_with)
         self._device: cuda.Device | None = None
         if torch.device(device).type != "cpu":
             self._device = cuda.open_device(device)
-            pinned = [PinnedGraph(graph, self._device, place=place) for graph in topology.graphs]
+            pinned = [PinnedGraph(graph, self._device, topology_on=topology_on) for graph in topology.graphs]
             self._topology = Topology(pinned[0] if topology.homogeneous else pinned)
         self._stream = SampleStream(self._device)
         self._features: FeatureLoader | None = None
         if self.tables:
-            self._features = FeatureLoader(self.store, self.tables, device=device, **options)
-        elif options:
-            log.info("no tables are loaded: %s have no effect", ", ".join(options))
+            self._features = self.source.feature_loader(
+                self, self.tables, dtype=dtype, device=device, minibatch_rows=minibatch_rows
+            )
 
     @property
     def feature_loader(self) -> FeatureLoader | None:
@@ -143,8 +138,8 @@ class EpochLoader(ABC):
     def _seed_count(self) -> int: ...
 
     @abstractmethod
-    def _drawing(self) -> Draw:
-        """How minibatches are made; it does not hold this loader, so that an open epoch does not."""
+    def _sampling(self, epoch: Epoch) -> EpochSampling:
+        """The minibatches of an epoch."""
 
     @abstractmethod
     def _hash_seeds(self, update: Callable[[Any], None]) -> None:
@@ -174,41 +169,35 @@ class EpochLoader(ABC):
         progress = _Progress(epoch, resume.step if resume and resume.epoch == epoch else 0)
         self._progress = progress
         steps = range(progress.step, len(self))
-        seeds, features, most = (
-            EpochSeeds(self.order(epoch).numpy(), self.batch_size, self._ranks),
-            self._features,
-            self._at_once,
+        seeds = EpochSeeds(self.order(epoch).numpy(), self.batch_size, self._ranks)
+        features, most = self._features, self._at_once
+        at_once = (lambda: most) if features is None else (lambda: 1 + features.waiting_batches)
+        sampling = self._sampling(
+            Epoch(
+                epoch,
+                steps,
+                seeds,
+                self._topology,
+                self.sampler,
+                self.seed,
+                self.tables,
+                self._stream,
+                at_once,
+            )
         )
-        source = minibatches_of_epoch(
-            self._drawing(),
-            seeds,
-            epoch,
-            steps,
-            self._stream,
-            (lambda: 1 + features.waiting_batches) if features is not None else (lambda: most),
-        )
-        if features is None:
-            return self._begun(SampledEpoch(((m, {}) for m in source), self._stream, progress, seeds))
-        tables, sampled_on = self.tables, self._stream
-
-        def rows_of(minibatch: Minibatch) -> Mapping[str, torch.Tensor]:
-            of_types = {type_: _rows(minibatch, type_) for type_ in {t.type for t in tables.values()}}
-            return {name: of_types[table.type] for name, table in tables.items()}
-
-        on_host = self._host_sampler
-        stream = features.attach(
-            source,
-            lambda minibatch: sampled_on.ids(rows_of, minibatch),
-            bytes_of=lambda m: m.nbytes,
-            waiting_batches=most - 1,
-            source_bytes=lambda waiting: _sampler_bytes(on_host, 1 + waiting),
-            growth=len(seeds.at(0).own) / len(seeds.at(steps.start).own) if steps else 1.0,
-        )
-        return self._begun(SampledEpoch(stream, self._stream, progress, seeds))
-
-    def _begun(self, epoch: SampledEpoch) -> SampledEpoch:
-        self._epochs.add(epoch)
-        return epoch
+        stream: Iterator[tuple[Minibatch, dict[str, torch.Tensor]]] = ((m, {}) for m in sampling)
+        if features is not None:
+            stream = features.attach(
+                sampling,
+                sampling.ids,
+                bytes_of=_nbytes,
+                waiting_batches=most - 1,
+                source_bytes=partial(_sampler_bytes, self._host_sampler),
+                growth=len(seeds.at(0).own) / len(seeds.at(steps.start).own) if steps else 1.0,
+            )
+        begun = SampledEpoch(stream, self._stream, progress, seeds)
+        self._epochs.add(begun)
+        return begun
 
     @property
     def _at_once(self) -> int:
@@ -218,7 +207,7 @@ class EpochLoader(ABC):
         sampler = self._host_sampler
         if sampler is None or sampler.threads == 1:
             return 1
-        window = self._features.window_batches if self._features is not None else math.inf
+        window = self._features.window if self._features is not None else math.inf
         return int(max(1, min(2 * sampler.threads, window // 2)))
 
     @property
@@ -295,7 +284,7 @@ class EpochLoader(ABC):
                 epoch.close()
             self._last_stats = self.stats()
             if self._features is not None:
-                self._features.close()
+                self._features.leave(self)
             self._stream.synchronize()
             for pinned in self._topology.pinned:
                 pinned.close()
@@ -341,9 +330,9 @@ class EpochLoader(ABC):
     def _tables_of(self, topology: Topology, tables: Tables | None) -> dict[str, Table]:
         """By name, what features are loaded from."""
         if tables is None:
-            every = self.store.tables.values()
-            return {t.name: t for t in every if t.kind == "node" and t.type in topology.node_types}
-        found = chosen_tables(self.store, tables)
+            every = [t for store in self.source.stores for t in store.tables.values()]
+            tables = [t for t in every if t.kind == "node" and t.type in topology.node_types]
+        found = chosen_tables(self.source.stores, tables)
         for table in found.values():
             check_table_fits(table, topology, self.store.name)
         return found
@@ -388,23 +377,16 @@ class SampledEpoch(Iterator[Minibatch]):
         cast(Any, self._stream).close()
 
 
-def _sampler_bytes(sampler: LayeredSampler | None, at_once: int) -> int:
-    """Memory of a sampler of so many minibatches in one call, with the one that the consumer has."""
+def _nbytes(minibatch: Minibatch) -> int:
+    return minibatch.nbytes
+
+
+def _sampler_bytes(sampler: LayeredSampler | None, waiting: int) -> int:
+    """Memory of a sampler that makes a minibatch and `waiting` more in one call."""
     if sampler is None:
         return 0
     _, first_minibatch = sampler.host_bytes()
-    return sampler.scratch_bytes(at_once) + first_minibatch
-
-
-def _rows(minibatch: Minibatch, type_: str | Relation) -> torch.Tensor:
-    """The rows that a minibatch reads of every table of a type."""
-    if isinstance(type_, str):
-        nodes = minibatch.input_nodes
-        return nodes[type_] if isinstance(nodes, dict) else nodes
-    if isinstance(minibatch, HasEdgeIds):
-        return minibatch.edge_ids_of(type_)
-    blocks = [layer[type_] if isinstance(layer, dict) else layer for layer in minibatch.blocks]
-    return torch.cat([block.edge_ids for block in blocks])
+    return sampler.scratch_bytes(1 + waiting) + first_minibatch
 
 
 def _brief(state: object) -> str:

@@ -6,30 +6,27 @@ it. It decides sizes (memory, depth), and nothing per row.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
-import os
-import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
-from numbers import Real
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from gids import _core
-from gids.cache import POLICIES, page_heat
+from gids import _core, cuda
+from gids.cache import page_heat
 from gids.cache.budget import longest_read_bytes
+from gids.cache.device.checks import check_policies
 from gids.cache.live_batches import Sizes
 from gids.cache.output_dtype import check_out_dtype
 from gids.errors import MissingError
-from gids.io import QUEUE_DEPTH, Engine, open_engine
+from gids.io import Engine, open_engine
 from gids.loader.memory_line import memory_line
 from gids.loader.minibatch_sizes import (
     Rows,
@@ -40,17 +37,17 @@ from gids.loader.minibatch_sizes import (
     usual_sizes,
 )
 from gids.loader.observer import Observer, Observers
+from gids.loader.option_names import explain_names
 from gids.loader.placement import DevicePlacement, HostPlacement, Placement
+from gids.loader.source import MAX_PLANNED, Dataset, Source, as_source
 from gids.loader.stages import Stage, epoch_summary, stage_for
 from gids.loader.stream import Cache, Ids, IdsOf, ReadThroughStream, WindowedStream
 from gids.loader.tables import Tables, chosen_tables, is_of_nodes
-from gids.store import FeatureStore, Table, open_store
-from gids.store.names import HEAT_ROLES
+from gids.store import FeatureStore, Table
 
 T = TypeVar("T")
 log = logging.getLogger("gids")
 
-MAX_PLANNED = 8
 _RESIDENT = 2  # the state of a page word, its two highest bits
 
 
@@ -58,46 +55,19 @@ class FeatureLoader:
     """Feature rows for sampled minibatches, read ahead through a cache.
 
     Args:
-        store: the dataset, or its path.
+        source: gids.open(...), or a path or FeatureStore for default options; or a list of these.
         tables: the tables to load: names, such as ``"paper.feat"``, and tables of other stores, such as
-            ``other.table("paper.text")``; or a mapping from the names that features go by to these.
-        window_batches: minibatches sampled ahead, whose pages the cache keeps. 0 to 23. Fewer are, where
-            their memory is better spent on cache lines: ``stats()["window_batches"]`` says how many.
-        planned_batches: minibatches whose reads are in flight or done, before they are handed out. None
-            starts with 2 and, between epochs, takes the least number whose missing pages cover twice the
-            queue depth. ``window_batches + planned_batches`` is at most 24.
-        memory_bytes: for everything: cache lines, outputs, bounce pool, window, page tables. None takes half
-            of the memory available, divided by the number of ranks on this machine (on CUDA: half of the
-            device's free memory). It must hold at least the page tables, the bounce pool and the features of
-            two minibatches.
+            ``other.table("paper.text")``; or a mapping from feature names to these.
+        dtype: dtype of the features: float32, float16 or bfloat16, for tables stored as one of these. Rows are
+            converted while they are gathered. Default: the stored dtype; float32 for int8 with a scale.
+        device: ``"cpu"`` (default) or ``"cuda"``. On CUDA the cache and the features are in device memory, GPU
+            threads request the missing pages, and ids may be on that device or on the CPU.
         minibatch_rows: rows that the largest minibatch reads: of each table, or by table. Memory is shared
-            out for such minibatches. None takes a quarter more than the first one reads; less of that where
+            out for such minibatches. Default: a quarter more than the first minibatch reads, or less where
             memory is short.
-        cache_bytes: at most so much of it for cache lines; 0 works, without a cache.
-        policy: ``"lookahead"``, ``"window-pin"``, ``"random"``, ``"lru"`` or ``"static"``.
-        heat: which stored heat of nodes the policy falls back on: ``"out-degree"`` (conversion stores it),
-            ``"reverse-pagerank"`` or ``"sampled"`` (``gids heat`` does), or ``"none"``. ``"auto"`` takes, for
-            each table, the first that is there of reverse-pagerank, sampled, out-degree. It is that of the
-            store's nodes; tables of edges, and of other nodes, have none.
-        engine: ``"auto"``, ``"uring"``, ``"threads"`` or ``"mmap"``.
-        queue_depth: requests in flight at the device.
-        threads: that copy rows. None takes torch's number.
-        check_crc: compare every page read with its checksum.
-        direct: read past the page cache (O_DIRECT).
-        dtype: of the features, where it is not the stored one: float32, float16 or bfloat16, for
-            tables of one of these; they are converted while they are gathered. Tables stored as int8 with a
-            scale are float32 unless this says otherwise.
-        device: ``"cpu"`` or ``"cuda"``. On CUDA cache and features are in device memory, GPU threads ask for
-            the missing pages themselves, and ids may be tensors of that device or of the CPU. memory_bytes
-            and cache_bytes are then device memory, memory_bytes=None is half of what is free, and the
-            policy is not ``"lru"``.
-        host_cache_bytes: on CUDA, host memory for a tier of pinned lines under those on the device.
-        host_policy: ``"lookahead"``: its lines are replaced as those on the device are; ``"static"``: it
-            keeps the hottest pages that the device's lines do not.
-        wait: on CUDA, how kernels wait for pages: ``"stream"`` (the stream waits, no kernel spins) or
-            ``"warp"`` (warps poll, as in BaM).
-        staging_bytes: on CUDA, pinned host memory through which pages travel.
         observer: its methods are called as minibatches pass through the loader; see gids.loader.Observer.
+
+    The memory is the source's. It is taken when an epoch begins, from idle loaders of the same source.
 
     Raises KeyError for a table, or a heat, that the store does not have, ValueError for a number out of its
     range, StorageError for shards that cannot be opened, ImportError and RuntimeError when device="cuda"
@@ -105,136 +75,120 @@ class FeatureLoader:
     shows how much memory one needs; at once when more device memory is asked for than is free.
     """
 
+    @explain_names("gids.FeatureLoader")
     def __init__(
         self,
-        store: FeatureStore | str | os.PathLike[str],
+        source: Source | Dataset | Sequence[Dataset],
         tables: Tables,
         *,
-        window_batches: int = 16,
-        planned_batches: int | None = None,
-        memory_bytes: int | None = None,
-        minibatch_rows: int | Mapping[str, int] | None = None,
-        cache_bytes: int | None = None,
-        policy: str = "lookahead",
-        heat: str = "auto",
-        engine: str = "auto",
-        queue_depth: int = QUEUE_DEPTH,
-        threads: int | None = None,
-        check_crc: bool = False,
-        direct: bool = True,
         dtype: torch.dtype | None = None,
         device: str | torch.device = "cpu",
-        host_cache_bytes: int = 0,
-        host_policy: Literal["lookahead", "static"] = "lookahead",
-        wait: Literal["stream", "warp"] = "stream",
-        staging_bytes: int = 256 << 20,
+        minibatch_rows: int | Mapping[str, int] | None = None,
         observer: Observer | None = None,
     ) -> None:
         self._opened = ExitStack()  # the cache ends before the engine that it reads by
-        self.store = open_store(store, self._opened)
+        self.source = as_source(source, self._opened)
+        self._options = options = self.source.options
+        self.store = self.source.store
         if not tables:
             raise ValueError("tables is empty; name at least one, such as 'paper.feat'")
-        self.tables: list[Table] = list(chosen_tables(self.store, tables).values())
+        self.tables: list[Table] = list(chosen_tables(self.source.stores, tables).values())
         self._minibatch_rows = check_minibatch_rows(minibatch_rows, [t.name for t in self.tables])
-        self._window = _check_window(window_batches, planned_batches)
-        self._fixed_planned = planned_batches
-        if policy not in POLICIES:
-            raise ValueError(f"no policy {policy!r} (there are {', '.join(POLICIES)})")
-        for name, value in (
-            ("memory_bytes", memory_bytes),
-            ("cache_bytes", cache_bytes),
-            ("host_cache_bytes", host_cache_bytes),
-        ):
-            if value is not None and not isinstance(value, Real):
-                raise TypeError(f"{name}={value!r}; give a number of bytes, such as 8 << 30")
-            if value is not None and not 0 <= value < math.inf:
-                what = "is negative" if value < 0 else "is not finite"
-                raise ValueError(f"{name}={value} {what}; give a number of bytes")
-        memory_bytes = None if memory_bytes is None else int(memory_bytes)  # 8e9 is a float
-        cache_bytes, host_cache_bytes = (
-            None if cache_bytes is None else int(cache_bytes),
-            int(host_cache_bytes),
-        )
         self.device = torch.device(device)
         if self.device.type not in ("cpu", "cuda"):
             raise ValueError(f"device={str(device)!r}: features go to 'cpu' or 'cuda'")
-        if self.device.type == "cpu" and host_cache_bytes:
-            raise ValueError(
-                f"host_cache_bytes={host_cache_bytes} is for the tier under a cache on CUDA; on device='cpu' "
-                "the cache is in host memory: give cache_bytes"
-            )
         check_out_dtype(dtype)
         self.dtype = dtype
-        self._policy = policy
-        self._heat_methods = {t.name: _choose_heat(self.store, t, heat) for t in self.tables}
-        threads = threads if threads is not None else torch.get_num_threads()
-        if threads < 1:
-            raise ValueError(f"threads={threads}; at least one thread copies rows")
-
+        self._heat_methods = {t.name: _choose_heat(self.store, t, options.heat) for t in self.tables}
+        on_cpu = self.device.type == "cpu"
         self._engine: Engine = open_engine(
             [path for t in self.tables for path in t.shard_paths],
-            kind=engine,
-            depth=queue_depth,
-            direct=direct,
+            kind=options.engine,
+            depth=options.queue_depth,
+            direct=options.direct,
             max_read_bytes=longest_read_bytes(
                 self.tables,
-                memory_bytes=memory_bytes if self.device.type == "cpu" else None,
-                queue_depth=queue_depth,
+                memory_bytes=options.memory if on_cpu else None,
+                queue_depth=options.queue_depth,
             ),
         )
         self._opened.callback(self._engine.close)
+        self._cache_end = self._opened.enter_context(ExitStack())
         self._finalizer = weakref.finalize(self, self._opened.close)
-        self._placement: Placement
-        if self.device.type == "cpu":
-            self._placement = HostPlacement(
-                self._engine,
-                self.tables,
-                memory_bytes=memory_bytes,
-                cache_bytes=cache_bytes,
-                policy=policy,
-                threads=threads,
-                check_crc=check_crc,
-                dtype=dtype,
-            )
-        else:
-            self._placement = DevicePlacement(
-                self._engine,
-                self.tables,
-                device=self.device,
-                memory_bytes=memory_bytes,
-                cache_bytes=cache_bytes,
-                host_cache_bytes=host_cache_bytes,
-                host_policy=host_policy,
-                policy=policy,
-                check_crc=check_crc,
-                dtype=dtype,
-                wait=wait,
-                staging_bytes=staging_bytes,
-            )
-        most = min(MAX_PLANNED, _core.USE_BITS - window_batches)
-        self._most_planned = planned_batches or most  # lowered to what memory allows, once that is known
-        self._planned = planned_batches or min(self._placement.least_planned, most)
-        self._waiting = 0  # minibatches that are sampled, and not in the window yet
-        self._most_waiting: int | None = None  # once memory is shared out
-        self._minibatch_bytes = 0  # of the largest so far
+        self._placement: Placement = self._on_host() if on_cpu else self._on_device()
+        self._largest = 0  # bytes of the largest minibatch of this epoch
+        self._seen: Rows = {}  # of the largest minibatches
+        self._minibatch_bytes = 0  # of the sampled minibatch itself: the largest so far
         self._warned_of_size = False
         self._cache: Cache | None = None
-        self._lock = threading.Lock()  # guards building the cache, and who has the window
+        self._counted: dict[str, dict[str, Any]] = {}  # by caches that were released
+        self._forget_plan()
+        self._lock = self.source.lender.lock
         self._windowed: weakref.ref[WindowedStream[Any]] | None = None
         self._seconds = {"sample": 0.0}
         self._stage: Stage = stage_for(self.device)
         self._observers = Observers(observer)
         self._misses_at_epoch = (0, 0)
         self._last_stats: dict[str, Any] | None = None  # once closed
+        self.users: weakref.WeakSet[object] = weakref.WeakSet()
+        """The loaders that share this one: see Source.feature_loader."""
+        self.source.lender.join(self)
+
+    def _on_host(self) -> HostPlacement:
+        options = self._options
+        return HostPlacement(
+            self._engine,
+            self.tables,
+            memory_bytes=self.source.memory,
+            cache_bytes=options.cache,
+            policy=options.policy,
+            threads=options.threads or torch.get_num_threads(),
+            check_crc=options.check_crc,
+            dtype=self.dtype,
+        )
+
+    def _on_device(self) -> DevicePlacement:
+        options = self._options
+        check_policies(options.policy, options.host_policy)
+        if options.memory is not None and options.memory < options.staging:
+            raise ValueError(
+                f"staging={options.staging} is more than memory={options.memory}, which has to hold it: lower "
+                "staging= or raise memory= of gids.open()"
+            )
+        device = cuda.open_device(self.device)
+        return DevicePlacement(
+            self._engine,
+            self.tables,
+            device=device,
+            memory_bytes=self.source.lender.device_bytes(device, options.cache),
+            cache_bytes=options.cache,
+            host_cache_bytes=0 if options.memory is None else options.memory - options.staging,
+            host_policy=options.host_policy,
+            policy=options.policy,
+            check_crc=options.check_crc,
+            dtype=self.dtype,
+            wait=options.wait,
+            staging_bytes=options.staging,
+        )
+
+    def _forget_plan(self) -> None:
+        """The window and the planned minibatches as the user wants them: memory is not shared out yet."""
+        options = self._options
+        most = min(MAX_PLANNED, _core.USE_BITS - options.window)
+        self._window = options.window
+        self._most_planned = options.planned or most  # lowered to what memory allows, once that is known
+        self._planned = options.planned or min(self._placement.least_planned, most)
+        self._waiting = 0  # minibatches that are sampled, and not in the window yet
+        self._most_waiting: int | None = None  # once memory is shared out
 
     @property
-    def window_batches(self) -> int:
+    def window(self) -> int:
         """Minibatches sampled ahead: as given; after the first minibatch, as memory allows."""
         return self._window
 
     @property
     def waiting_batches(self) -> int:
-        """How many the `minibatches` of attach() may hold itself: as said there; then as memory allows."""
+        """Minibatches that `minibatches` of attach() may hold: as given there; then as memory allows."""
         return self._waiting
 
     @property
@@ -250,6 +204,53 @@ class FeatureLoader:
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         """Call the methods of observer while a block runs."""
         return self._observers.added(observer)
+
+    @property
+    def closed(self) -> bool:
+        return not self._finalizer.alive
+
+    @property
+    def memories(self) -> frozenset[str]:
+        """The memories that the cache takes: "host", the name of a device, or both."""
+        return self._placement.memories
+
+    @property
+    def has_cache(self) -> bool:
+        return self._cache is not None
+
+    @property
+    def has_open_epoch(self) -> bool:
+        return self._windowed is not None and self._windowed() is not None
+
+    @property
+    def kept_bytes(self) -> int:
+        """Host memory that stays taken without a cache: the bounce pool."""
+        return 0 if self.closed else self._engine.bounce_bytes
+
+    def release_cache(self) -> None:
+        """Free the cache, between two epochs. The next minibatch makes a new one; counters go on."""
+        if self._cache is not None:
+            self._counted = self._table_stats()
+            self._cache = None
+            self._cache_end.close()
+            self._forget_plan()
+
+    def expect_rows(self, minibatch_rows: int | Mapping[str, int]) -> None:
+        """Leave room for minibatches of as many rows, from the next epoch on. As minibatch_rows."""
+        rows = check_minibatch_rows(minibatch_rows, [t.name for t in self.tables])
+        assert rows is not None
+        known = self._minibatch_rows or {}
+        wanted = {name: max(count, known.get(name, 0)) for name, count in rows.items()}
+        if wanted != known:
+            self._minibatch_rows = wanted
+            if not self.has_open_epoch:
+                self.release_cache()
+
+    def leave(self, user: object) -> None:
+        """Called by a loader that shares this one, when it is closed. The last one closes this."""
+        self.users.discard(user)
+        if not self.users:
+            self.close()
 
     def attach(
         self,
@@ -272,7 +273,7 @@ class FeatureLoader:
         count with these bytes; after the first minibatch the property of that name says how many may.
         source_bytes: other memory of `minibatches`, by the number that it holds. growth: how many times as
         large as the first minibatch the others are; memory is shared out when that one is known. Where a
-        larger one comes, fewer are planned ahead; where that is not enough to stay within memory_bytes, a
+        larger one comes, fewer are planned ahead; where that is not enough to stay within the memory, a
         warning says so once, and names minibatch_rows.
 
         One stream at a time uses the window; while it is open, further ones read through the cache without
@@ -284,18 +285,19 @@ class FeatureLoader:
         if not self._finalizer.alive:
             raise ValueError("this FeatureLoader is closed; make a new one")
 
-        def cache_for(minibatch: T, ids: Ids) -> Cache:
+        def cache_for(minibatch: T, ids: Ids, first: bool) -> Cache:
             minibatch_bytes = bytes_of(minibatch) if bytes_of else 0
-            return self._cache_for(ids, minibatch_bytes, growth, source_bytes)
+            return self._cache_for(ids, minibatch_bytes, growth, source_bytes, first)
 
         with self._lock:
-            if self._windowed is not None and self._windowed() is not None:
+            if self.has_open_epoch:
                 log.warning(
                     "a stream of this loader is still open, so this one reads through the cache without "
                     "lookahead: close() the other, or end its loop, before the next epoch"
                 )
                 return ReadThroughStream(minibatches, ids_of, cache_for)
             self._adapt_planned()
+            self._largest = 0
             self._waiting = waiting_batches
             if self._most_waiting is not None:
                 self._waiting = min(waiting_batches, self._most_waiting)
@@ -321,12 +323,12 @@ class FeatureLoader:
         ``bypasses`` (misses that won no line), ``evictions``, ``failures``; ``hit_ratio``. Of the device:
         ``pages_read``, ``bytes_read``, ``requests``. ``seconds`` by stage: ``sample``, ``plan``, ``wait``,
         ``gather``, and ``read`` (with requests in flight, beside the others). ``memory``: bytes by purpose.
-        ``window_batches``, ``planned_batches`` (those in use), ``policy``; ``heat``: the method of each
-        table, or None; ``engine``: its own counters; ``tables``: the counters of each table.
+        ``window``, ``planned`` (in use), ``policy``; ``heat``: the method of each table, or None; ``engine``:
+        its own counters; ``tables``: the counters of each table.
         """
         if self._last_stats is not None:
             return self._last_stats
-        tables = self._cache.stats() if self._cache else {}
+        tables = self._table_stats()
         io = self._engine.stats()
 
         def total(key: str) -> Any:
@@ -346,13 +348,25 @@ class FeatureLoader:
             "read": io["busy_s"],
         }
         result["memory"] = self._placement.memory(self._cache, self.held_bytes)
-        result["window_batches"] = self._window
-        result["planned_batches"] = self._planned
-        result["policy"] = self._policy
+        result["window"] = self._window
+        result["planned"] = self._planned
+        result["policy"] = self._options.policy
         result["heat"] = dict(self._heat_methods)
         result["engine"] = {"name": self._engine.name, "note": self._engine.note, **io}
         result["tables"] = tables
         return result
+
+    def _table_stats(self) -> dict[str, dict[str, Any]]:
+        """The counters of each table; sizes are those of the present cache."""
+        present = self._cache.stats() if self._cache is not None else {}
+        return {
+            name: {
+                key: present.get(name, {}).get(key, 0) + (0 if _is_size(key) else before.get(key, 0))
+                for key in (present.get(name) or before)
+            }
+            for name in (present or self._counted)
+            for before in [self._counted.get(name, {})]
+        }
 
     def cached_rows(self, table: str) -> torch.Tensor:
         """Which rows of a table the cache holds now: bool[row_count] on the CPU, for LocalityBias.
@@ -408,7 +422,12 @@ class FeatureLoader:
         )
 
     def _cache_for(
-        self, ids: Ids, minibatch_bytes: int, growth: float, source_bytes: Callable[[int], int]
+        self,
+        ids: Ids,
+        minibatch_bytes: int,
+        growth: float,
+        source_bytes: Callable[[int], int],
+        first: bool,
     ) -> Cache:
         """The cache; built from the first minibatch's sizes, `growth` times which the others have."""
         with self._lock:
@@ -417,24 +436,30 @@ class FeatureLoader:
             rows = rows_read(ids, [t.name for t in self.tables])
             if self.device.type == "cpu":  # on a device the cache has ids of its own
                 minibatch_bytes = max(minibatch_bytes, sum(8 * n for n in rows.values()))
+            self._minibatch_bytes = max(self._minibatch_bytes, minibatch_bytes)
+            size = minibatch_bytes + sum(rows[t.name] * t.row_bytes for t in self.tables)
+            if self._cache is not None and size > self._largest:
+                self._largest = size
+                self._seen = {name: max(n, self._seen.get(name, 0)) for name, n in rows.items()}
+                self._keep_within_memory(rows, minibatch_bytes, resize=first and len(self.users) > 1)
             if self._cache is None:
-                first = replace(
+                sizes = replace(
                     self._sizes(rows, minibatch_bytes),
                     page_bytes=page_bytes_read(ids, self.tables),
                     source_bytes=source_bytes,
                 )
-                self._build(usual_sizes(first, given=self._minibatch_rows, growth=growth))
-            else:
-                self._keep_within_memory(rows, minibatch_bytes)
-            self._minibatch_bytes = max(self._minibatch_bytes, minibatch_bytes)
+                self._build(usual_sizes(sizes, given=self._minibatch_rows, growth=growth, seen=self._seen))
             assert self._cache is not None
             return self._cache
 
     def _build(self, sizes: Sizes) -> None:
         """sizes: of usual minibatches."""
         heats = {t.name: heat for t in self.tables if (heat := self.table_heat(t)) is not None}
+        kept_bytes = self.source.lender.lend(self)
+        if self.device.type == "cpu":
+            self._placement.memory_bytes = self.source.memory - kept_bytes
         self._cache, plan = self._placement.build(sizes, heats)
-        self._opened.callback(self._cache.close)
+        self._cache_end.callback(self._cache.close)
         self._window = plan.sizes.window_batches
         self._most_planned = plan.sizes.planned_batches
         self._planned = min(self._planned, self._most_planned)
@@ -451,14 +476,21 @@ class FeatureLoader:
             window_batches=self._window,
             planned_batches=self._planned,
             most_planned_batches=self._most_planned,
-            least_planned_batches=self._fixed_planned or 1,
+            least_planned_batches=self._options.planned or 1,
             waiting_batches=self._waiting,
         )
 
-    def _keep_within_memory(self, rows: Rows, minibatch_bytes: int) -> None:
-        """Plan fewer minibatches at once where those of this size need it; warn when that is not enough."""
+    def _keep_within_memory(self, rows: Rows, minibatch_bytes: int, *, resize: bool) -> None:
+        """Plan fewer minibatches at once where those of this size need it; warn when that is not enough.
+
+        resize: give up the cache instead, so that the new one leaves room for such minibatches.
+        """
         excess = self._placement.excess_bytes(self._sizes(rows, minibatch_bytes))
-        while excess > 0 and self._fixed_planned is None and self._planned > self._placement.least_planned:
+        if excess > 0 and resize:
+            self.release_cache()
+            return
+        fixed = self._options.planned is not None
+        while excess > 0 and not fixed and self._planned > self._placement.least_planned:
             self._planned -= 1
             self._most_planned = self._planned
             excess = self._placement.excess_bytes(self._sizes(rows, minibatch_bytes))
@@ -468,9 +500,9 @@ class FeatureLoader:
 
     def _adapt_planned(self) -> None:
         """Between epochs: the fewest planned minibatches whose missing pages cover twice the queue."""
-        if self._fixed_planned is not None or self._cache is None:
+        if self._options.planned is not None or self._cache is None:
             return
-        tables = self._cache.stats().values()
+        tables = self._table_stats().values()
         steps = max(t["steps"] for t in tables)
         misses = sum(t["misses"] for t in tables)
         epoch_steps, epoch_misses = steps - self._misses_at_epoch[0], misses - self._misses_at_epoch[1]
@@ -481,43 +513,19 @@ class FeatureLoader:
         self._planned = min(max(self._placement.least_planned, wanted), self._most_planned)
 
 
-def check_option_names(caller: str, options: Iterable[str]) -> None:
-    """Raise TypeError for what is no argument of FeatureLoader's. caller: takes them beside its own."""
-    parameters = inspect.signature(FeatureLoader).parameters
-    known = [name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
-    for name in options:
-        if name not in known:
-            raise TypeError(
-                f"{caller} has no argument {name!r}; beside its own it takes gids.FeatureLoader's: "
-                f"{', '.join(known)}"
-            )
+def _is_size(key: str) -> bool:
+    """Whether a table's counter says how large something is now, rather than how often something happened."""
+    return key in ("lines", "host_lines") or key.endswith("_bytes")
 
 
 def _choose_heat(store: FeatureStore, table: Table, heat: str) -> str | None:
     """The method of heat for a table, or None: nothing is known of its rows beforehand."""
-    if heat not in ("auto", "none", *HEAT_ROLES):
-        raise ValueError(f"no heat {heat!r} (there are 'auto', {', '.join(map(repr, HEAT_ROLES))}, 'none')")
     if not isinstance(table.type, str) or heat == "none" or not is_of_nodes(table, store):
         return None
     if heat == "auto":
         return next(iter(store.heat_methods(table.type)), None)
     store.heat(heat, table.type)  # KeyError: not stored, and how to compute it
     return heat
-
-
-def _check_window(window_batches: int, planned_batches: int | None) -> int:
-    if planned_batches is not None and not 1 <= planned_batches <= MAX_PLANNED:
-        raise ValueError(f"planned_batches={planned_batches} is outside 1 to {MAX_PLANNED}")
-    if window_batches < 0:
-        raise ValueError(f"window_batches={window_batches} is negative; 0 turns lookahead off")
-    planned = planned_batches or 1
-    if window_batches + planned > _core.USE_BITS:
-        raise ValueError(
-            f"window_batches={window_batches} with planned_batches={planned} makes "
-            f"{window_batches + planned} live minibatches, and a page's word has marks for "
-            f"{_core.USE_BITS}: lower one of them"
-        )
-    return window_batches
 
 
 def _stream_ended(loader: weakref.ref[FeatureLoader], before: dict[str, Any], begun: float) -> None:

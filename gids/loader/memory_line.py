@@ -57,9 +57,9 @@ def _what_helps(tables: Sequence[Table], placement: Placement, wanted: Sizes, pl
         late = "pages without a line are read only when a minibatch is due"
         said = [shortened] * (held.window_batches < wanted.window_batches) + [late] * _is_late(plan)
         needed = _memory_for(placement, wanted, as_wanted)
-        return f"Memory is short: {' and '.join(said)}; memory_bytes={needed} would avoid that"
+        return f"Memory is short: {' and '.join(said)}; {placement.option}={needed} would avoid that"
     needed = _memory_for(placement, wanted, lambda other: other.capped)
-    return f"memory_bytes={needed} would hold all features: then nothing is read twice"
+    return f"{placement.option}={needed} would hold all features: then nothing is read twice"
 
 
 def _is_late(plan: Plan) -> bool:

@@ -66,14 +66,15 @@ def page_bytes_read(ids: Mapping[str, Any], tables: Iterable[Table]) -> int:
     return total
 
 
-def usual_sizes(first: Sizes, *, given: Rows | None, growth: float) -> Sizes:
+def usual_sizes(first: Sizes, *, given: Rows | None, growth: float, seen: Rows) -> Sizes:
     """How large minibatches are, by what is known at the first one.
 
     first: of the first. given: rows of the largest, as the user says; then there is no room for more. growth:
-    how many times as large as the first the others are.
+    how many times as large as the first the others are. seen: rows of the largest in earlier epochs.
     """
     if given is None:
-        return first.grown(growth)
+        usual = first.grown(growth)
+        return replace(usual, rows={name: max(n, seen.get(name, 0)) for name, n in usual.rows.items()})
     rows = {name: max(n, given[name]) for name, n in first.rows.items()}
     times = sum(rows.values()) / max(1, sum(first.rows.values()))
     return replace(first.grown(times), rows=rows, growths=(1.0,))
@@ -85,6 +86,6 @@ def too_large(rows: Rows, excess_bytes: int) -> str:
     option = next(iter(wanted.values())) if len(rows) == 1 else wanted
     return (
         f"a minibatch reads {sum(rows.values()):,} rows, more than memory was shared out for: with such ones "
-        f"the loader may take {format_bytes(excess_bytes)} more than memory_bytes. Tell it the rows of the "
-        f"largest, minibatch_rows={option}, and the cache leaves room for them"
+        f"the loader may take {format_bytes(excess_bytes)} more than its memory budget. Give the rows "
+        f"of the largest minibatch, minibatch_rows={option}: then the cache leaves room for them"
     )

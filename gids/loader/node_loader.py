@@ -5,21 +5,20 @@ The user's entry to training on nodes. It knows what a seed is; the rest is Epoc
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from gids.loader.epoch_loader import EpochLoader
-from gids.loader.ranks import StepSeeds
-from gids.loader.sample_stream import Draw, sample_steps
+from gids.loader.option_names import explain_names
+from gids.loader.sampling import Epoch, EpochSampling, sample_steps
+from gids.loader.source import Dataset, Source
 from gids.loader.tables import Tables
 from gids.sampler import Minibatch, Sampler, Topology
 from gids.sampler.layered import Fanout
 from gids.sampler.minibatch import PerType
-from gids.store import FeatureStore
 
 
 class NodeLoader(EpochLoader):
@@ -49,7 +48,7 @@ class NodeLoader(EpochLoader):
         device: ``"cpu"``, or a CUDA device: then the topology is pinned, kernels sample it on a stream of
             the loader's own, beside the training, and minibatches are ready for torch's current stream.
         labels: give labels, where the store has them: of the seeds, or (``"inputs"``) of all input nodes.
-        place: of the pinned topology, as ``Graph.pin`` takes it.
+        place: of the pinned topology, the topology_on of ``gids.sampler.device.PinnedGraph``.
         options: of gids.FeatureLoader: ``window_batches``, ``memory_bytes``, ``policy``, …
 
     Every ``for`` is one epoch; ``epoch`` is the number of the next one, counts up, and may be set. What a
@@ -59,30 +58,32 @@ class NodeLoader(EpochLoader):
 
     Raises FormatError for a dataset without topology, KeyError for a table or type that the store does not
     have, IndexError for a seed that is no node, ValueError and TypeError for other arguments, and what
-    FeatureLoader and Graph.pin raise. While iterating: StorageError belongs to one minibatch, and the next
+    FeatureLoader and PinnedGraph raise. While iterating: StorageError belongs to one minibatch, and the next
     can be asked for; FormatError for a topology that contradicts itself ends the epoch.
     """
 
+    @explain_names("gids.NodeLoader")
     def __init__(
         self,
-        store: FeatureStore | str | os.PathLike[str],
+        source: Source | Dataset | Sequence[Dataset],
         seeds: PerType,
         sampler: Sampler | Sequence[Fanout],
         *,
         tables: Tables | None = None,
         batch_size: int = 1024,
-        shuffle: bool = True,
+        shuffle: bool = False,
         drop_last: bool = False,
         seed: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
         device: str | torch.device = "cpu",
         labels: bool | Literal["inputs"] = True,
-        place: str = "auto",
-        **options: Any,
+        topology_on: str = "auto",
+        dtype: torch.dtype | None = None,
+        minibatch_rows: int | Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(
-            store,
+            source,
             sampler,
             batch_size=batch_size,
             shuffle=shuffle,
@@ -90,7 +91,6 @@ class NodeLoader(EpochLoader):
             seed=seed,
             rank=rank,
             world_size=world_size,
-            threads=options.get("threads"),
         )
         if labels not in (True, False, "inputs"):
             raise ValueError(f"labels={labels!r}; it must be True, False or 'inputs'")
@@ -106,7 +106,7 @@ class NodeLoader(EpochLoader):
             t: self.store.labels[t] for t in topology.node_types if labels and t in self.store.labels
         }
         self._label_inputs = labels == "inputs"
-        self._open(topology, tables, device, place, options)
+        self._open(topology, tables, device, topology_on, dtype, minibatch_rows)
 
     @property
     def _seed_count(self) -> int:
@@ -115,26 +115,37 @@ class NodeLoader(EpochLoader):
     def _hash_seeds(self, update: Callable[[Any], None]) -> None:
         self._seeds.hash(update)
 
-    def _drawing(self) -> Draw:
-        topology, sampler, all_seeds, seed = self._topology, self.sampler, self._seeds, self.seed
-        labels, of_inputs, stream = self._labels, self._label_inputs, self._stream
+    def _sampling(self, epoch: Epoch) -> EpochSampling:
+        return _NodeSampling(epoch, self._seeds, self._labels, of_inputs=self._label_inputs)
 
-        def label(sampled: Minibatch, seeds: PerType) -> None:
-            labelled = sampled.input_nodes if of_inputs else seeds
-            if isinstance(labelled, dict):
-                found = {t: labels[t][ids.cpu()] for t, ids in labelled.items() if t in labels}
-                sampled.labels = {t: stream.to_device(values) for t, values in found.items()} or None
-            elif labels:
-                sampled.labels = stream.to_device(labels[topology.node_types[0]][labelled.cpu()])
 
-        def draw(steps: Sequence[StepSeeds], epoch: int, first_step: int) -> list[Minibatch]:
-            seeds = [all_seeds.at(of_step.own) for of_step in steps]
-            drawn = sample_steps(sampler, topology, seeds, seed=seed, epoch=epoch, first_step=first_step)
-            for sampled, of_step in zip(drawn, seeds, strict=True):
-                label(sampled, of_step)
-            return drawn
+class _NodeSampling(EpochSampling):
+    """labels: by node type. of_inputs: minibatches get those of all input nodes, rather than of the seeds."""
 
-        return draw
+    def __init__(
+        self, epoch: Epoch, seeds: _Seeds, labels: Mapping[str, torch.Tensor], *, of_inputs: bool
+    ) -> None:
+        super().__init__(epoch)
+        self._seeds, self._labels, self._of_inputs = seeds, labels, of_inputs
+
+    def sample(self, steps: range) -> list[Minibatch]:
+        of = self.epoch
+        seeds = [self._seeds.at(of.seeds.at(step).own) for step in steps]
+        sampled = sample_steps(
+            of.sampler, of.topology, seeds, seed=of.seed, epoch=of.number, first_step=steps.start
+        )
+        for minibatch, of_step in zip(sampled, seeds, strict=True):
+            self._label(minibatch, of_step)
+        return sampled
+
+    def _label(self, minibatch: Minibatch, seeds: PerType) -> None:
+        labels, on = self._labels, self.epoch.stream
+        labelled = minibatch.input_nodes if self._of_inputs else seeds
+        if isinstance(labelled, dict):
+            found = {t: labels[t][ids.cpu()] for t, ids in labelled.items() if t in labels}
+            minibatch.labels = {t: on.to_device(values) for t, values in found.items()} or None
+        elif labels:
+            minibatch.labels = on.to_device(next(iter(labels.values()))[labelled.cpu()])
 
 
 class _Seeds:
@@ -152,12 +163,12 @@ class _Seeds:
         self._ends = np.cumsum([0, *map(len, self._ids)])
         self.count = int(self._ends[-1])
 
-    def at(self, places: np.ndarray) -> PerType:
+    def at(self, positions: np.ndarray) -> PerType:
         if self._homogeneous:
-            return self._ids[0][torch.from_numpy(places)]
+            return self._ids[0][torch.from_numpy(positions)]
         found = {}
         for ntype, ids, begin, end in zip(self._types, self._ids, self._ends, self._ends[1:], strict=False):
-            of_type = places[(begin <= places) & (places < end)] - begin
+            of_type = positions[(begin <= positions) & (positions < end)] - begin
             if len(of_type):
                 found[ntype] = ids[torch.from_numpy(of_type)]
         return found

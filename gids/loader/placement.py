@@ -6,9 +6,9 @@ planned and gathered is the stream's business.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
@@ -16,30 +16,23 @@ import numpy.typing as npt
 import torch
 
 from gids import cuda
-from gids.cache import FeatureCache, MemoryPlan, share_memory
-from gids.cache.budget import available_bytes, needed_bytes
-from gids.cache.device import DeviceFeatureCache, check_device_memory, share_device_memory
-from gids.cache.device.budget import DeviceMemoryPlan, needed_device_bytes
-from gids.cache.device.checks import check_policies
+from gids.cache import FeatureCache, HostBudget, MemoryPlan
+from gids.cache.device import DeviceBudget, DeviceFeatureCache
 from gids.cache.live_batches import Sizes
 from gids.cache.output_dtype import out_row_bytes
 from gids.io.device.extents import open_extent_reader
-from gids.loader.ranks import local_ranks
 from gids.loader.stream import Cache
-from gids.sizes import format_bytes
 
 if TYPE_CHECKING:
     from gids.io import Engine
     from gids.store import Table
 
 Heats = Mapping[str, npt.NDArray[np.uint8]]
-log = logging.getLogger("gids")
 
 ROUNDS_MAX = 4
 """Rounds of requests in flight on a device: each takes a quarter of the staging memory."""
 
-
-Plan = MemoryPlan | DeviceMemoryPlan
+Plan = MemoryPlan
 
 
 class Placement(Protocol):
@@ -49,7 +42,13 @@ class Placement(Protocol):
     """Minibatches to plan ahead at least, where memory allows, so that one's stages overlap another's."""
 
     memory_bytes: int
-    """For everything, or of the device."""
+    """The budget, in host memory or on the device."""
+
+    option: str
+    """The argument of gids.open() that gives the budget."""
+
+    memories: frozenset[str]
+    """The memories that the cache takes: "host", the name of a device, or both."""
 
     def build(self, sizes: Sizes, heats: Heats) -> tuple[Cache, Plan]:
         """The cache, and how memory was shared out: what window and planned minibatches there is room for.
@@ -75,31 +74,31 @@ class HostPlacement:
     """Lines in host memory; features are handed out there."""
 
     least_planned = 2
+    option = "memory"
+    memories = frozenset({"host"})
 
     def __init__(
         self,
         engine: Engine,
         tables: Sequence[Table],
         *,
-        memory_bytes: int | None,
+        memory_bytes: int,
         cache_bytes: int | None,
         policy: str,
         threads: int,
         check_crc: bool,
         dtype: torch.dtype | None,
     ) -> None:
-        if memory_bytes is None:
-            share = 2 * local_ranks()
-            memory_bytes = available_bytes() // share
-            log.info(
-                "memory_bytes not given: taking 1/%d of what is available, %s",
-                share,
-                format_bytes(memory_bytes),
-            )
         self._engine, self._tables = engine, tables
-        self.memory_bytes, self._cache_bytes = memory_bytes, cache_bytes
+        self.memory_bytes = memory_bytes
         self._policy, self._threads, self._check_crc, self._dtype = policy, threads, check_crc, dtype
-        self._output_row_bytes = {t.name: out_row_bytes(t, dtype) for t in tables}
+        self._budget = HostBudget(
+            tables=tables,
+            output_row_bytes={t.name: out_row_bytes(t, dtype) for t in tables},
+            bounce_bytes=engine.bounce_bytes,
+            memory_bytes=memory_bytes,
+            cache_bytes=cache_bytes,
+        )
         self.plan: MemoryPlan | None = None
 
     def build(self, sizes: Sizes, heats: Heats) -> tuple[Cache, Plan]:
@@ -120,24 +119,11 @@ class HostPlacement:
         return cache, plan
 
     def share(self, sizes: Sizes, memory_bytes: int) -> MemoryPlan:
-        return share_memory(
-            self._tables,
-            sizes,
-            memory_bytes=memory_bytes,
-            cache_bytes=self._cache_bytes,
-            output_row_bytes=self._output_row_bytes,
-            bounce_bytes=self._engine.bounce_bytes,
-        )
+        return replace(self._budget, memory_bytes=memory_bytes).share(sizes)
 
     def excess_bytes(self, sizes: Sizes) -> int:
         assert self.plan is not None
-        needed = needed_bytes(
-            self._tables,
-            sizes,
-            output_row_bytes=self._output_row_bytes,
-            bounce_bytes=self._engine.bounce_bytes,
-            late_outputs=self.plan.late_outputs,
-        )
+        needed = self._budget.needed(sizes, late_outputs=self.plan.late_outputs)
         return sum({**self.plan.purposes, **needed}.values()) - self.memory_bytes
 
     def memory(self, cache: Cache | None, held_bytes: int) -> dict[str, int]:
@@ -153,14 +139,15 @@ class DevicePlacement:
     """Lines in device memory, and a tier of pinned lines in host memory; features are handed out there."""
 
     least_planned = 3  # one is being read, one gathered, and one is with the consumer
+    option = "device_memory"
 
     def __init__(
         self,
         engine: Engine,
         tables: Sequence[Table],
         *,
-        device: torch.device,
-        memory_bytes: int | None,
+        device: cuda.Device,
+        memory_bytes: int,
         cache_bytes: int | None,
         host_cache_bytes: int,
         host_policy: str,
@@ -170,26 +157,21 @@ class DevicePlacement:
         wait: Literal["stream", "warp"],
         staging_bytes: int,
     ) -> None:
-        check_policies(policy, host_policy)
-        self._device = cuda.open_device(device)
-        free_bytes, _ = self._device.memory_info()
-        asked = {"memory_bytes": memory_bytes, "cache_bytes": cache_bytes}
-        check_device_memory(asked, free_bytes=free_bytes, device=self._device.name)
-        if memory_bytes is None:
-            memory_bytes = free_bytes // 2
-            log.info(
-                "memory_bytes not given: taking half of what is free on %s, %s",
-                self._device.name,
-                format_bytes(memory_bytes),
-            )
+        self._device = device
+        self.memories = frozenset({device.name, "host"} if host_cache_bytes else {device.name})
         self._engine, self._tables = engine, tables
-        self.memory_bytes, self._cache_bytes = memory_bytes, cache_bytes
-        self._host_cache_bytes, self._host_policy = host_cache_bytes, host_policy
+        self.memory_bytes, self._host_policy = memory_bytes, host_policy
         self._policy, self._check_crc, self._dtype = policy, check_crc, dtype
         self._wait, self._staging_bytes = wait, staging_bytes
-        self._bounce_bytes = staging_bytes // ROUNDS_MAX if wait == "warp" else 0
-        self._output_row_bytes = {t.name: out_row_bytes(t, dtype) for t in tables}
-        self._plan: DeviceMemoryPlan | None = None
+        self._budget = DeviceBudget(
+            tables=tables,
+            output_row_bytes={t.name: out_row_bytes(t, dtype) for t in tables},
+            bounce_bytes=staging_bytes // ROUNDS_MAX if wait == "warp" else 0,
+            memory_bytes=memory_bytes,
+            cache_bytes=cache_bytes,
+            host_cache_bytes=host_cache_bytes,
+        )
+        self._plan: MemoryPlan | None = None
 
     def build(self, sizes: Sizes, heats: Heats) -> tuple[Cache, Plan]:
         self._plan = plan = self.share(sizes, self.memory_bytes)
@@ -217,25 +199,12 @@ class DevicePlacement:
             )
         return cache, plan
 
-    def share(self, sizes: Sizes, memory_bytes: int) -> DeviceMemoryPlan:
-        return share_device_memory(
-            self._tables,
-            sizes,
-            memory_bytes=memory_bytes,
-            cache_bytes=self._cache_bytes,
-            host_cache_bytes=self._host_cache_bytes,
-            output_row_bytes=self._output_row_bytes,
-            bounce_bytes=self._bounce_bytes,
-        )
+    def share(self, sizes: Sizes, memory_bytes: int) -> MemoryPlan:
+        return replace(self._budget, memory_bytes=memory_bytes).share(sizes)
 
     def excess_bytes(self, sizes: Sizes) -> int:
         assert self._plan is not None
-        needed = needed_device_bytes(
-            self._tables,
-            sizes,
-            output_row_bytes=self._output_row_bytes,
-            bounce_bytes=self._bounce_bytes,
-        )
+        needed = self._budget.needed(sizes)
         return sum({**self._plan.purposes, **needed}.values()) - self.memory_bytes
 
     def memory(self, cache: Cache | None, held_bytes: int) -> dict[str, int]:

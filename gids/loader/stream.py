@@ -53,8 +53,8 @@ class Cache(Protocol):
 class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
     """An iterator of (minibatch, {table: features}) that reads ahead through the cache.
 
-    cache_for: called with every minibatch and its ids, which tell how large minibatches are; it gives the
-    same cache each time.
+    cache_for: called with every minibatch, its ids, and whether it is the first: they tell how large
+    minibatches are. It returns the same cache each time.
     window_batches, planned_batches: asked for again and again; the first minibatch may change them.
     on_close: called once, when no step of this stream is live any more. stage: tells profilers of a stage.
     observers: called at each event.
@@ -64,7 +64,7 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
         self,
         minibatches: Iterable[T],
         ids_of: IdsOf[T],
-        cache_for: Callable[[T, Ids], Cache],
+        cache_for: Callable[[T, Ids, bool], Cache],
         *,
         window_batches: Callable[[], int],
         planned_batches: Callable[[], int],
@@ -165,7 +165,7 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
                     minibatch = next(self._source)
                     ids = self._ids_of(minibatch)
                 self._seconds["sample"] += time.perf_counter() - started
-                cache = self._cache_for(minibatch, ids)
+                cache = self._cache_for(minibatch, ids, self._cache is None)
                 if self._cache is None:
                     self._cache = cache
                     self._opened.append(cache)
@@ -214,7 +214,7 @@ class ReadThroughStream(Generic[T], Iterator[tuple[T, Features]]):
         self,
         minibatches: Iterable[T],
         ids_of: IdsOf[T],
-        cache_for: Callable[[T, Ids], Cache],
+        cache_for: Callable[[T, Ids, bool], Cache],
     ) -> None:
         self._source: Iterator[T] | None = iter(minibatches)
         self._ids_of = ids_of
@@ -228,7 +228,7 @@ class ReadThroughStream(Generic[T], Iterator[tuple[T, Features]]):
             raise StopIteration
         minibatch = next(self._source)
         ids = self._ids_of(minibatch)
-        features, error = self._cache_for(minibatch, ids).read_through(ids)
+        features, error = self._cache_for(minibatch, ids, False).read_through(ids)
         if error is not None:
             raise error
         return minibatch, features

@@ -1,7 +1,7 @@
 """Which tables a loader reads, of one dataset or of several. Called by the loaders; knows no ids.
 
-Features go by the name of their table. Tables of other datasets come as `Table`s, and where two go by one
-name the user gives names: a mapping.
+Features have the name of their table. Tables of other datasets are given as `Table`s. Where two tables have
+one name, the user gives a mapping from names to tables.
 """
 
 from __future__ import annotations
@@ -13,22 +13,24 @@ from gids.store import FeatureStore, Table
 from gids.store.names import describe_type
 
 Tables = Sequence[str | Table] | Mapping[str, str | Table]
-"""Names of tables of the loader's store, or tables of any store; in a mapping, by the names to go by."""
+"""Names of tables of the loader's stores, or tables of any store; or a mapping from feature names to these."""
 
 
-def chosen_tables(store: FeatureStore, tables: Tables) -> dict[str, Table]:
-    """The tables by the names that their features go by.
+def chosen_tables(stores: FeatureStore | Sequence[FeatureStore], tables: Tables) -> dict[str, Table]:
+    """The tables by the names of their features. A name is looked up in one store after the other.
 
-    Raises KeyError for a name that the store does not have, ValueError when two tables go by one name.
+    Raises KeyError for a name that no store has, ValueError when two tables have one name.
     """
+    if isinstance(stores, FeatureStore):
+        stores = [stores]
     if isinstance(tables, str):
         raise TypeError(f"tables={tables!r}; give a list, [{tables!r}]")
     found: dict[str, Table] = {}
     if isinstance(tables, Mapping):
         for name, given in tables.items():
-            found[name] = _table(store, given).named(name)
+            found[name] = _table(stores, given).named(name)
         return found
-    for table in (_table(store, given) for given in tables):
+    for table in (_table(stores, given) for given in tables):
         other = found.setdefault(table.name, table)
         if other.shard_paths != table.shard_paths:
             raise ValueError(
@@ -62,9 +64,12 @@ def is_of_nodes(table: Table, store: FeatureStore) -> bool:
     return table.row_count == store.num_nodes(table.type)
 
 
-def _table(store: FeatureStore, given: str | Table) -> Table:
+def _table(stores: Sequence[FeatureStore], given: str | Table) -> Table:
     if isinstance(given, Table):
         return given
     if not isinstance(given, str):
         raise TypeError(f"tables has a {type(given).__name__}; give names of tables, or Tables of any store")
-    return store.table(given)
+    for store in stores[1:] if given not in stores[0].tables else ():
+        if given in store.tables:
+            return store.tables[given]
+    return stores[0].table(given)

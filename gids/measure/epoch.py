@@ -164,11 +164,9 @@ def _validate(
     try:
         result = layerwise(
             layer,
-            store,
+            gids.open(store, memory=config.gids_memory_bytes, window=config.window),
             layer_count=len(config.fanouts),
             nodes=ids,
-            memory_bytes=config.gids_memory_bytes,
-            window_batches=config.window,
         )
     except MemoryBudgetError:
         return None
@@ -237,9 +235,7 @@ def _make_loader(graph: Any, ids: Tensor, config: EpochConfig, store: FeatureSto
             graph,
             ids,
             _sampler(config),
-            gids=store,
-            gids_window=config.window,
-            gids_memory_bytes=config.gids_memory_bytes,
+            gids=gids.open(store, memory=config.gids_memory_bytes, window=config.window),
             **options,
         )
     graph.ndata[config.feature_key] = torch.from_numpy(

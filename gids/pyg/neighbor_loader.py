@@ -5,6 +5,7 @@ The user's entry. It composes NodeLoader and HopSampler, and names things as PyG
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -15,7 +16,8 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NumNeighbors
 
 from gids.loader import NodeLoader, SampledEpoch
-from gids.loader.feature_loader import check_option_names
+from gids.loader.option_names import check_names
+from gids.loader.source import Dataset, Source, as_source
 from gids.loader.tables import Tables
 from gids.pyg.arguments import refuse_other_values
 from gids.pyg.attributes import attribute_of
@@ -25,7 +27,7 @@ from gids.pyg.input_nodes import InputNodes, input_nodes_of
 from gids.pyg.minibatch_data import MinibatchData
 from gids.pyg.num_neighbors import counts_of
 from gids.pyg.stores import store_of
-from gids.store import FeatureStore, graphs_of, open_store
+from gids.store import FeatureStore, graphs_of
 
 _NOTHING_TO_DO = {
     "num_workers",
@@ -47,7 +49,8 @@ class NeighborLoader:
     ``Data`` or ``HeteroData``.
 
     Args:
-        data: the dataset's path, an open gids.FeatureStore, or (gids.pyg.FeatureStore, gids.pyg.GraphStore).
+        data: gids.open(...), or for default options the dataset's path, a gids.FeatureStore, or
+            (gids.pyg.FeatureStore, gids.pyg.GraphStore).
         num_neighbors: for each hop, the seeds' first, how many neighbours every newly found node draws, -1
             for all; or a dictionary of such lists by edge type.
         replace: draw with replacement, so many neighbours of every node that has any.
@@ -66,10 +69,9 @@ class NeighborLoader:
         rank, world_size: as of gids.NodeLoader: where a process group is initialized, its ranks share the
             seeds. Give every rank all of them.
         device: ``"cpu"``, or ``"cuda"``: then sampling, cache and all that is handed out are there.
-        place: of the topology on CUDA, as in gids.NodeLoader.
-        options: of gids.FeatureLoader: ``memory_bytes``, ``window_batches``, …;
-            ``num_workers`` and other arguments of PyG's loader about workers have nothing to do: sampling has
-            native threads, and reading is asynchronous.
+        topology_on, dtype, minibatch_rows: as in gids.NodeLoader.
+        pyg_arguments: ``num_workers`` and other arguments of PyG's loader about workers are accepted and have
+            no effect: sampling uses native threads, and reading is asynchronous.
 
     Of a minibatch: ``x`` (a table of another key than "feat": that name), ``edge_attr``, ``y``,
     ``edge_index``, ``n_id``, ``e_id``, ``input_id``, ``batch_size``, ``num_sampled_nodes``,
@@ -85,7 +87,7 @@ class NeighborLoader:
 
     def __init__(
         self,
-        data: FeatureStore | str | os.PathLike[str] | tuple[Any, Any],
+        data: Source | Dataset | tuple[Any, Any],
         num_neighbors: Counts | NumNeighbors,
         input_nodes: InputNodes = None,
         *,
@@ -101,28 +103,32 @@ class NeighborLoader:
         rank: int | None = None,
         world_size: int | None = None,
         device: str | torch.device = "cpu",
-        place: str = "auto",
-        **options: Any,
+        topology_on: str = "auto",
+        dtype: torch.dtype | None = None,
+        minibatch_rows: int | Mapping[str, int] | None = None,
+        **pyg_arguments: Any,
     ) -> None:
+        refuse_other_values(pyg_arguments)
+        own = [name for name in inspect.signature(NeighborLoader).parameters if name != "pyg_arguments"]
+        check_names("gids.pyg.NeighborLoader", pyg_arguments.keys() - _NOTHING_TO_DO, own)
         self._opened = ExitStack()
-        store = open_store(data, self._opened) if isinstance(data, str | os.PathLike) else store_of(data)
-        refuse_other_values(options)
-        for name in _NOTHING_TO_DO & options.keys():
-            del options[name]
-        check_option_names("gids.pyg.NeighborLoader", options)
+        source = as_source(
+            data if isinstance(data, Source | str | os.PathLike) else store_of(data), self._opened
+        )
+        store = source.store
         seeds = input_nodes_of(store, input_nodes)
         graphs = graphs_of(store)
         if tables is None:
             types = {t for g in graphs for t in (g.relation[0], g.relation[2])} | {g.relation for g in graphs}
-            tables = [t.name for t in store.tables.values() if t.type in types]
+            tables = [t for one in source.stores for t in one.tables.values() if t.type in types]
         counts = counts_of(num_neighbors, None if seeds.ntype is None else [g.relation for g in graphs])
         weights = None
         if weight_attr is not None:
             weights = stored_weights(store, graphs, weight_attr)
         self._loader = NodeLoader(
-            store,
+            source,
             seeds.ids if seeds.ntype is None else {seeds.ntype: seeds.ids},
-            HopSampler(counts, replace=replace, weights=weights, threads=options.get("threads")),
+            HopSampler(counts, replace=replace, weights=weights, threads=source.options.threads),
             tables=tables,
             batch_size=batch_size,
             shuffle=shuffle,
@@ -131,9 +137,10 @@ class NeighborLoader:
             rank=rank,
             world_size=world_size,
             device=device,
-            place=place,
+            topology_on=topology_on,
+            dtype=dtype,
+            minibatch_rows=minibatch_rows,
             labels="inputs" if labels else False,
-            **options,
         )
         self.transform = transform
         named = isinstance(tables, Mapping)

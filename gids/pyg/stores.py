@@ -16,6 +16,7 @@ from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 
 from gids import store as gids_store
 from gids.errors import MissingError
+from gids.loader.source import Source
 from gids.pyg.attributes import LABEL, attribute_of, is_homogeneous, table_of
 from gids.store import graphs_of
 from gids.store.private_map import private_tensor
@@ -159,8 +160,10 @@ def store_of(data: object) -> gids_store.FeatureStore:
         return gids_store.FeatureStore(data)
     if isinstance(data, gids_store.FeatureStore):
         return data
+    if isinstance(data, Source):
+        return data.store
     raise TypeError(
-        f"data is {type(data).__name__}; give a dataset's path, a gids.FeatureStore, or "
+        f"data is {type(data).__name__}; give gids.open(...), a path, a gids.FeatureStore, or "
         "(gids.pyg.FeatureStore, gids.pyg.GraphStore). For Data in memory there is "
         "torch_geometric.loader.NodeLoader(data, node_sampler=gids.pyg.NeighborSampler(data, num_neighbors))"
     )

@@ -17,10 +17,11 @@ _STAGES = {
 
 _EXAMPLE = """\
 import gids.dgl, dgl  # gids before dgl
-store = gids.FeatureStore({path!r})
-graph = gids.dgl.graph(store)
+source = gids.open({path!r})  # memory="16GB", window=16, ...
+graph = gids.dgl.graph(source)
 sampler = dgl.dataloading.NeighborSampler({fanouts}, prefetch_node_feats=["feat"], prefetch_labels=["label"])
-loader = gids.dgl.DataLoader(graph, store.splits["_N"]["train"], sampler, gids=store, batch_size={batch_size})
+ids = source.split("train")
+loader = gids.dgl.DataLoader(graph, ids, sampler, gids=source, batch_size={batch_size}, shuffle=True)
 for input_nodes, output_nodes, blocks in loader: ...  # blocks[0].srcdata["feat"], blocks[-1].dstdata["label"]
 """
 

@@ -141,6 +141,26 @@ class FeatureStore:
             edge_ids=arrays.get("edge_ids"),
         )
 
+    def split(self, name: str, ntype: str | None = None) -> torch.Tensor:
+        """The int64 ids of a split ("train", "val" or "test"), on the CPU.
+
+        ntype: may be left out when exactly one node type has this split. Raises MissingError, a KeyError,
+        that lists the splits of the dataset.
+        """
+        found = [t for t in self.splits if name in self._split_entries(t) and ntype in (None, t)]
+        if len(found) == 1:
+            return self.splits[found[0]][name]
+        if found:
+            types = ", ".join(map(repr, found))
+            raise MissingError(
+                f"{len(found)} node types of {self.name} have a split {name!r}: give ntype, one of {types}"
+            )
+        if ntype is not None:
+            self._nodes_entry(ntype)
+        listed = [f"{s!r} of {t!r}" for t in self.splits for s in self._split_entries(t)]
+        of_type = f" of {ntype!r} nodes" if ntype is not None else ""
+        raise MissingError(f"no split {name!r}{of_type} in {self.name} (has {', '.join(listed) or 'none'})")
+
     def out_degrees(self, ntype: str | None = None) -> np.ndarray | None:
         """How often each node is the source of an edge, over all relations, at most 2^32 - 1.
 

@@ -100,8 +100,8 @@ class _Recorder(Observer):
                 self._path,
                 self._tables,
                 policy=stats["policy"],
-                window_batches=stats["window_batches"],
-                planned_batches=stats["planned_batches"],
+                window_batches=stats["window"],
+                planned_batches=stats["planned"],
                 device=loader.device.type,
             )
         self._marks = [np.zeros(t.page_count, np.uint32) for t in self._tables]

@@ -110,7 +110,10 @@ def record_run(dataset: Path, path: Path) -> int:
     generator = torch.Generator().manual_seed(0)
     batches = [torch.randint(3000, (200,), generator=generator) for _ in range(30)]
     with (
-        gids.FeatureLoader(dataset, ["feat"], memory_bytes=64 << 20, cache_bytes=2 << 20) as loader,
+        gids.FeatureLoader(
+            gids.open(dataset, memory=64 << 20, cache=2 << 20),
+            ["feat"],
+        ) as loader,
         record(loader, path),
     ):
         for _ in loader.attach(batches, lambda ids: {"_N.feat": ids}):

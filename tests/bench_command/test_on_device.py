@@ -53,9 +53,9 @@ def test_a_run_on_the_device_is_recorded(
     cuda_is(device)
     path = tmp_path / "run.trace"
     seeds = torch.arange(0, 600, 10)
-    options: dict[str, Any] = {"memory_bytes": 64 << 20, "cache_bytes": 1 << 20, "window_batches": 4}
+    options: dict[str, Any] = {"device_memory": 64 << 20, "cache": 1 << 20, "window": 4}
     with gids.NodeLoader(
-        dataset, seeds, [2, 2], batch_size=8, device="cuda", place="host", **options
+        gids.open(dataset, **options), seeds, [2, 2], batch_size=8, device="cuda", topology_on="host"
     ) as loader:
         with record(loader, path):
             for _ in loader:

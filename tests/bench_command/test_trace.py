@@ -98,12 +98,12 @@ def test_a_written_trace_is_read_back(tmp_path: Path, wide: bool) -> None:
 def test_a_recorded_run_replays_to_the_counts_of_the_run(
     dataset: Path, tmp_path: Path, policy: str, window: int, planned: int
 ) -> None:
-    options = {"window_batches": window, "planned_batches": planned, "policy": policy, "queue_depth": 16}
-    options |= {"memory_bytes": 32 << 20, "cache_bytes": 1 << 20}
+    options = {"window": window, "planned": planned, "policy": policy, "queue_depth": 16}
+    options |= {"memory": 32 << 20, "cache": 1 << 20}
     path = tmp_path / "run.trace"
     batches = minibatches(40, seed=window)
     with (
-        gids.FeatureLoader(dataset, ["paper.feat", "author.feat"], **options) as loader,
+        gids.FeatureLoader(gids.open(dataset, **options), ["paper.feat", "author.feat"]) as loader,
         record(loader, path),
     ):
         for ids, features in loader.attach(batches, lambda ids: ids):  # an epoch
@@ -133,7 +133,10 @@ def test_a_recorded_run_replays_to_the_counts_of_the_run(
 
 def test_a_run_whose_planned_minibatches_adapt_is_replayed(dataset: Path, tmp_path: Path) -> None:
     path = tmp_path / "run.trace"
-    with gids.FeatureLoader(dataset, ["paper.feat"], memory_bytes=32 << 20, cache_bytes=1 << 20) as loader:
+    with gids.FeatureLoader(
+        gids.open(dataset, memory=32 << 20, cache=1 << 20),
+        ["paper.feat"],
+    ) as loader:
         with record(loader, path):
             for _ in range(3):
                 for _ in loader.attach(minibatches(30, seed=2), papers):
@@ -155,7 +158,10 @@ def test_a_failed_run_leaves_a_trace_of_what_happened_before(dataset: Path, tmp_
                 if number == 9:
                     raise RuntimeError("the model exploded")
 
-    with gids.FeatureLoader(dataset, ["paper.feat"], memory_bytes=32 << 20, window_batches=4) as loader:
+    with gids.FeatureLoader(
+        gids.open(dataset, memory=32 << 20, window=4),
+        ["paper.feat"],
+    ) as loader:
         with pytest.raises(RuntimeError, match="the model exploded"):
             train(loader)
     with Trace(path) as trace:
@@ -175,7 +181,10 @@ def test_a_full_disk_ends_the_recording_but_not_the_training(
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(TraceWriter, "plan", fill)
-    with gids.FeatureLoader(dataset, ["paper.feat"], memory_bytes=32 << 20) as loader, record(loader, path):
+    with (
+        gids.FeatureLoader(gids.open(dataset, memory=32 << 20), ["paper.feat"]) as loader,
+        record(loader, path),
+    ):
         assert len(list(loader.attach(minibatches(20, seed=2), papers))) == 20
     assert "incomplete: [Errno 28] No space left on device" in caplog.text
     with pytest.raises(FormatError, match="without the end mark"):
@@ -183,11 +192,11 @@ def test_a_full_disk_ends_the_recording_but_not_the_training(
 
 
 def test_recording_must_start_before_the_first_minibatch(dataset: Path, tmp_path: Path) -> None:
-    with gids.FeatureLoader(dataset, ["paper.feat"], memory_bytes=32 << 20) as loader:
+    with gids.FeatureLoader(gids.open(dataset, memory=32 << 20), ["paper.feat"]) as loader:
         next(loader.attach(minibatches(3, seed=2), papers))
         with pytest.raises(ValueError, match="before its first minibatch"), record(loader, tmp_path / "t"):
             pass
-    with gids.FeatureLoader(dataset, ["paper.feat"], memory_bytes=32 << 20) as loader:
+    with gids.FeatureLoader(gids.open(dataset, memory=32 << 20), ["paper.feat"]) as loader:
         with pytest.raises(FileNotFoundError), record(loader, tmp_path / "nowhere" / "t"):
             pass
         with record(loader, tmp_path / "none"):
@@ -197,9 +206,9 @@ def test_recording_must_start_before_the_first_minibatch(dataset: Path, tmp_path
 
 def test_a_node_loader_is_recorded_by_its_feature_loader(dataset: Path, tmp_path: Path) -> None:
     path = tmp_path / "run.trace"
-    options = {"memory_bytes": 32 << 20, "cache_bytes": 1 << 20}
+    options = {"memory": 32 << 20, "cache": 1 << 20}
     seeds = torch.arange(0, ROWS, 9)
-    with gids.NodeLoader(dataset, {"paper": seeds}, [3, 3], batch_size=32, **options) as loader:
+    with gids.NodeLoader(gids.open(dataset, **options), {"paper": seeds}, [3, 3], batch_size=32) as loader:
         with record(loader, path):
             for _ in loader:
                 pass

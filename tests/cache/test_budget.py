@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gids.cache import budget
-from gids.cache.live_batches import GROWTHS, Sizes
+from gids.cache.live_batches import GROWTHS, MemoryPlan, Sizes
 from gids.errors import MemoryBudgetError
 
 
@@ -42,18 +42,18 @@ def share(
     memory_bytes: int = 8 << 20,
     cache_bytes: int | None = None,
     **changed: object,
-) -> budget.MemoryPlan:
-    return budget.share_memory(
-        [table],
-        replace(sizes, **changed),  # type: ignore[arg-type]
-        memory_bytes=memory_bytes,
-        cache_bytes=cache_bytes,
+) -> MemoryPlan:
+    host = budget.HostBudget(
+        tables=[table],
         output_row_bytes={table.name: table.row_bytes},
         bounce_bytes=4096,
+        memory_bytes=memory_bytes,
+        cache_bytes=cache_bytes,
     )
+    return host.share(replace(sizes, **changed))  # type: ignore[arg-type]
 
 
-def total(plan: budget.MemoryPlan) -> int:
+def total(plan: MemoryPlan) -> int:
     return sum(plan.purposes.values())
 
 
@@ -192,33 +192,19 @@ def test_random_budgets_are_kept_whenever_the_least_fits(seed: int) -> None:
         waiting_batches=0,
         planned_batches=sizes.least_planned_batches,
     )
-    least = min(
-        sum(
-            budget.needed_bytes(
-                tables, smallest, output_row_bytes=of_rows, bounce_bytes=bounce, late_outputs=late
-            ).values()
-        )
-        for late in (False, True)
+    host = budget.HostBudget(
+        tables=tables, output_row_bytes=of_rows, bounce_bytes=bounce, memory_bytes=0, cache_bytes=cache_bytes
     )
+    least = min(sum(host.needed(smallest, late_outputs=late).values()) for late in (False, True))
     before = 0
     by_mode: dict[tuple[bool, int, int], int] = {}
     for memory_bytes in sorted({least - 1, least, *(int(least * 1.05**n) for n in range(1, 120))}):
-
-        def shared(n: int = memory_bytes) -> budget.MemoryPlan:
-            return budget.share_memory(
-                tables,
-                sizes,
-                memory_bytes=n,
-                cache_bytes=cache_bytes,
-                output_row_bytes=of_rows,
-                bounce_bytes=bounce,
-            )
-
+        given = replace(host, memory_bytes=memory_bytes)
         if memory_bytes < least:
             with pytest.raises(MemoryBudgetError):
-                shared()
+                given.share(sizes)
             continue
-        plan = shared()
+        plan = given.share(sizes)
         assert total(plan) <= memory_bytes
         assert min(plan.purposes.values()) >= 0
         held = plan.sizes
@@ -249,15 +235,16 @@ def test_rows_of_512_bytes_with_a_quarter_of_their_bytes_as_memory(page_bytes: i
     """
     table = Shape("feat", 512, page_bytes, 4_000_000 * 512 // page_bytes)
 
-    def shared(rows: int) -> budget.MemoryPlan:
-        return budget.share_memory(
-            [table],
-            Sizes({"feat": rows}, rows * page_bytes, 32 * rows, 16, 2, 8, waiting_batches=3),
-            memory_bytes=512_000_000,
-            cache_bytes=None,
-            output_row_bytes={"feat": 512},
-            bounce_bytes=budget.bounce_pool_bytes([table], 256, memory_bytes=512_000_000),
-        )
+    host = budget.HostBudget(
+        tables=[table],
+        output_row_bytes={"feat": 512},
+        bounce_bytes=budget.bounce_pool_bytes([table], 256, memory_bytes=512_000_000),
+        memory_bytes=512_000_000,
+        cache_bytes=None,
+    )
+
+    def shared(rows: int) -> MemoryPlan:
+        return host.share(Sizes({"feat": rows}, rows * page_bytes, 32 * rows, 16, 2, 8, waiting_batches=3))
 
     usual = shared(133_000)
     assert usual.purposes["lines"] > 150_000_000

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from gids.cache.device import budget as device_budget
-from gids.cache.live_batches import Sizes
+from gids.cache.device import DeviceBudget, check_device_memory
+from gids.cache.live_batches import MemoryPlan, Sizes
 from gids.errors import MemoryBudgetError
 
 
@@ -38,15 +38,16 @@ def share(
     host_cache_bytes: int = 0,
     output_row_bytes: int = 1024,
     **changed: object,
-) -> device_budget.DeviceMemoryPlan:
-    return device_budget.share_device_memory(
-        [Shape()],
-        replace(SIZES, **changed),  # type: ignore[arg-type]
+) -> MemoryPlan:
+    on_device = DeviceBudget(
+        tables=[Shape()],
+        output_row_bytes={"paper.feat": output_row_bytes},
+        bounce_bytes=0,
         memory_bytes=memory_bytes,
         cache_bytes=cache_bytes,
         host_cache_bytes=host_cache_bytes,
-        output_row_bytes={"paper.feat": output_row_bytes},
     )
+    return on_device.share(replace(SIZES, **changed))  # type: ignore[arg-type]
 
 
 def test_what_is_left_becomes_lines() -> None:
@@ -104,6 +105,6 @@ def test_where_lines_would_get_little_the_window_is_shorter_and_fewer_are_planne
 
 
 def test_more_than_is_free_says_what_is_free() -> None:
-    device_budget.check_device_memory({"cache_bytes": None, "memory_bytes": 5}, free_bytes=5, device="cuda:0")
+    check_device_memory({"cache_bytes": None, "memory_bytes": 5}, free_bytes=5, device="cuda:0")
     with pytest.raises(MemoryBudgetError, match=r"cache_bytes=4096 .* cuda:0 has 1.0 kB free"):
-        device_budget.check_device_memory({"cache_bytes": 4096}, free_bytes=1024, device="cuda:0")
+        check_device_memory({"cache_bytes": 4096}, free_bytes=1024, device="cuda:0")

@@ -128,33 +128,6 @@ def test_ctrl_c_ends_without_a_traceback(dataset, capsys, monkeypatch):
     assert capsys.readouterr().err == "\ngids info: interrupted\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("0", 0), ("4096", 4096), ("256MB", 256_000_000), ("1.5 GiB", 3 << 29), ("2k", 2000), ("1TiB", 1 << 40)],
-)
-def test_sizes(text, expected):
-    from gids.sizes import parse_bytes
-
-    assert parse_bytes(text) == expected
-
-
-@pytest.mark.parametrize(
-    ("size", "expected"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1.0 kB"),
-        (54_321_000, "54.3 MB"),
-        (999_900_000, "1.0 GB"),
-        (10**16, "10000 TB"),
-    ],
-)
-def test_sizes_are_printed_with_three_digits(size, expected):
-    from gids.sizes import format_bytes
-
-    assert format_bytes(size) == expected
-
-
 def test_a_scale_is_told(tmp_path, capsys):
     np.save(tmp_path / "x.npy", np.ones((9, 6), np.float32))
     command = ["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids"), "--dtype", "int8", "--quiet"]

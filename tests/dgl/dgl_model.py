@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from open_options import take_options
 
 import gids.dgl  # before dgl: makes it importable
 from gids.store import FeatureStore
@@ -258,4 +259,6 @@ def stock_loader(data, indices, sampler, **options):
 
 
 def gids_loader(data, indices, sampler, **options):
-    return gids.dgl.DataLoader(data.graph, indices, sampler, gids=data.path, **options)
+    """options: of gids.open() and of the loader."""
+    source = gids.open(data.path, **take_options(options))
+    return gids.dgl.DataLoader(data.graph, indices, sampler, gids=source, **options)

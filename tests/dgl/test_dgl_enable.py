@@ -56,7 +56,7 @@ def test_without_the_flag_it_is_stock(homogeneous, sampler):
     gids.dgl.enable()
     try:
         during = DataLoader(
-            homogeneous.full, homogeneous.seeds, sampler, batch_size=16, gids=None, gids_window=3
+            homogeneous.full, homogeneous.seeds, sampler, batch_size=16, gids=None, gids_feats=None
         )
         for loader in (before, during):
             for a, b in zip(epoch(loader), reference, strict=True):

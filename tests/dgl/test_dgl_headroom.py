@@ -14,7 +14,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (200, 400))
 with tempfile.TemporaryDirectory() as directory:
     data = dgl_model.heterogeneous(pathlib.Path(directory))
     indices, sampler = dgl_model.make("neighbor", data, None)
-    loader = dgl_model.gids_loader(data, indices, sampler, batch_size=4, num_workers=2, gids_window=22)
+    loader = dgl_model.gids_loader(data, indices, sampler, batch_size=4, num_workers=2, window=22)
     count = sum(dgl_model.assert_rows_equal_source(batch, data) == 6 for batch in loader)
     assert count == len(loader) == 22, count
 assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 400

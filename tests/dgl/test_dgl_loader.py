@@ -148,10 +148,10 @@ def test_no_setting_changes_what_comes_out(heterogeneous, num_workers, window, p
     ours = epochs(
         model.gids_loader,
         num_workers=num_workers,
-        gids_window=window,
-        gids_policy=policy,
-        gids_engine=engine,
-        gids_options={"cache_bytes": CACHE_BYTES[cache]},
+        window=window,
+        policy=policy,
+        engine=engine,
+        cache=CACHE_BYTES[cache],
     )
     stock = epochs(model.stock_loader, num_workers=num_workers)
     for batch, stock_batch in zip(ours, stock, strict=True):
@@ -161,9 +161,7 @@ def test_no_setting_changes_what_comes_out(heterogeneous, num_workers, window, p
 
 def test_without_gids_it_is_stock(homogeneous, sampler):
     options = {"batch_size": 16, "shuffle": True}
-    ours = gids.dgl.DataLoader(
-        homogeneous.full, homogeneous.seeds, sampler, gids=None, gids_window=4, **options
-    )
+    ours = gids.dgl.DataLoader(homogeneous.full, homogeneous.seeds, sampler, gids=None, **options)
     stock = model.stock_loader(homogeneous, homogeneous.seeds, sampler, **options)
     for a, b in zip(model.epochs(ours)[0], model.epochs(stock)[0], strict=True):
         model.assert_same(a, b)
@@ -200,9 +198,7 @@ def test_int32_graph(homogeneous, sampler):
 
 
 def test_a_page_that_cannot_be_read_fails_one_minibatch(homogeneous, sampler):
-    loader = model.gids_loader(
-        homogeneous, torch.arange(300), sampler, batch_size=50, gids_options={"cache_bytes": 0}
-    )
+    loader = model.gids_loader(homogeneous, torch.arange(300), sampler, batch_size=50, cache=0)
     reference = model.epochs(loader)[0]
     engine = loader.feature_loader._engine
     engine.inject_faults([(0, 0, errno.EIO, 1 << 30)])
@@ -251,7 +247,11 @@ def test_an_error_of_the_sampler_belongs_to_one_minibatch_as_of_stock(homogeneou
     assert sum(isinstance(found, str) for found in expected) == len(fails) + 2
     for window in (0, 4, 16):
         loader = gids.dgl.DataLoader(
-            homogeneous.graph, torch.arange(100), sampler, gids=homogeneous.path, gids_window=window, **given
+            homogeneous.graph,
+            torch.arange(100),
+            sampler,
+            gids=gids.open(homogeneous.path, window=window),
+            **given,
         )
         for _ in range(2):
             assert outcomes(iter(loader)) == expected
@@ -265,7 +265,7 @@ def test_an_error_of_the_sampler_belongs_to_one_minibatch_as_of_stock(homogeneou
 
 
 def test_memory_that_is_too_small_for_one_minibatch(homogeneous, sampler):
-    loader = model.gids_loader(homogeneous, homogeneous.seeds, sampler, gids_memory_bytes=1000)
+    loader = model.gids_loader(homogeneous, homogeneous.seeds, sampler, memory=1000)
     with pytest.raises(ValueError, match="memory"):
         next(iter(loader))
 
@@ -307,7 +307,7 @@ def collect_garbage(worker_id):
 def test_a_worker_may_collect_a_loader_that_was_garbage_when_it_forked(homogeneous, sampler):
     gc.disable()
     try:
-        holder = [model.gids_loader(homogeneous, homogeneous.seeds, sampler, gids_options={"threads": 2})]
+        holder = [model.gids_loader(homogeneous, homogeneous.seeds, sampler, threads=2)]
         list(holder[0])
         holder.append(holder)
         del holder
@@ -495,8 +495,9 @@ def test_nothing_warns(homogeneous, sampler):
 def test_the_cache_may_lie_on_a_device(dataset, cuda_is):
     cuda_is(EmulatedDevice())
     sampler = model.node_sampler("neighbor", dataset)
-    options = {"device": "cuda", "staging_bytes": 1 << 20}
-    loader = model.gids_loader(dataset, dataset.seeds, sampler, batch_size=16, gids_options=options)
+    loader = model.gids_loader(
+        dataset, dataset.seeds, sampler, batch_size=16, gids_device="cuda", staging="1MiB"
+    )
     check(loader, dataset)
     assert "staging" in loader.stats()["memory"]
     loader.close()
@@ -506,14 +507,13 @@ def test_an_error_of_the_sampler_with_the_cache_on_a_device(homogeneous, cuda_is
     cuda_is(EmulatedDevice())
     sampler = Failing([3], prefetch_node_feats=["feat"])
     sampler.fails = (20, 30, 90)
-    options = {"device": "cuda", "staging_bytes": 1 << 20}
     loader = gids.dgl.DataLoader(
         homogeneous.graph,
         torch.arange(100),
         sampler,
-        gids=homogeneous.path,
+        gids=gids.open(homogeneous.path, staging="1MiB"),
         batch_size=10,
-        gids_options=options,
+        gids_device="cuda",
     )
     expected = [0, 10, "no sample of 20", "no sample of 30", *range(40, 90, 10), "no sample of 90"]
     assert outcomes(iter(loader)) == [*expected, "end", "end"]

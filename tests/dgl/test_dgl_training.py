@@ -124,18 +124,9 @@ def test_every_engine_policy_and_window_gives_stock_minibatches(
 ) -> None:
     tiny = 40 * 16384
     for cache_bytes in (0, tiny, 1 << 30):
-        options = {"cache_bytes": cache_bytes, "planned_batches": 2}
-        ours = minibatches(
-            citations.graph,
-            citations,
-            3,
-            gids=citations.path,
-            gids_window=window,
-            gids_engine=engine,
-            gids_policy=policy,
-            gids_memory_bytes=2 << 30,
-            gids_options=options,
-        )
+        options = {"window": window, "engine": engine, "policy": policy, "memory": 2 << 30, "planned": 2}
+        source = gids.open(citations.path, cache=cache_bytes, **options)
+        ours = minibatches(citations.graph, citations, 3, gids=source)
         check(ours, stock[0], citations)
 
 
@@ -162,26 +153,21 @@ def test_workers_give_stock_minibatches(
         citations,
         3,
         num_workers=2,
-        gids=citations.path,
-        gids_window=window,
-        gids_engine=engine,
-        gids_policy=policy,
-        gids_memory_bytes=2 << 30,
-        gids_options={"cache_bytes": cache_bytes},
+        gids=gids.open(
+            citations.path,
+            window=window,
+            engine=engine,
+            policy=policy,
+            memory=2 << 30,
+            cache=cache_bytes,
+        ),
     )
     check(ours, stock[2], citations)
 
 
 def test_a_window_of_23_with_two_planned_is_refused_with_the_reason(citations: Citations) -> None:
     with pytest.raises(ValueError, match="25 live minibatches"):
-        minibatches(
-            citations.graph,
-            citations,
-            1,
-            gids=citations.path,
-            gids_window=23,
-            gids_options={"planned_batches": 2},
-        )
+        gids.open(citations.path, window=23, planned=2)
 
 
 class Sage(torch.nn.Module):
@@ -225,9 +211,7 @@ def test_training_reaches_the_accuracy_of_stock_dgl(citations: Citations) -> Non
     ours = accuracy(
         citations.graph,
         citations,
-        gids=citations.path,
-        gids_memory_bytes=1 << 30,
-        gids_options={"cache_bytes": 1 << 22},
+        gids=gids.open(citations.path, memory=1 << 30, cache=1 << 22),
     )
     assert ours == accuracy(citations.full, citations)
     assert ours > 0.55

@@ -10,11 +10,11 @@ from graphbolt_model import Dataset
 
 import gids
 
-MEMORY = {"memory_bytes": 1 << 28}
+MEMORY = {"memory": 1 << 28}
 
 
 def test_a_store_reads_every_feature(graphbolt: Any, dataset: Dataset) -> None:
-    store = graphbolt.FeatureStore(dataset.store.path, **MEMORY)
+    store = graphbolt.FeatureStore(gids.open(dataset.store.path, **MEMORY))
     assert sorted(store.keys(), key=str) == sorted(dataset.source, key=str)
     assert len(store) == len(dataset.source)
     generator = torch.Generator().manual_seed(5)
@@ -35,7 +35,7 @@ def test_a_store_reads_every_feature(graphbolt: Any, dataset: Dataset) -> None:
 
 
 def test_a_store_names_what_it_has(graphbolt: Any, several: Dataset) -> None:
-    store = graphbolt.FeatureStore(several.store, **MEMORY)
+    store = graphbolt.FeatureStore(gids.open(several.store, **MEMORY))
     for key in [
         ("node", "paper", "x"),
         ("node", None, "feat"),
@@ -47,7 +47,7 @@ def test_a_store_names_what_it_has(graphbolt: Any, several: Dataset) -> None:
 
 
 def test_none_names_the_only_type(graphbolt: Any, one: Dataset) -> None:
-    store = graphbolt.FeatureStore(one.store, **MEMORY)
+    store = graphbolt.FeatureStore(gids.open(one.store, **MEMORY))
     ids = torch.tensor([5, 2])
     assert torch.equal(store.read("node", "_N", "feat", ids), store.read("node", None, "feat", ids))
     assert torch.equal(store.read("edge", "_N:_E:_N", "weight", ids), store.read("edge", None, "weight", ids))
@@ -55,15 +55,18 @@ def test_none_names_the_only_type(graphbolt: Any, one: Dataset) -> None:
 
 def test_a_feature_of_its_own_and_one_of_a_loader(graphbolt: Any, one: Dataset) -> None:
     rows, ids = one.source["node", None, "feat"], torch.tensor([7, 7, 399])
-    own = graphbolt.Feature(one.store, "_N.feat", cache_bytes=0, **MEMORY)
+    own = graphbolt.Feature(
+        gids.open(one.store, cache=0, **MEMORY),
+        "_N.feat",
+    )
     assert torch.equal(own.read(ids), rows[ids])
     own.close()
-    with gids.FeatureLoader(one.store, ["_N.feat"], **MEMORY) as loader:
+    with gids.FeatureLoader(gids.open(one.store, **MEMORY), ["_N.feat"]) as loader:
         shared = graphbolt.Feature(loader, "_N.feat")
         assert torch.equal(shared.read(ids), rows[ids])
         assert loader.stats()["pages_read"] > 0
         with pytest.raises(ValueError, match="policy: the FeatureLoader given has its own"):
-            graphbolt.Feature(loader, "_N.feat", policy="lru")
+            graphbolt.Feature(gids.open(loader, policy="lru"), "_N.feat")
         with pytest.raises(KeyError, match=r"does not load '_N.year'"):
             graphbolt.Feature(loader, "_N.year")
 
@@ -75,7 +78,7 @@ def test_a_read_larger_than_the_first_is_warned_of_unless_foretold(
     for foretold in (None, 400):
         caplog.clear()
         feature = graphbolt.Feature(
-            one.store, "_N.feat", memory_bytes=92_000, queue_depth=2, minibatch_rows=foretold
+            gids.open(one.store, memory=92_000, queue_depth=2), "_N.feat", minibatch_rows=foretold
         )
         feature.read(every[:1])
         for _ in range(3):
@@ -86,7 +89,7 @@ def test_a_read_larger_than_the_first_is_warned_of_unless_foretold(
 
 
 def test_what_cannot_be_done_says_why(graphbolt: Any, one: Dataset) -> None:
-    store = graphbolt.FeatureStore(one.store, **MEMORY)
+    store = graphbolt.FeatureStore(gids.open(one.store, **MEMORY))
     feature = store["node", None, "feat"]
     assert not store.is_pinned()
     assert not feature.is_pinned()
@@ -102,7 +105,7 @@ def test_what_cannot_be_done_says_why(graphbolt: Any, one: Dataset) -> None:
     with pytest.raises(IndexError, match="id 400"):
         feature.read(torch.tensor([400]))
     with pytest.raises(ValueError, match="the stage gids_fetch looks ahead"):
-        graphbolt.FeatureStore(one.store, window_batches=4)
+        graphbolt.FeatureStore(gids.open(one.store, window=4))
     store.close()
     with pytest.raises(ValueError, match="closed"):
         feature.read(torch.tensor([0]))
@@ -112,7 +115,7 @@ def test_a_feature_is_the_table_that_its_loader_has_by_the_name(
     graphbolt: Any, one: Dataset, several: Dataset
 ) -> None:
     tables = {"_N.feat": several.store.table("paper.feat"), "text": one.store.table("_N.feat")}
-    with gids.FeatureLoader(one.store, tables, dtype=torch.float16, **MEMORY) as loader:
+    with gids.FeatureLoader(gids.open(one.store, **MEMORY), tables, dtype=torch.float16) as loader:
         for name, key, source in (("_N.feat", "paper", several.source), ("text", None, one.source)):
             rows = source["node", key, "feat"].half()
             feature = graphbolt.Feature(loader, name)

@@ -16,7 +16,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import gids
 
-MEMORY = {"memory_bytes": 1 << 28}
+MEMORY = {"memory": 1 << 28}
 
 
 def pipe_of(minibatch: Any, dataset: Dataset, **options: Any) -> Minibatches:
@@ -26,7 +26,7 @@ def pipe_of(minibatch: Any, dataset: Dataset, **options: Any) -> Minibatches:
 @pytest.fixture
 def fetcher(graphbolt: Any, minibatch: Any, dataset: Dataset) -> Any:
     pipe = pipe_of(minibatch, dataset)
-    return pipe.gids_fetch(dataset.store, dataset.node_keys, dataset.edge_keys, **MEMORY)
+    return pipe.gids_fetch(gids.open(dataset.store, **MEMORY), dataset.node_keys, dataset.edge_keys)
 
 
 @pytest.mark.parametrize("window", [0, 3, 23])
@@ -35,7 +35,9 @@ def test_every_minibatch_comes_once_in_order_with_the_rows_of_the_source(
     graphbolt: Any, minibatch: Any, dataset: Dataset, window: int, dtype: torch.dtype
 ) -> None:
     pipe = pipe_of(minibatch, dataset, dtype=dtype).gids_fetch(
-        dataset.store.path, dataset.node_keys, dataset.edge_keys, window_batches=window, **MEMORY
+        gids.open(dataset.store.path, window=window, **MEMORY),
+        dataset.node_keys,
+        dataset.edge_keys,
     )
     for _epoch in range(2):
         fetched = 0
@@ -49,14 +51,17 @@ def test_every_minibatch_comes_once_in_order_with_the_rows_of_the_source(
 
 def test_a_window_of_minibatches_is_sampled_ahead(graphbolt: Any, minibatch: Any, one: Dataset) -> None:
     source = pipe_of(minibatch, one)
-    pipe = source.gids_fetch(one.store, ["feat"], window_batches=8, planned_batches=2, **MEMORY)
+    pipe = source.gids_fetch(
+        gids.open(one.store, window=8, planned=2, **MEMORY),
+        ["feat"],
+    )
     ahead = []
     for handed_out, _ in enumerate(pipe, start=1):
         ahead.append(source.sampled - handed_out)
     assert ahead[0] == 0  # the first comes as soon as it can
     assert max(ahead) == 8 + 1  # the window, and the one that is planned
     assert ahead[-1] == 0
-    assert pipe.stats()["window_batches"] == 8
+    assert pipe.stats()["window"] == 8
 
 
 def test_the_cache_stays_warm_between_epochs(fetcher: Any) -> None:
@@ -93,7 +98,7 @@ def test_a_page_that_cannot_be_read_fails_one_minibatch(
     graphbolt: Any, minibatch: Any, several: Dataset
 ) -> None:
     batches = [minibatch(input_nodes={"paper": torch.arange(40 * i, 40 * i + 40)}) for i in range(10)]
-    pipe = IterableWrapper(batches).gids_fetch(several.store, {"paper": ["feat"]}, **MEMORY)
+    pipe = IterableWrapper(batches).gids_fetch(gids.open(several.store, **MEMORY), {"paper": ["feat"]})
     shard, offset = several.store.table("paper.feat").page_location(5 * 40 + 7)  # a page a row
     pipe.feature_loader._engine.inject_faults([(shard, offset, errno.EIO, 1 << 30)])
     iterator = iter(pipe)
@@ -110,7 +115,7 @@ def test_a_page_that_cannot_be_read_fails_one_minibatch(
 
 
 def test_an_error_in_sampling_comes_at_its_turn(graphbolt: Any, minibatch: Any, one: Dataset) -> None:
-    iterator = iter(pipe_of(minibatch, one, fails_at=7).gids_fetch(one.store, ["feat"], **MEMORY))
+    iterator = iter(pipe_of(minibatch, one, fails_at=7).gids_fetch(gids.open(one.store, **MEMORY), ["feat"]))
     assert [next(iterator).seed_nodes for _ in range(7)] == list(range(7))
     with pytest.raises(OSError, match="sampler"):
         next(iterator)
@@ -120,7 +125,7 @@ def test_an_error_in_sampling_comes_at_its_turn(graphbolt: Any, minibatch: Any, 
 
 def test_an_id_that_there_is_not(graphbolt: Any, minibatch: Any, one: Dataset) -> None:
     bad = [minibatch(input_nodes=torch.tensor([3, 400]), sampled_subgraphs=[])]
-    pipe = IterableWrapper(bad).gids_fetch(one.store, ["feat"], **MEMORY)
+    pipe = IterableWrapper(bad).gids_fetch(gids.open(one.store, **MEMORY), ["feat"])
     with pytest.raises(IndexError, match="id 400 at position 1"):
         next(iter(pipe))
 
@@ -150,16 +155,16 @@ def test_what_is_asked_for_wrongly(
     graphbolt: Any, minibatch: Any, one: Dataset, keys: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        pipe_of(minibatch, one).gids_fetch(one.store, **keys)
+        pipe_of(minibatch, one).gids_fetch(gids.open(one.store, **keys))
 
 
 def test_keys_must_fit_the_minibatches(
     graphbolt: Any, minibatch: Any, one: Dataset, several: Dataset
 ) -> None:
-    pipe = pipe_of(minibatch, several).gids_fetch(one.store, ["feat"], **MEMORY)
+    pipe = pipe_of(minibatch, several).gids_fetch(gids.open(one.store, **MEMORY), ["feat"])
     with pytest.raises(ValueError, match=r"heterogeneous graph: give .* by type"):
         next(iter(pipe))
-    pipe = pipe_of(minibatch, one).gids_fetch(several.store, {"paper": ["feat"]}, **MEMORY)
+    pipe = pipe_of(minibatch, one).gids_fetch(gids.open(several.store, **MEMORY), {"paper": ["feat"]})
     with pytest.raises(ValueError, match=r"homogeneous graph: give .* as a list"):
         next(iter(pipe))
 
@@ -167,7 +172,7 @@ def test_keys_must_fit_the_minibatches(
 def test_edge_features_need_edge_ids(graphbolt: Any, minibatch: Any, one: Dataset) -> None:
     sampled = [SimpleNamespace(original_edge_ids=None)]
     bad = [minibatch(input_nodes=torch.tensor([3]), sampled_subgraphs=sampled)]
-    pipe = IterableWrapper(bad).gids_fetch(one.store, ["feat"], ["weight"], **MEMORY)
+    pipe = IterableWrapper(bad).gids_fetch(gids.open(one.store, **MEMORY), ["feat"], ["weight"])
     with pytest.raises(ValueError, match=r"layer 0 .* has no edge ids"):
         next(iter(pipe))
 
@@ -187,7 +192,10 @@ def test_a_closed_stage_or_store_holds_no_dataset(
     path, disk = shutil.copytree(one.store.path, tmp_path / "one.gids"), tmp_path / "disk"
     disk.mkdir()
     fetch = pipe_of(minibatch, one).gids_fetch
-    for opening in (lambda: fetch(path, ["feat"], **MEMORY), lambda: graphbolt.FeatureStore(path, **MEMORY)):
+    for opening in (
+        lambda: fetch(path, ["feat"], **MEMORY),
+        lambda: graphbolt.FeatureStore(gids.open(path, **MEMORY)),
+    ):
         opened = opening()
         with pytest.raises(gids.FormatError, match="is open in"):
             gids.write.restripe(path, [disk])

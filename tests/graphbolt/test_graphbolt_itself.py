@@ -16,7 +16,7 @@ from graphbolt_model import CITES, COUNTS, EDGES, WRITES, Dataset
 
 import gids
 
-MEMORY = {"memory_bytes": 1 << 28}
+MEMORY = {"memory": 1 << 28}
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def assert_complete(dataset: Dataset, minibatches: list[Any]) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_epochs_of_graphbolts_loader(gb: Any, graph: Any, dataset: Dataset, workers: int) -> None:
     pipe = sampled(gb, graph, dataset, shuffle=True).gids_fetch(
-        dataset.store, dataset.node_keys, dataset.edge_keys, **MEMORY
+        gids.open(dataset.store, **MEMORY), dataset.node_keys, dataset.edge_keys
     )
     loader = gb.DataLoader(pipe, num_workers=workers)
     orders = []
@@ -100,13 +100,15 @@ def test_the_same_as_graphbolts_own_fetcher(gb: Any, graph: Any, dataset: Datase
     stock = gb.BasicFeatureStore(
         {k: gb.TorchBasedFeature(v.view(len(v), -1)) for k, v in dataset.source.items()}
     )
-    ours = gids.graphbolt.FeatureStore(dataset.store, **MEMORY)
+    ours = gids.graphbolt.FeatureStore(gids.open(dataset.store, **MEMORY))
 
     keys = dataset.node_keys, dataset.edge_keys
     every = {"fanout": -1}  # all neighbours: GraphBolt's draws cannot be repeated
     by_stock = gb.DataLoader(sampled(gb, graph, dataset, **every).fetch_feature(stock, *keys))
     by_store = gb.DataLoader(sampled(gb, graph, dataset, **every).fetch_feature(ours, *keys))
-    by_stage = gb.DataLoader(sampled(gb, graph, dataset, **every).gids_fetch(dataset.store, *keys, **MEMORY))
+    by_stage = gb.DataLoader(
+        sampled(gb, graph, dataset, **every).gids_fetch(gids.open(dataset.store, **MEMORY), *keys)
+    )
     for expected, *others in zip(by_stock, by_store, by_stage, strict=True):
         for found in others:
             assert seeds_of(found) == seeds_of(expected)
@@ -130,7 +132,7 @@ def test_features_of_an_earlier_stage_stay(gb: Any, graph: Any, dataset: Dataset
     pipe = sampled(gb, graph, dataset).fetch_feature(
         labels, {"paper": ["label"]} if several_types else ["label"]
     )
-    pipe = pipe.gids_fetch(dataset.store, dataset.node_keys, **MEMORY)
+    pipe = pipe.gids_fetch(gids.open(dataset.store, **MEMORY), dataset.node_keys)
     minibatches = list(gb.DataLoader(pipe, num_workers=workers))
     assert len(minibatches) == 15
     for each in minibatches:
@@ -140,7 +142,7 @@ def test_features_of_an_earlier_stage_stay(gb: Any, graph: Any, dataset: Dataset
 
 def test_minibatches_are_copied_to_a_device_in_a_thread(gb: Any, graph: Any, dataset: Dataset) -> None:
     pipe = sampled(gb, graph, dataset).gids_fetch(
-        dataset.store, dataset.node_keys, dataset.edge_keys, **MEMORY
+        gids.open(dataset.store, **MEMORY), dataset.node_keys, dataset.edge_keys
     )
     loader = gb.DataLoader(pipe.copy_to(torch.device("cpu")))  # GraphBolt runs all before it in a thread
     for _epoch in range(2):
@@ -150,7 +152,7 @@ def test_minibatches_are_copied_to_a_device_in_a_thread(gb: Any, graph: Any, dat
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loop_may_be_left(gb: Any, graph: Any, dataset: Dataset, workers: int) -> None:
     pipe = sampled(gb, graph, dataset).gids_fetch(
-        dataset.store, dataset.node_keys, dataset.edge_keys, **MEMORY
+        gids.open(dataset.store, **MEMORY), dataset.node_keys, dataset.edge_keys
     )
     loader = gb.DataLoader(pipe, num_workers=workers)
     for _round in range(2):
@@ -161,7 +163,9 @@ def test_a_loop_may_be_left(gb: Any, graph: Any, dataset: Dataset, workers: int)
 
 def test_a_read_error_ends_the_epoch_and_not_the_loader(gb: Any, graph: Any, dataset: Dataset) -> None:
     pipe = sampled(gb, graph, dataset).gids_fetch(
-        dataset.store, dataset.node_keys, dataset.edge_keys, cache_bytes=0, **MEMORY
+        gids.open(dataset.store, cache=0, **MEMORY),
+        dataset.node_keys,
+        dataset.edge_keys,
     )
     loader = gb.DataLoader(pipe)
     engine = pipe.feature_loader._engine
@@ -173,7 +177,7 @@ def test_a_read_error_ends_the_epoch_and_not_the_loader(gb: Any, graph: Any, dat
 
 
 def test_a_feature_is_graphbolts(gb: Any, one: Dataset) -> None:
-    store = gids.graphbolt.FeatureStore(one.store, **MEMORY)
+    store = gids.graphbolt.FeatureStore(gids.open(one.store, **MEMORY))
     assert isinstance(store, gb.FeatureStore)
     assert isinstance(store["node", None, "feat"], gb.Feature)
 

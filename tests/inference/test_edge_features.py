@@ -12,6 +12,7 @@ import pytest
 import torch
 from inference_model import COUNTS, RELATIONS, EdgeSage, HeteroSage, in_memory, uneven_in_edges
 
+import gids
 from gids import FeatureStore, MemoryBudgetError
 from gids.cuda import Device
 from gids.inference import layerwise
@@ -65,15 +66,15 @@ def test_one_type_equals_the_graph_in_memory(tmp_path: Path, rows: Rows, window:
     store = write(tmp_path / "one.gids", rows["paper"], {"w": edges}, with_ids=with_ids)
     model = sage(6, 100, 16, 5)
     expected = expected_of(store, model, rows["paper"], edges)
-    options: dict[str, Any] = {"memory_bytes": MEMORY, "window_batches": window}
-    result = layerwise(model, store, edge_tables=["_N._E._N.w"], **options)
+    options: dict[str, Any] = {"memory": MEMORY, "window": window}
+    result = layerwise(model, gids.open(store, **options), edge_tables=["_N._E._N.w"])
     close(result.values, expected)
     assert result.layers[0]["blocks"] > 1
     check_memory(result.layers, MEMORY)
     nodes = torch.tensor([1400, 2, 77, 2])
-    some = layerwise(model, store, edge_tables={"any": "_N._E._N.w"}, nodes=nodes, **options)
+    some = layerwise(model, gids.open(store, **options), edge_tables={"any": "_N._E._N.w"}, nodes=nodes)
     close(some.values, expected[nodes])
-    kept = layerwise(model, store, edge_tables=[store.table("_N._E._N.w")], output="h", **options)
+    kept = layerwise(model, gids.open(store, **options), edge_tables=[store.table("_N._E._N.w")], output="h")
     close(kept.tables["_N"].read_rows(torch.arange(1500)), expected)
 
 
@@ -109,13 +110,13 @@ def test_several_types_equal_the_graphs_in_memory(tmp_path: Path, rows: Rows) ->
 
     expected = in_memory(model, {r: store.graph(r) for r in store.relations}, rows, edges)
     tables = [".".join((*relation, "w")) for relation in edges]
-    result = layerwise(layer, store, layer_count=2, edge_tables=tables, memory_bytes=MEMORY)
+    result = layerwise(layer, gids.open(store, memory=MEMORY), layer_count=2, edge_tables=tables)
     for ntype in ("paper", "author"):
         close(result.values[ntype], expected[ntype])  # type: ignore[index, call-overload]
     check_memory(result.layers, MEMORY)
     assert given == {(cites, torch.float32), (written, torch.float32), (has, torch.int64)}
     fewer = in_memory(model, {r: store.graph(r) for r in store.relations}, rows, {has: edges[has]})
-    found = layerwise(model, store, edge_tables=["field.has.paper.w"], memory_bytes=MEMORY).values
+    found = layerwise(model, gids.open(store, memory=MEMORY), edge_tables=["field.has.paper.w"]).values
     close(found["paper"], fewer["paper"])  # type: ignore[index, call-overload]
 
 
@@ -142,12 +143,11 @@ def test_every_layer_gets_the_same_rows(
 
     result = layerwise(
         layer,
-        store,
+        gids.open(store, memory=MEMORY),
         layer_count=3,
         edge_tables=[f"_N._E._N.{key}"],
         dtype=dtype,
         feature_dtype=feature_dtype,
-        memory_bytes=MEMORY,
     )
     assert sum(seen) == 3 * count
     assert torch.equal(result.values, rows["paper"].half().to(dtype).double())  # type: ignore[arg-type]
@@ -162,13 +162,19 @@ def test_memory_counts_the_rows_of_edges(tmp_path: Path) -> None:
     options: dict[str, Any] = {"edge_tables": ["_N._E._N.w"]}
     blocks = []
     for memory_bytes in (13 << 20, 19 << 20, 71 << 20):
-        result = layerwise(model, store, memory_bytes=memory_bytes, **options)
+        result = layerwise(
+            model,
+            gids.open(store, memory=memory_bytes, **options),
+        )
         close(result.values, expected)
         check_memory(result.layers, memory_bytes)
         blocks.append(result.layers[0]["blocks"])
     assert blocks[0] > blocks[1] > blocks[2]
     with pytest.raises(MemoryBudgetError, match="'_N' node 40 and its in-neighbours are up to 301 rows"):
-        layerwise(model, store, memory_bytes=2 << 20, **options)
+        layerwise(
+            model,
+            gids.open(store, memory=2 << 20, **options),
+        )
 
 
 def test_memory_counts_more_edges_than_nodes(tmp_path: Path) -> None:
@@ -184,8 +190,14 @@ def test_memory_counts_more_edges_than_nodes(tmp_path: Path) -> None:
     store, model = FeatureStore(tmp_path / "dense.gids"), sage(128, 2, 3)
     options: dict[str, Any] = {"edge_tables": ["_N._E._N.w"]}
     with pytest.raises(MemoryBudgetError, match="node 40 and its in-neighbours are up to 5001 rows"):
-        layerwise(model, store, memory_bytes=14 << 20, **options)
-    result = layerwise(model, store, memory_bytes=40 << 20, **options)
+        layerwise(
+            model,
+            gids.open(store, memory=14 << 20, **options),
+        )
+    result = layerwise(
+        model,
+        gids.open(store, memory=40 << 20, **options),
+    )
     close(result.values, expected_of(store, model, nodes, edges))
     check_memory(result.layers, 40 << 20)
     assert result.layers[0]["blocks"] > 1
@@ -204,7 +216,7 @@ def test_edges_alone_have_features(tmp_path: Path, rows: Rows) -> None:
     dst = torch.arange(1500).repeat_interleave(torch.from_numpy(np.diff(graph.indptr)))
     assert graph.edge_ids is not None
     total = torch.zeros(1500, 4).index_add_(0, dst, edges[torch.from_numpy(np.array(graph.edge_ids))])
-    result = layerwise([layer], store, tables=[], edge_tables=["_N._E._N.w"], memory_bytes=MEMORY)
+    result = layerwise([layer], gids.open(store, memory=MEMORY), tables=[], edge_tables=["_N._E._N.w"])
     close(result.values, total + torch.arange(1500)[:, None])
 
 
@@ -226,7 +238,7 @@ def test_node_types_may_be_called_as_relations_are(tmp_path: Path) -> None:
     model = [HeteroSage(dict.fromkeys(names, 3), relations, 4, 0)]
     expected = in_memory(model, {r: store.graph(r) for r in relations}, rows, edges)
     tables = [t for t in store.tables if "feat" not in t]
-    found = layerwise(model, store, edge_tables=tables, memory_bytes=MEMORY).values
+    found = layerwise(model, gids.open(store, memory=MEMORY), edge_tables=tables).values
     close(found["a"], expected["a"])  # type: ignore[index, call-overload]
 
 
@@ -242,7 +254,10 @@ def test_what_is_refused(tmp_path: Path, rows: Rows) -> None:
         ({"edge_tables": ["x"]}, KeyError, "no table 'x'"),
     ):
         with pytest.raises(error, match=message):
-            layerwise(sage(1, 100, 3), store, memory_bytes=MEMORY, **arguments)  # type: ignore[arg-type]
+            layerwise(
+                sage(1, 100, 3),
+                gids.open(store, memory=MEMORY, **arguments),
+            )  # type: ignore[arg-type]
 
 
 def test_rows_are_handed_over_on_the_device(
@@ -255,13 +270,9 @@ def test_rows_are_handed_over_on_the_device(
     expected = expected_of(store, sage(4, 8, 6, 3), nodes, edges)[wanted]
     found = layerwise(
         [layer.to(device.torch_device) for layer in sage(4, 8, 6, 3)],
-        store,
+        gids.open(store, device_memory=48 << 20, window=2, staging=1 << 20, queue_depth=32),
         edge_tables=["_N._E._N.w"],
         nodes=wanted,
         device="cuda",
-        memory_bytes=48 << 20,
-        window_batches=2,
-        staging_bytes=1 << 20,
-        queue_depth=32,
     ).values
     close(found, expected)

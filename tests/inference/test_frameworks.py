@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import gids
 from gids import FeatureStore
 from gids.inference import layerwise
 from gids.write import create_table
@@ -40,7 +41,7 @@ def test_layers_of_dgl(one_type: Path, rows: Rows) -> None:
     whole = dgl.graph(edges_of(FeatureStore(one_type).graph()), num_nodes=1500)
     with torch.no_grad():
         expected = layers[1](whole, torch.relu(layers[0](whole, rows["paper"])))
-    found = layerwise(layer, one_type, layer_count=2, memory_bytes=MEMORY).values
+    found = layerwise(layer, gids.open(one_type, memory=MEMORY), layer_count=2).values
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -59,7 +60,7 @@ def test_layers_of_pyg(one_type: Path, rows: Rows) -> None:
     with torch.no_grad():
         x = torch.relu(convs[0](rows["paper"], edges))
         expected = convs[1]((x, x), edges)
-    found = layerwise(layer, one_type, layer_count=2, memory_bytes=MEMORY).values
+    found = layerwise(layer, gids.open(one_type, memory=MEMORY), layer_count=2).values
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -81,8 +82,8 @@ def test_layers_of_pyg_with_edge_features(one_type: Path, rows: Rows) -> None:
     with torch.no_grad():
         for conv in convs:
             x = conv((x, x), edges, edge_attr)
-    options: dict[str, Any] = {"layer_count": 2, "edge_tables": ["_N._E._N.w"], "memory_bytes": MEMORY}
-    found = layerwise(layer, one_type, **options).values
+    options: dict[str, Any] = {"layer_count": 2, "edge_tables": ["_N._E._N.w"], "memory": MEMORY}
+    found = layerwise(layer, gids.open(one_type, **options)).values
     torch.testing.assert_close(found, x, rtol=1e-5, atol=1e-5)
 
 
@@ -113,7 +114,7 @@ def test_several_types_in_pyg(several_types: Path, rows: Rows) -> None:
                 edges = torch.stack(edges_of(store.graph(relation)))
                 part = conv((h[relation[0]], h[relation[2]]), edges)
                 expected[relation[2]] = expected[relation[2]] + part if relation[2] in expected else part
-    found = layerwise(layer, store, layer_count=2, memory_bytes=MEMORY).values
+    found = layerwise(layer, gids.open(store, memory=MEMORY), layer_count=2).values
     assert isinstance(found, dict)
     for ntype, values in expected.items():
         torch.testing.assert_close(found[ntype], values, rtol=1e-5, atol=1e-5)

@@ -13,6 +13,7 @@ import torch
 from friendship import friendship
 from inference_model import HeteroSage, Sage, in_memory
 
+import gids
 from gids import FeatureStore, FormatError, MemoryBudgetError
 from gids.cli import main
 from gids.cuda import Device
@@ -56,10 +57,7 @@ def test_one_type_equals_the_graph_in_memory(one_type: Path, rows: Rows, window:
     seen = []
     result = layerwise(
         model,
-        one_type,
-        memory_bytes=MEMORY,
-        window_batches=window,
-        engine=engine,
+        gids.open(one_type, memory=MEMORY, window=window, engine=engine),
         progress=lambda *at: seen.append(at),
     )
     assert isinstance(result.values, torch.Tensor)
@@ -77,15 +75,15 @@ def test_memory_bounds_the_blocks_and_the_cache(one_type: Path, rows: Rows) -> N
     expected = expected_of_one(one_type, model, rows)
     blocks = []
     for memory_bytes in (13 << 20, 19 << 20, 71 << 20):
-        result = layerwise(model, one_type, memory_bytes=memory_bytes)
+        result = layerwise(model, gids.open(one_type, memory=memory_bytes))
         close(result.values, expected)  # type: ignore[arg-type]
         check_memory(result.layers, memory_bytes)
         blocks.append(result.layers[0]["blocks"])
     assert blocks[0] > blocks[1] > blocks[2]
     with pytest.raises(MemoryBudgetError, match=r"'_N' node 40 and its in-neighbours are up to 301 rows"):
-        layerwise(model, one_type, memory_bytes=1200 << 10)
+        layerwise(model, gids.open(one_type, memory=1200 << 10))
     with pytest.raises(MemoryBudgetError, match="does not hold blocks of four rows"):
-        layerwise(model, one_type, memory_bytes=1000)
+        layerwise(model, gids.open(one_type, memory=1000))
     assert folders(one_type) == ["_N.feat"]
 
 
@@ -98,21 +96,21 @@ def test_several_types_equal_the_graphs_in_memory(several_types: Path, rows: Row
         HeteroSage({"paper": 12, "author": 12}, store.relations, 3, 3),
     ]
     expected = in_memory(model, {r: store.graph(r) for r in store.relations}, rows)
-    result = layerwise(model, store, memory_bytes=MEMORY)
+    result = layerwise(model, gids.open(store, memory=MEMORY))
     assert isinstance(result.values, dict)
     assert result.values.keys() == expected.keys() == {"paper", "author"}
     for ntype, values in expected.items():
         close(result.values[ntype], values)
     check_memory(result.layers, MEMORY)
     some = {"paper": torch.tensor([40, 3, 1499, 3]), "author": torch.tensor([], dtype=torch.int64)}
-    found = layerwise(model, store, nodes=some, memory_bytes=MEMORY).values
+    found = layerwise(model, gids.open(store, memory=MEMORY), nodes=some).values
     close(found["paper"], expected["paper"][some["paper"]])  # type: ignore[index, call-overload]
     assert found["author"].shape == (0, 3)  # type: ignore[index, call-overload]
-    only = layerwise(model, store, nodes={"author": None}, output="h", memory_bytes=MEMORY)
+    only = layerwise(model, gids.open(store, memory=MEMORY), nodes={"author": None}, output="h")
     assert list(only.tables) == ["author"]
     close(only.tables["author"].read_rows(torch.arange(400)), expected["author"])
     with pytest.raises(ValueError, match="layer 0 returned nothing for 'field' nodes"):
-        layerwise(model, store, nodes={"field": None}, memory_bytes=MEMORY)
+        layerwise(model, gids.open(store, memory=MEMORY), nodes={"field": None})
 
 
 def test_a_social_network_equals_the_graph_in_memory(tmp_path: Path) -> None:
@@ -130,7 +128,7 @@ def test_a_social_network_equals_the_graph_in_memory(tmp_path: Path) -> None:
     expected = in_memory(model, {RELATION: store.graph()}, {"_N": features})["_N"]
     memory_bytes = 100 << 20
     result = layerwise(
-        model, store, tables=["some"], output="h", memory_bytes=memory_bytes, feature_dtype=torch.float32
+        model, gids.open(store, memory=memory_bytes), tables=["some"], output="h", feature_dtype=torch.float32
     )
     assert result.layers[0]["blocks"] > 20
     close(result.tables["_N"].read_rows(torch.arange(store.num_nodes())), expected)
@@ -142,7 +140,7 @@ def test_only_what_some_nodes_need_is_computed(one_type: Path, rows: Rows) -> No
     model = sage(100, 40, 16, 5)
     expected = expected_of_one(one_type, model, rows)
     nodes = torch.tensor([1400, 2, 77, 2])  # 2 has no edges
-    result = layerwise(model, one_type, nodes=nodes, memory_bytes=MEMORY)
+    result = layerwise(model, gids.open(one_type, memory=MEMORY), nodes=nodes)
     close(result.values, expected[nodes])  # type: ignore[arg-type]
     counts = [layer["nodes"] for layer in result.layers]
     assert counts[2] == 3
@@ -153,7 +151,7 @@ def test_output_goes_to_a_table_that_comes_back(one_type: Path, rows: Rows, tmp_
     model = sage(100, 40, 5)
     expected = expected_of_one(one_type, model, rows)
     store = FeatureStore(one_type)
-    result = layerwise(model, store, output="h", memory_bytes=MEMORY)
+    result = layerwise(model, gids.open(store, memory=MEMORY), output="h")
     assert result.values is None
     table = result.store.table("_N.h")
     assert result.tables == {"_N": table}
@@ -165,9 +163,13 @@ def test_output_goes_to_a_table_that_comes_back(one_type: Path, rows: Rows, tmp_
     close(torch.from_numpy(np.load(tmp_path / "h.npy")), expected)
     with pytest.raises(FileExistsError, match=r"one\.gids has a table '_N\.h'; give another key"):
         layerwise(model, result.store, tables=["feat"], output="h")
-    again = layerwise(model[:1], result.store, tables=["feat"], output="h", replace=True, memory_bytes=MEMORY)
+    again = layerwise(
+        model[:1], gids.open(result.store, memory=MEMORY), tables=["feat"], output="h", replace=True
+    )
     assert again.tables["_N"].shape == (40,)
-    onward = layerwise(model[1:], again.store, tables=["h"], memory_bytes=MEMORY)  # its output is an input
+    onward = layerwise(
+        model[1:], gids.open(again.store, memory=MEMORY), tables=["h"]
+    )  # its output is an input
     close(onward.values, expected)  # type: ignore[arg-type]
 
 
@@ -182,7 +184,7 @@ def test_shorter_intermediates_are_rounded_and_come_back_in_the_layers_type(
         seen.append((i, h.dtype))
         return model[i](block, h)
 
-    result = layerwise(layer, one_type, layer_count=2, dtype=dtype, memory_bytes=MEMORY)
+    result = layerwise(layer, gids.open(one_type, memory=MEMORY), layer_count=2, dtype=dtype)
     first = expected_of_one(one_type, model[:1], rows).to(dtype).float()
     expected = expected_of_one(one_type, model[1:], {"paper": first})
     close(result.values, expected)  # type: ignore[arg-type]
@@ -199,7 +201,7 @@ def test_a_function_is_told_the_layer_and_types_without_a_table_come_as_ids(one_
             return embedding[h[: block.num_dst]]
         return h[: block.num_dst] + i
 
-    result = layerwise(layer, one_type, layer_count=3, tables=[], memory_bytes=MEMORY)
+    result = layerwise(layer, gids.open(one_type, memory=MEMORY), layer_count=3, tables=[])
     close(result.values, embedding + 3)  # type: ignore[arg-type]
 
 
@@ -211,7 +213,7 @@ def test_rows_of_any_shape_and_whole_numbers(one_type: Path) -> None:
         assert h.shape[1:] == (2, 3)
         return block.indptr.diff()  # type: ignore[no-any-return]
 
-    result = layerwise(layer, one_type, layer_count=2, output="degree", memory_bytes=MEMORY)
+    result = layerwise(layer, gids.open(one_type, memory=MEMORY), layer_count=2, output="degree")
     found = result.tables["_N"].read_rows(torch.arange(1500))
     assert found.dtype == torch.int64
     assert torch.equal(found, torch.from_numpy(np.diff(FeatureStore(one_type).graph().indptr)))
@@ -237,7 +239,7 @@ def failing(at: int) -> Callable[[int, Any, Any], torch.Tensor]:
 def test_a_model_that_raises_leaves_nothing_behind(one_type: Path, at: int) -> None:
     before = (one_type / "manifest.json").read_bytes()
     with pytest.raises(Stop):
-        layerwise(failing(at), one_type, layer_count=3, output="h", memory_bytes=9 << 20)
+        layerwise(failing(at), gids.open(one_type, memory=9 << 20), layer_count=3, output="h")
     assert folders(one_type) == ["_N.feat"]
     assert (one_type / "manifest.json").read_bytes() == before
 
@@ -268,7 +270,7 @@ def test_layers_that_return_no_output_are_told(
     one_type: Path, layer: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        layerwise(layer, one_type, layer_count=2, dtype=torch.float16, memory_bytes=14 << 20)
+        layerwise(layer, gids.open(one_type, memory=14 << 20), layer_count=2, dtype=torch.float16)
     assert folders(one_type) == ["_N.feat"]
 
 
@@ -301,7 +303,11 @@ def test_layers_that_return_no_output_are_told(
 def test_what_is_refused(
     one_type: Path, arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    given: dict[str, Any] = {"model": sage(100, 8, 2), "store": one_type, "memory_bytes": MEMORY, **arguments}
+    given: dict[str, Any] = {
+        "model": sage(100, 8, 2),
+        "source": gids.open(one_type, memory=MEMORY),
+        **arguments,
+    }
     with pytest.raises(error, match=message):
         layerwise(**given)
     assert folders(one_type) == ["_N.feat"]
@@ -311,7 +317,7 @@ def test_with_several_types_dictionaries_are_wanted(several_types: Path, tmp_pat
     with pytest.raises(
         TypeError, match="layer 0 returned Tensor; with several types it must be a dictionary"
     ):
-        layerwise([lambda b, h: h["paper"]], several_types, memory_bytes=MEMORY)
+        layerwise([lambda b, h: h["paper"]], gids.open(several_types, memory=MEMORY))
     with pytest.raises(TypeError, match="nodes is Tensor; give a dictionary"):
         layerwise([lambda b, h: h], several_types, nodes=torch.tensor([1]))
     with pytest.raises(KeyError, match="nodes of type 'venue': no relation has it"):
@@ -330,10 +336,10 @@ def test_with_several_types_dictionaries_are_wanted(several_types: Path, tmp_pat
 
 def test_a_model_in_training_mode_is_warned_of(one_type: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = torch.nn.ModuleList(sage(100, 8))
-    layerwise(model, one_type, memory_bytes=MEMORY)
+    layerwise(model, gids.open(one_type, memory=MEMORY))
     assert "call model.eval() first" in caplog.text
     caplog.clear()
-    layerwise(model.eval(), one_type, memory_bytes=MEMORY)
+    layerwise(model.eval(), gids.open(one_type, memory=MEMORY))
     assert caplog.text == ""
 
 
@@ -344,13 +350,9 @@ def test_rows_are_handed_over_on_the_device(
     nodes = torch.tensor([7, 700, 1400])
     result = layerwise(
         [layer.to(device.torch_device) for layer in sage(100, 16, 5)],
-        one_type,
+        gids.open(one_type, device_memory=48 << 20, window=2, staging=1 << 20, queue_depth=32),
         nodes=nodes,
         device="cuda",
-        memory_bytes=48 << 20,
-        window_batches=2,
-        staging_bytes=1 << 20,
-        queue_depth=32,
     )
     close(result.values, expected_of_one(one_type, sage(100, 16, 5), rows)[nodes])  # type: ignore[arg-type]
 
@@ -362,14 +364,17 @@ def test_a_layer_gets_the_type_that_the_one_before_it_gave(one_type: Path) -> No
         given.append((index, h.dtype))
         return h[: block.num_dst, :3].double()
 
-    result = layerwise(layer, one_type, layer_count=2, memory_bytes=MEMORY)
+    result = layerwise(layer, gids.open(one_type, memory=MEMORY), layer_count=2)
     assert set(given) == {(0, torch.float32), (1, torch.float64)}
     assert result.values.dtype == torch.float64  # type: ignore[union-attr]
 
 
 def test_options_may_be_none_and_windows_as_long_as_the_loaders(one_type: Path, rows: Rows) -> None:
     model = sage(100, 16, 5)
-    result = layerwise(model, one_type, memory_bytes=MEMORY, cache_bytes=None, window_batches=23)
+    result = layerwise(
+        model,
+        gids.open(one_type, memory=MEMORY, cache=None, window=23),
+    )
     close(result.values, expected_of_one(one_type, model, rows))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="nodes is empty"):
-        layerwise(model, one_type, nodes=torch.empty(0, dtype=torch.int64), memory_bytes=MEMORY)
+        layerwise(model, gids.open(one_type, memory=MEMORY), nodes=torch.empty(0, dtype=torch.int64))

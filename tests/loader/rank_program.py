@@ -41,7 +41,7 @@ def main() -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank, world_size = dist.get_rank(), dist.get_world_size()
     seeds = torch.arange(0, 611, 3)
-    options: dict[str, Any] = {"batch_size": BATCH_SIZE, "tables": []}
+    options: dict[str, Any] = {"batch_size": BATCH_SIZE, "shuffle": True, "tables": []}
     saw: dict[str, Any] = {"local_ranks": local_ranks()}
 
     with gids.NodeLoader(path, seeds, [3, 4], **options) as loader:
@@ -57,7 +57,7 @@ def main() -> None:
     edges = torch.stack([torch.arange(211), torch.arange(211)])
     with gids.EdgeLoader(path, edges, [3, 4], relation=RELATION, **options) as edge_loader:
         saw["pairs"] = [minibatch.seeds[minibatch.pairs].tolist() for minibatch in edge_loader]
-    with gids.pyg.NeighborLoader(path, [4, 3], seeds, shuffle=True, **options) as pyg_loader:
+    with gids.pyg.NeighborLoader(path, [4, 3], seeds, **options) as pyg_loader:
         saw["pyg"] = [(data.input_id.tolist(), data.n_id[: data.batch_size].tolist()) for data in pyg_loader]
     with gids.NodeLoader(path, seeds, [3, 4], rank=0, world_size=1, **options) as loader:
         saw["unshared"] = len(loader)

@@ -16,7 +16,7 @@ import gids
 from gids.cuda.device import Device
 from gids.errors import MemoryBudgetError
 
-CUDA: dict[str, Any] = {"device": "cuda", "staging_bytes": 1 << 20}  # 256 MiB take a while to pin
+STAGING: dict[str, Any] = {"staging": 1 << 20}  # 256 MiB take a while to pin
 
 
 @pytest.fixture
@@ -31,8 +31,12 @@ def on(device: Device, cuda_is: Callable[[Device], None]) -> Device:
 def test_features_equal_the_source_over_epochs(
     on: Device, path: Path, source: Ids, window: int, policy: str
 ) -> None:
-    options: dict[str, Any] = {"window_batches": window, "policy": policy, "staging_bytes": 1 << 20}
-    with gids.FeatureLoader(path, list(source), device="cuda", memory_bytes=1 << 23, **options) as loader:
+    options: dict[str, Any] = {"window": window, "policy": policy, "staging": 1 << 20}
+    with gids.FeatureLoader(
+        gids.open(path, device_memory=1 << 23, **options),
+        list(source),
+        device="cuda",
+    ) as loader:
         for epoch in range(2):
             batches = minibatches(9, epoch, on.torch_device)
             for minibatch, features in loader.attach(batches, ids_of):
@@ -49,14 +53,9 @@ def test_every_engine_and_wait_with_no_a_tiny_and_a_full_cache(
     on: Device, path: Path, source: Ids, engine: str, cache_bytes: int | None, wait: Any
 ) -> None:
     with gids.FeatureLoader(
-        path,
+        gids.open(path, device_memory=1 << 25, cache=cache_bytes, engine=engine, wait=wait, staging=1 << 18),
         list(source),
         device="cuda",
-        memory_bytes=1 << 25,
-        cache_bytes=cache_bytes,
-        engine=engine,
-        wait=wait,
-        staging_bytes=1 << 18,
     ) as loader:
         for minibatch, features in loader.attach(minibatches(6), ids_of):  # ids on the CPU
             check(source, minibatch, features)
@@ -68,14 +67,16 @@ def test_a_tier_in_host_memory_saves_reads(on: Device, path: Path, source: Ids, 
     misses = {}
     for host_cache_bytes in (0, 2 << 20):
         with gids.FeatureLoader(
-            path,
+            gids.open(
+                path,
+                device_memory=1 << 25,
+                cache=1 << 18,
+                memory=host_cache_bytes + (1 << 20),
+                host_policy=host_policy,
+                staging=1 << 20,
+            ),
             ["paper.feat"],
             device="cuda",
-            memory_bytes=1 << 25,
-            cache_bytes=1 << 18,
-            host_cache_bytes=host_cache_bytes,
-            host_policy=host_policy,
-            staging_bytes=1 << 20,
         ) as loader:
             batches = [{"paper.feat": m["paper.feat"]} for m in minibatches(12)]
             for minibatch, features in loader.attach(batches, ids_of):
@@ -90,8 +91,8 @@ def test_a_tier_in_host_memory_saves_reads(on: Device, path: Path, source: Ids, 
 def test_features_come_in_the_dtype_asked_for(
     on: Device, path: Path, source: Ids, dtype: torch.dtype
 ) -> None:
-    options: dict[str, Any] = {"memory_bytes": 1 << 25, "dtype": dtype, "staging_bytes": 1 << 20}
-    with gids.FeatureLoader(path, list(source), device="cuda", **options) as loader:
+    source_on_disk = gids.open(path, device_memory=1 << 25, **STAGING)
+    with gids.FeatureLoader(source_on_disk, list(source), dtype=dtype, device="cuda") as loader:
         for minibatch, features in loader.attach(minibatches(5), ids_of):
             check(source, minibatch, features, dtype)
 
@@ -100,7 +101,7 @@ def test_the_stream_is_that_of_the_cpu(on: Device, path: Path, source: Ids) -> N
     runs = []
     for where in ("cpu", "cuda"):
         with gids.FeatureLoader(
-            path, list(source), memory_bytes=1 << 25, **CUDA | {"device": where}
+            gids.open(path, memory=1 << 25, device_memory=1 << 25, **STAGING), list(source), device=where
         ) as loader:
             runs.append([f for _, f in loader.attach(minibatches(8), ids_of)])
     for one, other in zip(*runs, strict=True):
@@ -110,7 +111,9 @@ def test_the_stream_is_that_of_the_cpu(on: Device, path: Path, source: Ids) -> N
 
 def test_device_memory_is_what_was_given_and_is_told_by_purpose(on: Device, path: Path, source: Ids) -> None:
     memory_bytes = 1 << 23
-    with gids.FeatureLoader(path, list(source), memory_bytes=memory_bytes, **CUDA) as loader:
+    with gids.FeatureLoader(
+        gids.open(path, device_memory=memory_bytes, **STAGING), list(source), device="cuda"
+    ) as loader:
         for _minibatch, _features in loader.attach(minibatches(20), ids_of):
             memory = loader.stats()["memory"]
             on_device = sum(n for purpose, n in memory.items() if purpose not in ("host lines", "staging"))
@@ -121,8 +124,8 @@ def test_device_memory_is_what_was_given_and_is_told_by_purpose(on: Device, path
 
 def test_the_loader_goes_on_after_a_page_that_cannot_be_read(on: Device, path: Path, source: Ids) -> None:
     batches = [{"paper.feat": torch.arange(400 * i, 400 * i + 400)} for i in range(5)]
-    options: dict[str, Any] = {"window_batches": 2, "memory_bytes": 1 << 23, "heat": "none"} | CUDA
-    with gids.FeatureLoader(path, ["paper.feat"], **options) as loader:
+    options: dict[str, Any] = {"window": 2, "device_memory": 1 << 23, "heat": "none"} | STAGING
+    with gids.FeatureLoader(gids.open(path, **options), ["paper.feat"], device="cuda") as loader:
         loader._engine.inject_faults([(0, 4096 * 120, errno.EIO, 1000)])  # page 240 of two shards: row 960
         seen = []
         stream = loader.attach(batches, ids_of)
@@ -142,7 +145,9 @@ def test_an_id_out_of_range_is_an_index_error_at_its_turn(
     on: Device, path: Path, source: Ids, bad: int
 ) -> None:
     batches = [{"paper.feat": torch.tensor([5, 6])}, {"paper.feat": torch.tensor([7, bad])}]
-    with gids.FeatureLoader(path, ["paper.feat"], memory_bytes=1 << 23, **CUDA) as loader:
+    with gids.FeatureLoader(
+        gids.open(path, device_memory=1 << 23, **STAGING), ["paper.feat"], device="cuda"
+    ) as loader:
         stream = loader.attach(batches, ids_of)
         check(source, *next(stream))
         with pytest.raises(IndexError, match=rf"id {bad} at position 1 .* {ROWS} rows"):
@@ -151,21 +156,27 @@ def test_an_id_out_of_range_is_an_index_error_at_its_turn(
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.float32])
 def test_ids_of_another_dtype_are_refused(on: Device, path: Path, dtype: torch.dtype) -> None:
-    with gids.FeatureLoader(path, ["paper.feat"], memory_bytes=1 << 23, **CUDA) as loader:
+    with gids.FeatureLoader(
+        gids.open(path, device_memory=1 << 23, **STAGING), ["paper.feat"], device="cuda"
+    ) as loader:
         batches = [{"paper.feat": torch.tensor([1], dtype=dtype, device=on.torch_device)}]
         with pytest.raises(TypeError, match=r"expected torch.int64: convert them with .long\(\)"):
             next(loader.attach(batches, ids_of))
 
 
 def test_a_tensor_of_another_device_is_refused(on: Device, path: Path) -> None:
-    with gids.FeatureLoader(path, ["paper.feat"], memory_bytes=1 << 23, **CUDA) as loader:
+    with gids.FeatureLoader(
+        gids.open(path, device_memory=1 << 23, **STAGING), ["paper.feat"], device="cuda"
+    ) as loader:
         batches = [{"paper.feat": torch.empty(1, dtype=torch.int64, device="meta")}]
         with pytest.raises(ValueError, match="are on meta"):
             next(loader.attach(batches, ids_of))
 
 
 def test_a_second_stream_reads_through_while_the_first_is_open(on: Device, path: Path, source: Ids) -> None:
-    with gids.FeatureLoader(path, list(source), memory_bytes=1 << 25, **CUDA) as loader:
+    with gids.FeatureLoader(
+        gids.open(path, device_memory=1 << 25, **STAGING), list(source), device="cuda"
+    ) as loader:
         first = loader.attach(minibatches(6), ids_of)
         check(source, *next(first))
         for minibatch, features in loader.attach(minibatches(3, seed=9), ids_of):
@@ -176,7 +187,9 @@ def test_a_second_stream_reads_through_while_the_first_is_open(on: Device, path:
 
 @pytest.mark.parametrize("how", ["break", "close", "drop"])
 def test_a_stream_may_end_at_any_moment(on: Device, path: Path, source: Ids, how: str) -> None:
-    with gids.FeatureLoader(path, list(source), memory_bytes=1 << 25, **CUDA) as loader:
+    with gids.FeatureLoader(
+        gids.open(path, device_memory=1 << 25, **STAGING), list(source), device="cuda"
+    ) as loader:
         for _ in range(2):
             stream = loader.attach(minibatches(8), ids_of)
             for count, (minibatch, features) in enumerate(stream):
@@ -194,11 +207,13 @@ def test_a_stream_may_end_at_any_moment(on: Device, path: Path, source: Ids, how
 def test_minibatches_larger_than_the_first_are_warned_of_unless_foretold(
     on: Device, path: Path, source: Ids, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = {**CUDA, "memory_bytes": 6 << 20, "window_batches": 1}
+    options = {**STAGING, "device_memory": 6 << 20, "window": 1}
     batches = [{"paper.feat": torch.arange(n)} for n in (3, 3, 700, 3)]
     for foretold in (None, {"paper.feat": 700}):
         caplog.clear()
-        with gids.FeatureLoader(path, ["paper.feat"], minibatch_rows=foretold, **options) as loader:
+        with gids.FeatureLoader(
+            gids.open(path, **options), ["paper.feat"], device="cuda", minibatch_rows=foretold
+        ) as loader:
             for minibatch, features in loader.attach(batches, ids_of):
                 check(source, minibatch, features)
             lines = loader.stats()["tables"]["paper.feat"]["lines_bytes"]
@@ -211,14 +226,14 @@ def test_more_memory_than_is_free_says_what_is_free(path: Path, cuda_is: Callabl
     emulated = EmulatedDevice()
     emulated.free_bytes = 3 << 20
     cuda_is(emulated)
-    for options in ({"cache_bytes": 4 << 20}, {"memory_bytes": 4 << 20}):
+    for options in ({"cache": 4 << 20}, {"device_memory": 4 << 20}):
         with pytest.raises(MemoryBudgetError, match=r"=4194304 \(4.2 MB\), but emulated has 3.1 MB free"):
-            gids.FeatureLoader(path, ["paper.feat"], device="cuda", **options)  # type: ignore[arg-type]
+            gids.FeatureLoader(gids.open(path, **options), ["paper.feat"], device="cuda")  # type: ignore[arg-type]
 
 
 def test_lru_is_the_cpus(path: Path) -> None:
     with pytest.raises(ValueError, match=r"policy='lru' works on device='cpu' only"):
-        gids.FeatureLoader(path, ["paper.feat"], device="cuda", policy="lru")
+        gids.FeatureLoader(gids.open(path, policy="lru"), ["paper.feat"], device="cuda")
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is a CUDA build")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from open_options import take_options
 
 import gids
 from gids.cuda import Device
@@ -62,8 +63,9 @@ def several(tmp_path_factory: pytest.TempPathFactory, edges: Pairs, rows: dict[s
 
 
 def open_loader(path: Path, edges: Any, **options: Any) -> gids.EdgeLoader:
-    given: dict[str, Any] = {"batch_size": 64, "memory_bytes": 32 << 20, "cache_bytes": 20_000, **options}
-    return gids.EdgeLoader(path, edges, given.pop("sampler", [5, -1]), **given)
+    given: dict[str, Any] = {"batch_size": 64, "shuffle": True, "memory": 32 << 20, "cache": 20_000} | options
+    source = gids.open(path, **take_options(given))
+    return gids.EdgeLoader(source, edges, given.pop("sampler", [5, -1]), **given)
 
 
 def ends_of(m: EdgeMinibatch, relation: Relation) -> np.ndarray:
@@ -192,7 +194,7 @@ def test_minibatches_depend_on_seed_and_epoch_alone_and_resume(several: Path) ->
 
     expected = run()
     length = len(expected) // 2
-    assert run(window_batches=0) == run(threads=1, tables=[]) == run(window_batches=20) == expected
+    assert run(window=0) == run(threads=1, tables=[]) == run(window=20) == expected
     assert run(seed=1) != expected
     with open_loader(several, None, **fixed) as loader:
         epoch = iter(loader)
@@ -220,7 +222,7 @@ def test_minibatches_are_made_on_the_device(
         options = {"exclude": "reverse", "sampler": [2, 3], "batch_size": 200, **options}
         with open_loader(path, None, **options) as loader:
             expected = list(loader)
-        with open_loader(path, None, device="cuda", place="host", **options) as loader:
+        with open_loader(path, None, device="cuda", topology_on="host", **options) as loader:
             for m, same in zip(loader, expected, strict=True):
                 assert isinstance(m, EdgeMinibatch)
                 assert isinstance(same, EdgeMinibatch)

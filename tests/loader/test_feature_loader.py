@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from loader_example import DIM, ROWS, TABLES, Ids, check, ids_of, minibatches
+from open_options import take_options
 
 import gids
 
@@ -25,13 +26,8 @@ import gids
 @pytest.mark.parametrize("policy", ["lookahead", "window-pin", "random", "lru", "static"])
 def test_features_equal_the_source_over_epochs(path: Path, source: Ids, window: int, policy: str) -> None:
     with gids.FeatureLoader(
-        path,
+        gids.open(path, window=window, policy=policy, memory=1 << 30, cache=300_000, queue_depth=32),
         TABLES,
-        window_batches=window,
-        policy=policy,
-        memory_bytes=1 << 30,
-        cache_bytes=300_000,
-        queue_depth=32,
     ) as loader:
         for epoch in range(3):
             batches = minibatches(30, epoch)
@@ -48,7 +44,8 @@ def test_every_engine_with_no_a_tiny_and_a_full_cache(
     path: Path, source: Ids, engine: str, cache_bytes: int | None
 ) -> None:
     with gids.FeatureLoader(
-        path, TABLES, engine=engine, cache_bytes=cache_bytes, memory_bytes=1 << 30, check_crc=True
+        gids.open(path, engine=engine, cache=cache_bytes, memory=1 << 30, check_crc=True),
+        TABLES,
     ) as loader:
         for epoch in range(2):
             for minibatch, features in loader.attach(minibatches(20, epoch), ids_of):
@@ -77,7 +74,8 @@ def test_the_first_minibatch_comes_after_one_is_sampled(path: Path) -> None:
             yield minibatch
 
     with gids.FeatureLoader(
-        path, TABLES, window_batches=8, planned_batches=2, memory_bytes=1 << 30
+        gids.open(path, window=8, planned=2, memory=1 << 30),
+        TABLES,
     ) as loader:
         stream = loader.attach(sample(), ids_of)
         next(stream)
@@ -93,7 +91,8 @@ def test_hits_do_not_depend_on_timing(path: Path) -> None:
     counts = set()
     for depth in (1, 64, 256):
         with gids.FeatureLoader(
-            path, TABLES, memory_bytes=1 << 30, cache_bytes=200_000, queue_depth=depth, planned_batches=2
+            gids.open(path, memory=1 << 30, cache=200_000, queue_depth=depth, planned=2),
+            TABLES,
         ) as loader:
             for epoch in range(2):
                 for _ in loader.attach(minibatches(30, epoch), ids_of):
@@ -108,7 +107,10 @@ def test_a_stream_may_end_at_any_moment(path: Path, source: Ids, how: str) -> No
     gc.collect()
     descriptors = len(os.listdir("/proc/self/fd"))
     threads = threading.active_count()
-    with gids.FeatureLoader(path, TABLES, memory_bytes=1 << 30, cache_bytes=300_000, queue_depth=8) as loader:
+    with (
+        gids.open(path, memory=1 << 30, cache=300_000, queue_depth=8) as opened,
+        gids.FeatureLoader(opened, TABLES) as loader,
+    ):
         for round_ in range(6):
             stream = loader.attach(minibatches(20, round_), ids_of)
             try:
@@ -139,7 +141,10 @@ def test_a_stream_may_end_at_any_moment(path: Path, source: Ids, how: str) -> No
 
 
 def test_a_second_stream_reads_through_while_the_first_is_open(path: Path, source: Ids) -> None:
-    with gids.FeatureLoader(path, TABLES, memory_bytes=1 << 30, cache_bytes=300_000) as loader:
+    with gids.FeatureLoader(
+        gids.open(path, memory=1 << 30, cache=300_000),
+        TABLES,
+    ) as loader:
         first = loader.attach(minibatches(12, 1), ids_of)
         seen = 0
         for minibatch, features in first:
@@ -155,7 +160,7 @@ def test_an_error_in_sampling_comes_at_its_turn(path: Path, source: Ids) -> None
         yield from minibatches(5)
         raise OSError("sampler")
 
-    with gids.FeatureLoader(path, TABLES, memory_bytes=1 << 30) as loader:
+    with gids.FeatureLoader(gids.open(path, memory=1 << 30), TABLES) as loader:
         stream = loader.attach(sample(), ids_of)
         for _ in range(5):
             check(source, *next(stream))
@@ -171,7 +176,7 @@ def test_an_id_out_of_range_is_an_index_error_and_nothing_is_read_for_it(
 ) -> None:
     batches = minibatches(4)
     batches[2] = {"paper.feat": torch.tensor([5, bad])}
-    with gids.FeatureLoader(path, TABLES, memory_bytes=1 << 30) as loader:
+    with gids.FeatureLoader(gids.open(path, memory=1 << 30), TABLES) as loader:
         stream = loader.attach(batches, ids_of)
         for _ in range(2):
             check(source, *next(stream))
@@ -185,7 +190,7 @@ def test_an_id_out_of_range_is_an_index_error_and_nothing_is_read_for_it(
 
 def test_the_loader_goes_on_after_a_page_that_cannot_be_read(path: Path, source: Ids) -> None:
     batches = [{"paper.feat": torch.arange(40 * i, 40 * i + 40)} for i in range(10)]
-    with gids.FeatureLoader(path, ["paper.feat"], memory_bytes=1 << 30) as loader:
+    with gids.FeatureLoader(gids.open(path, memory=1 << 30), ["paper.feat"]) as loader:
         page = 52  # rows 208 to 211: minibatch 5
         shard, offset = loader.store.table("paper.feat").page_location(page)
         loader._engine.inject_faults([(shard, offset, errno.EIO, 1 << 30)])
@@ -202,7 +207,7 @@ def test_the_loader_goes_on_after_a_page_that_cannot_be_read(path: Path, source:
 
 
 def test_too_little_memory_is_refused_with_the_sum(path: Path) -> None:
-    with gids.FeatureLoader(path, TABLES, memory_bytes=3 << 20) as loader:
+    with gids.FeatureLoader(gids.open(path, memory=3 << 20), TABLES) as loader:
         with pytest.raises(
             gids.MemoryBudgetError, match=r"page tables .* bounce pool .* outputs .* window .* = \d+ bytes"
         ):
@@ -211,7 +216,10 @@ def test_too_little_memory_is_refused_with_the_sum(path: Path) -> None:
 
 def test_memory_stays_within_what_was_given(path: Path) -> None:
     given = 16 << 20
-    with gids.FeatureLoader(path, TABLES, memory_bytes=given, queue_depth=64, window_batches=4) as loader:
+    with gids.FeatureLoader(
+        gids.open(path, memory=given, queue_depth=64, window=4),
+        TABLES,
+    ) as loader:
         batches = [
             {"paper.feat": torch.from_numpy(np.random.default_rng(i).permutation(ROWS)[:500])}
             for i in range(40)
@@ -227,39 +235,39 @@ def test_memory_stays_within_what_was_given(path: Path) -> None:
     ("options", "message"),
     [
         (
-            {"window_batches": 23, "planned_batches": 2},
-            "25 live minibatches, and a page's word has marks for 24",
+            {"window": 23, "planned": 2},
+            "makes 25 live minibatches; the most is 24: lower one of them",
         ),
-        ({"window_batches": 24}, "25 live minibatches"),
-        ({"window_batches": -1}, "negative"),
-        ({"planned_batches": 0}, "outside 1 to 8"),
-        ({"planned_batches": 9}, "outside 1 to 8"),
+        ({"window": 24}, "25 live minibatches"),
+        ({"window": -1}, "negative"),
+        ({"planned": 0}, "outside 1 to 8"),
+        ({"planned": 9}, "outside 1 to 8"),
         ({"policy": "mru"}, "there are lookahead, window-pin, random, lru, static"),
         ({"engine": "aio"}, "aio"),
-        ({"memory_bytes": -5}, "negative"),
-        ({"cache_bytes": -5}, "negative"),
+        ({"memory": -5}, "memory=-5 is not a size in bytes"),
+        ({"cache": -5}, "cache=-5 is not a size in bytes"),
         ({"threads": 0}, "at least one thread"),
         ({"device": "mps"}, "'cpu' or 'cuda'"),
-        ({"host_cache_bytes": 1 << 20}, "give cache_bytes"),
         ({"dtype": torch.int8}, "float32, float16, bfloat16"),
     ],
 )
-def test_bad_options_are_refused_with_the_reason(
-    path: Path, options: dict[str, object], message: str
-) -> None:
+def test_bad_options_are_refused_with_the_reason(path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        gids.FeatureLoader(path, TABLES, **options)  # type: ignore[arg-type]
+        gids.FeatureLoader(gids.open(path, **take_options(options)), TABLES, **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_features_come_in_the_dtype_asked_for(path: Path, source: Ids, dtype: torch.dtype) -> None:
-    with gids.FeatureLoader(path, list(source), memory_bytes=1 << 26, dtype=dtype) as loader:
+    with gids.FeatureLoader(gids.open(path, memory=1 << 26), list(source), dtype=dtype) as loader:
         for minibatch, features in loader.attach(minibatches(5), ids_of):
             check(source, minibatch, features, dtype)
 
 
 def test_a_window_of_23_works_with_one_planned(path: Path, source: Ids) -> None:
-    with gids.FeatureLoader(path, TABLES, window_batches=23, memory_bytes=1 << 30) as loader:
+    with gids.FeatureLoader(
+        gids.open(path, window=23, memory=1 << 30),
+        TABLES,
+    ) as loader:
         for minibatch, features in loader.attach(minibatches(60), ids_of):
             check(source, minibatch, features)
 
@@ -272,16 +280,17 @@ def test_a_missing_table_names_what_there_is(path: Path) -> None:
 def test_planned_minibatches_adapt_between_epochs(path: Path) -> None:
     small = [{"paper.feat": torch.arange(4 * i, 4 * i + 4)} for i in range(40)]  # one missing page each
     with gids.FeatureLoader(
-        path, ["paper.feat"], memory_bytes=1 << 30, cache_bytes=0, queue_depth=2
+        gids.open(path, memory=1 << 30, cache=0, queue_depth=2),
+        ["paper.feat"],
     ) as loader:
         list(loader.attach(small, ids_of))
-        assert loader.stats()["planned_batches"] == 2
+        assert loader.stats()["planned"] == 2
         list(loader.attach(small, ids_of))
-        assert loader.stats()["planned_batches"] == 4  # 2 x depth 2 over 1 page each
+        assert loader.stats()["planned"] == 4  # 2 x depth 2 over 1 page each
 
 
 def test_a_loader_is_not_pickled_and_not_used_when_closed(path: Path) -> None:
-    loader = gids.FeatureLoader(path, TABLES, memory_bytes=1 << 30)
+    loader = gids.FeatureLoader(gids.open(path, memory=1 << 30), TABLES)
     with pytest.raises(TypeError, match="FeatureStore"):
         pickle.dumps(loader)
     loader.close()
@@ -291,7 +300,7 @@ def test_a_loader_is_not_pickled_and_not_used_when_closed(path: Path) -> None:
 
 
 def test_an_empty_stream_and_one_without_ids(path: Path) -> None:
-    with gids.FeatureLoader(path, TABLES, memory_bytes=1 << 30) as loader:
+    with gids.FeatureLoader(gids.open(path, memory=1 << 30), TABLES) as loader:
         assert list(loader.attach([], ids_of)) == []
         ((_, features),) = loader.attach([{"paper.feat": torch.empty(0, dtype=torch.int64)}], ids_of)
         assert features["paper.feat"].shape == (0, DIM)
@@ -301,7 +310,10 @@ def test_an_empty_stream_and_one_without_ids(path: Path) -> None:
 def test_the_window_can_be_lowered_while_it_runs(
     path: Path, source: Ids, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with gids.FeatureLoader(path, TABLES, window_batches=16, memory_bytes=1 << 30) as loader:
+    with gids.FeatureLoader(
+        gids.open(path, window=16, memory=1 << 30),
+        TABLES,
+    ) as loader:
         stream = loader.attach(minibatches(40), ids_of)
         for i, (minibatch, features) in enumerate(stream):
             check(source, minibatch, features)
@@ -314,7 +326,7 @@ def test_the_window_can_be_lowered_while_it_runs(
 
 
 def test_outputs_go_back_without_the_garbage_collector(path: Path) -> None:
-    with gids.FeatureLoader(path, TABLES, memory_bytes=1 << 30) as loader:
+    with gids.FeatureLoader(gids.open(path, memory=1 << 30), TABLES) as loader:
         gc.disable()
         try:
             for epoch in range(3):
@@ -330,7 +342,7 @@ def test_closing_frees_the_cache_and_keeps_the_counters(path: Path) -> None:
     def resident_bytes() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-    loader = gids.FeatureLoader(path, ["paper.feat"], memory_bytes=1 << 30)
+    loader = gids.FeatureLoader(gids.open(path, memory=1 << 30), ["paper.feat"])
     everything = [{"paper.feat": torch.arange(ROWS)}]
     stream = loader.attach(everything, ids_of)
     list(stream)
@@ -350,10 +362,12 @@ def test_reads_larger_than_the_first_are_warned_of_once_and_stay_within_memory_w
 ) -> None:
     given = 4 << 20  # a read of all rows is 3 MB, as are the lines that the table may get
     reads = [{"paper.feat": torch.arange(n)} for n in (3, 3, 900, 700, 900)]
-    options = {"memory_bytes": given, "queue_depth": 16, "window_batches": 0, "planned_batches": 1}
+    options = {"memory": given, "queue_depth": 16, "window": 0, "planned": 1}
 
     def read_all(minibatch_rows: Any) -> int:
-        with gids.FeatureLoader(path, ["paper.feat"], minibatch_rows=minibatch_rows, **options) as loader:
+        with gids.FeatureLoader(
+            gids.open(path, **options), ["paper.feat"], minibatch_rows=minibatch_rows
+        ) as loader:
             for ids in reads:
                 list(loader.attach([ids], ids_of))  # one by one, as gids.graphbolt.Feature does
             return sum(loader.stats()["memory"].values())
@@ -361,7 +375,7 @@ def test_reads_larger_than_the_first_are_warned_of_once_and_stay_within_memory_w
     assert read_all(None) > given
     [said] = warnings_of_size(caplog)
     assert "a minibatch reads 900 rows" in said
-    assert "minibatch_rows=900, " in said
+    assert "minibatch_rows=900: " in said
     caplog.clear()
     for foretold in (900, {"paper.feat": 900}):
         assert read_all(foretold) <= given
@@ -371,12 +385,12 @@ def test_reads_larger_than_the_first_are_warned_of_once_and_stay_within_memory_w
 def test_larger_minibatches_have_fewer_planned_before_they_are_warned_of(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = {"memory_bytes": 8 << 20, "queue_depth": 16, "window_batches": 2}
-    with gids.FeatureLoader(path, ["paper.feat"], **options) as loader:
+    options = {"memory": 8 << 20, "queue_depth": 16, "window": 2}
+    with gids.FeatureLoader(gids.open(path, **options), ["paper.feat"]) as loader:
 
         def planned_after(*rows: int) -> int:
             list(loader.attach([{"paper.feat": torch.arange(n)} for n in rows], ids_of))
-            return int(loader.stats()["planned_batches"])
+            return int(loader.stats()["planned"])
 
         assert [planned_after(40, 40) for _ in range(4)][-1] == 8  # all is in lines, and outputs are small
         assert 2 < planned_after(40, 700) < 8
@@ -389,7 +403,10 @@ def test_larger_minibatches_have_fewer_planned_before_they_are_warned_of(
 
 
 def test_memory_of_larger_sampled_minibatches_is_told(path: Path) -> None:
-    with gids.FeatureLoader(path, ["paper.feat"], memory_bytes=1 << 26, window_batches=2) as loader:
+    with gids.FeatureLoader(
+        gids.open(path, memory=1 << 26, window=2),
+        ["paper.feat"],
+    ) as loader:
         sizes = [1000, 5_000_000, 2000]
         ids = {"paper.feat": torch.arange(10)}
         list(loader.attach(sizes, lambda _: ids, bytes_of=lambda size: size))
@@ -413,7 +430,10 @@ def test_what_is_no_number_of_rows_is_refused(
 
 
 def test_outputs_of_growing_minibatches_do_not_pile_up(path: Path) -> None:
-    with gids.FeatureLoader(path, ["paper.feat"], memory_bytes=32 << 20, queue_depth=16) as loader:
+    with gids.FeatureLoader(
+        gids.open(path, memory=32 << 20, queue_depth=16),
+        ["paper.feat"],
+    ) as loader:
         growing = [{"paper.feat": torch.arange(1000 + 12 * i)} for i in range(20)]
         for _minibatch, _features in loader.attach(growing, ids_of):
             pass
@@ -422,7 +442,7 @@ def test_outputs_of_growing_minibatches_do_not_pile_up(path: Path) -> None:
 
 def test_an_epoch_ends_with_a_line_in_the_log(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "gids")
-    with gids.FeatureLoader(path, TABLES, memory_bytes=1 << 26) as loader:
+    with gids.FeatureLoader(gids.open(path, memory=1 << 26), TABLES) as loader:
         for count in (6, 4):
             caplog.clear()
             list(loader.attach(minibatches(count), ids_of))
@@ -433,7 +453,7 @@ def test_an_epoch_ends_with_a_line_in_the_log(path: Path, caplog: pytest.LogCapt
 
 def test_profilers_see_the_stages(path: Path) -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        with gids.FeatureLoader(path, TABLES, memory_bytes=1 << 26) as loader:
+        with gids.FeatureLoader(gids.open(path, memory=1 << 26), TABLES) as loader:
             list(loader.attach(minibatches(3), ids_of))
     counts = {event.key: event.count for event in profile.key_averages() if event.key.startswith("gids.")}
     assert counts == {"gids.sample": 4, "gids.enter": 3, "gids.plan": 3, "gids.gather": 3}
@@ -444,9 +464,9 @@ import os, sys
 from pathlib import Path
 sys.path += [sys.argv[1], str(Path(sys.argv[1]).parent)]
 import loader_example
-from gids import FeatureLoader
+import gids
 
-loader = FeatureLoader(sys.argv[2], loader_example.TABLES, window_batches=4, planned_batches=2)
+loader = gids.FeatureLoader(gids.open(sys.argv[2], window=4, planned=2), loader_example.TABLES)
 stream = loader.attach(iter(loader_example.minibatches(12)), loader_example.ids_of)
 next(stream), next(stream)
 for closes in (True, False):
@@ -470,13 +490,16 @@ def test_children_forked_in_mid_epoch_end_and_the_parent_goes_on(path: Path) -> 
 
 @pytest.mark.parametrize("memory_bytes", [2e7, 5e7, 1e8, 1e9])
 def test_memory_may_be_a_float(path: Path, source: Ids, memory_bytes: float) -> None:
-    with gids.FeatureLoader(path, TABLES, memory_bytes=memory_bytes, cache_bytes=3e5) as loader:
+    with gids.FeatureLoader(
+        gids.open(path, memory=memory_bytes, cache=3e5),
+        TABLES,
+    ) as loader:
         for minibatch, features in loader.attach(minibatches(5), ids_of):
             check(source, minibatch, features)
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_memory_that_is_no_size_is_refused(path: Path, wrong: float) -> None:
-    for name in ("memory_bytes", "cache_bytes"):
-        with pytest.raises(ValueError, match=f"{name}={wrong} is not finite"):
-            gids.FeatureLoader(path, TABLES, **{name: wrong})
+    for name in ("memory", "cache"):
+        with pytest.raises(ValueError, match=f"{name}={wrong} is not a size in bytes"):
+            gids.FeatureLoader(gids.open(path, **{name: wrong}), TABLES)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from datasets import in_edges
 
+import gids
 from gids import FeatureLoader
 from gids.cache import page_heat
 from gids.store import FeatureStore
@@ -51,7 +52,10 @@ def test_the_heat_asked_for_is_in_the_page_words(path: Path) -> None:
     expected["auto"] = expected["reverse-pagerank"]
     assert len({tuple(e) for e in expected.values()}) == 4
     for heat, pages in expected.items():
-        with FeatureLoader(path, ["paper.feat"], heat=heat, memory_bytes=1 << 28) as loader:
+        with FeatureLoader(
+            gids.open(path, heat=heat, memory=1 << 28),
+            ["paper.feat"],
+        ) as loader:
             assert np.array_equal(heat_in_words(loader, "paper.feat"), pages)
 
 
@@ -59,7 +63,10 @@ def test_auto_takes_the_best_that_each_table_has(path: Path) -> None:
     tables = ["paper.feat", "venue.feat", "paper.cites.paper.w"]
 
     def chosen(heat: str = "auto") -> list[str | None]:
-        with FeatureLoader(path, tables, heat=heat, memory_bytes=1 << 28) as loader:
+        with FeatureLoader(
+            gids.open(path, heat=heat, memory=1 << 28),
+            tables,
+        ) as loader:
             return list(loader.stats()["heat"].values())
 
     assert chosen() == ["out-degree", None, None]
@@ -73,7 +80,13 @@ def test_auto_takes_the_best_that_each_table_has(path: Path) -> None:
 
 def test_heat_that_is_not_stored_names_the_command(path: Path) -> None:
     with pytest.raises(KeyError) as caught:
-        FeatureLoader(path, ["paper.feat"], heat="sampled", memory_bytes=1 << 28)
+        FeatureLoader(
+            gids.open(path, heat="sampled", memory=1 << 28),
+            ["paper.feat"],
+        )
     assert f"`gids heat {path} --method sampled` computes it" in str(caught.value)
     with pytest.raises(ValueError, match=r"no heat 'pagerank' \(there are 'auto', 'reverse-pagerank', "):
-        FeatureLoader(path, ["paper.feat"], heat="pagerank", memory_bytes=1 << 28)
+        FeatureLoader(
+            gids.open(path, heat="pagerank", memory=1 << 28),
+            ["paper.feat"],
+        )

@@ -71,21 +71,27 @@ def test_a_quarter_of_the_rows_bytes_is_enough_and_most_of_it_is_cache(
 ) -> None:
     """A hundredth of a table of 2 GB with 512 MB, and minibatches of 133,000 or 415,000 rows."""
     given = 5_120_000
-    with gids.FeatureLoader(path, [TABLE], memory_bytes=given, queue_depth=4) as loader:
+    with gids.FeatureLoader(
+        gids.open(path, memory=given, queue_depth=4),
+        [TABLE],
+    ) as loader:
         read_all(loader, reads(rows, 40), source, given)
         stats = loader.stats()
     assert stats["memory"]["lines"] >= least_lines
-    assert stats["window_batches"] < 16
+    assert stats["window"] < 16
     if least_lines:
         assert stats["hit_ratio"] > (0.3 if loader.tables[0].page_bytes == 512 else 0.15)
 
 
 def least_memory(path: Path, batches: list[Ids], **options: Any) -> int:
     """What the error says is enough."""
-    with gids.FeatureLoader(path, [TABLE], memory_bytes=1000, **options) as loader:
+    with gids.FeatureLoader(
+        gids.open(path, memory=1000, **options),
+        [TABLE],
+    ) as loader:
         with pytest.raises(gids.MemoryBudgetError, match="is too small") as caught:
             next(loader.attach(batches, same))
-    found = re.search(r"Give memory_bytes=([\d_]+) or more", str(caught.value))
+    found = re.search(r"Give memory=([\d_]+) or more", str(caught.value))
     assert found is not None
     return int(found[1])
 
@@ -96,16 +102,19 @@ def test_rows_are_right_in_any_memory_that_is_enough(
     path: Path, source: torch.Tensor, policy: str, window: int
 ) -> None:
     batches = reads(250, 26)
-    options: dict[str, Any] = {"policy": policy, "window_batches": window, "queue_depth": 64}
+    options: dict[str, Any] = {"policy": policy, "window": window, "queue_depth": 64}
     least = least_memory(path, batches, **options)
     windows = []
     for times in (1, 1.2, 1.6, 20):
         given = int(times * least)
-        with gids.FeatureLoader(path, [TABLE], memory_bytes=given, **options) as loader:
+        with gids.FeatureLoader(
+            gids.open(path, memory=given, **options),
+            [TABLE],
+        ) as loader:
             read_all(loader, batches, source, given)
             read_all(loader, batches[:2], source, given)  # another epoch
-            windows.append(loader.stats()["window_batches"])
-            assert loader.stats()["planned_batches"] <= 2 or times > 5
+            windows.append(loader.stats()["window"])
+            assert loader.stats()["planned"] <= 2 or times > 5
     assert windows[-1] == window
     if window > 1:
         assert windows[0] < window
@@ -135,14 +144,17 @@ def test_minibatches_do_not_depend_on_the_memory(path: Path, source: torch.Tenso
         sampler = Counting([5, 5], threads=2)
         sampler.calls = []
         with gids.NodeLoader(
-            path, torch.arange(600), sampler, batch_size=40, memory_bytes=given, queue_depth=4
+            gids.open(path, memory=given, queue_depth=4),
+            torch.arange(600),
+            sampler,
+            batch_size=40,
         ) as loader:
             minibatches = []
             for minibatch in loader:
                 assert isinstance(minibatch.input_nodes, torch.Tensor)
                 assert torch.equal(minibatch.features[TABLE], source[minibatch.input_nodes])
                 minibatches.append(fingerprint(minibatch))
-            windows.append(loader.stats()["window_batches"])
+            windows.append(loader.stats()["window"])
         found.append(minibatches)
         calls.append(sampler.calls)
     assert found[0] == found[1] == found[2]
@@ -153,7 +165,9 @@ def test_minibatches_do_not_depend_on_the_memory(path: Path, source: torch.Tenso
 
 def test_the_sampler_is_not_told_twice(path: Path) -> None:
     """Buffers of the minibatches in the window come back to the sampler when the epoch ends."""
-    with gids.NodeLoader(path, torch.arange(4000), [10, 10], batch_size=200, memory_bytes=1 << 28) as loader:
+    with gids.NodeLoader(
+        gids.open(path, memory=1 << 28), torch.arange(4000), [10, 10], batch_size=200
+    ) as loader:
         epoch = iter(loader)
         nbytes = 0
         for _ in range(3):
@@ -172,7 +186,7 @@ def memory_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def advised(line: str) -> int:
-    found = re.search(r"memory_bytes=([\d_]+) would", line)
+    found = re.search(r"memory=([\d_]+) would", line)
     assert found is not None, line
     return int(found[1])
 
@@ -184,7 +198,10 @@ def test_the_log_says_once_how_memory_was_shared_and_what_would_help(
 
     def line_of(given: int) -> tuple[str, dict[str, Any]]:
         caplog.clear()
-        with gids.FeatureLoader(path, [TABLE], memory_bytes=given, queue_depth=4) as loader:
+        with gids.FeatureLoader(
+            gids.open(path, memory=given, queue_depth=4),
+            [TABLE],
+        ) as loader:
             for _ in range(2):
                 list(loader.attach(reads(1330, 6), same, bytes_of=lambda ids: 32 * len(ids[TABLE])))
             [line] = memory_lines(caplog)
@@ -192,13 +209,13 @@ def test_the_log_says_once_how_memory_was_shared_and_what_would_help(
 
     short, stats = line_of(5_120_000)
     assert re.match(r"memory of 5.1 MB: [\d.]+ MB for the cache \([\d.]+ % of the tables\), ", short)
-    assert f"for a window of {stats['window_batches']} minibatches" in short
+    assert f"for a window of {stats['window']} minibatches" in short
     if page_bytes == 4096:
         assert short.endswith("rows of 512 B in pages of 4096 B; convert with --page-bytes 512")
         return
-    assert f"the window of 16 minibatches was shortened to {stats['window_batches']}" in short
+    assert f"the window of 16 minibatches was shortened to {stats['window']}" in short
     longer, stats = line_of(advised(short))
-    assert stats["window_batches"] == 16
+    assert stats["window"] == 16
     assert "shortened" not in longer
     everything, stats = line_of(advised(longer))
     assert stats["tables"][TABLE]["lines"] == ROWS
@@ -208,11 +225,14 @@ def test_the_log_says_once_how_memory_was_shared_and_what_would_help(
 
 
 def test_memory_may_be_a_number_with_a_fraction_and_must_be_finite(path: Path, source: torch.Tensor) -> None:
-    with gids.FeatureLoader(path, [TABLE], memory_bytes=5.12e6, queue_depth=4) as loader:  # type: ignore[arg-type]
+    with gids.FeatureLoader(
+        gids.open(path, memory=5.12e6, queue_depth=4),
+        [TABLE],
+    ) as loader:  # type: ignore[arg-type]
         read_all(loader, reads(100, 3), source, 5_120_000)
     for wrong in (float("inf"), float("nan")):
-        with pytest.raises(ValueError, match="not finite"):
-            gids.FeatureLoader(path, [TABLE], memory_bytes=wrong)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="not a size in bytes"):
+            gids.FeatureLoader(gids.open(path, memory=wrong), [TABLE])  # type: ignore[arg-type]
 
 
 def test_a_device_with_little_memory_has_a_shorter_window(
@@ -223,9 +243,11 @@ def test_a_device_with_little_memory_has_a_shorter_window(
     windows = []
     for memory_bytes in (given, 1 << 26):
         with gids.FeatureLoader(
-            path, [TABLE], device="cuda", memory_bytes=memory_bytes, staging_bytes=1 << 20
+            gids.open(path, device_memory=memory_bytes, staging=1 << 20),
+            [TABLE],
+            device="cuda",
         ) as loader:
             for ids, features in loader.attach(batches, same):
                 assert torch.equal(features[TABLE].cpu(), source[ids[TABLE]])
-            windows.append(loader.stats()["window_batches"])
+            windows.append(loader.stats()["window"])
     assert windows[0] < windows[1] == 16

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import random_in_edges
+from open_options import take_options
 
 import gids
 from gids.cuda import Device
@@ -74,9 +75,16 @@ def fingerprint(minibatch: Minibatch) -> list[list[int]]:
 
 
 def open_loader(path: Path, **options: Any) -> gids.NodeLoader:
-    given: dict[str, Any] = {"batch_size": 100, "memory_bytes": 1 << 30, "cache_bytes": 100_000, **options}
+    given: dict[str, Any] = {
+        "batch_size": 100,
+        "shuffle": True,
+        "memory": 1 << 30,
+        "cache": 100_000,
+    } | options
     seeds = given.pop("seeds", torch.arange(0, PAPERS, 3))
-    return gids.NodeLoader(path, seeds, given.pop("sampler", [3, 4]), **given)
+    return gids.NodeLoader(
+        gids.open(path, **take_options(given)), seeds, given.pop("sampler", [3, 4]), **given
+    )
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -233,8 +241,8 @@ def test_an_interrupted_epoch_goes_on_with_the_same_minibatches(one_type: Path, 
         state = json.loads(json.dumps(loader.state_dict()))
         assert (state["epoch"], state["step"]) == ((1, stop_after) if stop_after < length else (2, 0))
     for options in (
-        {"window_batches": 0},
-        {"window_batches": 20, "threads": 1, "cache_bytes": 0},
+        {"window": 0},
+        {"window": 20, "threads": 1, "cache": 0},
         {"tables": [], "labels": False},
     ):
         with open_loader(one_type, **options) as loader:
@@ -277,7 +285,7 @@ def test_what_a_state_says(one_type: Path) -> None:
 
 
 def test_a_minibatch_that_could_not_be_read_is_not_repeated(one_type: Path) -> None:
-    with open_loader(one_type, window_batches=4, cache_bytes=0) as loader:
+    with open_loader(one_type, window=4, cache=0) as loader:
         assert loader._features is not None
         loader._features._engine.inject_faults([(0, page * 4096, errno.EIO, 1 << 30) for page in range(126)])
         epoch = iter(loader)
@@ -323,11 +331,11 @@ def test_minibatches_depend_on_epoch_and_seed_alone(one_type: Path) -> None:
 
     expected = run()
     for options in (
-        {"window_batches": 0},
-        {"window_batches": 20, "planned_batches": 4},
+        {"window": 0},
+        {"window": 20, "planned": 4},
         {"threads": 1},
         {"threads": 4, "policy": "lru"},
-        {"cache_bytes": 0, "tables": []},
+        {"cache": 0, "tables": []},
     ):
         assert run(**options) == expected, options
     assert run(seed=1) != expected
@@ -360,19 +368,19 @@ def test_two_minibatches_for_each_thread_are_sampled_at_once(
 ) -> None:
     """And no more than half a window. The first comes alone."""
     sampler = Told([3, 4], threads=threads)
-    with open_loader(one_type, sampler=sampler, window_batches=window, batch_size=20) as loader:
+    with open_loader(one_type, sampler=sampler, window=window, batch_size=20) as loader:
         found = [fingerprint(m) for m in loader]
         count = len(loader)
         rest = [most] * ((count - 1) // most) + [(count - 1) % most]
         assert sampler.calls == [n for n in rest if n > 1]
-    with open_loader(one_type, window_batches=0, threads=1, batch_size=20) as loader:
+    with open_loader(one_type, window=0, threads=1, batch_size=20) as loader:
         assert found == [fingerprint(m) for m in loader]
 
 
 def test_minibatches_that_wait_for_the_window_are_told(one_type: Path) -> None:
     def run(threads: int) -> tuple[int, int]:
         sampler = Neighbor([3, 4], threads=threads)
-        with open_loader(one_type, sampler=sampler, window_batches=8, planned_batches=2) as loader:
+        with open_loader(one_type, sampler=sampler, window=8, planned=2) as loader:
             first = next(iter(loader))
             return loader.stats()["memory"]["window"], first.nbytes
 
@@ -457,7 +465,7 @@ def test_an_unreadable_page_costs_the_minibatches_that_need_it(one_type: Path, s
     with open_loader(one_type, tables=[], **small) as loader:
         need_it = [m.step for m in loader if (m.input_nodes // 16 == page).any()]  # type: ignore[operator, union-attr]
     assert 0 < len(need_it) < len(loader)
-    with open_loader(one_type, window_batches=4, **small) as loader:
+    with open_loader(one_type, window=4, **small) as loader:
         assert loader._features is not None
         rows = range(page * 4096, (page + 1) * 4096, row_bytes)
         loader._features._engine.inject_faults([(0, row, errno.EIO, 1 << 30) for row in rows])
@@ -489,7 +497,7 @@ def test_what_is_refused(one_type: Path, two_types: Path, tmp_path: Path) -> Non
         (KeyError, "no table 'x'", one_type, {"tables": ["x"]}),
         (TypeError, "give a list", one_type, {"tables": "paper.feat"}),
         (ValueError, "labels='all'", one_type, {"labels": "all"}),
-        (ValueError, "window_batches=30", one_type, {"window_batches": 30}),
+        (ValueError, "window=30", one_type, {"window": 30}),
     ):
         with pytest.raises(error, match=message):
             open_loader(path, **options)
@@ -507,7 +515,7 @@ def test_minibatches_are_made_on_the_device(
     cuda_is(device)
     with open_loader(one_type, tables=[]) as loader:
         expected = [fingerprint(m) for _ in range(2) for m in loader]
-    with open_loader(one_type, tables=[], device="cuda", place="indptr") as loader:
+    with open_loader(one_type, tables=[], device="cuda", topology_on="indptr") as loader:
         for m, same in zip((m for _ in range(2) for m in loader), expected, strict=True):
             assert fingerprint(m) == same
             assert m.input_nodes.device == device.torch_device  # type: ignore[union-attr]
@@ -533,11 +541,11 @@ def test_neighbours_are_drawn_by_weight_and_locality_on_the_device(
     given: dict[str, Any] = {
         "sampler": sampler,
         "seeds": torch.arange(0, PAPERS, 9),
-        "memory_bytes": 64 << 20,
+        "memory": 64 << 20,
     }
     with open_loader(one_type, **given) as loader:
         expected = [m for _ in range(2) for m in loader]
-    with open_loader(one_type, device="cuda", place="host", **given) as loader:
+    with open_loader(one_type, device="cuda", topology_on="host", **given) as loader:
         before = loader.stats()["memory"]["topology"]
         for m, same in zip((m for _ in range(2) for m in loader), expected, strict=True):
             assert fingerprint(m) == fingerprint(same)
@@ -556,10 +564,10 @@ def test_features_come_on_the_device(
 ) -> None:
     cuda_is(device)
     seeds = {"paper": torch.arange(0, PAPERS, 20), "author": torch.arange(0, AUTHORS, 20)}
-    options: dict[str, Any] = {"seeds": seeds, "batch_size": 20, "sampler": [2, 3], "window_batches": window}
+    options: dict[str, Any] = {"seeds": seeds, "batch_size": 20, "sampler": [2, 3], "window": window}
     with open_loader(two_types, **options) as loader:
         expected = [m for _ in range(2) for m in loader]
-    with open_loader(two_types, device="cuda", place="host", memory_bytes=64 << 20, **options) as loader:
+    with open_loader(two_types, device="cuda", topology_on="host", memory=64 << 20, **options) as loader:
         for m, same in zip((m for _ in range(2) for m in loader), expected, strict=True):
             assert isinstance(m.input_nodes, dict)
             for ntype, nodes in m.input_nodes.items():
@@ -615,7 +623,7 @@ def test_a_read_through_epoch_does_not_outlive_its_loader(one_type: Path) -> Non
 
 def test_resumed_at_the_last_and_partial_step_memory_is_kept(one_type: Path) -> None:
     seeds = torch.arange(1001)  # one seed in the last of 11 steps
-    options = {"seeds": seeds, "memory_bytes": 20 << 20, "cache_bytes": None}
+    options = {"seeds": seeds, "memory": 20 << 20, "cache": None}
     with open_loader(one_type, **options) as loader:
         state = loader.state_dict() | {"step": 10}
     with open_loader(one_type, **options) as loader:
@@ -634,7 +642,7 @@ def test_an_error_ahead_of_the_consumer_keeps_no_stream_alive(one_type: Path, th
                 raise RuntimeError("no")
             return super().sample(*args, step=step, **numbers)
 
-    with open_loader(one_type, sampler=Failing([3, 4], threads=threads), window_batches=8) as loader:
+    with open_loader(one_type, sampler=Failing([3, 4], threads=threads), window=8) as loader:
         assert loader._features is not None
         gc.disable()
         try:
@@ -649,9 +657,9 @@ def test_an_error_ahead_of_the_consumer_keeps_no_stream_alive(one_type: Path, th
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        ({"num_workers": 3}, TypeError, "NodeLoader has no argument 'num_workers'.*window_batches"),
+        ({"num_workers": 3}, TypeError, "NodeLoader has no argument 'num_workers'.*tables"),
         ({"num_workers": 3, "tables": []}, TypeError, "NodeLoader has no argument 'num_workers'"),
-        ({"memory_bytes": "8GB"}, TypeError, "memory_bytes='8GB'; give a number of bytes"),
+        ({"memory": "8 apples"}, ValueError, "memory='8 apples' is not a size in bytes"),
         ({"sampler": 10}, TypeError, r"sampler=10; give fanouts, such as \[10, 10\], or a sampler"),
         ({"sampler": None}, TypeError, "sampler=None"),
         ({"seeds": [1, 2]}, TypeError, r"are list; give a tensor, int64\[n\] or bool\[2000\]"),

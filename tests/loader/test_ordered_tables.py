@@ -70,8 +70,11 @@ def order_dtype(path: Path) -> str:
 )
 def test_features_equal_the_source(store: FeatureStore, policy: str, window: int, engine: str) -> None:
     source = make_source()
-    options: dict[str, Any] = {"policy": policy, "window_batches": window, "engine": engine}
-    with gids.FeatureLoader(store, list(source), memory_bytes=1 << 24, check_crc=True, **options) as loader:
+    options: dict[str, Any] = {"policy": policy, "window": window, "engine": engine}
+    with gids.FeatureLoader(
+        gids.open(store, memory=1 << 24, check_crc=True, **options),
+        list(source),
+    ) as loader:
         for epoch in range(2):
             stream = loader.attach(minibatches(9, epoch), ids_of)
             for minibatch, features in stream:
@@ -94,14 +97,9 @@ def test_features_equal_the_source_on_a_device(
     cuda_is(device)
     source = make_source()
     with gids.FeatureLoader(
-        store,
+        gids.open(store, device_memory=1 << 24, cache=200_000, policy=policy, wait=wait, staging=1 << 19),
         list(source),
         device="cuda",
-        memory_bytes=1 << 24,
-        cache_bytes=200_000,
-        policy=policy,
-        wait=wait,
-        staging_bytes=1 << 19,
     ) as loader:
         where = device.torch_device if on_device else "cpu"
         for minibatch, features in loader.attach(minibatches(8, 1, where), ids_of):
@@ -119,7 +117,7 @@ def test_features_equal_the_source_on_a_device(
 
 @pytest.mark.parametrize("id_", [-1, ROWS])
 def test_an_id_out_of_range_is_named(store: FeatureStore, id_: int) -> None:
-    with gids.FeatureLoader(store, [PAPERS], memory_bytes=1 << 24) as loader:
+    with gids.FeatureLoader(gids.open(store, memory=1 << 24), [PAPERS]) as loader:
         with pytest.raises(IndexError, match=rf"id {id_}\b"):
             list(loader.attach([{PAPERS: torch.tensor([0, id_])}], ids_of))
         ((_, features),) = loader.attach([{PAPERS: torch.tensor([7])}], ids_of)
@@ -134,7 +132,10 @@ def test_a_damaged_page_fails_the_minibatch_that_reads_its_rows(path: Path, stor
     whole = file.read_bytes()
     file.write_bytes(whole[:offset] + b"\xff" * 8 + whole[offset + 8 :])
     try:
-        with gids.FeatureLoader(store, [PAPERS], memory_bytes=1 << 24, check_crc=True) as loader:
+        with gids.FeatureLoader(
+            gids.open(store, memory=1 << 24, check_crc=True),
+            [PAPERS],
+        ) as loader:
             others = np.setdiff1d(np.arange(ROWS), rows)
             stream = loader.attach(
                 [{PAPERS: torch.from_numpy(ids)} for ids in (others[:50], rows, others[50:99])], ids_of
@@ -168,7 +169,7 @@ def pages_by_minibatch(store: FeatureStore, batches: list[Ids]) -> list[list[int
 def test_traces_tell_the_pages_read_or_the_rows_asked_for(store: FeatureStore, tmp_path: Path) -> None:
     batches = minibatches(6, 2)
     for rows, name in ((False, "pages.trace"), (True, "rows.trace")):
-        with gids.FeatureLoader(store, [PAPERS], memory_bytes=1 << 24) as loader:
+        with gids.FeatureLoader(gids.open(store, memory=1 << 24), [PAPERS]) as loader:
             with record(loader, tmp_path / name, rows=rows):
                 for _ in loader.attach(batches, lambda m: {PAPERS: m[PAPERS]}):
                     pass
@@ -186,7 +187,7 @@ def test_traces_tell_the_pages_read_or_the_rows_asked_for(store: FeatureStore, t
 def test_which_rows_are_held_goes_by_ids(path: Path, store: FeatureStore) -> None:
     table = store.table(PAPERS)
     ids = torch.tensor([3, 77, 500])
-    with gids.FeatureLoader(store, [PAPERS], memory_bytes=64 << 20) as loader:
+    with gids.FeatureLoader(gids.open(store, memory=64 << 20), [PAPERS]) as loader:
         assert not loader.cached_rows(PAPERS).any()
         with loader.attach([{PAPERS: ids}], ids_of) as stream:
             next(stream)

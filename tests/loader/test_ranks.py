@@ -52,8 +52,10 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("ranks") / "several.gids", [CITES, WRITES, WRITTEN])
 
 
-def node_loader(path: Path, seeds: Any, sampler: Any = (3, 4), **options: Any) -> gids.NodeLoader:
-    return gids.NodeLoader(path, seeds, sampler, **{"tables": [], **options})
+def node_loader(
+    path: Path | gids.Source, seeds: Any, sampler: Any = (3, 4), **options: Any
+) -> gids.NodeLoader:
+    return gids.NodeLoader(path, seeds, sampler, **{"tables": [], "shuffle": True} | options)
 
 
 def on_ranks(world_size: int, open_loader: Any, **options: Any) -> list[list[Minibatch]]:
@@ -195,7 +197,8 @@ def test_ranks_train_together_on_the_edges_and_negatives_of_one_process(
     several: Path, exclude: Any, world_size: int
 ) -> None:
     def open_loader(**options: Any) -> gids.EdgeLoader:
-        options |= {"relation": WRITES, "negatives": 2, "exclude": exclude, "reverse": WRITTEN, "tables": []}
+        options |= {"relation": WRITES, "negatives": 2, "exclude": exclude, "reverse": WRITTEN}
+        options |= {"tables": [], "shuffle": True}
         return gids.EdgeLoader(several, edges, [3, 4], **options)
 
     indptr, indices = random_in_edges(AUTHORS, PAPERS, PAPERS)
@@ -221,7 +224,7 @@ def open_kind(kind: str, path: Path, **options: Any) -> EpochLoader:
     if kind == "nodes":
         return node_loader(path, {"paper": torch.arange(0, PAPERS, 2)}, **options)
     edges = torch.stack([torch.arange(800) % AUTHORS, torch.arange(800)])
-    return gids.EdgeLoader(path, edges, [3, 4], relation=WRITES, tables=[], **options)
+    return gids.EdgeLoader(path, edges, [3, 4], relation=WRITES, **{"tables": [], "shuffle": True} | options)
 
 
 @pytest.mark.parametrize("kind", ["nodes", "edges"])
@@ -276,8 +279,9 @@ def test_positions_are_of_the_ranks_own_seeds(one: Path) -> None:
 def test_features_and_labels_are_of_the_ranks_own_nodes(one: Path) -> None:
     rows = torch.arange(PAPERS * 16, dtype=torch.float32).view(-1, 16)
     for rank in range(3):
-        options = {"tables": None, "rank": rank, "world_size": 3, "memory_bytes": 64 << 20}
-        with node_loader(one, torch.arange(0, PAPERS, 7), batch_size=20, **options) as loader:
+        source = gids.open(one, memory=64 << 20)
+        options = {"tables": None, "rank": rank, "world_size": 3}
+        with node_loader(source, torch.arange(0, PAPERS, 7), batch_size=20, **options) as loader:
             for m in loader:
                 assert torch.equal(m.features["paper.feat"], rows[m.input_nodes])  # type: ignore[index]
                 assert torch.equal(m.labels, m.seeds)  # type: ignore[arg-type]
@@ -311,10 +315,10 @@ def test_repr_names_the_rank(one: Path) -> None:
 def test_ranks_of_one_machine_share_its_memory(
     one: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gids.loader.placement.available_bytes", lambda: 1 << 30)
+    monkeypatch.setattr("gids.loader.lending.available_bytes", lambda: 1 << 30)
     for given, share in (
-        (None, "1/2 of what is available, 537 MB"),
-        ("4", "1/8 of what is available, 134 MB"),
+        (None, "1/2 of the memory available, 537 MB"),
+        ("4", "1/8 of the memory available, 134 MB"),
     ):
         monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
         if given is not None:

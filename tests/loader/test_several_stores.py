@@ -92,13 +92,11 @@ def check(minibatch: Any, source: Rows, device: str = "cpu") -> None:
 
 def test_rows_are_those_of_their_own_source(paths: list[Path], source: Rows) -> None:
     with gids.NodeLoader(
-        paths[0],
+        gids.open(paths[0], memory=1 << 30, cache=300_000),
         {"paper": torch.arange(PAPERS)},
         [4, 6],
         tables=tables_of(paths),
         batch_size=100,
-        memory_bytes=1 << 30,
-        cache_bytes=300_000,
     ) as loader:
         for _ in range(2):
             for minibatch in loader:
@@ -117,7 +115,7 @@ def test_rows_are_those_of_their_own_source(paths: list[Path], source: Rows) -> 
 
 def test_edge_loader_takes_them_too(paths: list[Path], source: Rows) -> None:
     with gids.EdgeLoader(
-        paths[0], None, [3], tables=tables_of(paths), batch_size=500, memory_bytes=1 << 30
+        gids.open(paths[0], memory=1 << 30), None, [3], tables=tables_of(paths), batch_size=500
     ) as loader:
         for minibatch in loader:
             check(minibatch, source)
@@ -127,13 +125,13 @@ def test_a_list_names_them_by_their_own_names(paths: list[Path], source: Rows) -
     graph, weights = FeatureStore(paths[0]), FeatureStore(paths[3])
     tables = ["author.feat", weights.table("weight"), FeatureStore(paths[1]).table("feat").named("bert")]
     with gids.NodeLoader(
-        graph, {"paper": torch.arange(50)}, [3], tables=tables, memory_bytes=1 << 28
+        gids.open(graph, memory=1 << 28), {"paper": torch.arange(50)}, [3], tables=tables
     ) as loader:
         minibatch = next(iter(loader))
     assert list(minibatch.features) == ["author.feat", "author.writes.paper.weight", "bert"]
     assert torch.equal(minibatch.features["bert"], source["text"][minibatch.input_nodes["paper"]])  # type: ignore
     ids = {"bert": torch.tensor([5, 5, 0]), "author.feat": torch.tensor([1])}
-    with gids.FeatureLoader(graph, tables, memory_bytes=1 << 28) as features:
+    with gids.FeatureLoader(gids.open(graph, memory=1 << 28), tables) as features:
         [(_, rows)] = features.attach([ids], lambda m: m)
         assert torch.equal(rows["bert"], source["text"][ids["bert"]])
         assert torch.equal(rows["author.feat"], source["author.feat"][1:2])
@@ -168,15 +166,12 @@ def test_features_come_on_the_device(
     cuda_is(device)
     tables = {name: table for name, table in tables_of(paths).items() if name in ("author", "text", "image")}
     with gids.NodeLoader(
-        paths[0],
+        gids.open(paths[0], device_memory=32 << 20, staging=1 << 20, queue_depth=32),
         {"paper": torch.arange(60)},
         [3],
         tables=tables,
         batch_size=30,
         device="cuda",
-        memory_bytes=32 << 20,
-        staging_bytes=1 << 20,
-        queue_depth=32,
     ) as loader:
         for minibatch in loader:
             for name, ntype, of in (

@@ -91,12 +91,8 @@ def test_rows_are_those_of_the_model(
 ) -> None:
     for cache_bytes, check_crc in ((0, True), (60_000, False)):
         with gids.FeatureLoader(
-            path,
+            gids.open(path, memory=1 << 26, cache=cache_bytes, engine=engine, check_crc=check_crc),
             [f"paper.{kind}" for kind in KINDS],
-            memory_bytes=1 << 26,
-            cache_bytes=cache_bytes,
-            engine=engine,
-            check_crc=check_crc,
             dtype=dtype,
         ) as loader:
             for ids, features in loader.attach(minibatches(5), lambda ids: ids):
@@ -116,17 +112,19 @@ def test_rows_are_those_of_the_model_on_a_device(
     cuda_is(device)
     for cache_bytes, host_cache_bytes, check_crc in ((0, 40_000, True), (60_000, 30_000, False)):
         with gids.FeatureLoader(
-            path,
+            gids.open(
+                path,
+                device_memory=1 << 26,
+                cache=cache_bytes,
+                memory=host_cache_bytes + (1 << 18),
+                host_policy="static",
+                staging=1 << 18,
+                check_crc=check_crc,
+                wait=wait,
+            ),
             [f"paper.{kind}" for kind in KINDS],
-            memory_bytes=1 << 26,
-            cache_bytes=cache_bytes,
-            host_cache_bytes=host_cache_bytes,
-            host_policy="static",
-            staging_bytes=1 << 18,
-            check_crc=check_crc,
             dtype=dtype,
             device="cuda",
-            wait=wait,
         ) as loader:
             for ids, features in loader.attach(minibatches(3), lambda ids: ids):
                 check(features, ids, expected, dtype)
@@ -140,13 +138,15 @@ def test_bytes_that_are_no_bool_come_as_true(
     damaged = shutil.copytree(path, tmp_path / "a.gids")
     for shard in (damaged / "tables" / "paper.flag").glob("shard-*.bin"):
         shard.write_bytes(shard.read_bytes().replace(b"\x01", b"\xff"))
-    options: dict[str, Any] = {"memory_bytes": 1 << 26}
     if where == "device":
         cuda_is(EmulatedDevice())
-        options |= {"device": "cuda", "staging_bytes": 1 << 18}
     ids = [{"paper.flag": batch["paper.flag"]} for batch in minibatches(4)]
     for cache_bytes in (0, 20_000):
-        with gids.FeatureLoader(damaged, ["paper.flag"], cache_bytes=cache_bytes, **options) as loader:
+        with gids.FeatureLoader(
+            gids.open(damaged, cache=cache_bytes, memory=1 << 26, device_memory=1 << 26, staging=1 << 18),
+            ["paper.flag"],
+            device="cuda" if where == "device" else "cpu",
+        ) as loader:
             stream = loader.attach(ids, lambda ids: ids)
             beside = loader.attach(ids, lambda ids: ids)
             for (batch, features), (_, again) in zip(stream, beside, strict=True):
@@ -159,12 +159,15 @@ def test_outputs_count_as_they_are_handed_out(path: Path, expected: Rows) -> Non
     """Four bytes a value, not the one that is stored; 1250 rows of it do not fit, of int8 they would."""
     ids = {"paper.column": torch.arange(PAPERS)}
     row_bytes = 4 * DIM
-    with gids.FeatureLoader(path, ["paper.column"], memory_bytes=1 << 26, cache_bytes=0) as loader:
+    with gids.FeatureLoader(
+        gids.open(path, memory=1 << 26, cache=0),
+        ["paper.column"],
+    ) as loader:
         list(loader.attach([ids], lambda ids: ids))
         assert loader.stats()["memory"]["outputs"] >= PAPERS * row_bytes
     with (
         pytest.raises(gids.MemoryBudgetError, match="outputs"),
-        gids.FeatureLoader(path, ["paper.column"], memory_bytes=2 * PAPERS * row_bytes) as loader,
+        gids.FeatureLoader(gids.open(path, memory=2 * PAPERS * row_bytes), ["paper.column"]) as loader,
     ):
         list(loader.attach([ids], lambda ids: ids))
 
@@ -173,7 +176,7 @@ def test_minibatches_have_rows_of_nodes_and_edges(path: Path, expected: Rows) ->
     weights = FeatureStore(path).table("weight").read_rows
     tables = ["paper.row", "paper.cites.paper.weight"]
     with gids.NodeLoader(
-        path, torch.arange(200), [3, 4], tables=tables, batch_size=50, memory_bytes=1 << 28
+        gids.open(path, memory=1 << 28), torch.arange(200), [3, 4], tables=tables, batch_size=50
     ) as loader:
         for minibatch in loader:
             assert isinstance(minibatch.input_nodes, torch.Tensor)
@@ -203,8 +206,9 @@ def accuracy(path: Path) -> float:
     torch.manual_seed(0)
     model = Mean(store.table("feat").shape[0], 4)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    options: dict[str, Any] = {"memory_bytes": 1 << 28, "dtype": torch.float32, "seed": 3}
-    with gids.NodeLoader(store, splits["train"], [10], batch_size=100, shuffle=True, **options) as loader:
+    source = gids.open(store, memory="256MiB")
+    options: dict[str, Any] = {"dtype": torch.float32, "seed": 3}
+    with gids.NodeLoader(source, splits["train"], [10], batch_size=100, shuffle=True, **options) as loader:
         for _ in range(4):
             for minibatch in loader:
                 optimizer.zero_grad()
@@ -213,7 +217,7 @@ def accuracy(path: Path) -> float:
                 optimizer.step()
     right = 0
     with (
-        gids.NodeLoader(store, splits["val"], [10], batch_size=900, **options) as loader,
+        gids.NodeLoader(source, splits["val"], [10], batch_size=900, **options) as loader,
         torch.no_grad(),
     ):
         for minibatch in loader:

@@ -28,8 +28,8 @@ def train(dataset: Path, timeline: Timeline) -> None:
     """Two epochs, of which the second is after the block."""
     generator = torch.Generator().manual_seed(0)
     batches = [torch.randint(2000, (300,), generator=generator) for _ in range(BATCHES)]
-    options: dict[str, Any] = {"memory_bytes": 64 << 20, "cache_bytes": 1 << 20, "window_batches": 4}
-    with gids.FeatureLoader(dataset, ["_N.feat"], **options) as loader:
+    options: dict[str, Any] = {"memory": 64 << 20, "cache": 1 << 20, "window": 4}
+    with gids.FeatureLoader(gids.open(dataset, **options), ["_N.feat"]) as loader:
         with timeline.follow(loader):
             for _ in loader.attach(batches, lambda ids: {"_N.feat": ids}):
                 begun = time.perf_counter_ns()

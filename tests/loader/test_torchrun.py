@@ -61,7 +61,9 @@ def joined(parts: tuple[Any, ...]) -> list[Any]:
 def open_loader(dataset: Path, world_size: int) -> gids.NodeLoader:
     """What one process would make."""
     seeds = torch.arange(0, 611, 3)
-    return gids.NodeLoader(dataset, seeds, [3, 4], batch_size=BATCH_SIZE * world_size, tables=[])
+    return gids.NodeLoader(
+        dataset, seeds, [3, 4], batch_size=BATCH_SIZE * world_size, shuffle=True, tables=[]
+    )
 
 
 def test_ranks_have_different_seeds_in_as_many_steps(ranks: Any, dataset: Path) -> None:

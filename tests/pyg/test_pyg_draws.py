@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from open_options import take_options
 from pyg_model import CITES, PAPERS, WRITES, heterogeneous, homogeneous, write
 from scipy import stats
 from torch_geometric.data import Data, HeteroData
@@ -46,8 +47,8 @@ def path(tmp_path_factory: pytest.TempPathFactory, data: Data) -> Path:
 
 
 def loader_of(path: Path, **options: Any) -> gids.pyg.NeighborLoader:
-    given = {"batch_size": 100, "memory_bytes": 64 << 20, "tables": [], **options}
-    return gids.pyg.NeighborLoader(path, [1], **given)
+    given = {"batch_size": 100, "memory": 64 << 20, "tables": [], **options}
+    return gids.pyg.NeighborLoader(gids.open(path, **take_options(given)), [1], **given)
 
 
 def assert_in_proportion(data: Data, drawn: list[torch.Tensor], epochs: int) -> None:
@@ -81,7 +82,7 @@ def test_a_device_draws_by_weight_what_the_cpu_does(
     with gids.pyg.NeighborLoader(path, [3, 2, -1], **options) as loader:
         expected = list(loader)
         edges = loader.store.graph().num_edges
-    with gids.pyg.NeighborLoader(path, [3, 2, -1], device="cuda", place="device", **options) as loader:
+    with gids.pyg.NeighborLoader(path, [3, 2, -1], device="cuda", topology_on="device", **options) as loader:
         for batch, same in zip(loader, expected, strict=True):
             for name in ("n_id", "e_id", "edge_index"):
                 assert torch.equal(batch[name].cpu(), same[name])

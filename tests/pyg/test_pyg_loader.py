@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from open_options import take_options
 from pyg_model import AUTHORS, CITES, PAPERS, WRITES, WRITTEN, sample_all, write
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import NeighborLoader as PygNeighborLoader
@@ -24,8 +25,8 @@ from gids.write import DatasetWriter, create_table
 
 
 def open_loader(path: Any, num_neighbors: Any, nodes: Any = None, **options: Any) -> gids.pyg.NeighborLoader:
-    given = {"batch_size": 32, "memory_bytes": 64 << 20, "cache_bytes": 60_000, **options}
-    return gids.pyg.NeighborLoader(path, num_neighbors, nodes, **given)
+    given = {"batch_size": 32, "memory": 64 << 20, "cache": 60_000, **options}
+    return gids.pyg.NeighborLoader(gids.open(path, **take_options(given)), num_neighbors, nodes, **given)
 
 
 def stores(data: Data | HeteroData) -> dict[Any, Any]:
@@ -284,7 +285,7 @@ def test_minibatches_depend_on_seed_and_epoch_alone(one_path: Path) -> None:
             return [b.n_id.tolist() + b.e_id.tolist() for _ in range(2) for b in loader]
 
     expected = run()
-    for options in ({"window_batches": 0}, {"threads": 1}, {"threads": 4, "num_workers": 3}, {"tables": []}):
+    for options in ({"window": 0}, {"threads": 1}, {"threads": 4, "num_workers": 3}, {"tables": []}):
         assert run(**options) == expected, options
     assert run(seed=1) != expected
     assert expected[: len(expected) // 2] != expected[len(expected) // 2 :]
@@ -316,7 +317,7 @@ def test_minibatches_are_made_on_the_device(
         options: dict[str, Any] = {"shuffle": True, "batch_size": 20}
         with open_loader(path, [3, -1], nodes, **options) as loader:
             expected = list(loader)
-        with open_loader(path, [3, -1], nodes, device="cuda", place="host", **options) as loader:
+        with open_loader(path, [3, -1], nodes, device="cuda", topology_on="host", **options) as loader:
             for batch, same in zip(loader, expected, strict=True):
                 assert_same(batch.cpu(), same)
                 for storage in stores(batch).values():

@@ -102,10 +102,10 @@ def test_graphsage_on_the_quickstart_graph(tmp_path: Path) -> None:
     def make_model() -> nn.Module:
         return Sage(32, 8)
 
-    options: dict[str, Any] = {"batch_size": 100, "memory_bytes": 1 << 28, "cache_bytes": 100_000}
+    options: dict[str, Any] = {"batch_size": 100, "memory": 1 << 28, "cache": 100_000}
     with (
-        gids.pyg.NeighborLoader(store, [10, 5], splits["train"], shuffle=True, **options) as train,
-        gids.pyg.NeighborLoader(store, [10, 5], splits["test"], **options) as test,
+        gids.pyg.NeighborLoader(gids.open(store, **options), [10, 5], splits["train"], shuffle=True) as train,
+        gids.pyg.NeighborLoader(gids.open(store, **options), [10, 5], splits["test"]) as test,
     ):
         found = accuracy_of(make_model, train, test, labels_of)
     sampler = gids.pyg.NeighborSampler(data, [10, 5])
@@ -148,10 +148,12 @@ def test_a_relational_gcn_on_several_types(tmp_path: Path) -> None:
 
     order = torch.from_numpy(rng.permutation(papers))
     train_ids, test_ids = order[:1000], order[1000:]
-    options: dict[str, Any] = {"batch_size": 50, "memory_bytes": 1 << 28, "cache_bytes": 50_000}
+    options: dict[str, Any] = {"batch_size": 50, "memory": 1 << 28, "cache": 50_000}
     with (
-        gids.pyg.NeighborLoader(path, [6, 4], ("paper", train_ids), shuffle=True, **options) as train,
-        gids.pyg.NeighborLoader(path, [6, 4], ("paper", test_ids), **options) as test,
+        gids.pyg.NeighborLoader(
+            gids.open(path, **options), [6, 4], ("paper", train_ids), shuffle=True
+        ) as train,
+        gids.pyg.NeighborLoader(gids.open(path, **options), [6, 4], ("paper", test_ids)) as test,
     ):
         found = accuracy_of(make_model, train, test, labels_of)
     sampler = gids.pyg.NeighborSampler(data, [6, 4])

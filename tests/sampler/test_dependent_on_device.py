@@ -42,7 +42,7 @@ def lists(minibatch: Minibatch) -> list[Any]:
 def test_a_device_samples_what_the_cpu_does(device: Device, options: dict[str, Any]) -> None:
     graph = make_graph(mixed_degrees(600), dtype=np.int32)
     seeds = torch.from_numpy(np.random.default_rng(1).permutation(600)[:30])
-    with PinnedGraph(graph, device, place="host") as pinned:
+    with PinnedGraph(graph, device, topology_on="host") as pinned:
         for fanouts, step in (([3, 5], 5), ([40], 4), ([-1, 2], 7)):
             sampler = Neighbor(fanouts, **options)
             minibatch = sampler.sample(pinned, seeds, seed=7, epoch=2, step=step)

@@ -41,7 +41,7 @@ def assert_same(on_device: Minibatch, on_host: Minibatch) -> None:
 def test_a_device_samples_what_the_cpu_does(device: Device, dtype: type) -> None:
     graph = make_graph(mixed_degrees(600), dtype=dtype)
     seeds = torch.from_numpy(np.random.default_rng(1).permutation(600)[:30])
-    with PinnedGraph(graph, device, place="indptr" if dtype == np.int32 else "host") as pinned:
+    with PinnedGraph(graph, device, topology_on="indptr" if dtype == np.int32 else "host") as pinned:
         for options in (
             {},
             {"layer_dependency": True},

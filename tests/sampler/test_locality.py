@@ -149,8 +149,10 @@ def test_pages_read_fall_as_the_factor_grows(dataset: FeatureStore) -> None:
     missed, ratios = [], []
     for factor in (1, 3, 10, 100):
         sampler = Neighbor([3, 3], locality=LocalityBias(held, factor))
-        options: dict[str, Any] = {"cache_bytes": cache_bytes, "policy": "static", "memory_bytes": 64 << 20}
-        with gids.NodeLoader(dataset, torch.arange(2000), sampler, batch_size=100, **options) as loader:
+        options: dict[str, Any] = {"cache": cache_bytes, "policy": "static", "memory": 64 << 20}
+        with gids.NodeLoader(
+            gids.open(dataset, **options), torch.arange(2000), sampler, batch_size=100
+        ) as loader:
             for _ in loader:
                 pass
             before = loader.stats()["misses"], loader.stats()["pages"]  # now the cache is full
@@ -188,13 +190,13 @@ def test_the_hottest_nodes_are_those_of_the_hottest_pages(dataset: FeatureStore)
         hottest_nodes(dataset, "paper.feat", 1, method="sampled")
 
 
-@pytest.mark.parametrize("place", ["cpu", "cuda"])
+@pytest.mark.parametrize("device_name", ["cpu", "cuda"])
 def test_a_loader_says_which_rows_its_cache_holds(
-    dataset: FeatureStore, place: str, device: Device, cuda_is: Callable[[Device], None]
+    dataset: FeatureStore, device_name: str, device: Device, cuda_is: Callable[[Device], None]
 ) -> None:
     cuda_is(device)
-    options: dict[str, Any] = {"memory_bytes": 64 << 20, "heat": "none", "device": place}
-    with gids.FeatureLoader(dataset, ["paper.feat"], **options) as loader:
+    options: dict[str, Any] = {"memory": 64 << 20, "heat": "none", "device": device_name}
+    with gids.FeatureLoader(gids.open(dataset, **options), ["paper.feat"]) as loader:
         assert not loader.cached_rows("paper.feat").any()
         list(loader.attach([{"paper.feat": torch.tensor([5, 3999])}], lambda m: m))
         held = loader.cached_rows("paper.feat")

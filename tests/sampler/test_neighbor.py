@@ -83,8 +83,8 @@ def test_the_cpu_samples_what_the_model_does(fanouts: list[int], dtype: type) ->
 def test_a_device_samples_what_the_model_does(device: Device, fanouts: list[int], dtype: type) -> None:
     graph = make_graph(mixed_degrees(600), dtype=dtype)
     seeds = torch.from_numpy(np.random.default_rng(1).permutation(600)[:30])
-    place = "indptr" if dtype == np.int32 else "host"
-    with PinnedGraph(graph, device, place=place) as pinned:
+    topology_on = "indptr" if dtype == np.int32 else "host"
+    with PinnedGraph(graph, device, topology_on=topology_on) as pinned:
         minibatch = Neighbor(fanouts).sample(pinned, seeds, seed=7, epoch=2, step=5)
         assert_homogeneous(minibatch, graph, seeds, fanouts)
         for tensor in (minibatch.seeds, minibatch.input_nodes, minibatch.blocks[0].indices):  # type: ignore[union-attr]

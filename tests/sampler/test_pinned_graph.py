@@ -23,16 +23,16 @@ def sample(graph: object) -> Minibatch:
     return Neighbor([3, 5]).sample(graph, torch.arange(30))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("place", ["auto", "host", "indptr", "device"])
-def test_a_pinned_graph_samples_as_the_graph_does(device: Device, place: str) -> None:
+@pytest.mark.parametrize("topology_on", ["auto", "host", "indptr", "device"])
+def test_a_pinned_graph_samples_as_the_graph_does(device: Device, topology_on: str) -> None:
     graph = make_graph(mixed_degrees(300), dtype=np.int32)
     expected = sample(graph)
-    with PinnedGraph(graph, device, place=place) as pinned:
+    with PinnedGraph(graph, device, topology_on=topology_on) as pinned:
         got = sample(pinned)
         assert torch.equal(got.input_nodes.cpu(), expected.input_nodes)  # type: ignore[union-attr, arg-type]
-        on_device = {"indptr": 301 * 8, "host": 0}.get(place, 301 * 8 + graph.indices.nbytes)
+        on_device = {"indptr": 301 * 8, "host": 0}.get(topology_on, 301 * 8 + graph.indices.nbytes)
         assert pinned.device_bytes == on_device
-        pages = {"host": [graph.indptr, graph.indices], "indptr": [graph.indices]}.get(place, [])
+        pages = {"host": [graph.indptr, graph.indices], "indptr": [graph.indices]}.get(topology_on, [])
         assert pinned.host_bytes == sum(-(-a.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE for a in pages)
 
 
@@ -42,8 +42,8 @@ def test_ids_beyond_31_bits(device: Device) -> None:
     edges = np.array([most - 1, 1 << 31, 5, most - 1, (1 << 31) - 1, 0])
     relation = ("page", "links", "site")
     graph = Graph(relation, most, 3, np.array([0, 2, 4, 6]), edges, None)
-    for place in ("host", "device"):
-        with PinnedGraph(graph, device, place=place) as pinned:
+    for topology_on in ("host", "device"):
+        with PinnedGraph(graph, device, topology_on=topology_on) as pinned:
             assert pinned.wide
             for given in (graph, pinned):
                 minibatch = Neighbor([2]).sample([given], {"site": torch.arange(3)})
@@ -58,9 +58,9 @@ def test_ids_that_int32_would_turn_into_others_are_found_out(device: Device) -> 
     spoiled = good.indices.copy()
     spoiled[[33, 41]] = (1 << 32) + 3, -(1 << 32)
     graph = Graph(good.relation, 40, 40, good.indptr, spoiled, None)
-    for place in ("host", "device"):
+    for topology_on in ("host", "device"):
         with (
-            PinnedGraph(graph, device, place=place) as pinned,
+            PinnedGraph(graph, device, topology_on=topology_on) as pinned,
             pytest.raises(FormatError, match=r"indices\[33\]"),
         ):
             Neighbor([2]).sample(pinned, torch.arange(40))
@@ -69,8 +69,8 @@ def test_ids_that_int32_would_turn_into_others_are_found_out(device: Device) -> 
 def test_read_only_maps_and_empty_graphs_can_be_pinned(device: Device) -> None:
     graph = make_graph([0] * 40)
     graph.indptr.flags.writeable = graph.indices.flags.writeable = False
-    for place in ("host", "device"):
-        with PinnedGraph(graph, device, place=place) as pinned:
+    for topology_on in ("host", "device"):
+        with PinnedGraph(graph, device, topology_on=topology_on) as pinned:
             assert sample(pinned).input_nodes.tolist() == list(range(30))  # type: ignore[union-attr]
 
 
@@ -82,7 +82,7 @@ def test_closing_is_idempotent_and_dropping_closes(device: Device) -> None:
     pinned.close()
     assert pinned.closed
     assert "closed" in repr(pinned)
-    released = weakref.finalize(other := PinnedGraph(graph, device, place="host"), lambda: None)
+    released = weakref.finalize(other := PinnedGraph(graph, device, topology_on="host"), lambda: None)
     del other
     gc.collect()
     assert not released.alive
@@ -111,12 +111,12 @@ def test_short_memory_is_refused_with_the_sum(device: Device, monkeypatch: pytes
         r"'a\.b\.a' takes indptr 8008 \+ indices 8000 = 16008 bytes of device memory, and 12000 are free"
     )
     with pytest.raises(MemoryError, match=message):
-        PinnedGraph(graph, device, place="device")
+        PinnedGraph(graph, device, topology_on="device")
     monkeypatch.setattr(pinned_graph, "_available_bytes", lambda: 7999)
     with pytest.raises(
         MemoryError, match=r"indices 8000 = 8000 bytes of host memory, and 7999 are available"
     ):
-        PinnedGraph(graph, device, place="indptr")
+        PinnedGraph(graph, device, topology_on="indptr")
 
 
 def test_a_driver_that_refuses_to_pin(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,11 +128,11 @@ def test_a_driver_that_refuses_to_pin(device: Device, monkeypatch: pytest.Monkey
     with pytest.raises(
         RuntimeError, match=r"indptr of '_N\._E\._N': 8192 bytes .*MemoryAllocation.*ulimit -l"
     ):
-        PinnedGraph(graph, device, place="host")
+        PinnedGraph(graph, device, topology_on="host")
 
 
-def test_unknown_places(device: Device) -> None:
+def test_unknown_topology_on_is_refused(device: Device) -> None:
     graph = make_graph([1])
-    with pytest.raises(ValueError, match="place='gpu'"):
-        PinnedGraph(graph, device, place="gpu")
+    with pytest.raises(ValueError, match=r"topology_on must be auto, host, indptr or device \(got 'gpu'\)"):
+        PinnedGraph(graph, device, topology_on="gpu")
     assert isinstance(graph, Graph)

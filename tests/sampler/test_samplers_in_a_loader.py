@@ -53,9 +53,9 @@ def contents(minibatch: Minibatch) -> list[list[float]]:
 def test_minibatches_depend_on_neither_window_nor_what_came_before(dataset: Path, kind: str) -> None:
     def epochs(window: int, first: int, count: int) -> list[list[list[float]]]:
         found = []
-        options: dict[str, Any] = {"memory_bytes": 64 << 20, "window_batches": window, "threads": 2}
+        options: dict[str, Any] = {"memory": 64 << 20, "window": window, "threads": 2}
         seeds, sampler = torch.arange(NODES), SAMPLERS[kind]()
-        with gids.NodeLoader(dataset, seeds, sampler, batch_size=128, **options) as loader:
+        with gids.NodeLoader(gids.open(dataset, **options), seeds, sampler, batch_size=128) as loader:
             loader.epoch = first
             for minibatch in itertools.chain(*(loader for _ in range(count))):
                 rows = minibatch.features["paper.feat"][:, 0].long() // 16

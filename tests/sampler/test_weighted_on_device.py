@@ -59,7 +59,7 @@ def lists(minibatch: Minibatch) -> list[Any]:
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_a_device_samples_what_the_cpu_does(device: Device, kind: str) -> None:
     seeds = torch.from_numpy(np.random.default_rng(1).permutation(NODES)[:30])
-    with PinnedGraph(GRAPH, device, place="host") as pinned:
+    with PinnedGraph(GRAPH, device, topology_on="host") as pinned:
         for fanouts, step in (([3, 5], 5), ([40], 4), ([-1, 2], 7), ([1], 1)):
             sampler = Neighbor(fanouts, **OPTIONS[kind])
             minibatch = sampler.sample(pinned, seeds, seed=7, epoch=2, step=step)
@@ -134,10 +134,10 @@ def test_a_source_that_is_no_node(device: Device, kind: str) -> None:
     assert messages[0] == messages[1]
 
 
-@pytest.mark.parametrize("place", ["host", "indptr", "device"])
-def test_weights_lie_where_indices_do_once_and_are_given_back(device: Device, place: str) -> None:
+@pytest.mark.parametrize("topology_on", ["host", "indptr", "device"])
+def test_weights_lie_where_indices_do_once_and_are_given_back(device: Device, topology_on: str) -> None:
     weights, seeds = POSITIVE.copy(), torch.arange(20)
-    with PinnedGraph(GRAPH, device, place=place) as pinned:
+    with PinnedGraph(GRAPH, device, topology_on=topology_on) as pinned:
         topology = pinned.host_bytes, pinned.device_bytes
 
         def of_weights() -> tuple[int, int]:
@@ -149,7 +149,7 @@ def test_weights_lie_where_indices_do_once_and_are_given_back(device: Device, pl
             sampler.sample(pinned, seeds)
             sampler.sample(pinned, seeds, step=1)
         pages = -(-weights.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        once = (0, weights.nbytes) if place == "device" else (pages, 0)
+        once = (0, weights.nbytes) if topology_on == "device" else (pages, 0)
         assert of_weights() == once
         assert str(pinned.host_bytes) in repr(pinned)
         Neighbor([2], weights=weights + 1).sample(pinned, seeds)
@@ -170,7 +170,7 @@ def test_weights_lie_where_indices_do_once_and_are_given_back(device: Device, pl
 def test_weights_lie_on_the_host_where_the_device_has_little_room(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with PinnedGraph(GRAPH, device, place="device") as pinned:
+    with PinnedGraph(GRAPH, device, topology_on="device") as pinned:
         monkeypatch.setattr(device, "memory_info", lambda: (8 * POSITIVE.nbytes - 1, 1 << 40))
         Neighbor([2], weights=POSITIVE).sample(pinned, torch.arange(20))
         assert pinned.host_bytes >= POSITIVE.nbytes
@@ -186,7 +186,7 @@ def test_masks_are_counted(device: Device) -> None:
 
 def test_weights_that_do_not_fit_are_refused(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = make_graph([3, 4])
-    with PinnedGraph(graph, device, place="host") as pinned:
+    with PinnedGraph(graph, device, topology_on="host") as pinned:
         sampler = Neighbor([2], weights=np.ones(7))
         with monkeypatch.context() as short:
             short.setattr(pinned_graph, "_available_bytes", lambda: 27)

@@ -65,6 +65,34 @@ def test_labels_and_splits_are_read_when_asked_for(dataset):
     assert store.labels.get("author") is None
 
 
+def test_split_finds_the_only_node_type_that_has_it(dataset):
+    store = FeatureStore(dataset)
+    train = store.split("train")
+    assert train.dtype == torch.int64
+    assert torch.equal(train, torch.arange(10))
+    assert torch.equal(store.split("test", "paper"), torch.arange(15, 20))
+
+
+def test_split_of_several_node_types_needs_a_type(tmp_path):
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        for ntype, first in (("paper", 0), ("author", 3)):
+            writer.write_table("node", ntype, "feat", torch.zeros(9, 1))
+            writer.write_split(ntype, "train", torch.arange(first, 5))
+        writer.write_split("author", "val", torch.arange(5, 7))
+    store = FeatureStore(tmp_path / "a.gids")
+    assert store.split("val").tolist() == [5, 6]
+    assert store.split("train", "author").tolist() == [3, 4]
+    with pytest.raises(
+        KeyError,
+        match=re.escape("2 node types of a.gids have a split 'train': give ntype, one of 'paper', 'author'"),
+    ):
+        store.split("train")
+    with pytest.raises(
+        KeyError, match=re.escape("no split 'val' of 'paper' nodes in a.gids (has 'train' of 'paper', ")
+    ):
+        store.split("val", "paper")
+
+
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
@@ -86,6 +114,15 @@ def test_labels_and_splits_are_read_when_asked_for(dataset):
             "mag.gids has no labels of node type 'author' (those that have: 'paper')",
         ),
         (lambda s: s.splits["author"], "mag.gids has no splits of node type 'author'"),
+        (
+            lambda s: s.split("val"),
+            "no split 'val' in mag.gids (has 'train' of 'paper', 'test' of 'paper')",
+        ),
+        (
+            lambda s: s.split("train", "author"),
+            "no split 'train' of 'author' nodes in mag.gids (has 'train' of 'paper', ",
+        ),
+        (lambda s: s.split("train", "venue"), "no node type 'venue' in mag.gids (has 'paper', 'author')"),
     ],
 )
 def test_what_is_not_there_is_a_key_error_that_says_what_is(dataset, ask, message):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from model import int8_with_a_scale
 
+import gids
 from gids import FormatError
 from gids.store import FeatureStore, GeneratedRows, verify
 from gids.store.files import read_manifest
@@ -125,7 +126,7 @@ def test_a_row_far_in_is_named_by_its_own_number(tmp_path):
 def test_a_table_of_many_blocks_is_that_of_one(tmp_path, dtype, scale):
     values = torch.randn(20_003, 60, generator=torch.Generator().manual_seed(1)) * 3
     rows = GeneratedRows(values.shape, values.dtype, lambda at, out: out.copy_(values[at : at + len(out)]))
-    options = {"workers": 3, "memory_bytes": 1 << 20, "sync_bytes": 100_000, "stripe": 2}
+    options = {"workers": 3, "memory": 1 << 20, "sync_bytes": 100_000, "stripe": 2}
     table, (_, tally) = write(tmp_path / "a.gids", rows, dtype, scale, **options)
     plain, (_, once) = write(tmp_path / "b.gids", values, dtype, scale)
     ids = range(len(values))
@@ -146,7 +147,7 @@ def test_pages_shrink_with_the_rows(tmp_path):
         table, _ = write(tmp_path / f"{kind}.gids", values, dtype, scale)
         assert table.rows_per_page == expected[kind]
         assert table.page_count == -(-4000 // expected[kind])
-        with FeatureLoader(tmp_path / f"{kind}.gids", ["n.k"], memory_bytes=1 << 26) as loader:
+        with FeatureLoader(gids.open(tmp_path / f"{kind}.gids", memory=1 << 26), ["n.k"]) as loader:
             list(loader.attach([ids], lambda ids: {"n.k": ids}))
             assert loader.stats()["misses"] == len(np.unique(ids.numpy() // expected[kind]))
             assert loader.stats()["bytes_read"] == 4096 * loader.stats()["misses"]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import gids
 from gids import FeatureLoader, NodeLoader
 from gids.cli import main
 from gids.errors import FormatError, StorageError
@@ -202,9 +203,9 @@ def test_a_list_of_leftovers_removes_nothing_that_a_dataset_refers_to(dataset, d
 
 def test_a_loader_that_is_closed_holds_no_dataset(dataset, disks):
     restripe(dataset, [], allow_dirs=disks)
-    options = {"memory_bytes": 64 << 20}
+    options = {"memory": 64 << 20}
     for loader in (
-        FeatureLoader(dataset, ["feat"], **options),
+        FeatureLoader(gids.open(dataset, **options), ["feat"]),
         NodeLoader(dataset, torch.arange(4), [2], batch_size=2, tables=[]),
     ):
         with pytest.raises(FormatError, match="is open in"):
@@ -212,7 +213,7 @@ def test_a_loader_that_is_closed_holds_no_dataset(dataset, disks):
         loader.close()
         restripe(dataset, [])
     store = FeatureStore(dataset)
-    with FeatureLoader(store, ["feat"], **options):
+    with FeatureLoader(gids.open(store, **options), ["feat"]):
         pass
     with pytest.raises(FormatError, match="is open in"):  # it is the caller's
         restripe(dataset, disks)

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import gids
 from gids import FeatureStore
 from gids.cli import main
 from gids.convert import Options, convert
@@ -212,12 +213,10 @@ def inferred(scale: float, *, replace: bool = False) -> Step:
         store = FeatureStore(place.dataset, allow_dirs=place.disks)
         layerwise(
             [layer, layer],
-            store,
+            gids.open(store, memory=64 << 20, engine="threads"),
             tables=["feat"],
             output="h",
             replace=replace,
-            memory_bytes=64 << 20,
-            engine="threads",
         )
 
     return step

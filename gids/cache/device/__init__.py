@@ -1,7 +1,7 @@
 """The feature cache in GPU memory: the same page words and policies, kept by kernels."""
 
-from gids.cache.device.budget import check_device_memory, share_device_memory
+from gids.cache.device.budget import DeviceBudget, check_device_memory
 from gids.cache.device.feature_cache import DeviceFeatureCache
 from gids.cache.device.state import DEVICE_POLICIES
 
-__all__ = ["DEVICE_POLICIES", "DeviceFeatureCache", "check_device_memory", "share_device_memory"]
+__all__ = ["DEVICE_POLICIES", "DeviceBudget", "DeviceFeatureCache", "check_device_memory"]

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from gids.store.graph import Graph
 
 _COPIED_AT_ONCE = 64 << 20
-_PLACES: dict[str, tuple[str, ...]] = {"host": (), "indptr": ("indptr",), "device": ("indptr", "indices")}
-"""What lies in device memory."""
-_ON_DEVICE = ", or keep the topology on the device (place='device')"
+_ON_DEVICE: dict[str, tuple[str, ...]] = {"host": (), "indptr": ("indptr",), "device": ("indptr", "indices")}
+"""The arrays that are in device memory, by topology_on."""
+_OR_ON_DEVICE = ", or keep the topology on the device (topology_on='device')"
 _SHARE_OF_DEVICE = 8
 """By default the device gets indptr, then indices, up to an eighth of its free memory; with these weights."""
 
@@ -39,17 +39,18 @@ class PinnedGraph:
     int64 there; host_bytes, device_bytes: what this copy takes of either memory; closed.
     """
 
-    def __init__(self, graph: Graph, device: Device, *, place: str = "auto") -> None:
-        """Copy the topology to where a GPU reads it in place. Blocks while it copies.
+    def __init__(self, graph: Graph, device: Device, *, topology_on: str = "auto") -> None:
+        """Copy the topology to memory that the GPU reads in place. Blocks while it copies.
 
-        device: as `gids.cuda.open_device` returns it. place: "host": indptr and indices in pinned host
-        memory; "indptr": indptr in device memory; "device": both there; "auto": the last of these that takes
-        at most an eighth of the free device memory. edge_ids stay where they are.
+        device: a device from `gids.cuda.open_device`. topology_on: "host": indptr and indices in pinned host
+        memory; "indptr": indptr in device memory; "device": both in device memory; "auto": the last of these
+        that takes at most an eighth of the free device memory. edge_ids are not copied.
 
-        Raises MemoryError when host or device memory is short, RuntimeError when the driver refuses to pin.
+        Raises ValueError for another topology_on, MemoryError if host or device memory is short,
+        RuntimeError if the driver refuses to pin memory.
         """
-        if place not in ("auto", *_PLACES):
-            raise ValueError(f"place={place!r}; it must be one of auto, host, indptr, device")
+        if topology_on not in ("auto", *_ON_DEVICE):
+            raise ValueError(f"topology_on must be auto, host, indptr or device (got {topology_on!r})")
         self.graph = graph
         self.device = device
         self.wide = graph.num_src > np.iinfo(np.int32).max
@@ -57,19 +58,19 @@ class PinnedGraph:
             _Source("indptr", graph.indptr, np.dtype(np.int64)),
             _Source("indices", graph.indices, np.dtype(np.int64 if self.wide else np.int32)),
         ]
-        if place == "auto":
-            place = _choose_place(sources, device)
-        _check_memory(graph, device, sources, place)
+        if topology_on == "auto":
+            topology_on = _choose(sources, device)
+        _check_memory(graph, device, sources, topology_on)
         held: list[_Held] = []
         self._weights: dict[int, _Held] = {}  # by the id of the array
         self._finalizer = weakref.finalize(self, _release, held, self._weights)
         try:
             for source in sources:
-                if source.name in _PLACES[place]:
+                if source.name in _ON_DEVICE[topology_on]:
                     held.append(_OnDevice(device, source))
                 else:
                     what = f"{source.name} of {describe_type(graph.relation)}"
-                    held.append(_OnHost(device, source, what, _ON_DEVICE))
+                    held.append(_OnHost(device, source, what, _OR_ON_DEVICE))
         except BaseException:
             self._finalizer()
             raise
@@ -91,7 +92,7 @@ class PinnedGraph:
 
         They are copied when asked for first, and held until the array is gone or this is closed: to device
         memory where indices lie there and an eighth of what is free will do, else to pinned host memory.
-        Raises MemoryError and RuntimeError as Graph.pin does.
+        Raises MemoryError and RuntimeError as the constructor does.
         """
         key = id(weights)
         if key not in self._weights:
@@ -224,23 +225,23 @@ def _room(device: Device) -> int:
     return device.memory_info()[0] // _SHARE_OF_DEVICE
 
 
-def _choose_place(sources: list[_Source], device: Device) -> str:
+def _choose(sources: list[_Source], device: Device) -> str:
     room = _room(device)
-    sizes = {place: sum(s.nbytes for s in sources if s.name in names) for place, names in _PLACES.items()}
-    return max((place for place, nbytes in sizes.items() if nbytes <= room), key=lambda place: sizes[place])
+    sizes = {on: sum(s.nbytes for s in sources if s.name in names) for on, names in _ON_DEVICE.items()}
+    return max((on for on, nbytes in sizes.items() if nbytes <= room), key=sizes.__getitem__)
 
 
-def _check_memory(graph: Graph, device: Device, sources: list[_Source], place: str) -> None:
+def _check_memory(graph: Graph, device: Device, sources: list[_Source], topology_on: str) -> None:
     what = f"pinning the topology of {describe_type(graph.relation)}"
-    on_device = [s for s in sources if s.name in _PLACES[place]]
-    on_host = [s for s in sources if s.name not in _PLACES[place]]
+    on_device = [s for s in sources if s.name in _ON_DEVICE[topology_on]]
+    on_host = [s for s in sources if s.name not in _ON_DEVICE[topology_on]]
     wanted, (free, _) = sum(s.nbytes for s in on_device), device.memory_info()
     if wanted > free:
         raise MemoryError(
             f"{what} takes {_listing(on_device)} = {wanted} bytes of device memory, and {free} are free; "
-            "leave more on the host (place='indptr' or 'host')"
+            "leave more on the host (topology_on='indptr' or 'host')"
         )
-    _check_host_memory(what, on_host, "free some, or place all of it on the device (place='device')")
+    _check_host_memory(what, on_host, "free some, or keep all of it on the device (topology_on='device')")
 
 
 def _check_host_memory(what: str, sources: list[_Source], advice: str) -> None:

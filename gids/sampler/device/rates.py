@@ -60,7 +60,7 @@ class DeviceRates:
         factor: float,
     ) -> list[Rates | None]:
         """By relation; None where all edges are alike. weights: float32[num_edges], by relation, or none at
-        all; masks, factor: as LocalityBias.of gives them. Raises MemoryError and RuntimeError as Graph.pin.
+        all; masks, factor: as LocalityBias.of gives them. Raises as PinnedGraph does.
         """
         given = zip(
             topology.pinned,

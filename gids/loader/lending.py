@@ -1,0 +1,123 @@
+"""One memory budget for all FeatureLoaders of a source. They take turns: one cache holds the memory at a time.
+
+Made by gids.open. It knows which loaders have a cache and which have an open epoch, and nothing of tables.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Hashable
+from typing import Protocol
+
+from gids.cache.budget import available_bytes
+from gids.cache.device import check_device_memory
+from gids.cuda import Device
+from gids.errors import MemoryBudgetError
+from gids.loader.ranks import local_ranks
+from gids.sizes import format_bytes
+
+log = logging.getLogger("gids")
+
+
+class Borrower(Protocol):
+    """A FeatureLoader, as the lender sees it."""
+
+    @property
+    def memories(self) -> frozenset[str]:
+        """The memories that its cache takes: "host", the name of a device, or both."""
+
+    @property
+    def has_cache(self) -> bool: ...
+
+    @property
+    def has_open_epoch(self) -> bool: ...
+
+    @property
+    def kept_bytes(self) -> int:
+        """Host memory that it keeps without a cache."""
+
+    def release_cache(self) -> None:
+        """Free the cache. The next minibatch makes a new one."""
+
+    def close(self) -> None: ...
+
+
+class Lender:
+    """memory, device_memory: bytes, or None for half of what is available when the first loader asks."""
+
+    def __init__(self, memory: int | None, device_memory: int | None) -> None:
+        self.lock = threading.RLock()  # guards every cache of the source, and who has the window
+        self._memory, self._device_memory = memory, device_memory
+        self._on_device: dict[str, int] = {}
+        self._borrowers: weakref.WeakSet[Borrower] = weakref.WeakSet()
+        self._shared: weakref.WeakValueDictionary[Hashable, Borrower] = weakref.WeakValueDictionary()
+        self.closed = False
+
+    @property
+    def shared(self) -> weakref.WeakValueDictionary[Hashable, Borrower]:
+        """The FeatureLoaders that several loaders may use, by what they load."""
+        return self._shared
+
+    @property
+    def host_bytes(self) -> int:
+        """The budget in host memory."""
+        with self.lock:
+            if self._memory is None:
+                share = 2 * local_ranks()
+                self._memory = available_bytes() // share
+                log.info(
+                    "memory= is not given: taking 1/%d of the memory available, %s",
+                    share,
+                    format_bytes(self._memory),
+                )
+            return self._memory
+
+    def device_bytes(self, device: Device, cache: int | None) -> int:
+        """The budget in the memory of a device. Raises MemoryBudgetError if less than it, or cache, is free."""
+        with self.lock:
+            if device.name not in self._on_device:
+                free_bytes, _ = device.memory_info()
+                given = self._device_memory
+                asked = {"device_memory": given, "cache": cache}
+                check_device_memory(asked, free_bytes=free_bytes, device=device.name)
+                if given is None:
+                    given = free_bytes // 2
+                    log.info(
+                        "device_memory= is not given: taking half of the free memory of %s, %s",
+                        device.name,
+                        format_bytes(given),
+                    )
+                self._on_device[device.name] = given
+            return self._on_device[device.name]
+
+    def join(self, borrower: Borrower) -> None:
+        """Called by each new FeatureLoader."""
+        self._borrowers.add(borrower)
+
+    def lend(self, to: Borrower) -> int:
+        """Take the memory from the idle caches of other loaders. Returns the host memory that the others keep.
+
+        Raises MemoryBudgetError if a loader that has some of the memory has an open epoch.
+        """
+        with self.lock:
+            others = [b for b in self._borrowers if b is not to and b.memories & to.memories]
+            for other in others:
+                if other.has_cache and other.has_open_epoch:
+                    raise MemoryBudgetError(
+                        f"{other!r} has an open epoch, and its cache holds the memory of this source, which "
+                        f"{to!r} needs now: end that epoch first (end its loop, or close() its iterator), or "
+                        "give one of the two a source of its own: gids.open(PATH, memory=...)"
+                    )
+            for other in others:
+                if other.has_cache:
+                    log.info("%r gives its cache's memory to %r, which begins an epoch", other, to)
+                    other.release_cache()
+            return sum(other.kept_bytes for other in others)
+
+    def close(self) -> None:
+        """Close the FeatureLoaders. Idempotent."""
+        self.closed = True
+        for borrower in list(self._borrowers):
+            borrower.close()

@@ -1,0 +1,76 @@
+"""Errors for argument names that a function does not have. Used by gids.open, the loaders and layerwise.
+
+A name of an earlier version gets the present one, an option of gids.open() gets told where it belongs, and a
+misspelled name gets a suggestion.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+OPTIONS = (
+    *("memory", "device_memory", "cache", "window", "planned", "policy", "heat", "engine", "queue_depth"),
+    *("direct", "check_crc", "threads", "host_policy", "wait", "staging", "allow_dirs"),
+)
+"""Keyword arguments of gids.open()."""
+
+_RENAMED = {
+    "memory_bytes": "memory= of gids.open() (with device='cuda': device_memory=)",
+    "window_batches": "window= of gids.open()",
+    "planned_batches": "planned= of gids.open()",
+    "cache_bytes": "cache= of gids.open()",
+    "host_cache_bytes": "memory= of gids.open()",
+    "staging_bytes": "staging= of gids.open()",
+    "place": "topology_on=",
+    "gids_window": "window= of gids.open(): give gids=gids.open(PATH, window=...)",
+    "gids_memory_bytes": "memory= of gids.open(): give gids=gids.open(PATH, memory=...)",
+    "gids_policy": "policy= of gids.open(): give gids=gids.open(PATH, policy=...)",
+    "gids_engine": "engine= of gids.open(): give gids=gids.open(PATH, engine=...)",
+    "gids_options": "gids=gids.open(PATH, ...), which takes these options",
+}
+
+
+def check_names(caller: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise TypeError for a given name that is not known. caller: as the user writes it."""
+    known = list(known)
+    for name in given:
+        if name in known:
+            continue
+        if name in _RENAMED:
+            raise TypeError(f"{caller}: {name}= is now {_RENAMED[name]}")
+        if name in OPTIONS:
+            raise TypeError(
+                f"{caller} has no argument {name!r}: it is an option of gids.open(). Give this loader "
+                f"gids.open(PATH, {name}=...) instead of the path"
+            )
+        close = difflib.get_close_matches(name, [*known, *OPTIONS], n=1)
+        if not close:
+            raise TypeError(f"{caller} has no argument {name!r} (it has {', '.join(known)})")
+        of_open = "" if close[0] in known else " of gids.open()"
+        raise TypeError(f"{caller} has no argument {name!r}; did you mean {close[0]!r}{of_open}?")
+
+
+def explain_names(caller: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorator: check_names for a function's keyword arguments. The typed signature stays as it is."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        known = [
+            p.name for p in inspect.signature(function).parameters.values() if p.kind is not p.POSITIONAL_ONLY
+        ]
+        known = [name for name in known if name != "self"]
+
+        @functools.wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            check_names(caller, kwargs, known)
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate

@@ -1,0 +1,149 @@
+"""EpochSampling: where an epoch's minibatches come from, and the rows that they read.
+
+Made by EpochLoader for each epoch; the feature stream asks it for one minibatch after the other. NodeLoader and
+EdgeLoader have a kind each. Knows nothing of caches.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from gids.cuda import Device, MadeOn
+from gids.loader.ranks import EpochSeeds
+from gids.sampler import Minibatch, Sampler, Topology
+from gids.sampler.layered import LayeredSampler
+from gids.sampler.minibatch import PerType
+from gids.store import Table
+from gids.store.names import Relation
+
+
+@runtime_checkable
+class HasEdgeIds(Protocol):
+    """A minibatch with its own list of a relation's edges, beside its blocks."""
+
+    def edge_ids_of(self, relation: Relation) -> torch.Tensor: ...
+
+
+class SampleStream:
+    """The stream of a device on which minibatches are made, so that sampling does not wait for the training's
+    kernels. On the CPU (device None) they are made in place.
+    """
+
+    def __init__(self, device: Device | None) -> None:
+        self._device = device
+        self._stream = device.new_stream() if device is not None else None
+
+    def use(self) -> AbstractContextManager[object]:
+        """Make what follows on this stream."""
+        if self._device is None or self._stream is None:
+            return nullcontext()
+        return self._device.use(self._stream)
+
+    def made_here(self, ids: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """Ids that were made on this stream, for a reader that waits for no other stream."""
+        return ids if self._stream is None else MadeOn(ids, self._stream)
+
+    def hand_over(self, minibatch: Minibatch) -> None:
+        """Make a minibatch ready for torch's current stream."""
+        if self._device is None or self._stream is None:
+            return
+        current = self._device.current_stream()
+        current.wait_stream(self._stream)
+        for tensor in minibatch.tensors():
+            self._device.hand_over(tensor, self._stream, current)
+
+    def to_device(self, values: torch.Tensor) -> torch.Tensor:
+        """Called while a minibatch is made."""
+        return values if self._device is None else values.to(self._device.torch_device)
+
+    def synchronize(self) -> None:
+        """Block until all that was made here is complete."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What the samplings of all loaders need to know. steps: those to sample. seed: of the random numbers.
+
+    tables: whose rows minibatches read. at_once: minibatches that one call may sample, asked before each call.
+    """
+
+    number: int
+    steps: range
+    seeds: EpochSeeds
+    topology: Topology
+    sampler: Sampler
+    seed: int
+    tables: Mapping[str, Table]
+    stream: SampleStream
+    at_once: Callable[[], int]
+
+
+class EpochSampling(ABC):
+    """An epoch's minibatches, with labels and without features. Iterate over it once.
+
+    It does not hold the loader, so that an open epoch does not either.
+    """
+
+    def __init__(self, epoch: Epoch) -> None:
+        self.epoch = epoch
+        self._types = {t.type for t in epoch.tables.values()}
+
+    @abstractmethod
+    def sample(self, steps: range) -> Sequence[Minibatch]:
+        """The minibatches of successive steps."""
+
+    def ids(self, minibatch: Minibatch) -> Mapping[str, torch.Tensor]:
+        """The rows of each table that a minibatch reads."""
+        with self.epoch.stream.use():
+            of_types = {type_: _rows(minibatch, type_) for type_ in self._types}
+            ids = {name: of_types[table.type] for name, table in self.epoch.tables.items()}
+        return self.epoch.stream.made_here(ids)
+
+    def __iter__(self) -> Iterator[Minibatch]:
+        """A generator: an error that it raises keeps no frame of the caller alive."""
+        steps, count, one_by_one = self.epoch.steps, 1, False  # the first minibatch waits for no other
+        while steps:
+            try:
+                with self.epoch.stream.use():
+                    made = deque(self.sample(steps[:count]))
+            except Exception:
+                if count == 1:
+                    raise
+                count, one_by_one = 1, True  # the sound minibatches come first, then the error, at its turn
+                continue
+            steps = steps[count:]
+            while made:
+                yield made.popleft()  # its memory is the consumer's from here on
+            count = 1 if one_by_one else self.epoch.at_once()
+
+
+def sample_steps(
+    sampler: Sampler, topology: Topology, seeds: Sequence[PerType], *, seed: int, epoch: int, first_step: int
+) -> list[Minibatch]:
+    """The minibatches of successive steps, in one call where the sampler can."""
+    if isinstance(sampler, LayeredSampler) and len(seeds) > 1:
+        return sampler.sample_bulk(topology, seeds, seed=seed, epoch=epoch, first_step=first_step)
+    return [
+        sampler.sample(topology, of_step, seed=seed, epoch=epoch, step=step)
+        for step, of_step in enumerate(seeds, first_step)
+    ]
+
+
+def _rows(minibatch: Minibatch, type_: str | Relation) -> torch.Tensor:
+    """The rows that a minibatch reads of every table of a type."""
+    if isinstance(type_, str):
+        nodes = minibatch.input_nodes
+        return nodes[type_] if isinstance(nodes, dict) else nodes
+    if isinstance(minibatch, HasEdgeIds):
+        return minibatch.edge_ids_of(type_)
+    blocks = [layer[type_] if isinstance(layer, dict) else layer for layer in minibatch.blocks]
+    return torch.cat([block.edge_ids for block in blocks])

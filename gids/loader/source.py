@@ -1,0 +1,259 @@
+"""gids.open: a dataset, its options and one memory budget for all loaders of it. The user's entry.
+
+Loaders take a Source where they take a dataset. It knows which FeatureLoaders there are, and not how they read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
+
+import torch
+
+from gids import _core
+from gids.cache import POLICIES
+from gids.io import QUEUE_DEPTH
+from gids.loader.lending import Lender
+from gids.loader.option_names import explain_names
+from gids.loader.tables import Tables, chosen_tables
+from gids.sizes import parse_bytes
+from gids.store import FeatureStore
+from gids.store.names import HEAT_ROLES
+
+if TYPE_CHECKING:
+    from gids.loader.feature_loader import FeatureLoader
+
+MAX_PLANNED = 8
+
+Dataset = FeatureStore | str | os.PathLike[str]
+Size = int | float | str
+"""Bytes, or text such as "16GB" (16e9) or "16GiB" (16 * 2^30)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How the loaders of a source read. The fields are the arguments of gids.open(); sizes are bytes."""
+
+    memory: int | None = None
+    device_memory: int | None = None
+    cache: int | None = None
+    window: int = 16
+    planned: int | None = None
+    policy: str = "lookahead"
+    heat: str = "auto"
+    engine: str = "auto"
+    queue_depth: int = QUEUE_DEPTH
+    direct: bool = True
+    check_crc: bool = False
+    threads: int | None = None
+    host_policy: Literal["lookahead", "static"] = "lookahead"
+    wait: Literal["stream", "warp"] = "stream"
+    staging: int = 256 << 20
+
+    def __post_init__(self) -> None:
+        if self.planned is not None and not 1 <= self.planned <= MAX_PLANNED:
+            raise ValueError(f"planned={self.planned} is outside 1 to {MAX_PLANNED}")
+        if self.window < 0:
+            raise ValueError(f"window={self.window} is negative; 0 turns lookahead off")
+        live, most = self.window + (self.planned or 1), _core.USE_BITS
+        if live > most:
+            raise ValueError(
+                f"window={self.window} with planned={self.planned or 1} makes {live} live minibatches; the "
+                f"most is {most}: lower one of them"
+            )
+        if self.policy not in POLICIES:
+            raise ValueError(f"no policy {self.policy!r} (there are {', '.join(POLICIES)})")
+        if self.heat not in ("auto", "none", *HEAT_ROLES):
+            known = ", ".join(map(repr, HEAT_ROLES))
+            raise ValueError(f"no heat {self.heat!r} (there are 'auto', {known}, 'none')")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads={self.threads}; at least one thread copies rows")
+
+
+class Source:
+    """A dataset, or several, with options and one memory budget. Made by gids.open().
+
+    Attributes: store (the first dataset's); stores; options.
+
+    Loaders of a source share its memory. Those with the same tables, dtype and device share one cache, which
+    stays warm between their epochs. A loader of other tables takes the memory over when its epoch begins, and
+    raises MemoryBudgetError while another loader's epoch is open.
+    """
+
+    def __init__(
+        self, stores: Sequence[FeatureStore], options: Options, lender: Lender, opened: ExitStack
+    ) -> None:
+        self.store = stores[0]
+        self.stores = list(stores)
+        self.options = options
+        self.lender = lender
+        self._opened = opened
+
+    @property
+    def memory(self) -> int:
+        """The budget in host memory, in bytes."""
+        return self.lender.host_bytes
+
+    def split(self, name: str, ntype: str | None = None) -> torch.Tensor:
+        """The ids of a split, as FeatureStore.split."""
+        return self.store.split(name, ntype)
+
+    def with_options(self, **changes: Any) -> Source:
+        """The same datasets and the same memory budget, read with other options."""
+        return Source(self.stores, dataclasses.replace(self.options, **changes), self.lender, ExitStack())
+
+    def feature_loader(
+        self,
+        user: object,
+        tables: Tables,
+        *,
+        dtype: torch.dtype | None = None,
+        device: str | torch.device = "cpu",
+        minibatch_rows: int | Mapping[str, int] | None = None,
+    ) -> FeatureLoader:
+        """The FeatureLoader that all loaders of these tables, dtype and device share. Called by loaders.
+
+        user: the loader, which calls leave(user) when it is closed.
+        """
+        from gids.loader.feature_loader import FeatureLoader
+
+        chosen = chosen_tables(self.stores, tables)
+        files = frozenset((name, tuple(table.shard_paths)) for name, table in chosen.items())
+        key = (files, dtype, torch.device(device), self.options)
+        with self.lender.lock:
+            found = cast("FeatureLoader | None", self.lender.shared.get(key))
+            if found is None or found.closed:
+                found = FeatureLoader(self, chosen, dtype=dtype, device=device, minibatch_rows=minibatch_rows)
+                self.lender.shared[key] = found
+            elif minibatch_rows is not None:
+                found.expect_rows(minibatch_rows)
+            found.users.add(user)
+            return found
+
+    def close(self) -> None:
+        """End the open epochs, free the caches, and close the datasets that gids.open() opened. Idempotent."""
+        self.lender.close()
+        self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Source({', '.join(repr(store.name) for store in self.stores)})"
+
+    def __getstate__(self) -> None:
+        raise TypeError("a Source cannot be pickled; call gids.open() in each process")
+
+
+@explain_names("gids.open")
+def open(
+    dataset: Dataset | Sequence[Dataset],
+    *,
+    memory: Size | None = None,
+    device_memory: Size | None = None,
+    cache: Size | None = None,
+    window: int = 16,
+    planned: int | None = None,
+    policy: str = "lookahead",
+    heat: str = "auto",
+    engine: str = "auto",
+    queue_depth: int = QUEUE_DEPTH,
+    direct: bool = True,
+    check_crc: bool = False,
+    threads: int | None = None,
+    host_policy: Literal["lookahead", "static"] = "lookahead",
+    wait: Literal["stream", "warp"] = "stream",
+    staging: Size = "256MiB",
+    allow_dirs: Sequence[str | os.PathLike[str]] = (),
+) -> Source:
+    """Open a dataset for loading, with the options and the memory that its loaders share.
+
+    Args:
+        dataset: a path, an open FeatureStore, or a list of these that have the same nodes and edges. The first
+            one is the main one: it has the topology, labels, splits and heat.
+        memory: host memory for all loaders of this source: cache lines, outputs, bounce pool, window, page
+            tables. In bytes, or text such as ``"16GB"`` or ``"512MiB"``. Default: half of the memory available,
+            divided by the number of ranks on this machine (LOCAL_WORLD_SIZE). It must hold at least the page
+            tables, the bounce pool and the features of two minibatches. With ``device="cuda"`` it holds the
+            staging memory and a tier of pinned lines under the device's cache (default: no tier).
+        device_memory: GPU memory of loaders with ``device="cuda"``. Default: half of what is free there.
+        cache: limit of the memory for cache lines (on CUDA: for those on the device). 0: no cache.
+        window: minibatches sampled ahead, 0 to 23 (default 16). The window is shorter where its memory is
+            better spent on cache lines: ``stats()["window"]`` reports it.
+        planned: minibatches that are being read, 1 to 8. Default: starts with 2 and, between epochs, becomes
+            the smallest number whose missing pages cover twice the queue depth. window + planned is at most 24.
+        policy: ``"lookahead"`` (default), ``"window-pin"``, ``"random"``, ``"lru"`` (not on CUDA), ``"static"``.
+        heat: the stored heat of nodes that the policy falls back on: ``"out-degree"`` (stored by conversion),
+            ``"reverse-pagerank"`` or ``"sampled"`` (stored by ``gids heat``), or ``"none"``. ``"auto"``
+            (default) takes, for each table, the first that is stored of reverse-pagerank, sampled, out-degree.
+            Only tables of the main dataset's nodes have heat.
+        engine: ``"auto"`` (default), ``"uring"``, ``"threads"`` or ``"mmap"``.
+        queue_depth: requests in flight at the device (default 256).
+        direct: read past the page cache with O_DIRECT (default True).
+        check_crc: compare every page that is read with its checksum (default False).
+        threads: threads that copy rows and sample. Default: torch's number.
+        host_policy: on CUDA, how lines in host memory are chosen: ``"lookahead"`` (default) replaces them as
+            the lines on the device; ``"static"`` keeps the hottest pages that are not on the device.
+        wait: on CUDA, how kernels wait for pages: ``"stream"`` (default; the stream waits, no kernel spins) or
+            ``"warp"`` (warps poll, as in BaM).
+        staging: on CUDA, pinned host memory through which pages travel (default ``"256MiB"``).
+        allow_dirs: directories outside the dataset that may hold its shards.
+
+    Raises FileNotFoundError and FormatError for a dataset that cannot be opened, ValueError for a number out of
+    its range, TypeError for an argument that does not exist.
+    """
+    given = [dataset] if isinstance(dataset, FeatureStore | str | os.PathLike) else list(dataset)
+    if not given:
+        raise ValueError("dataset is an empty list; give a path or a FeatureStore")
+    options = Options(
+        memory=_bytes("memory", memory),
+        device_memory=_bytes("device_memory", device_memory),
+        cache=_bytes("cache", cache),
+        window=window,
+        planned=planned,
+        policy=policy,
+        heat=heat,
+        engine=engine,
+        queue_depth=queue_depth,
+        direct=direct,
+        check_crc=check_crc,
+        threads=threads,
+        host_policy=host_policy,
+        wait=wait,
+        staging=_bytes("staging", staging) or 0,
+    )
+    with ExitStack() as opening:
+        stores = [
+            one if isinstance(one, FeatureStore) else _opened(one, allow_dirs, opening) for one in given
+        ]
+        return Source(stores, options, Lender(options.memory, options.device_memory), opening.pop_all())
+
+
+def as_source(given: Source | Dataset | Sequence[Dataset], closing: ExitStack) -> Source:
+    """The source that is given, or one with default options, which `closing` then closes."""
+    if isinstance(given, Source):
+        if given.lender.closed:
+            raise ValueError(f"{given!r} is closed: call gids.open() again")
+        return given
+    source = open(given)
+    closing.callback(source.close)
+    return source
+
+
+def _opened(
+    path: str | os.PathLike[str], allow_dirs: Sequence[str | os.PathLike[str]], closing: ExitStack
+) -> FeatureStore:
+    store = FeatureStore(path, allow_dirs=allow_dirs)
+    closing.callback(store.close)
+    return store
+
+
+def _bytes(name: str, value: Size | None) -> int | None:
+    return None if value is None else parse_bytes(value, name)

@@ -1,0 +1,353 @@
+"""gids.open: options in one place, and one memory budget for all loaders of a source."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from emulator import EmulatedDevice
+from loader_example import ROWS, TABLES, Ids, check, ids_of, minibatches, write
+
+import gids
+from gids.errors import MemoryBudgetError
+from gids.inference import layerwise
+from gids.loader.option_names import OPTIONS
+from gids.loader.source import Options
+from gids.write import DatasetWriter, restripe
+
+MEMORY = 16 << 20
+SEEDS = {"paper": torch.arange(0, ROWS, 7)}
+ARGUMENTS: dict[str, Any] = {"batch_size": 64, "labels": False}
+
+
+@pytest.fixture
+def opened(path: Path) -> Any:
+    with gids.open(path, memory=MEMORY, queue_depth=16, window=4) as source:
+        yield source
+
+
+def node_loader(source: gids.Source, tables: Any = ("paper.feat",), **options: Any) -> gids.NodeLoader:
+    return gids.NodeLoader(source, SEEDS, [3, 3], tables=tables, **ARGUMENTS | options)
+
+
+def held_bytes(*loaders: gids.NodeLoader) -> int:
+    features = {loader.feature_loader for loader in loaders}
+    return sum(n for f in features if f is not None for n in f.stats()["memory"].values())
+
+
+def test_options_are_the_arguments_of_open() -> None:
+    arguments = list(inspect.signature(gids.open).parameters)
+    assert arguments == ["dataset", *OPTIONS]
+    assert {*Options.__dataclass_fields__, "allow_dirs"} == set(OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [
+        ("16GB", 16_000_000_000),
+        ("16GiB", 16 << 30),
+        ("512 MiB", 512 << 20),
+        (8e9, 8_000_000_000),
+        (4096, 4096),
+    ],
+)
+def test_sizes_are_numbers_or_text(path: Path, given: Any, size: int) -> None:
+    with gids.open(path, memory=given, device_memory=given, cache=given, staging=given) as source:
+        found = source.options
+        assert {found.memory, found.device_memory, found.cache, found.staging, source.memory} == {size}
+
+
+@pytest.mark.parametrize("name", ["memory", "device_memory", "cache", "staging"])
+@pytest.mark.parametrize("wrong", ["16 gigs", "", -1, float("nan"), True, [1]])
+def test_other_sizes_are_refused_with_the_name_of_the_argument(path: Path, name: str, wrong: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^{name}=.* is not a size in bytes: use 4096, 256MB or 1.5GiB"):
+        gids.open(path, **{name: wrong})
+
+
+LOADERS: dict[str, Callable[..., Any]] = {
+    "gids.FeatureLoader": lambda path, **options: gids.FeatureLoader(path, TABLES, **options),
+    "gids.NodeLoader": lambda path, **options: gids.NodeLoader(path, SEEDS, [3], **options),
+    "gids.EdgeLoader": lambda path, **options: gids.EdgeLoader(path, None, [3], **options),
+    "layerwise": lambda path, **options: layerwise([], path, **options),
+}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("memory_bytes", "memory= of gids.open()"),
+        ("window_batches", "window= of gids.open()"),
+        ("planned_batches", "planned= of gids.open()"),
+        ("cache_bytes", "cache= of gids.open()"),
+        ("host_cache_bytes", "memory= of gids.open()"),
+        ("staging_bytes", "staging= of gids.open()"),
+        ("place", "topology_on="),
+    ],
+)
+@pytest.mark.parametrize("caller", LOADERS)
+def test_an_old_name_raises_an_error_with_the_new_name(path: Path, caller: str, old: str, new: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        LOADERS[caller](path, **{old: 1})
+    assert f"{caller}: {old}= is now {new}" in str(caught.value)
+
+
+def test_open_says_the_new_name_of_an_old_one(path: Path) -> None:
+    with pytest.raises(TypeError, match="memory_bytes= is now memory= of"):
+        gids.open(path, memory_bytes=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("caller", LOADERS)
+def test_an_option_of_open_given_to_a_loader_says_where_it_belongs(path: Path, caller: str) -> None:
+    with pytest.raises(TypeError, match=r"'window': it is an option of gids.open\(\). Give .*window=\.\.\."):
+        LOADERS[caller](path, window=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "suggestion"),
+    [
+        ("bach_size", "did you mean 'batch_size'?"),
+        ("windw", "did you mean 'window' of gids.open()?"),
+        ("xyzzy", "has no argument 'xyzzy' (it has source, seeds, sampler, tables, "),
+    ],
+)
+def test_a_misspelled_name_gets_a_suggestion(path: Path, name: str, suggestion: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        gids.NodeLoader(path, SEEDS, [3], **{name: 1})
+    assert suggestion in str(caught.value)
+
+
+def test_a_misspelled_option_gets_a_suggestion(path: Path) -> None:
+    with pytest.raises(TypeError, match="gids.open has no argument 'polcy'; did you mean 'policy'"):
+        gids.open(path, polcy="lru")  # type: ignore[call-arg]
+
+
+def test_loaders_with_the_same_tables_share_one_cache(opened: gids.Source) -> None:
+    with node_loader(opened) as train, node_loader(opened, shuffle=True) as val:
+        assert train.feature_loader is val.feature_loader
+        expected = [m.features["paper.feat"] for m in val]
+        hits = val.stats()["hits"]
+        for m in train:
+            assert len(m.features["paper.feat"]) == len(m.input_nodes["paper"])  # type: ignore[call-overload]
+        assert val.stats()["hits"] - hits > 0
+        assert held_bytes(train, val) <= MEMORY
+    with node_loader(opened, shuffle=True) as alone:
+        for m, rows in zip(alone, expected, strict=True):
+            assert torch.equal(m.features["paper.feat"], rows)
+
+
+def test_the_shared_cache_ends_with_its_last_loader(opened: gids.Source) -> None:
+    train, val = node_loader(opened), node_loader(opened)
+    shared = train.feature_loader
+    assert shared is not None
+    epoch = iter(train)
+    next(epoch)
+    train.close()
+    assert list(epoch) == []
+    assert not shared.closed
+    assert len(list(val)) == len(val)
+    val.close()
+    assert shared.closed
+
+
+def test_a_validation_in_the_middle_of_an_epoch_reads_through_the_shared_cache(
+    opened: gids.Source, source: Ids
+) -> None:
+    with node_loader(opened, shuffle=True) as train, node_loader(opened, batch_size=500) as val:
+        seen = 0
+        for step, _ in enumerate(train):
+            if step == 2:
+                for m in val:
+                    nodes = m.input_nodes["paper"]  # type: ignore[call-overload]
+                    assert torch.equal(m.features["paper.feat"], source["paper.feat"][nodes])
+                    seen += 1
+        assert seen == len(val)
+
+
+def test_loaders_of_other_tables_take_turns_with_the_memory(opened: gids.Source, source: Ids) -> None:
+    with node_loader(opened) as papers, node_loader(opened, ["author.feat"]) as authors:
+        assert papers.feature_loader is not authors.feature_loader
+        for _ in range(2):
+            for loader, table in ((papers, "paper.feat"), (authors, "author.feat")):
+                for m in loader:
+                    nodes = m.input_nodes[table.split(".")[0]]  # type: ignore[call-overload]
+                    assert torch.equal(m.features[table], source[table][nodes])
+                    assert held_bytes(papers, authors) <= MEMORY
+        caches = [loader.feature_loader.has_cache for loader in (papers, authors)]  # type: ignore[union-attr]
+        assert caches == [False, True]
+        steps = papers.stats()["tables"]["paper.feat"]["steps"]
+        assert steps == 2 * len(papers)  # counters go on where a cache was given up
+
+
+def test_total_lines_never_exceed_the_memory(path: Path) -> None:
+    """Full caches of both tables would take more than there is."""
+    memory = 8 << 20
+    with gids.open(path, memory=memory, queue_depth=8, window=2) as source:
+        loaders = [
+            node_loader(source, tables, minibatch_rows=500)
+            for tables in (["paper.feat"], ["author.feat"], TABLES)
+        ]
+        for loader in (*loaders, *loaders):
+            for _ in loader:
+                assert held_bytes(*loaders) <= memory
+
+
+def test_an_open_epoch_of_other_tables_is_a_clear_error(opened: gids.Source) -> None:
+    with node_loader(opened) as papers, node_loader(opened, ["author.feat"]) as authors:
+        epoch = iter(papers)
+        next(epoch)
+        with pytest.raises(MemoryBudgetError, match="has an open epoch.*end that epoch first"):
+            next(iter(authors))
+        epoch.close()
+        assert len(list(authors)) == len(authors)
+
+
+def test_a_dropped_epoch_is_not_open(opened: gids.Source) -> None:
+    with node_loader(opened) as papers, node_loader(opened, ["author.feat"]) as authors:
+        for _ in papers:
+            break
+        del _
+        assert len(list(authors)) == len(authors)
+
+
+def test_a_larger_minibatch_of_another_loader_gets_a_new_cache(
+    path: Path, source: Ids, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = 4 << 20
+    with gids.open(path, memory=memory, queue_depth=16, window=0, planned=1) as opened:
+        small = node_loader(opened, batch_size=8)
+        large = node_loader(opened, batch_size=429)
+        list(small)
+        for m in large:
+            nodes = m.input_nodes["paper"]  # type: ignore[call-overload]
+            assert torch.equal(m.features["paper.feat"], source["paper.feat"][nodes])
+            assert held_bytes(small) <= memory
+    assert not [r for r in caplog.records if "minibatch_rows=" in r.getMessage()]
+
+
+def test_minibatch_rows_of_one_loader_hold_for_all_that_share_its_cache(path: Path) -> None:
+    def lines(minibatch_rows: Any) -> int:
+        with gids.open(path, memory=4 << 20, queue_depth=16, window=0, planned=1) as source:
+            train = node_loader(source, batch_size=8)
+            node_loader(source, batch_size=429, minibatch_rows=minibatch_rows)
+            list(train)
+            return int(train.stats()["memory"]["lines"])
+
+    assert lines({"paper.feat": 1500}) < lines(None)
+
+
+def test_loaders_of_different_devices_have_separate_memory(
+    path: Path, source: Ids, cuda_is: Callable[[EmulatedDevice], None]
+) -> None:
+    cuda_is(EmulatedDevice())
+    with gids.open(path, device_memory=1 << 24, staging=1 << 18, window=2) as opened:
+        host = gids.FeatureLoader(opened, ["paper.feat"])
+        device = gids.FeatureLoader(opened, ["paper.feat"], device="cuda")
+        batches = [{"paper.feat": m["paper.feat"]} for m in minibatches(4)]
+        both = zip(host.attach(batches, ids_of), device.attach(batches, ids_of), strict=True)
+        for one, other in both:
+            check(source, *one)
+            check(source, *other)
+
+
+def test_on_a_device_memory_holds_staging_and_a_tier_of_lines(
+    path: Path, cuda_is: Callable[[EmulatedDevice], None]
+) -> None:
+    cuda_is(EmulatedDevice())
+    batches = [{"paper.feat": m["paper.feat"]} for m in minibatches(4)]
+    for memory, tier in ((None, 0), (3 << 20, 2 << 20)):
+        with gids.open(path, device_memory=1 << 24, cache=1 << 18, memory=memory, staging="1MiB") as source:
+            loader = gids.FeatureLoader(source, ["paper.feat"], device="cuda")
+            list(loader.attach(batches, ids_of))
+            assert tier - (64 << 10) <= loader.stats()["memory"]["host lines"] <= tier
+    with gids.open(path, memory="1MB", staging="1MiB") as source:
+        with pytest.raises(ValueError, match="staging=1048576 is more than memory=1000000"):
+            gids.FeatureLoader(source, ["paper.feat"], device="cuda")
+
+
+def test_a_source_of_two_datasets_finds_tables_in_both(path: Path, tmp_path: Path) -> None:
+    text = torch.randn(ROWS, 8)
+    with DatasetWriter(tmp_path / "text.gids") as writer:
+        writer.write_table("node", "paper", "text", text)
+    with gids.open([path, gids.FeatureStore(tmp_path / "text.gids")], memory=MEMORY, window=2) as source:
+        assert source.store is source.stores[0]
+        assert [store.name for store in source.stores] == [path.name, "text.gids"]
+        for tables in (["paper.text", "author.feat"], None):
+            with node_loader(source, tables) as loader:
+                assert set(loader.tables) >= {"paper.text", "author.feat"}
+                for m in loader:
+                    nodes = m.input_nodes["paper"]  # type: ignore[call-overload]
+                    assert torch.equal(m.features["paper.text"], text[nodes])
+
+
+def test_splits_are_those_of_the_first_dataset(tmp_path: Path) -> None:
+    ids = torch.arange(3, 9)
+    with DatasetWriter(tmp_path / "a.gids") as writer:
+        writer.write_table("node", "paper", "feat", torch.zeros(20, 4))
+        writer.write_split("paper", "train", ids)
+    with gids.open(tmp_path / "a.gids") as source:
+        assert torch.equal(source.split("train"), ids)
+        with pytest.raises(KeyError, match="no split 'val'"):
+            source.split("val")
+
+
+def test_a_closed_source_is_refused_and_its_loaders_are_closed(path: Path) -> None:
+    source = gids.open(path, memory=MEMORY)
+    with node_loader(source) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        source.close()
+        source.close()
+        assert loader.feature_loader is not None
+        assert loader.feature_loader.closed
+        assert list(epoch) == []
+        with pytest.raises(ValueError, match="closed"):
+            next(iter(loader))
+    for make in (node_loader, lambda s: gids.FeatureLoader(s, TABLES)):
+        with pytest.raises(ValueError, match=r"Source\(.*\) is closed: call gids.open\(\) again"):
+            make(source)
+
+
+def test_closing_leaves_no_file_open(path: Path) -> None:
+    counts = []
+    for _ in range(3):
+        with gids.open(path, memory=MEMORY) as source, node_loader(source) as loader:
+            list(loader)
+        del source, loader
+        gc.collect()
+        counts.append(len(os.listdir("/proc/self/fd")))
+    assert counts[0] == counts[1] == counts[2]
+
+
+def test_a_store_that_was_given_stays_open(path: Path) -> None:
+    store = gids.FeatureStore(path)
+    gids.open(store).close()
+    with node_loader(gids.open(store, memory=MEMORY)) as loader:
+        assert len(list(loader)) == len(loader)
+
+
+def test_a_source_is_not_pickled(opened: gids.Source) -> None:
+    with pytest.raises(TypeError, match=r"call gids.open\(\) in each process"):
+        pickle.dumps(opened)
+
+
+def test_shards_outside_the_dataset_need_allow_dirs(tmp_path: Path) -> None:
+    path, outside = write(tmp_path / "a.gids", {"paper.feat": torch.zeros(ROWS, 4)}), tmp_path / "fast"
+    outside.mkdir()
+    restripe(path, [outside])
+    with pytest.raises(gids.FormatError, match="fast"):
+        gids.open(path)
+    with gids.open(path, allow_dirs=[outside]) as source:
+        assert source.store.read_rows(np.arange(3)).tolist() == [[0.0] * 4] * 3
+
+
+def test_an_empty_list_is_refused() -> None:
+    with pytest.raises(ValueError, match="dataset is an empty list"):
+        gids.open([])
