@@ -1,15 +1,14 @@
-"""How much faster are cold rows gathered than by torch from a memory-mapped tensor?
+"""How much faster does gids gather cold rows than torch gathers them from a memory-mapped tensor?
 
     python bench/aggregation.py            # 4.3 GB on disk, three minutes
     python bench/aggregation.py --small    # seconds; only shows that it works
 
-Random rows of 4 KiB, each once, in minibatches, without a cache: what a loader can do when nothing is known
-but the ids. Baseline: ``features[ids]`` on a memory-mapped tensor, with 1, 2 and 16 threads, under Linux's
-default read-ahead of 128 KiB (set for its runs where we may), and with the map advised MADV_RANDOM. Both
-sides read the same pages of the same file, in fresh processes whose memory (page cache included, where we may
-limit it) is what they have before they open it plus a quarter of the file, with none of it in the page cache.
-Rows are compared with the source; rounds in alternating order, medians. Beside it stands what the device
-delivers to the engine alone.
+Random distinct rows of 4 KiB, in minibatches, without a cache. Baseline: ``features[ids]`` on a memory-mapped
+tensor with 1, 2 and 16 threads, with Linux's default read-ahead of 128 KiB (set if permitted), and with
+MADV_RANDOM. All sides read the same pages of the same file in fresh processes with a cold page cache. Their
+memory, page cache included, is limited (if permitted) to what they use before they open the file plus a
+quarter of the file. Rows are compared with the source. Sides run in alternating order; results are medians.
+The rate of the engine alone is printed too.
 """
 
 from __future__ import annotations
@@ -74,12 +73,12 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--rows", type=int, default=1 << 20, help="of 4 KiB (default: 1048576)")
+    add("--rows", type=int, default=1 << 20, help="rows of 4 KiB (default: 1048576)")
     add("--batch", type=int, default=8192)
-    add("--seconds", type=float, default=4.0, help="of each run at most")
+    add("--seconds", type=float, default=4.0, help="time limit of each run")
     add("--rounds", type=int, default=7)
     add("--seed", type=int, default=0)
-    add("--dir", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to measure")
+    add("--dir", type=Path, default=Path(tempfile.gettempdir()), help="directory on the disk to measure")
     add("--json", type=Path, metavar="FILE")
     add("--small", action="store_true")
     args = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""One side of bench/aggregation.py, in a process of its own: gathers random cold rows for some seconds."""
+"""One side of bench/aggregation.py, in its own process: gathers random cold rows for some seconds."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""What does lookahead hit, and what do planning, gathering in memory and computing heat cost?
+"""How many pages does lookahead hit, and what do planning, gathering and computing heat cost?
 
-    python bench/cache.py hits       hit ratio by policy and window, beside Belady's MIN
+    python bench/cache.py hits       hit ratio by policy and window, compared with Belady's MIN
     python bench/cache.py heat       hit ratio by method of heat, seeds from all nodes and from 1 % of them
     python bench/cache.py planning   enter + plan + retire, per page of the minibatch, by number of lines
                                      (--most-lines 100000000 for more than 10 million)
-    python bench/cache.py gather     plan + gather of cached rows against torch.index_select
+    python bench/cache.py gather     plan + gather of cached rows, compared with torch.index_select
     python bench/cache.py carry      edges per second of a pass of reverse PageRank
 
-Baselines: MIN over the same trace; torch.index_select(out=) on the same rows in memory. Seeds are fixed.
-`--small` is what the tests run; the default sizes are those of docs/performance.md.
+Baselines: MIN over the same trace; torch.index_select(out=) on the same rows in memory. Seeds are fixed. The
+tests use `--small`; docs/performance.md has the default sizes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from statistics import median
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from traces import FANOUTS, Trace, popular_pages, rmat, sample_trace, skewed_trace
+from traces import FANOUTS, popular_pages, rmat, sample_trace, skewed_trace
 
 import gids
 from gids import _core
@@ -34,26 +34,10 @@ from gids.heat import expected_visits, out_degrees, reverse_pagerank, sampled_co
 from gids.store import FeatureStore
 from gids.store.names import NODE, RELATION
 from gids.trace.optimum import BatchList, Optimum
+from gids.trace.replay import replay
 from gids.write import DatasetWriter
 
 SEEDS = 12  # of a minibatch, so that 1 % of the pages are about five minibatches
-
-
-def replay(planner: _core.Planner, trace: Trace, window: int, planned: int) -> np.ndarray:
-    """Run a trace in the loader's order; (hits, pages) of each minibatch."""
-    entered = 0
-    result = np.empty((len(trace), 2), np.int64)
-    for t in range(len(trace)):
-        if t >= planned:
-            planner.retire(t - planned)
-        while entered < min(len(trace), t + 1 + window):
-            planner.enter(entered, trace[entered])
-            entered += 1
-        hits, loads, bypasses = planner.plan(t)
-        result[t] = hits, hits + loads + bypasses
-    for t in range(max(0, len(trace) - planned), len(trace)):
-        planner.retire(t)
-    return result
 
 
 def compute_heats(
@@ -104,9 +88,8 @@ def heat(args: argparse.Namespace) -> dict[str, float]:
         for name, values in compute_heats(indptr, indices, train, args).items():
             found = []
             for policy, window in (("static", 0), ("lookahead", 16)):
-                planner = _core.Planner(nodes, lines, policy, 1, values)
-                counted = replay(planner, trace, window, 2)[warm:]
-                found.append(float(counted[:, 0].sum() / counted[:, 1].sum()))
+                options = {"lines": lines, "policy": policy, "window": window, "planned": 2, "heat": values}
+                found.append(replay(BatchList(trace), nodes, **options, seed=1, warm=warm).hit_ratio)
                 assert found[-1] <= best, "no policy can beat MIN"
             shares = f"static {100 * found[0]:6.2f} %   lookahead W=16 {100 * found[1]:6.2f} %"
             print(f"{name:<36} {shares}", flush=True)
@@ -153,9 +136,8 @@ def hits(args: argparse.Namespace) -> dict[str, float]:
     print(f"{'MIN':<24} {100 * best:6.2f} %")
 
     def ratio(policy: str, window: int, planned: int = 2) -> float:
-        planner = _core.Planner(nodes, lines, policy, 1, heat)
-        counted = replay(planner, trace, window, planned)[warm:]
-        value = float(counted[:, 0].sum() / counted[:, 1].sum())
+        options = {"lines": lines, "policy": policy, "window": window, "planned": planned, "heat": heat}
+        value = replay(BatchList(trace), nodes, **options, seed=1, warm=warm).hit_ratio
         print(f"{policy + f' W={window}':<24} {100 * value:6.2f} %   {value / best:.3f} of MIN", flush=True)
         return value
 
@@ -280,16 +262,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("question", choices=["hits", "heat", "planning", "gather", "carry"])
-    parser.add_argument("--small", action="store_true", help="a size for tests")
+    parser.add_argument("--small", action="store_true", help="small size for tests")
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument(
         "--most-lines",
         type=int,
         default=10**7,
-        help="for planning: the largest cache, of four times as many pages (default: 10000000; 100000000, "
+        help="planning: lines of the largest cache (default: 10000000; 100000000, "
         "0.4 TB of rows of 4 KiB, takes 6 GB of memory)",
     )
-    parser.add_argument("--dir", help="where to put the gather's dataset (default: a temporary directory)")
+    parser.add_argument("--dir", help="directory for the dataset of gather (default: temporary)")
     args = parser.parse_args()
     questions = {"hits": hits, "heat": heat, "planning": planning, "gather": gather, "carry": carry}
     for name, value in questions[args.question](args).items():

@@ -1,13 +1,13 @@
-"""How fast is a conversion beside a plain copy of the same bytes, and how much memory does it take?
+"""How fast is a conversion compared with copying the same bytes, and how much memory does it need?
 
     python bench/convert.py                                   # a 2 GB .npy, 7 rounds
     python bench/convert.py --size-gb 16 --rounds 1 --alone   # memory and time of a large one
     python bench/convert.py --small
 
-Baselines: `dd` of the same file in 8 MiB pieces, through the page cache and around it (O_DIRECT), alternating
-with ours. Every side begins with the source out of the page cache and ends with its output on the disk
-(fsync). Each conversion runs in a fresh process (its peak memory is the process's own), writes checksums of
-every page, and is followed by `gids verify`, which is not timed. Prints the medians of the rounds' ratios.
+Baselines: `dd` of the same file in pieces of 8 MiB, with and without the page cache (O_DIRECT), alternating
+with gids. Each side starts with the source out of the page cache and ends with fsync of its output. Each
+conversion runs in a fresh process, writes checksums of every page, and is followed by `gids verify`, which is
+not timed. Prints the median ratio of the rounds.
 """
 
 from __future__ import annotations
@@ -85,14 +85,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--size-gb", type=float, default=2, help="of the source, in 1e9 bytes")
+    parser.add_argument("--size-gb", type=float, default=2, help="size of the source in 1e9 bytes")
     parser.add_argument("--dim", type=int, default=1024, help="float32 per row")
     parser.add_argument("--memory", type=parse_bytes, default=256_000_000)
-    parser.add_argument("--alone", action="store_true", help="no copies beside it")
-    parser.add_argument("--small", action="store_true", help="a size for tests")
+    parser.add_argument("--alone", action="store_true", help="convert only, without copies")
+    parser.add_argument("--small", action="store_true", help="small size for tests")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument(
-        "--dir", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to measure"
+        "--dir", type=Path, default=Path(tempfile.gettempdir()), help="directory on the disk to measure"
     )
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()

@@ -1,12 +1,12 @@
-"""What do dependent minibatches, and sources drawn by locality, save in reads, and cost in accuracy?
+"""How many reads do dependent minibatches and locality-aware sampling save, at what cost in accuracy?
 
-    python bench/dependence.py           # 300,000 nodes, a page of 512 B each; half an hour
+    python bench/dependence.py           # 300,000 nodes with a page of 512 B each; half an hour
     python bench/dependence.py --small   # seconds; only shows that it works
 
-The graph is as `gids generate` makes it: a row alone misleads as often as not, and a neighbourhood tells the
-class. GraphSAGE of two layers is trained from new weights with each sampler, in several runs with other
-seeds. Reads are those of a gids.NodeLoader with a cache of a twentieth of the features, in the last epoch;
-accuracy is of test nodes whose neighbours are always sampled alike. Some rows are compared with the source.
+The graph is made by `gids generate`: a single row is not enough to predict the class, a neighbourhood is.
+GraphSAGE with two layers is trained with each sampler, several times with other seeds. Reads are those of a
+gids.NodeLoader with a cache of a twentieth of the features, in the last epoch. Accuracy is measured on test
+nodes with the same sampling for all. Some rows are compared with the source.
 """
 
 from __future__ import annotations
@@ -145,7 +145,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--policy", default="lookahead")
     parser.add_argument("--cache", type=float, default=0.05, help="share of the features (default: 0.05)")
-    parser.add_argument("--only", default="", metavar="TEXT", help="samplers whose name has it")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="run only samplers whose name contains TEXT"
+    )
     parser.add_argument("--threads", type=int)
     parser.add_argument("--small", action="store_true")
     args = parser.parse_args()

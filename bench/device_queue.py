@@ -1,17 +1,15 @@
-"""Question: does the request queue's service read as fast as the engine that it drives?
-
-Baseline: gids.io.Engine.read of the same random 4 KiB pages of the same file, in one call, with the same
-engine, depth and no merging; O_DIRECT. The queue side plays the GPU with host threads
-(bench/device_queue.cpp, compiled here): they post rounds, sleep until a round is complete, and copy 64 bytes
-of each page. A GPU would post and pull pages without these cores, so what is compared is what the host does
-in both cases: requests in, pages in memory. Sides alternate over new draws of pages; first both read a draw
-that is compared with the file byte for byte. With a GPU, `--device cuda` adds the whole path: kernels that
-post, wait in both ways, and copy whole pages.
+"""Does the request queue's service read as fast as the engine behind it?
 
     python bench/device_queue.py           # 4 GB file, 60 000 pages, 7 rounds
     python bench/device_queue.py --device cuda
-    python bench/device_queue.py --cached  # from the page cache: what the processors allow
+    python bench/device_queue.py --cached  # from the page cache: the limit of the processors
     python bench/device_queue.py --small   # seconds; only shows that it works
+
+Baseline: gids.io.Engine.read of the same random 4 KiB pages of the same file, in one call, with the same
+engine and depth, without merging, with O_DIRECT. On the queue side host threads play the GPU
+(bench/device_queue.cpp, compiled here): they post rounds, sleep until a round is complete, and copy 64 bytes
+of each page. Sides alternate over new draws of pages; first both read a draw that is compared with the file.
+With a GPU, `--device cuda` adds the whole path: kernels that post, wait in both ways, and copy whole pages.
 """
 
 from __future__ import annotations
@@ -193,22 +191,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()), help="where the file goes")
+    parser.add_argument(
+        "--dir", type=Path, default=Path(tempfile.gettempdir()), help="directory for the file"
+    )
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--size-gb", type=float, default=4.0)
     parser.add_argument("--reads", type=int, default=60_000)
     parser.add_argument("--depth", type=int, default=256)
     parser.add_argument("--staging-mb", type=int, default=256)
     parser.add_argument("--rounds-ahead", type=int, default=4)
-    parser.add_argument("--device", help="a GPU that reads through the queue too: cuda, cuda:1")
+    parser.add_argument("--device", help="GPU that also reads through the queue: cuda, cuda:1")
     parser.add_argument("--pairs", type=int, default=1, help="queue pairs of the GPU")
     parser.add_argument("--posters", type=int, default=1, help="host threads that play the GPU")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--cached", action="store_true", help="buffered, from the page cache: no disk in the way"
-    )
-    parser.add_argument("--keep", action="store_true", help="leave the file for the next run")
+    parser.add_argument("--cached", action="store_true", help="read from the page cache, without the disk")
+    parser.add_argument("--keep", action="store_true", help="keep the file for the next run")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--small", action="store_true", help="16 MB, 2000 reads, 1 round")
     args = parser.parse_args()

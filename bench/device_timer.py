@@ -1,4 +1,4 @@
-"""Time that a device takes for work on a stream, by its own clock; on a device without one, by the host's.
+"""Measures how long a device works on a stream, by its own clock; on a device without a clock by the host's.
 
 Called by the GPU benchmarks, whose code the tests run on an emulated device.
 """

@@ -1,13 +1,12 @@
-"""What does a table in fewer bits save, and what does it cost?
+"""How much do tables with fewer bits save, and how much accuracy do they cost?
 
-    python bench/dtypes.py training   accuracy, and bytes read in an epoch, by how features are stored
-    python bench/dtypes.py gather     rows per second out of the cache, beside the same rows stored as float32
+    python bench/dtypes.py training   accuracy, and bytes read per epoch, by storage type
+    python bench/dtypes.py gather     rows per second from the cache, compared with rows stored as float32
 
-Baseline: the same features stored as float32. Training: GraphSAGE on the graph of `gids generate`, whose rows
-mislead as often as not; every kind of storage has the same minibatches, model and start, and each start is
-repeated with other random numbers, which is the noise to compare with. Gather: all pages are in the cache;
-float32 comes out of all of them, and each is compared with what Table.read_rows gives.
-`--small` is what the tests run; the default sizes are those of docs/performance.md.
+Baseline: the same features stored as float32. Training: GraphSAGE on the graph of `gids generate`. Every
+storage type has the same minibatches, model and initial weights; repeats with other random numbers show the
+noise. Gather: all pages are in the cache; the output is float32 and is compared with Table.read_rows.
+The tests use `--small`; docs/performance-conversion.md has the default sizes.
 """
 
 from __future__ import annotations
@@ -160,9 +159,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("question", choices=["training", "gather"])
-    parser.add_argument("--small", action="store_true", help="a size for tests")
+    parser.add_argument("--small", action="store_true", help="small size for tests")
     parser.add_argument("--repeat", type=int, default=7)
-    parser.add_argument("--dir", help="where to put datasets (default: a temporary directory)")
+    parser.add_argument("--dir", help="directory for datasets (default: temporary)")
     args = parser.parse_args()
     begun = time.perf_counter()
     for name, value in {"training": training, "gather": gather}[args.question](args).items():

@@ -1,12 +1,11 @@
-"""How much memory and time does sorting a graph's edges take, and what would 10^9 take?
+"""How much memory and time does sorting a graph's edges need, and what would 10^9 edges need?
 
     python bench/edges.py              # 5, 10, 20 and 50 million edges, 256 MB
     python bench/edges.py --small
 
-Each size is converted in a fresh process (its peak memory is the process's own) from edge_index.npy with
-power-law ends, after the source left the page cache, and verified. --options are those of `gids convert`.
-Prints time, CPU time and peak memory per size; the last line extrapolates: time linearly from the largest
-size, memory as bounded.
+Each size is converted in a fresh process from an edge_index.npy with power-law degrees, with the source out
+of the page cache, and is verified. --options are options of `gids convert`. Prints time, CPU time and peak
+memory per size. The last line extrapolates the time linearly from the largest size; memory is bounded.
 """
 
 from __future__ import annotations
@@ -49,11 +48,15 @@ def main() -> None:
     parser.add_argument("--memory", default="256MB")
     parser.add_argument("--workers", default="2")
     parser.add_argument(
-        "--options", nargs="*", default=[], metavar="OPTION", help="without the dashes: dedup"
+        "--options",
+        nargs="*",
+        default=[],
+        metavar="OPTION",
+        help="options of gids convert without dashes, such as dedup",
     )
-    parser.add_argument("--small", action="store_true", help="a size for tests")
+    parser.add_argument("--small", action="store_true", help="small size for tests")
     parser.add_argument(
-        "--dir", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to measure"
+        "--dir", type=Path, default=Path(tempfile.gettempdir()), help="directory on the disk to measure"
     )
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()

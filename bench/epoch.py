@@ -3,15 +3,15 @@
     python bench/epoch.py             # 8.6 GB of features twice on disk, 3 pairs, ten minutes
     python bench/epoch.py --small     # a minute; only shows that it works
 
-Baselines, both with rows aligned to pages in the file: stock DGL on ``np.load(mmap_mode)`` in ``g.ndata``
-as it is, under Linux's default read-ahead of 128 KiB (set for its runs where we may; stopped after a minute
-and compared by row), and the same with the map advised MADV_RANDOM, which few know to do. All sides: the same
-graph, seeds, sampler, model, workers and threads; a fresh process, whose memory (page cache included) is
-limited to what it had before it opened the features, what a trial of training needed, and a share of the
-features' size; a page cache with none of them; rounds in alternating order, medians. A side of stock that
-fails is left out. The epoch counts from opening the features to the last step. Rows of all minibatches are
-compared with the source. Beside the ratio stands what no loader can pass: the greater of the time that the
-device needs for gids' reads alone, and the CPU time over the cores.
+Baselines, with rows aligned to pages in the file: stock DGL on ``np.load(mmap_mode)`` in ``g.ndata`` with
+Linux's default read-ahead of 128 KiB (set if permitted; stopped after a minute and compared by rows per
+second), and the same with MADV_RANDOM, which few users set. All sides have the same graph, seeds, sampler,
+model, workers and threads, and run in fresh processes with a cold page cache. Their memory, page cache
+included, is limited to what they use before they open the features, plus the memory of a trial training, plus
+a share of the features. Sides run in alternating order; results are medians. A side of stock that fails is
+omitted. The epoch is measured from opening the features to the last step. Rows of all minibatches are
+compared with the source. The limit of any loader is printed too: the greater of the time that the device
+needs for gids' reads, and the CPU time divided by the cores.
 """
 
 from __future__ import annotations
@@ -44,21 +44,26 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--size-gb", type=float, default=8.6, help="of features, in 1e9 bytes (default: 8.6)")
-    add("--dim", type=int, default=1024, help="float32 features of a row (default: 1024)")
+    add("--size-gb", type=float, default=8.6, help="size of the features in 1e9 bytes (default: 8.6)")
+    add("--dim", type=int, default=1024, help="float32 features per row (default: 1024)")
     add("--degree", type=float, default=16.0)
     add("--batches", type=int, default=120)
     add("--batch-size", type=int, default=256)
     add("--fanouts", type=lambda text: tuple(map(int, text.split(","))), default=(4, 4, 4))
-    add("--hidden", type=int, default=32, help="small: it is loading that is measured (default: 32)")
+    add("--hidden", type=int, default=32, help="width of the hidden layers (default: 32)")
     add("--workers", type=int, default=0, help="num_workers of both sides")
     add("--threads", type=int, default=0, help="OpenMP threads of both sides (default: torch's)")
     add("--window", type=int, default=16)
-    add("--memory-share", type=float, default=0.25, help="of the features, for both sides (default: 0.25)")
+    add(
+        "--memory-share",
+        type=float,
+        default=0.25,
+        help="memory of both sides as a share of the features (default: 0.25)",
+    )
     add("--rounds", type=int, default=3)
     add("--seed", type=int, default=0)
-    add("--dir", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to measure")
-    add("--keep", action="store_true", help="keep the files in DIR/gids-epoch-SIZE, and use them if there")
+    add("--dir", type=Path, default=Path(tempfile.gettempdir()), help="directory on the disk to measure")
+    add("--keep", action="store_true", help="keep the files in DIR/gids-epoch-SIZE, and use existing ones")
     add("--json", type=Path, metavar="FILE", help="write all results")
     add("--small", action="store_true")
     args = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""What a benchmark found: printed at once and written after each, so that a killed run leaves its figures."""
+"""The results of a GPU benchmark: printed, and written after each one, so that a killed run keeps them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 class Figures:
-    """Named numbers with their units, and with the bar that they are held to, if there is one.
+    """Named numbers with their units, and with a target if they have one.
 
-    judged: hold them to it. Small sizes show nothing of speed, and are not.
+    judged: compare them with the target; False for small sizes, which do not measure speed.
     """
 
     def __init__(self, path: Path | None = None, *, judged: bool = True) -> None:
@@ -18,7 +18,7 @@ class Figures:
         self._path, self._judged = path, judged
 
     def add(self, name: str, value: float, unit: str, *, bar: float | None = None, note: str = "") -> None:
-        """unit: "x" for a ratio. bar: the least that passes."""
+        """unit: "x" for a ratio. bar: the target."""
         passed = bool(value >= bar) if bar is not None and self._judged else None
         figure = {
             "name": name,

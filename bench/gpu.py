@@ -1,14 +1,14 @@
-"""Questions that only a GPU answers. Each prints ratios to peers measured in the same run, verified first.
+"""Measurements that need a GPU. Each prints ratios to peers in the same run, after verifying the results.
 
-    python bench/gpu.py gather      rows of the cache in device memory against copying and index_select there
-    python bench/gpu.py planning    what planning a minibatch costs, on the device and on the host
-    python bench/gpu.py queue       pages by the request queue against the engine that serves it
-    python bench/gpu.py extents     runs of pages into device memory: pinned staging, kvikio
+    python bench/gpu.py gather      cached rows in device memory, compared with copying and index_select
+    python bench/gpu.py planning    cost of planning a minibatch, on the device and on the host
+    python bench/gpu.py queue       pages read through the request queue, compared with its engine
+    python bench/gpu.py extents     large reads into device memory: pinned staging, kvikio
     python bench/gpu.py sampling    input nodes/s from a topology in pinned host memory
-    python bench/gpu.py training    GraphSAGE from features on disk, against two other ways, with a breakdown
+    python bench/gpu.py training    GraphSAGE from features on disk, compared with two other ways, by stage
 
-Medians of alternating repeats after a warm-up; kernels by CUDA events. Each module says what it does.
-`--small` takes seconds and shows only that it works. tools/gpu_check.sh runs all of them.
+Medians of alternating repeats after a warm-up; kernels are timed by CUDA events. Each module has the details.
+`--small` takes seconds and only shows that it works. tools/gpu_check.sh runs all of them.
 """
 
 from __future__ import annotations
@@ -74,11 +74,17 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("question", choices=[*questions(small=True), "all"])
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--dir", type=Path, help="for datasets: on the disk to measure (default: temporary)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures, after each of them")
-    parser.add_argument("--feature-gb", type=float, default=0, help="features to train on (default: 4.3)")
-    parser.add_argument("--file-gb", type=float, default=0, help="what the queue reads from (default: 2.1)")
-    parser.add_argument("--log2-nodes", type=int, default=0, help="of the graph to sample (default: 23)")
+    parser.add_argument("--dir", type=Path, help="directory on the disk to measure (default: temporary)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results after each of them")
+    parser.add_argument(
+        "--feature-gb", type=float, default=0, help="size of the features for training (default: 4.3)"
+    )
+    parser.add_argument(
+        "--file-gb", type=float, default=0, help="size of the file for the queue (default: 2.1)"
+    )
+    parser.add_argument(
+        "--log2-nodes", type=int, default=0, help="size of the graph for sampling (default: 23)"
+    )
     parser.add_argument("--small", action="store_true")
     args = parser.parse_args(arguments)
     sizes = {

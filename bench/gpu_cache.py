@@ -1,11 +1,10 @@
-"""Does the cache in device memory gather as fast as the device copies, and what does planning cost? Called by
-gpu.py.
+"""Does the cache in device memory gather as fast as the device copies, and what does planning cost?
 
-gather: rows that are all in lines, in random order, against a copy of as many bytes within device memory and
-against torch.index_select on the device. Kernels only, by the device's clock.
+Called by gpu.py. gather: rows that are all in lines, in random order, compared with a copy of the same number
+of bytes within device memory, and with torch.index_select on the device. Kernels only, by the device's clock.
 
-planning: enter + plan + retire of minibatches of skewed ids that hit about half, with the reads that they
-post going on beside, by the device's clock and the host's; against the planner on the CPU with the same ids.
+planning: enter + plan + retire of minibatches of skewed ids with a hit ratio of about one half, including the
+posting of their reads, by the device's clock and the host's; compared with the planner on the CPU.
 """
 
 from __future__ import annotations

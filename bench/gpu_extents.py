@@ -1,9 +1,9 @@
-"""How fast do extents of files reach device memory? Called by gpu.py.
+"""How fast are extents of files read into device memory? Called by gpu.py.
 
-Runs of 64 KiB and of 1 MiB in random order, new in each round, past the page cache, in turn: by the engine
-into host memory, which is the disk's pace; by the engine through pinned staging into device memory; and by
-kvikio, where it is installed and works, by GPUDirect Storage or through host memory as the probe finds. The
-bytes of the first round are compared.
+Extents of 64 KiB and of 1 MiB in random order, new in each round, past the page cache, in turn: by the engine
+into host memory, which is the disk's rate; by the engine through pinned staging into device memory; and by
+kvikio, if it is installed and works, by GPUDirect Storage or through host memory. The bytes of the first
+round are compared.
 """
 
 from __future__ import annotations

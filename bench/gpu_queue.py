@@ -2,7 +2,7 @@
 
 Distinct random pages of 4 KiB, new in each round, past the page cache, in turn: by the engine in sorted
 batches, three in flight, into host memory; and by kernels that post requests, wait for the service and copy
-the pages into device memory, with both waits. Every byte of the first round is compared.
+the pages into device memory, with both kinds of wait. All bytes of the first round are compared.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How many input nodes a second does a GPU sample from a topology in pinned host memory? Called by gpu.py.
+"""How many input nodes per second does a GPU sample from a topology in pinned host memory? Called by gpu.py.
 
-An R-MAT graph; minibatches of uniform neighbour sampling without replacement; input nodes are counted once in
-a minibatch, as features are read. Against the same sampler on the CPU's threads, whose minibatches are
-compared with the GPU's, bit for bit. The time is the host's, from call to result.
+An R-MAT graph; minibatches of uniform neighbour sampling without replacement; distinct input nodes of each
+minibatch count. Compared with the same sampler on the CPU's threads, whose minibatches must equal the GPU's
+bit for bit. The time is the host's, from the call to the result.
 """
 
 from __future__ import annotations

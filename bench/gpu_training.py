@@ -1,11 +1,11 @@
 """How fast does GraphSAGE train on a GPU from features on disk, and where does the time go? Called by gpu.py.
 
-A synthetic graph whose features are several times the cache; plain PyTorch. Sides: gids.NodeLoader with its
-cache in device memory; the same loader with its cache in host memory and everything moved to the device; and
+A synthetic graph with features of several times the cache; plain PyTorch. Sides: gids.NodeLoader with its
+cache in device memory; the same loader with its cache in host memory, moving features to the device; and
 torch indexing of the memory-mapped features, moved to the device, with the same sampler. All have the same
-minibatches, model and start; the page cache is dropped before each run, and not limited. Each is stopped
-after a while and compared by rows per second, its first minibatches not counted. Before that, minibatches of
-both loaders are compared bit for bit with each other and with the source.
+minibatches, model and initial weights. The page cache is dropped before each run, but not limited. Each side
+is stopped after a while and compared by rows per second, without its first minibatches. Before that,
+minibatches of both loaders are compared bit for bit with each other and with the source.
 """
 
 from __future__ import annotations

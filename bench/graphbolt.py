@@ -1,31 +1,30 @@
-"""How much faster than GraphBolt's features on disk are cold rows read, one by one and with lookahead?
+"""How much faster does gids read cold rows than GraphBolt's features on disk, with and without lookahead?
 
     tools/graphbolt_env.sh DIRECTORY --bench            # 4.3 GB of disk for each row size, half an hour
     tools/graphbolt_env.sh DIRECTORY --bench --small    # a minute; only shows that it works
 
-Runs where DGL 2.1.0's GraphBolt can be imported. The questions:
+Needs an environment in which DGL 2.1.0's GraphBolt can be imported. Measures:
 
 * reads (rows of 4096 and of 512 B): ``read(ids)`` of gids.graphbolt.Feature, without a cache, against that of
   GraphBolt's TorchBasedFeature on a memory map, as OnDiskDataset makes it with ``in_memory: false``. Random
-  rows, each once, so that nothing but the disk can have them. 2 threads, and 16 for GraphBolt beside it.
-  Beside them ``gids_fetch`` of the same ids, which has the next reads in flight while one is handed over.
+  distinct rows, so that no cache helps. 2 threads; GraphBolt also with 16. Also ``gids_fetch`` of the same
+  ids, which has the next reads in flight while it returns a minibatch.
 * pipe (4096 B): ``gids_fetch``, window 16, against ``fetch_feature`` in the same pipe: GraphBolt samples
-  neighbours, its loader hands minibatches over. Some rows are met again and again. A side that is not through
-  after ``--pipe-seconds`` is stopped there, as GraphBolt's is with a slow disk; then it is rates that are
-  compared.
-* hits (4096 and 512 B): ``read(ids)`` of gids.graphbolt.Feature for rows that its cache holds; beside it
-  ``torch.index_select`` of as many rows in memory.
+  neighbours. Some rows are read repeatedly. A side that is not done after ``--pipe-seconds`` is stopped, as
+  GraphBolt's is with a slow disk, and rates are compared.
+* hits (4096 and 512 B): ``read(ids)`` of gids.graphbolt.Feature for cached rows, compared with
+  ``torch.index_select`` of the same number of rows in memory.
 
-With ``--newest DIRECTORY`` (tools/graphbolt_env.sh --dgl SOURCE builds it) also against what no released DGL
-has: reads against GraphBolt's newest disk feature, OnDiskNpyArray by io_uring; hits against its
-CPUCachedFeature, with each policy of its cache, and overlapped as in its read_async: the next minibatch is
-queried while rows are copied, which takes twice the threads that wait for each other.
+``--newest DIRECTORY`` (built by tools/graphbolt_env.sh --dgl SOURCE) adds parts that no released DGL has:
+reads of GraphBolt's newest disk feature, OnDiskNpyArray with io_uring; hits of its CPUCachedFeature with each
+policy of its cache, and overlapped as in its read_async, which queries the next minibatch while rows are
+copied and uses twice the threads.
 
-Both sides have the same rows, GraphBolt's in a .npy file, and, but for hits, the same memory: what a fresh
-process has before it opens them plus a quarter of them, page cache included, where we may limit it; Linux's
-default read-ahead of 128 KiB, where we may set it; nothing in the page cache at the start. For hits both
-caches have room for all rows that are asked for, and are warmed up first. Every row is compared with
-the source, outside the time. Rounds in alternating order; medians; the ratio is the median of the rounds'.
+Both sides have the same rows, GraphBolt's in a .npy file. Except for hits they run in fresh processes with a
+cold page cache, Linux's default read-ahead of 128 KiB (set if permitted), and the same memory (limited if
+permitted): what they use before they open the rows plus a quarter of the rows, page cache included. For hits
+both caches can hold all rows and are warmed up first. Every row is compared with the source, outside the
+measured time. Sides run in alternating order; ratios are medians of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -145,16 +144,25 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--bytes", type=int, default=2 << 30, help="of features (default: 2 GiB)")
-    add("--only", choices=["4096", "512", "pipe", "hits"], help="one of them; 4096 and 512 are reads")
-    add("--batch", type=int, default=8192, help="rows of one read")
-    add("--seconds", type=float, default=4.0, help="of each run of reads, or hits, at most")
-    add("--batches", type=int, default=40, help="minibatches of each run of the pipe")
-    add("--pipe-seconds", type=float, default=15.0, help="of each of them at most")
+    add("--bytes", type=int, default=2 << 30, help="size of the features (default: 2 GiB)")
+    add(
+        "--only",
+        choices=["4096", "512", "pipe", "hits"],
+        help="run only one; 4096 and 512 are the row sizes of reads",
+    )
+    add("--batch", type=int, default=8192, help="rows per read")
+    add("--seconds", type=float, default=4.0, help="time limit of each run of reads or hits")
+    add("--batches", type=int, default=40, help="minibatches per run of the pipe")
+    add("--pipe-seconds", type=float, default=15.0, help="time limit of each run of the pipe")
     add("--rounds", type=int, default=7)
     add("--seed", type=int, default=0)
-    add("--newest", type=Path, metavar="DIRECTORY", help="GraphBolt's newest features, to compare with")
-    add("--dir", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to measure")
+    add(
+        "--newest",
+        type=Path,
+        metavar="DIRECTORY",
+        help="compare with GraphBolt's newest features, built in DIRECTORY",
+    )
+    add("--dir", type=Path, default=Path(tempfile.gettempdir()), help="directory on the disk to measure")
     add("--json", type=Path, metavar="FILE")
     add("--small", action="store_true")
     args = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""One side of bench/graphbolt.py, in a process of its own: cold or cached rows by a feature, or a pipe."""
+"""One side of bench/graphbolt.py, in its own process: cold or cached rows by a feature, or a pipe."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
-"""What benchmarks share: alternating repeats, the device's own speed, and a record of the machine.
+"""What benchmarks share: alternating repeats, the device's own speed, JSON files.
 
-Fresh processes, cold page cache and memory limits are gids.measure.isolation.
+Fresh processes, a cold page cache and memory limits are in gids.measure.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 import gids.io
+from gids.measure.machine import this_machine, versions
 
 T = TypeVar("T")
 
@@ -78,19 +78,10 @@ def read_ahead(path: Path, size_bytes: int) -> Iterator[None]:
         setting.write_text(before)
 
 
-def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
-    memory = next(line for line in Path("/proc/meminfo").read_text().splitlines() if "MemTotal" in line)
-    return {
-        "cores": os.cpu_count(),
-        "memory_bytes": int(memory.split()[1]) * 1024,
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "load_average": os.getloadavg()[0],
-    }
-
-
 def write_json(path: Path | None, result: Mapping[str, Any]) -> None:
-    """Write result, with the machine, to path if one is given."""
+    """Write result, with the machine and the versions, to path if one is given."""
     if path:
-        path.write_text(json.dumps({"machine": machine(), **result}, indent=2) + "\n")
+        path.write_text(
+            json.dumps({"machine": this_machine().as_json(), "versions": versions(), **result}, indent=2)
+            + "\n"
+        )

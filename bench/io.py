@@ -1,14 +1,13 @@
-"""Question: do our engines read random 4 KiB blocks as fast as fio, on the same file at the same depth?
-
-Baseline: fio's io_uring engine with O_DIRECT and the best of several settings, found by trying each: it
-replays from a log the very offsets that we read, in the order in which we issue them (minibatches of unique
-random blocks, each sorted), or draws as many unique ones in an order of its own, whichever serves it better.
-Cold: O_DIRECT passes the page cache by, which is dropped before every run besides. Each round draws new
-offsets and swaps the order of the sides; ratios are medians over the rounds. What our engines read is
-compared with the file's known contents.
+"""Do the engines of gids read random 4 KiB blocks as fast as fio, from the same file at the same depth?
 
     python bench/io.py                 # 4 GB file, 200 000 reads, depth 256, 7 rounds; needs fio
     python bench/io.py --small         # seconds; only shows that it works
+
+Baseline: fio's io_uring engine with O_DIRECT and the best of several settings, found by trying each. fio
+replays the offsets that gids reads, in the same order (minibatches of unique random blocks, each sorted), or
+draws the same number of unique offsets itself, whichever is faster. Reads are cold: O_DIRECT, and the page
+cache is dropped before every run. Each round draws new offsets and swaps the order of the sides; ratios are
+medians over the rounds. The bytes that gids reads are compared with the file's known contents.
 """
 
 from __future__ import annotations
@@ -133,13 +132,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()), help="where the file goes")
+    parser.add_argument(
+        "--dir", type=Path, default=Path(tempfile.gettempdir()), help="directory for the file"
+    )
     parser.add_argument("--size-gb", type=float, default=4.0)
     parser.add_argument("--reads", type=int, default=200_000)
     parser.add_argument("--depth", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", action="store_true", help="leave the file for the next run")
+    parser.add_argument("--keep", action="store_true", help="keep the file for the next run")
     parser.add_argument("--small", action="store_true", help="16 MB, 2000 reads, 1 round")
     args = parser.parse_args()
     if args.small:

@@ -1,13 +1,13 @@
-"""How many pages does each order of rows read in an epoch, and what does writing it cost?
+"""How many pages does an epoch read with each order of rows, and what does writing the order cost?
 
-    python bench/orders.py                # 2^19 nodes, rows of 64 float32, 16 to a page
+    python bench/orders.py                # 2^19 nodes, rows of 64 float32, 16 per page
     python bench/orders.py --small
 
-Four graphs whose ids are in no order: three of `gids generate` (4,000 classes, 90 and 70 % of the edges
-within one by choice; and as it is, 16 classes), and R-MAT. Each is converted in every order, in a fresh
-process, after the source left the page cache, and compared with the source. Minibatches of 128 seeds,
-fanouts 10, 10; the trace that an order is made of has other random draws. Baseline: the order of the source,
-over the same minibatches. Pages are those that lookahead (W = 16) misses with a cache of 5 % of the table.
+Four graphs with shuffled ids: three of `gids generate` (4,000 classes with 90 and 70 % of the edges within a
+class, and the default of 16 classes), and R-MAT. Each is converted in every order in a fresh process, with
+the source out of the page cache, and compared with the source. Minibatches of 128 seeds, fanouts 10, 10; the
+trace for the trace order has other random draws. Baseline: the source's order, with the same minibatches.
+Counts the pages that lookahead (W = 16) misses with a cache of 5 % of the table.
 """
 
 from __future__ import annotations
@@ -101,11 +101,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--small", action="store_true", help="a size for tests")
-    parser.add_argument("--graphs", nargs="+", metavar="NAME", help="of the four, as they are printed")
+    parser.add_argument("--small", action="store_true", help="small size for tests")
+    parser.add_argument("--graphs", nargs="+", metavar="NAME", help="run only these graphs")
     parser.add_argument("--batches", type=int, help="minibatches (default: 300)")
-    parser.add_argument("--dir", help="where to put the datasets (default: a temporary directory)")
-    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--dir", help="directory for the datasets (default: temporary)")
+    parser.add_argument("--json", type=Path, help="write the results to FILE")
     args = parser.parse_args()
     args.batches = args.batches or (40 if args.small else 300)
     log2_nodes = 13 if args.small else 19

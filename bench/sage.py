@@ -1,4 +1,4 @@
-"""The model that benchmarks train: GraphSAGE in plain PyTorch, over the blocks of gids' own samplers."""
+"""The model that benchmarks train: GraphSAGE in plain PyTorch, over the blocks of gids' samplers."""
 
 from __future__ import annotations
 

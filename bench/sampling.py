@@ -1,18 +1,19 @@
-"""How fast does gids sample neighbourhoods, beside DGL's samplers, on a GPU, and many minibatches in a call?
+"""How fast does gids sample neighbourhoods, compared with DGL, on a GPU, and with many minibatches per call?
 
-    python bench/sampling.py                  # the CPU against DGL: 16 M edges, five minutes
-    python bench/sampling.py --bulk           # sample_bulk against the same minibatches, one by one
-    python bench/sampling.py --device cuda    # a GPU that samples the topology where it lies in host memory
+    python bench/sampling.py                  # the CPU compared with DGL: 16 M edges, five minutes
+    python bench/sampling.py --bulk           # sample_bulk compared with sample
+    python bench/sampling.py --device cuda    # a GPU that samples a topology in host memory
     python bench/sampling.py --small          # seconds; only shows that it works
 
-Beside DGL: an R-MAT graph (a = 0.57, shuffled ids, int64), the same in memory for all sides, and the same
-seeds and fanouts. DGL's NeighborSampler in both forms that it has: as it is by default (fused where there is
-more than one thread), and not fused; the faster of the two is the baseline. Labor (LABOR-0, by thresholds)
-beside LaborSampler as it is by default. The same number of threads; sides take turns, in alternating order;
-medians over the rounds. In bulk: a window of minibatches, of several sizes, by sample() and by sample_bulk(),
-after all arrays of both were compared; it takes as many free cores as threads. On a GPU: Neighbor, 537 M
-edges, power-law degrees, mostly sources of small ids; the time includes everything, from Python to the last
-kernel. Every edge of some minibatches is compared with the graph first. Input nodes are unique.
+DGL: an R-MAT graph (a = 0.57, shuffled ids, int64), in memory, the same for all sides, with the same seeds
+and fanouts. Baseline: the faster of DGL's NeighborSampler in its default form (fused with more than one
+thread) and not fused. Labor (LABOR-0) is compared with the default LaborSampler. All sides have the same
+number of threads and run in alternating order; results are medians over the rounds.
+
+Bulk: a window of minibatches of several sizes, by sample() and by sample_bulk(), after all their arrays were
+compared; it uses as many free cores as threads. GPU: Neighbor, 537 M edges, power-law degrees; the time
+includes everything from Python to the last kernel. Every edge of some minibatches is compared with the graph
+first. Input nodes are unique.
 """
 
 from __future__ import annotations
@@ -52,23 +53,27 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--log2-nodes", type=int, help="default: 20; 25 on a GPU")
+    add("--log2-nodes", type=int, help="size of the graph (default: 20; 25 on a GPU)")
     add("--degree", type=int, default=16)
     add("--fanouts", type=lambda text: list(map(int, text.split(","))), default=[5, 10, 15])
     add("--batch-size", type=int, default=1024)
-    add("--batches", type=int, default=40, help="minibatches in a round (default: 40)")
+    add("--batches", type=int, default=40, help="minibatches per round (default: 40)")
     add("--rounds", type=int, default=9)
-    add("--threads", type=lambda text: list(map(int, text.split(","))), help="default: 1 and torch's")
+    add(
+        "--threads",
+        type=lambda text: list(map(int, text.split(","))),
+        help="numbers of threads (default: 1 and torch's)",
+    )
     add("--seed", type=int, default=0)
     add("--samplers", choices=["neighbor", "labor"], nargs="+", default=["neighbor", "labor"])
-    add("--bulk", action="store_true", help="sample_bulk against sample")
-    add("--window", type=int, default=16, help="minibatches in a bulk (default: 16)")
+    add("--bulk", action="store_true", help="compare sample_bulk with sample")
+    add("--window", type=int, default=16, help="minibatches per bulk call (default: 16)")
     add(
         "--bulk-sizes",
         type=lambda text: list(map(int, text.split(","))),
         default=[16, 64, 256, 1024],
         metavar="N,…",
-        help="seeds of a minibatch in a bulk (default: 16,64,256,1024)",
+        help="seeds per minibatch in a bulk call (default: 16,64,256,1024)",
     )
     add("--device", choices=["cpu", "cuda"], default="cpu")
     add("--place", choices=["host", "indptr", "device"], nargs="*", default=["host", "indptr", "device"])

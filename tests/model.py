@@ -98,7 +98,7 @@ def min_hits(trace: list[npt.NDArray[np.int64]], lines: int) -> list[int]:
 def int8_with_a_scale(
     values: npt.NDArray[np.float32], scale: str
 ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
-    """(steps, scales) that values[n, width] are stored as, by the sentence of docs/format.md.
+    """(steps, scales) that values[n, width] are stored as, by the sentence of docs/internals/format.md.
 
     What is read is steps * scales. scale: "row" (scales are [n, 1]) or "column" ([1, width]).
     """

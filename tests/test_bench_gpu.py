@@ -1,4 +1,4 @@
-"""The GPU benchmarks run, at their small sizes, and verify what they measure: emulated, and on a GPU."""
+"""The GPU benchmarks run at their small sizes and verify their results: emulated, and on a GPU."""
 
 from __future__ import annotations
 

@@ -1,23 +1,300 @@
-"""The documentation holds together: links lead somewhere, no page is lost, every example is Python."""
+"""The documentation is true: links lead somewhere, snippets run, command lines parse.
+
+Every ```python block of the README and of docs/*.md runs, page by page and in order, in a folder with the
+datasets of datasets(). A page may prepare more in a comment that GitHub does not show: `<!-- setup`, Python,
+`-->`. A block under `<!-- not run: REASON -->`, and those of docs/internals, are compiled, and their names of
+gids are looked up.
+"""
 
 from __future__ import annotations
 
+import argparse
 import ast
+import importlib
+import importlib.util
+import inspect
 import re
+import shlex
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import pytest
+import torch
+
+import gids
+from gids import cli
+from gids.write import DatasetWriter, edge_list
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
     *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")),
     *sorted(ROOT.glob("docs/**/*.md")),
 ]
-EXAMPLE = re.compile(r"```python\n(.*?)```", re.DOTALL)
+USER_PAGES = [page for page in PAGES if page.parent in (ROOT, ROOT / "docs")]
+CODE = re.compile(r"<!-- (setup)\n(.*?)-->|(?:<!-- (not run): .*? -->\n+)?```python\n(.*?)```", re.DOTALL)
+
+
+class Snippet(NamedTuple):
+    code: str
+    runs: bool
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT).with_suffix(""))
+
+
+def snippets(page: Path) -> list[Snippet]:
+    """Hidden preparations and visible blocks. Line numbers of errors are those of the page."""
+    text, found = page.read_text(), []
+    for match in CODE.finditer(text):
+        part = 2 if match[1] else 4
+        lines_before = text.count("\n", 0, match.start(part))
+        found.append(Snippet("\n" * lines_before + match[part], match[3] is None))
+    return found
 
 
 def prose(page: Path) -> str:
-    return re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    return re.sub(r"```.*?```|<!--.*?-->", "", page.read_text(), flags=re.DOTALL)
+
+
+# Snippets
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with papers.gids (one node type; feat, edge table w), embeddings.gids (embedding of the same
+    nodes) and shop.gids (users buy items)."""
+    folder = tmp_path_factory.mktemp("datasets")
+    generator = torch.Generator().manual_seed(1)
+    nodes, cites = 300, ("_N", "_E", "_N")
+
+    def edges(num_src: int, num_dst: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return (
+            torch.randint(num_src, (count,), generator=generator),
+            torch.randint(num_dst, (count,), generator=generator),
+        )
+
+    with DatasetWriter(folder / "papers.gids") as writer:
+        writer.write_table("node", "_N", "feat", torch.randn(nodes, 16, generator=generator))
+        writer.write_edges(cites, edge_list(*edges(nodes, nodes, 3000), num_src=nodes, num_dst=nodes))
+        writer.write_table("edge", cites, "w", torch.rand(3000, 1, generator=generator))
+        writer.write_labels("_N", torch.arange(nodes) % 4)
+        for split, first, end in (("train", 0, 150), ("val", 150, 200), ("test", 200, 300)):
+            writer.write_split("_N", split, torch.arange(first, end))
+    with DatasetWriter(folder / "embeddings.gids") as writer:
+        writer.write_table("node", "_N", "embedding", torch.randn(nodes, 8, generator=generator))
+    users, items = 50, 30
+    with DatasetWriter(folder / "shop.gids") as writer:
+        writer.write_table("node", "user", "feat", torch.randn(users, 8, generator=generator))
+        writer.write_table("node", "item", "feat", torch.randn(items, 8, generator=generator))
+        buyers, bought = edges(users, items, 400)
+        buys = edge_list(buyers, bought, num_src=users, num_dst=items)
+        writer.write_edges(("user", "buys", "item"), buys)
+        reverse = edge_list(bought, buyers, num_src=items, num_dst=users)
+        writer.write_edges(("item", "bought by", "user"), reverse)
+    return folder
+
+
+def train(*given: Any) -> Any:
+    """What the snippets call a training step, or a run."""
+    return given
+
+
+PAGES_WITH_CODE = [page for page in USER_PAGES if any(snippet.runs for snippet in snippets(page))]
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_CODE, ids=name_of)
+def test_snippets_run(
+    page: Path, datasets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
+) -> None:
+    imported = {
+        part for s in snippets(page) if s.runs for part in ("dgl", "torch_geometric") if part in s.code
+    }
+    for part in sorted(imported):
+        pytest.importorskip(part)
+    shutil.copytree(datasets, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "snippet", "train": train}
+    for snippet in snippets(page):
+        if snippet.runs:
+            exec(compile(snippet.code, str(page), "exec"), names)
+    for value in names.values():
+        if isinstance(value, gids.Source):
+            value.close()
+
+
+def looked_up(node: ast.expr) -> Any:
+    """The object that `gids.a.b` names. None for other expressions, and for what is in modules that cannot be
+    imported here."""
+    if isinstance(node, ast.Name):
+        return gids if node.id == "gids" else None
+    if not isinstance(node, ast.Attribute):
+        return None
+    owner = looked_up(node.value)
+    if not isinstance(owner, ModuleType):
+        return None
+    name = f"{owner.__name__}.{node.attr}"
+    if importlib.util.find_spec(name) is None:
+        return getattr(owner, node.attr)  # AttributeError: the page names what there is not
+    try:
+        return importlib.import_module(name)
+    except ImportError:  # a framework is missing here
+        return None
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if any(not s.runs for s in snippets(page))], ids=name_of
+)
+def test_snippets_that_are_not_run_name_what_there_is(page: Path) -> None:
+    check_names(snippet.code for snippet in snippets(page) if not snippet.runs)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p not in USER_PAGES and snippets(p)], ids=name_of)
+def test_snippets_of_internals_name_what_there_is(page: Path) -> None:
+    check_names(snippet.code for snippet in snippets(page))
+
+
+def check_names(codes: Iterator[str]) -> None:
+    for code in codes:
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("gids"):
+                module = importlib.import_module(node.module)
+                for alias in node.names:
+                    if importlib.util.find_spec(f"{node.module}.{alias.name}") is None:
+                        getattr(module, alias.name)
+            elif isinstance(node, ast.Attribute):
+                looked_up(node)
+            elif isinstance(node, ast.Call) and (called := looked_up(node.func)) is not None:
+                known = inspect.signature(called).parameters
+                assert {keyword.arg for keyword in node.keywords} <= set(known), ast.unparse(node)
+
+
+SIGNATURE = re.compile(r"^    (gids\.[\w.]+)(\([^()]*\))$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if SIGNATURE.search(p.read_text())], ids=name_of)
+def test_signatures_are_those_of_the_code(page: Path) -> None:
+    for name, arguments in SIGNATURE.findall(page.read_text()):
+        if name.startswith("gids.pyg"):
+            pytest.importorskip("torch_geometric")
+        names: dict[str, Any] = {"torch": torch}
+        exec(f"def written{arguments}: ...", names)
+        found = looked_up(ast.parse(name, mode="eval").body)
+        real = [
+            (p.name, p.kind, p.default)
+            for p in inspect.signature(found).parameters.values()
+            if p.kind is not p.VAR_KEYWORD
+        ]
+        written = inspect.signature(names["written"]).parameters.values()
+        assert [(p.name, p.kind, p.default) for p in written] == real, name
+
+
+def test_settings_list_every_option_of_open() -> None:
+    table = re.search(r"\| option of `gids.open` .*?\n\n", (ROOT / "docs/settings.md").read_text(), re.DOTALL)
+    assert table
+    rows = re.findall(r"^\| (`.*?) \|", table[0], re.MULTILINE)
+    listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert listed == set(inspect.signature(gids.open).parameters)
+
+
+# Messages
+
+
+NOT_OUR_MESSAGES = {
+    "module 'gids' has no attribute 'FeatureStore'",
+    "No module named 'torchdata.datapipes'",
+    "Too many open files",
+    "import dgl",
+    "gids bench bandwidth",
+}
+
+
+def texts_of_the_code() -> str:
+    """Every text in the code of gids, with … for what is put in."""
+    found = []
+    for file in ROOT.glob("gids/**/*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = (v.value if isinstance(v, ast.Constant) else "…" for v in node.values)
+                found.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    for file in [*ROOT.glob("native/**/*.cpp"), *ROOT.glob("native/**/*.h")]:
+        literals = re.sub(r'"\s*"', "", file.read_text())
+        found += re.findall(r'"([^"\n]+)"', literals)
+    return "\n".join(found)
+
+
+def test_messages_in_troubleshooting_are_those_of_the_code() -> None:
+    texts = texts_of_the_code()
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    for cell in re.findall(r"^\| ([^|]*) \|", page, re.MULTILINE):
+        for message in re.findall(r"`([^`]*)`", cell):
+            if " " in message and message not in NOT_OUR_MESSAGES:
+                message = re.sub(r"^\w*Error: ", "", message)
+                for part in filter(None, (part.strip() for part in message.split("…"))):
+                    assert part in texts, message
+
+
+# Command lines
+
+
+def command_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gids", exit_on_error=False)
+    subparsers = parser.add_subparsers(dest="command")
+    for name in cli.COMMANDS:
+        importlib.import_module(f"gids.cli.{name}").add_parser(subparsers)
+    return parser
+
+
+def command_lines(page: Path) -> Iterator[list[str]]:
+    """The words after `gids` of each command line in a block of shell commands."""
+    text = re.sub(r"```python\n.*?```|<!--.*?-->", "", page.read_text(), flags=re.DOTALL)
+    text = re.sub(r"\\\n *", "", text)
+    fenced = "".join(re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)).splitlines()
+    indented = re.findall(r"^    (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    for line in [*fenced, *indented]:
+        for command in re.split(r"&&|\|", line):
+            if re.match(r"\s*(\S*/)?gids ", command):
+                yield shlex.split(command, comments=True)[1:]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if any(command_lines(p))], ids=name_of)
+def test_command_lines_parse(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in command_lines(page):
+        try:
+            _, unknown = command_parser().parse_known_args(cli._with_negative_shapes(words))
+        except SystemExit:
+            pytest.fail(f"gids {shlex.join(words)}: {capsys.readouterr().err.splitlines()[-1]}")
+        assert not unknown, f"gids {shlex.join(words)}"
+
+
+def options_of(words: list[str]) -> set[str]:
+    """All options of the command that the words begin with."""
+    parser, known = command_parser(), set()
+    for word in words:
+        known |= set(parser._option_string_actions)
+        nested = next((a for a in parser._actions if isinstance(a, argparse._SubParsersAction)), None)
+        if nested is None or word.startswith("-"):
+            break
+        assert word in nested.choices, f"no command {word!r} in {words}"
+        parser = nested.choices[word]
+    return known | set(parser._option_string_actions)
+
+
+@pytest.mark.parametrize("page", PAGES[:2] + PAGES[3:], ids=name_of)  # the changelog tells of old commands
+def test_commands_in_the_text_have_these_options(page: Path) -> None:
+    for span in re.findall(r"`gids ([^`]+)`", prose(page)):
+        words = span.split()
+        known = options_of(words)
+        for option in (word.partition("=")[0] for word in words if word.startswith("--")):
+            assert option in known, f"gids {span}"
+
+
+# Links
 
 
 def anchors(page: Path) -> set[str]:
@@ -35,17 +312,11 @@ def links(page: Path) -> list[tuple[Path, str]]:
     ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_files_and_headings_that_there_are(page: Path) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_to_existing_files_and_headings(page: Path) -> None:
     for path, anchor in links(page):
         assert path.is_file(), path
         assert not anchor or anchor in anchors(path), f"{path.name}#{anchor}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_examples_are_python(page: Path) -> None:
-    for example in EXAMPLE.findall(page.read_text()):
-        ast.parse(example)
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
@@ -55,4 +326,4 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
         if page not in seen:
             seen.add(page)
             next_pages += [path for path, _ in links(page) if path.suffix == ".md"]
-    assert seen >= set(PAGES)
+    assert seen >= set(PAGES), sorted(map(name_of, set(PAGES) - seen))

@@ -23,7 +23,7 @@ LIMITS_S = (2.5, 10.0, 60.0)  # for what must overrun: the second and third wher
 
 @pytest.fixture
 def check(tmp_path: Path) -> Check:
-    """A run with half a minute for every step, that has found a GPU."""
+    """A check with a GPU and half a minute per step."""
     plan = Plan({**dict.fromkeys(FULL.shares_s, 30.0), "racecheck": 0.0}, small=True)
     found = Check(plan, tmp_path / "out", tmp_path / "scratch", build=False)
     found.machine = {"gpu": "NVIDIA H100"}
@@ -33,7 +33,7 @@ def check(tmp_path: Path) -> Check:
 
 @pytest.fixture
 def as_pytest(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """as_pytest(code): what runs in the place of pytest."""
+    """as_pytest(code): run code instead of pytest."""
 
     def patch(code: str) -> None:
         monkeypatch.setattr(gpu_check, "pytest_command", lambda *_: [*PYTHON, code])
@@ -95,15 +95,13 @@ def test_a_step_that_overruns_is_killed_with_its_children(tmp_path: Path) -> Non
         raise AssertionError("the grandchild lives on")
 
 
-def test_a_command_that_ignores_being_asked_to_end_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_check, "GRACE_S", 0.5)
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     assert gpu_check.run_within(1.5, [*PYTHON, code], tmp_path / "log", dict(os.environ)).status is None
 
 
-def test_a_step_whose_share_is_spent_is_not_begun(check: Check) -> None:
+def test_a_step_without_time_left_is_skipped(check: Check) -> None:
     check.spent["tests"] = 29.5
     ended = check.run("tests", [*PYTHON, "raise SystemExit('was begun')"])
     assert (ended.status, ended.output) == (None, "")
@@ -152,7 +150,7 @@ def test_tests_are_counted(check: Check, as_pytest: Callable[[str], None]) -> No
         ),
     ],
 )
-def test_what_compute_sanitizer_says_is_told(
+def test_the_output_of_compute_sanitizer_is_reported(
     check: Check,
     as_pytest: Callable[[str], None],
     monkeypatch: pytest.MonkeyPatch,
@@ -186,7 +184,7 @@ def test_without_compute_sanitizer_its_steps_are_skipped(
     monkeypatch.setattr(gpu_check, "find_sanitizer", lambda: None)
     gpu_check.sanitize(check, "memcheck")
     assert check.steps[0].result == "skipped"
-    assert "not on the PATH" in check.steps[0].note
+    assert "was not found on the PATH" in check.steps[0].note
     assert gpu_check.status(check) == 0
 
 
@@ -208,11 +206,11 @@ def bench_that(folder: Path, body: str) -> None:
         ("write(('a', 0.9, 'x', 0.8, True, ''), ('b', 7, 'GB/s', None, None, ''))", "passed", "", 2),
         ("write(('a', 0.7, 'x', 0.8, False, ''))", "failed", "below its target: a", 1),
         ("write(); raise SystemExit('broken')", "failed", "broken", 0),
-        ("write()", "failed", "it gave no figure", 0),
+        ("write()", "failed", "it wrote no results", 0),
         ("write(('a', 0.9, 'x', 0.8, True, ''))\ntime.sleep(3600)", "overran", "killed after", 1),
     ],
 )
-def test_figures_are_held_to_their_bars(
+def test_results_are_compared_with_their_targets(
     check: Check,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -239,7 +237,7 @@ def test_figures_are_held_to_their_bars(
     assert all(f["question"] == "gather" for f in check.figures)
 
 
-def test_the_report_has_all_that_a_reader_needs(check: Check, tmp_path: Path) -> None:
+def test_the_report_has_tables_and_json(check: Check, tmp_path: Path) -> None:
     check.machine |= {"driver": "580.1", "torch": "2.11.0", "commit": "abc"}
     check.steps = [Step("tests", "passed", 61.4, "41 passed"), Step("racecheck", "skipped", 0, "a | b")]
     check.figures = [
@@ -278,7 +276,7 @@ def test_wheels_are_installed_before_the_build(
     assert commands[0][-1].endswith(".whl")
 
 
-def test_a_backend_that_is_not_to_be_had_is_named(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_build_backend_is_named(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     check.build = True
     failing = [*PYTHON, "raise SystemExit('no network')", "nanobind-backend>=1.0"]
     monkeypatch.setattr(gpu_check, "build_commands", lambda check: [failing])
@@ -305,7 +303,7 @@ def test_without_a_gpu_it_says_so_and_ends_with_status_2(
     assert [p.name for p in (tmp_path / "out").iterdir() if p.is_dir()] == [], "no scratch is left"
 
 
-def test_this_machine_is_looked_at(check: Check) -> None:
+def test_this_machine_is_described(check: Check) -> None:
     check.machine = {}
     gpu_check.look_at_machine(check)
     assert check.machine["python"].startswith("3.")

@@ -1,8 +1,10 @@
-"""Builds gids in a scratch folder, runs its GPU tests, compute-sanitizer and the GPU benchmarks, each within
-its share of ten minutes, and writes a table and a JSON file. Called by gpu_check.sh; needs only Python.
+"""Builds gids in a temporary directory, and runs its GPU tests, compute-sanitizer and the GPU benchmarks.
 
-A step that overruns is killed with all of its children and the next one begins. Exit status: 0 everything
-passed, 1 something failed or overran, 2 no GPU (what can be done without one is done).
+Each step has a part of ten minutes. Writes a table and a JSON file. Called by gpu_check.sh. Needs only
+Python.
+
+A step that takes too long is killed with its children, and the next step starts. Exit status: 0 all steps
+passed, 1 a step failed or was killed, 2 no GPU (steps that need none are run).
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ class Step:
 
 @dataclass
 class Ended:
-    """A command that has ended. status: None when it overran and was killed. output: all it said."""
+    """A command that has ended. status: None if it took too long and was killed. output: all its output."""
 
     status: int | None
     seconds: float
@@ -82,14 +84,14 @@ class Ended:
 
     @property
     def last_line(self) -> str:
-        """Where pip quotes a command, that command's."""
+        """The last line; if pip quotes the output of a command, the last line of that output."""
         quoted = self.output.partition("[end of output]")[0]
         return (quoted.strip().splitlines() or [""])[-1].strip()
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run, and how long it may take. small: the benchmarks' small sizes."""
+    """The steps and their time limits. small: use the benchmarks' small sizes."""
 
     shares_s: Mapping[str, float]
     small: bool
@@ -130,7 +132,7 @@ BENCHMARKS = ("gather", "planning", "queue", "extents", "sampling", "training")
 
 @dataclass
 class Check:
-    """One run. site: the folder that gids is built into; None: the gids that is installed."""
+    """One run of the check. site: the directory into which gids is built."""
 
     plan: Plan
     out: Path
@@ -153,11 +155,11 @@ class Check:
         return str(self.machine.get("no_gpu", ""))
 
     def run(self, name: str, command: Sequence[str], **environment: str) -> Ended:
-        """Run a command within what is left of its step's share; its output goes to OUT/NAME.log."""
+        """Run a command in the time left of its step. Its output goes to OUT/NAME.log."""
         left = self.plan.shares_s[name] - self.spent.get(name, 0.0)
         limit = min(left, TOTAL_S - (time.monotonic() - self.begun))
         paths = [str(self.site), *filter(None, [os.environ.get("PYTHONPATH")])]
-        env = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}  # no two of few streams share a hardware channel
+        env = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}  # streams do not share a hardware channel
         env |= {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", **environment}
         ended = run_within(limit, command, self.out / f"{name}.log", env)
         self.spent[name] = self.spent.get(name, 0.0) + ended.seconds
@@ -182,7 +184,7 @@ class Check:
 
 
 def run_within(limit_s: float, command: Sequence[str], log: Path, env: Mapping[str, str]) -> Ended:
-    """Run a command in a session of its own; when it overruns, end all of that session."""
+    """Run a command in its own session; if it takes too long, kill the whole session."""
     begun = time.monotonic()
     status: int | None = None
     with open(log, "ab") as sink:
@@ -212,7 +214,7 @@ def run_within(limit_s: float, command: Sequence[str], log: Path, env: Mapping[s
 
 
 def end_session(child: subprocess.Popen[bytes]) -> None:
-    """End what is left of a child's session; what the kernel does not let go of is left behind."""
+    """Kill the processes of a child's session; some may survive if the kernel does not release them."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, number)
@@ -228,13 +230,13 @@ def look_at_machine(check: Check) -> None:
     with contextlib.suppress(ValueError):
         check.machine = json.loads(ended.last_line if ended.status == 0 else "")
     if not check.machine:
-        check.machine = {"no_gpu": f"the interpreter does not answer: {ended.last_line or 'no output'}"}
+        check.machine = {"no_gpu": f"the Python interpreter fails: {ended.last_line or 'no output'}"}
     check.machine |= nvidia_smi() | commit()
     check.add("machine", ended, check.machine.get("gpu") or f"no GPU: {check.no_gpu}")
 
 
 def nvidia_smi() -> dict[str, str]:
-    """The driver, and the PCIe link at its best: at rest the link is slower."""
+    """The driver, and the maximum of the PCIe link, which is slower when idle."""
     fields = ["driver_version", "pcie.link.gen.max", "pcie.link.width.max"]
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", "--id=0"]
     said = output_of(command)
@@ -250,7 +252,7 @@ def commit() -> dict[str, str]:
 
 
 def output_of(command: Sequence[str]) -> str:
-    """stdout of a short command; "" when it is not there or fails."""
+    """stdout of a short command; "" if it does not exist or fails."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)
         return done.stdout.strip() if done.returncode == 0 else ""
@@ -283,20 +285,22 @@ def build(check: Check) -> bool:
             note = ended.last_line
             if "nanobind-backend" in command[-1]:
                 note = (
-                    f"nanobind-backend is missing and not to be had: bring its wheel by --wheels DIR ({note})"
+                    "nanobind-backend cannot be installed: give a directory with its wheel by --wheels DIR "
+                    f"({note})"
                 )
             check.add("build", ended, note)
             return False
     found = check.run("build", [*PYTHON, "-c", "import gids; print(gids.__file__)"])
     built = found.last_line.startswith(str(check.site))
-    hidden = f"it is hidden by {found.last_line}: uninstall that, or check it with --no-build"
+    hidden = f"{found.last_line} hides it: uninstall that, or check it with --no-build"
     check.add("build", found, "" if built else hidden, passed=built)
     return built
 
 
 def pytest_command(check: Check, tests: Sequence[str], report: str) -> list[str]:
-    """Verbose, so that the log of a killed run names the test that it was in."""
+    """The pytest command; verbose, so that the log of a killed run shows the test that was running."""
     command = [*PYTHON, "-m", "pytest", "-v", "-m", "gpu", "-p", "no:cacheprovider", "-o", "timeout=45"]
+    command += ["-o", "addopts="]  # one process, and no plugin but the time-out
     command += ["--continue-on-collection-errors", f"--junitxml={check.out / report}", *tests]
     if not output_of([*PYTHON, "-c", "import importlib.util as u; print(u.find_spec('dgl') or '')"]):
         command.append("--ignore=tests/dgl")  # its tests need DGL to be collected
@@ -312,7 +316,7 @@ def run_tests(check: Check) -> None:
 
 
 def summary(output: str) -> str:
-    """pytest's counts; of a run that was killed, those so far, and where it was."""
+    """pytest's counts; of a killed run, the counts so far and the test that was running."""
     counts = re.findall(r"^=*\s*((?:\d+ \w+(?:, )?)+) in [\d.]+s", output, re.MULTILINE)
     if counts:
         return str(counts[-1])
@@ -326,13 +330,13 @@ def summary(output: str) -> str:
 
 
 def sanitize(check: Check, tool: str) -> None:
-    """The small GPU tests under compute-sanitizer, which instruments our kernels only."""
+    """Run the small GPU tests under compute-sanitizer, which checks the kernels of gids only."""
     sanitizer = find_sanitizer()
     if not check.plan.shares_s[tool]:
         check.skip(tool, "--quick")
         return
     if sanitizer is None:
-        check.skip(tool, "compute-sanitizer is not on the PATH nor below CUDA_HOME")
+        check.skip(tool, "compute-sanitizer was not found on the PATH or in CUDA_HOME")
         return
     command = [sanitizer, "--tool", tool, "--kernel-name", "kns=gids_", "--report-api-errors", "no"]
     command += ["--error-exitcode", "86", *pytest_command(check, SANITIZED, f"{tool}.xml")]
@@ -366,7 +370,7 @@ def benchmark(check: Check, question: str) -> None:
     missed = [f["name"] for f in figures if f.get("passed") is False]
     note = f"below its target: {', '.join(missed)}" if missed else ""
     if ended.status == 0 and not figures:
-        missed, note = ["all"], "it gave no figure"
+        missed, note = ["all"], "it wrote no results"
     check.add(question, ended, note, passed=ended.status == 0 and not missed)
 
 
@@ -384,7 +388,7 @@ def status(check: Check) -> int:
 
 
 def report(check: Check) -> str:
-    """Two tables, in Markdown."""
+    """Two tables in Markdown: steps and results."""
     machine = check.machine
     names = [
         "gpu",
@@ -426,7 +430,7 @@ def write_json(check: Check, path: Path) -> None:
 
 
 def go(check: Check) -> int:
-    """Take all steps; print and write the report; the exit status."""
+    """Run all steps, print and write the report. Returns the exit status."""
     look_at_machine(check)
     usable = build(check)
     remaining: list[tuple[str, Callable[[], None]]] = [("tests", lambda: run_tests(check))]
@@ -466,21 +470,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    out = "for logs, gpu-check.json and, meanwhile, up to 10 GB of data: on the disk to measure"
+    out = "directory on the disk to measure, for logs, gpu-check.json and up to 10 GB of temporary data"
     parser.add_argument("--out", type=Path, default=ROOT / "build/gpu-check", help=out)
     parser.add_argument(
-        "--wheels", type=Path, help="a folder of wheels to install first (nanobind-backend, …)"
+        "--wheels", type=Path, help="directory of wheels to install first (nanobind-backend, …)"
     )
     parser.add_argument("--quick", action="store_true", help="small benchmarks, no racecheck")
-    parser.add_argument("--no-build", action="store_true", help="use the gids that is installed")
-    parser.add_argument("--dry-run", action="store_true", help="list the steps and end")
+    parser.add_argument("--no-build", action="store_true", help="check the installed gids")
+    parser.add_argument("--dry-run", action="store_true", help="list the steps and exit")
     args = parser.parse_args(arguments)
     plan = QUICK if args.quick else FULL
     if args.dry_run:
         dry_run(plan)
         return 0
     if args.wheels and not args.wheels.is_dir():
-        parser.error(f"--wheels {args.wheels}: no such folder")
+        parser.error(f"--wheels {args.wheels}: no such directory")
     args.out.mkdir(parents=True, exist_ok=True)
     for log in args.out.glob("*.log"):
         log.unlink()

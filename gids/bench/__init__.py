@@ -1,18 +1,16 @@
-"""What ``gids bench`` measures, in parts that scripts may use too.
+"""The measurements of ``gids bench``.
 
-    report.py, session.py          what a command answers; its bounds on time, its progress
-    text.py, plot.py, machine.py   tables, PNG files, what the numbers were measured on
-    arguments.py, places.py        options that several questions take; cache sizes
-    trace.py, trace_writer.py      a file of the pages that minibatches read
-    recording.py, sampled.py       where traces come from: a training run, or sampling alone
-    minibatches.py                 what training would sample
-    optimum.py, replay.py, case.py what a trace would hit: at best (Belady's MIN), and in a cache of ours
-    probe.py, fio.py               what the disk can do
-    aggregation.py                 one run of reading and gathering
-    device_extents.py              extents into device memory, by kvikio and by pinned staging
+    bandwidth.py, hit_ratio.py, sampling.py, epoch.py   one command each
+    arguments.py, cache_sizes.py   shared options; cache sizes
+    report.py, session.py          the result of a command; its time limit
+    text.py, plot.py               the table; `--plot`
+    minibatches.py, sampled.py     minibatches as training samples them; a trace of them
+    trace_source.py, row_orders.py the traces of hit-ratio: recorded or sampled, in an order of rows
+    case.py, advise.py             a trace beside Belady's MIN; the smallest cache that is large enough
+    probe.py, aggregation.py       the disk's ceiling; one run of reading and gathering
+    limited.py                     bandwidth in a process with bounded memory
     epoch_source.py                a dataset as the files that an epoch is trained from
-    hit_ratio.py, advise.py, bandwidth.py, sampling.py, epoch.py, …_plot.py   one question each
 
-``gids.cli.bench`` composes them. A question's module has ``HELP``, ``add_arguments(parser)`` and
-``measure(args, session, report)``, and imports what is slow inside.
+``gids.cli.bench`` calls them. The module of a command has ``HELP``, ``add_arguments(parser)``,
+``measure(args, session, report)`` and ``columns(report)``.
 """

@@ -1,7 +1,7 @@
-"""The smallest cache and window that reach what is wanted of a trace. Called by hit_ratio.py for --advise.
+"""`gids bench hit-ratio --advise`: the smallest cache and window that reach a hit ratio.
 
-A hit ratio grows with the cache and, under lookahead, with the window: so the smallest cache is sought with
-the longest window, by halving, and then the shortest window that does as well with it.
+The hit ratio grows with the cache and, with lookahead, with the window. A binary search finds the smallest
+cache with the longest window; then the shortest window that is enough with this cache is found.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from gids.bench.case import Case
 
 POLICY = "lookahead"
-PRECISION = 0.01  # of the cache: the search ends when it is known so well
+PRECISION = 0.01  # of the cache size: where the search ends
 _PAGE_WORD_BYTES = 8
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A hit ratio, or the seconds that an epoch's missing pages may take to read; the other is None."""
+    """A hit ratio, or the seconds to read an epoch's missing pages; the other one is None."""
 
     hit_ratio: float | None
     epoch_s: float | None
@@ -45,12 +45,12 @@ def parse_wanted(value: str) -> Wanted:
         if found[2] != "s" and 0 < ratio <= 1:
             return Wanted(ratio, None)
     raise ValueError(
-        f"--advise {value}: write a hit ratio such as 60%, or the seconds of an epoch such as 30s"
+        f"--advise {value} is not a goal: use a hit ratio such as 60%, or seconds per epoch such as 30s"
     )
 
 
 def advise(case: Case, wanted: Wanted, args: argparse.Namespace, session: Session, report: Report) -> None:
-    """Search, and add the answer to the report; its figures are the caches that were looked at."""
+    """Search, and add the answer to the report, with a figure for each cache that was tried."""
     from gids.trace.replay import LIVE_BATCHES
 
     per_batch = case.pages / (case.trace.batch_count - case.warm)
@@ -92,11 +92,11 @@ def _search(
     best = measured(case.traced.page_count, longest)
     if best < ratio:
         report.answers.append(
-            f"no cache hits the {ratio:.1%} that are needed: with every page in it, {best:.1%} are hits, as "
-            "the rest is read for the first time. A longer trace repeats more (--batches)"
+            f"no cache reaches {ratio:.1%}: with every page in the cache {best:.1%} are hits, the rest are "
+            "first reads. A longer trace (--batches) has fewer first reads"
         )
         return
-    low, high = 0, case.traced.page_count  # reached with high; not with low, which is looked at first
+    low, high = 0, case.traced.page_count  # high reaches the ratio, low does not
     if measured(0, longest) >= ratio:
         high = 0
     while high - low > max(1, int(PRECISION * high)):
@@ -123,14 +123,14 @@ def _answer(
     metadata = of_lines + case.traced.page_count * _PAGE_WORD_BYTES
     if lines:
         report.answers.append(
-            f"{ratio:.1%} are hits with {lines:,} lines ({format_bytes(cache)}, {share:.1%} of the "
+            f"{ratio:.1%} of pages are hits with {lines:,} lines ({format_bytes(cache)}, {share:.1%} of the "
             f"table; metadata {format_bytes(metadata)}) and a window of {window}: "
             f"gids.open(..., window={window}, cache={cache + of_lines})"
         )
         minimum = case.minimum(lines)["hit_ratio"]
-        report.answers.append(f"a cache of that size that knows the future would hit {minimum:.1%}")
+        report.answers.append(f"the best possible cache of this size (Belady's MIN) hits {minimum:.1%}")
     else:
-        report.answers.append("no cache is needed for that: it is reached when every page is read each time")
+        report.answers.append("no cache is needed: the goal is reached even if every page is read each time")
     speed = report.subject.get("pages_per_s")
     if speed:
         epoch = _epoch_batches(case)
@@ -146,14 +146,12 @@ def _measured_speed(case: Case, args: argparse.Namespace, report: Report) -> flo
     from gids.bench.probe import random_reads
 
     if args.path is None:
-        raise ValueError(
-            "--advise in seconds needs the disk's speed: name the dataset too, or give --pages-per-s"
-        )
+        raise ValueError("--advise in seconds needs the disk's speed: give the dataset too, or --pages-per-s")
     _, table = arguments.open_table(args)
     if table.page_count != case.traced.page_count:
         raise ValueError(
-            f"{args.path} has {table.page_count:,} pages of {table.name!r}, and the trace tells of "
-            f"{case.traced.page_count:,}: it is of another dataset"
+            f"{args.path} has {table.page_count:,} pages of {table.name!r}, the trace has "
+            f"{case.traced.page_count:,}: the trace is from another dataset"
         )
     found = random_reads(table.shard_paths, page_bytes=case.traced.page_bytes, seconds=3.0)
     if found.note:
@@ -162,5 +160,5 @@ def _measured_speed(case: Case, args: argparse.Namespace, report: Report) -> flo
 
 
 def _epoch_batches(case: Case) -> int:
-    """Where no epoch is known, what the trace holds counts as one."""
+    """Minibatches per epoch; if unknown, those of the trace."""
     return case.epoch_batches or case.trace.batch_count

@@ -1,7 +1,4 @@
-"""One run of aggregation: a loader reads and gathers the rows of given minibatches, and is watched meanwhile.
-
-Called by bandwidth.py. The minibatches are made beforehand, so that sampling takes no part.
-"""
+"""One run of aggregation: reads and gathers the rows of given minibatches. Called by bandwidth.py."""
 
 from __future__ import annotations
 
@@ -34,9 +31,9 @@ _VERIFIED_ROWS = 512
 
 @dataclass(frozen=True)
 class Run:
-    """What to run. state: "cold", nothing of the shards in the page cache, or "warm", all of them.
+    """The settings of a run. state: "cold", no page of the shards in the page cache, or "warm", all of them.
 
-    memory_bytes: of the loader; None for its default.
+    memory_bytes: for the loader; None takes its default.
     """
 
     engine: str
@@ -52,11 +49,9 @@ class Run:
 
 @dataclass
 class Measured:
-    """By iteration: seconds, bytes of rows handed out (as they are stored), bytes read from the device, pages
-    asked for and hit.
+    """Per iteration: seconds, bytes of rows (as stored), bytes read from the device, pages read and hit.
 
-    The rest is of all iterations: CPU seconds, requests by latency, lines of the cache. note: why figures are
-    warm, or "".
+    For the whole run: CPU seconds, latencies of requests, lines of the cache; note: why it is warm, or "".
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -70,11 +65,11 @@ class Measured:
     note: str = ""
 
     def rate(self, series: Sequence[int], first: int = 0) -> float:
-        """A series per second, from iteration `first` on."""
+        """The sum of a series per second, from iteration `first` on."""
         return sum(series[first:]) / sum(self.seconds[first:])
 
     def percentile(self, share: float) -> float | None:
-        """Seconds within which that share of the requests was done; None where the engine counts none."""
+        """Latency in seconds that this share of the requests did not exceed; None without requests."""
         if self.latencies is None:
             return None
         ends, counts = self.latencies
@@ -87,7 +82,7 @@ class Measured:
 def sampled_ids(
     store: FeatureStore, table: Table, sampler: Sampler, *, seeds: str, batch_size: int, seed: int
 ) -> Callable[[int], list[torch.Tensor]]:
-    """Makes so many minibatches' node ids, int64[n] each, by sampling."""
+    """Return make(count): samples minibatches and returns their node ids, int64[n] each."""
     minibatches = endless(store, sampler, seeds=seeds, batch_size=batch_size, seed=seed)
 
     def make(count: int) -> list[torch.Tensor]:
@@ -97,7 +92,7 @@ def sampled_ids(
 
 
 def uniform_ids(table: Table, *, rows: int, seed: int) -> Callable[[int], list[torch.Tensor]]:
-    """Makes so many minibatches of distinct random rows, int64[rows] each."""
+    """Return make(count): draws minibatches of distinct random rows, int64[rows] each."""
     rng = np.random.default_rng(seed)
 
     def make(count: int) -> list[torch.Tensor]:
@@ -110,18 +105,18 @@ def uniform_ids(table: Table, *, rows: int, seed: int) -> Callable[[int], list[t
 
 
 def verify(store: FeatureStore, table: Table, run: Run, seed: int) -> None:
-    """Compare what a loader hands out with the rows as mapped. Raises FormatError when one differs."""
+    """Compare rows from a loader with rows of the mapped file. Raises FormatError if one differs."""
     rng = np.random.default_rng(seed)
     rows = min(_VERIFIED_ROWS, table.row_count)
     ids = torch.from_numpy(rng.choice(table.row_count, rows, replace=False))
     with _loader(store, table, run) as loader:
         (_, features), *_ = loader.attach([ids], lambda ids: {table.name: ids})
-    mapped = copy(table).read_rows(ids)  # a copy's maps go with it: mapped pages cannot be dropped
+    mapped = copy(table).read_rows(ids)  # a copy, so that the map ends here: mapped pages stay in memory
     same = features[table.name].cpu().view(torch.uint8).equal(mapped.view(torch.uint8))
     if not same:
         raise FormatError(
-            f"engine {run.engine!r} hands out rows of {table.name!r} that differ from those mapped; "
-            "`gids verify` checks the files"
+            f"engine {run.engine!r} reads rows of {table.name!r} that differ from the mapped file; "
+            "check the files with `gids verify`"
         )
 
 
@@ -133,9 +128,9 @@ def aggregate(
     *,
     most_seconds: float,
 ) -> Measured:
-    """Run over the minibatches with an empty cache, or until most_seconds have passed. Blocks.
+    """Read the minibatches with an empty cache, for most_seconds at most. Blocks.
 
-    Raises what the loader raises, OSError.
+    Raises the loader's errors and OSError.
     """
     result = Measured()
     if run.state == "cold":
@@ -150,7 +145,7 @@ def aggregate(
         begun = last = time.perf_counter()
         cpu_begun = cpu_seconds()
         for ids, features in stream:
-            del features  # or the next one's output could not take its place
+            del features  # the next output reuses its memory
             if on_device is not None:
                 on_device.synchronize()
             now = time.perf_counter()
@@ -188,7 +183,7 @@ def _loader(store: FeatureStore, table: Table, run: Run) -> FeatureLoader:
 
 
 def _counters(loader: FeatureLoader, run: Run) -> dict[str, int]:
-    """What has been counted so far. Through the page cache, only the kernel knows of the device's bytes."""
+    """Counters so far. For reads through the page cache, only the kernel counts bytes from the device."""
     stats = loader.stats()
     buffered = run.engine == "mmap" or run.state == "warm"
     device_bytes = device_bytes_read() if buffered else None

@@ -1,4 +1,4 @@
-"""What the bench commands' arguments have in common: types, and options that several of them take."""
+"""Argument types and options that several bench commands share."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from gids.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from gids.store import FeatureStore, Table
@@ -24,7 +22,7 @@ def words(value: str) -> list[str]:
 
 
 def numbers(least: int) -> Callable[[str], list[int]]:
-    """`1,2,3`, each at least so much."""
+    """Return a type: a list such as `1,2,3` of numbers of `least` or more."""
 
     def parse(value: str) -> list[int]:
         try:
@@ -32,7 +30,7 @@ def numbers(least: int) -> Callable[[str], list[int]]:
         except ValueError:
             raise argparse.ArgumentTypeError(f"{value!r} is not a list of numbers such as 4,8,16") from None
         if min(found) < least:
-            raise argparse.ArgumentTypeError(f"{value!r}: each must be {least} or more")
+            raise argparse.ArgumentTypeError(f"{value!r}: each number must be {least} or more")
         return found
 
     return parse
@@ -59,18 +57,10 @@ def _at_least(least: int, value: str) -> int:
 
 
 def device(value: str) -> str:
-    """`cpu`, `cuda`, or one of several, `cuda:1`."""
+    """`cpu`, `cuda` or `cuda:1`."""
     if not re.fullmatch(r"cpu|cuda(:\d+)?", value):
-        raise argparse.ArgumentTypeError(f"{value!r} is no device; there are cpu, cuda and cuda:N")
+        raise argparse.ArgumentTypeError(f"{value!r} is not a device; use cpu, cuda or cuda:N")
     return value
-
-
-def sizes(value: str) -> list[int]:
-    """`64KiB,1MB`, in bytes, each at least one."""
-    found = [parse_bytes(part) for part in value.split(",")]
-    if min(found) < 1:
-        raise argparse.ArgumentTypeError(f"{value!r}: each must be 1 byte or more")
-    return found
 
 
 def share(value: str) -> float:
@@ -80,12 +70,12 @@ def share(value: str) -> float:
     except ValueError:
         found = -1.0
     if not 0 <= found <= 1:
-        raise argparse.ArgumentTypeError(f"{value!r} is not a share; write 40% or 0.4")
+        raise argparse.ArgumentTypeError(f"{value!r} is not a share; use 40% or 0.4")
     return found
 
 
 def fanouts(value: str) -> list[int]:
-    """As DGL's NeighborSampler takes them: the last is that of the seeds; -1: all neighbours."""
+    """`10,5,5`. As in DGL, the last fanout applies to the seeds; -1 takes all neighbours."""
     try:
         return [int(part) for part in value.split(",")]
     except ValueError:
@@ -93,80 +83,86 @@ def fanouts(value: str) -> list[int]:
 
 
 def kappas(value: str) -> list[float]:
-    """`1,16,inf`: of dependent minibatches."""
+    """`1,16,inf`."""
     try:
         found = [math.inf if part.strip() == "inf" else int(part) for part in value.split(",")]
     except ValueError:
         found = [0]
     if min(found) < 1:
         raise argparse.ArgumentTypeError(
-            f"{value!r} is not a list of kappas, 1 or more or inf, such as 1,16,inf"
+            f"{value!r} is not a list of numbers of 1 or more, or inf, such as 1,16,inf"
         )
     return list(dict.fromkeys(found))
 
 
 def add_dataset(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--table", metavar="NAME", help="default: the largest of nodes")
+    add("--table", metavar="NAME", help="table to read (default: the largest table of nodes)")
     add(
-        "--allow-dir", action="append", default=[], metavar="DIR", help="where shards may lie outside DATASET"
+        "--allow-dir", action="append", default=[], metavar="DIR", help="allow shards in DIR, outside DATASET"
     )
 
 
 def given(args: argparse.Namespace, defaults: Mapping[str, object]) -> list[str]:
-    """Which of these options differ from their defaults, as the command line has them."""
+    """Return the options that differ from their defaults, as `--name`."""
     return [
         f"--{name.replace('_', '-')}" for name, default in defaults.items() if getattr(args, name) != default
     ]
 
 
 OF_MINIBATCHES = ("sampler", "fanouts", "batch_size", "seeds")
-"""What add_sampling adds."""
+"""The options of add_sampling."""
 
 
-def add_sampling(
-    parser: argparse.ArgumentParser, *, several: bool = False, several_samplers: bool = False
-) -> None:
-    """several: --batch-size is a list. several_samplers: --sampler is."""
+def add_minibatches(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """Add --fanouts and --batch-size. several: --batch-size is a list."""
     add = parser.add_argument
-    add(
-        "--sampler",
-        type=words if several_samplers else str,
-        default=["neighbor"] if several_samplers else "neighbor",
-        metavar="NAME,…" if several_samplers else "NAME",
-        help="neighbor, labor, labor-1 and labor-star (with importance sampling), ladies and ladies-poisson "
-        "(batch size x fanout nodes a layer), walk (default: neighbor)",
-    )
     add(
         "--fanouts",
         type=fanouts,
         default=[10, 10, 10],
         metavar="N,…",
-        help="as DGL's NeighborSampler takes them: the last is that of the seeds (default: 10,10,10)",
+        help="fanout per layer; as in DGL, the last one applies to the seeds (default: 10,10,10)",
     )
     add(
         "--batch-size",
         type=numbers(1) if several else positive,
         default=[1024] if several else 1024,
         metavar="N,…" if several else "N",
-        help="seeds of a minibatch (default: 1024)",
+        help="seeds per minibatch (default: 1024)",
     )
+
+
+def add_sampling(
+    parser: argparse.ArgumentParser, *, several: bool = False, several_samplers: bool = False
+) -> None:
+    """Add the options of minibatches. several: --batch-size is a list. several_samplers: --sampler is one."""
+    add = parser.add_argument
+    add(
+        "--sampler",
+        type=words if several_samplers else str,
+        default=["neighbor"] if several_samplers else "neighbor",
+        metavar="NAME,…" if several_samplers else "NAME",
+        help="sampler: neighbor, labor, labor-1 or labor-star (both with importance sampling), ladies or "
+        "ladies-poisson (batch size x fanout nodes per layer), walk (default: neighbor)",
+    )
+    add_minibatches(parser, several=several)
     add(
         "--seeds",
         choices=["train", "val", "test", "all"],
         default="train",
-        help="the nodes that training starts from (default: train)",
+        help="split to take the seeds from (default: train)",
     )
     keep_defaults(parser, OF_MINIBATCHES)
 
 
 def keep_defaults(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
-    """Have the options' defaults in args.sampling_defaults, for given()."""
+    """Store the options' defaults in args.sampling_defaults, for given()."""
     parser.set_defaults(sampling_defaults={name: parser.get_default(name) for name in names})
 
 
 def open_table(args: argparse.Namespace) -> tuple[FeatureStore, Table]:
-    """The dataset of a command's arguments, and the table that they name, or its largest of nodes."""
+    """Open the dataset, and find the table of --table, by default the largest table of nodes."""
     from gids.store import FeatureStore
 
     store = FeatureStore(Path(args.path), allow_dirs=args.allow_dir)

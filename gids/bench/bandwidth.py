@@ -1,12 +1,8 @@
-"""`gids bench bandwidth`: how fast rows are aggregated, and how close the reads come to what the disk can do.
-
-The disk's ceiling is measured in the same run, by a raw probe of our own and by fio where it is installed.
-"""
+"""`gids bench bandwidth`: how fast rows are read and gathered, compared with the disk's ceiling."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,23 +17,18 @@ if TYPE_CHECKING:
     import torch
 
     from gids.bench.aggregation import Measured, Run
-    from gids.bench.device_extents import DeviceExtents, Pace, Side
     from gids.store import FeatureStore, Table
 
-HELP = "how fast rows are read and gathered, by engine, batch and depth, beside the disk's ceiling"
+HELP = "how fast rows are read and gathered, by engine, batch size and depth"
 EPILOG = """\
-Minibatches are sampled beforehand from the dataset's graph, or (--rows, or a dataset without topology) drawn
-uniformly from all rows. Each run begins with an empty cache, in this process, after the rows that the engine
-hands out were compared with the dataset's. The first lines, `raw probe` and `fio`, are the disk's ceiling.
-With --memory-limit the process is a new one, in a memory control group.
-
-`kvikio` among the engines (with --device cuda) is measured on what it is for: extents of the shards read into
-device memory, in random order, beside the same through pinned staging. It takes no part in aggregation.
+Minibatches are sampled before the measurement. With --rows, or if the dataset has no topology, they are
+uniform random rows. Each run starts with an empty cache. Some rows from each engine are first compared with
+the dataset. The line `raw probe` is the disk's ceiling. --memory-limit runs the measurement in a new process
+in a memory control group.
 """
 ENGINES = ("uring", "threads", "mmap")
-KVIKIO = "kvikio"
 STATES = ("cold", "warm")
-PROBES = ("raw probe", "fio")
+PROBE = "raw probe"
 SETTINGS = {
     "engine": "engine",
     "batch": "batch",
@@ -57,33 +48,23 @@ COLUMNS = [
     text.Column("p99.9", "latency_p999_s", text.seconds),
     text.Column("CPU/page", "cpu_s_per_page", text.seconds),
 ]
-FIRST_ITERATIONS = 20  # of the series from an empty cache, as in the paper's Figure 9
+FIRST_ITERATIONS = 20  # in a series, as in the paper's Figure 9
 _PROBE_S = 3.0
-_EXTENTS_S = 3.0
-_EXTENTS = (64 << 10, 1 << 20)
 _ROWS = 8192
-_OF_LIMIT = 0.9  # of --memory-limit, for the loader: the process needs some besides
+_OF_LIMIT = 0.9  # the loader's share of --memory-limit; the process needs the rest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("path", metavar="DATASET", type=Path)
+    add("path", metavar="DATASET", type=Path, help="dataset, written by gids convert")
     arguments.add_dataset(parser)
     arguments.add_sampling(parser, several=True)
-    add(
-        "--rows", type=arguments.numbers(1), metavar="N,…", help="minibatches of so many uniform rows instead"
-    )
+    add("--rows", type=arguments.numbers(1), metavar="N,…", help="read N uniform random rows per minibatch")
     add(
         "--engines",
         type=arguments.words,
         metavar="NAME,…",
-        help="default: those that work here of uring, threads, mmap; kvikio needs --device cuda",
-    )
-    add(
-        "--extents",
-        type=arguments.sizes,
-        metavar="SIZE,…",
-        help="read into device memory, beside kvikio (default: 64KiB,1MiB)",
+        help="I/O engines: uring, threads, mmap (default: those that work here)",
     )
     add(
         "--depth",
@@ -92,42 +73,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N,…",
         help="requests in flight (default: 256)",
     )
-    add("--cache", default="10%", metavar="SIZE", help="of the table (10%%), or bytes (4GB); default: 10%%")
+    add(
+        "--cache",
+        default="10%",
+        metavar="SIZE",
+        help="cache size: share of the table or bytes, such as 4GB (default: 10%%)",
+    )
     add(
         "--window",
         type=arguments.natural,
         default=16,
         metavar="N",
-        help="minibatches looked ahead (default: 16)",
+        help="minibatches sampled ahead, 0 to 23 (default: 16)",
     )
-    add("--policy", default="lookahead", metavar="NAME", help="of the cache (default: lookahead)")
+    add("--policy", default="lookahead", metavar="NAME", help="cache policy (default: lookahead)")
     add(
         "--states",
         type=arguments.words,
         default=["cold"],
         metavar="cold,warm",
-        help="what the page cache has of the dataset; warm runs read through it (default: cold)",
+        help="page cache before each run: cold (empty) or warm (holds the table) (default: cold)",
     )
     add(
         "--memory-limit",
         type=parse_bytes,
         metavar="BYTES",
-        help="bound memory for cache, minibatches and page cache, as if the table were larger than memory; "
-        "usually needs root (default: no bound)",
+        help="limit the memory for cache, minibatches and page cache, to measure a table larger than memory; "
+        "usually needs root (default: no limit)",
     )
-    add("--iterations", type=arguments.positive, default=40, metavar="N", help="of a run (default: 40)")
-    add("--threads", type=arguments.positive, metavar="N", help="that copy rows (default: torch's)")
+    add(
+        "--iterations",
+        type=arguments.positive,
+        default=40,
+        metavar="N",
+        help="minibatches per run (default: 40)",
+    )
+    add(
+        "--threads",
+        type=arguments.positive,
+        metavar="N",
+        help="threads that copy rows (default: torch's number)",
+    )
     add(
         "--device",
         type=arguments.device,
         default="cpu",
         metavar="NAME",
-        help="of cache and rows: cpu or cuda (default: cpu)",
+        help="device of cache and rows: cpu or cuda (default: cpu)",
     )
 
 
 def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
-    """Fill the report; a series for each setting has its first iterations."""
+    """Fill the report. It has one series per setting: the first iterations."""
     if args.memory_limit is not None and not getattr(args, "in_group", False):
         from gids.bench.limited import measure_limited
 
@@ -136,18 +133,16 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     from gids.bench.aggregation import Run, verify
     from gids.measure.memory_group import limit_own_memory, own_memory_bytes
 
-    engines, with_kvikio = _engines(args.engines, args.device, report)
-    if args.extents and not with_kvikio:
-        raise ValueError(f"--extents are read beside {KVIKIO}, which --engines does not name: leave them out")
+    engines = _engines(args.engines, report)
     for state in args.states:
         if state not in STATES:
             raise ValueError(f"no state {state!r} of the page cache (there are {', '.join(STATES)})")
     if args.rows and (unused := arguments.given(args, args.sampling_defaults)):
-        raise ValueError(f"--rows are drawn uniformly, and nothing is sampled: leave out {', '.join(unused)}")
+        raise ValueError(f"--rows draws uniform rows and samples nothing: remove {', '.join(unused)}")
     store, table = arguments.open_table(args)
     cache_bytes = _cache_bytes(args, table, report)
     _describe(store, table, engines, args, report)
-    makers = _batch_makers(store, table, args, report) if engines else {}
+    makers = _batch_makers(store, table, args, report)
     runs = [
         Run(
             engine,
@@ -162,133 +157,63 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
         )
         for engine, depth, state in itertools.product(engines, args.depth, args.states)
     ]
-    with contextlib.ExitStack() as stack:
-        extents, sides = None, []
-        if with_kvikio:
-            extents = stack.enter_context(_open_extents(table, engines, args, report))
-            sides = list(itertools.product(_extent_sizes(extents, table, args), extents.sides))
-        for engine in engines:
-            verify(store, table, next(run for run in runs if run.engine == engine), args.seed)
-            session.check()
-        left = session.repeat * (len(makers) * len(runs) + len(sides))
-        session.total(left)
-        batches = {name: make(args.iterations) for name, make in makers.items()}
-        if args.memory_limit is not None:
-            limit_own_memory(own_memory_bytes() + args.memory_limit)
-        probe_s = min(_PROBE_S, session.left_s() / 4 / (session.repeat * len(PROBES) * len(args.depth)))
-        for turn in range(session.repeat):
-            # The disk's speed drifts where others share it: each round has a ceiling of its own.
-            ceilings = _measure_ceilings(table, args, session, report, probe_s, args.seed + turn)
-            for name, run in itertools.product(batches, runs):
-                most_s = session.left_s() / left
-                _measure_run(store, table, run, name, batches[name], most_s, ceilings, report)
-                left -= 1
-                session.done()
-            for extent_bytes, side in sides:
-                assert extents is not None
-                most_s = min(_EXTENTS_S, session.left_s() / left)
-                pace = extents.measure(side, extent_bytes, seconds=most_s, seed=args.seed + turn)
-                _add_extents(report, side, extent_bytes, pace, ceilings, table.page_bytes)
-                left -= 1
-                session.done()
+    for engine in engines:
+        verify(store, table, next(run for run in runs if run.engine == engine), args.seed)
+        session.check()
+    left = session.repeat * len(makers) * len(runs)
+    session.total(left)
+    batches = {name: make(args.iterations) for name, make in makers.items()}
+    if args.memory_limit is not None:
+        limit_own_memory(own_memory_bytes() + args.memory_limit)
+    probe_s = min(_PROBE_S, session.left_s() / 4 / (session.repeat * len(args.depth)))
+    for turn in range(session.repeat):
+        # Other processes may use the disk: each round measures the ceiling again.
+        ceilings = _measure_ceilings(table, args, session, report, probe_s, args.seed + turn)
+        for name, run in itertools.product(batches, runs):
+            most_s = session.left_s() / left
+            _measure_run(store, table, run, name, batches[name], most_s, ceilings, report)
+            left -= 1
+            session.done()
 
 
 def columns(_: Report) -> tuple[dict[str, str], list[text.Column]]:
     return SETTINGS, COLUMNS
 
 
-def plot(report: Report, path: Path) -> None:
-    from gids.bench.bandwidth_plot import draw, size
-    from gids.bench.plot import save_plot
-
-    width, height = size(report)
-    save_plot(path, lambda figure: draw(report, figure), width=width, height=height)
-
-
-def _engines(names: Sequence[str] | None, device: str, report: Report) -> tuple[list[str], bool]:
-    """Those that aggregate, and whether kvikio is measured, too."""
+def _engines(names: Sequence[str] | None, report: Report) -> list[str]:
     from gids import _core
 
-    no_uring = _core.why_no_uring()
     if names is None:
+        no_uring = _core.why_no_uring()
         if no_uring:
-            report.note(f"uring is left out: {no_uring}")
-        return [name for name in ENGINES if not (name == "uring" and no_uring)], False
+            report.note(f"uring is not measured: {no_uring}")
+        return [name for name in ENGINES if not (name == "uring" and no_uring)]
     for name in names:
-        if name == KVIKIO and device == "cpu":
-            raise ValueError(
-                "kvikio reads into GPU memory: give --device cuda "
-                f"(on the CPU there are {', '.join(ENGINES)})"
-            )
-        if name not in (*ENGINES, KVIKIO):
-            raise ValueError(f"no engine {name!r} (there are {', '.join(ENGINES)} and, on CUDA, {KVIKIO})")
-    return [name for name in dict.fromkeys(names) if name != KVIKIO], KVIKIO in names
-
-
-def _open_extents(
-    table: Table, engines: list[str], args: argparse.Namespace, report: Report
-) -> contextlib.AbstractContextManager[DeviceExtents]:
-    from gids.bench.device_extents import open_device_extents
-
-    report.note(
-        f"{KVIKIO} and pinned staging read extents into device memory, as the preload of hot pages does: "
-        "minibatches go another way, and their figures are not comparable with these"
-    )
-    engine = next((name for name in engines if name != "mmap"), "auto")
-    return open_device_extents(args.device, table.shard_paths, engine=engine, depths=args.depth)
-
-
-def _extent_sizes(extents: DeviceExtents, table: Table, args: argparse.Namespace) -> list[int]:
-    """As asked for, each verified, in sizes that the files have."""
-    found = sorted({extents.extent_bytes(wanted, table.page_bytes) for wanted in args.extents or _EXTENTS})
-    for extent_bytes in found:
-        extents.verify(extent_bytes, args.seed)
-    return found
-
-
-def _add_extents(
-    report: Report, side: Side, extent_bytes: int, pace: Pace, ceilings: dict[int, float], page_bytes: int
-) -> None:
-    if pace.note:
-        report.note(pace.note)
-    rate = pace.nbytes / pace.seconds
-    ceiling = max(ceilings.values()) if side.depth is None else ceilings[side.depth]
-    report.figure(
-        engine=side.name,
-        batch=f"{extent_bytes >> 10} KiB extents",
-        depth=side.depth,
-        cache=None,
-        window=None,
-        state="warm" if pace.note else "cold",
-    ).add(
-        effective_bytes_per_s=rate,
-        device_bytes_per_s=rate,
-        reads_per_s=rate / page_bytes,
-        of_ceiling=None if pace.note else rate / page_bytes / ceiling,
-        cpu_s_per_page=pace.cpu_s / (pace.nbytes / page_bytes),
-    )
+        if name not in ENGINES:
+            raise ValueError(f"no engine {name!r} (there are {', '.join(ENGINES)})")
+    return list(dict.fromkeys(names))
 
 
 def _cache_bytes(args: argparse.Namespace, table: Table, report: Report) -> int:
-    from gids.bench.places import parse_size
+    from gids.bench.cache_sizes import parse_size
     from gids.cache.budget import available_bytes
 
     cache_bytes = parse_size(args.cache, table.page_count, table.page_bytes)
     if cache_bytes >= table.page_count * table.page_bytes:
         report.note(
-            f"a cache of {args.cache} holds the whole table: once a page was read all are hits, and the "
-            "figures are of memory, not of the disk"
+            f"a cache of {args.cache} holds the whole table: after the first read every page is a hit, so "
+            "the results measure memory, not the disk"
         )
     if args.device != "cpu":
         return cache_bytes
     if cache_bytes > available_bytes() // 2:
         raise ValueError(
-            f"--cache {args.cache}: {format_bytes(cache_bytes)} are more than half of the memory that is "
-            "available"
+            f"--cache {args.cache}: {format_bytes(cache_bytes)} is more than half of the available memory; "
+            "give a smaller cache"
         )
     if args.memory_limit is not None and "warm" in args.states:
         raise ValueError(
-            "--states warm fills the page cache, which --memory-limit bounds: leave one of them out"
+            "--states warm fills the page cache, which --memory-limit limits: remove one of them"
         )
     if args.memory_limit is not None and args.memory_limit <= cache_bytes:
         raise ValueError(
@@ -322,19 +247,21 @@ def _describe(
     memory_bytes = available_bytes() if args.memory_limit is None else args.memory_limit
     if through_page_cache and table.page_count * table.page_bytes < memory_bytes:
         report.notes_above.append(
-            f"the page cache has room for the whole table, so figures of {' and '.join(through_page_cache)} "
-            "are of memory rather than of the disk; with a table larger than memory they would be lower. "
-            "--memory-limit BYTES compares under less memory. Where features fit into memory, a memory_bytes "
-            "that holds them all is fastest"
+            f"the whole table fits into the page cache, so {' and '.join(through_page_cache)} measures "
+            "memory, not the disk: it is slower on a table larger than memory. --memory-limit BYTES measures "
+            "with less memory. If the features fit into memory, a memory_bytes that holds all of them is "
+            "fastest"
         )
     if not found["direct"]:
-        report.note(f"the file system refuses direct I/O ({found['direct_note']}): reads pass the page cache")
+        report.note(
+            f"the file system has no direct I/O ({found['direct_note']}): reads go through the page cache"
+        )
 
 
 def _batch_makers(
     store: FeatureStore, table: Table, args: argparse.Namespace, report: Report
 ) -> dict[str, Callable[[int], list[torch.Tensor]]]:
-    """By name, what makes minibatches' ids: sampled where there is a graph, else uniform."""
+    """Name -> function that makes minibatches' ids: sampled, or uniform if there is no topology."""
     from gids.bench.aggregation import sampled_ids, uniform_ids
     from gids.bench.minibatches import make_sampler
     from gids.errors import FormatError
@@ -357,15 +284,14 @@ def _batch_makers(
             report.subject.update(sampler=args.sampler, fanouts=list(args.fanouts), seeds=args.seeds)
             return makers
         except FormatError as error:
-            report.note(f"minibatches are of uniform rows: {error}")
+            report.note(f"minibatches are uniform random rows: {error}")
     return {f"{rows} rows": uniform_ids(table, rows=rows, seed=args.seed) for rows in args.rows or [_ROWS]}
 
 
 def _measure_ceilings(
     table: Table, args: argparse.Namespace, session: Session, report: Report, seconds: float, seed: int
 ) -> dict[int, float]:
-    """Depth -> pages per second, the most that any probe found; each is a figure too."""
-    from gids.bench.fio import fio_reads_per_s
+    """Return depth -> pages per second of the raw probe, and add a figure for each depth."""
     from gids.bench.probe import random_reads
 
     ceilings: dict[int, float] = {}
@@ -377,31 +303,16 @@ def _measure_ceilings(
             report.note(raw.note)
         if raw.passes > 1:
             report.note(
-                "the table is so small that the probes read it several times over: of a larger one the "
-                "ceiling would be surer"
+                "the table is so small that the probe reads it several times: the ceiling is less certain "
+                "than that of a larger table"
             )
-        found = {PROBES[0]: raw.reads_per_s}
-        session.check()
-        other = fio_reads_per_s(
-            table.shard_paths,
-            page_bytes=table.page_bytes,
-            depth=depth,
-            seconds=seconds,
-            passes=raw.passes,
-            seed=seed,
+        ceilings[depth] = raw.reads_per_s
+        state = "warm" if raw.note else "cold"
+        report.figure(engine=PROBE, batch=None, depth=depth, cache=None, window=None, state=state).add(
+            reads_per_s=raw.reads_per_s,
+            device_bytes_per_s=raw.reads_per_s * table.page_bytes,
+            of_ceiling=None if raw.note else 1.0,
         )
-        if other is None:
-            report.note("fio is not installed, or cannot read here: the ceiling is the raw probe's alone")
-        else:
-            found[PROBES[1]] = other
-        ceilings[depth] = max(found.values())
-        for name, reads_per_s in found.items():
-            state = "warm" if raw.note else "cold"
-            report.figure(engine=name, batch=None, depth=depth, cache=None, window=None, state=state).add(
-                reads_per_s=reads_per_s,
-                device_bytes_per_s=reads_per_s * table.page_bytes,
-                of_ceiling=None if raw.note else reads_per_s / ceilings[depth],
-            )
         session.check()
     return ceilings
 
@@ -422,7 +333,7 @@ def _measure_run(
     if found.note:
         report.note(found.note)
     if len(found.seconds) < len(ids):
-        report.cut_short(f"runs that --seconds cut short have fewer than {len(ids)} iterations")
+        report.cut_short(f"runs that --seconds stopped have fewer than {len(ids)} iterations")
     state = "warm" if found.note else run.state
     figure = report.figure(
         engine=run.engine,
@@ -437,7 +348,7 @@ def _measure_run(
 
 
 def _add(figure: Figure, found: Measured, ceiling: float | None, page_bytes: int) -> None:
-    """ceiling: pages per second that the disk gives; None for a run through the page cache."""
+    """ceiling: the disk's pages per second; None if the run reads through the page cache."""
     device = found.rate(found.device_bytes)
     pages, hits = sum(found.pages), sum(found.hits)
     figure.add(
@@ -455,7 +366,7 @@ def _add(figure: Figure, found: Measured, ceiling: float | None, page_bytes: int
 
 
 def _add_series(report: Report, figure: Figure, found: Measured) -> None:
-    """The first iterations of the setting's first run."""
+    """Add the first iterations of the setting's first run."""
     if any(series["setting"] == dict(figure.setting) for series in report.series):
         return
     first = slice(0, FIRST_ITERATIONS)

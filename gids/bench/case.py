@@ -1,4 +1,4 @@
-"""A trace of one table beside its optimum. Called by hit_ratio.py and advise.py."""
+"""A trace of one table, replayed in caches and compared with MIN. Called by hit_ratio.py and advise.py."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from gids.trace.replay import Counts, replay
 from gids.trace.trace_file import Trace, TracedTable
 
 PINNED = "pinned"
-"""Not a policy of the cache: a share of the lines holds the hottest pages for good, the rest is random."""
+"""Not a policy of gids: a share of the lines always holds the hottest pages, the rest evicts at random."""
 
 
 @dataclass
 class Case:
-    """A trace of one table, and what its caches are measured against."""
+    """A trace of one table and its optimum."""
 
     trace: Trace
     table: int
@@ -32,7 +32,7 @@ class Case:
     seed: int
     session: Session
     epoch_batches: int | None
-    """Minibatches of an epoch; None where neither a dataset nor --epoch-batches tells."""
+    """Minibatches per epoch; None if neither a dataset nor --epoch-batches gives them."""
     _best_hits: dict[int, int] = field(default_factory=dict)
 
     @classmethod
@@ -61,45 +61,46 @@ class Case:
         for key, value in facts.items():
             report.subject.setdefault(key, value)  # of the first trace, where there are several
         if not int(counts[warm:].sum()):
-            raise ValueError(f"the trace reads nothing of table {traced.name!r}: there is nothing to hit")
+            raise ValueError(f"the trace reads no pages of table {traced.name!r}")
         mean = counts[warm:].mean()
         if mean > traced.page_count / 2:
             report.note(
-                f"a minibatch asks for {mean / traced.page_count:.0%} of all pages, on average: there is "
-                "little for a policy to choose; smaller minibatches (--batch-size, --fanouts) tell more"
+                f"a minibatch reads {mean / traced.page_count:.0%} of all pages on average, so policies "
+                "differ little: try smaller minibatches (--batch-size, --fanouts)"
             )
         if traced.heat is None:
-            report.note("no heat is known of the pages: static and lookahead have only the window to go by")
+            report.note(
+                "the pages have no heat: static cannot choose pages, and lookahead uses only the window"
+            )
         optimum = Optimum(trace, traced.page_count, table=table, check=session.check)
         return cls(trace, table, traced, optimum, warm, args.planned, seed, session, _epoch_batches(args))
 
     @property
     def pages(self) -> int:
-        """Asked for by the minibatches that are counted."""
+        """Pages that the counted minibatches read."""
         return int(self.trace.page_counts(self.table)[self.warm :].sum())
 
     def minimum(self, lines: int) -> dict[str, float]:
-        """The figures of Belady's MIN with so many lines."""
+        """The metrics of Belady's MIN with this number of lines."""
         hits = self._best(lines)
         return {"hit_ratio": hits / self.pages, "of_min": 1.0, "regret": 0.0, **self._pages(hits)}
 
     def run(self, policy: str, lines: int, window: int, *, pin: float = 0.0) -> dict[str, float]:
-        """The figures of a cache. pin: the share of lines that PINNED pins.
+        """The metrics of a cache. pin: the share of lines that PINNED pins.
 
-        PINNED has no share of MIN: its hottest pages are there before the first minibatch, without being
-        read, and MIN must read a page before it can hit it.
+        PINNED has no share of MIN: its hottest pages are loaded without being counted as read.
         """
         pinned, rest, in_use = None, lines, 0
         if policy == PINNED:
             assert self.traced.heat is not None
             pinned = hottest(self.traced.heat, int(lines * pin))
-            in_use = int(pinned.sum())  # for good
+            in_use = int(pinned.sum())
             policy, rest = "random", lines - int(lines * pin)
         found = self._replay(policy, rest, window, pinned)
         best = self._best(lines)
         hits = int(found.hits.sum())
         if hits > best and pinned is None:
-            raise RuntimeError(f"{policy} hits {hits} pages and MIN {best}: one of them counts wrongly")
+            raise RuntimeError(f"{policy} hits {hits} pages, more than MIN's {best}: please report this bug")
         beside = {"of_min": hits / best if best else 1.0, "regret": (best - hits) / self.pages}
         return {
             "hit_ratio": found.hit_ratio,
@@ -114,7 +115,7 @@ class Case:
         }
 
     def _pages(self, hits: int) -> dict[str, float]:
-        """What hits leave to be read, of the trace and of an epoch."""
+        """Pages read, in the trace and per epoch."""
         counted = self.trace.batch_count - self.warm
         found = {"pages_read": float(self.pages - hits), "pages_per_batch": self.pages / counted}
         if self.epoch_batches is not None:
@@ -149,7 +150,7 @@ class Case:
 
 
 def hottest(heat: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.bool_]:
-    """bool[page_count]: the `count` pages of most heat."""
+    """bool[page_count]: the `count` hottest pages."""
     chosen = np.zeros(len(heat), bool)
     count = min(count, len(heat))
     if count:
@@ -158,7 +159,7 @@ def hottest(heat: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.bool_]:
 
 
 def _epoch_batches(args: argparse.Namespace) -> int | None:
-    """As told, or of the dataset's splits."""
+    """--epoch-batches, or the number of seeds of the dataset / batch size."""
     if args.epoch_batches is not None:
         return int(args.epoch_batches)
     if args.replay is not None or args.path is None:

@@ -1,7 +1,7 @@
 """`gids bench epoch`: where an epoch's time goes, with gids and with stock DGL on memory-mapped features.
 
-The comparison is the quickstart's (gids.quickstart), on a dataset of one's own: each side in a fresh process,
-with a cold page cache and, where a memory control group may be made, bounded memory.
+The quickstart's comparison on a user's dataset: each side runs in a new process, with a cold page cache and,
+if the user may create a memory control group, with bounded memory.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
 HELP = "where an epoch's time goes, with gids and with stock DGL on memory-mapped features"
 EPILOG = """\
-Trains GraphSAGE on a dataset of one node type with features, classes as labels and a train split.
-Stock DGL maps the table's own shard (so it needs one shard, without padding): advised MADV_RANDOM, for a
-minute at most, and, as few advise it, as it is, for 15 seconds. Where stock fails, for want of memory for
-example, a note says so. Rows that the model was given are compared with the dataset.
+Trains GraphSAGE on the train split of a dataset with one node type, features, and classes as labels. DGL's
+NeighborSampler samples. Stock DGL maps the table's shard, so the table needs one shard without padding. It
+runs twice: for a minute at most with MADV_RANDOM, and for 15 seconds without. If stock DGL fails, for example
+because it needs more memory, a note says so. Some of the rows that the model gets are compared with the
+dataset.
 """
 SETTINGS = {"side": "side"}
 STAGES = {
@@ -51,58 +52,62 @@ COLUMNS = [
 OURS, ADVISED, PLAIN = "gids", "stock, MADV_RANDOM", "stock"
 SIDES = {"gids": OURS, "stock-random": ADVISED, "stock": PLAIN}
 _LEAST_BYTES = 96 << 20  # of memory for features
-_STOCK_S, _PLAIN_S = 60.0, 15.0  # stock may take hours: to stop it after, with advice and without
-_START_S = 120  # that a process may take beside the epoch: imports, topology, validation
+_STOCK_S, _PLAIN_S = 60.0, 15.0  # time limits of stock with and without advice: it may take hours
+_START_S = 120  # time limit of the rest of a process: imports, topology, validation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("path", metavar="DATASET", type=Path)
+    add("path", metavar="DATASET", type=Path, help="dataset, written by gids convert")
     arguments.add_dataset(parser)
-    arguments.add_sampling(parser)
+    arguments.add_minibatches(parser)
     add(
         "--batches",
         type=arguments.natural,
         default=40,
         metavar="N",
-        help="of the epoch; 0: all (default: 40)",
+        help="minibatches to train on; 0: the whole epoch (default: 40)",
     )
-    add("--hidden", type=arguments.positive, default=64, metavar="N", help="width of layers (default: 64)")
-    add("--window", type=int, default=16, metavar="N", help="minibatches looked ahead (default: 16)")
+    add(
+        "--hidden",
+        type=arguments.positive,
+        default=64,
+        metavar="N",
+        help="width of the hidden layers (default: 64)",
+    )
+    add(
+        "--window", type=int, default=16, metavar="N", help="minibatches sampled ahead, 0 to 22 (default: 16)"
+    )
     add(
         "--workers",
         type=arguments.natural,
         default=0,
         metavar="N",
-        help="num_workers of all sides (default: 0)",
+        help="num_workers of DGL's DataLoader, on all sides (default: 0)",
     )
-    add("--threads", type=arguments.positive, metavar="N", help="OpenMP threads (default: torch's)")
+    add("--threads", type=arguments.positive, metavar="N", help="OpenMP threads (default: torch's number)")
     add(
         "--memory-limit",
         type=parse_bytes,
         metavar="BYTES",
-        help="memory of each side for features, page cache included; what training itself needs is measured "
-        "and added (default: a quarter of the features' size, or what minibatches in flight need, if more)",
+        help="memory of each side for features, with the page cache; the memory of training is measured and "
+        "added (default: a quarter of the features, or more if the minibatches in flight need more)",
     )
     add(
         "--trace",
         type=Path,
         metavar="FILE.json",
-        help="a timeline of gids' first run, for https://ui.perfetto.dev",
+        help="write a timeline of the first run with gids, for https://ui.perfetto.dev",
     )
-    add("--sides", type=arguments.words, metavar="NAME,…", help=f"default: {','.join(SIDES)}")
+    add("--sides", type=arguments.words, metavar="NAME,…", help=f"sides to run (default: {','.join(SIDES)})")
 
 
 def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
-    """Fill the report; the figures' setting is the side."""
-    import gids.dgl  # noqa: F401  (says how to install DGL, now and not in a minute)
+    """Fill the report. Setting: the side."""
+    import gids.dgl  # noqa: F401  (raises at once if DGL is not installed)
     from gids.bench.epoch_source import look_at, write_links
     from gids.measure.sides import why_no_limit
 
-    if args.seeds != "train" or args.sampler != "neighbor":
-        raise ValueError(
-            "an epoch is of the train split, sampled by DGL's NeighborSampler: leave --seeds, --sampler"
-        )
     store, table = arguments.open_table(args)
     source = look_at(store, table)
     names = _sides(args.sides, source, report)
@@ -111,8 +116,8 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     no_limit = why_no_limit()
     if no_limit:
         report.note(
-            f"memory was NOT limited ({no_limit}; root usually may): stock DGL can keep all features in the "
-            "page cache, which it could not if they were larger than memory"
+            f"memory was NOT limited ({no_limit}; try as root): stock DGL can keep all features in the page "
+            "cache, which it cannot if they are larger than memory"
         )
     with tempfile.TemporaryDirectory(prefix="gids-bench-") as directory:
         write_links(store, Path(directory))
@@ -143,13 +148,6 @@ def columns(_: Report) -> tuple[dict[str, str], list[text.Column]]:
     return SETTINGS, COLUMNS
 
 
-def plot(report: Report, path: Path) -> None:
-    from gids.bench.epoch_plot import draw
-    from gids.bench.plot import save_plot
-
-    save_plot(path, lambda figure: draw(report, figure), width=6.4, height=3.8)
-
-
 def _sides(names: list[str] | None, source: EpochSource, report: Report) -> list[str]:
     for name in names or []:
         if name not in SIDES:
@@ -158,17 +156,19 @@ def _sides(names: list[str] | None, source: EpochSource, report: Report) -> list
     if not source.why_no_stock or chosen == [OURS]:
         return chosen
     if names is not None:
-        raise ValueError(f"stock DGL cannot map table {source.table.name!r}: {source.why_no_stock}")
-    report.note(f"gids alone is measured: stock DGL cannot map the table, as {source.why_no_stock}")
+        raise ValueError(
+            f"stock DGL cannot map table {source.table.name!r}: {source.why_no_stock}; use --sides gids"
+        )
+    report.note(f"only gids is measured: stock DGL cannot map the table, because {source.why_no_stock}")
     return [OURS]
 
 
 def _check_trace(path: Path, names: list[str], report: Report) -> None:
     if OURS not in names:
-        raise ValueError(f"--trace {path}: the timeline is of the side gids, which --sides leaves out")
+        raise ValueError(f"--trace {path} needs the side gids: add it to --sides")
     check_writable(path)
     report.subject.update(timeline=str(path))
-    report.note("the first run of gids keeps the timeline as well; its figures include that")
+    report.note("the first run with gids writes the timeline; its times include that")
 
 
 def _config(
@@ -182,7 +182,7 @@ def _config(
     from gids.measure.sides import EpochConfig
 
     if not 0 <= args.window <= 22:
-        raise ValueError(f"--window {args.window}: give 0 to 22, as two more minibatches are being read")
+        raise ValueError(f"--window must be 0 to 22 (got {args.window})")
     batches = -(-source.train_count // args.batch_size)
     batches = min(batches, args.batches) if args.batches > 0 else batches
     memory_bytes = _memory_bytes(args, store, source, ours=OURS in names)
@@ -223,9 +223,9 @@ def _config(
 
 
 def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSource, *, ours: bool) -> int:
-    """As told; else a quarter of the features, and more where a handful of minibatches would not fit.
+    """--memory-limit; by default a quarter of the features, or more if the minibatches in flight need more.
 
-    ours: gids is among the sides. ValueError for a limit in which it could not hold its minibatches.
+    ours: gids is among the sides. Raises ValueError if the limit is too small for its minibatches.
     """
     from gids.bench.minibatches import endless, input_nodes, make_sampler
     from gids.cache.budget import HostBudget, bounce_pool_bytes
@@ -255,9 +255,9 @@ def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSo
         least = max(least, sum(budget.needed(sizes.grown(GROWTH)).values()))
     if args.memory_limit < least:
         raise ValueError(
-            f"--memory-limit {format_bytes(args.memory_limit)}: {args.window + 2} minibatches "
+            f"--memory-limit {format_bytes(args.memory_limit)} is too small: {args.window + 2} minibatches "
             f"in flight need about {format_bytes(least)}; give {format_bytes(int(1.1 * least))} or more, or "
-            "smaller --batch-size, --fanouts or --window"
+            "a smaller --batch-size, --fanouts or --window"
         )
     return int(args.memory_limit)
 
@@ -265,7 +265,7 @@ def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSo
 def _run(
     config: EpochConfig, limited: bool, name: str, session: Session, left: int, report: Report
 ) -> EpochResult | None:
-    """One run of a side. None where stock failed, which a note says."""
+    """Run a side once. Returns None if stock failed; a note in the report says why."""
     from gids.measure.sides import run_gids, run_other
 
     seconds = session.left_s() / left
@@ -288,10 +288,10 @@ def _run(
 def _add(report: Report, name: str, found: EpochResult, config: EpochConfig) -> None:
     if found.wrong_rows:
         raise RuntimeError(
-            f"{found.wrong_rows} of {found.compared_rows} rows that {name} handed over differ from the data's"
+            f"{found.wrong_rows} of {found.compared_rows} rows from {name} differ from the dataset"
         )
     if found.cached_before > 0.01:
-        report.note(f"figures of {name} are WARM: {found.cached_before:.0%} of a file was in the page cache")
+        report.note(f"results of {name} are WARM: {found.cached_before:.0%} of a file was in the page cache")
     if found.batches < config.batches:
         told = f"`{name}` was stopped after {found.batches} of {config.batches} batches: compare rows/s"
         as_ever = config.most_seconds and found.seconds >= config.most_seconds
@@ -313,5 +313,5 @@ def _add(report: Report, name: str, found: EpochResult, config: EpochConfig) -> 
     for other in (ADVISED, PLAIN):
         theirs = report.figure(side=other).median("rows_per_s")
         if ours and theirs:
-            answers.append(f"gids hands over {ours / theirs:.1f} x as many rows a second as {other}")
+            answers.append(f"gids loads {ours / theirs:.1f} x as many rows per second as {other}")
     report.answers = answers

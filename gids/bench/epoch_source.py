@@ -1,7 +1,6 @@
-"""A dataset as the files that the epoch comparison trains from. Called by epoch.py.
+"""A dataset as the .npy files that gids.measure.epoch trains from. Called by epoch.py.
 
-gids.measure.epoch takes a directory of .npy files. Those of a dataset are linked to, not copied; stock DGL
-maps the table's shard itself, where it holds nothing but rows.
+The files are links where possible. Stock DGL maps the table's shard, if the shard holds nothing but rows.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from gids.store import FeatureStore, Table
 
 @dataclass(frozen=True)
 class EpochSource:
-    """What an epoch needs. why_no_stock: why stock DGL cannot map the table, or ""."""
+    """The input of an epoch. why_no_stock: why stock DGL cannot map the table, or ""."""
 
     table: Table
     train_count: int
@@ -29,22 +28,20 @@ class EpochSource:
 
 
 def look_at(store: FeatureStore, table: Table) -> EpochSource:
-    """Check that an epoch can be trained on the dataset. Raises ValueError with what is missing."""
+    """Check that the dataset has what an epoch needs. Raises ValueError."""
     if len(store.node_types) != 1 or len(store.relations) != 1:
-        raise ValueError(f"{store.name} is heterogeneous; the model of this comparison takes one node type")
+        raise ValueError(f"{store.name} is heterogeneous; this comparison needs a dataset with one node type")
     (ntype,) = store.node_types
     labels = store.labels.get(ntype)
     if labels is None or labels.dim() != 1 or labels.dtype.is_floating_point or int(labels.min()) < 0:
-        raise ValueError(
-            f"{store.name} has no labels that are classes; the model of this comparison needs them"
-        )
+        raise ValueError(f"{store.name} has no labels that are classes; this comparison needs them")
     train = store.splits.get(ntype, {}).get("train")
     if train is None or not len(train):
-        raise ValueError(f"{store.name} has no train split; the seeds of an epoch are that")
+        raise ValueError(f"{store.name} has no train split; this comparison needs one")
     if table.kind != "node" or len(table.shape) != 1:
         raise ValueError(
-            f"table {table.name!r} has {table.kind} rows of shape {list(table.shape)}; the model of this "
-            "comparison takes a vector for each node"
+            f"table {table.name!r} has {table.kind} rows of shape {list(table.shape)}; this comparison needs "
+            "a vector per node"
         )
     reason = ""
     if table.scale is not None:
@@ -54,14 +51,14 @@ def look_at(store: FeatureStore, table: Table) -> EpochSource:
     elif len(table.shard_paths) > 1:
         reason = f"its pages are spread over {len(table.shard_paths)} shards"
     elif table.order is not None:
-        reason = "its rows lie in another order than their ids"
+        reason = "its rows are not stored in the order of their ids"
     elif table.rows_per_page * table.row_bytes != table.page_bytes:
         reason = f"rows of {table.row_bytes} B leave a part of each page of {table.page_bytes} B empty"
     return EpochSource(table, len(train), reason)
 
 
 def write_links(store: FeatureStore, directory: Path) -> None:
-    """Make the .npy files of topology, labels and splits in directory; links where they can be."""
+    """Make the .npy files of topology, labels and splits in directory, as links where possible."""
     (ntype,) = store.node_types
     graph = store.graph()
     splits = store.splits[ntype]

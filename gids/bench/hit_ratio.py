@@ -1,6 +1,6 @@
-"""`gids bench hit-ratio`: what share of pages a cache would find, beside what the best possible one would.
+"""`gids bench hit-ratio`: the share of pages that a cache finds, compared with the best possible cache.
 
-Metadata only: neither features nor a disk is needed. With --advise it turns the question round.
+Replays page numbers only: it needs neither features nor a disk. --advise finds the cache for a hit ratio.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gids.bench import arguments, text
-from gids.bench.hit_ratio_plot import TYPICAL_WINDOWS
 from gids.bench.report import Report
 from gids.bench.session import Session
 from gids.errors import FormatError
@@ -25,13 +24,13 @@ if TYPE_CHECKING:
     from gids.trace.replay import Counts
     from gids.trace.trace_file import Trace
 
-HELP = "what share of pages a cache would find, by policy, window and size, beside Belady's MIN"
+HELP = "the share of pages that a cache finds, by policy, window and size, compared with Belady's MIN"
 EPILOG = """\
-PLACES are cache sizes: a share of the table's pages (2%), bytes of lines (4GB), or so many average
-minibatches (5x). WANTED is a hit ratio (60%) or the seconds of an epoch (30s): the time that its missing
-pages take to read, at the speed that the dataset's disk shows in a short probe, or that --pages-per-s gives.
+SIZE is a cache size: a share of the table's pages (2%), bytes (4GB), or a number of average minibatches
+(5x). WANTED is a hit ratio (60%), or the time that an epoch may take to read the missing pages (30s). The
+speed of the disk is measured on the dataset, or given by --pages-per-s.
 
-To record a run of your own training:
+To record your own training:
 
     with gids.trace.record(loader, "run.trace"):  # gids.NodeLoader, gids.dgl.DataLoader, gids.FeatureLoader
         train(loader)
@@ -53,12 +52,14 @@ COLUMNS = [
     text.Column("of an epoch", "epoch_pages_read", text.count),
     text.Column("bypassed", "bypasses", text.count),
     text.Column("evicted", "evictions", text.count),
-    text.Column("pinned %", "in_use_share", text.percent),
+    text.Column("in use %", "in_use_share", text.percent),
 ]
+TYPICAL_WINDOWS = {"window-pin": 8, "lookahead": 16}
+"""The defaults of the paper and of FeatureLoader."""
 WINDOWED = tuple(TYPICAL_WINDOWS)
 _REPLAY_S_PER_PAGE = 60e-9  # about what a replay takes, to choose how long a trace fits into --seconds
 MINIMUM = "MIN"
-_PLACES = ("1%", "2%", "5%", "10%")
+_SIZES = ("1%", "2%", "5%", "10%")
 _WINDOWS = (0, 4, 8, 16)
 _PIN = 0.4
 _OF_SAMPLING = (*arguments.OF_MINIBATCHES, "kappa", "batches", "heat", "order", "record", "rows")
@@ -66,15 +67,15 @@ _OF_SAMPLING = (*arguments.OF_MINIBATCHES, "kappa", "batches", "heat", "order", 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("path", metavar="DATASET", type=Path, nargs="?", help="not needed with --replay")
+    add("path", metavar="DATASET", type=Path, nargs="?", help="dataset (not needed with --replay)")
     arguments.add_dataset(parser)
     arguments.add_sampling(parser, several_samplers=True)
     add(
         "--kappa",
         type=arguments.kappas,
         metavar="N,…",
-        help="in how many minibatches random numbers change wholly: 1 (independent) or more, or inf, for the "
-        "samplers that take it (default: 1)",
+        help="number of minibatches over which draws stay correlated, 1 (independent) or more, or inf; for "
+        "neighbor and labor (default: 1)",
     )
     add(
         "--batches",
@@ -87,77 +88,77 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--policies",
         type=arguments.words,
         metavar="NAME,…",
-        help="default: random,lru,static,window-pin,lookahead",
+        help="cache policies (default: random,lru,static,window-pin,lookahead)",
     )
     add(
         "--windows",
         type=arguments.numbers(0),
         metavar="N,…",
-        help="minibatches looked ahead (default: 0,4,8,16, and as many as there are marks for: 22)",
+        help="minibatches sampled ahead, 0 to 24 minus --planned (default: 0,4,8,16,22)",
     )
     add(
         "--cache",
         type=arguments.words,
-        metavar="PLACES,…",
-        help="default: 1%%,2%%,5%%,10%%",
+        metavar="SIZE,…",
+        help="cache sizes (default: 1%%,2%%,5%%,10%%)",
     )
     add(
         "--planned",
         type=arguments.positive,
         default=2,
         metavar="N",
-        help="minibatches being read (default: 2)",
+        help="minibatches whose reads are in flight (default: 2)",
     )
     add(
         "--pin",
         type=arguments.share,
         metavar="SHARE",
-        help="of the cache, pinned to the hottest pages, in the row `pinned` (default: 40%%)",
+        help="share of the cache that holds the hottest pages in the row `pinned` (default: 40%%)",
     )
     add(
         "--warm-up",
         type=arguments.share,
         default=0.25,
         metavar="SHARE",
-        help="of the minibatches, not counted (default: 25%%)",
+        help="share of the minibatches to run before counting (default: 25%%)",
     )
     add(
         "--heat",
         default="auto",
         metavar="METHOD",
-        help="auto (the best that is stored), none, or a method's name",
+        help="heat of the pages: auto (the best one stored), none, or the name of a method (default: auto)",
     )
     add(
         "--order",
         type=arguments.words,
         metavar="ORDER,…",
-        help="lay the rows out otherwise, for the trace only: original, degree, community or trace:FILE, as "
-        "`gids convert --order` does, or stored (default: stored)",
+        help="orders of rows to try, without changing the dataset: stored, or original, degree, community, "
+        "trace:FILE as in `gids convert --order` (default: stored)",
     )
-    add("--record", type=Path, metavar="FILE", help="keep the sampled trace")
-    add("--rows", action="store_true", help="trace rows in place of pages, for --order trace:FILE")
-    add("--replay", type=Path, metavar="FILE", help="a recorded trace in place of sampling")
-    add("--advise", metavar="WANTED", help="the smallest cache and window that reach this")
+    add("--record", type=Path, metavar="FILE", help="write the sampled trace to FILE")
+    add("--rows", action="store_true", help="trace rows instead of pages, for --order trace:FILE")
+    add("--replay", type=Path, metavar="FILE", help="replay a recorded trace instead of sampling")
+    add("--advise", metavar="WANTED", help="find the smallest cache and window that reach WANTED")
     add(
         "--pages-per-s",
         type=_rate,
         metavar="N",
-        help="for --advise: the disk's speed, not measured",
+        help="disk speed for --advise (default: measured)",
     )
     add(
         "--epoch-batches",
         type=arguments.positive,
         metavar="N",
-        help="minibatches of an epoch (default: as many as the seeds make)",
+        help="minibatches per epoch (default: number of seeds / batch size)",
     )
     arguments.keep_defaults(parser, _OF_SAMPLING)
 
 
 def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
-    """Fill the report; the figures' settings are cache, lines, sampler, kappa, policy and window."""
+    """Fill the report. Settings: cache, lines, sampler, kappa, order, policy and window."""
     from gids.bench.advise import advise, parse_wanted
+    from gids.bench.cache_sizes import cache_lines, parse_cache_size
     from gids.bench.case import PINNED, Case
-    from gids.bench.places import cache_sizes, parse_places
     from gids.bench.trace_source import open_trace, sources
     from gids.trace.replay import replay_as_recorded
 
@@ -165,18 +166,18 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     wanted = parse_wanted(args.advise) if args.advise is not None else None
     _check_together(args)
     windows = [] if wanted else _windows(args.windows, args.planned, policies, report)
-    sizes = [parse_places(place) for place in args.cache or _PLACES]
+    sizes = [parse_cache_size(place) for place in args.cache or _SIZES]
     traces = sources(args, report)
     pin = _PIN if args.pin is None else args.pin
     if wanted and session.repeat > 1:
-        report.note("--advise looks at one trace once: --repeat changes nothing")
+        report.note("--advise measures once: --repeat has no effect")
     elif args.replay is not None and session.repeat > 1:
-        report.note("the trace is the same in each repeat; only random choices differ")
+        report.note("each repeat replays the same trace; only random choices differ")
     if not wanted:
         report.note(
-            f"`{PINNED}`: {pin:.0%} of the lines hold the hottest pages for good, preloaded; the rest "
-            "choose a random victim. The preload is not counted as read, so it has no share of MIN. of MIN, "
-            "regret: beside Belady's MIN with as many lines, over the same minibatches"
+            f"`{PINNED}`: {pin:.0%} of the lines always hold the hottest pages, the rest evict at random. "
+            "These pages are loaded before counting starts, so `pinned` has no share of MIN. `of MIN` and "
+            "`regret` compare with Belady's MIN with the same number of lines, over the same minibatches"
         )
     rows = [
         (policy, window)
@@ -196,15 +197,12 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
             if trace.policy is not None and turn == 0:
                 _check_recorded(trace, table, replay_as_recorded(trace, table, check=session.check), report)
             if not caches:  # the same for every trace
-                caches = cache_sizes(sizes, case, report)
+                caches = cache_lines(sizes, case, report)
                 report.subject.update(pinned_share=pin)
                 if case.traced.heat is None:
                     rows = [row for row in rows if row[0] != PINNED]
                 if len(traces) > 1:
-                    report.note(
-                        "each sampler and order has a MIN of its own, and training waits for what is read: "
-                        "compare pages read, not hits"
-                    )
+                    report.note("each sampler and order has a different MIN: compare pages read, not hits")
                 session.total(len(plan) * len(caches) * len(rows))
             try:
                 _measure_all(case, source, caches, rows, pin, report)
@@ -235,7 +233,7 @@ def _measure_all(
     pin: float,
     report: Report,
 ) -> None:
-    """What says most comes first, for when time runs out."""
+    """Measure the most informative settings first, in case the time runs out."""
     windows = [window for _, window in rows if window is not None]
     typical = {
         policy: min(windows, key=lambda w: abs(w - depth), default=0)
@@ -260,24 +258,14 @@ def _measure_all(
 
 def columns(report: Report) -> tuple[dict[str, str], list[text.Column]]:
     shown = dict(SETTINGS)
-    for name in ("sampler", "kappa", "order"):  # what all figures share is said once, in the subject
+    for name in ("sampler", "kappa", "order"):  # shared settings are in the subject
         if len({f.setting.get(name) for f in report.figures} - {None}) < 2:
             del shown[name]
     return shown, COLUMNS
 
 
-def plot(report: Report, path: Path) -> None:
-    from gids.bench import hit_ratio_plot, sampler_plot
-    from gids.bench.plot import save_plot
-
-    chosen = sampler_plot if sampler_plot.groups(report) else hit_ratio_plot
-    draw, size = chosen.draw, chosen.size
-    width, height = size(report)
-    save_plot(path, lambda figure: draw(report, figure), width=width, height=height)
-
-
 def _limits(seconds: float, replays: int) -> tuple[float, float]:
-    """Of sampling, (seconds, pages): so that half of the time is left for all replays of them."""
+    """(seconds, pages) to sample at most, so that half of the time is left for the replays."""
     return seconds / 4, seconds / 2 / (replays * _REPLAY_S_PER_PAGE)
 
 
@@ -289,20 +277,20 @@ def _policies(names: list[str] | None) -> list[str]:
     for name in names:
         if name not in POLICIES:
             known = ", ".join(POLICIES)
-            raise ValueError(f"no policy {name!r} (there are {known}; MIN stands beside them always)")
+            raise ValueError(f"no policy {name!r} (there are {known}; MIN is always measured)")
     return list(dict.fromkeys(names))
 
 
 def _check_together(args: argparse.Namespace) -> None:
-    """Raise ValueError for options that another makes meaningless."""
+    """Raise ValueError for options that have no effect together."""
     if args.advise is None:
         if args.pages_per_s is not None:
-            raise ValueError("--pages-per-s is for --advise, and nothing is to be advised: leave it out")
+            raise ValueError("--pages-per-s works only with --advise: remove it")
         return
     unused = arguments.given(args, dict.fromkeys(("policies", "windows", "cache", "pin")))
     if unused:
         raise ValueError(
-            f"--advise seeks the cache and the window itself, under lookahead: leave out {', '.join(unused)}"
+            f"--advise chooses the cache and the window for lookahead: remove {', '.join(unused)}"
         )
 
 
@@ -312,30 +300,30 @@ def _rate(value: str) -> float:
     except ValueError:
         found = 0.0
     if not 0 < found < math.inf:
-        raise argparse.ArgumentTypeError(f"{value!r} is no speed; give pages a second, more than 0")
+        raise argparse.ArgumentTypeError(f"must be greater than 0 (got {value!r})")
     return found
 
 
 def _windows(windows: list[int] | None, planned: int, policies: list[str], report: Report) -> list[int]:
-    """Those that a page's word has marks for; the others are clipped, and the report says so."""
+    """Clip the windows to the number of live minibatches, with a note in the report."""
     from gids.trace.replay import LIVE_BATCHES
 
     most = LIVE_BATCHES - planned
     if most < 0:
-        raise ValueError(f"--planned {planned}: at most {LIVE_BATCHES} minibatches may be live")
+        raise ValueError(f"--planned must be {LIVE_BATCHES} or less (got {planned})")
     if windows is None:
         windows = sorted({min(window, most) for window in (*_WINDOWS, most)})
     for window in windows:
         if window > most and not set(policies).isdisjoint(WINDOWED):
             report.note(
-                f"window {window} is measured as {most}: with {planned} planned, that makes {LIVE_BATCHES} "
-                "live minibatches, the most that a page's word has marks for"
+                f"window {window} is measured as {most}: the window and the {planned} planned minibatches "
+                f"can be {LIVE_BATCHES} together"
             )
     return sorted({min(window, most) for window in windows})
 
 
 def _check_recorded(trace: Trace, table: int, found: Counts, report: Report) -> None:
-    """A trace of a run, repeated as it was, gives what the run counted."""
+    """Compare the replay of a recorded run with the run's counters."""
     traced = trace.tables[table]
     was: dict[str, Any] = dict(trace.counters.get(traced.name, {}))
     mine = {
@@ -345,26 +333,26 @@ def _check_recorded(trace: Trace, table: int, found: Counts, report: Report) -> 
     }
     mine["evictions"] = found.evictions
     report.answers.append(
-        f"the run that was recorded ({trace.policy}, window {trace.window_batches}, {traced.lines:,} lines, "
+        f"the recorded run ({trace.policy}, window {trace.window_batches}, {traced.lines:,} lines, "
         f"{format_bytes((traced.lines or 0) * traced.page_bytes)}) hit {mine['hits']:,} of "
         f"{int(found.pages.sum()):,} pages, {found.hit_ratio:.2%}, warm-up included"
     )
     if was.get("failures"):
         report.note(
-            f"{was['failures']} reads failed, or were cancelled as a stream was closed early, in the "
-            "recorded run: from there on its counts may differ from the replay's"
+            f"in the recorded run {was['failures']} reads failed, or were cancelled because a stream was "
+            "closed early: after that its counters may differ from the replay's"
         )
     elif trace.device != "cpu":
         report.note(
-            f"the run was on {trace.device}, where victims are sought within bounds: it hit "
+            f"the run was on {trace.device}, where the search for victims is bounded: it hit "
             f"{was.get('hits', 0):,} pages"
         )
     elif any(was.get(key, value) != value for key, value in mine.items()):
         if trace.gids_version == version("gids"):
             raise FormatError(
-                f"{trace.path} replays to {mine}, but the run that was recorded counted {was}: it is damaged"
+                f"{trace.path} is damaged: its replay counts {mine}, the recorded run counted {was}"
             )
         report.note(
-            f"the run was recorded by gids {trace.gids_version or 'before 0.3'}, which chose victims "
-            f"otherwise: it hit {was.get('hits', 0):,} pages"
+            f"the run was recorded by gids {trace.gids_version or 'before 0.3'}, which chooses other "
+            f"victims: it hit {was.get('hits', 0):,} pages"
         )

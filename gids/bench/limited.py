@@ -1,6 +1,6 @@
-"""`gids bench bandwidth --memory-limit`: the measurement in a process of its own, whose memory is bounded.
+"""`gids bench bandwidth --memory-limit`: the measurement in a new process with bounded memory.
 
-Called by bandwidth.py, which the process runs, too; there the page cache is bounded as well.
+Called by bandwidth.py, which also runs in that process. The limit includes the page cache.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _LISTS = ("notes", "notes_above", "series", "answers")
 
 
 def measure_limited(args: argparse.Namespace, session: Session, report: Report) -> None:
-    """bandwidth.measure(args, …) in a memory control group. Blocks.
+    """Run bandwidth.measure(args, …) in a memory control group. Blocks.
 
-    Raises OSError where memory cannot be bounded, FreshProcessError with the reason when the process fails.
+    Raises OSError if memory cannot be limited, FreshProcessError if the process fails.
     """
     if reason := why_no_limit():
-        raise OSError(f"--memory-limit: memory cannot be bounded here: {reason} (root usually may)")
+        raise OSError(f"--memory-limit cannot limit memory here: {reason}; try as root")
     left_s = session.left_s()
     values = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
     values |= {"seconds": left_s if args.seconds else 0, "in_group": True}

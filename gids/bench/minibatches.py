@@ -1,6 +1,6 @@
-"""Minibatches as training would sample them: gids.NodeLoader's, without features, epoch after epoch.
+"""Minibatches as gids.NodeLoader samples them, without features. Called by the commands.
 
-Called by the questions. A sampler that gids learns gets a line in SAMPLERS.
+A new sampler of gids gets a line in SAMPLERS.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gids.store import FeatureStore
 
 @dataclass(frozen=True)
 class SamplerOptions:
-    """What samplers are made of. kappa: of dependent minibatches, 1 where they are independent."""
+    """Arguments of a sampler. kappa: of dependent minibatches; 1: independent."""
 
     fanouts: Sequence[int]
     batch_size: int
@@ -53,33 +53,33 @@ SAMPLERS: Mapping[str, Callable[[SamplerOptions], Sampler]] = {
     "ladies-poisson": _ladies(True),
     "walk": lambda given: RandomWalk(given.fanouts, threads=given.threads),
 }
-"""By name. A layer of ladies draws batch_size x fanout nodes in all."""
+"""Name -> factory. A layer of ladies draws batch_size x fanout nodes."""
 
 DEPENDENT = ("neighbor", "labor", "labor-1", "labor-star")
-"""Those that take a kappa."""
+"""The samplers that take a kappa."""
 
 
 def make_sampler(
     name: str, fanouts: Sequence[int], batch_size: int, *, threads: int | None = None, kappa: float = 1
 ) -> Sampler:
-    """The sampler of that name. threads: None takes torch's.
+    """Make the sampler of this name. threads: None takes torch's number.
 
-    Raises ValueError for an unknown name, with those that there are, and for a kappa that it does not take.
+    Raises ValueError for an unknown name, and for a kappa with a sampler that takes none.
     """
     check_sampler(name)
     if kappa != 1 and name not in DEPENDENT:
-        raise ValueError(f"sampler {name!r} takes no kappa (those that do are {', '.join(DEPENDENT)})")
+        raise ValueError(f"sampler {name!r} takes no kappa (samplers that do: {', '.join(DEPENDENT)})")
     return SAMPLERS[name](SamplerOptions(fanouts, batch_size, threads, kappa))
 
 
 def check_sampler(name: str) -> None:
-    """Raise ValueError, with the names that there are, for another."""
+    """Raise ValueError for an unknown name."""
     if name not in SAMPLERS:
         raise ValueError(f"no sampler {name!r} (there are {', '.join(SAMPLERS)})")
 
 
 def seeds_of(store: FeatureStore, which: str) -> PerType:
-    """The seeds of a split, or "all", as NodeLoader takes them. Raises ValueError for an empty split."""
+    """The seeds of a split, or of "all", as NodeLoader takes them. Raises ValueError for an empty split."""
     seeds = {ntype: torch.from_numpy(ids) for ntype, ids in choose_seeds(store, which).items()}
     if len(store.node_types) == 1 and len(store.relations) == 1:
         return next(iter(seeds.values()))
@@ -89,7 +89,7 @@ def seeds_of(store: FeatureStore, which: str) -> PerType:
 def endless(
     store: FeatureStore, sampler: Sampler, *, seeds: str, batch_size: int, seed: int
 ) -> Iterator[Minibatch]:
-    """Minibatches without end; those that a NodeLoader of the same arguments trains on.
+    """Yield the minibatches of a NodeLoader with these arguments, epoch after epoch.
 
     Raises FormatError for a dataset without topology, ValueError, IndexError.
     """
@@ -108,7 +108,7 @@ def endless(
 
 
 def input_nodes(minibatch: Minibatch, ntype: str) -> torch.Tensor:
-    """The nodes of a type whose features the minibatch reads: int64[n] on the CPU, each once."""
+    """The nodes of a type whose features the minibatch reads: int64[n] on the CPU, distinct."""
     nodes = minibatch.input_nodes
     if isinstance(nodes, dict):
         nodes = nodes.get(ntype, torch.empty(0, dtype=torch.int64))

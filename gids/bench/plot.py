@@ -1,94 +1,77 @@
-"""Figures in PNG files, with matplotlib (the extra `plot`). Called by the questions' own plots.
+"""`--plot FILE.png`: one bar per setting, drawn with matplotlib (the extra `plot`). Called by gids.cli.bench.
 
-No display is needed or looked for.
+Needs no display.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from gids.bench.report import Figure
+from gids.bench.text import Column, shared
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#999999")  # told apart by all
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DPI = 130
+_STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.3,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "lines.markersize": 4.5,
+}
 
 
 def require_matplotlib() -> None:
-    """Raise ImportError, with what to install, when figures cannot be drawn: before anything is measured."""
+    """Raise ImportError if matplotlib is not installed, before the measurement."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise ImportError("--plot draws with matplotlib, which is missing: pip install matplotlib") from None
+        raise ImportError("--plot needs matplotlib: pip install matplotlib") from None
 
 
 def save_plot(path: Path, draw: Callable[[Any], None], *, width: float, height: float) -> None:
-    """Draw on a new figure, inches wide and high, and write it as PNG. Raises ImportError, OSError."""
+    """Call draw with a new figure of width x height inches; write it as PNG. Raises ImportError, OSError."""
     require_matplotlib()
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    style: dict[Any, Any] = {
-        "font.size": 9,
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "grid.alpha": 0.3,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "legend.frameon": False,
-        "lines.markersize": 4.5,
-    }
-    with rc_context(style):
+    with rc_context(_STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
         draw(figure)
         figure.savefig(path, dpi=DPI, format="png")
 
 
-def draw_bars(panel: Any, runs: Sequence[Figure], metrics: dict[str, str], *, first_colour: int = 0) -> None:
-    """A row for each run, from above, with a bar for each metric (name -> title), in millions.
+def save_bars(path: Path, figures: Sequence[Figure], settings: Mapping[str, str], column: Column) -> None:
+    """Draw a column of the table: its median per setting, with the range over the repeats."""
+    shown = [figure for figure in figures if column.metric in figure.values]
+    if not shown:
+        return
+    same = shared(shown, settings)
+    keys = [key for key in settings if key not in same]
+    middle = [median(figure.values[column.metric]) for figure in shown]
+    low = [m - min(f.values[column.metric]) for m, f in zip(middle, shown, strict=True)]
+    high = [max(f.values[column.metric]) - m for m, f in zip(middle, shown, strict=True)]
 
-    Where runs were repeated, bars are medians and have their range. Rows have no names yet.
-    """
-    thick = 0.8 / len(metrics)
-    for number, (name, title) in enumerate(metrics.items()):
-        lengths, ranges = spread(runs, name, 1e-6)
-        drawn = panel.barh(
-            [place + (number - (len(metrics) - 1) / 2) * thick for place in range(len(runs))],
-            lengths,
-            thick * 0.92,
-            xerr=ranges,
-            capsize=2,
-            color=COLOURS[first_colour + number],
-            label=title,
-        )
-        panel.bar_label(drawn, [_three_digits(length) for length in lengths], fontsize=7, padding=2)
-    panel.margins(x=0.12)
-    panel.set_ylim(len(runs) - 0.4, -0.6)
-    panel.grid(axis="y", visible=False)
+    def draw(figure: Any) -> None:
+        panel = figure.subplots()
+        bars = panel.barh(range(len(shown)), middle, xerr=(low, high) if any(low + high) else None, capsize=2)
+        panel.bar_label(bars, [column.show(value) for value in middle], fontsize=7, padding=2)
+        labels = [
+            ", ".join(f"{settings[k]} {v}" for k in keys if (v := f.setting.get(k)) is not None)
+            for f in shown
+        ]
+        panel.set_yticks(range(len(shown)), labels, fontsize=8)
+        panel.set_ylim(len(shown) - 0.4, -0.6)
+        panel.margins(x=0.12)
+        panel.xaxis.set_major_formatter(lambda value, _: column.show(value))
+        panel.grid(axis="y", visible=False)
+        panel.set_xlabel(column.title)
 
-
-def spread(
-    figures: Sequence[Figure], metric: str, scale: float
-) -> tuple[list[float], tuple[list[float], list[float]] | None]:
-    """Medians, times scale; and how far ranges reach below and above: None where nothing was repeated."""
-    values = [[scale * value for value in figure.values.get(metric, [0.0])] for figure in figures]
-    middle = [median(found) for found in values]
-    if all(len(found) == 1 for found in values):
-        return middle, None
-    low = [m - min(found) for m, found in zip(middle, values, strict=True)]
-    high = [max(found) - m for m, found in zip(middle, values, strict=True)]
-    return middle, (low, high)
-
-
-def shared_settings(runs: Sequence[Figure]) -> set[str]:
-    """The keys whose value all runs share: no row's name needs them."""
-    return {key for key in runs[0].setting if len({run.setting[key] for run in runs}) == 1} if runs else set()
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    save_plot(path, draw, width=8.0, height=1.0 + 0.25 * len(shown))

@@ -1,6 +1,6 @@
-"""What the disk gives by itself: random aligned reads of pages at a fixed depth, cold: others' ceiling.
+"""The disk's ceiling: random reads of pages at a fixed depth, past the page cache.
 
-Called by bandwidth.py and advise.py. Our engine without tables, cache or rows: fio.py is the second opinion.
+Called by bandwidth.py and advise.py. Uses an I/O engine of gids without tables or cache.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from gids.io import drop_page_cache, open_engine
 
 _LEAST_S = 0.5
 _READS_MAX = 400_000
-_BATCH = 8192  # reads submitted together, sorted as a minibatch's are
+_BATCH = 8192  # reads submitted together, in ascending order as those of a minibatch
 
 
 @dataclass(frozen=True)
 class RawReads:
-    """passes: how often the files were begun. note: why the page cache may have answered, or ""."""
+    """passes: number of passes over the files. note: why the page cache may have answered, or ""."""
 
     reads_per_s: float
     passes: int
@@ -37,16 +37,16 @@ def random_reads(
     depth: int = 256,
     seed: int = 0,
 ) -> RawReads:
-    """Read distinct random pages of files for some seconds, or until _READS_MAX or all are read. Blocks.
+    """Read distinct random pages for `seconds`, or until all pages or _READS_MAX are read. Blocks.
 
-    Small files that are read within _LEAST_S are read again, in another order: one pass would time the start.
+    Small files are read again, in another order, until _LEAST_S have passed: a short pass is not precise.
 
-    Raises StorageError when a read fails, OSError, and ValueError for files without a whole page.
+    Raises StorageError if a read fails, OSError, and ValueError for files smaller than a page.
     """
     sizes = np.array([os.path.getsize(path) // page_bytes for path in paths], np.int64)
     total = int(sizes.sum())
     if total == 0:
-        raise ValueError(f"{paths[0]} has less than one page of {page_bytes} B: there is nothing to read")
+        raise ValueError(f"{paths[0]} is smaller than one page of {page_bytes} B: there is nothing to read")
     note = why_warm(paths)
     rng = np.random.default_rng(seed)
     ends = np.cumsum(sizes)
@@ -78,29 +78,29 @@ def random_reads(
 
 
 def aligned_rows(count: int, row_bytes: int) -> np.ndarray:
-    """uint8[count, row_bytes] that begins on a page border, so that reads land in it directly."""
+    """uint8[count, row_bytes] aligned to a page, for direct I/O."""
     raw = np.empty(count * row_bytes + 4096, np.uint8)
     start = -raw.ctypes.data % 4096
     return raw[start : start + count * row_bytes].reshape(count, row_bytes)
 
 
 def direct_works(paths: Sequence[str | os.PathLike[str]]) -> bool:
-    """Whether all files may be read past the page cache."""
+    """Whether all files support direct I/O."""
     from gids.io.engine import probe
 
     return all(bool(probe(path)["direct"]) for path in paths)
 
 
 def why_warm(paths: Sequence[str | os.PathLike[str]]) -> str:
-    """Drop the files' pages from the page cache; returns why that did not work, or ""."""
+    """Drop the files' pages from the page cache. Returns why that failed, or ""."""
     from gids.measure.isolation import cached_share
 
     try:
         for path in paths:
             drop_page_cache(path)
     except OSError as error:
-        return f"figures are WARM: the page cache could not be emptied of {error.filename}: {error.strerror}"
+        return f"results are WARM: the page cache could not be emptied of {error.filename}: {error.strerror}"
     left = max(cached_share(path) for path in paths)
     if left > 0.01:
-        return f"figures are WARM: {left:.0%} of a shard stays in the page cache (mapped, or in memory)"
+        return f"results are WARM: {left:.0%} of a shard stays in the page cache (mapped, or in memory)"
     return ""

@@ -1,6 +1,6 @@
-"""A report: what a bench command measured, and on what. Filled by the questions, written by gids.cli.bench.
+"""The result of a bench command. Filled by the commands, written by gids.cli.bench.
 
-Its JSON is docs/bench-schema.json's; bench.md says what each figure means.
+docs/bench-schema.json describes the JSON, docs/bench.md the metrics.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gids.bench.machine import commit, machine, versions
+from gids.measure.machine import commit, this_machine, versions
 
 SCHEMA_VERSION = 1
 Setting = Mapping[str, str | int | float | bool | None]
@@ -23,16 +23,13 @@ Setting = Mapping[str, str | int | float | bool | None]
 
 @dataclass
 class Figure:
-    """What one setting gave: each metric's values, one per repeat.
-
-    A metric that was not measured is absent.
-    """
+    """The metrics of one setting: a value per repeat. Metrics that were not measured are absent."""
 
     setting: Setting
     values: dict[str, list[float]] = field(default_factory=dict)
 
     def add(self, **metrics: float | None) -> None:
-        """One repeat's."""
+        """Add the metrics of one repeat."""
         for name, value in metrics.items():
             if value is not None:
                 self.values.setdefault(name, []).append(float(value))
@@ -44,14 +41,11 @@ class Figure:
 
 @dataclass
 class Report:
-    """What a command answers.
+    """The result of a command.
 
-    partial: why not all was measured as it was asked for ("interrupted", "time"), or None. "time": settings
-    are missing, or runs were cut short.
-
-    subject: what was measured (dataset, table, sizes). notes: sentences that a reader of the figures must
-    know; notes_above: those to be read before the figures. series: named sequences of numbers, such as those
-    of single iterations.
+    partial: "interrupted", or "time" if --seconds stopped the command before all was measured; else None.
+    subject: dataset, table, sizes. notes: what a reader of the table must know; notes_above are printed above
+    the table. series: named sequences of numbers, such as those of single iterations.
     """
 
     question: str
@@ -71,7 +65,7 @@ class Report:
         self._begun = time.perf_counter()
 
     def figure(self, **setting: str | int | float | bool | None) -> Figure:
-        """The figure of a setting, a new one when there is none."""
+        """Return the figure of a setting; add it if it is new."""
         for found in self.figures:
             if found.setting == setting:
                 return found
@@ -79,12 +73,12 @@ class Report:
         return self.figures[-1]
 
     def note(self, sentence: str) -> None:
-        """Say it once."""
+        """Add a note, once."""
         if sentence not in self.notes:
             self.notes.append(sentence)
 
     def cut_short(self, sentence: str) -> None:
-        """What is there was measured over less than was asked for, for --seconds."""
+        """Mark the report as partial because of --seconds, and add a note."""
         self.partial = self.partial or "time"
         self.note(sentence)
 
@@ -99,7 +93,7 @@ class Report:
             "seed": self.seed,
             "repeat": self.repeat,
             "partial": self.partial,
-            "machine": machine(),
+            "machine": this_machine().as_json(),
             "versions": versions(),
             "commit": commit(),
             "subject": self.subject,
@@ -117,7 +111,7 @@ class Report:
         }
 
     def write(self, path: Path) -> None:
-        """Write the JSON: to a file all of it or nothing, to a pipe or device as it is. Raises OSError."""
+        """Write the JSON. A file is replaced in one step; a pipe or device is written to. Raises OSError."""
         text = json.dumps(self.as_json(), indent=2) + "\n"
         if not _is_file(path):
             path.write_text(text)
@@ -132,9 +126,9 @@ class Report:
 
 
 def check_writable(path: Path) -> None:
-    """Raise OSError, before anything is measured, when a file cannot be written at path; leaves it alone."""
+    """Raise OSError, before the measurement, if path cannot be written. Does not change the file."""
     if path.is_dir():
-        raise IsADirectoryError(f"{path} is a directory: name a file in it")
+        raise IsADirectoryError(f"{path} is a directory: give the name of a file in it")
     if not path.absolute().parent.is_dir():
         raise FileNotFoundError(f"no directory {path.absolute().parent} to write {path.name} in")
     if not _is_file(path):
@@ -147,12 +141,12 @@ def check_writable(path: Path) -> None:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether path is a file, or becomes one; a pipe or a device would be replaced by one."""
+    """Whether path is a file or does not exist: a pipe or a device must not be replaced by a file."""
     return path.is_file() or not path.exists()
 
 
 def _part(path: Path) -> Path:
-    """What is written first, then takes the place of path."""
+    """The temporary file that replaces path."""
     return path.with_name(path.name + ".part")
 
 

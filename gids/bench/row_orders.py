@@ -1,4 +1,4 @@
-"""Orders of rows to be tried on a trace, without writing a dataset anew. Called by trace_source.py."""
+"""Orders of rows to try on a trace, without writing a dataset. Called by trace_source.py."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from gids.store import FeatureStore, Table
 
 STORED = "stored"
-"""As the dataset has it."""
+"""The order in the dataset."""
 
 _MEMORY_BYTES = 256 << 20
 
 
 def check_row_order(name: str) -> str:
-    """A name that positions_in takes. Raises ValueError."""
+    """Return name if positions_in knows it. Raises ValueError."""
     kind, _, file = name.partition(":")
     if kind not in (STORED, "original", "degree", "community", "trace") or bool(file) != (kind == "trace"):
         raise ValueError(f"no order {name!r} (there are {STORED}, original, degree, community, trace:FILE)")
@@ -30,9 +30,9 @@ def check_row_order(name: str) -> str:
 
 
 def positions_in(name: str, store: FeatureStore, table: Table) -> npt.NDArray[Any] | None:
-    """Where a table's rows would lie in an order: int32 or int64[row_count]; None: where their ids say.
+    """The position of each row of a table of nodes: int32 or int64[row_count]; None: in the order of the ids.
 
-    table: of nodes. Raises FormatError where the order has nothing to go by.
+    Raises FormatError if the dataset or the trace lacks what the order needs.
     """
     kind, _, file = name.partition(":")
     if kind == STORED:
@@ -44,9 +44,7 @@ def positions_in(name: str, store: FeatureStore, table: Table) -> npt.NDArray[An
     ntype = str(table.type)
     degrees = store.out_degrees(ntype)
     if degrees is None:
-        raise FormatError(
-            f"{store.name} has no edges from {ntype!r} nodes: order {kind} has nothing to go by"
-        )
+        raise FormatError(f"{store.name} has no edges from {ntype!r} nodes, which order {kind!r} needs")
     graphs = []
     for relation in store.relations if kind == "community" else []:
         if relation[0] == relation[2] == ntype:

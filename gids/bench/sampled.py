@@ -1,7 +1,4 @@
-"""Traces of sampling alone: what training would read of a table, without reading it.
-
-Called by hit_ratio.py.
-"""
+"""Traces of sampling: the pages of a table that training would read. Called by trace_source.py."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ if TYPE_CHECKING:
     from gids.store import FeatureStore, Table
 
 
-_LEAST_BATCHES = 64  # fewer fill no window
+_LEAST_BATCHES = 64  # enough to fill windows
 
 
 def sample_trace(
@@ -46,14 +43,14 @@ def sample_trace(
 ) -> int:
     """Write a trace of `batches` minibatches, as gids.NodeLoader samples them.
 
-    table: of nodes. heat: a method that is stored, "auto" for the best of those, or "none". order: where rows
-    lie, as Table.order has it. rows: write ids of rows, in place of pages. Stops early when most_seconds have
-    passed, or when there are most_pages, and minibatches enough to fill windows. Returns how many minibatches
-    it wrote. Raises ValueError, KeyError for arguments and FormatError for a dataset without topology.
+    table: of nodes. heat: the name of a stored method, "auto" for the best one, or "none". order: positions
+    of the rows, as Table.order. rows: write ids of rows instead of pages. Stops early after most_seconds, or
+    after most_pages and _LEAST_BATCHES. Returns the number of minibatches. Raises ValueError, KeyError for
+    arguments and FormatError for a dataset without topology.
     """
     if not isinstance(table.type, str):
         raise ValueError(
-            f"table {table.name!r} is of edges, and neighbour sampling reads nodes: name another --table"
+            f"table {table.name!r} has rows of edges, and samplers read nodes: give another --table"
         )
     methods = store.heat_methods(table.type) if heat == "auto" else [] if heat == "none" else [heat]
     order = None if rows else order

@@ -1,7 +1,4 @@
-"""`gids bench sampling`: how many nodes and edges a second are sampled, by sampler, threads and device.
-
-Topology and minibatches alone: no features are read.
-"""
+"""`gids bench sampling`: nodes and edges sampled per second. Reads no features."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gids.bench import arguments, text
-from gids.bench.report import Figure, Report, Setting
+from gids.bench.report import Figure, Report
 from gids.bench.session import Session
 
 if TYPE_CHECKING:
@@ -22,10 +19,10 @@ if TYPE_CHECKING:
     from gids.sampler import Minibatch, Sampler, Topology
     from gids.store import FeatureStore
 
-HELP = "how many nodes and edges a second are sampled, by sampler, batch, threads and device"
+HELP = "nodes and edges sampled per second, by sampler, batch size, threads and device"
 EPILOG = """\
-Nodes are the unique input nodes of minibatches, whose features would be read. Before a sampler is timed, the
-edges of a few of its minibatches are looked up in the graph.
+Nodes are the unique input nodes of the minibatches: training reads their features. The edges of some
+minibatches are compared with the graph before the measurement.
 """
 SETTINGS = {
     "sampler": "sampler",
@@ -46,7 +43,7 @@ _VERIFIED = 2  # minibatches
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("path", metavar="DATASET", type=Path)
+    add("path", metavar="DATASET", type=Path, help="dataset, written by gids convert")
     add(
         "--allow-dir", action="append", default=[], metavar="DIR", help="where shards may lie outside DATASET"
     )
@@ -55,26 +52,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--threads",
         type=arguments.numbers(1),
         metavar="N,…",
-        help="on the CPU (default: 1, and torch's number)",
+        help="threads of sampling on the CPU (default: 1, and torch's number)",
     )
-    add("--device", type=arguments.device, default="cpu", metavar="NAME", help="cpu or cuda (default: cpu)")
+    add(
+        "--device",
+        type=arguments.device,
+        default="cpu",
+        metavar="NAME",
+        help="device that samples: cpu or cuda (default: cpu)",
+    )
     add(
         "--place",
         choices=["auto", "host", "indptr", "device"],
-        help="of the topology on CUDA (default: auto)",
+        help="memory of the topology on CUDA: host, device, indptr (only indptr on the device) or auto "
+        "(default: auto)",
     )
     add(
         "--bulk",
         type=arguments.numbers(1),
         default=[1],
         metavar="N,…",
-        help="minibatches that one call samples (default: 1; gids.NodeLoader: two for each thread)",
+        help="minibatches per call (default: 1; gids.NodeLoader uses two per thread)",
     )
-    add("--batches", type=arguments.positive, default=50, metavar="N", help="of a run (default: 50)")
+    add(
+        "--batches",
+        type=arguments.positive,
+        default=50,
+        metavar="N",
+        help="minibatches per run (default: 50)",
+    )
 
 
 def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
-    """Fill the report; the figures' settings are sampler, batch, device, threads and at_once."""
+    """Fill the report. Settings: sampler, batch, device, threads and at_once."""
     import torch
 
     from gids import cuda
@@ -84,12 +94,12 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     from gids.store import FeatureStore, graphs_of
 
     for name in args.sampler:
-        check_sampler(name)  # an unknown one is said at once
+        check_sampler(name)  # before the dataset is opened
     on_cpu = args.device == "cpu"
     if on_cpu and args.place is not None:
-        raise ValueError("--place says where the topology of --device cuda lies; on the CPU leave it out")
+        raise ValueError("--place works only with --device cuda: remove it")
     if not on_cpu and args.threads is not None:
-        raise ValueError("--threads is of sampling on the CPU: leave it out, or --device")
+        raise ValueError("--threads works only on the CPU: remove it, or --device")
     store = FeatureStore(args.path, allow_dirs=args.allow_dir)
     graphs = graphs_of(store)
     seeds = seeds_of(store, args.seeds)
@@ -121,7 +131,7 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
                     verify(sampler.sample(topology, batches[step], step=step))
             done = _measure_run(figure, sampler, topology, batches, at_once, session)
             if done < len(batches):
-                report.cut_short(f"runs that --seconds cut short have fewer than {len(batches)} minibatches")
+                report.cut_short(f"runs that --seconds stopped have fewer than {len(batches)} minibatches")
             session.done()
 
 
@@ -129,15 +139,11 @@ def columns(_: Report) -> tuple[dict[str, str], list[text.Column]]:
     return SETTINGS, COLUMNS
 
 
-def plot(report: Report, path: Path) -> None:
-    from gids.bench.plot import save_plot
-
-    runs = [f for f in report.figures if f.values]
-    save_plot(path, lambda figure: _draw(runs, figure), width=7.2, height=1.1 + 0.28 * len(runs))
-
-
 def verify(minibatch: Minibatch) -> None:
-    """Every edge is the graph's, but of walks; none comes twice, no node does. Raises FormatError."""
+    """Check that every edge is in the graph (except those of walks), and that no edge or node repeats.
+
+    Raises FormatError.
+    """
     import numpy as np
 
     from gids.bench.minibatches import blocks_of
@@ -154,7 +160,7 @@ def verify(minibatch: Minibatch) -> None:
         src, dst = (ends.cpu().numpy() for ends in block.coo())
         positions = block.positions.cpu().numpy()
         if not (positions >= 0).any():
-            continue  # walked: no edge of the graph stands behind it
+            continue  # the edges of random walks are not in the graph
         begin = graph.indptr[nodes_of(destination)[dst]]
         end = graph.indptr[nodes_of(destination)[dst] + 1]
         same = np.array_equal(graph.indices[positions], nodes_of(source)[src])
@@ -162,11 +168,11 @@ def verify(minibatch: Minibatch) -> None:
         once = len(np.unique(positions)) == len(positions)
         if not (same and inside and once):
             raise FormatError(
-                f"a minibatch has edges of {block.relation} that the graph has not, or one twice"
+                f"a minibatch has an edge of {block.relation} twice, or an edge that is not in the graph"
             )
     for ntype in {end for block in blocks_of(minibatch) for end in (block.relation[0], block.relation[2])}:
         if len(np.unique(nodes_of(ntype))) != len(nodes_of(ntype)):
-            raise FormatError(f"a minibatch names a node of {ntype!r} twice")
+            raise FormatError(f"a minibatch has a node of {ntype!r} twice")
 
 
 def _describe(store: FeatureStore, args: argparse.Namespace, report: Report) -> None:
@@ -180,7 +186,7 @@ def _describe(store: FeatureStore, args: argparse.Namespace, report: Report) -> 
 
 
 def _seed_batches(seeds: Any, batch_size: int, seed: int) -> Iterator[Any]:
-    """Random seeds without end; of a dictionary's types, each by its share."""
+    """Yield random seeds without end; of several types, each in proportion to its number of nodes."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -204,7 +210,7 @@ def _measure_run(
     at_once: int,
     session: Session,
 ) -> int:
-    """Add the figures of one run. Returns its minibatches: fewer where the time is up."""
+    """Measure one run. Returns its number of minibatches, which is smaller if the time is up."""
     from gids.bench.minibatches import counts
     from gids.loader.sampling import sample_steps
 
@@ -212,7 +218,7 @@ def _measure_run(
     nodes = edges = done = 0
     sample_steps(
         sampler, topology, batches[:at_once], seed=0, epoch=0, first_step=0
-    )  # makes memory to use again
+    )  # allocates memory, which the measured calls reuse
     begun = time.perf_counter()
     for step in range(0, len(batches), at_once):
         made = sample_steps(
@@ -234,27 +240,3 @@ def _measure_run(
         edges_per_batch=edges / done,
     )
     return done
-
-
-def _draw(runs: list[Figure], figure: Any) -> None:
-    from gids.bench.plot import draw_bars, shared_settings
-
-    panels = figure.subplots(1, 2, sharey=True)
-    metrics = {"nodes_per_s": "input nodes", "edges_per_s": "edges"}
-    for number, (panel, (name, title)) in enumerate(zip(panels, metrics.items(), strict=True)):
-        draw_bars(panel, runs, {name: title}, first_colour=number)
-        panel.set_xlabel(f"million {title} a second")
-    shared = shared_settings(runs) - {"sampler"}
-    panels[0].set_yticks(range(len(runs)), [_title(run.setting, shared) for run in runs], fontsize=8)
-    figure.suptitle("Sampling", fontsize=10)
-
-
-def _title(setting: Setting, shared: set[str]) -> str:
-    """What tells a run from the others. shared: what it need not say."""
-    parts = {
-        "sampler": setting["sampler"],
-        "batch": setting["batch"],
-        "threads": None if (count := setting["threads"]) is None else f"{count} thread{'s' * (count != 1)}",
-        "at_once": f"{setting['at_once']} at once",
-    }
-    return ", ".join(str(part) for key, part in parts.items() if part is not None and key not in shared)

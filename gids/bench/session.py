@@ -1,8 +1,4 @@
-"""A session: how long a bench command may still take, its progress, and the end of its patience.
-
-Called by the questions between, and now and then within, their measurements. Knows nothing of what they
-measure.
-"""
+"""A session: the time limit and the progress of a bench command. Called by the commands after each run."""
 
 from __future__ import annotations
 
@@ -11,14 +7,14 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Shows how many runs are measured."""
+    """Shows the number of runs done, such as gids.cli.progress.Progress."""
 
     def total(self, count: int) -> None: ...
     def add(self, count: int) -> None: ...
 
 
 class TimeIsUp(Exception):
-    """The seconds that were given have passed: what is not measured yet stays unmeasured."""
+    """The time limit has passed: the rest is not measured."""
 
 
 class Session:
@@ -30,29 +26,26 @@ class Session:
     def __init__(self, *, seconds: float = 0, repeat: int = 1, progress: Progress | None = None) -> None:
         self.repeat = repeat
         self._deadline = time.monotonic() + seconds if seconds else float("inf")
-        self._left = 0  # runs to be measured, once total() has told
+        self._left = 0  # runs to measure, once total() was called
         self._progress = progress
 
     def left_s(self) -> float:
-        """Seconds that are left; infinite without a bound."""
+        """Seconds left; infinite without a limit."""
         return self._deadline - time.monotonic()
 
     def check(self) -> None:
-        """Raise TimeIsUp once the seconds have passed."""
+        """Raise TimeIsUp if the time limit has passed."""
         if self.left_s() <= 0:
             raise TimeIsUp
 
     def total(self, runs: int) -> None:
-        """How many runs there will be."""
+        """Set the number of runs."""
         self._left = runs
         if self._progress is not None:
             self._progress.total(runs)
 
     def done(self) -> None:
-        """One run is measured.
-
-        Raises TimeIsUp when it was the last that the time allows, and others are left.
-        """
+        """Count a run as done. Raises TimeIsUp if the time limit has passed and runs are left."""
         self._left -= 1
         if self._progress is not None:
             self._progress.add(1)

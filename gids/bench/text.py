@@ -1,4 +1,4 @@
-"""Tables that people read: one line a setting, numbers in few digits. Called by gids.cli.bench."""
+"""The table of a bench command: one line per setting. Called by gids.cli.bench."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gids.bench.report import Figure
 
 @dataclass(frozen=True)
 class Column:
-    """A column of figures. show: how one number is written. spread: append the range over the repeats."""
+    """A column. show: formats a number. spread: append the range over the repeats."""
 
     title: str
     metric: str
@@ -31,13 +31,13 @@ def ratio(value: float) -> str:
 
 
 def millions(value: float) -> str:
-    """Three digits or so."""
+    """About three digits."""
     scaled = value / 1e6
     return f"{scaled:,.{0 if scaled >= 100 else 1 if scaled >= 10 else 2}f}"
 
 
 def seconds(value: float) -> str:
-    """In the unit that fits: ns, us, ms, s."""
+    """In ns, us, ms or s."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if abs(value) >= scale:
             scaled = value / scale
@@ -46,7 +46,7 @@ def seconds(value: float) -> str:
 
 
 def shared(figures: Sequence[Figure], settings: Mapping[str, str]) -> dict[str, object]:
-    """The settings, but the first, with one value in all figures that have any: no table need say them."""
+    """The settings, except the first one, that have the same value in all figures."""
     found: dict[str, object] = {}
     for key in list(settings)[1:]:
         values = {f.setting.get(key) for f in figures if f.values} - {None}
@@ -58,7 +58,7 @@ def shared(figures: Sequence[Figure], settings: Mapping[str, str]) -> dict[str, 
 def table(
     figures: Sequence[Figure], settings: Mapping[str, str], columns: Sequence[Column], gap: str = "   "
 ) -> str:
-    """A line per figure: the settings (key -> title), then the columns. What no figure has is left out."""
+    """A line per figure: the settings (key -> title), then the columns. Empty columns are omitted."""
     shown = [figure for figure in figures if figure.values]
     used = [c for c in columns if any(c.metric in f.values for f in shown)]
     keys = [k for k in settings if any(f.setting.get(k) is not None for f in shown)]
@@ -67,7 +67,7 @@ def table(
     for figure in shown:
         cells = [_setting(figure.setting.get(k)) for k in keys]
         if len(keys) > 1 and cells[0] == group:
-            cells[0] = ""  # said on the line above
+            cells[0] = ""  # the same as on the line above
         else:
             group = cells[0]
         rows.append(cells + [_cell(figure, column) for column in used])

@@ -1,4 +1,4 @@
-"""Where the traces of `gids bench hit-ratio` come from: a recorded one, or one of each sampler and kappa.
+"""The traces of `gids bench hit-ratio`: a recorded one, or a sampled one per sampler, kappa and order.
 
 Called by hit_ratio.py. Knows nothing of caches and policies.
 """
@@ -21,7 +21,7 @@ from gids.trace.trace_file import Trace
 
 @dataclass(frozen=True)
 class Source:
-    """sampler, order of rows: None for a recorded trace. kappa: None where the sampler takes none."""
+    """sampler, order: None for a recorded trace. kappa: None if the sampler takes none."""
 
     sampler: str | None
     kappa: float | None
@@ -35,7 +35,7 @@ class Source:
 
 
 def sources(args: argparse.Namespace, report: Report) -> list[Source]:
-    """The traces that the arguments ask for. Raises ValueError for what does not fit together."""
+    """The traces to measure. Raises ValueError for options that exclude each other."""
     from gids.bench.minibatches import DEPENDENT, check_sampler
     from gids.bench.row_orders import check_row_order
 
@@ -43,13 +43,13 @@ def sources(args: argparse.Namespace, report: Report) -> list[Source]:
         unused = arguments.given(args, args.sampling_defaults)
         if unused:
             raise ValueError(
-                f"--replay reads a trace that is there, and samples nothing: leave out {', '.join(unused)}"
+                f"--replay reads a recorded trace and samples nothing: remove {', '.join(unused)}"
             )
         if args.path is not None and args.advise is None:
-            raise ValueError(f"--replay needs no dataset, but for --advise in seconds: leave out {args.path}")
+            raise ValueError(f"--replay needs a dataset only for --advise in seconds: remove {args.path}")
         return [Source(None, None)]
     if args.path is None:
-        raise ValueError("name a dataset to sample, or a trace with --replay")
+        raise ValueError("give a dataset to sample, or a recorded trace with --replay")
     if args.record is not None:
         check_writable(args.record)
     found = []
@@ -64,12 +64,10 @@ def sources(args: argparse.Namespace, report: Report) -> list[Source]:
     orders = [check_row_order(name) for name in dict.fromkeys(args.order or ["stored"])]
     if args.rows:
         if args.order is not None:
-            raise ValueError("--rows tells rows by their ids, whatever their order: leave out --order")
-        report.note("--rows: a row counts as a page; figures are of rows")
-    if len(orders) > 1 and args.plot is not None:
-        raise ValueError("--plot draws one order of rows: give one --order")
+            raise ValueError("--rows traces rows by id, so their order has no effect: remove --order")
+        report.note("--rows: each row counts as a page")
     found = [replace(source, order=order) for source in found for order in orders]
-    for option, given in (("--record keeps", args.record), ("--advise looks at", args.advise)):
+    for option, given in (("--record writes", args.record), ("--advise takes", args.advise)):
         if given is not None and len(found) > 1:
             raise ValueError(f"{option} one trace: give one --sampler, one --kappa and one --order")
     report.subject.update(
@@ -89,9 +87,9 @@ def open_trace(
     seed: int,
     limits: tuple[float, float],
 ) -> Iterator[tuple[Trace, int]]:
-    """The trace to look at, and the number of its table.
+    """Open a trace, or sample it. Yields the trace and the number of its table.
 
-    limits: the most seconds and pages of sampling.
+    limits: the most seconds and pages to sample.
     """
     if source.sampler is None:
         with Trace(args.replay) as trace:
@@ -126,6 +124,6 @@ def open_trace(
             session=session,
         )
         if written < args.batches:
-            report.cut_short(f"sampled {written} of {args.batches} minibatches, for the time that was given")
+            report.cut_short(f"sampled {written} of {args.batches} minibatches, because of --seconds")
         with Trace(path) as trace:
             yield trace, 0

@@ -1,7 +1,7 @@
-"""`gids bench QUESTION …`: measures what a machine, a cache size and a window give, before training is begun.
+"""`gids bench QUESTION …`: measures a disk, a cache size and a window before training.
 
-The questions are modules of gids.bench; this one reads the arguments, prints the table, writes JSON and PNG,
-and keeps what was measured when the time is up or Ctrl-C comes.
+Each question is a module of gids.bench. This module parses the arguments, prints the table and writes JSON
+and PNG. After Ctrl-C, or when the time is up, it reports what was measured so far.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _INTERRUPTED = 130
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "bench",
-        help="measure what a disk, a cache size and a window give",
-        description="Measure, in minutes, what training would get of a disk, a cache size and a window.",
+        help="measure a disk, a cache size and a window",
+        description="Measure in minutes how a disk, a cache size and a window affect training.",
     )
     questions = parser.add_subparsers(dest="question", metavar="QUESTION", required=True)
     for name, module_name in QUESTIONS.items():
@@ -42,23 +42,28 @@ def add_parser(subparsers: Any) -> None:
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--seed", type=natural, default=0, metavar="N", help="of all random draws (default: 0)")
+    add("--seed", type=natural, default=0, metavar="N", help="random seed (default: 0)")
     add(
         "--repeat",
         type=positive,
         default=1,
         metavar="N",
-        help="measure all so often; medians and range (default: 1)",
+        help="repeat each measurement N times; report the median and the range (default: 1)",
     )
     add(
         "--seconds",
         type=_seconds,
         default=0,
         metavar="S",
-        help="stop after about so long with what was measured (default: 0, no bound)",
+        help="stop after about S seconds and report what was measured so far (default: 0, no limit)",
     )
-    add("--json", type=Path, metavar="FILE", help="write the figures, the machine and the command")
-    add("--plot", type=Path, metavar="FILE.png", help="draw the figures (needs matplotlib)")
+    add("--json", type=Path, metavar="FILE", help="write the results, the machine and the command to FILE")
+    add(
+        "--plot",
+        type=Path,
+        metavar="FILE.png",
+        help="draw a bar for each row of the table (needs matplotlib)",
+    )
     add("--quiet", action="store_true", help="print errors only")
 
 
@@ -71,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         require_matplotlib()
         if args.plot.suffix.lower() != ".png":
-            raise ValueError(f"--plot {args.plot}: figures are PNG files; name it {args.plot.stem}.png")
+            raise ValueError(f"--plot {args.plot}: only PNG files are written; use {args.plot.stem}.png")
     for path in (args.json, args.plot):
         if path is not None:
             check_writable(path)
@@ -95,7 +100,7 @@ def _seconds(value: str) -> float:
     except ValueError:
         found = -1.0
     if not 0 <= found < math.inf:
-        raise argparse.ArgumentTypeError(f"{value!r} is not a number of seconds, 0 (no bound) or more")
+        raise argparse.ArgumentTypeError(f"{value!r} is not a number of seconds of 0 or more (0: no limit)")
     return found
 
 
@@ -104,20 +109,23 @@ def _command() -> list[str]:
 
 
 def _hand_over(args: argparse.Namespace, module: Any, report: Any) -> None:
-    """Print and write what there is."""
+    """Print the table; write the files."""
+    from gids.bench.plot import save_bars
+
     measured = [figure for figure in report.figures if figure.values]
     try:
         if args.json is not None:
             report.write(args.json)
         if args.plot is not None and measured:
-            module.plot(report, args.plot)
-    except OSError:  # what was measured must not be lost with the file
+            settings, columns = module.columns(report)
+            save_bars(args.plot, measured, settings, columns[0])
+    except OSError:  # the table shows the results that the file lost
         _print(module, report, measured)
         raise
     if report.partial is not None:
-        reason = f"cut short by --seconds {args.seconds:g}" if report.partial == "time" else report.partial
+        reason = f"stopped by --seconds {args.seconds:g}" if report.partial == "time" else report.partial
         print(
-            f"gids bench {report.question}: PARTIAL: {reason}; figures that are there: {len(measured)}",
+            f"gids bench {report.question}: PARTIAL: {reason}; number of results: {len(measured)}",
             file=sys.stderr,
         )
     if args.quiet:
@@ -126,7 +134,7 @@ def _hand_over(args: argparse.Namespace, module: Any, report: Any) -> None:
     if args.json is not None:
         print(f"written: {args.json}")
     if args.plot is not None and measured:
-        print(f"drawn: {args.plot}")
+        print(f"written: {args.plot}")
 
 
 def _print(module: Any, report: Any, measured: list[Any]) -> None:
@@ -148,7 +156,7 @@ def _print(module: Any, report: Any, measured: list[Any]) -> None:
 
 
 def _subject_lines(report: Any, shared: dict[str, Any]) -> list[str]:
-    """What was measured, in lines of words. shared: settings that all figures have."""
+    """The subject of the measurement, in lines. shared: settings that all figures share."""
     facts = {key.replace("_", " "): value for key, value in report.subject.items()} | shared
     parts = [f"{key} {_word(value)}" for key, value in facts.items()]
     repeat = max((len(v) for figure in report.figures for v in figure.values.values()), default=0)

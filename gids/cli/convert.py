@@ -16,7 +16,7 @@ from gids.cli.progress import Progress
 from gids.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from gids.convert.row_order import ReadRows
+    from gids.convert.table_orders import ReadRows
 
 _EPILOG = """\
 The format of SRC is found out; where it could be several, say --from NAME.

@@ -1,7 +1,7 @@
-"""`gids quickstart`: shows on a synthetic graph what gids does for training with DGL, in about two minutes.
+"""`gids quickstart`: compares training with gids and with stock DGL on a synthetic graph, in two minutes.
 
-It makes a graph, converts it as `gids convert` does, and trains the same epoch twice: with the features
-read by gids, and by stock DGL from a memory-mapped array.
+It makes a graph, converts it with `gids convert`, and trains the same epoch with features that gids reads,
+and with features that stock DGL reads from a memory-mapped array.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from gids.measure.sides import EpochConfig
     from gids.quickstart.comparison import Comparison
 
-SECONDS, TOTAL_SECONDS = 60.0, 150.0  # of training on each side; of everything, about
-VAL_NODES = 64  # by full neighbourhoods, so that few are enough work
-NODES, LEAST_NODES = 300_000, 150_000  # by default; on a disk that takes longer than WRITE_SECONDS for those
+SECONDS, TOTAL_SECONDS = 60.0, 150.0  # time limits of training on each side, and of the command
+VAL_NODES = 64  # few, because they use full neighbourhoods
+NODES, LEAST_NODES = 300_000, 150_000  # the default; the least if writing NODES takes over WRITE_SECONDS
 WRITE_SECONDS, WRITE_TRIAL_BYTES = 30, 64 << 20
 LEAST_MEMORY_BYTES = 96 << 20
 
@@ -41,66 +41,77 @@ LEAST_MEMORY_BYTES = 96 << 20
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "quickstart",
-        help="train on a synthetic graph, with gids and with stock DGL, and compare",
-        description="Make a synthetic graph, train an epoch of GraphSAGE with gids and one with stock DGL on "
-        "a memory-mapped array, each in a fresh process with a cold page cache, and print where time went.",
+        help="compare training with gids and with stock DGL on a synthetic graph",
+        description="Make a synthetic graph, and train an epoch of GraphSAGE with gids, and with stock "
+        "DGL on a memory-mapped array. Each runs in a new process with a cold page cache. Print the time by "
+        "stage.",
     )
     add = parser.add_argument
     add(
         "--nodes",
         type=int,
         metavar="N",
-        help=f"nodes of the graph (default: {NODES}, fewer where the disk writes slowly)",
+        help=f"number of nodes (default: {NODES}, or fewer if the disk writes slowly)",
     )
     add(
-        "--degree", type=float, default=16.0, metavar="D", help="in-edges of a node, on average (default: 16)"
+        "--degree",
+        type=float,
+        default=16.0,
+        metavar="D",
+        help="mean number of in-edges per node (default: 16)",
     )
-    add("--dim", type=int, default=1024, metavar="D", help="float32 features of a node (default: 1024)")
-    add("--classes", type=int, metavar="N", help="classes of nodes (default: 16, or one per node of fewer)")
-    add("--batch-size", type=int, default=64, metavar="N", help="seeds of a minibatch (default: 64)")
-    add("--batches", type=int, default=120, metavar="N", help="minibatches of an epoch (default: 120)")
+    add("--dim", type=int, default=1024, metavar="D", help="float32 features per node (default: 1024)")
+    add("--classes", type=int, metavar="N", help="number of classes (default: 16, or the number of nodes)")
+    add("--batch-size", type=int, default=64, metavar="N", help="seeds per minibatch (default: 64)")
+    add("--batches", type=int, default=120, metavar="N", help="minibatches per epoch (default: 120)")
     add(
         "--fanouts",
         type=_fanouts,
         default=(3, 3, 3),
         metavar="N,N,…",
-        help="one number for each layer (default: 3,3,3)",
+        help="fanout per layer (default: 3,3,3)",
     )
-    add("--hidden", type=int, default=64, metavar="N", help="width of hidden layers (default: 64)")
+    add("--hidden", type=int, default=64, metavar="N", help="width of the hidden layers (default: 64)")
     add(
         "--epochs",
         type=int,
         default=1,
         metavar="N",
-        help="epochs on each side; the first is cold (default: 1)",
+        help="epochs per side; the first one starts cold (default: 1)",
     )
-    add("--window", type=int, default=16, metavar="N", help="minibatches that gids looks ahead (default: 16)")
+    add(
+        "--window",
+        type=int,
+        default=16,
+        metavar="N",
+        help="minibatches that gids samples ahead, 0 to 22 (default: 16)",
+    )
     add(
         "--workers",
         type=int,
         default=0,
         metavar="N",
-        help="sampling processes (num_workers), both sides (default: 0)",
+        help="num_workers of DGL's DataLoader, on both sides (default: 0)",
     )
     add(
         "--memory",
         type=parse_bytes,
         metavar="BYTES",
-        help="memory of each side for features; what training itself needs is added (default: a quarter of "
-        "the features' size)",
+        help="memory of each side for features; the memory of training is added (default: a quarter of the "
+        "features)",
     )
     add(
         "--seconds",
         type=float,
         default=SECONDS,
         metavar="S",
-        help="stop each side after S seconds of training, and compare rows/s "
-        f"(default: {SECONDS:.0f}; 0: never)",
+        help="stop each side after S seconds of training and compare rows/s "
+        f"(default: {SECONDS:.0f}; 0: no limit)",
     )
-    add("--seed", type=int, default=0, help="of the graph and of training (default: 0)")
-    add("--dir", type=Path, metavar="DIR", help="where to put the files (default: the temporary directory)")
+    add("--seed", type=int, default=0, help="random seed (default: 0)")
+    add("--dir", type=Path, metavar="DIR", help="directory for the files (default: the temporary directory)")
     add("--keep", action="store_true", help="keep the files")
-    add("--json", action="store_true", help="print one JSON object in place of the table")
+    add("--json", action="store_true", help="print JSON instead of the table")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -111,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
     if args.classes is None:
         args.classes = min(16, args.nodes)
     with Step("starting"):
-        import gids.dgl  # noqa: F401  (says how to install DGL, now and not in a minute)
+        import gids.dgl  # noqa: F401  (raises at once if DGL is not installed)
         from gids.convert.synthetic import GraphSpec, write_graph
         from gids.measure.sides import why_no_limit
         from gids.quickstart.comparison import compare
@@ -131,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
         size = f"{args.nodes:,} nodes, {format_bytes(spec.feature_bytes)} of features"
         with Step(f"making a graph: {size}") as step:
             write_graph(directory / "graph", spec, progress=lambda what, share: step.show(share, what))
-        with Step("converting it, as `gids convert graph graph.gids` does"):
+        with Step("converting it with `gids convert graph graph.gids`"):
             _convert(directory / "graph", directory / "graph.gids")
         comparison = compare(
             _config(args, spec, directory),
@@ -144,12 +155,12 @@ def run(args: argparse.Namespace) -> int:
         else:
             print(_as_text(args, spec, no_limit, directory, comparison))
         if args.keep:
-            print(f"kept: {directory}", file=sys.stderr)
+            print(f"files kept in {directory}", file=sys.stderr)
     return 0 if all(result.wrong_rows == 0 for result in comparison.results.values()) else 1
 
 
 def _config(args: argparse.Namespace, spec: GraphSpec, directory: Path) -> EpochConfig:
-    """The side of gids."""
+    """The configuration of the side gids."""
     from gids.measure.sides import EpochConfig
 
     memory_bytes = _memory_bytes(args, spec)
@@ -173,25 +184,25 @@ def _config(args: argparse.Namespace, spec: GraphSpec, directory: Path) -> Epoch
 
 
 def _check(args: argparse.Namespace) -> None:
-    """GraphSpec checks the graph's numbers, and the loaders theirs; the rest is here."""
+    """Check what GraphSpec and the loaders do not check."""
     for name in ("batch_size", "batches", "hidden", "epochs"):
         if getattr(args, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)}: give 1 or more")
+            raise ValueError(f"--{name.replace('_', '-')} must be 1 or more (got {getattr(args, name)})")
     if not 0 <= args.window <= 22:
-        raise ValueError(f"--window {args.window}: give 0 to 22, as two more minibatches are being read")
+        raise ValueError(f"--window must be 0 to 22 (got {args.window})")
     if not 0 <= args.seconds < math.inf:
-        raise ValueError(f"--seconds {args.seconds:g}: give 0 (no bound) or more")
+        raise ValueError(f"--seconds must be 0 (no limit) or more (got {args.seconds:g})")
     if args.workers < 0:
-        raise ValueError(f"--workers {args.workers}: give 0 or more")
+        raise ValueError(f"--workers must be 0 or more (got {args.workers})")
     if args.memory is not None and args.memory < LEAST_MEMORY_BYTES:
         least = format_bytes(LEAST_MEMORY_BYTES)
         raise ValueError(
-            f"--memory {args.memory}: too little for minibatches in flight; give {least} or more"
+            f"--memory {args.memory} is too small for the minibatches in flight; give {least} or more"
         )
 
 
 def _memory_bytes(args: argparse.Namespace, spec: GraphSpec) -> int:
-    """A quarter of the features; more where they are so few that a handful of minibatches would not fit."""
+    """--memory; by default a quarter of the features, or more if the minibatches in flight need more."""
     if args.memory is not None:
         return int(args.memory)
     most_rows: int = min(args.nodes, args.batch_size * math.prod(1 + fanout for fanout in args.fanouts))
@@ -200,7 +211,7 @@ def _memory_bytes(args: argparse.Namespace, spec: GraphSpec) -> int:
 
 @contextmanager
 def _directory(args: argparse.Namespace, spec: GraphSpec) -> Iterator[Path]:
-    """A new directory with room for the graph, twice. Removed at the end, and by Ctrl-C or SIGTERM."""
+    """Make a directory with space for the graph, twice. Removes it at the end, and on Ctrl-C or SIGTERM."""
     parent = args.dir or _default_parent()
     made = [folder for folder in (parent, *parent.parents) if not folder.exists()]
     parent.mkdir(parents=True, exist_ok=True)
@@ -209,25 +220,25 @@ def _directory(args: argparse.Namespace, spec: GraphSpec) -> Iterator[Path]:
             yield directory
     finally:
         for folder in made:
-            with suppress(OSError):  # it holds what is kept
+            with suppress(OSError):  # not empty: --keep
                 folder.rmdir()
 
 
 @contextmanager
 def _room(args: argparse.Namespace, spec: GraphSpec, parent: Path) -> Iterator[Path]:
-    """A new directory in `parent`, as _directory says."""
+    """Make the directory in `parent`."""
     needed = 2 * spec.directory_bytes + (64 << 20)
     free = shutil.disk_usage(parent).free
     if free < needed:
         raise OSError(
             errno.ENOSPC,
-            f"needs {format_bytes(needed)}, and {format_bytes(free)} are free: "
+            f"{format_bytes(needed)} are needed and {format_bytes(free)} are free: "
             "give another --dir, or fewer --nodes",
             str(parent),
         )
     if _in_memory(parent):
         print(
-            f"{parent} is in memory, so that nothing is read from a disk: give a --dir on one",
+            f"{parent} is in memory, so nothing is read from a disk: give a --dir on a disk",
             file=sys.stderr,
         )
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -253,14 +264,14 @@ def _in_memory(path: Path) -> bool:
 
 
 def _nodes_by_write_speed(args: argparse.Namespace) -> int:
-    """NODES; fewer, and a line that says so, where graph and dataset would take long to write."""
+    """NODES; fewer, with a message, if the graph and the dataset take long to write."""
     parent = args.dir or _default_parent()
     try:
         with tempfile.TemporaryFile(dir=next(p for p in (parent, *parent.parents) if p.exists())) as file:
             data, begun = os.urandom(WRITE_TRIAL_BYTES), time.perf_counter()
             file.write(data)
             os.fdatasync(file.fileno())
-    except OSError:  # a full disk is refused later, with what is needed
+    except OSError:  # _room() reports a full disk
         return NODES
     bytes_per_s = WRITE_TRIAL_BYTES / (time.perf_counter() - begun)
     nodes = int(bytes_per_s * WRITE_SECONDS / (2 * 4 * args.dim))
@@ -268,8 +279,8 @@ def _nodes_by_write_speed(args: argparse.Namespace) -> int:
         return NODES
     nodes = max(LEAST_NODES, nodes)
     print(
-        f"{parent} is written at only {format_bytes(int(bytes_per_s))} a second: the graph has {nodes:,} "
-        f"nodes, not {NODES:,}; --nodes sets another number",
+        f"{parent} is slow to write ({format_bytes(int(bytes_per_s))}/s): the graph has {nodes:,} nodes "
+        f"instead of {NODES:,}; set the number with --nodes",
         file=sys.stderr,
         flush=True,
     )
@@ -313,20 +324,20 @@ def _total_batches(args: argparse.Namespace, spec: GraphSpec) -> int:
 def _setting(
     args: argparse.Namespace, spec: GraphSpec, comparison: Comparison, directory: Path, no_limit: str
 ) -> str:
-    """What was compared, and under which conditions."""
+    """The text above the table: the comparison and its conditions."""
     from gids.measure.isolation import read_ahead_bytes
 
     ours = comparison.results["gids"]
     epochs = "An epoch" if args.epochs == 1 else f"{args.epochs} epochs"
     text = (
         f"{epochs} of {len(args.fanouts)}-layer GraphSAGE, {_total_batches(args, spec)} minibatches of "
-        f"{args.batch_size} seeds, on {os.cpu_count()} cores. Each side ran in a process of its own and "
-        f"found {_share(ours.cached_before)} of the features in the page cache. "
+        f"{args.batch_size} seeds, on {os.cpu_count()} cores. Each side ran in a new process. At its start "
+        f"{_share(ours.cached_before)} of the features was in the page cache. "
     )
     if no_limit:
         return text + (
-            f"Memory was not limited ({no_limit}; root usually may). So stock DGL can keep all features in "
-            "the page cache, which it could not if they were larger than memory: expect less of a difference."
+            f"Memory was not limited ({no_limit}; try as root). So stock DGL can keep all features in the "
+            "page cache, and the difference is smaller than with features larger than memory."
         )
     read_ahead = read_ahead_bytes(directory)
     around = "more" if read_ahead is None else format_bytes(read_ahead)
@@ -334,14 +345,14 @@ def _setting(
     return text + (
         f"The features take {format_bytes(spec.feature_bytes)}; each side may use "
         f"{format_bytes(_memory_bytes(args, spec))} of memory for them, page cache included, and "
-        f"{format_bytes(ours.headroom_bytes or 0)} more for training itself, which was measured. Stock's map "
-        f"is advised MADV_RANDOM, as few do: without it{shown} the kernel reads {around} around a missing "
-        "row, which crowds out others."
+        f"{format_bytes(ours.headroom_bytes or 0)} more for training, as measured. Stock DGL maps the "
+        f"features with MADV_RANDOM, which few users set: without it{shown} the kernel reads {around} around "
+        "each missing row, and evicts other rows for that."
     )
 
 
 def _share(cached: float) -> str:
-    return "nothing" if cached <= 0.01 else f"{cached:.0%} (it could not be emptied: figures are WARM)"
+    return "nothing" if cached <= 0.01 else f"{cached:.0%} (it could not be emptied: results are WARM)"
 
 
 def _as_json(
@@ -371,5 +382,5 @@ def _fanouts(text: str) -> tuple[int, ...]:
     except ValueError:
         fanouts = ()
     if not fanouts or min(fanouts) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of fanouts; write 3,3,3")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of fanouts of 1 or more; use 3,3,3")
     return fanouts

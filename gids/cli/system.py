@@ -15,23 +15,18 @@ import resource
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
 from gids.cuda.driver import Driver, ask_driver
 from gids.io.device.kvikio_probe import KvikioProbe, probe_kvikio
+from gids.measure.machine import Machine, package_version, this_machine
 from gids.sizes import format_bytes
 
 _MEMLOCK_BYTES = 1 << 30  # what one registered buffer may have
 _OPEN_FILES = 16384
-_PACKAGES = {
-    "numpy": ["numpy"],
-    "torch": ["torch"],
-    "dgl": ["dgl"],
-    "cupy": ["cupy-cuda13x", "cupy-cuda12x", "cupy"],
-    "kvikio": ["kvikio-cu13", "kvikio-cu12", "kvikio"],
-}
+_PACKAGES = ("numpy", "torch", "dgl", "cupy", "kvikio")
 _WHEELS = {"cupy": "'cupy-cuda13x[ctk]'", "kvikio": "kvikio-cu13"}  # for a GPU
 _CUFILE = "libcufile.so.0"
 _LIBRARY_FOLDERS = (
@@ -65,12 +60,13 @@ def describe_system(
     where path is a directory without a dataset.
     """
     driver = ask_driver(load)
+    machine = this_machine(root, driver)
     gpus = _pci_gpus(root, driver)
     has_gpu = bool(driver.devices or gpus)
     return [
-        _kernel(),
-        _cores(),
-        _memory(root),
+        _kernel(machine.kernel),
+        _cores(machine),
+        _memory(root, machine),
         *_file_system(path),
         _memlock(),
         _open_files(),
@@ -103,24 +99,21 @@ def _read(path: Path) -> str | None:
         return None
 
 
-def _kernel() -> Item:
-    release = platform.release()
+def _kernel(release: str) -> Item:
     numbers = re.match(r"(\d+)\.(\d+)", release)
     old = numbers is not None and (int(numbers[1]), int(numbers[2])) < (6, 1)
     advice = "Linux 6.1 and later spend less CPU time on each read, and state the alignment of direct I/O"
     return Item("kernel", f"{platform.system()} {release}", advice if old else "")
 
 
-def _cores() -> Item:
-    usable, all_ = len(os.sched_getaffinity(0)), os.cpu_count() or 1
-    advice = "" if usable == all_ else "this process may not use all cores: see taskset, cpusets"
-    return Item("cores", f"{usable} of {all_}", advice)
+def _cores(machine: Machine) -> Item:
+    advice = "this process may not use all cores: check taskset and cpusets"
+    limited = machine.cores < machine.all_cores
+    return Item("cores", f"{machine.cores} of {machine.all_cores}", advice if limited else "")
 
 
-def _memory(root: Path) -> Item:
-    text = _read(root / "proc/meminfo") or ""
-    sizes = {m[1]: int(m[2]) * 1024 for m in re.finditer(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE)}
-    total, available = sizes.get("MemTotal"), sizes.get("MemAvailable")
+def _memory(root: Path, machine: Machine) -> Item:
+    total, available = machine.memory_bytes, machine.available_bytes
     if total is None or available is None:
         return Item("memory", "unknown: /proc/meminfo does not say")
     found = f"{format_bytes(total)}, {format_bytes(available)} available"
@@ -315,12 +308,10 @@ def _find_cufile(root: Path) -> str | None:
 
 
 def _package(name: str, has_gpu: bool) -> Item:
-    for candidate in _PACKAGES[name]:
-        with contextlib.suppress(PackageNotFoundError):
-            advice = ""
-            if name == "torch" and has_gpu and version(candidate).endswith("+cpu"):
-                advice = "this torch cannot use the GPU: install its CUDA build"
-            return Item(name, version(candidate), advice)
+    found = package_version(name)
+    if found is not None:
+        cpu_only = name == "torch" and has_gpu and found.endswith("+cpu")
+        return Item(name, found, "this torch cannot use the GPU: install its CUDA build" if cpu_only else "")
     wheel = _WHEELS.get(name, "") if has_gpu else ""
     other = wheel.replace("cuda13x", "cuda12x").replace("cu13", "cu12")
     return Item(name, "not installed", f"pip install {wheel} (CUDA 12: {other})" if wheel else "")

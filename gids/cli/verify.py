@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _compare(args: argparse.Namespace) -> int:
     """Print what differs from the source; how many tables do."""
-    from gids.convert.compare import compare
+    from gids.convert.comparison import compare
     from gids.convert.edge_options import add_reverse_edges
     from gids.convert.readers import Choices, find_reader, open_source
     from gids.store import FeatureStore

@@ -1,4 +1,4 @@
-"""Converters: what a source holds, whatever its format, and how it becomes a dataset. See docs/format.md."""
+"""Reads other formats and converts them to datasets. See docs/sources.md."""
 
 from gids.convert.run import Options, convert
 from gids.convert.source import Source

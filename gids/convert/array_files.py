@@ -1,6 +1,6 @@
-"""Opens arrays in files, without reading them: .npy, members of .npz, raw binary. Called by the readers.
+"""Opens arrays in .npy, .npz and raw files, without reading them. Called by the readers.
 
-Members that np.savez_compressed packed are read as streams; those that cannot be are unpacked to scratch.
+Compressed members of a .npz file are read as streams. Those in Fortran order are unpacked to scratch first.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from gids.store.rows import ColumnRows, FileRows, Rows
 from gids.write.space import check_space
 
 _COPY_BYTES = 8 << 20
-MAX_ARRAYS = 10_000  # of a .npz file: as many as a dataset may have tables
-_ENCRYPTED = 1  # of a member's flags
+MAX_ARRAYS = 10_000  # in a .npz file, as a dataset may have this number of tables
+_ENCRYPTED = 1  # a bit of a member's flags
 
 
 @dataclass(frozen=True)
 class Found:
     """An array in a source.
 
-    rows is None for what cannot be stored, and `why` says why; kind: "" when that is no array of rows,
-    else of "text", "objects", "complex" or "other" values."""
+    rows: None if it cannot be stored; then `why` is the reason, and kind is "text", "objects", "complex" or
+    "other", or "" for what is not an array of rows.
+    """
 
     rows: Rows | None
     why: str = ""
@@ -45,12 +46,20 @@ class Found:
 
 
 def open_npy(path: Path, where: str = "") -> Found:
-    """The array of a .npy file. where: what messages call it, if not the path. Raises FormatError."""
+    """The array of a .npy file. where: its name in messages (default: the path). Raises FormatError."""
     return _in_place(path, *_header_at(path, 0, where or path))
 
 
+def open_numbers(path: Path) -> Rows:
+    """The rows of a .npy file that must hold numbers. Raises FormatError."""
+    rows = open_npy(path).rows
+    if rows is None or not rows.shape:
+        raise FormatError(f"{path} must hold an array of numbers")
+    return rows
+
+
 def _header_at(path: Path, offset: int, where: str | Path) -> tuple[NpyHeader, int]:
-    """The .npy header at an offset into a file, and where its data begins."""
+    """The .npy header at an offset of a file, and the offset of the data."""
     with open_file(path) as file:
         file.seek(offset)
         return read_npy_header(file, where), file.tell()
@@ -69,16 +78,12 @@ def _in_place(path: Path, header: NpyHeader, start: int) -> Found:
 
 
 def open_npz(path: Path, scratch: Path) -> dict[str, Found]:
-    """The arrays of a .npz file by name.
-
-    Members that np.savez stored are read in place, deflated ones (np.savez_compressed) as streams. A deflated
-    array in Fortran order is unpacked to scratch first. Raises FormatError.
-    """
+    """The arrays of a .npz file by name. Raises FormatError."""
     found = {}
     with open_zip(path, "is not a valid .npz file") as archive:
         members = archive.infolist()
         if len(members) > MAX_ARRAYS:
-            raise FormatError(f"{path} has {len(members)} members; at most {MAX_ARRAYS} are read")
+            raise FormatError(f"{path} has {len(members)} members; the limit is {MAX_ARRAYS}")
         for number, member in enumerate(members):
             if not member.filename.endswith(".npy"):
                 found[member.filename] = Found(None, why="not an array")
@@ -98,7 +103,7 @@ def _where(path: Path, member: zipfile.ZipInfo) -> str:
 
 
 def _open_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Found | None:
-    """The rows of a member, or None when they must be unpacked first."""
+    """The rows of a member, or None if it must be unpacked first."""
     if member.flag_bits & _ENCRYPTED:
         raise FormatError(f"{_where(path, member)} is encrypted")
     if member.compress_type == zipfile.ZIP_STORED:
@@ -106,8 +111,8 @@ def _open_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) 
     if member.compress_type == zipfile.ZIP_DEFLATED:
         return _open_deflated(path, archive, member)
     raise FormatError(
-        f"{_where(path, member)} is packed by method {member.compress_type} of zip files; "
-        "np.savez and np.savez_compressed store and deflate"
+        f"{_where(path, member)} uses zip compression method {member.compress_type}; "
+        "write it with np.savez or np.savez_compressed"
     )
 
 
@@ -119,7 +124,6 @@ def _open_stored(path: Path, member: zipfile.ZipInfo) -> Found:
 
 
 def _open_deflated(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Found | None:
-    """The rows of a deflated member, or None when it cannot be read as a stream."""
     name = shortened(member.filename)
     packed = PackedMember(
         path, name, _data_offset(path, member), member.compress_size, member.file_size, member.CRC
@@ -150,19 +154,19 @@ def _unusable(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Found:
     kinds = {"O": "objects", "U": "text", "S": "text", "c": "complex"}
     kind = kinds.get(dtype.kind, "other") if shape else ""
     if dtype.hasobject:
-        return Found(None, why="Python objects, which only unpickling could read", kind=kind)
-    rest = ", not numbers" + " that tables hold" * (dtype.kind in "cf")
-    return Found(None, why=f"of type {dtype}{rest}", kind=kind)
+        return Found(None, why="Python objects, which need unpickling", kind=kind)
+    rest = "which tables cannot hold" if dtype.kind in "cf" else "not numbers"
+    return Found(None, why=f"of type {dtype}, {rest}", kind=kind)
 
 
 def _data_offset(path: Path, member: zipfile.ZipInfo) -> int:
     header = b""
-    if member.header_offset >= 0:  # negative when bytes before the directory are lost
+    if member.header_offset >= 0:  # negative if bytes before the directory are missing
         with open_file(path) as file:
             file.seek(member.header_offset)
             header = file.read(30)
     if len(header) < 30 or header[:4] != b"PK\x03\x04":
-        raise FormatError(f"{path} is damaged where {shortened(member.filename)} begins")
+        raise FormatError(f"{path} is damaged at the beginning of its member {shortened(member.filename)}")
     name_bytes, extra_bytes = struct.unpack("<HH", header[26:30])
     return member.header_offset + 30 + int(name_bytes) + int(extra_bytes)
 
@@ -174,25 +178,24 @@ def _unpack(archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Path) -> 
 
 
 def open_raw(path: Path, dtype: str | None, shape: tuple[int, ...] | None) -> Rows:
-    """The rows of a raw file. One length of shape may be -1: as many as the file has. Raises FormatError."""
+    """The rows of a raw file. One length of shape may be -1, for as many as fit. Raises FormatError."""
     check_file(path)
     if dtype is None or not shape:
         raise FormatError(
-            f"{path} is of no format that its content tells: --from NAME says which (`gids convert --list` "
-            "explains them), archives must be unpacked first; for raw binary, "
-            "say what it holds: --dtype float32 --shape ROWS,DIM"
+            f"{path} has an unknown format: give --from NAME (see `gids convert --list`), unpack an archive "
+            "first, or for raw binary give --dtype float32 --shape ROWS,DIM"
         )
     type_ = table_dtype(dtype)
     size = os.path.getsize(path)
     if shape.count(-1) == 1:
         rest = -math.prod(shape) * type_.itemsize
         if rest == 0 or size % rest:
-            raise FormatError(f"{path} has {size} bytes, which is no multiple of the {rest} of one row")
+            raise FormatError(f"{path} has {size} bytes, not a multiple of the {rest} bytes of a row")
         shape = tuple(size // rest if n == -1 else n for n in shape)
     if min(shape) < 0 or math.prod(shape) * type_.itemsize != size:
         needed = math.prod(shape) * type_.itemsize
         raise FormatError(
-            f"{path} has {size} bytes, but {dtype}{list(shape)} has {needed}; check --dtype and --shape"
+            f"{path} has {size} bytes, but {dtype}{list(shape)} needs {needed}; check --dtype and --shape"
         )
     return FileRows(path, shape, type_)
 
@@ -213,8 +216,7 @@ def directory_arrays(
             if is_scipy_sparse(found):
                 if path.stem not in ("adj", "attr"):
                     raise FormatError(
-                        f"{path} is a sparse matrix of SciPy's: call it adj.npz (the graph) "
-                        "or attr.npz (features)"
+                        f"{path} is a SciPy sparse matrix: call it adj.npz (graph) or attr.npz (features)"
                     )
                 found = as_sparse_parts(path, found, path.stem)
             yield from found.items()

@@ -1,7 +1,7 @@
-"""Columns of Parquet and Arrow files as Rows, decoded a batch at a time. Called by readers/parquet.py.
+"""Columns of Parquet and Arrow files as Rows, decoded batch by batch. Called by readers/parquet.py.
 
-A table may be one file or several that follow each other. A row group of Parquet (a record batch of Arrow) is
-where reading can start from; within it, batches of about 2 MiB are decoded in order.
+A table is one file or several in order. Reading can start at a row group (Parquet) or a record batch (Arrow);
+batches of about 2 MiB are decoded in order from there.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from gids.store.dtypes import torch_dtype_of
 from gids.store.geometry import MAX_ROWS
 
 _BATCH_BYTES = 2 << 20
-_MAX_FOOTER_BYTES = 64 << 20  # of a Parquet file: what is said of 400,000 columns of row groups
-_WIDTH_ROWS = 1000  # are looked at at a time for one with a list
+_MAX_FOOTER_BYTES = 64 << 20  # of a Parquet file: about 400,000 columns of row groups
+_WIDTH_ROWS = 1000  # rows to read at a time when looking for the first list
 _PARQUET, _ARROW = b"PAR1", b"ARROW1"
 
 
@@ -42,17 +42,17 @@ def is_arrow(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Rows that can be decoded from their start: batches(columns, rows of each)."""
+    """Rows that are decoded from their start by batches(columns, rows per batch)."""
 
     row_count: int
     batches: Callable[[list[str], int], Iterator[Any]]
 
 
 class ArrowTable:
-    """The columns of files that follow each other. Raises FormatError, and ImportError without pyarrow.
+    """The columns of one or more files. Raises FormatError, and ImportError without pyarrow.
 
-    memory_bytes: what decoding a piece may take; None: no limit. Attributes: row_count; types (column ->
-    type, of pyarrow).
+    memory_bytes: limit for decoding a batch (None: no limit). Attributes: row_count; types (column -> pyarrow
+    type).
     """
 
     def __init__(self, files: Sequence[Path], memory_bytes: int | None = None) -> None:
@@ -70,20 +70,20 @@ class ArrowTable:
             types = {}
             for field in schema:
                 if field.name in types:
-                    raise FormatError(f"{file} has two columns called {shown(field.name)}")
+                    raise FormatError(f"{file} has two columns {shown(field.name)}")
                 types[field.name] = field.type
             if self.types and types != self.types:
-                raise FormatError(f"{file} has other columns than {files[0]}")
+                raise FormatError(f"{file} has different columns than {files[0]}")
             self.types = types
             for chunk in chunks:
                 if not 0 <= chunk.row_count <= MAX_ROWS:
-                    raise FormatError(f"{file} says that it has {chunk.row_count} rows in a part")
+                    raise FormatError(f"{file} gives {chunk.row_count} rows; a part has 0 to {MAX_ROWS}")
             self._chunks += chunks
         self._starts = [0, *accumulate(chunk.row_count for chunk in self._chunks)]
         self.row_count = self._starts[-1]
 
     def _open(self, path: Path) -> tuple[Any, list[_Chunk]]:
-        """The schema of a file, and its parts."""
+        """The schema of a file and its chunks."""
         file = self._opened(path)
         if starts_with(path, _PARQUET):
             counts = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
@@ -98,14 +98,14 @@ class ArrowTable:
         with parsing(path, "is damaged or truncated"), at_most(self._memory_bytes):
             try:
                 yield
-            except MemoryError:  # which Arrow's own is, too
+            except MemoryError:  # Arrow's own error is a subclass
                 raise FormatError(
-                    f"{path} has a row, a page or a batch that takes more than {self._memory_bytes} bytes of "
-                    "memory: give more --memory, or write it in smaller ones"
+                    f"{path} has a row, page or batch that needs more than {self._memory_bytes} bytes of "
+                    "memory: raise --memory, or write the file with smaller pages or batches"
                 ) from None
 
     def _opened(self, path: Path) -> Any:
-        """pyarrow's reader of a file; the last one stays open, since a table may have thousands of files."""
+        """pyarrow's reader of a file. Only the last one stays open: a table may have thousands of files."""
         if self._last is None or self._last[0] != path:
             self._last = None
             self._last = (path, self._reader(path))
@@ -117,7 +117,7 @@ class ArrowTable:
             parquet = importlib.import_module("pyarrow.parquet")
             return parquet.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
         if not starts_with(path, _ARROW):
-            raise FormatError(f"{path} is neither Parquet nor an Arrow file")
+            raise FormatError(f"{path} is not a Parquet or Arrow file")
         return importlib.import_module("pyarrow.ipc").open_file(self._arrow.memory_map(str(path)))
 
     def _parquet_batches(self, path: Path, group: int, columns: list[str], rows: int) -> Iterator[Any]:
@@ -135,12 +135,12 @@ class ArrowTable:
     def _arrow_batches(self, path: Path, index: int, columns: list[str], rows: int) -> Iterator[Any]:
         with self._decoding(path):
             batch = self._opened(path).get_batch(index).select(columns)
-            batch.validate(full=True)  # nothing else looks at offsets and lengths, which Arrow then follows
+            batch.validate(full=True)  # Arrow trusts offsets and lengths otherwise
         for first in range(0, batch.num_rows, rows):
             yield batch.slice(first, rows)
 
     def dtype(self, column: str) -> torch.dtype | None:
-        """The type of a column's numbers, or None when it holds none (text, dates, lists of lists)."""
+        """The type of a column's numbers, or None if it has no numbers (text, dates, lists of lists)."""
         kind = self.types[column]
         if self._is_list_type(kind):
             kind = kind.value_type
@@ -158,7 +158,7 @@ class ArrowTable:
         return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
     def rows(self, columns: Sequence[str]) -> StreamRows:
-        """The rows of one column (a list column has a row of numbers in each), or of several side by side."""
+        """The rows of one column of numbers or lists, or of several columns of numbers side by side."""
         dtype = self.dtype(columns[0])
         assert dtype is not None, columns
         if len(columns) > 1:
@@ -176,7 +176,7 @@ class ArrowTable:
         return StreamRows(shape, dtype, open_at)
 
     def _width(self, column: str) -> int:
-        """How many numbers a row of a list column has."""
+        """Number of entries in a row of a list column."""
         kind = self.types[column]
         if self._arrow.types.is_fixed_size_list(kind):
             return int(kind.list_size)
@@ -203,29 +203,24 @@ class ArrowTable:
         is_list = self._is_list_type(values.type)
         if is_list:
             if values.null_count:
-                raise FormatError(f"{where} has a row without a value after row {row}")
+                raise FormatError(f"{where} has a null after row {row}; every row must have a list")
             flat = values.flatten()
             lengths = np.asarray(values.value_lengths())
             if len(flat) != count * shape[1] or (lengths != shape[1]).any():
-                raise FormatError(f"{where} has rows of another length than {shape[1]} after row {row}")
+                raise FormatError(f"{where} has a list of another length than {shape[1]} after row {row}")
             values = flat
-        found: np.ndarray = self._without_gaps(values, where, row).to_numpy(zero_copy_only=False)
-        return found.reshape(count, shape[1]) if is_list else found
-
-    def _without_gaps(self, values: Any, where: str, row: int) -> Any:
         if values.null_count and not self._arrow.types.is_floating(values.type):
-            raise FormatError(
-                f"{where} has rows without a value after row {row}; fill them, with -1 for labels"
-            )
-        return values
+            raise FormatError(f"{where} has nulls after row {row}; fill them (labels with -1)")
+        found: np.ndarray = values.to_numpy(zero_copy_only=False)
+        return found.reshape(count, shape[1]) if is_list else found
 
 
 def _check_footer(path: Path) -> None:
-    """Raise FormatError for a Parquet file whose footer, which is read whole, is too long."""
+    """Raise FormatError for a Parquet file with too long a footer. pyarrow reads all of it."""
     with open_file(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - 8))
         footer_bytes = int.from_bytes(file.read(4), "little")
         if file.read(4) == _PARQUET and footer_bytes > _MAX_FOOTER_BYTES:
             raise FormatError(
-                f"{path} has a footer of {footer_bytes} bytes, at most {_MAX_FOOTER_BYTES} are read"
+                f"{path} has a footer of {footer_bytes} bytes; the limit is {_MAX_FOOTER_BYTES}"
             )

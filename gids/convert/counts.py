@@ -1,4 +1,4 @@
-"""Counts that a source states: checked once, before anything is made of them. Called by the readers."""
+"""Checks numbers of nodes and edges that a source gives. Called by the readers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gids.store.rows import FileRows, Rows, read_range
 
 
 def whole_number(value: object, what: str) -> int:
-    """A number of nodes or edges. Raises FormatError unless it is a whole number from 0 to MAX_ROWS.
+    """A number of nodes or edges, from an int or an array with one integer.
 
-    value: an int, or a tensor or array with one integer.
+    Raises FormatError unless it is a whole number from 0 to MAX_ROWS.
     """
     found = value
     if isinstance(value, (torch.Tensor, np.ndarray, np.generic)) and _has_one(value):
@@ -29,7 +29,7 @@ def whole_number(value: object, what: str) -> int:
 
 
 def numbers(rows: Rows, count: int, what: str) -> list[int]:
-    """The whole numbers of an array that must have `count` of them. Raises FormatError."""
+    """The whole numbers of an array, which must have `count` entries. Raises FormatError."""
     if math.prod(rows.shape) != count or not is_whole(rows.dtype):
         raise FormatError(
             f"{what} has shape {rows.shape} and type {str(rows.dtype).removeprefix('torch.')}; "
@@ -41,7 +41,7 @@ def numbers(rows: Rows, count: int, what: str) -> list[int]:
 
 
 def row_count(rows: Rows, what: str) -> int:
-    """How many rows an array has. Raises FormatError for a single number."""
+    """Number of rows of an array. Raises FormatError for a single number."""
     if not rows.shape:
         raise FormatError(f"{what} is a single number; its first dimension must be rows")
     return rows.shape[0]

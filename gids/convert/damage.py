@@ -1,4 +1,4 @@
-"""What is wrong with a source, in one line, whatever a library raised. Called by the readers and run.py."""
+"""Turns the errors of libraries into one line about a damaged source. Called by the readers and run.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from gids.errors import FormatError, StorageError
 
-MAX_MESSAGE_CHARS = 300  # of what a library says
+MAX_MESSAGE_CHARS = 300  # of a library's message
 _LIBRARIES = ("bz2", "dgl", "gzip", "lzma", "numpy", "pickle", "pyarrow", "scipy", "torch", "yaml", "zipfile")
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = 60
@@ -20,21 +20,20 @@ _short.maxlevel = 2
 
 
 def shown(value: object) -> str:
-    """repr(value), cut to about a line: for values from a source in messages."""
+    """repr(value) of a value from a source, cut to about a line."""
     return _short.repr(value)
 
 
 def shortened(text: str, most: int = 60) -> str:
-    """A name from a source for a message, cut to a length that can be read."""
+    """A text from a source, cut for a message."""
     return text if len(text) <= most else f"{text[:most]}…"
 
 
 @contextlib.contextmanager
 def parsing(path: Path | str, fault: str) -> Iterator[None]:
-    """Within it a library parses a file: whatever it raises for damage becomes a FormatError.
+    """Turn the errors of a library that parses a file into FormatError: "PATH FAULT: message".
 
-    fault: "is damaged", or what else the message says of the file. FormatError, ImportError and errors of the
-    file system pass.
+    fault: such as "is damaged". FormatError, ImportError and errors of the file system pass.
     """
     try:
         yield
@@ -47,31 +46,28 @@ def parsing(path: Path | str, fault: str) -> Iterator[None]:
 
 
 def said_by(error: BaseException) -> str:
-    """The first line of what a library says, cut to a length that can be read."""
+    """The first line of a library's message, cut for a message of ours."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, MemoryError):
-        return "it is nested too deeply, or needs more memory than there is"
+        return "it is nested too deeply, or needs too much memory"
     text = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
     return shortened(text, MAX_MESSAGE_CHARS)
 
 
 def from_library(error: BaseException, files: Sequence[Path]) -> FormatError | None:
-    """A FormatError for what a parser library raised where no reader expected it; None for other errors.
-
-    files: what the source consists of.
-    """
-    if isinstance(error, (FormatError, ImportError, OSError)):
+    """A FormatError for an unexpected error of a library, None for other errors. files: of the source."""
+    if isinstance(error, (FormatError, ImportError, OSError)) or not isinstance(error, Exception):
         return None
     library = _library_of(error.__traceback__)
     if library is None:
         return None
-    place = os.path.commonpath(files) if files else "the source"
-    return FormatError(f"{place} cannot be read: {library} says {type(error).__name__}: {said_by(error)}")
+    root = os.path.commonpath(files) if files else "the source"
+    return FormatError(f"{root} cannot be read: {library} raised {type(error).__name__}: {said_by(error)}")
 
 
 def _library_of(trace: TracebackType | None) -> str | None:
-    """The library whose code raised, called by gids."""
+    """The library that gids called and that raised."""
     library: str | None = None
     while trace is not None:
         name: Any = trace.tb_frame.f_globals.get("__name__")

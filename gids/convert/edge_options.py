@@ -1,24 +1,23 @@
-"""What a conversion may add to a graph: the reverse of edges, and self-loops. Called by run.py.
-
-Edges are changed as they stream by; only counts are held.
-"""
+"""Adds reverse edges and self-loops to a graph. Called by run.py. Holds counts only; edges are streamed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
 
+from gids.convert.edges import BLOCK_BYTES
 from gids.convert.source import InEdges, Source, TableSource
 from gids.errors import FormatError
 from gids.store.names import Relation, describe_type
-from gids.store.rows import GeneratedRows, Rows
+from gids.store.rows import GeneratedRows
 from gids.write.edges import Edges, EdgeSource, in_edges
 
 
 def as_edges(topology: InEdges | EdgeSource, num_src: int, num_dst: int) -> EdgeSource:
-    """A relation's edges, however they are listed."""
+    """The edges of a relation in either form."""
     if isinstance(topology, EdgeSource):
         return topology
     if topology.indptr.shape != (num_dst + 1,):
@@ -27,14 +26,14 @@ def as_edges(topology: InEdges | EdgeSource, num_src: int, num_dst: int) -> Edge
 
 
 def add_reverse_edges(source: Source) -> None:
-    """Make every relation within a type symmetric, and give every other a reverse, rev_RELATION.
+    """Make relations within a type symmetric, and add a relation rev_RELATION for all others.
 
-    Within a type, the reverse of edge e of E has the id E + e, and tables of edges list their rows twice. A
-    reverse relation has the edges' own ids and tables.
+    Within a type, the reverse of edge e of E has the id E + e, and tables of edges have their rows twice.
+    rev_RELATION has the ids and tables of RELATION.
     """
     for relation in list(source.graphs):
         src, name, dst = relation
-        edges = as_edges(source.graphs[relation], source.node_count(src), source.node_count(dst))
+        edges = as_edges(source.graphs[relation], **source.ends(relation))
         tables = [t for t in source.tables if t.type == relation]
         if src == dst:
             source.graphs[relation] = _with_reverse(edges)
@@ -42,9 +41,11 @@ def add_reverse_edges(source: Source) -> None:
             continue
         reverse: Relation = (dst, f"rev_{name}", src)
         if reverse in source.graphs:
-            raise FormatError(f"--reverse-edges would make {describe_type(reverse)}, which the source has")
+            raise FormatError(
+                f"--reverse-edges cannot add {describe_type(reverse)}: the source has it already"
+            )
         source.graphs[reverse] = _reversed(edges)
-        source.tables += [TableSource("edge", reverse, t.key, t.rows) for t in tables]
+        source.tables += [TableSource(reverse, t.key, t.rows) for t in tables]
 
 
 def _reversed(edges: EdgeSource) -> EdgeSource:
@@ -65,11 +66,7 @@ def _with_reverse(edges: EdgeSource) -> EdgeSource:
 
 
 def _twice(table: TableSource) -> TableSource:
-    return TableSource(table.kind, table.type, table.key, _repeated(table.rows))
-
-
-def _repeated(rows: Rows) -> Rows:
-    count = rows.shape[0]
+    rows, count = table.rows, table.rows.shape[0]
 
     def fill(start: int, out: torch.Tensor) -> None:
         before = max(0, min(len(out), count - start))
@@ -78,25 +75,24 @@ def _repeated(rows: Rows) -> Rows:
         if before < len(out):
             rows.read_into(start + before - count, out[before:])
 
-    return GeneratedRows((2 * count, *rows.shape[1:]), rows.dtype, fill)
+    return replace(table, rows=GeneratedRows((2 * count, *rows.shape[1:]), rows.dtype, fill))
 
 
 def add_self_loops(source: Source) -> None:
-    """Give every node exactly one edge to itself in every relation within its type, last of its edges.
+    """Give every node exactly one edge to itself in every relation within its type, as the last edge.
 
-    Those that are there are left out, so ids are not kept: tables of such edges are refused.
+    Existing self-loops are removed, so ids are not kept. Raises FormatError if the edges have tables.
     """
     for relation in list(source.graphs):
         src, _, dst = relation
         if src != dst:
             continue
-        refuse_tables(source, relation, "--self-loops adds edges")
-        count = source.node_count(src)
-        source.graphs[relation] = _with_loops(as_edges(source.graphs[relation], count, count))
+        refuse_tables(source, relation, "--self-loops changes edges")
+        source.graphs[relation] = _with_loops(as_edges(source.graphs[relation], **source.ends(relation)))
 
 
 def _with_loops(edges: EdgeSource) -> EdgeSource:
-    loops = sum(int((s == d).sum()) for s, d, _ in edges.pieces(8 << 20))
+    loops = sum(int((s == d).sum()) for s, d, _ in edges.pieces(BLOCK_BYTES))
     others = edges.count - loops
 
     def pieces(block_bytes: int) -> Iterator[Edges]:
@@ -115,10 +111,10 @@ def _with_loops(edges: EdgeSource) -> EdgeSource:
 
 
 def refuse_tables(source: Source, relation: Relation, why: str) -> None:
-    """Raise FormatError when a relation's edges have features."""
+    """Raise FormatError if a relation's edges have features."""
     for table in source.tables:
         if table.type == relation:
             raise FormatError(
-                f"{why}, for which table {table.key!r} of {describe_type(relation)} has no rows; "
-                "leave out the option, or the table"
+                f"{why}, so table {table.key!r} of {describe_type(relation)} would not fit them; "
+                "leave out the option or the table"
             )

@@ -1,42 +1,34 @@
-"""Edges of a source in the shapes that formats have them. Called by the readers."""
+"""Makes edges from the array shapes that formats use. Called by the readers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
 
 from gids.convert.packed_rows import PackedRows
+from gids.convert.source import Source
 from gids.errors import FormatError
 from gids.store.array_checks import as_int64, check_ids
 from gids.store.dtypes import is_whole
 from gids.store.rows import ColumnRows, FileRows, GeneratedRows, Rows, TensorRows, blocks, read_range
 from gids.write.edges import Edges, EdgeSource, edge_list
 
-_BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = 8 << 20
+"""Size of the blocks in which readers scan an array."""
 
 
-def edge_array(rows: Rows, what: str, *, num_src: int, num_dst: int) -> EdgeSource:
-    """Edges of an integer array of shape (2, E), sources first, or (E, 2). An edge's id is its position.
-
-    With two edges, (2, E) is meant: formats that have only pairs call edge_pairs.
-    """
-    check_edge_array(rows, what)
-    if rows.shape[0] == 2:
-        sources, destinations = two_rows(rows, what)
-        return edge_list(sources, destinations, num_src=num_src, num_dst=num_dst)
-    return edge_pairs(rows, num_src=num_src, num_dst=num_dst)
-
-
-def check_edge_array(rows: Rows, what: str) -> None:
-    """Raise FormatError unless an array can be edges, by its shape and type."""
-    if len(rows.shape) != 2 or 2 not in rows.shape or not is_whole(rows.dtype):
-        raise FormatError(f"{what} is {_described(rows)}; edges are whole numbers of shape (2, E) or (E, 2)")
+def edge_rows(rows: Rows, what: str, *, num_src: int, num_dst: int) -> EdgeSource:
+    """Edges of an integer array of shape (2, E), sources first. The id of an edge is its position."""
+    if not is_whole(rows.dtype):
+        raise FormatError(f"{what} is {_described(rows)}; edges must be whole numbers of shape (2, E)")
+    sources, destinations = two_rows(rows, what)
+    return edge_list(sources, destinations, num_src=num_src, num_dst=num_dst)
 
 
 def edge_pairs(pairs: Rows, *, num_src: int, num_dst: int) -> EdgeSource:
-    """Edges of an array of shape (E, 2), source first. An edge's id is its position."""
+    """Edges of an integer array of shape (E, 2), source first. The id of an edge is its position."""
     if len(pairs.shape) != 2 or pairs.shape[1] != 2 or not is_whole(pairs.dtype):
         raise FormatError(f"edges are {_described(pairs)}; they must be whole numbers of shape (E, 2)")
 
@@ -50,10 +42,18 @@ def edge_pairs(pairs: Rows, *, num_src: int, num_dst: int) -> EdgeSource:
     return EdgeSource(pairs.shape[0], num_src, num_dst, pieces)
 
 
+def check_edge_array(rows: Rows, what: str) -> None:
+    """Raise FormatError unless an array has the type and shape of edges, (2, E) or (E, 2)."""
+    if len(rows.shape) != 2 or 2 not in rows.shape or not is_whole(rows.dtype):
+        raise FormatError(
+            f"{what} is {_described(rows)}; edges must be whole numbers of shape (2, E) or (E, 2)"
+        )
+
+
 def two_rows(pair: Rows, what: str) -> tuple[Rows, Rows]:
-    """The two rows of an array of shape (2, n), in either order of elements."""
+    """The two rows of an array of shape (2, E), in C or Fortran order."""
     if len(pair.shape) != 2 or pair.shape[0] != 2:
-        raise FormatError(f"{what} has shape {pair.shape}; it must be (2, number of edges)")
+        raise FormatError(f"{what} has shape {pair.shape}; it must be (2, E)")
     if isinstance(pair, (FileRows, PackedRows)):
         return pair.row(0), pair.row(1)
     if isinstance(pair, TensorRows):
@@ -66,7 +66,7 @@ def two_rows(pair: Rows, what: str) -> tuple[Rows, Rows]:
 def column_of(rows: Rows, index: int) -> Rows:
     """One column of rows in two dimensions."""
 
-    step = max(1, _BLOCK_BYTES // max(1, rows.shape[1] * rows.dtype.itemsize))
+    step = max(1, BLOCK_BYTES // max(1, rows.shape[1] * rows.dtype.itemsize))
 
     def fill(start: int, out: torch.Tensor) -> None:
         for first in range(0, len(out), step):
@@ -76,18 +76,34 @@ def column_of(rows: Rows, index: int) -> Rows:
     return GeneratedRows(rows.shape[:1], rows.dtype, fill)
 
 
-def most_id(rows: Rows) -> int:
-    """The largest id in an array of edges; -1 when there is none. Raises FormatError for what is no id."""
+def largest_id(rows: Rows) -> int:
+    """The largest id in an array of edges; -1 for no edges. Raises FormatError for an invalid id."""
     if rows.dtype.is_floating_point:
         raise FormatError(f"edges are {_described(rows)}; they must be whole numbers")
-    most = -1
-    for start, block in blocks(rows, _BLOCK_BYTES):
+    largest = -1
+    for start, block in blocks(rows, BLOCK_BYTES):
         if block.numel():
             values = as_int64(block, "the end of an edge", start)
             if int(values.min()) < 0:
                 raise FormatError(f"the end of an edge is {int(values.min())}; it must be 0 or more")
-            most = max(most, int(values.max()))
-    return most
+            largest = max(largest, int(values.max()))
+    return largest
+
+
+def count_by_edges(source: Source, ends: Iterable[tuple[str, Rows]]) -> None:
+    """Set the number of nodes of types that nothing else counts: their largest id in an edge plus 1.
+
+    ends: (node type, one end of every edge of a relation).
+    """
+    counts: dict[str, int] = {}
+    for ntype, ids in ends:
+        if ntype not in source.nodes:
+            counts[ntype] = max(counts.get(ntype, 0), 1 + largest_id(ids))
+    for ntype, count in counts.items():
+        source.add_nodes(ntype, count, "the edges")
+        source.notes.append(
+            f"{ntype!r} nodes have no features and no count: assuming {count} nodes (the largest id plus 1)"
+        )
 
 
 def _described(rows: Rows) -> str:

@@ -1,22 +1,20 @@
-"""Labels as datasets have them: whole numbers, -1 for none. Called by run.py and the readers."""
+"""Normalises labels: whole numbers, -1 for none. Called by run.py and the readers."""
 
 from __future__ import annotations
 
 import torch
 
+from gids.convert.edges import BLOCK_BYTES
 from gids.errors import FormatError
 from gids.store.array_checks import as_int64
 from gids.store.rows import GeneratedRows, Rows, blocks, read_range
 
-_BLOCK_BYTES = 8 << 20
-
 
 def normalised(labels: Rows, *, are_classes: bool = False) -> Rows:
-    """Labels in one dimension as int64 classes where that is what they are; a negative one becomes -1.
+    """Labels that are classes, as int64[n] with -1 for negatives and NaN. Returns other labels unchanged.
 
-    They are classes when they are whole numbers by type, or by value with NaN for those that are missing, or
-    when the format says so (are_classes). Shape (n, 1) becomes (n,). All else is returned as it is. Raises
-    FormatError for a fraction among classes.
+    Labels of shape (n,) or (n, 1) are classes if their type is whole, if their values are whole or NaN with
+    at least one NaN, or if the format says so (are_classes). Raises FormatError for a fraction among classes.
     """
     if len(labels.shape) == 2 and labels.shape[1] == 1:
         labels = _flat(labels)
@@ -34,7 +32,8 @@ def normalised(labels: Rows, *, are_classes: bool = False) -> Rows:
             wrong = torch.nonzero(~(whole | torch.isnan(values)))
             if len(wrong):
                 raise FormatError(
-                    f"label {start + int(wrong[0])} is {float(values[wrong[0]])}; classes are whole numbers"
+                    f"label {start + int(wrong[0])} is {float(values[wrong[0]])}; "
+                    "a class must be a whole number"
                 )
             values = torch.nan_to_num(values, nan=-1.0)
         out.copy_(as_int64(values, "a label", start).clamp_(min=-1))
@@ -43,9 +42,9 @@ def normalised(labels: Rows, *, are_classes: bool = False) -> Rows:
 
 
 def _are_classes_with_gaps(labels: Rows) -> bool:
-    """Whether there is a NaN, and all else is whole and -1 or more."""
+    """Whether there is a NaN, and all other values are whole and -1 or more."""
     gaps = False
-    for _, block in blocks(labels, _BLOCK_BYTES):
+    for _, block in blocks(labels, BLOCK_BYTES):
         missing = torch.isnan(block)
         values = block[~missing]
         if bool(((values != values.floor()) | (values < -1) | torch.isinf(values)).any()):

@@ -1,6 +1,6 @@
-"""Bounds what a library may allocate while it decodes a piece of a source. Called by arrow_table and trial.
+"""Limits the memory of a library while it decodes a part of a source. Called by arrow_table and trial.
 
-A few bytes of a compressed file can stand for gigabytes, and libraries allocate what the file says.
+A few bytes of a compressed file can become gigabytes, and libraries allocate the size that the file gives.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Iterator
 
 _lock = threading.Lock()
 _guards = 0  # threads within at_most
-_limits = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)  # this process's own, while there are
+_limits = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)  # of this process outside of guards
 
 
 @contextlib.contextmanager
 def at_most(memory_bytes: int | None) -> Iterator[None]:
-    """Within it, an allocation that takes this process beyond what it holds now and so many bytes fails.
+    """Let allocations fail that add more than memory_bytes to the process (None: no limit).
 
-    The libraries raise MemoryError then, or an error of their own. It holds for all threads of the process,
-    until the last one leaves. None: no bound.
+    Libraries then raise MemoryError or an error of their own. Applies to all threads until the last one
+    leaves.
     """
     global _guards, _limits
     if memory_bytes is None:
@@ -43,6 +43,6 @@ def at_most(memory_bytes: int | None) -> Iterator[None]:
 
 
 def allocated_bytes() -> int:
-    """Private memory of this process, whether it is in use or not."""
+    """Private memory of this process in bytes, used or not."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as status:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData"))

@@ -1,7 +1,7 @@
-"""PackedRows: an array in a deflated member of a zip file, read as a stream, never unpacked to disk.
+"""PackedRows: an array in a deflated member of a zip file, read as a stream. Called by array_files.
 
-Called by array_files. A deflate stream can only be read from its start; copies of the decompressor's state,
-taken on the way, are places to come back to. The member's CRC-32 is checked when its end is reached.
+A deflate stream starts only at its beginning, or at a checkpoint: a copy of the decompressor's state. The
+member's CRC-32 is checked at its end.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from gids.store.dtypes import make_bools_proper
 
 _READ_BYTES = 1 << 18
 _PIECE_BYTES = 2 << 20
-_CHECKPOINT_BYTES = 16 << 20  # of the member, at least
-_CHECKPOINTS = 512  # of a member, at most; one takes about 45 kB
+_CHECKPOINT_BYTES = 16 << 20  # smallest distance of checkpoints in a member
+_CHECKPOINTS = 512  # limit per member; one takes about 45 kB
 
 
 @dataclass
@@ -32,12 +32,12 @@ class _Checkpoint:
     position: int  # in the member
     consumed: int  # of the packed bytes
     crc: int
-    state: Any  # zlib's decompressor, never used itself but copied
+    state: Any  # zlib's decompressor, which is copied before use
 
 
 @dataclass
 class PackedMember:
-    """A deflated member: where its bytes are, how many they become, their CRC-32. Shared by its arrays."""
+    """A deflated member: position, packed and unpacked size in bytes, CRC-32. Shared by its arrays."""
 
     path: Path
     name: str
@@ -52,7 +52,7 @@ class PackedMember:
             raise FormatError(f"{self.path} is truncated in its member {self.name}")
 
     def pieces(self, position: int) -> Iterator[bytes]:
-        """The member's bytes from a position on, at most 2 MiB at a time. Raises FormatError for damage."""
+        """The member's bytes from a position on, at most 2 MiB per piece. Raises FormatError for damage."""
         before = [c for c in list(self._checkpoints) if c.position <= position]
         begin = max(before, key=lambda c: c.position, default=None)
         at, consumed, crc, state = 0, 0, 0, zlib.decompressobj(-zlib.MAX_WBITS)
@@ -68,10 +68,10 @@ class PackedMember:
                     raise FormatError(f"{self._where(at)}: {error}") from None
                 consumed += len(packed) - len(state.unconsumed_tail)
                 if not piece and (state.eof or not packed):
-                    raise FormatError(f"{self._where(at)}: it ends after {at} of {self.size} bytes")
+                    raise FormatError(f"{self._where(at)}: it has {at} of {self.size} bytes")
                 crc = zlib.crc32(piece, crc)
                 if at + len(piece) == self.size and crc != self.crc:
-                    raise FormatError(f"{self._where(self.size)}: its checksum does not fit its content")
+                    raise FormatError(f"{self._where(self.size)}: its checksum is wrong")
                 if at + len(piece) > position:
                     yield piece[max(0, position - at) :]
                 at += len(piece)
@@ -84,7 +84,7 @@ class PackedMember:
             self._checkpoints.append(_Checkpoint(at, consumed, crc, state.copy()))
 
     def _where(self, at: int) -> str:
-        return f"{self.path} is damaged in its member {self.name}, before byte {at} of it"
+        return f"{self.path} is damaged in its member {self.name}, before byte {at} of the member"
 
 
 class PackedRows(StreamRows):

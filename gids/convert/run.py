@@ -1,4 +1,4 @@
-"""convert: turns a source into a dataset, resumably. Called by `gids convert`."""
+"""Converts a source to a dataset. Can resume. Called by `gids convert`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 import torch
 
-from gids.convert.check_source import check_source
 from gids.convert.damage import from_library
 from gids.convert.edge_options import add_reverse_edges, add_self_loops, as_edges, refuse_tables
 from gids.convert.labels import normalised
 from gids.convert.masks import count_masked, masks_to_splits
-from gids.convert.row_order import ReadRows, RowOrders, bytes_aside, check_order
 from gids.convert.source import InEdges, Source, TableSource
+from gids.convert.source_limits import check_source
 from gids.convert.split import random_split
-from gids.errors import FormatError, StorageError
+from gids.convert.table_orders import ReadRows, RowOrders, bytes_aside, check_order
+from gids.errors import FormatError
 from gids.store.dtypes import table_dtype
 from gids.store.geometry import DEFAULT_PAGE_BYTES, Geometry
-from gids.store.names import Relation, describe_type, table_name
+from gids.store.names import Relation, describe_type
 from gids.store.quantize import check_scale, stored_geometry
 from gids.write.dataset_writer import DatasetWriter
 from gids.write.edge_sort import EDGE_BYTES
@@ -36,14 +36,12 @@ from gids.write.workplace import finish_published
 class Options:
     """How to convert.
 
-    dtypes: table name or key -> type to cast to; "" stands for every other table. scales: the same -> "row"
-    or "column", for floating tables that become int8 ("row" if nothing is said). split: fractions of train,
-    val and test for labels that come without splits, or None. split_column: which one, of masks with several
-    columns. stripe: directories for one shard each.
-    order, read_rows: how rows that share pages are laid out, see row_order; read_rows for order "trace".
-    index_dtype: "int64", "int32", or "auto": int32 for every relation that it can number. reverse_edges,
-    self_loops: see edge_options. sort_neighbors, dedup: see DatasetWriter.write_edges. workers and
-    memory_bytes do not change the result.
+    stripe: a directory per shard. dtypes: table name or key ("" for all others) -> type to cast to. scales:
+    the same -> "row" (default) or "column", for floating tables cast to int8. order: of rows that share
+    pages, see table_orders; read_rows: for order "trace". index_dtype: "int64", "int32" or "auto" (int32
+    where it fits). reverse_edges, self_loops: see edge_options. sort_neighbors, dedup: see
+    DatasetWriter.write_edges. split: fractions of train, val and test for labels without splits, or None.
+    split_column: column of masks of shape (nodes, splits). workers and memory_bytes do not change the result.
     """
 
     page_bytes: int = DEFAULT_PAGE_BYTES
@@ -66,7 +64,7 @@ class Options:
     overwrite: bool = False
 
     def key(self) -> dict[str, Any]:
-        """What a resumed conversion must have in common with the one that it continues."""
+        """The options that a resumed conversion must have in common with the first run."""
         return {
             "--page-bytes": self.page_bytes,
             "--stripe": [os.path.realpath(d) for d in self.stripe],
@@ -104,19 +102,17 @@ def convert(
 ) -> None:
     """Convert a source to a dataset at `path`.
 
-    files: what the source consists of; when one changes, a resumed conversion starts again. open_source is
-    called with a scratch directory. key: what else the source depends on. say(sentence): notes for the user;
-    warn(sentence): what was not understood.
-    on_total(bytes), on_bytes(n): progress.
+    files: the files of the source; if one changes, a resumed conversion starts again. open_source(scratch
+    directory): reads the source. key: what else the source depends on. say(sentence): prints a note;
+    warn(sentence): prints a warning. on_total(bytes), on_bytes(n): progress.
 
-    Interrupted, killed or out of disk, what was written stays in NAME.partial and the same call continues it;
-    a source that is no good (FormatError) leaves nothing. Killed after it published the dataset, the same
-    call only cleans up. Raises also FileExistsError and StorageError.
+    After an interrupt, a kill or a full disk, NAME.partial remains and the same call continues. Raises
+    FormatError for an unusable source, and then leaves nothing; also FileExistsError and StorageError.
     """
     fingerprint = _fingerprint(files)
     resume_key = {"the source": fingerprint, **options.key(), **(key or {})}
     if finish_published(dataset_path(path), resume_key):
-        say("an earlier run published the dataset and was killed before it cleaned up: that is done now")
+        say("the dataset is complete; removed the temporary files of an earlier run that was killed")
         return
     writer = DatasetWriter(
         path,
@@ -133,7 +129,7 @@ def convert(
         if writer.resumed and writer.has_progress:
             say("resuming an unfinished conversion")
         elif writer.restart_reason:
-            say(f"an unfinished conversion was found, but {writer.restart_reason}: starting again")
+            say(f"found an unfinished conversion, but {writer.restart_reason}: starting again")
         source = open_source(writer.scratch)
         for warning in source.warnings:
             warn(warning)
@@ -147,39 +143,27 @@ def convert(
         on_total(sum(_work_bytes(source, options)) + 8 * _edge_count(source))
         check_space(_needed(source, options, writer), _written(writer))
         writer.expect_bytes(total_bytes(_needed(source, options, writer)))
-        masks_to_splits(source, options.split_column)  # reads them, once it is known that they fit
+        masks_to_splits(source, options.split_column)  # reads the masks
         for note in _write(source, options, writer, say):
             say(note)
         if _fingerprint(files) != fingerprint:
-            raise FormatError("the source changed while it was converted; convert it again")
+            raise FormatError("the source changed during the conversion; convert it again")
         writer.commit()
-    except FormatError:
-        writer.close(discard=True)
-        raise
-    except StorageError:
-        writer.close(discard=not writer.has_progress)
-        raise
-    except OSError as error:
-        full = writer.explain_full(error)
-        writer.close(discard=not writer.has_progress)
-        if full is None:
-            raise
-        raise full from error
-    except Exception as error:
-        explained = from_library(error, files)
-        writer.close(discard=explained is not None or not writer.has_progress)
+    except BaseException as error:
+        explained: Exception | None = from_library(error, files)
+        if isinstance(error, OSError):
+            explained = writer.explain_full(error)
+        is_unusable = isinstance(explained or error, FormatError)
+        writer.close(discard=is_unusable or not writer.has_progress)
         if explained is None:
             raise
         raise explained from error
-    except BaseException:
-        writer.close(discard=not writer.has_progress)
-        raise
 
 
 def _write(
     source: Source, options: Options, writer: DatasetWriter, say: Callable[[str], None]
 ) -> Iterator[str]:
-    """Yields what rounding cost, a sentence for each table whose values are rounded."""
+    """Write everything. Yields a sentence per table that was rounded, or that may be too wide."""
     for ntype, count in source.nodes.items():
         writer.add_nodes(ntype, count)
     for relation, topology in source.graphs.items():
@@ -207,8 +191,8 @@ def _write(
             drawn = source.splits[ntype] = random_split(labels, options.split, options.seed)
             sizes = ", ".join(f"{split} {ids.shape[0]}" for split, ids in drawn.items())
             say(
-                f"{ntype!r} has labels and no split: drew {sizes} of those with a label at random, seed "
-                f"{options.seed} (--split, --seed)"
+                f"{ntype!r} nodes have labels but no split: drew {sizes} labelled nodes at random with seed "
+                f"{options.seed} (change it with --split and --seed)"
             )
     for ntype, splits in source.splits.items():
         for split, ids in splits.items():
@@ -218,8 +202,8 @@ def _write(
         dtype, scale = _dtype(table, options), _scale(table, options)
         if dtype == torch.float64 and not _chosen(table, options.dtypes):
             yield (
-                f"{table_name(table.type, table.key)} is float64: twice the bytes of float32, which the "
-                "weights of most models are; --dtype float32 converts it"
+                f"{table.name} is float64, twice the bytes of float32, which most models use; convert it "
+                "with --dtype float32"
             )
         rounded = writer.write_table(
             table.kind,
@@ -231,11 +215,11 @@ def _write(
             order=orders.of(table, _layout(table, options, 1)),
         )
         if rounded is not None:
-            yield f"{table_name(table.type, table.key)}: {describe_rounding(*rounded)}"
+            yield f"{table.name}: {describe_rounding(*rounded)}"
 
 
 def _check_edge_tables(source: Source) -> None:
-    """Raise FormatError for a table of edges that has a row too many or too few."""
+    """Raise FormatError for a table of edges with too many or too few rows."""
     counts = {relation: _count(topology) for relation, topology in source.graphs.items()}
     for table in source.tables:
         if isinstance(table.type, str):
@@ -249,7 +233,7 @@ def _check_edge_tables(source: Source) -> None:
 
 
 def _check_applicable(source: Source, options: Options) -> None:
-    """Raise FormatError for an option about edges where there are none that it could change."""
+    """Raise FormatError for an option about edges if the source has no such edges."""
     about_edges = {
         "--reverse-edges": options.reverse_edges,
         "--self-loops": options.self_loops,
@@ -259,13 +243,13 @@ def _check_applicable(source: Source, options: Options) -> None:
     }
     given = [option for option, is_given in about_edges.items() if is_given]
     if given and not source.graphs:
-        raise FormatError(f"{', '.join(given)}: for graphs, and the source has no edges")
+        raise FormatError(f"{', '.join(given)}: the source has no edges; leave out the option")
     if options.self_loops and not any(src == dst for src, _, dst in source.graphs):
-        raise FormatError("--self-loops is for relations within a node type, and the source has none")
+        raise FormatError("--self-loops: the source has no relation within a node type; leave out the option")
 
 
 def _change_edges(source: Source, options: Options) -> None:
-    """Apply what the options add to the graph, and list edges anew where they must be sorted anew."""
+    """Apply the options that add edges, and turn in-edges into edges if they must be sorted."""
     _check_applicable(source, options)
     if options.reverse_edges:
         add_reverse_edges(source)
@@ -273,11 +257,10 @@ def _change_edges(source: Source, options: Options) -> None:
         add_self_loops(source)
     if options.sort_neighbors or options.dedup:
         for relation, topology in source.graphs.items():
-            ends = (source.node_count(relation[0]), source.node_count(relation[2]))
-            source.graphs[relation] = as_edges(topology, *ends)
+            source.graphs[relation] = as_edges(topology, **source.ends(relation))
     if options.dedup:
         for relation in source.graphs:
-            refuse_tables(source, relation, "--dedup leaves out edges")
+            refuse_tables(source, relation, "--dedup removes edges")
 
 
 def _index_dtype(relation: Relation, source: Source, options: Options) -> str:
@@ -289,21 +272,21 @@ def _index_dtype(relation: Relation, source: Source, options: Options) -> str:
 
 def _check(source: Source, options: Options) -> None:
     check_order(options.order, options.read_rows, source)
-    names = {n for t in source.tables for n in (table_name(t.type, t.key), t.key)}
+    names = {n for t in source.tables for n in (t.name, t.key)}
     for option, named in (("--dtype", options.dtypes), ("--scale", options.scales)):
         for name in named:
             if name and name not in names:
-                raise FormatError(f"{option} names table {name!r}; the source has {', '.join(sorted(names))}")
-    scaled = {n for t in source.tables if _scale(t, options) for n in (table_name(t.type, t.key), t.key, "")}
+                raise FormatError(f"{option}: no table {name!r}; the source has {', '.join(sorted(names))}")
+    scaled = {n for t in source.tables if _scale(t, options) for n in (t.name, t.key, "")}
     for name, scale in options.scales.items():
         check_scale(scale, f"--scale {name}".rstrip())
         if name not in scaled:
             raise FormatError(
-                f"--scale {name or scale} is for floating features stored as int8: give --dtype int8, too"
+                f"--scale {name or scale} is for floating features stored as int8: add --dtype int8"
             )
     edge_tables = [t for t in source.tables if t.kind == "edge"]
     if edge_tables and not options.keep_edge_ids:
-        raise FormatError(f"table {edge_tables[0].key!r} of edges needs edge ids: leave out --no-edge-ids")
+        raise FormatError(f"table {edge_tables[0].key!r} of edges needs edge ids: remove --no-edge-ids")
 
 
 def _dtype(table: TableSource, options: Options) -> torch.dtype:
@@ -312,16 +295,15 @@ def _dtype(table: TableSource, options: Options) -> torch.dtype:
 
 
 def _scale(table: TableSource, options: Options) -> str | None:
-    """Of floating features that become int8; whole numbers are cast to it as they are."""
+    """The scale of floating features that become int8. Whole numbers are cast without a scale."""
     if _dtype(table, options) != torch.int8 or not table.rows.dtype.is_floating_point:
         return None
     return _chosen(table, options.scales) or "row"
 
 
 def _chosen(table: TableSource, options: Mapping[str, str]) -> str | None:
-    """What an option says of a table: by its name, by its key, or of all."""
-    names = (table_name(table.type, table.key), table.key, "")
-    return next((options[name] for name in names if name in options), None)
+    """The value of an option for a table: by its name, by its key, or for all."""
+    return next((options[name] for name in (table.name, table.key, "") if name in options), None)
 
 
 def _layout(table: TableSource, options: Options, shard_count: int) -> Geometry:
@@ -335,7 +317,7 @@ def _layout(table: TableSource, options: Options, shard_count: int) -> Geometry:
 
 
 def _work_bytes(source: Source, options: Options) -> Iterator[int]:
-    """What each table's writing reports as progress: its pages, and its rows for the scales of columns."""
+    """The bytes of progress that writing a table reports: its pages, and its rows for scales of columns."""
     for table in source.tables:
         layout = _layout(table, options, 1)
         yield layout.page_count * layout.page_bytes
@@ -364,34 +346,29 @@ def _written(writer: DatasetWriter) -> set[Path]:
     return {partial} | {folder for folder in writer.folders if not folder.is_relative_to(partial)}
 
 
-def _place(writer: DatasetWriter, folder: Path) -> Path:
-    """The directory of the user's that a folder of shards lies in."""
+def _disk_of(writer: DatasetWriter, folder: Path) -> Path:
+    """The user's directory that contains a folder of shards."""
     return writer.path.parent if folder.is_relative_to(writer.scratch.parent) else folder.parent
 
 
 def _needed(source: Source, options: Options, writer: DatasetWriter) -> Iterator[tuple[Path, int]]:
+    """(directory, bytes) that the conversion needs."""
     pages = 0
     for shard, size_bytes in _table_bytes(source, options, len(writer.folders)):
         pages += size_bytes // options.page_bytes
-        yield _place(writer, writer.folders[shard]), size_bytes
+        yield _disk_of(writer, writer.folders[shard]), size_bytes
     yield writer.path.parent, 4 * pages  # checksums
     if options.order != "original":
-        yield (
-            writer.path.parent,
-            sum(bytes_aside(table, _layout(table, options, 1)) for table in source.tables),
-        )
+        yield writer.path.parent, sum(bytes_aside(t, _layout(t, options, 1)) for t in source.tables)
     for relation, topology in source.graphs.items():
         itemsize = table_dtype(_index_dtype(relation, source, options)).itemsize
         if isinstance(topology, InEdges):
             yield writer.path.parent, 2 * itemsize * topology.indices.shape[0]
         else:
-            # Sorting may copy the edges to scratch files twice at a time.
+            # Sorting may keep two copies of the edges in scratch files.
             yield writer.path.parent, (2 * itemsize + 2 * EDGE_BYTES) * topology.count
     nodes = sum(source.nodes.values())
-    yield (
-        writer.path.parent,
-        nodes * (4 + 8 * len(source.graphs) + 16),
-    )  # out-degrees, indptr, labels and splits
+    yield writer.path.parent, nodes * (4 + 8 * len(source.graphs) + 16)  # out-degrees, indptr, labels, splits
 
 
 def _fingerprint(files: Sequence[Path]) -> dict[str, list[int]]:

@@ -1,31 +1,39 @@
-"""Source: what a reader found, as rows that can be read a range at a time. Used by run.py."""
+"""Source: what a reader found in a format, as rows that are read a range at a time. Used by run.py."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import unquote
 
 from gids.convert.source_file import open_file
 from gids.errors import FormatError
 from gids.store.geometry import MAX_ROWS
-from gids.store.names import Relation, check_name
+from gids.store.names import Relation, check_name, table_name
 from gids.store.rows import Rows
 from gids.write.edges import EdgeSource
 
 
 @dataclass(frozen=True)
 class TableSource:
-    """One table: kind "node" or "edge", type (node type or (src, rel, dst)), key, rows."""
+    """One table. type: the node type, or (src, rel, dst) for features of edges."""
 
-    kind: str
     type: str | Relation
     key: str
     rows: Rows
 
+    @property
+    def kind(self) -> str:
+        return "node" if isinstance(self.type, str) else "edge"
+
+    @property
+    def name(self) -> str:
+        return table_name(self.type, self.key)
+
 
 @dataclass(frozen=True)
 class InEdges:
-    """Topology that is already sorted by destination (CSC)."""
+    """A graph that is already sorted by destination (CSC)."""
 
     indptr: Rows
     indices: Rows
@@ -34,7 +42,7 @@ class InEdges:
 
 @dataclass(frozen=True)
 class Mask:
-    """Which nodes a split has, not yet looked at; `what` names the array in messages."""
+    """A split as a mask, not read yet. what: its name in messages."""
 
     rows: Rows
     what: str
@@ -44,10 +52,10 @@ class Mask:
 class Source:
     """Everything that a dataset is made from.
 
-    nodes: how many of each type, as far as known. graphs, labels, splits (by node type, then "train", "val",
-    "test"); masks the same, for masks_to_splits. notes: what was found and left out, one sentence each;
-    warnings: what a user should know even if he wants no notes. skip: arrays to leave out, by name; skipped:
-    those that were found.
+    nodes: number of nodes per type, as far as known. splits: node type -> "train", "val" or "test" -> node
+    ids; masks: the same as masks, which masks_to_splits turns into splits. notes: sentences about what was
+    found and left out; warnings: sentences that --quiet prints too. skip: names of arrays to leave out;
+    skipped: those that were found.
     """
 
     nodes: dict[str, int] = field(default_factory=dict)
@@ -63,54 +71,78 @@ class Source:
     _counted_by: dict[str, str] = field(default_factory=dict)
 
     def skips(self, name: str) -> bool:
-        """Whether the user wants an array left out."""
+        """Whether the user wants this array left out. Remembers that it was found."""
         if name in self.skip:
             self.skipped.add(name)
         return name in self.skip
 
     def add_nodes(self, ntype: str, count: int, what: str, skip: str = "") -> None:
-        """Learn how many nodes of a type there are. Raises FormatError when `what` disagrees, and for a name
-        or a count that no dataset can have.
+        """Set the number of nodes of a type, which `what` gives. skip: the array to leave out if it is wrong.
 
-        skip: the array that the user may leave out then.
+        Raises FormatError if another array gave another number, and for an invalid name or number.
         """
         check_name(ntype, f"the node type of {what}")
         if not 0 <= count <= MAX_ROWS:
-            raise FormatError(f"{what} is for {count} {ntype!r} nodes; there can be 0 to {MAX_ROWS}")
+            raise FormatError(f"{what} gives {count} {ntype!r} nodes; the number must be 0 to {MAX_ROWS}")
         known = self.nodes.setdefault(ntype, count)
         by = self._counted_by.setdefault(ntype, what)
         if known != count:
-            cure = f"; --skip {skip} leaves it out" if skip else ""
-            raise FormatError(f"{what} is for {count} {ntype!r} nodes, but there are {known}, by {by}{cure}")
+            cure = f"; leave it out with --skip {skip}" if skip else ""
+            raise FormatError(
+                f"{what} gives {count} {ntype!r} nodes, but there are {known} (from {by}){cure}"
+            )
+
+    def add_node_table(self, ntype: str, key: str, rows: Rows, what: str, skip: str = "") -> None:
+        """Add a table with a row per node. what, skip: as for add_nodes."""
+        self.add_nodes(ntype, rows.shape[0], what, skip)
+        self.tables.append(TableSource(ntype, key, rows))
+
+    def add_edge_table(self, relation: Relation, key: str, rows: Rows) -> None:
+        self.tables.append(TableSource(relation, key, rows))
+
+    def add_split(self, ntype: str, split: str, ids: Rows) -> None:
+        self.splits.setdefault(ntype, {})[split] = ids
 
     def add_mask(self, ntype: str, split: str, rows: Rows, what: str) -> None:
-        """Raises FormatError when there is one already."""
+        """Raises FormatError if the split already has a mask."""
         masks = self.masks.setdefault(ntype, {})
         if split in masks:
-            raise FormatError(f"{masks[split].what} and {what} mean the same")
+            raise FormatError(f"{masks[split].what} and {what} are both the {split} mask: keep one")
         masks[split] = Mask(rows, what)
 
     def node_count(self, ntype: str) -> int:
         if ntype not in self.nodes:
-            raise FormatError(
-                "; ".join(
-                    [
-                        f"the number of {ntype!r} nodes is not known: add their features, labels, or "
-                        "num_nodes.npy",
-                        *self.warnings,
-                    ]
-                )
-            )
+            unknown = f"the number of {ntype!r} nodes is unknown: add their features, labels or num_nodes.npy"
+            raise FormatError("; ".join([unknown, *self.warnings]))
         return self.nodes[ntype]
+
+    def ends(self, relation: Relation) -> dict[str, int]:
+        """num_src and num_dst of a relation, as the functions that make edges take them."""
+        return {"num_src": self.node_count(relation[0]), "num_dst": self.node_count(relation[2])}
+
+
+def split_relation(text: str, separator: str, what: object) -> Relation:
+    """SOURCE.RELATION.DESTINATION, with another separator perhaps. Raises FormatError. what: names it."""
+    parts = text.split(separator)
+    if len(parts) != 3 or not all(parts):
+        form = separator.join(("SOURCE", "RELATION", "DESTINATION"))
+        raise FormatError(f"{what}: the name of a relation must be {form}")
+    return parts[0], parts[1], parts[2]
+
+
+def dotted_relation(name: str, what: object) -> Relation:
+    """The relation of a file name SOURCE.RELATION.DESTINATION, in which %2E stands for a dot."""
+    src, relation, dst = split_relation(name, ".", what)
+    return unquote(src), unquote(relation), unquote(dst)
 
 
 def source_files(path: Path) -> list[Path]:
-    """The files that a source consists of, sorted."""
+    """The files of a source, sorted."""
     return sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
 
 
 def starts_with(path: Path, *magics: bytes) -> bool:
-    """Whether a file begins with one of these bytes; False for directories."""
+    """Whether a file begins with one of these bytes. False for a directory."""
     if not path.is_file():
         return False
     with open_file(path) as file:

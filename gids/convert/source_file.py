@@ -1,6 +1,6 @@
-"""Opens the files of a source, which nobody checked. Called by the readers.
+"""Opens files of a source, which may be hostile. Called by the readers.
 
-Only regular files are opened: a FIFO or a device would block, or never end. What is read whole is bounded.
+Opens regular files only: a FIFO or a device may block or never end.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _KINDS = {
 
 
 def open_file(path: Path) -> BinaryIO:
-    """A regular file, to read. Raises FormatError for anything else, and OSError."""
-    check_file(path)  # opening a socket fails, and opening some devices acts
+    """Open a regular file to read. Raises FormatError for anything else, and OSError."""
+    check_file(path)  # opening a socket fails, and opening some devices has effects
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         _check_mode(path, os.fstat(fd).st_mode)
@@ -34,21 +34,23 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def check_file(path: Path) -> None:
-    """For libraries that open a file themselves: raise FormatError unless it is a regular one."""
+    """Raise FormatError unless a path is a regular file. For libraries that open files themselves."""
     if "\0" in os.fspath(path):
-        raise FormatError(f"{os.fspath(path)!r} cannot be the path of a file: it holds a NUL")
+        raise FormatError(f"{os.fspath(path)!r} cannot be a path: it has a NUL")
     _check_mode(path, os.stat(path).st_mode)
 
 
 def read_file(path: Path, most_bytes: int, what: str) -> bytes:
-    """All of a file that must be small. Raises FormatError for a larger one; what: "metadata"."""
+    """The content of a file. Raises FormatError if it has more than most_bytes. what: its name there."""
     with open_file(path) as file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
-        raise FormatError(f"{path} has more than {most_bytes} bytes, the most that {what} may have")
+        raise FormatError(f"{path} has more than {most_bytes} bytes, the limit for {what}")
     return data
 
 
 def _check_mode(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
-        raise FormatError(f"{path} is {_KINDS.get(stat.S_IFMT(mode), 'no file')}, not a regular file")
+        raise FormatError(
+            f"{path} is {_KINDS.get(stat.S_IFMT(mode), 'not a file')}; it must be a regular file"
+        )

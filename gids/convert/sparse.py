@@ -1,4 +1,4 @@
-"""SparseRows: the rows of a CSR matrix, made dense a range at a time. Called by the readers."""
+"""SparseRows: the rows of a CSR matrix, made dense range by range. Called by the readers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ _PIECE_ENTRIES = 1 << 20
 
 
 class SparseRows:
-    """Row r has data[indptr[r]:indptr[r + 1]] in columns indices[…], else 0; duplicates add up."""
+    """Row r has data[indptr[r]:indptr[r + 1]] in columns indices[…], and 0 elsewhere. Duplicates add up."""
 
     def __init__(self, data: Rows, indices: Rows, indptr: Rows, *, shape: tuple[int, int]) -> None:
         if indptr.shape != (shape[0] + 1,) or data.shape != indices.shape or len(data.shape) != 1:
             found = f"indptr {indptr.shape}, indices {indices.shape}, data {data.shape}"
-            raise FormatError(f"a sparse matrix of shape {shape} has {found}")
+            raise FormatError(f"a sparse matrix of shape {shape} has arrays that do not fit: {found}")
         if indices.dtype.is_floating_point or indptr.dtype.is_floating_point:
-            raise FormatError(f"a sparse matrix of shape {shape} has positions that are no whole numbers")
+            raise FormatError(
+                f"a sparse matrix of shape {shape} has floating indices or indptr; they must be whole"
+            )
         self._data, self._indices, self._indptr = data, indices, indptr
         self.shape = shape
         self.dtype: torch.dtype = data.dtype
@@ -29,7 +31,7 @@ class SparseRows:
         bounds = as_int64(read_range(self._indptr, start, start + len(out) + 1), "indptr", start).numpy()
         if bounds[0] < 0 or (np.diff(bounds) < 0).any() or bounds[-1] > self._data.shape[0]:
             raise FormatError(
-                f"the sparse matrix's indptr is not one, between rows {start} and {start + len(out)}"
+                f"the sparse matrix's indptr is invalid between rows {start} and {start + len(out)}"
             )
         out.zero_()
         flat = out.numpy().reshape(-1)

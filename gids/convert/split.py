@@ -1,4 +1,4 @@
-"""Random, repeatable splits of labelled nodes, for sources that come without. Called by run.py."""
+"""Draws random splits of labelled nodes for sources without splits. Called by run.py."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from gids.convert.edges import BLOCK_BYTES
 from gids.errors import FormatError
 from gids.store.names import SPLITS
 from gids.store.rows import Rows, TensorRows, blocks
 
 
 def random_split(labels: Rows, fractions: Sequence[float], seed: int) -> dict[str, Rows]:
-    """Split the nodes that have a label at random, each part sorted.
+    """Split the nodes that have a label at random. Each part is sorted.
 
-    fractions: of train, val and test, at most 1 in all. A label below 0 or NaN means none. The same labels,
-    fractions and seed give the same parts everywhere.
+    fractions: of train, val and test; their sum is at most 1. A label below 0 or NaN means no label. The
+    result depends on labels, fractions and seed only, not on the machine.
     """
     if len(fractions) != len(SPLITS) or min(fractions) < 0 or sum(fractions) > 1 + 1e-9:
-        raise FormatError(f"a split needs three fractions that sum to at most 1, not {list(fractions)}")
-    found = [start + _labelled(block) for start, block in blocks(labels, 8 << 20)]
+        raise FormatError(f"--split needs three fractions with a sum of at most 1 (got {list(fractions)})")
+    found = [start + _labelled(block) for start, block in blocks(labels, BLOCK_BYTES)]
     labelled = torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
-    # The raw bits of a bit generator never change between NumPy versions; permutation() may.
+    # The raw bits of a generator are the same in all NumPy versions; those of permutation() may change.
     order = np.argsort(np.random.PCG64(seed).random_raw(len(labelled)), kind="stable")
     ends = np.round(np.cumsum(fractions) * len(labelled)).astype(np.int64)
     parts = np.split(labelled.numpy()[order], ends)[: len(SPLITS)]

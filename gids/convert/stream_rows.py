@@ -1,8 +1,7 @@
-"""StreamRows: rows that can only be produced in order, as Rows that any thread may ask for. Used by readers.
+"""StreamRows: Rows of a source that decodes in order only, such as a compressed array. Used by readers.
 
-The source of a compressed array is a stream. A table's writer asks for every row once, from several threads,
-nearly in order; so rows that were passed over are kept until they are asked for, and a range that lies
-further back starts the stream again, from the last place that it can start from.
+A table's writer reads every row once, from several threads, nearly in order. Rows that were skipped are kept
+until they are read. A range that is not kept any more restarts the stream.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch
 from gids.errors import FormatError
 from gids.store.dtypes import byte_view
 
-KEPT_BYTES = 64 << 20  # of rows that were passed over, at most; the threads' requests lie closer together
+KEPT_BYTES = 64 << 20  # limit for rows that were skipped; the requests of threads are closer together
 
 Opener = Callable[[int], tuple[int, Iterator[torch.Tensor]]]
 
@@ -24,8 +23,8 @@ Opener = Callable[[int], tuple[int, Iterator[torch.Tensor]]]
 class StreamRows:
     """shape[0] rows of shape[1:] elements of dtype.
 
-    open_at(row): a place to start from at or before a row, and the pieces from there on, a few MiB each.
-    Memory: a piece or two when read in order, KEPT_BYTES at most.
+    open_at(row): (first row at or before row, the pieces from there on, a few MiB each). Memory: a piece or
+    two if read in order, at most KEPT_BYTES.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, open_at: Opener) -> None:
@@ -60,13 +59,13 @@ class StreamRows:
         while True:
             rows = next(pieces, None)
             if rows is None:
-                raise FormatError(f"an array ends after {self._at} of {self.shape[0]} rows")
+                raise FormatError(f"an array is truncated: it has {self._at} of {self.shape[0]} rows")
             if not len(rows):
                 continue
             self._kept.append(_Piece(self._at, rows, unread=len(rows)))
             self._at += len(rows)
             if self._at >= self.shape[0]:
-                self._pieces = None  # closes its file, of which a source may have many
+                self._pieces = None  # closes the file; a source may have many
             while sum(piece.rows.nbytes for piece in self._kept) > KEPT_BYTES and len(self._kept) > 1:
                 del self._kept[0]
             if row < self._at:
@@ -75,7 +74,7 @@ class StreamRows:
 
 @dataclass(eq=False)
 class _Piece:
-    """Rows from `first` on, of which so many are still to be asked for."""
+    """Rows from `first` on. unread: number of rows that were not read yet."""
 
     first: int
     rows: torch.Tensor

@@ -1,22 +1,20 @@
-"""Synthetic graphs to try and to measure with: learnable, power-law, of any size.
+"""Makes synthetic graphs of any size: power-law, with features from which a GNN can learn the labels.
 
-``write_graph`` and ``write_typed_graph`` write the directory of ``.npy`` files that ``gids convert`` takes.
-Called by ``gids generate``, ``gids quickstart``, the benchmarks and the tests. Knows nothing of datasets,
-loaders or DGL.
+Called by ``gids generate``, ``gids quickstart``, the benchmarks and the tests. Writes the directory of
+``.npy`` files that ``gids convert`` reads.
 
-The model is a degree-corrected block model. Every node has a class. Both degrees follow power laws:
-an in-degree is drawn from a capped Pareto law, and the source of an edge is drawn by popularity rank
-(Zipf-Mandelbrot) among the nodes of one class: the target's own class with probability ``homophily``,
-any class otherwise. A row of features is a class's centroid plus white noise: its own class's with
-probability ``candour``, any class's otherwise. So one row alone misleads as often as not, and a
-neighbourhood tells the class. Ids carry no order: popularity and class are scattered over them. An edge
-may occur twice, and a node may be its own neighbour.
+The model is a degree-corrected block model. Every node has a class. In-degrees follow a capped Pareto law.
+The source of an edge is drawn by popularity rank (Zipf-Mandelbrot) among the nodes of one class: the target's
+class with probability ``homophily``, any class otherwise. A row of features is the centroid of a class plus
+white noise: the node's own class with probability ``candour``, any class otherwise. So a single row is often
+misleading, and a neighbourhood shows the class. Popularity and class do not depend on the id. An edge may
+occur twice, and a node may be its own neighbour.
 
-With types, authors write papers and papers cite papers. An author has a class too, and papers take half of
-their in-edges from authors of their class, so that both relations help to tell a paper's class.
+The typed graph has authors, who write papers, and papers, which cite papers. Authors have a class, too, and
+each relation has half of the edges.
 
-Every number comes from a counter (seed, purpose, block), so a graph depends on its parameters only.
-Memory: about 40 bytes per node and a few blocks; neither edges nor features are ever held whole.
+Every random number is keyed by (seed, purpose, block), so a graph depends on its parameters only. Memory:
+about 40 bytes per node and a few blocks.
 """
 
 from __future__ import annotations
@@ -30,26 +28,24 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-HEADER_BYTES = 4096  # feat.npy's header, so that rows of whole pages begin on page borders of the file
+HEADER_BYTES = 4096  # of feat.npy, so that rows of whole pages are aligned to pages of the file
 FEATURE_BLOCK_BYTES = 4 << 20
 EDGE_BLOCK_NODES = 1 << 17
 POPULARITY_EXPONENT = 0.8  # of rank: the top 1 % of sources have a third of the edges, as in R-MAT graphs
-POPULARITY_SHIFT = (
-    8.0  # flattens the very top, where a pure power law would give one node percents of all edges
-)
+POPULARITY_SHIFT = 8.0  # without it, the most popular node would have a few percent of all edges
 IN_DEGREE_TAIL = 2.0  # Pareto index of the in-degrees
-IN_DEGREE_CAP = 64.0  # greatest in-degree, in mean in-degrees
+IN_DEGREE_CAP = 64.0  # largest in-degree, as a multiple of the mean
 
 
 @dataclass(frozen=True)
 class GraphSpec:
-    """What to make: ``node_count`` nodes with ``degree`` in-edges each on average, rows of ``dim`` float32.
+    """A graph of ``node_count`` nodes with ``degree`` in-edges on average, and rows of ``dim`` float32.
 
-    homophily: probability that an edge stays in the target's class by choice. candour: probability that
-    a row shows its own class by choice. signal: norm of a class's centroid, where the noise has standard
-    deviation 1 in every dimension. train_count, val_count, test_count: sizes of the disjoint splits. skew:
-    exponent of the popularity law of sources, 0 (all alike) to below 1.
-    Raises ValueError for sizes that make no graph.
+    homophily: probability that the source of an edge is drawn from the target's class. candour: probability
+    that a row shows the node's own class. signal: norm of a class's centroid; the noise has standard
+    deviation 1 per dimension. train_count, val_count, test_count: sizes of the disjoint splits. skew:
+    exponent of the popularity of sources, 0 (all equal) to below 1. Raises ValueError for an argument out of
+    its range.
     """
 
     node_count: int
@@ -68,18 +64,21 @@ class GraphSpec:
     def __post_init__(self) -> None:
         if self.node_count < 1 or self.dim < 1 or self.degree < 0 or self.seed < 0:
             raise ValueError(
-                "a synthetic graph needs node_count >= 1, dim >= 1, degree >= 0 and seed >= 0, "
-                f"got {self.node_count}, {self.dim}, {self.degree} and {self.seed}"
+                "node_count and dim must be 1 or more, degree and seed 0 or more "
+                f"(got {self.node_count}, {self.dim}, {self.degree}, {self.seed})"
             )
         if not 1 <= self.classes <= min(self.node_count, 32767):
-            raise ValueError(f"classes must be 1 to {min(self.node_count, 32767)}, got {self.classes}")
+            raise ValueError(f"classes must be 1 to {min(self.node_count, 32767)} (got {self.classes})")
         if not (0 <= self.homophily <= 1 and 0 <= self.candour <= 1):
-            raise ValueError(f"homophily and candour are probabilities, got {self.homophily}, {self.candour}")
+            raise ValueError(f"homophily and candour must be 0 to 1 (got {self.homophily}, {self.candour})")
         if not 0 <= self.skew < 1:
-            raise ValueError(f"skew must be from 0 to below 1, got {self.skew}")
+            raise ValueError(f"skew must be 0 to below 1 (got {self.skew})")
         splits = (self.train_count, self.val_count, self.test_count)
         if min(splits) < 0 or sum(splits) > self.node_count:
-            raise ValueError(f"splits of {splits} nodes do not fit into {self.node_count} nodes")
+            raise ValueError(
+                f"train_count, val_count and test_count must be 0 or more, their sum at most "
+                f"{self.node_count} (got {splits})"
+            )
 
     @property
     def row_bytes(self) -> int:
@@ -91,7 +90,7 @@ class GraphSpec:
 
     @property
     def directory_bytes(self) -> int:
-        """What ``write_graph`` puts on disk, but for a percent: the number of edges is random."""
+        """Bytes that ``write_graph`` writes, within about 1 %: the number of edges is random."""
         return self.feature_bytes + int(8 * self.node_count * (2 + 1.02 * self.degree)) + (1 << 20)
 
 
@@ -102,12 +101,13 @@ def write_graph(
     threads: int = 0,
     progress: Callable[[str, float], None] | None = None,
 ) -> Path:
-    """Write a graph as feat.npy, indptr.npy, indices.npy (CSC: the sources of every node's in-edges),
-    labels.npy and {train,val,test}_idx.npy into directory, which is made if missing. All integers are
-    int64; feat is float32[node_count, dim]. Blocks until all is written, though not synced.
+    """Write a graph to a directory, which is made if it is missing. Returns the directory.
 
-    threads: for the features; 0 takes one per core. progress(what, share done) is called as it goes.
-    Returns the directory. Raises OSError when the disk is full.
+    Writes feat.npy (float32[node_count, dim]), indptr.npy and indices.npy (CSC: sources of in-edges),
+    labels.npy and {train,val,test}_idx.npy, all int64. Blocks until the files are written; does not sync.
+
+    threads: for the features (0: one per core). progress(what, share done) is called repeatedly. Raises
+    OSError, for example if the disk is full.
     """
     root = Path(directory)
     root.mkdir(parents=True, exist_ok=True)
@@ -129,10 +129,10 @@ def write_typed_graph(
     threads: int = 0,
     progress: Callable[[str, float], None] | None = None,
 ) -> Path:
-    """write_graph with two types: spec.node_count papers, with labels and splits, and half as many authors.
+    """write_graph with two types: spec.node_count papers with labels and splits, and half as many authors.
 
-    Writes nodes/{paper,author}/feat.npy, nodes/paper/{labels,…}.npy, and of paper.cites.paper and
-    author.writes.paper, which have half of the edges each, edges/RELATION/{indptr,indices}.npy.
+    Writes nodes/{paper,author}/feat.npy, nodes/paper/{labels,…}.npy, and edges/RELATION/{indptr,indices}.npy
+    for paper.cites.paper and author.writes.paper.
     """
     root = Path(directory)
     report = progress or (lambda what, share: None)
@@ -192,10 +192,10 @@ def _draw_indptr(spec: GraphSpec, purpose: str = "indptr") -> NDArray[np.int64]:
 
 
 class _Sources:
-    """The nodes that edges may come from, by class and popularity."""
+    """The possible sources of edges, by class and popularity."""
 
     def __init__(self, spec: GraphSpec, labels: NDArray[np.int16], purpose: str) -> None:
-        # members: the nodes of class 0 by falling popularity, then those of class 1, ...
+        # members: the nodes of class 0 by falling popularity, then of class 1, ...
         order = _generator(spec, purpose).permutation(spec.node_count)
         self._members = order[np.argsort(labels[order], kind="stable")]
         self._sizes = np.bincount(labels, minlength=spec.classes)
@@ -205,11 +205,10 @@ class _Sources:
         self._spans = (self._sizes + POPULARITY_SHIFT) ** self._power - self._low
 
     def draw(self, classes: NDArray[np.int16], uniform: NDArray[np.float64]) -> NDArray[np.int64]:
-        """A source of each class: the inverse of the popularity law's distribution function takes a uniform
-        number to a rank."""
+        """A source of each class. The inverse of the distribution function maps uniform numbers to ranks."""
         ranks = (uniform * self._spans[classes] + self._low) ** (1 / self._power) - POPULARITY_SHIFT
-        places = np.minimum(ranks.astype(np.int64), self._sizes[classes] - 1)
-        found: NDArray[np.int64] = self._members[self._starts[classes] + places]
+        ranks_in_class = np.minimum(ranks.astype(np.int64), self._sizes[classes] - 1)
+        found: NDArray[np.int64] = self._members[self._starts[classes] + ranks_in_class]
         return found
 
 
@@ -263,7 +262,7 @@ def _write_features(
             rows += centroids[shown]
             _write_at(file.fileno(), rows, len(header) + first * spec.row_bytes)
 
-        # numpy draws without the GIL. The blocks are many and small, so the order of completion is theirs.
+        # NumPy draws without the GIL.
         with ThreadPoolExecutor(threads) as pool:
             for done, _ in enumerate(pool.map(write_block, range(block_count)), start=1):
                 report("features", done / block_count)
@@ -271,7 +270,7 @@ def _write_features(
 
 def _write_at(fd: int, rows: NDArray[np.float32], offset: int) -> None:
     view = rows.data.cast("B")
-    while view:  # a write may be short, near a full disk or past 2 GiB
+    while view:  # a write may be short near a full disk or past 2 GiB
         written = os.pwrite(fd, view, offset)
         view, offset = view[written:], offset + written
 

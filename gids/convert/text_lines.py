@@ -1,4 +1,4 @@
-"""The lines of a text file, gzipped or not, each of a bounded length. Called by text_table."""
+"""Reads lines of bounded length from a text file, gzipped or not. Called by text_table."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _GZIP = 16 + zlib.MAX_WBITS
 
 @contextlib.contextmanager
 def open_text(path: Path) -> Iterator[io.TextIOWrapper]:
-    """A text to read. Raises FormatError, also while it is read: for a line of more than MAX_LINE_BYTES, a
-    damaged .gz, and what is no text."""
+    """Open a text to read. Raises FormatError, also later, for a line of more than MAX_LINE_BYTES, a damaged
+    .gz file, and bytes that are not text."""
     with open_file(path) as file, parsing(path, "is damaged or truncated"):
         lines = _BoundedLines(_Gunzip(file) if path.suffix == ".gz" else file, path)
         try:
@@ -33,11 +33,11 @@ def open_text(path: Path) -> Iterator[io.TextIOWrapper]:
 
 
 class _BoundedLines(io.BufferedIOBase):
-    """The bytes of a text, a bounded piece at a time. Raises FormatError within a line that is too long."""
+    """The bytes of a text in bounded pieces. Raises FormatError within a line that is too long."""
 
     def __init__(self, file: BinaryIO | _Gunzip, path: Path) -> None:
         self._file, self._path = file, path
-        self._line, self._held = 1, 0  # of the line at the end of what was read: its number, bytes so far
+        self._line, self._held = 1, 0  # of the last line that was read: its number, bytes so far
 
     def readable(self) -> bool:
         return True
@@ -60,8 +60,7 @@ class _BoundedLines(io.BufferedIOBase):
         self._held = self._held + len(data) if end < 0 else len(data) - end - 1
         if self._held > MAX_LINE_BYTES:
             raise FormatError(
-                f"{self._path}, line {self._line}: longer than {MAX_LINE_BYTES} bytes, "
-                "the most that a line may have"
+                f"{self._path}, line {self._line}: longer than {MAX_LINE_BYTES} bytes, the limit for a line"
             )
         return data
 
@@ -70,7 +69,7 @@ class _BoundedLines(io.BufferedIOBase):
 
 
 class _Gunzip:
-    """The bytes in the members of a .gz file. Unlike Python's, it skips zeros at the end in large pieces."""
+    """The content of a .gz file. Unlike Python's reader, it skips zeros at the end in large pieces."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -82,7 +81,7 @@ class _Gunzip:
         return self._file.seek(offset)
 
     def read(self, size: int) -> bytes:
-        """At least one byte and at most `size`; none at the end. Raises zlib.error and EOFError."""
+        """1 to `size` bytes, or none at the end. Raises zlib.error and EOFError."""
         while True:
             if self._state.eof and not self._begin_member():
                 return b""
@@ -96,7 +95,7 @@ class _Gunzip:
                 return data
 
     def _begin_member(self) -> bool:
-        """Whether another member follows, after zeros if there are any."""
+        """Whether another member follows, perhaps after zeros."""
         while self._packed == bytes(len(self._packed)):
             self._packed = self._file.read(_ZERO_BYTES)
             if not self._packed:

@@ -1,7 +1,6 @@
-"""Tables of numbers in text files (.csv, .tsv, .txt, gzipped or not), parsed once to a scratch file.
+"""Parses tables of numbers in text files (.csv, .tsv, .txt, gzipped or not) to a binary scratch file.
 
-Called by the readers. Text has no offsets to read a range at, so the numbers are written down in binary, a
-block at a time; the whole is never in memory.
+Called by the readers, which then read ranges from the scratch file. Memory holds one block only.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from gids.errors import FormatError
 from gids.store.rows import FileRows
 from gids.write.space import check_space
 
-MAX_WORDS_CHARS = 1 << 20  # of a file of names
+MAX_WORDS_CHARS = 1 << 20  # in a file of names
 _BLOCK_CHARS = 4 << 20
-_MAX_IDLE_LINES = 1_000_000  # without a number, one after the other
-_NOT_WHOLE = re.compile(r"[.eEnN]")  # of 1.5, 1e3, nan, inf
+_MAX_IDLE_LINES = 1_000_000  # in a row without a number
+_NOT_WHOLE = re.compile(r"[.eEnN]")  # as in 1.5, 1e3, nan, inf
 
 
 def read_text(path: Path, scratch: Path, dtype: torch.dtype | None = None) -> FileRows:
     """The numbers of a text file as rows[lines, columns], in a file in scratch.
 
-    Columns are divided by commas, tabs or spaces; `#` begins a comment; a first line of words, comments
-    aside, is a header. dtype: int64 when all numbers are whole, else float32, unless told. Raises FormatError
-    for lines of another length, what is no number, a number that dtype does not hold, and a damaged .gz.
+    Columns are separated by commas, tabs or spaces; `#` begins a comment; a first line of words is a header.
+    dtype: default int64 if all numbers are whole, else float32. Raises FormatError for lines of another
+    length, text that is not a number, a number that dtype cannot hold, and a damaged .gz file.
     """
     kinds = [dtype] if dtype is not None else [torch.int64, torch.float32]
     target = scratch / f"{zlib.crc32(str(path).encode()):08x}-{path.name}.bin"
@@ -39,11 +38,11 @@ def read_text(path: Path, scratch: Path, dtype: torch.dtype | None = None) -> Fi
         shape = _parse(path, target, kind, give_up=kind is not kinds[-1])
         if shape is not None:
             return FileRows(target, shape, kind)
-    raise AssertionError("the last kind is never given up")
+    raise AssertionError("the last kind never gives up")
 
 
 def _parse(path: Path, target: Path, dtype: torch.dtype, *, give_up: bool) -> tuple[int, int] | None:
-    """Write the numbers; their shape, or None when they are not whole and give_up is set."""
+    """Write the numbers. Returns their shape, or None if they are not whole and give_up is set."""
     kind = np.dtype(str(dtype).removeprefix("torch."))
     rows, columns = 0, 0
     with open(target, "wb") as out:
@@ -53,14 +52,14 @@ def _parse(path: Path, target: Path, dtype: torch.dtype, *, give_up: bool) -> tu
             values = _numbers(path, first, lines, kind)
             if columns not in (0, values.shape[1]):
                 raise FormatError(
-                    f"{path} has {values.shape[1]} columns from line {first} on, {columns} before"
+                    f"{path} has {values.shape[1]} columns from line {first} on, but {columns} before"
                 )
             columns = values.shape[1]
             rows += len(values)
             check_space([(target.parent, values.nbytes)], [])
             out.write(values.data)
     if not rows:
-        raise FormatError(f"{path} holds no numbers")
+        raise FormatError(f"{path} has no numbers")
     return rows, columns
 
 
@@ -71,13 +70,13 @@ def _numbers(path: Path, first: int, lines: list[str], dtype: np.dtype[np.generi
         return np.loadtxt(kept, dtype, comments="#", delimiter=delimiter, ndmin=2)
     except ValueError as error:
         where = _first_bad_line(lines, first, dtype, delimiter)
-        raise FormatError(f"{path}, {where or f'in the lines from {first} on: {said_by(error)}'}") from None
+        raise FormatError(f"{path}, {where or f'lines from {first} on: {said_by(error)}'}") from None
 
 
 def _first_bad_line(
     lines: list[str], first: int, dtype: np.dtype[np.generic], delimiter: str | None
 ) -> str | None:
-    """Which line of these has another number of columns than those before, or what is no number."""
+    """A description of the first line with another number of columns or text that is not a number."""
     columns = 0
     for number, line in enumerate(lines, first):
         if not _has_numbers(line):
@@ -85,7 +84,7 @@ def _first_bad_line(
         fields = line.partition("#")[0].strip().split(delimiter)
         columns = columns or len(fields)
         if len(fields) != columns:
-            return f"line {number}: {len(fields)} columns, {columns} before"
+            return f"line {number}: {len(fields)} columns, but {columns} before"
         for field in fields:
             try:
                 dtype.type(field.strip())
@@ -99,7 +98,7 @@ def _has_numbers(line: str) -> bool:
 
 
 def _blocks_of_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """(number of the first line, lines) of successive blocks, in each of which some line has numbers."""
+    """(number of the first line, lines) of each block that has a line with numbers."""
     number = numbers_until = 1
     with open_text(path) as file:
         while (line := file.readline()) and not _has_numbers(line):
@@ -119,7 +118,7 @@ def _blocks_of_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _check_idle(path: Path, since: int, number: int) -> None:
-    """A packed text of nothing but line ends would be read for hours."""
+    """Raise FormatError after too many empty lines: a small .gz file may have billions."""
     if number - since > _MAX_IDLE_LINES:
         raise FormatError(f"{path} has no numbers in lines {since} to {number - 1}; remove them")
 
@@ -138,9 +137,9 @@ def _is_number(text: str) -> bool:
 
 
 def first_words(path: Path) -> list[list[str]]:
-    """The fields of the lines of a small text file, divided by commas. Raises FormatError."""
+    """The comma-separated fields of each line of a small text file. Raises FormatError."""
     with open_text(path) as file:
         text = file.read(MAX_WORDS_CHARS + 1)
     if len(text) > MAX_WORDS_CHARS:
-        raise FormatError(f"{path} has more than {MAX_WORDS_CHARS} characters, the most that names may take")
+        raise FormatError(f"{path} has more than {MAX_WORDS_CHARS} characters, the limit for a file of names")
     return [line.strip().split(",") for line in text.splitlines() if line.strip()]

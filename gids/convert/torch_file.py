@@ -1,8 +1,7 @@
-"""Files of torch.save, loaded without unpickling anything but tensors, numbers, texts and containers of them.
+"""Loads files of torch.save, and unpickles only tensors, numbers, texts and containers of them.
 
-Called by the readers. Tensors are memory-mapped, but for files of torch before 1.6, which are loaded.
-Classes of PyTorch Geometric become inert records of their fields, whatever their code would do; arrays of
-NumPy are arrays; everything else is refused by its name.
+Called by the readers. Tensors are memory-mapped, except in files of torch before 1.6. Objects of PyTorch
+Geometric become records of their fields and run none of their code. Other classes are refused by name.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ from gids.store.rows import ArrayRows, FileRows, Rows, TensorRows
 
 _LEGACY = b"\x80\x02"  # a file of torch before 1.6: pickles, then the tensors
 MAX_LEGACY_BYTES = 300 << 20
-_LEGACY_PICKLES = 5  # a number, the protocol, about the machine, what was saved, the names of the tensors
+_LEGACY_PICKLES = 5  # magic number, protocol, machine, saved object, names of tensors
 _MAX_PICKLE_BYTES = 64 << 20
 _MAX_PICKLE_OBJECTS = 2_000_000
 _DAMAGED = "is damaged"
 
 
 class Record:
-    """The fields of an object of a class that is not here: what unpickling sets, and no more."""
+    """The fields of an object whose class is not imported."""
 
     def __init__(self, *_: Any) -> None:
-        """Takes the value of an Enum, and leaves it."""
+        """Ignores the value of an Enum."""
 
     def __hash__(self) -> int:
         return id(self)
@@ -63,7 +62,7 @@ _RECORDS = (
 
 
 def is_torch_file(path: Path) -> bool:
-    """Whether a file is a zip file as torch.save writes it."""
+    """Whether a file is a zip file of torch.save."""
     if not starts_with(path, b"PK\x03\x04"):
         return False
     try:
@@ -78,16 +77,16 @@ def _pickle_of(archive: zipfile.ZipFile) -> zipfile.ZipInfo | None:
 
 
 def load_torch(path: Path) -> Any:
-    """What a file of torch.save holds. Raises FormatError that names the class that cannot be loaded."""
+    """The object in a file of torch.save. Raises FormatError, which names a class that is not allowed."""
     if not is_torch_file(path) and not starts_with(path, _LEGACY):
         raise FormatError(
-            f"{path} is not a file that torch.save writes, or is truncated; "
-            "load it with what wrote it and torch.save it again"
+            f"{path} is not a file of torch.save, or is truncated; load it with the program that wrote "
+            "it and save it again with torch.save"
         )
     _check_pickle(path)
     if not _can_name():
         return _load(path)
-    others = torch.serialization.get_safe_globals()  # of packages that are imported, PyG's own classes too
+    others = torch.serialization.get_safe_globals()  # PyG adds its own classes when it is imported
     torch.serialization.clear_safe_globals()
     try:
         with torch.serialization.safe_globals([*_records(), *_numpy_parts()]):
@@ -96,19 +95,24 @@ def load_torch(path: Path) -> Any:
         torch.serialization.add_safe_globals(others)
 
 
-def _check_pickle(path: Path) -> None:
-    """Raise FormatError for a pickle of more objects, or more bytes, than torch may make of it.
+def load_torch_dict(path: Path, what: str) -> dict[Any, Any]:
+    """The dictionary in a file of torch.save. what: its content, in messages. Raises FormatError."""
+    found = load_torch(path)
+    if not isinstance(found, dict):
+        raise FormatError(f"{path} holds a {type(found).__name__}; it must be a dictionary of {what}")
+    return found
 
-    One byte of a pickle can become a container of a hundred.
-    """
+
+def _check_pickle(path: Path) -> None:
+    """Raise FormatError for a pickle with too many objects or bytes. A byte can become 100 in memory."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(parsing(path, _DAMAGED))
         if not starts_with(path, b"PK\x03\x04"):
             file = stack.enter_context(open_file(path))
             if os.fstat(file.fileno()).st_size > MAX_LEGACY_BYTES:
                 raise FormatError(
-                    f"{path} is of torch before 1.6 and must be loaded whole, which is done up to "
-                    f"{MAX_LEGACY_BYTES} bytes; load it and torch.save it again with a newer torch"
+                    f"{path} was saved by torch before 1.6 and has more than {MAX_LEGACY_BYTES} bytes; load "
+                    "it and save it again with a newer torch"
                 )
             for _ in range(_LEGACY_PICKLES):
                 _count_objects(file, path)
@@ -117,7 +121,9 @@ def _check_pickle(path: Path) -> None:
         member = _pickle_of(archive)
         assert member is not None
         if any(m.compress_type != zipfile.ZIP_STORED for m in archive.infolist()):
-            raise FormatError(f"{path} has packed members, which torch.save does not write; save it again")
+            raise FormatError(
+                f"{path} has compressed members, which torch.save does not write; save it again"
+            )
         if member.file_size > _MAX_PICKLE_BYTES:
             raise FormatError(_too_large(path))
         _count_objects(io.BytesIO(archive.read(member)), path)
@@ -132,7 +138,7 @@ def _count_objects(file: BinaryIO, path: Path) -> None:
 
 
 class _BoundedFile:
-    """What pickletools reads from: no read takes more than a pickle may have."""
+    """The file that pickletools reads from, with an upper bound for each read."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -147,19 +153,21 @@ class _BoundedFile:
 
 def _too_large(path: Path) -> str:
     return (
-        f"{path} has much that is no tensor: at most {_MAX_PICKLE_OBJECTS} values in "
-        f"{_MAX_PICKLE_BYTES} bytes are read; save it without lists of numbers and texts"
+        f"{path} has too many values outside tensors (the limit is {_MAX_PICKLE_OBJECTS} values in "
+        f"{_MAX_PICKLE_BYTES} bytes); save it without lists of numbers and texts"
     )
 
 
 def _can_name() -> bool:
-    """Whether this torch lets what is loaded be chosen by name; before 2.6, only tensors can be loaded."""
+    """Whether this torch can allow classes by name. Before 2.6 it loads tensors only."""
     return tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 6)
 
 
 def mapped_rows(values: torch.Tensor, path: Path) -> Rows:
-    """Rows of a tensor that load_torch mapped from path: read from the file where it lies there as it is, so
-    that converting does not fill memory with the map's pages. Raises FormatError for one without values."""
+    """Rows of a tensor that load_torch mapped from path. Raises FormatError for one without plain values.
+
+    A contiguous tensor is read from the file instead, so that pages of the map do not fill memory.
+    """
     if (
         values.device.type != "cpu"
         or values.layout != torch.strided
@@ -170,7 +178,7 @@ def mapped_rows(values: torch.Tensor, path: Path) -> Rows:
             "a quantized or nested tensor" if values.device.type == "cpu" else f"a tensor on {values.device}"
         )
         raise FormatError(
-            f"{path} holds {kind}, not plain numbers; save what values.cpu() or to_dense() gives"
+            f"{path} holds {kind}; convert it with .cpu(), dequantize() or to_dense() and save it again"
         )
     if values.is_contiguous():
         offset = _file_offset(values.data_ptr(), path)
@@ -180,16 +188,16 @@ def mapped_rows(values: torch.Tensor, path: Path) -> Rows:
 
 
 def value_rows(value: object, what: str, path: Path) -> Rows:
-    """Rows of what must be a tensor or an array of NumPy. Raises FormatError for anything else."""
+    """Rows of a tensor or a NumPy array. Raises FormatError for anything else."""
     if isinstance(value, torch.Tensor):
         return mapped_rows(value, path)
     if not isinstance(value, np.ndarray):
-        raise FormatError(f"{what} is a {type(value).__name__}, not a tensor or an array")
+        raise FormatError(f"{what} is a {type(value).__name__}; it must be a tensor or an array")
     return ArrayRows(value)
 
 
 def _file_offset(address: int, path: Path) -> int | None:
-    """Where in the file an address lies, by this process's maps; None if it is no map of the file."""
+    """The offset in the file that is mapped at an address; None if the file is not mapped there."""
     inode = path.stat().st_ino
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         for line in maps:
@@ -203,20 +211,20 @@ def _file_offset(address: int, path: Path) -> int | None:
 def _load(path: Path) -> Any:
     with parsing(path, _DAMAGED):
         try:
-            # As text: torch before 2.3 maps no file named by a Path.
+            # As text, because torch before 2.3 cannot map a Path.
             return torch.load(
                 os.fspath(path), map_location="cpu", weights_only=True, mmap=is_torch_file(path)
             )
         except pickle.UnpicklingError as error:
             raise FormatError(
-                f"{path} needs unpickling, which could run any code, so it is refused: "
+                f"{path} needs unpickling of other classes, which could run any code: "
                 + _culprit(path, error)
-                + ("" if _can_name() else "; torch 2.6 or newer reads arrays of NumPy and PyG's own classes")
+                + ("" if _can_name() else "; torch 2.6 or newer reads NumPy arrays and PyG's own classes")
             ) from None
 
 
 def _culprit(path: Path, error: Exception) -> str:
-    """Which classes a file asks for, else the first line of the error."""
+    """The classes that a file asks for, else the first line of the error."""
     look = getattr(torch.serialization, "get_unsafe_globals_in_checkpoint", None)
     if look is not None and is_torch_file(path):
         with contextlib.suppress(Exception):  # for damaged files
@@ -227,7 +235,7 @@ def _culprit(path: Path, error: Exception) -> str:
 
 
 def _records() -> list[Any]:
-    # What PyG's storages remember of their attributes is a defaultdict.
+    # PyG's storages keep a defaultdict about their attributes.
     return [*((Record, name) for name in _RECORDS), (_plain_dict, "collections.defaultdict")]
 
 
@@ -236,7 +244,7 @@ def _plain_dict(*_: Any) -> dict[Any, Any]:
 
 
 def _numpy_parts() -> list[Any]:
-    """What a pickled array of numbers asks for, by the names of NumPy 1 and 2."""
+    """The names that a pickled array of numbers asks for, of NumPy 1 and 2."""
     multiarray: Any = importlib.import_module("numpy._core.multiarray")
     reconstruct, scalar = multiarray._reconstruct, multiarray.scalar
     parts: list[Any] = [np.ndarray, np.dtype]

@@ -1,7 +1,7 @@
-"""Reads a source in a process of its own first, where the library that reads it may crash. Called by readers.
+"""Reads a source in a separate process first, if the library that reads it may crash. Called by readers.
 
-DGL and SciPy parse in native code and load a file whole: a damaged one may crash them, or make them ask for
-more memory than there is. Then this process, not the conversion, dies of it.
+DGL and SciPy load whole files in native code. A damaged file may crash them or make them allocate too much.
+Then that process dies, not the conversion.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from gids.errors import FormatError
 if TYPE_CHECKING:
     from gids.convert.readers.reader import Choices, Reader
 
-_REFUSED = 3  # the exit status of a trial that ends in an error of its own, which stdout has
+_REFUSED = 3  # exit status of a trial that printed an error to stdout
 _RUN = "import sys; from gids.convert.trial import main; sys.exit(main(*sys.argv[1:]))"
 
 
 def try_to_read(reader: Reader, path: Path, choices: Choices) -> None:
-    """Raise FormatError when reading the path crashes, takes too much memory or fails."""
+    """Raise FormatError if reading the path crashes, needs too much memory or fails."""
     function = choices.load_graphs
     loader = "" if function is None else f"{function.__module__}:{function.__qualname__}"
     limit = "" if choices.memory_bytes is None else str(choices.memory_bytes)
@@ -41,13 +41,11 @@ def try_to_read(reader: Reader, path: Path, choices: Choices) -> None:
     how = f"ended with status {done.returncode}"
     if done.returncode < 0:
         how = f"crashed ({signal.Signals(-done.returncode).name})"
-    raise FormatError(
-        f"{path} is damaged, or needs more memory than there is: the library that reads it {how}"
-    )
+    raise FormatError(f"{path} is damaged or needs too much memory: the library that reads it {how}")
 
 
 def main(name: str, path: str, loader: str, memory_bytes: str) -> int:
-    """Read a source as the reader of that name does, within so many bytes."""
+    """Read a source with the reader of that name, within memory_bytes. Returns the exit status."""
     from gids.convert.readers import READERS, Choices
 
     (reader,) = (r for r in READERS if r.name == name)
@@ -56,7 +54,7 @@ def main(name: str, path: str, loader: str, memory_bytes: str) -> int:
         try:
             reader.read(Path(path), Path(scratch), Choices(load_graphs=load_graphs))
         except ImportError:
-            return 0  # the conversion says what is missing
+            return 0  # the conversion reports the missing library
         except FormatError as error:
             sys.stdout.write(f"\0{error}")
         except Exception as error:

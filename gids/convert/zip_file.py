@@ -1,4 +1,4 @@
-"""Zip files of a source: opened with a bound on their directory. Called by array_files and torch_file."""
+"""Opens zip files with a limit for their directory. Called by array_files, scipy_sparse and torch_file."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from gids.convert.damage import parsing, shown
 from gids.convert.source_file import open_file
 from gids.errors import FormatError
 
-MAX_DIRECTORY_BYTES = 8 << 20  # about 100,000 members, which take 100 MB of memory when listed
+MAX_DIRECTORY_BYTES = 8 << 20  # about 100,000 members, which need 100 MB of memory
 
 
 @contextlib.contextmanager
 def open_zip(path: Path, fault: str) -> Iterator[zipfile.ZipFile]:
-    """A zip file to read. fault: "is not a valid .npz file". Raises FormatError, also for what fails within.
+    """Open a zip file to read. fault: such as "is not a valid .npz file".
 
-    Two members of one name are refused.
+    Raises FormatError for damage, also within the block, and for two members of one name.
     """
     with open_file(path) as file, parsing(path, fault):
         with zipfile.ZipFile(cast(BinaryIO, _BoundedReads(file, path))) as archive:
             names = set()
             for name in archive.namelist():
                 if name in names:
-                    raise FormatError(f"{path} has two members called {shown(name)}")
+                    raise FormatError(f"{path} has two members {shown(name)}")
                 names.add(name)
             yield archive
 
 
 class _BoundedReads(io.BufferedIOBase):
-    """A file of which no read takes more than a zip file's directory may have."""
+    """A file with a limit for each read: the size of a zip file's directory."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self._file, self._path = file, path
@@ -44,8 +44,8 @@ class _BoundedReads(io.BufferedIOBase):
         )
         if len(data) > MAX_DIRECTORY_BYTES:
             raise FormatError(
-                f"{self._path} has a zip directory of more than {MAX_DIRECTORY_BYTES} bytes: "
-                "it has too many members, or is damaged"
+                f"{self._path} has too many members or is damaged: its zip directory has more than "
+                f"{MAX_DIRECTORY_BYTES} bytes"
             )
         return data
 

@@ -1,4 +1,4 @@
-"""CUDA devices: memory, streams, kernels compiled at run time, waits. See docs/cuda.md.
+"""CUDA devices: memory, streams, kernels compiled at run time, waits. See docs/internals/cuda.md.
 
 Callers write `from gids import cuda; cuda.open_device(...)`, so that tests can bring another device.
 """

@@ -1,4 +1,4 @@
-"""What the kernel counts for this process: memory, reads, CPU time. Called by epoch.py."""
+"""Memory, reads and CPU time of this process, as the kernel counts them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 
 def resident_bytes(field: str) -> int:
-    """A field of /proc/self/status: "VmRSS" now, "VmHWM" the peak, "RssAnon" and "RssShmem" parts."""
+    """A field of /proc/self/status: "VmRSS", its peak "VmHWM", or its parts "RssAnon" and "RssShmem"."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
 def device_bytes_read() -> int | None:
-    """Bytes fetched from devices for this process, the kernel's reading ahead included. None: hidden."""
+    """Bytes read from devices for this process, including the kernel's read-ahead. None if hidden."""
     try:
         fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     except OSError:  # some containers hide it
@@ -22,6 +22,6 @@ def device_bytes_read() -> int | None:
 
 
 def cpu_seconds() -> float:
-    """Of all threads, and of children that have ended, in user and system mode."""
+    """User and system time of all threads, and of children that have ended."""
     usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)

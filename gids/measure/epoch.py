@@ -1,13 +1,13 @@
-"""Train GraphSAGE for an epoch, with features read through gids or by stock DGL, and measure it.
+"""Train GraphSAGE for an epoch, with features read by gids or by stock DGL, and measure it.
 
-``python -m gids.measure.epoch`` is one side of a comparison in a process of its own (isolation.py).
-Both sides run this code: the same topology in memory, seeds, model, workers and threads. They differ in
-one place, ``_make_loader``: the ``gids=`` argument, or a memory-mapped array in ``g.ndata``.
+``python -m gids.measure.epoch`` is one side of a comparison, in its own process (isolation.py). Both sides
+run this code with the same topology in memory, seeds, model, workers and threads. They differ only in
+``_make_loader``: the ``gids=`` argument, or a memory-mapped array in ``g.ndata``.
 
-What is measured begins where memory is bounded and features are opened, and ends with the last training
-step. Importing, loading the topology and a few training steps on made-up features come before it: they also
-tell how much memory training needs besides features. Both sides keep a few rows of the same minibatches.
-These are compared with the source afterwards, when memory is not bounded any more.
+The measurement starts when memory is limited and the features are opened, and ends with the last training
+step. Before it come imports, loading the topology, and some training steps on made-up features, which measure
+the memory of training. Both sides keep some rows of the same minibatches. They are compared with the source
+after the measurement, without a memory limit.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from gids.sampler import Block
 from gids.store import FeatureStore, Table
 from gids.trace.timeline import Timeline
 
-TRIAL_BATCHES, TRIAL_S = 8, 5.0  # training steps on made-up features for each process, and when to stop them
+TRIAL_BATCHES, TRIAL_S = 8, 5.0  # trial training: steps per process, time limit
 MARGIN, MARGIN_BYTES = (
     0.25,
     16 << 20,
@@ -52,9 +52,9 @@ MARGIN, MARGIN_BYTES = (
 
 
 def run_epochs(config: EpochConfig) -> EpochResult:
-    """Train one side as config says. Blocks. Needs a process of its own for a cold start and a true peak.
+    """Train one side. Blocks. Needs a fresh process, for a cold start and a correct peak of memory.
 
-    Raises OSError when the memory limit cannot be set, and what the loader raises.
+    Raises OSError if the memory limit cannot be set, and the loader's errors.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -79,7 +79,7 @@ def run_epochs(config: EpochConfig) -> EpochResult:
     dgl.seed(config.seed)
     measured = _train(model, graph, train_ids, config, store, kept)
     if limit is not None:
-        limit_own_memory(None)  # or a side could be killed for what is not measured
+        limit_own_memory(None)  # the rest is not measured
     if config.side == "stock":
         measured["hit_ratio"] = _page_cache_hits(measured["read_bytes"], measured["rows"], table.row_bytes)
     val_accuracy = None
@@ -102,7 +102,7 @@ def run_epochs(config: EpochConfig) -> EpochResult:
 def _train(
     model: nn.Module, graph: Any, ids: Tensor, config: EpochConfig, store: FeatureStore, kept: KeptRows
 ) -> dict[str, Any]:
-    """What is measured: all from opening the features to the last step. Returns fields of EpochResult."""
+    """The measured part: from opening the features to the last step. Returns fields of EpochResult."""
     optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
     timeline = Timeline() if config.timeline else Timeline(most_events=0)
     waits = Waits(timeline, config.feature_key)
@@ -110,7 +110,7 @@ def _train(
     accuracies: list[float] = []
     rows, stopped = 0, False
     total = config.epochs * -(-len(ids) // config.batch_size)
-    Path("/proc/self/clear_refs").write_text("5")  # restarts the record of the peak
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     read_before, cpu_before, begun = device_bytes_read(), cpu_seconds(), time.perf_counter()
     with (
         _open_loader(graph, ids, config, store, waits) as loader,
@@ -132,7 +132,7 @@ def _train(
                 if stopped:
                     break
         seconds = time.perf_counter() - begun
-        gc.collect()  # ends the last iterator's workers, so that their CPU seconds count
+        gc.collect()  # ends the workers, so that their CPU time counts
         stats = _stats(loader)
         return {
             "seconds": seconds,
@@ -151,9 +151,9 @@ def _train(
 def _validate(
     model: GraphSage, graph: Any, ids: Tensor, config: EpochConfig, store: FeatureStore
 ) -> float | None:
-    """Over full neighbourhoods, from the dataset: alike on both sides, and nothing of it is timed.
+    """Accuracy with full neighbourhoods, from the dataset on both sides; not timed.
 
-    None when a node's whole neighbourhood takes more memory than there is.
+    None if a node's whole neighbourhood needs too much memory.
     """
 
     def layer(index: int, block: Block, h: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ def _validate(
 
 def _load_graph(source: Path) -> tuple[Any, dict[str, Tensor]]:
     indptr, indices = (torch.from_numpy(np.load(source / f"{name}.npy")) for name in ("indptr", "indices"))
-    # Only the format that sampling needs: with workers, DGL would make all that are allowed.
+    # Only the format for sampling: with workers, DGL makes all allowed formats.
     graph = dgl.graph(("csc", (indptr, indices, [])), num_nodes=len(indptr) - 1).formats("csc")
     graph.ndata["label"] = torch.from_numpy(np.load(source / "labels.npy"))
     splits = {name: torch.from_numpy(np.load(source / f"{name}_idx.npy")) for name in ("train", "val")}
@@ -206,12 +206,12 @@ def _open_loader(
         if config.side == "gids":
             loader.close()
         del loader
-        gc.collect()  # so that the next one does not find its memory taken
+        gc.collect()  # frees the memory for the next loader
 
 
 @contextmanager
 def _followed(loader: Any, timeline: Timeline, config: EpochConfig) -> Iterator[None]:
-    """Where a timeline is asked for: of gids' stages too. Written when the block ends, however it does."""
+    """Add gids' stages to the timeline, and write it when the block ends, also after an error."""
     if not config.timeline:
         yield
         return
@@ -224,7 +224,7 @@ def _followed(loader: Any, timeline: Timeline, config: EpochConfig) -> Iterator[
 
 
 def _make_loader(graph: Any, ids: Tensor, config: EpochConfig, store: FeatureStore, waits: Waits) -> Any:
-    """The two sides' only difference."""
+    """The only difference between the sides."""
     options: dict[str, Any] = {
         "batch_size": config.batch_size,
         "shuffle": True,
@@ -246,7 +246,7 @@ def _make_loader(graph: Any, ids: Tensor, config: EpochConfig, store: FeatureSto
 
 
 def _map_features(config: EpochConfig, *, random_access: bool) -> Any:
-    # "c" maps the file as "r" does, but torch warns of arrays that cannot be written.
+    # "c" maps the file like "r"; torch warns about arrays that cannot be written.
     features: Any
     if config.feature_file:
         shape = tuple(config.feature_shape)
@@ -259,7 +259,7 @@ def _map_features(config: EpochConfig, *, random_access: bool) -> Any:
 
 
 class Waits:
-    """What the training loop waited for between two steps, by stage."""
+    """Time between training steps, by stage."""
 
     def __init__(self, timeline: Timeline, feature_key: str) -> None:
         self._timeline, self._feature_key = timeline, feature_key
@@ -267,13 +267,13 @@ class Waits:
         self._stock_read_s = 0.0
 
     def of_next(self, loader: Any) -> Iterator[tuple[Tensor, Tensor, Tensor, Any]]:
-        """One epoch of (input nodes, their features, labels, blocks); the time to get each is added up."""
+        """Yield (input nodes, features, labels, blocks) of one epoch, and add up the time to get them."""
         begun = time.perf_counter_ns()
         for input_nodes, _, blocks in loader:
             x, labels = blocks[0].srcdata[self._feature_key], blocks[-1].dstdata["label"]
             self._took(begun)
             yield input_nodes, x, labels, blocks
-            del input_nodes, x, labels, blocks  # or a batch would live on while the next is made
+            del input_nodes, x, labels, blocks  # frees the minibatch before the next one is made
             begun = time.perf_counter_ns()
         self._took(begun)
 
@@ -283,7 +283,7 @@ class Waits:
         self._timeline.add("next minibatch", begun_ns, now)
 
     def watch_stock_reads(self) -> None:
-        """Time DGL's own fetching of columns: page faults and copying."""
+        """Measure how long DGL fetches columns: page faults and copying."""
         storage = dgl.storages.pytorch_tensor.PyTorchTensorStorage
         if hasattr(storage, "watched"):
             return
@@ -299,7 +299,7 @@ class Waits:
         storage.fetch = timed_fetch
 
     def stages(self, stats: dict[str, Any]) -> dict[str, float]:
-        """Seconds of "reading", "gather", "planning", and of "sampling": the rest of what next() took."""
+        """Seconds of "reading", "gather", "planning", and "sampling", which is the rest of next()."""
         seconds = stats.get("seconds")
         if seconds is None:
             stages = {"reading": self._stock_read_s, "gather": 0.0, "planning": 0.0}
@@ -309,21 +309,20 @@ class Waits:
 
 
 def _stats(loader: Any) -> dict[str, Any]:
-    """The statistics of the loader's gids part; nothing for stock DGL."""
+    """FeatureLoader.stats(); {} for stock DGL."""
     feature_loader = getattr(loader, "feature_loader", None)
     return dict(feature_loader.stats()) if feature_loader else {}
 
 
 def _headroom(model: GraphSage, graph: Any, ids: Tensor, config: EpochConfig, table: Table) -> int:
-    """Bytes that training takes at most besides features, for both sides alike; 0 without a memory limit.
+    """Peak memory of training without features, in bytes, the same for both sides; 0 without a limit.
 
-    Trains a copy of the model for a few steps, through DGL's loader, on made-up features. That also touches
-    the code and the memory that a step needs, before anything is measured.
+    Trains a copy of the model for some steps with DGL's loader on made-up features. This is also the warm-up.
     """
     with OwnPeak() if config.memory_bytes else nullcontext() as peak:
         _trial(deepcopy(model), graph, ids, config, table)
     gc.collect()  # ends the loader's workers
-    ctypes.CDLL(None).malloc_trim(0)  # what the trial left free would be a gift of unknown size
+    ctypes.CDLL(None).malloc_trim(0)  # return the memory that the trial freed
     if peak is None:
         return 0
     measured = max(0, peak.peak_bytes - own_memory_bytes())
@@ -360,7 +359,7 @@ def _accuracy(logits: Tensor, labels: Tensor) -> float:
 
 
 def _source_of(config: EpochConfig, table: Table) -> Callable[[Tensor], Tensor]:
-    """Single rows, by their ids."""
+    """Return a function that reads rows by id."""
     if not config.plain_rows:
         return table.read_rows
     features = torch.from_numpy(_map_features(config, random_access=True))
@@ -372,7 +371,7 @@ def _difference(after: int | None, before: int | None) -> int | None:
 
 
 def _page_cache_hits(read_bytes: int | None, rows: int, row_bytes: int) -> float | None:
-    """The share of pages that stock found in the page cache, where rows are whole pages."""
+    """The share of pages that stock found in the page cache, if rows are whole pages."""
     if read_bytes is None or row_bytes % mmap.PAGESIZE:
         return None
     return max(0.0, 1 - read_bytes / (rows * row_bytes))

@@ -1,8 +1,8 @@
 """Fresh processes with a cold page cache and bounded memory: the same for both sides of a comparison.
 
-A process that maps a file keeps its pages in the page cache, hence a new process for every run. The page
-cache is emptied per file (``gids.io.drop_page_cache``), which needs no privilege. Memory is bounded by a
-control group (memory_group.py). Called by the quickstart and the benchmarks. Knows nothing of graphs.
+Each run needs a new process, because a process that maps a file keeps its pages in the page cache. The page
+cache is emptied per file (``gids.io.drop_page_cache``), which needs no privilege. A control group
+(memory_group.py) limits the memory. Called by the quickstart and the benchmarks. Knows nothing of graphs.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ import numpy as np
 from gids.measure.memory_group import MemoryGroup
 from gids.sizes import format_bytes
 
-_PROGRESS, _ANSWER = "progress: ", "answer: "  # begin a fresh process's lines for run_fresh
-_ENVIRONMENT = {  # what the user has set wins
-    "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait leave their core to those that work
-    "MALLOC_ARENA_MAX": "2",  # else each thread keeps freed memory of its own
+_PROGRESS, _ANSWER = "progress: ", "answer: "  # prefixes of the lines for run_fresh
+_ENVIRONMENT = {  # the user's own settings win
+    "OMP_WAIT_POLICY": "PASSIVE",  # waiting threads give up their core
+    "MALLOC_ARENA_MAX": "2",  # or each thread keeps freed memory
 }
 
 
 class FreshProcessError(ChildProcessError):
-    """A measured process failed. The message holds its last words; reason is short, for `NAME {reason}`."""
+    """A measured process failed. The message has its last output; reason is short, for `NAME {reason}`."""
 
     def __init__(self, message: str, reason: str = "") -> None:
         super().__init__(message)
@@ -42,11 +42,11 @@ class FreshProcessError(ChildProcessError):
 
 
 class FreshProcessTimeout(FreshProcessError):
-    """A measured process took too long, and was killed."""
+    """A measured process took too long and was killed."""
 
 
 class FreshProcessOutOfMemory(FreshProcessError):
-    """The kernel killed a measured process, or a child of it, for want of memory."""
+    """The kernel killed a measured process, or a child of it, because memory ran out."""
 
 
 def run_fresh(
@@ -57,18 +57,18 @@ def run_fresh(
     timeout_s: float = 3600,
     progress: Callable[[float], None] | None = None,
 ) -> dict[str, Any]:
-    """Run ``python -m module`` in a new process; give it config as JSON and return the JSON that it answers.
+    """Run ``python -m module`` in a new process, send it config as JSON, and return its answer, also JSON.
 
     The process calls ``serve``. progress(share) is called when it calls ``report_progress``. Blocks. On any
-    exception here, Ctrl-C included, the process and its children are killed. Raises FreshProcessError when it
-    fails or answers nothing; of its kinds FreshProcessTimeout when it takes too long, and
-    FreshProcessOutOfMemory when the kernel kills a process of the group.
+    exception, Ctrl-C included, the process and its children are killed. Raises FreshProcessError if it fails
+    or does not answer: FreshProcessTimeout if it takes too long, FreshProcessOutOfMemory if the kernel kills
+    a process of the group.
 
-    Both sides of a comparison have the same two arenas of malloc and no transparent huge pages: these would
-    take up to a third of the memory more, on some machines and not on others.
+    Processes use two malloc arenas and no transparent huge pages, which take up to a third more memory on
+    some machines.
     """
     launcher = str(Path(__file__).with_name("launcher.py"))
-    # -P: not the gids of the current directory
+    # -P: do not import gids from the current directory
     command = [sys.executable, "-I", "-S", launcher, "-P", "-m", module]
     kills_before = group.kills() if group else 0
     with subprocess.Popen(
@@ -89,7 +89,7 @@ def run_fresh(
             timed_out = not alarm.is_alive()
         finally:
             alarm.cancel()
-            _kill(process)  # whatever it started as well
+            _kill(process)  # and its children
     if result is not None and process.returncode == 0:
         return result
     out_of_memory = group is not None and group.kills() > kills_before
@@ -121,7 +121,7 @@ def _failure(
 def _converse(
     process: subprocess.Popen[str], config: Mapping[str, Any], progress: Callable[[float], None] | None
 ) -> tuple[dict[str, Any] | None, list[str]]:
-    """The process's answer, if it gave one, and the last of what else it wrote."""
+    """Return the process's answer, or None, and the last lines of its other output."""
     assert process.stdin
     assert process.stdout
     words: deque[str] = deque(maxlen=20)
@@ -140,9 +140,9 @@ def _converse(
 
 
 def serve(work: Callable[[dict[str, Any]], Mapping[str, Any]]) -> int:
-    """The other end of run_fresh, in the process that it started: answer with what work(config) returns.
+    """Answer run_fresh with the result of work(config). Called in the process that run_fresh started.
 
-    An exception becomes one line. Returns the exit status.
+    Prints an exception as one line. Returns the exit status.
     """
     try:
         print(_ANSWER + json.dumps(dict(work(json.load(sys.stdin)))), flush=True)
@@ -155,7 +155,7 @@ def serve(work: Callable[[dict[str, Any]], Mapping[str, Any]]) -> int:
 
 
 def report_progress(share: float) -> None:
-    """Tell run_fresh how far the work is, 0 to 1."""
+    """Send run_fresh the share of the work done, 0 to 1."""
     print(f"{_PROGRESS}{share:.4f}", flush=True)
 
 
@@ -174,14 +174,14 @@ def cached_share(path: str | os.PathLike[str]) -> float:
         start = np.frombuffer(mapped, np.uint8)
         address, length = ctypes.c_void_p(start.ctypes.data), ctypes.c_size_t(size)
         code = ctypes.CDLL(None, use_errno=True).mincore(address, length, ctypes.c_void_p(pages.ctypes.data))
-        del start  # or the map could not be closed
+        del start  # an open array keeps the map open
     if code != 0:
         raise OSError(ctypes.get_errno(), "mincore failed", os.fspath(path))
     return float((pages & 1).mean())
 
 
 def read_ahead_bytes(path: str | os.PathLike[str]) -> int | None:
-    """What the kernel reads around a missing page of a mapped file, unless advised. None: unknown."""
+    """Bytes that the kernel reads around a missing page of a mapped file by default. None: unknown."""
     device = os.stat(path).st_dev
     try:
         text = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb").read_text()

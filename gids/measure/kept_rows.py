@@ -1,4 +1,4 @@
-"""Rows that a side handed over, and whether they equal the source's. Called by epoch.py."""
+"""Checks that rows of a side equal the source. Called by epoch.py."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _THREADS = 16
 
 
 class KeptRows:
-    """Rows that were handed over, 64 of a minibatch, to be compared with the source at the end.
+    """Keeps 64 rows of each minibatch, to compare them with the source after the training.
 
-    Of long trainings, fewer rows and not of every minibatch, 32 MiB at most. All memory is taken here.
+    In a long training it keeps fewer rows, and not of every minibatch: 32 MiB at most, allocated here.
     """
 
     def __init__(self, batches: int, table: Table) -> None:
@@ -42,8 +42,9 @@ class KeptRows:
         self._batches += 1
 
     def compare(self, source: Callable[[Tensor], Tensor], *, seconds: float = _COMPARE_S) -> tuple[int, int]:
-        """The number of rows compared with the source's, and of those that differ, bit for bit: so a NaN
-        equals itself, and -0.0 is not 0.0. Ends after about so many seconds, as a busy disk would take long.
+        """Return (rows compared, rows that differ). Compares bits: NaN equals NaN, and -0.0 differs from 0.0.
+
+        Stops after about `seconds`, because a busy disk may take long.
         """
         begun = time.perf_counter()
 
@@ -58,6 +59,6 @@ class KeptRows:
         places = [
             slice(start, min(start + _KEPT_ROWS, self._count)) for start in range(0, self._count, _KEPT_ROWS)
         ]
-        with ThreadPoolExecutor(_THREADS) as pool:  # page faults at once
+        with ThreadPoolExecutor(_THREADS) as pool:  # for page faults in parallel
             found = list(pool.map(wrong_of, places))
         return sum(compared for compared, _ in found), sum(wrong for _, wrong in found)

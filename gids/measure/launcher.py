@@ -1,7 +1,7 @@
-"""What isolation.py runs first in a fresh process: turn huge pages off, then become ``python ARGUMENTS``.
+"""Turns huge pages off and then runs ``python ARGUMENTS``. isolation.py starts fresh processes with it.
 
-The setting stays after exec and in child processes, so it holds before anything is allocated. Run by its
-path, without gids or site packages: imports the standard library alone.
+The setting survives exec and is inherited by child processes. Run by its path, without gids or site packages:
+it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _PR_SET_THP_DISABLE = 41
 
 def main() -> None:
     numbers = [ctypes.c_ulong(number) for number in (1, 0, 0, 0)]
-    ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, *numbers)  # where it is refused, huge pages stay
+    ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, *numbers)  # if refused, huge pages stay on
     os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 
 

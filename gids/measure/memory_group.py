@@ -1,7 +1,7 @@
-"""Memory control groups (v1 or v2): bound the memory of a process and its children, and measure it.
+"""Memory control groups (v1 or v2): limit the memory of a process and its children, and measure it.
 
-A group counts the page cache too, which an rlimit would not. To make one usually needs root. Used by
-isolation.py, and by the processes that it starts. Knows nothing of graphs.
+Unlike an rlimit, a group counts the page cache too. Making one usually needs root. Called by isolation.py and
+by the processes that it starts. Knows nothing of graphs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-_GROUP_VARIABLE = "GIDS_MEMORY_GROUP"  # tells a process in which group it was started
+_GROUP_VARIABLE = "GIDS_MEMORY_GROUP"  # the group in which a process was started
 _NO_LIMIT = 1 << 60  # v1 reports a missing limit as a number near 2**63
 _SAMPLE_S = 0.003
 
@@ -21,8 +21,8 @@ _SAMPLE_S = 0.003
 class MemoryGroup:
     """A memory control group below this process's own, for the processes that ``command`` starts.
 
-    A context manager that removes the group; its processes must be gone by then. Raises OSError where the
-    kernel or the rights to make a group are missing.
+    A context manager that removes the group; its processes must have ended by then. Raises OSError if the
+    kernel has no memory controller, or the user may not make a group.
     """
 
     def __init__(self, name: str) -> None:
@@ -30,27 +30,27 @@ class MemoryGroup:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What a process in the group needs in its environment for the functions below."""
+        """Environment variables for a process in the group that calls the functions below."""
         return {_GROUP_VARIABLE: str(self.path)}
 
     def command(self, command: list[str]) -> list[str]:
-        """A command that joins the group and then becomes ``command``: so all its memory is counted."""
+        """A command that joins the group and then runs ``command``, so that all its memory counts."""
         return ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.path / "cgroup.procs"), *command]
 
     def limit_bytes(self) -> int | None:
-        """The limit that is set now; None where there is none."""
+        """The current limit; None if there is none."""
         text = _first(self.path, "memory.max", "memory.limit_in_bytes").read_text().strip()
         return None if text == "max" or int(text) >= _NO_LIMIT else int(text)
 
     def kills(self) -> int:
-        """Number of the group's processes that the kernel has killed for want of memory."""
+        """Number of processes of the group that the kernel killed because memory ran out."""
         return _fields(_first(self.path, "memory.events", "memory.oom_control")).get("oom_kill", 0)
 
     def __enter__(self) -> MemoryGroup:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for _attempt in range(50):  # the kernel lets go of a group shortly after its last process
+        for _attempt in range(50):  # the kernel frees a group shortly after its last process ends
             try:
                 self.path.rmdir()
                 return
@@ -59,9 +59,9 @@ class MemoryGroup:
 
 
 def limit_own_memory(limit_bytes: int | None) -> None:
-    """Bound the memory, page cache included, of the MemoryGroup that this process was started in.
+    """Limit the memory, page cache included, of the MemoryGroup in which this process was started.
 
-    None removes the limit. Raises OSError when the kernel cannot shrink the group to the limit.
+    None removes the limit. Raises OSError if the kernel cannot shrink the group to the limit.
     """
     file = _first(_own_group(), "memory.max", "memory.limit_in_bytes")
     unlimited = "max" if file.name == "memory.max" else "-1"
@@ -69,7 +69,7 @@ def limit_own_memory(limit_bytes: int | None) -> None:
 
 
 def own_memory_bytes() -> int:
-    """Memory that this process's MemoryGroup has in use, without the pages of files: those can be dropped."""
+    """Memory in use by this process's MemoryGroup, without pages of files, which can be dropped."""
     group = _own_group()
     used = int(_first(group, "memory.current", "memory.usage_in_bytes").read_text())
     fields = _fields(group / "memory.stat")
@@ -79,7 +79,7 @@ def own_memory_bytes() -> int:
 
 
 class OwnPeak:
-    """The most that own_memory_bytes() reports while this context manager is entered, in `peak_bytes`."""
+    """A context manager: `peak_bytes` is the greatest own_memory_bytes() while it is entered."""
 
     def __init__(self) -> None:
         self.peak_bytes = 0
@@ -110,7 +110,7 @@ def _first(group: Path, version_2: str, version_1: str) -> Path:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """Lines of a name and a number."""
+    """Parse lines of a name and a number."""
     return {name: int(value) for name, value in map(str.split, path.read_text().splitlines())}
 
 
@@ -121,7 +121,7 @@ def _make_group(name: str) -> Path:
         if kind == "cgroup" and "memory" in options.split(",") and "memory" in own:
             return _make_below(_inside(mount, own["memory"]), name)
     for _, mount, kind, *_ in mounts:
-        # In v2 a group with processes has no controlled children, so ours may have to be a cousin of our own.
+        # In v2 a group with processes has no controlled children, so this group may need to be in a parent.
         if kind == "cgroup2" and "" in own:
             start = _inside(mount, own[""])
             for parent in (start, *start.parents):
@@ -129,14 +129,14 @@ def _make_group(name: str) -> Path:
                     break
                 if "memory" in (parent / "cgroup.subtree_control").read_text().split():
                     return _make_below(parent, name)
-    raise OSError(0, "the kernel offers no memory controller here")
+    raise OSError(0, "the kernel has no memory controller here")
 
 
 def _make_below(parent: Path, name: str) -> Path:
-    """Under a new name: a group of an earlier run may still be there."""
+    """Use a new name: a group of an earlier run may still exist."""
     return Path(tempfile.mkdtemp(prefix=f"{name}-{os.getpid()}-", dir=parent))
 
 
 def _inside(mount: str, group: str) -> Path:
     path = Path(mount) / group.lstrip("/")
-    return path if path.is_dir() else Path(mount)  # in a container the mount may be our own group already
+    return path if path.is_dir() else Path(mount)  # in a container the mount may be the own group

@@ -13,7 +13,7 @@ import dgl
 
 
 class SageLayer(nn.Module):
-    """GraphSAGE with the mean: W x + V mean(neighbors' x). SAGEConv copies its input, for a dropout of 0."""
+    """GraphSAGE with the mean: W x + V mean(neighbors' x). Unlike SAGEConv it does not copy x."""
 
     def __init__(self, in_dim: int, out_dim: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class SageLayer(nn.Module):
 
 
 class GraphSage(nn.Module):
-    """As many layers as there are fanouts."""
+    """One layer per fanout."""
 
     def __init__(self, in_dim: int, hidden: int, classes: int, layer_count: int) -> None:
         super().__init__()
@@ -43,6 +43,6 @@ class GraphSage(nn.Module):
         return x
 
     def layer(self, depth: int, block: Any, x: Tensor) -> Tensor:
-        """One layer, from the rows that the one before it gave."""
+        """Apply one layer to the output of the previous layer."""
         result: Tensor = self.layers[depth](block, x if depth == 0 else torch.relu(x))
         return result

@@ -1,7 +1,7 @@
-"""One side of a comparison: what it is asked, what it measured, and how it is run.
+"""One side of a comparison: its configuration, its result, and how to run it.
 
 ``run_side`` runs epoch.py in a fresh process with a cold page cache and bounded memory. Called by the
-quickstart and by benchmarks. Imports neither torch nor DGL, so that the caller stays small.
+quickstart and by benchmarks. Imports neither torch nor DGL, so that the caller needs little memory.
 """
 
 from __future__ import annotations
@@ -23,26 +23,25 @@ from gids.measure.memory_group import MemoryGroup
 from gids.sizes import format_bytes
 
 _MODULE = "gids.measure.epoch"
-_SPARE_BYTES = 256 << 20  # more headroom, where the measured one did not suffice
+_SPARE_BYTES = 256 << 20  # added to the headroom if the measured one is too small
 
 
 @dataclass(frozen=True)
 class EpochConfig:
-    """What one side does. Plain values only: it travels as JSON.
+    """The configuration of one side. It is sent as JSON, so it has plain values only.
 
-    side: "gids" or "stock". source: the directory of .npy files. dataset: what ``gids convert`` made of it.
-    batches: minibatches to train on in each epoch. val_nodes: nodes of the split to validate on, over full
-    neighbourhoods, from the dataset on both sides. memory_bytes: what both may use for features, page cache
-    included; 0: any amount. headroom_bytes: what they may use besides, from the moment when features are
-    opened, in addition to what they use already; 0: as much as a trial of training was measured to need.
-    spare_bytes: to be added to either. gids_memory_bytes, window: the gids loader's. random_access: tell the
-    kernel not to read ahead in stock's map (MADV_RANDOM). threads: OpenMP threads of the training process; 0:
-    DGL's and torch's defaults. most_seconds: stop after the minibatch in which they have passed; 0: never.
-    timeline: a file to write the training's Timeline to, or "".
-    allow_dirs: where shards may lie outside the dataset. shards: which do. feature_key: the features' name in
-    it. feature_file, feature_shape, feature_dtype: a file of plain rows for the source's feat.npy, such as
-    the one shard of a table. plain_rows: whether there is one or the other; else only gids can run,
-    and its rows are compared with those that the table gives.
+    side: "gids" or "stock". source: the directory of .npy files. dataset: the same data, converted by gids.
+    batches: minibatches per epoch. val_nodes: nodes of the validation split to validate on, with full
+    neighbourhoods, read from the dataset on both sides. memory_bytes: memory for features, page cache
+    included; 0: no limit. headroom_bytes: memory for everything else from the opening of the features on,
+    besides what is in use then; 0: as much as a trial training needs. spare_bytes: added to the headroom.
+    gids_memory_bytes, window: for the loader of gids. random_access: map stock's features with MADV_RANDOM,
+    without read-ahead. threads: OpenMP threads; 0: the defaults of DGL and torch. most_seconds: stop after
+    the minibatch in which they have passed; 0: no limit. timeline: a file for the training's Timeline, or "".
+    allow_dirs, shards: the allowed directories and the shards outside the dataset. feature_key: the features'
+    name in the dataset. feature_file, feature_shape, feature_dtype: a file of plain rows to use instead of
+    the source's feat.npy, such as the only shard of a table. plain_rows: False if there is neither; then only
+    gids can run, and its rows are compared with the table.
     """
 
     side: str
@@ -77,16 +76,16 @@ class EpochConfig:
 
 @dataclass
 class EpochResult:
-    """What one side measured. Seconds are of the wall clock unless named otherwise.
+    """The result of one side. Seconds are wall-clock time, except cpu_seconds.
 
-    stages: "sampling", "reading" (waiting for features; for stock, copying them too), "gather" (copying),
-    "planning", "training". rows: feature rows handed to the model. read_bytes: from the device; None where
-    the kernel does not tell. hit_ratio: of pages, in gids' cache or for stock in the page cache; None where
-    nothing tells. train_accuracy: over the second half of the minibatches; None if it was stopped early.
-    base_rss_bytes: before features were opened. peak_rss_bytes: the greatest after.
-    memory_limit_bytes: of the whole process, of which headroom_bytes were for training itself. compared_rows,
-    wrong_rows: rows compared with the source, and those of them that differ. cached_before: the share of
-    the features in the page cache at the start. loader: the statistics of gids.
+    stages: seconds of "sampling", "reading" (waiting for features; for stock also copying them), "gather"
+    (copying), "planning", "training". rows: feature rows that the model got. read_bytes: from the device;
+    None if the kernel does not report it. hit_ratio: of pages, in gids' cache, or in the page cache for
+    stock; None if unknown. train_accuracy: over the second half of the minibatches; None if stopped early.
+    base_rss_bytes: before the features were opened. peak_rss_bytes: the peak after that. memory_limit_bytes:
+    of the process, including headroom_bytes. compared_rows, wrong_rows: rows compared with the source, and
+    rows that differ. cached_before: the share of the features in the page cache at the start. loader:
+    FeatureLoader.stats() of gids.
     """
 
     side: str
@@ -120,14 +119,14 @@ def run_side(
     timeout_s: float = 3600,
     progress: Callable[[float], None] | None = None,
 ) -> EpochResult:
-    """Run one side in a fresh process, its files not in the page cache, its memory bounded as config says.
+    """Run one side in a fresh process, with its files dropped from the page cache and with bounded memory.
 
-    limited: False leaves memory unbounded, for where ``why_no_limit`` says that it cannot be bounded.
-    progress(share done) is called as training goes. Blocks. Raises FreshProcessError, FreshProcessTimeout
-    (after timeout_s), OSError. Where the page cache may not be emptied, cached_before tells.
+    limited: False does not limit memory, for systems where ``why_no_limit`` returns a reason. progress(share)
+    is called during the training. Blocks. Raises FreshProcessError, FreshProcessTimeout (after timeout_s),
+    OSError. cached_before shows if the page cache could not be emptied.
     """
     for path in (config.source, config.dataset, *config.shards):
-        with suppress(OSError):  # EpochResult.cached_before tells what stays
+        with suppress(OSError):  # EpochResult.cached_before shows the rest
             drop_page_cache(path)
     values = asdict(config)
     if not limited:
@@ -138,10 +137,10 @@ def run_side(
 
 
 def run_gids(config: EpochConfig, *, say: Callable[[str], None], **options: Any) -> EpochResult:
-    """run_side for the side of gids. Where memory does not suffice, once more with more headroom.
+    """Call run_side for the side gids. If memory runs out, call it again with more headroom.
 
-    say(sentence) is called then. options: those of run_side. The result's headroom_bytes is what the other
-    sides should have, too. Raises FreshProcessError with what to do.
+    say(sentence) is called in that case. options: those of run_side. Give the result's headroom_bytes to the
+    other sides too. Raises FreshProcessError with advice.
     """
     try:
         try:
@@ -158,10 +157,7 @@ def run_gids(config: EpochConfig, *, say: Callable[[str], None], **options: Any)
 
 
 def run_other(name: str, config: EpochConfig, **options: Any) -> EpochResult | str:
-    """run_side for a side that gids is compared with. A failure is no error, but returned as a sentence.
-
-    options: those of run_side.
-    """
+    """Call run_side for another side. Returns a sentence if it fails. options: those of run_side."""
     try:
         return run_side(config, **options)
     except FreshProcessError as error:
@@ -171,10 +167,10 @@ def run_other(name: str, config: EpochConfig, **options: Any) -> EpochResult | s
 
 
 def why_no_limit() -> str:
-    """Why ``run_side`` cannot bound memory here; empty when it can."""
+    """Why ``run_side`` cannot limit memory here; "" if it can."""
     try:
         with MemoryGroup("gids-quickstart") as group:
             joined = subprocess.run(group.command(["true"]), capture_output=True).returncode == 0
-            return "" if joined else "no right to join a memory control group"
+            return "" if joined else "no permission to join a memory control group"
     except OSError as error:
         return f"no memory control group: {error.strerror or error}"

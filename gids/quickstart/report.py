@@ -1,4 +1,4 @@
-"""What people read: the table of results, the code to write. Called by the quickstart and bench/epoch.py."""
+"""The output: the table, the verdict and example code. Called by gids.cli.quickstart and bench/epoch.py."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ for input_nodes, output_nodes, blocks in loader: ...  # blocks[0].srcdata["feat"
 
 
 def table(columns: Sequence[tuple[str, EpochResult]]) -> str:
-    """A column for each (title, result): seconds by stage, then the rest. Empty lines are left out."""
+    """A column per (title, result): seconds by stage, then the rest. Empty lines are omitted."""
     stages = [
         (title, [_seconds(result.stages[stage]) for _, result in columns]) for stage, title in _STAGES.items()
     ]
@@ -61,20 +61,20 @@ def table(columns: Sequence[tuple[str, EpochResult]]) -> str:
 
 
 def column_title(side: str, result: EpochResult, total: int) -> str:
-    """total: the minibatches that were asked for."""
+    """total: the minibatches of the whole training."""
     title = "no advice" if side == PLAIN else NAMES[side]
     return title if result.batches == total else f"{title}, {result.batches} of {total}"
 
 
 def speed_up(ours: EpochResult, other: EpochResult) -> float:
-    """By seconds where both trained on as many minibatches, else by rows per second."""
+    """Compare seconds if both trained on the same minibatches, else rows per second."""
     if ours.batches == other.batches:
         return other.seconds / ours.seconds
     return ours.rows_per_s / other.rows_per_s
 
 
 def verdict(comparison: Comparison, total: int) -> str:
-    """Sentences: how much faster gids is, which sides were stopped early, and what became of the others."""
+    """Sentences: how much faster gids is, which sides were stopped, and why others are missing."""
     results = comparison.results
     ours, sentences = results[OURS], []
     if STOCK in results:
@@ -109,5 +109,5 @@ def _share(value: float | None) -> str:
 
 
 def example(path: str, fanouts: Sequence[int], batch_size: int) -> str:
-    """The six lines that read a homogeneous dataset's features through gids."""
+    """Code that loads the features of a homogeneous dataset with gids."""
     return _EXAMPLE.format(path=path, fanouts=list(fanouts), batch_size=batch_size)

@@ -1,4 +1,4 @@
-"""Lines on standard error about the steps of a long command. Called by the quickstart."""
+"""Progress of a long command on standard error. Called by the quickstart."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import sys
 import threading
 import time
 
-_REFRESH_S, _LINE_S = 1.0, 10.0  # how often a terminal is refreshed, how often a file gets a line
+_REFRESH_S, _LINE_S = 1.0, 10.0  # how often a terminal is updated; how often a file gets a line
 
 
 class Step:
-    """A context manager. On a terminal one line: the share done and the seconds, then the seconds it took.
+    """A context manager. On a terminal it updates one line with the share done and the seconds.
 
-    Elsewhere a line at the start, one every ten seconds, and one at the end. `show` and `say` may be called
+    Elsewhere it prints a line at the start, every ten seconds, and at the end. `show` and `say` may be called
     from any thread.
     """
 
@@ -27,11 +27,11 @@ class Step:
         self._ticker = threading.Thread(target=self._tick, name="gids-step", daemon=True)
 
     def show(self, share: float, what: str = "") -> None:
-        """The share done, 0 to 1, and of what."""
+        """Set the share done, 0 to 1, and the name of the work."""
         self._done = f"{what} {share:.0%}".strip()
 
     def say(self, sentence: str) -> None:
-        """Print a sentence about the step, when it ends. Nothing for an empty one."""
+        """Print a sentence when the step ends. An empty one prints nothing."""
         if sentence:
             self._said.append(sentence)
 

@@ -109,7 +109,7 @@ class LayeredSampler(ABC):
         thread makes whole minibatches, where sample() has all threads work on one: faster with two threads
         and more, while as many minibatches of scratch memory as there are threads are kept (``nbytes``). With
         less than one minibatch for two threads, and on a device, they are sampled one after the other. The
-        matrix formulation of bulk sampling (Tripathy et al., MLSys 2024); see docs/sampler.md.
+        matrix formulation of bulk sampling (Tripathy et al., MLSys 2024); see docs/internals/sampling.md.
 
         Blocks, and raises, as sample() does: what the first step that fails raises, its message beginning
         with ``step N:``; no minibatch is returned then.

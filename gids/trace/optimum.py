@@ -1,8 +1,8 @@
-"""The most that any cache could hit: Belady's MIN, at the granularity of minibatches, with bypass.
+"""Belady's MIN: the greatest number of hits of any cache, per minibatch, with bypass.
 
-A minibatch's pages are wanted together; those that are held when it comes are hits. What is held afterwards
-is the best choice among what was held and the minibatch's own pages, for whoever knows the future. The
-planner's policies choose under the same rule, so none can hit more. Called by hit_ratio.py and advise.py.
+The pages of a minibatch that are in the cache when it comes are hits. After it, MIN keeps the best choice of
+the pages in the cache and the pages of the minibatch, knowing the future. The policies of gids choose under
+the same rule, so none can hit more. Called by gids.bench.case.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy.typing as npt
 from gids import _core
 
 Pages = npt.NDArray[np.int64]
-_IN_MEMORY = 1 << 24  # pages of a trace whose next uses are kept in memory; of longer ones, in a file
+_IN_MEMORY = 1 << 24  # pages of a trace; the next uses of longer traces are kept in a file
 
 
 class Batches(Protocol):
-    """What MIN needs of a trace: gids.trace.Trace has it, and BatchList."""
+    """The part of a trace that MIN needs: a gids.trace.Trace or a BatchList."""
 
     @property
     def batch_count(self) -> int: ...
@@ -32,7 +32,7 @@ class Batches(Protocol):
 
 @dataclass
 class BatchList:
-    """A trace of one table in memory. batches: int64[n] each, a page at most once in each."""
+    """A trace of one table in memory. batches: int64[n] each, distinct pages."""
 
     batches: Sequence[Pages]
 
@@ -54,8 +54,8 @@ def _ignore() -> None:
 class Optimum:
     """MIN over one table of a trace, for caches of any size.
 
-    Built in one pass over the trace from its end: 4 B per page of the table, and 4 B per page of each
-    minibatch (in a temporary file where these are many). check: called for each minibatch; may raise.
+    Built in one backward pass over the trace. Needs 4 B per page of the table and 4 B per page of each
+    minibatch (in a temporary file for long traces). check: called for each minibatch; may raise.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Optimum:
         if total <= _IN_MEMORY:
             self._next = np.empty(total, np.uint32)
         else:
-            with tempfile.TemporaryFile() as file:  # gone when its map is
+            with tempfile.TemporaryFile() as file:  # deleted with its map
                 self._next = np.memmap(file, np.uint32, "w+", shape=(total,))
         following = np.full(page_count, batches, np.uint32)
         for batch in range(batches - 1, -1, -1):
@@ -78,10 +78,10 @@ class Optimum:
             following[pages] = batch
 
     def hits(self, lines: int, *, warm: int = 0) -> Pages:
-        """How many pages of each minibatch MIN hits: int64[batch_count].
+        """The number of pages of each minibatch that MIN hits: int64[batch_count].
 
-        warm: where counting begins. Until that minibatch nothing is dropped, so that from there on no cache
-        that began empty can hit more, whatever it gave up before.
+        warm: the minibatch where counting starts. Before it no page is evicted, so that from there on no
+        cache that started empty can hit more.
         """
         hits = np.empty(len(self._ends) - 1, np.int64)
         _core.min_hits(self._next, self._ends, lines, warm, hits)

@@ -1,4 +1,4 @@
-"""Records what a FeatureLoader's cache is asked for: ``with record(loader, "run.trace"): train(loader)``.
+"""Records the pages that a FeatureLoader's cache reads: ``with record(loader, "run.trace"): train(loader)``.
 
 Recording changes no rows. It writes 4 bytes per page of each minibatch.
 """
@@ -40,22 +40,21 @@ class HasFeatureLoader(Protocol):
 def record(
     loader: FeatureLoader | HasFeatureLoader, path: str | os.PathLike[str], *, rows: bool = False
 ) -> Iterator[None]:
-    """Write to path, while the block runs, what a loader's cache is asked for; gids.trace.Trace reads it.
+    """Record the pages that a loader's cache reads, while the block runs, to path. gids.trace.Trace reads it.
 
-    loader: a gids.FeatureLoader, gids.NodeLoader or gids.dgl.DataLoader that has not handed out anything yet,
-    so that the trace begins with an empty cache. rows: write down ids of rows, in place of pages and of what
-    the cache did with them: what `gids convert --order trace:FILE` takes. Any number of epochs; streams that
-    read through (a validation in mid-epoch) leave no mark and are not recorded. When the block ends by an
-    exception, the trace holds what happened before; without a minibatch there is no file. An OSError while
-    writing is logged, and ends the recording. Raises ValueError for a loader that has a cache already, or
-    loads no features; OSError for the path.
+    loader: a gids.FeatureLoader, gids.NodeLoader or gids.dgl.DataLoader before its first minibatch, so that
+    the trace starts with an empty cache. rows: record ids of rows instead of pages, for
+    `gids convert --order trace:FILE`. Records any number of epochs, but not streams that read through the
+    cache (a validation in mid-epoch). After an exception the trace holds what happened before it; without a
+    minibatch no file is written. An OSError while writing is logged and ends the recording. Raises ValueError
+    if the loader has a cache already, or loads no features; OSError if path cannot be written.
     """
     features = loader if isinstance(loader, FeatureLoader) else loader.feature_loader
     if features is None:
-        raise ValueError("this loader loads no features: there is nothing to record")
+        raise ValueError("this loader loads no features, so there is nothing to record")
     if features.stats()["tables"]:
-        raise ValueError("this loader has a cache already: begin to record before its first minibatch")
-    with open(path, "wb"):  # where nothing can be written, that is said now and not at the first minibatch
+        raise ValueError("this loader has a cache already: start recording before its first minibatch")
+    with open(path, "wb"):  # raises now, not at the first minibatch
         pass
     recorder = _Recorder(features, path, rows)
     try:
@@ -66,12 +65,12 @@ def record(
 
 
 class _Recorder(Observer):
-    """Writes down what a loader's cache is asked for. Knows no more of the loader than its observers do."""
+    """Writes a trace of a loader's cache."""
 
     def __init__(self, loader: FeatureLoader, path: str | os.PathLike[str], rows: bool) -> None:
         self._loader = loader
         self._path, self._rows_only = path, rows
-        self._orders = [None if rows else t.order for t in loader.tables]  # where each table's rows lie
+        self._orders = [None if rows else t.order for t in loader.tables]  # positions of each table's rows
         self._tables: list[TracedTable] = []
         self._marks: list[npt.NDArray[np.uint32]] = []
         self._mark = 0
@@ -117,7 +116,7 @@ class _Recorder(Observer):
         self._write_done(TraceWriter.retire)
 
     def finish(self) -> None:
-        """Write the end of the trace; without a minibatch remove the file."""
+        """Write the end of the trace; without a minibatch, remove the file."""
         if not self._tables:
             if os.path.isfile(self._path):
                 os.unlink(self._path)
@@ -126,19 +125,19 @@ class _Recorder(Observer):
         self._write(lambda writer: writer.finish(counters))
 
     def _write_done(self, write: Callable[[TraceWriter], None]) -> None:
-        """What the cache has done; a trace of rows does not say it."""
+        """Write an event of the cache; a trace of rows has none."""
         if not self._rows_only:
             self._write(write)
 
     def _write(self, write: Callable[[TraceWriter], None]) -> None:
-        """A full disk ends the recording, and not the training."""
+        """A full disk ends the recording, but not the training."""
         if self._writer is None:
             return
         try:
             write(self._writer)
         except OSError as error:
-            log.error("the trace of this run ends here, incomplete: %s", error)
-            with suppress(OSError):  # what is still in its buffer fails likewise
+            log.error("recording stopped, and the trace is incomplete: %s", error)
+            with suppress(OSError):  # writing the buffer fails too
                 self._writer.abandon()
             self._writer = None
 

@@ -1,6 +1,6 @@
-"""Replays a trace against a cache of any size, policy and window: metadata only, no features and no disk.
+"""Replays a trace in a cache of any size, policy and window, without features or a disk.
 
-Called by hit_ratio.py and advise.py. The planner is the one that the loader uses.
+Called by gids.bench. Uses the loader's planner.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def _ignore() -> None:
 
 @dataclass(frozen=True)
 class Counts:
-    """Pages of each minibatch from the warm one on: int64[n] each, of those that were planned.
+    """Pages of each planned minibatch after the warm-up: int64[n] each.
 
-    in_use: lines whose page a minibatch asks for that is in the window, or planned; the mean of what was
-    counted after planning _SAMPLES minibatches, evenly spaced. None: not counted.
+    in_use: number of lines whose page is used by a minibatch in the window or planned; the mean over _SAMPLES
+    minibatches. None: not counted.
     """
 
     pages: npt.NDArray[np.int64]
@@ -47,7 +47,7 @@ class Counts:
 
     @property
     def hit_ratio(self) -> float:
-        """Of all pages together; 0 for none."""
+        """Hits / pages of all minibatches; 0 without pages."""
         total = int(self.pages.sum())
         return int(self.hits.sum()) / total if total else 0.0
 
@@ -67,16 +67,16 @@ def replay(
     warm: int = 0,
     check: Callable[[], None] = _ignore,
 ) -> Counts:
-    """Run a trace through a cache in the loader's order: retire t - planned, enter t + window, plan t.
+    """Replay a trace in a cache, in the loader's order: retire t - planned, enter t + window, plan t.
 
-    pinned: bool[page_count], pages that lie in memory of their own for good, beside the lines: always hits.
-    warm: minibatches that are not counted. check: called for each minibatch; may raise. Raises ValueError for
-    an unknown policy, or a window and planned minibatches that no page's word has marks for.
+    pinned: bool[page_count], pages that are always in memory, besides the lines: always hits. warm: number of
+    minibatches not counted. check: called for each minibatch; may raise. Raises ValueError for an unknown
+    policy, or if window + planned is too large.
     """
     if planned < 1 or window < 0 or window + planned > LIVE_BATCHES:
         raise ValueError(
-            f"a window of {window} with {planned} planned minibatches: planned is at least 1, and both "
-            f"together at most {LIVE_BATCHES}"
+            f"a window of {window} with {planned} planned minibatches is not possible: planned must be 1 or "
+            f"more, and both together {LIVE_BATCHES} or less"
         )
     planner = _core.Planner(page_count, lines, policy, seed, heat)
     batches = trace.batch_count
@@ -90,7 +90,9 @@ def replay(
             evicted_before = planner.stats()["evictions"]
         if t >= planned:
             planner.retire(t - planned)
-        while entered < min(batches, t + 1 + min(window, t)):  # the loader's window fills as it goes
+        while entered < min(
+            batches, t + 1 + min(window, t)
+        ):  # at the start the loader's window fills gradually
             pages = trace.pages(entered, table)
             if pinned is not None:
                 kept = pages[~pinned[pages]]
@@ -108,14 +110,14 @@ def replay(
 
 
 def replay_as_recorded(trace: Trace, table: int, *, check: Callable[[], None] = _ignore) -> Counts:
-    """Repeat a recorded run of one table, step by step: the same policy, lines and order of events.
+    """Replay a recorded run of one table with the same policy, lines and order of events.
 
-    Its counts are those of the run; after reads that failed, or were cancelled as a stream was closed early,
-    they may differ. Raises ValueError for a trace of sampling alone.
+    The counts equal those of the run, unless reads failed or were cancelled because a stream was closed
+    early. Raises ValueError for a sampled trace.
     """
     traced = trace.tables[table]
     if trace.policy is None or traced.lines is None:
-        raise ValueError(f"{trace.path} was sampled, not recorded from a run: there is no cache to repeat")
+        raise ValueError(f"{trace.path} was sampled, not recorded from a run, so it has no cache to replay")
     planner = _core.Planner(traced.page_count, traced.lines, trace.policy, 0, traced.heat)
     rows = []
     entered = planned = retired = 0
@@ -140,5 +142,5 @@ def replay_as_recorded(trace: Trace, table: int, *, check: Callable[[], None] = 
 
 def _repeated(trace: Batches, batch: int) -> FormatError:
     return FormatError(
-        f"{getattr(trace, 'path', 'trace')} names a page twice in minibatch {batch}: it is damaged"
+        f"{getattr(trace, 'path', 'trace')} has a page twice in minibatch {batch}: it is damaged"
     )

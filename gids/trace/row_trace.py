@@ -1,4 +1,4 @@
-"""The rows of a recorded trace, for `gids convert --order trace:FILE`. Called by gids.cli."""
+"""The rows of a recorded trace, for `gids convert --order trace:FILE`. Called by gids.cli and gids.bench."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from gids.trace.trace_file import Trace
 
 
 class RowTrace:
-    """A trace of rows, open. A gids.convert.row_order.ReadRows.
+    """An open trace of rows; a gids.convert.table_orders.ReadRows.
 
-    Raises FormatError for a file that is no trace, or one of pages; OSError.
+    Raises FormatError if the file is not a trace, or a trace of pages; OSError.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._trace = Trace(path)
         if not all(t.of_rows for t in self._trace.tables):
             raise FormatError(
-                f"{path} is a trace of pages, and an order needs one of rows: record it by `gids bench "
-                "hit-ratio --record FILE --rows` or gids.trace.record(loader, FILE, rows=True)"
+                f"{path} is a trace of pages, and an order needs a trace of rows: record one with `gids "
+                "bench hit-ratio --record FILE --rows` or gids.trace.record(loader, FILE, rows=True)"
             )
 
     def minibatches(self, table: str, row_count: int) -> Callable[[], Iterable[npt.NDArray[np.int64]]] | None:
@@ -34,7 +34,7 @@ class RowTrace:
         traced = trace.tables[number]
         if traced.page_count != row_count:
             raise FormatError(
-                f"{trace.path} was recorded with {traced.page_count} rows of {table!r}, not {row_count}: "
-                "it is of another dataset"
+                f"{trace.path} was recorded with {traced.page_count} rows of {table!r}, not {row_count}: it "
+                "is from another dataset"
             )
         return lambda: (trace.pages(batch, number) for batch in range(trace.batch_count))

@@ -21,10 +21,10 @@ _NS_PER_US = 1000
 
 
 class Timeline:
-    """What one thread did, in slices that nest or follow one another, and counters beside it.
+    """The work of one thread, in slices, and counters.
 
-    most_events: as many are kept, about 100 B of JSON each; then no more, and the file says how many there
-    were. One thread at a time.
+    most_events: keep the first N events (about 100 B of JSON each); the file has the number of the others.
+    Not thread-safe.
     """
 
     def __init__(self, most_events: int = 100_000) -> None:
@@ -34,31 +34,31 @@ class Timeline:
         self._begun = time.perf_counter_ns()
 
     def add(self, name: str, begun_ns: int, end_ns: int) -> None:
-        """A slice between two values of time.perf_counter_ns()."""
+        """Add a slice between two values of time.perf_counter_ns()."""
         self._keep((begun_ns - self._begun, max(0, end_ns - begun_ns), name, None))
 
     def count(self, name: str, at_ns: int, value: float) -> None:
-        """A counter's value from then on."""
+        """Add a counter's value, valid from at_ns on."""
         self._keep((at_ns - self._begun, 0, name, value))
 
     @contextmanager
     def follow(self, loader: FeatureLoader) -> Iterator[None]:
-        """Keep the stages of streams that the loader opens while the block runs, and its requests in flight.
+        """Add the loader's stages and its requests in flight while the block runs.
 
-        Slices `sample`, `enter`, `plan` and `gather`; and `wait` at the beginning of `gather`: as long as it
-        waited for pages, wherever within it that was.
+        Slices: `sample`, `enter`, `plan`, `gather`, and `wait` at the start of `gather`, which is as long as
+        the gather waited for pages.
         """
         with loader.observe(_Stages(self, loader)):
             yield
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the JSON, all of it or nothing. Raises OSError."""
+        """Write the JSON in one step. Raises OSError."""
         part = Path(f"{os.fspath(path)}.part")
         events = [
             {"ph": "M", "ts": 0, "pid": _PID, "tid": _TID, "name": kind, "args": {"name": name}}
             for kind, name in (("process_name", "gids"), ("thread_name", "training loop"))
         ]
-        # The longer of two that begin together holds the other.
+        # Of two slices that begin together, the longer one comes first.
         for begin, length, name, value in sorted(self._events, key=lambda event: (event[0], -event[1])):
             event: dict[str, Any] = {"ts": begin / _NS_PER_US, "pid": _PID, "tid": _TID, "name": name}
             if value is None:
@@ -84,7 +84,7 @@ class _Stages(Observer):
 
     def __init__(self, timeline: Timeline, loader: FeatureLoader) -> None:
         self._timeline, self._loader = timeline, loader
-        # When the bytes that were read were last looked at, and how many they were.
+        # The time of the last _rate(), and the bytes read until then.
         self._last = (time.perf_counter_ns(), int(loader.engine.stats()["bytes_read"]))
 
     @contextmanager
@@ -109,7 +109,7 @@ class _Stages(Observer):
         return now
 
     def _rate(self, now: int) -> None:
-        """MB/s since the last minibatch was gathered; drawn from then on."""
+        """Add MB/s since the last minibatch was gathered."""
         before, bytes_before = self._last
         bytes_read = int(self._loader.engine.stats()["bytes_read"])
         self._timeline.count("MB/s read", before, 1e3 * (bytes_read - bytes_before) / max(1, now - before))

@@ -1,16 +1,16 @@
 """A trace: the pages that each minibatch of a run read, and when its steps entered, were planned and retired.
 
-The layout of the file and its reader; trace_writer.py writes it. The file is memory-mapped: an open trace
-takes memory for its minibatches (some 50 B each), not for their pages. Little-endian throughout:
+Has the layout of the file and its reader; trace_writer.py writes it. The file is memory-mapped: an open trace
+needs memory for its minibatches (about 50 B each), not for their pages. All numbers are little-endian:
 
     0   8 B   magic "GIDSTRCE"
     8   u32   version, 1
     12  u32   bytes of JSON that follow at 16; padded with spaces to a multiple of 8
     16  ...   JSON {"tables": [{"name", "page_count", "page_bytes", "rows_per_page", "lines", "heat",
-              "rows"}], "policy", "window_batches", "planned_batches", "device", "gids"}; lines and the four
-              before "gids", its version, are null unless a run was recorded
+              "rows"}], "policy", "window_batches", "planned_batches", "device", "gids"}; "gids" is its
+              version; lines and the four before "gids" are null unless a run was recorded
         ...   for each table whose "heat" is true: u8[page_count], padded to a multiple of 8
-        ...   records, to the end of the file: a header of 16 B, then what it announces, padded likewise
+        ...   records, to the end of the file: a header of 16 B, then its data, padded in the same way
 
     record  u8 kind, u8 bytes of a page number (4 or 8), u16 table, u32 count, u64 minibatch
     ENTER   count page numbers follow: the minibatch's pages of a table, each once, in order of first use
@@ -55,9 +55,9 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class TracedTable:
-    """A table of a trace. lines: of the cache in the run that was recorded; None for sampling alone.
+    """A table of a trace. lines: of the cache in the recorded run; None for a sampled trace.
 
-    of_rows: the trace tells rows by their ids, each as if it were a page of its own.
+    of_rows: the trace has ids of rows instead of pages.
     """
 
     name: str
@@ -76,13 +76,12 @@ def padded(size: int) -> int:
 class Trace:
     """An open trace file.
 
-    Attributes: path; tables; batch_count; events (uint8[n], ENTER, PLAN and RETIRE as they happened, one for
-    each minibatch's; all are ENTER unless a run was recorded); policy, window_batches, planned_batches,
-    device ("cpu" or "cuda": of the recorded run, or None); gids_version (that wrote the file; None: before
-    0.3); counters (table -> what its cache counted in that run; empty otherwise).
+    Attributes: path; tables; batch_count; events (uint8[n]: ENTER, PLAN and RETIRE in the order of the run; a
+    sampled trace has only ENTER); policy, window_batches, planned_batches, device ("cpu" or "cuda") of the
+    recorded run, or None; gids_version, which wrote the file (None: before 0.3); counters (table -> the
+    counters of its cache in the recorded run; {} for a sampled trace).
 
-    Raises FormatError, with one cause, for a file that is no trace, of another version, or incomplete;
-    OSError.
+    Raises FormatError if the file is not a trace, has another version, or is incomplete; OSError.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -101,23 +100,23 @@ class Trace:
             raise
 
     def pages(self, batch: int, table: int = 0) -> Pages:
-        """The pages that a minibatch reads of a table, each once: int64[n], the caller's own."""
+        """The distinct pages of a table that a minibatch reads: int64[n], a copy."""
         place, count, width = self._index[batch * len(self.tables) + table].tolist()
         raw = np.frombuffer(self._map, "<u4" if width == 4 else "<u8", count, place)
         pages = raw.astype(np.int64)
         if count and not 0 <= int(pages.min()) <= int(pages.max()) < self.tables[table].page_count:
             raise self._fault(
-                f"names page {int(pages.max())} of table {self.tables[table].name!r} in minibatch {batch}; "
-                f"it has {self.tables[table].page_count}: the file is damaged"
+                f"has page {int(pages.max())} of table {self.tables[table].name!r} in minibatch {batch}; the "
+                f"table has {self.tables[table].page_count} pages: the file is damaged"
             )
         return pages
 
     def page_counts(self, table: int = 0) -> Pages:
-        """How many pages each minibatch reads of a table: int64[batch_count]."""
+        """The number of pages of a table per minibatch: int64[batch_count]."""
         return self._index[table :: len(self.tables), 1].copy()
 
     def table_number(self, name: str | None) -> int:
-        """The table of that name, or without one the largest. Raises MissingError."""
+        """The index of a table; None: of the largest one. Raises MissingError."""
         names = [t.name for t in self.tables]
         if name is None:
             sizes = [t.page_count * t.page_bytes for t in self.tables]
@@ -127,7 +126,7 @@ class Trace:
         return names.index(name)
 
     def close(self) -> None:
-        """Unmap the file, or leave that to the last array that still refers to it. Idempotent."""
+        """Unmap the file; arrays that still use it keep the map. Idempotent."""
         with suppress(BufferError):  # a table's heat is still in use
             self._map.close()
 
@@ -141,14 +140,14 @@ class Trace:
         return FormatError(f"{self.path} {what}")
 
     def _read_header(self) -> int:
-        """The tables and the recorded run; returns where the records begin."""
+        """Read the tables and the recorded run. Returns where the records begin."""
         magic, version, json_bytes = PREFIX.unpack_from(self._map, 0)
         if magic != MAGIC:
             raise self._fault("is not a trace of gids: it does not begin with GIDSTRCE")
         if version != VERSION:
             raise self._fault(f"is a trace of version {version}; this gids reads version {VERSION}")
         if json_bytes > min(_JSON_BYTES_MAX, self._size - PREFIX.size):
-            raise self._fault("ends within its header: it was not copied or written to its end")
+            raise self._fault("ends inside its header: it was not copied or written completely")
         header = self._json(PREFIX.size, json_bytes, "header")
         place = PREFIX.size + padded(json_bytes)
         try:
@@ -157,7 +156,7 @@ class Trace:
                 heat = None
                 if entry["heat"]:
                     if place + entry["page_count"] > self._size:
-                        raise self._fault("ends within its header: it was not copied or written to its end")
+                        raise self._fault("ends inside its header: it was not copied or written completely")
                     heat = np.frombuffer(self._map, np.uint8, entry["page_count"], place)
                     place += padded(len(heat))
                 self.tables.append(_table(entry, heat))
@@ -171,19 +170,19 @@ class Trace:
                 raise
             raise self._fault(f"has a damaged header: {error!r}") from None
         if not self.tables or len({t.name for t in self.tables}) != len(self.tables):
-            raise self._fault("has a damaged header: it names no table, or one twice")
+            raise self._fault("has a damaged header: it has no table, or one table twice")
         return place
 
     def _read_records(self, place: int) -> None:
         index = array("q")  # place, count and width of each minibatch's pages
         events = bytearray()
-        seen = {ENTER: 0, PLAN: 0, RETIRE: 0}  # how far each has come
+        seen = {ENTER: 0, PLAN: 0, RETIRE: 0}  # number of each
         entering = 0  # tables of the minibatch that is entering
         while True:
             if place + RECORD.size > self._size:
                 raise self._fault(
-                    f"ends after {seen[ENTER]} minibatches, without the end mark: the run that recorded it "
-                    "was killed, or it was not copied to its end"
+                    f"ends after {seen[ENTER]} minibatches, without the end mark: the recorded run was "
+                    "killed, or the file was not copied completely"
                 )
             kind, width, table, count, batch = RECORD.unpack_from(self._map, place)
             begin, place = place, place + RECORD.size
@@ -206,17 +205,18 @@ class Trace:
                 entering = 0
             if place <= self._size:
                 seen[kind] += 1
-                seen[PLAN] = max(seen[PLAN], seen[RETIRE])  # withdrawn: it will never be planned
+                seen[PLAN] = max(seen[PLAN], seen[RETIRE])  # cancelled before it was planned
                 events.append(kind)
         if entering or place + count > self._size:
             raise self._fault(f"has a damaged end mark at byte {begin}")
         if place + count < self._size:
-            raise self._fault(f"has {self._size - place - count} bytes behind its end mark: it is damaged")
+            raise self._fault(f"has {self._size - place - count} bytes after its end mark: it is damaged")
         end = self._json(place, count, "end mark")
         self._index = np.array(index, np.int64).reshape(-1, 3)
         if end.get("batches") != seen[ENTER] or end.get("pages") != int(self._index[:, 1].sum()):
             raise self._fault(
-                f"says in its end mark that it has {end.get('batches')} minibatches, and has others"
+                f"has {seen[ENTER]} minibatches, but {end.get('batches')} in its end mark, or other pages: "
+                "it is damaged"
             )
         self.batch_count: int = seen[ENTER]
         self.events: npt.NDArray[np.uint8] = np.frombuffer(bytes(events), np.uint8)
@@ -224,7 +224,7 @@ class Trace:
         if not isinstance(self.counters, dict) or not all(
             isinstance(c, dict) for c in self.counters.values()
         ):
-            raise self._fault("has a damaged end mark: its counters are none")
+            raise self._fault("has a damaged end mark: its counters are not valid")
 
     def _json(self, place: int, size: int, what: str) -> dict[str, Any]:
         try:
@@ -232,7 +232,7 @@ class Trace:
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            raise self._fault(f"has a damaged {what}: it is no JSON object")
+            raise self._fault(f"has a damaged {what}: it is not a JSON object")
         return found
 
 
@@ -254,5 +254,5 @@ def _table(entry: Mapping[str, Any], heat: npt.NDArray[np.uint8] | None) -> Trac
 
 def _of_type(kind: type[_T], value: object) -> _T | None:
     if value is not None and not isinstance(value, kind):
-        raise TypeError(f"{value!r} is no {kind.__name__}")
+        raise TypeError(f"{value!r} is not of type {kind.__name__}")
     return value

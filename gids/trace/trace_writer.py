@@ -1,6 +1,6 @@
-"""Writes a trace file (trace.py has its layout), minibatch by minibatch, in bounded memory.
+"""Writes a trace file (trace_file.py has its layout), minibatch by minibatch, in bounded memory.
 
-Called by recording.py, with what a loader's cache does, and by sampled.py.
+Called by recording.py and by gids.bench.sampled.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _BUFFER_BYTES = 1 << 20
 
 
 class TraceWriter:
-    """A trace file being written. It is complete once finish() has returned.
+    """Writes a trace file. The file is complete after finish().
 
-    policy, window_batches, planned_batches, device: of the recorded run; None for sampling alone.
+    policy, window_batches, planned_batches, device: of the recorded run; None for a sampled trace.
     Raises OSError.
     """
 
@@ -78,10 +78,7 @@ class TraceWriter:
                 self._write_padded(table.heat)
 
     def enter(self, pages: Sequence[Pages]) -> None:
-        """The next minibatch.
-
-        pages: for each table int64[n], each page once, in order of first appearance.
-        """
+        """Add a minibatch. pages: per table int64[n], distinct pages in the order of first use."""
         for number, (table, wanted) in enumerate(zip(self._tables, pages, strict=True)):
             width = 8 if table.page_count > _WIDE else 4
             self._file.write(RECORD.pack(ENTER, width, number, len(wanted), self._entered))
@@ -90,24 +87,19 @@ class TraceWriter:
         self._entered += 1
 
     def plan(self) -> None:
-        """The first minibatch that is not planned has been."""
+        """The next minibatch was planned."""
         self._file.write(RECORD.pack(PLAN, 0, 0, 0, self._planned))
         self._planned += 1
 
     def retire(self) -> None:
-        """The first minibatch that is not retired has been, planned or not."""
+        """The next minibatch was retired, planned or not."""
         self._file.write(RECORD.pack(RETIRE, 0, 0, 0, self._retired))
         self._retired += 1
-        if self._planned < self._retired:  # withdrawn: it will never be planned
+        if self._planned < self._retired:  # cancelled before it was planned
             self._planned = self._retired
 
-    def retire_all(self) -> None:
-        """Every minibatch that entered has been retired."""
-        while self._retired < self._entered:
-            self.retire()
-
     def finish(self, counters: Mapping[str, Mapping[str, int]] | None = None) -> None:
-        """Write the end mark and close. counters: what each table's cache counted in the run."""
+        """Write the end mark and close. counters: of each table's cache in the run."""
         if self._file.closed:
             return
         end: dict[str, Any] = {"batches": self._entered, "pages": self._pages, "counters": counters or {}}
@@ -116,7 +108,7 @@ class TraceWriter:
         self._file.close()
 
     def abandon(self) -> None:
-        """Close a file that has no end mark: reading it will say so. Nothing after finish()."""
+        """Close the file without an end mark, so that it is incomplete. Does nothing after finish()."""
         self._file.close()
 
     def _write_padded(self, values: np.ndarray[Any, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A small dataset with a graph, as the quickstart's is; and the command, run in this process."""
+"""A small dataset with a graph, and the command `gids bench`, run in this process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bench(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, dict[str, Any]]]:
-    """Run `gids bench ARGS --json FILE`: (exit status, what it printed, the JSON, checked)."""
+    """Run `gids bench ARGS --json FILE`. Returns (exit status, output, JSON), and checks the JSON."""
 
     def run(*args: object) -> tuple[int, str, dict[str, Any]]:
         path = tmp_path / "report.json"

@@ -1,4 +1,4 @@
-"""`gids bench epoch`: both sides train on a dataset's own files; what it cannot train on is said."""
+"""`gids bench epoch`: both sides train on a dataset; a dataset that it cannot train on is refused."""
 
 from __future__ import annotations
 
@@ -26,16 +26,7 @@ Bench = Callable[..., tuple[int, str, dict[str, Any]]]
 SMALL = ("--batch-size", 8, "--fanouts", "3,3", "--batches", 3, "--hidden", 8)
 
 
-def test_stock_trains_on_the_shard_itself(dataset: Path, bench: Bench) -> None:
-    status, said, report = bench("epoch", dataset, *SMALL, "--sides", "stock-random")
-    assert status == 0, said
-    (figure,) = report["figures"]
-    assert figure["setting"]["side"] == "stock, MADV_RANDOM"
-    assert figure["metrics"]["batches"]["median"] == 3
-    assert figure["metrics"]["training_s"]["median"] > 0
-
-
-def test_figures_are_marked_warm_where_the_page_cache_cannot_be_dropped(
+def test_results_are_marked_warm_if_the_page_cache_cannot_be_dropped(
     dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(path: Path) -> None:
@@ -43,9 +34,13 @@ def test_figures_are_marked_warm_where_the_page_cache_cannot_be_dropped(
 
     monkeypatch.setattr("gids.measure.sides.drop_page_cache", refuse)
     FeatureStore(dataset).table("feat").shard_paths[0].read_bytes()
-    status, said, _ = bench("epoch", dataset, *SMALL, "--sides", "stock-random")
+    status, said, report = bench("epoch", dataset, *SMALL, "--sides", "stock-random")
     assert status == 0, said
-    assert "figures of stock, MADV_RANDOM are WARM" in said
+    assert "results of stock, MADV_RANDOM are WARM" in said
+    (figure,) = report["figures"]
+    assert figure["setting"]["side"] == "stock, MADV_RANDOM"
+    assert figure["metrics"]["batches"]["median"] == 3
+    assert figure["metrics"]["training_s"]["median"] > 0
 
 
 def test_the_timeline_has_training_waiting_and_the_loaders_stages(
@@ -55,7 +50,7 @@ def test_the_timeline_has_training_waiting_and_the_loaders_stages(
     status, said, report = bench("epoch", dataset, *SMALL, "--sides", "gids", "--trace", path)
     assert status == 0, said
     assert report["subject"]["timeline"] == str(path)
-    assert "its figures include that" in said
+    assert "its times include that" in said
     slices = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
     counts = Counter(e["name"] for e in slices)
     assert counts["training"] == counts["gather"] == counts["wait"] == counts["plan"] == 3
@@ -63,7 +58,7 @@ def test_the_timeline_has_training_waiting_and_the_loaders_stages(
     assert {"sample", "enter"} <= set(counts)
 
 
-def test_files_are_linked_where_they_can_be(dataset: Path, tmp_path: Path) -> None:
+def test_int64_files_are_linked(dataset: Path, tmp_path: Path) -> None:
     store = FeatureStore(dataset)
     write_links(store, tmp_path)
     assert (tmp_path / "indptr.npy").is_symlink()
@@ -104,7 +99,7 @@ def write(
         ({"dtype": torch.bfloat16}, "NumPy has no bfloat16"),
     ],
 )
-def test_a_table_that_stock_cannot_map_leaves_gids_alone(
+def test_only_gids_runs_if_stock_cannot_map_the_table(
     tmp_path: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], reason: str
 ) -> None:
     path = write(tmp_path / "x.gids", **options)
@@ -112,32 +107,32 @@ def test_a_table_that_stock_cannot_map_leaves_gids_alone(
     monkeypatch.setattr(epoch, "_run", lambda config, *_: result(config.side))
     status, said, report = bench("epoch", path, *SMALL)
     assert status == 0, said
-    assert "gids alone is measured" in said
+    assert "only gids is measured" in said
     assert [f["setting"]["side"] for f in report["figures"]] == ["gids"]
     status, said, _ = bench("epoch", path, *SMALL, "--sides", "stock")
     assert status == 2
     assert "stock DGL cannot map table '_N.feat'" in said
 
 
-def test_float16_is_trained_by_both(tmp_path: Path, bench: Bench) -> None:
+def test_both_sides_train_on_float16(tmp_path: Path, bench: Bench) -> None:
     path = write(tmp_path / "x.gids", dtype=torch.float16, key="embedding")
     status, said, report = bench("epoch", path, *SMALL, "--sides", "gids,stock-random")
     assert status == 0, said
     assert [f["metrics"]["batches"]["median"] for f in report["figures"]] == [3, 3]
 
 
-def test_int8_in_striped_shards_elsewhere_is_compared_with_the_table(tmp_path: Path, bench: Bench) -> None:
+def test_int8_in_shards_on_other_disks_is_compared_with_the_table(tmp_path: Path, bench: Bench) -> None:
     disks = [tmp_path / "a", tmp_path / "b"]
     for disk in disks:
         disk.mkdir()
     path = write(tmp_path / "x.gids", dim=100, dtype=torch.int8, scale="row", stripe=disks)
     status, said, report = bench("epoch", path, *SMALL, "--allow-dir", disks[0], "--allow-dir", disks[1])
     assert status == 0, said
-    assert "gids alone is measured" in said
+    assert "only gids is measured" in said
     assert report["figures"][0]["metrics"]["batches"]["median"] == 3
 
 
-def test_edge_features_are_no_input_of_the_model(dataset: Path) -> None:
+def test_edge_features_are_refused(dataset: Path) -> None:
     with DatasetWriter(dataset.parent / "edges.gids") as writer:
         writer.write_table("edge", ("_N", "_E", "_N"), "feat", torch.randn(60, 8))
         writer.write_graph(("_N", "_E", "_N"), np.arange(61), np.arange(60), num_src=60)
@@ -171,7 +166,7 @@ def result(side: str, *, wrong_rows: int = 0, batches: int = 3) -> EpochResult:
     )
 
 
-def test_no_right_to_limit_memory_is_said(
+def test_a_note_says_that_memory_is_not_limited(
     dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("gids.measure.sides.why_no_limit", lambda: "no memory control group: no")
@@ -186,20 +181,20 @@ def test_no_right_to_limit_memory_is_said(
     status, said, _ = bench("epoch", dataset, *SMALL, "--repeat", 2, "--plot", plot)
     assert status == 0, said
     assert plot.read_bytes().startswith(b"\x89PNG")
-    assert "gids hands over 1.0 x as many rows a second as stock" in said
+    assert "gids loads 1.0 x as many rows per second as stock" in said
     assert limits == [False] * 6
     assert "memory was NOT limited (no memory control group: no" in said
     assert "`stock` was stopped after 2 of 3 batches" in said
 
 
-def test_rows_that_differ_are_an_error(dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_different_rows_are_an_error(dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(epoch, "_run", lambda config, *_: result(config.side, wrong_rows=1))
     status, said, _ = bench("epoch", dataset, *SMALL)
     assert status == 2
-    assert "1 of 32 rows that gids handed over differ" in said
+    assert "1 of 32 rows from gids differ" in said
 
 
-def test_a_side_of_stock_that_is_killed_is_a_note(
+def test_a_note_says_that_stock_was_killed(
     dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reason = "needed more than 578 MB of memory and was killed by the kernel"
@@ -216,14 +211,12 @@ def test_a_side_of_stock_that_is_killed_is_a_note(
     assert status == 0, said
     assert f"`stock, MADV_RANDOM` {reason}" in " ".join(said.split())
     assert [f["setting"]["side"] for f in report["figures"]] == ["gids", "stock"]
-    assert report["answers"] == ["gids hands over 1.0 x as many rows a second as stock"]
+    assert report["answers"] == ["gids loads 1.0 x as many rows per second as stock"]
     assert report["subject"]["headroom_bytes"] == 70 << 20
     assert asked == [("gids", 0, 0), ("stock", 60, 70 << 20), ("stock", 15, 70 << 20)]
 
 
-def test_the_side_of_gids_that_fails_is_an_error(
-    dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_of_gids_is_an_error(dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: Any, **__: Any) -> EpochResult:
         raise FreshProcessError("it failed (exit status 1)")
 
@@ -233,7 +226,7 @@ def test_the_side_of_gids_that_fails_is_an_error(
     assert "it failed (exit status 1)" in said
 
 
-def test_the_least_memory_is_what_the_loader_asks_for(
+def test_the_least_memory_is_what_the_loader_needs(
     dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(epoch, "_LEAST_BYTES", 0)
@@ -251,7 +244,9 @@ def test_the_least_memory_is_what_the_loader_asks_for(
     ("options", "said"),
     [({"labels": False}, "has no labels that are classes"), ({"train": False}, "has no train split")],
 )
-def test_what_is_missing_is_said(tmp_path: Path, bench: Bench, options: dict[str, Any], said: str) -> None:
+def test_missing_parts_of_the_dataset_are_named(
+    tmp_path: Path, bench: Bench, options: dict[str, Any], said: str
+) -> None:
     path = write(tmp_path / "x.gids", **options)
     status, text, _ = bench("epoch", path, *SMALL)
     assert status == 2
@@ -264,12 +259,11 @@ def test_what_is_missing_is_said(tmp_path: Path, bench: Bench, options: dict[str
         (["--sides", "pyg"], "no side 'pyg' (there are gids, stock-random, stock)"),
         (
             ["--memory-limit", "1MB"],
-            "--memory-limit 1.0 MB: 18 minibatches in flight need about 101 MB",
+            "--memory-limit 1.0 MB is too small: 18 minibatches in flight need about 101 MB",
         ),
-        (["--sides", "stock", "--trace", "t.json"], "--trace t.json: the timeline is of the side gids"),
+        (["--sides", "stock", "--trace", "t.json"], "--trace t.json needs the side gids: add it to --sides"),
         (["--sides", "gids", "--trace", "/nowhere/t.json"], "no directory /nowhere"),
-        (["--window", "23"], "--window 23: give 0 to 22"),
-        (["--seeds", "val"], "an epoch is of the train split"),
+        (["--window", "23"], "--window must be 0 to 22 (got 23)"),
     ],
 )
 def test_bad_options_are_refused_with_the_reason(

@@ -1,4 +1,4 @@
-"""`gids bench hit-ratio`: figures, replay, advice, bad input; and what all bench commands share."""
+"""`gids bench hit-ratio`: results, replay, advice, bad input; and options of all bench commands."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ratios(report: dict[str, Any], policy: str) -> dict[tuple[int, int | None], 
     }
 
 
-def test_every_policy_stands_beside_min(dataset: Path, bench: Bench, tmp_path: Path) -> None:
+def test_every_policy_is_compared_with_min(dataset: Path, bench: Bench, tmp_path: Path) -> None:
     plot = tmp_path / "hits.png"
     status, said, report = bench("hit-ratio", dataset, *SMALL, "--repeat", 2, "--plot", plot)
     assert status == 0, said
@@ -59,9 +59,7 @@ def test_every_policy_stands_beside_min(dataset: Path, bench: Bench, tmp_path: P
     assert report["versions"]["gids"]
 
 
-def test_a_sampled_trace_that_was_kept_gives_the_same_figures(
-    dataset: Path, bench: Bench, tmp_path: Path
-) -> None:
+def test_a_recorded_sampled_trace_gives_the_same_results(dataset: Path, bench: Bench, tmp_path: Path) -> None:
     trace = tmp_path / "sampled.trace"
     _, _, sampled = bench("hit-ratio", dataset, *SMALL, "--record", trace)
     _, said, replayed = bench("hit-ratio", "--replay", trace, "--cache", "5%,20%", "--epoch-batches", 75)
@@ -71,7 +69,9 @@ def test_a_sampled_trace_that_was_kept_gives_the_same_figures(
     )
 
 
-def test_samplers_and_kappas_stand_beside_each_other(dataset: Path, bench: Bench, tmp_path: Path) -> None:
+def test_samplers_and_kappas_are_compared_on_the_same_caches(
+    dataset: Path, bench: Bench, tmp_path: Path
+) -> None:
     plot = tmp_path / "samplers.png"
     names = ["neighbor", "labor", "labor-1", "labor-star", "ladies", "ladies-poisson", "walk"]
     args = ("--sampler", ",".join(names), "--kappa", "1,8,inf", "--policies", "lru", "--plot", plot)
@@ -94,9 +94,7 @@ def test_samplers_and_kappas_stand_beside_each_other(dataset: Path, bench: Bench
     assert asked["labor", 1] < asked["neighbor", 1]
 
 
-def test_a_sampler_of_the_command_is_that_of_a_node_loader(
-    dataset: Path, bench: Bench, tmp_path: Path
-) -> None:
+def test_the_command_samples_like_a_node_loader(dataset: Path, bench: Bench, tmp_path: Path) -> None:
     args = ("--record", tmp_path / "t", "--policies", "lru", "--sampler", "labor", "--kappa", 4)
     bench("hit-ratio", dataset, *SMALL, *args)
     seeds = gids.FeatureStore(dataset).splits["_N"]["train"]
@@ -108,7 +106,7 @@ def test_a_sampler_of_the_command_is_that_of_a_node_loader(
 
 
 def record_run(dataset: Path, path: Path) -> int:
-    """Record a run of a small cache; returns its hits."""
+    """Record a run with a small cache. Returns its hits."""
     generator = torch.Generator().manual_seed(0)
     batches = [torch.randint(3000, (200,), generator=generator) for _ in range(30)]
     with (
@@ -123,7 +121,7 @@ def record_run(dataset: Path, path: Path) -> int:
         return int(loader.stats()["hits"])
 
 
-def test_a_recorded_run_is_repeated_and_measured(dataset: Path, bench: Bench, tmp_path: Path) -> None:
+def test_a_recorded_run_is_replayed(dataset: Path, bench: Bench, tmp_path: Path) -> None:
     path = tmp_path / "run.trace"
     hits = record_run(dataset, path)
     status, said, _ = bench("hit-ratio", "--replay", path, "--cache", "10%", "--warm-up", "0%")
@@ -131,7 +129,7 @@ def test_a_recorded_run_is_repeated_and_measured(dataset: Path, bench: Bench, tm
     assert f"hit {hits:,} of" in said
 
 
-def test_a_run_that_replays_otherwise_is_damaged_unless_another_gids_recorded_it(
+def test_a_trace_with_other_counters_is_damaged_unless_another_version_recorded_it(
     dataset: Path, bench: Bench, tmp_path: Path
 ) -> None:
     path = tmp_path / "run.trace"
@@ -140,17 +138,16 @@ def test_a_run_that_replays_otherwise_is_damaged_unless_another_gids_recorded_it
     path.write_bytes(wrong)
     status, said, _ = bench("hit-ratio", "--replay", path, "--cache", "10%")
     assert status == 2
-    assert "but the run that was recorded counted" in said
-    assert "it is damaged" in said
+    assert "is damaged: its replay counts" in said
     mine = f'"gids": "{gids.__version__}"'.encode()
     assert mine in wrong
     path.write_bytes(wrong.replace(mine, b'"gids": "' + b"x" * len(gids.__version__) + b'"'))
     status, said, _ = bench("hit-ratio", "--replay", path, "--cache", "10%")
     assert status == 0, said
-    assert f"which chose victims otherwise: it hit {hits - 1:,} pages" in said.replace("\n  ", " ")
+    assert f"which chooses other victims: it hit {hits - 1:,} pages" in said.replace("\n  ", " ")
 
 
-def test_advice_reaches_what_is_wanted_with_no_more_than_needed(dataset: Path, bench: Bench) -> None:
+def test_advice_finds_the_smallest_cache(dataset: Path, bench: Bench) -> None:
     status, said, report = bench("hit-ratio", dataset, *SAMPLED, "--advise", "60%")
     assert status == 0
     reached = {lines: ratio for (lines, window), ratio in ratios(report, "lookahead").items() if window == 22}
@@ -162,35 +159,35 @@ def test_advice_reaches_what_is_wanted_with_no_more_than_needed(dataset: Path, b
 def test_advice_for_an_epoch_counts_its_missing_pages(dataset: Path, bench: Bench) -> None:
     args = (*SAMPLED, "--advise", "10s", "--pages-per-s", 300, "--repeat", 2)
     status, said, report = bench("hit-ratio", dataset, *args)
-    assert "--repeat changes nothing" in said
+    assert "--repeat has no effect" in said
     assert status == 0, said
     assert "an epoch of 75 minibatches then reads" in said.replace("\n  ", " ")
     wanted = 1 - 10 * 300 / (75 * report["subject"]["pages_per_batch"])
     assert report["subject"]["wanted_hit_ratio"] == pytest.approx(wanted, abs=0.05)
 
 
-def test_what_no_cache_reaches_is_said(dataset: Path, bench: Bench) -> None:
+def test_advice_says_that_no_cache_is_large_enough(dataset: Path, bench: Bench) -> None:
     status, said, _ = bench("hit-ratio", dataset, *SAMPLED, "--advise", "99.9%")
     assert status == 0
-    assert "no cache hits the 99.9% that are needed" in said
+    assert "no cache reaches 99.9%: with every page" in said
 
 
 @pytest.mark.parametrize("several", [("--kappa", "1,2"), ("--order", "degree,original")])
-def test_advice_is_of_one_trace(dataset: Path, bench: Bench, several: tuple[str, str]) -> None:
+def test_advice_takes_one_trace(dataset: Path, bench: Bench, several: tuple[str, str]) -> None:
     status, said, _ = bench("hit-ratio", dataset, *SAMPLED, "--advise", "60%", *several)
     assert status == 2
-    assert "--advise looks at one trace: give one --sampler" in said
+    assert "--advise takes one trace: give one --sampler" in said
 
 
-def test_what_needs_no_cache_is_said(dataset: Path, bench: Bench) -> None:
+def test_advice_says_that_no_cache_is_needed(dataset: Path, bench: Bench) -> None:
     args = (*SAMPLED, "--advise", "30s", "--pages-per-s", 1e6)
     status, said, report = bench("hit-ratio", dataset, *args)
     assert status == 0
-    assert "no cache is needed for that" in said
+    assert "no cache is needed: the goal is reached" in said
     assert report["subject"]["wanted_hit_ratio"] == 0
 
 
-def test_a_window_without_marks_is_clipped_where_one_is_looked_at(dataset: Path, bench: Bench) -> None:
+def test_a_window_that_is_too_long_is_clipped_if_a_policy_uses_it(dataset: Path, bench: Bench) -> None:
     args = (*SMALL, "--windows", "3,24")
     _, said, report = bench("hit-ratio", dataset, *args, "--policies", "lookahead")
     assert {window for _, window in ratios(report, "lookahead")} == {3, 22}
@@ -199,27 +196,27 @@ def test_a_window_without_marks_is_clipped_where_one_is_looked_at(dataset: Path,
     assert "is measured as" not in said
 
 
-def test_minibatches_of_most_pages_are_said_to_leave_no_choice(dataset: Path, bench: Bench) -> None:
+def test_a_note_says_that_minibatches_read_most_pages(dataset: Path, bench: Bench) -> None:
     args = ("--batch-size", 512, "--batches", 4, "--cache", "5%", "--policies", "lru")
     _, said, _ = bench("hit-ratio", dataset, *args)
-    assert "a minibatch asks for" in said
+    assert "a minibatch reads" in said
     _, said, _ = bench("hit-ratio", dataset, *SMALL, "--policies", "lru")
-    assert "a minibatch asks for" not in said
+    assert "a minibatch reads" not in said
 
 
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--batches", "20", "--seeds", "val"], "samples nothing: leave out --seeds, --batches"),
-        (["--heat", "none", "--kappa", "4"], "samples nothing: leave out --kappa, --heat"),
-        (["--record", "t"], "samples nothing: leave out --record"),
-        (["--rows", "--order", "degree"], "samples nothing: leave out --order, --rows"),
-        (["nowhere.gids"], "needs no dataset, but for --advise in seconds: leave out nowhere.gids"),
+        (["--batches", "20", "--seeds", "val"], "samples nothing: remove --seeds, --batches"),
+        (["--heat", "none", "--kappa", "4"], "samples nothing: remove --kappa, --heat"),
+        (["--record", "t"], "samples nothing: remove --record"),
+        (["--rows", "--order", "degree"], "samples nothing: remove --order, --rows"),
+        (["nowhere.gids"], "needs a dataset only for --advise in seconds: remove nowhere.gids"),
         (["--table", "nothing"], "no table 'nothing' in {trace} (has '_N.feat')"),
         (["--advise", "3s"], "--advise in seconds needs the disk's speed"),
     ],
 )
-def test_options_that_a_replay_has_no_use_for_are_refused(
+def test_options_without_effect_on_a_replay_are_refused(
     dataset: Path, bench: Bench, tmp_path: Path, args: list[str], said: str
 ) -> None:
     trace = tmp_path / "t.trace"
@@ -229,17 +226,17 @@ def test_options_that_a_replay_has_no_use_for_are_refused(
     assert said.format(trace=trace) in text
 
 
-def test_the_speed_of_another_dataset_is_no_advice(dataset: Path, bench: Bench, tmp_path: Path) -> None:
+def test_advice_refuses_a_trace_of_another_dataset(dataset: Path, bench: Bench, tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path / "t", [TracedTable("_N.feat", 7, 4096, 1, None, None)])
     for _ in range(8):
         writer.enter([np.arange(7)])
     writer.finish()
     status, said, _ = bench("hit-ratio", dataset, "--replay", tmp_path / "t", "--advise", "3s")
     assert status == 2
-    assert "it is of another dataset" in said
+    assert "the trace is from another dataset" in said
 
 
-def test_a_cache_of_the_whole_table_is_said_to_hit_all(dataset: Path, bench: Bench) -> None:
+def test_a_note_says_that_the_cache_holds_the_whole_table(dataset: Path, bench: Bench) -> None:
     _, said, report = bench("hit-ratio", dataset, *SMALL[:-2], "--cache", "1GB", "--policies", "lru")
     assert "holds the whole table" in said
     assert ratios(report, "lru") == ratios(report, "MIN")
@@ -252,21 +249,21 @@ def test_a_cache_of_the_whole_table_is_said_to_hit_all(dataset: Path, bench: Ben
             ["--policies", "lookahead,belady"],
             "no policy 'belady' (there are lookahead, window-pin, ",
         ),
-        (["--cache", "5apples"], "--cache 5apples: write 2% of the pages, 4GB of lines"),
-        (["--advise", "soon"], "--advise soon: write a hit ratio such as 60%"),
-        (["--planned", "30"], "--planned 30: at most 24 minibatches may be live"),
+        (["--cache", "5apples"], "--cache 5apples is not a cache size: use 2% (of the pages), 4GB or 5x"),
+        (["--advise", "soon"], "--advise soon is not a goal: use a hit ratio such as 60%"),
+        (["--planned", "30"], "--planned must be 24 or less (got 30)"),
         (["--table", "nothing"], "no table 'nothing' in graph.gids (has '_N.feat')"),
         (["--heat", "sampled"], "sampled"),
         (
             ["--sampler", "labor,pinsage"],
             "no sampler 'pinsage' (there are neighbor, labor, labor-1, labor-star, ladies, ladies-poisson, ",
         ),
-        (["--sampler", "labor,walk", "--record", "t"], "--record keeps one trace: give one --sampler"),
-        (["--advise", "60%"], "under lookahead: leave out --cache"),
-        (["--pages-per-s", "100"], "--pages-per-s is for --advise"),
+        (["--sampler", "labor,walk", "--record", "t"], "--record writes one trace: give one --sampler"),
+        (["--advise", "60%"], "for lookahead: remove --cache"),
+        (["--pages-per-s", "100"], "--pages-per-s works only with --advise"),
         (["--plot", "/nowhere/a.png"], "no directory /nowhere"),
         (["--plot", "/proc/a.png"], "/proc/a.png cannot be written: "),
-        (["--plot", "a.pdf"], "--plot a.pdf: figures are PNG files; name it a.png"),
+        (["--plot", "a.pdf"], "--plot a.pdf: only PNG files are written; use a.png"),
         (["--record", "/nowhere/a.trace"], "no directory /nowhere"),
     ],
 )
@@ -284,14 +281,14 @@ def test_bad_options_are_refused_with_the_reason(
     [
         (["--repeat", "0"], "--repeat: '0' is not a whole number of 1 or more"),
         (["--seed", "-1"], "--seed: '-1' is not a whole number of 0 or more"),
-        (["--seconds", "-1"], "--seconds: '-1' is not a number of seconds, 0 (no bound) or more"),
+        (["--seconds", "-1"], "--seconds: '-1' is not a number of seconds of 0 or more (0: no limit)"),
         (["--seconds", "nan"], "--seconds: 'nan' is not a number of seconds"),
-        (["--pages-per-s", "0"], "--pages-per-s: '0' is no speed"),
-        (["--windows", "-1"], "--windows: '-1': each must be 0 or more"),
+        (["--pages-per-s", "0"], "--pages-per-s: must be greater than 0 (got '0')"),
+        (["--windows", "-1"], "--windows: '-1': each number must be 0 or more"),
         (["--pin", "101%"], "--pin: '101%' is not a share"),
     ],
 )
-def test_impossible_numbers_are_named(
+def test_numbers_out_of_range_are_refused(
     dataset: Path, bench: Bench, capsys: pytest.CaptureFixture[str], args: list[str], said: str
 ) -> None:
     with pytest.raises(SystemExit):
@@ -305,30 +302,30 @@ def test_kappas_are_whole_numbers_or_infinity(
 ) -> None:
     with pytest.raises(SystemExit):
         bench("hit-ratio", dataset, *SMALL, "--kappa", kappa)
-    assert "is not a list of kappas, 1 or more or inf, such as 1,16,inf" in capsys.readouterr().err
+    assert "is not a list of numbers of 1 or more, or inf, such as 1,16,inf" in capsys.readouterr().err
 
 
-def test_an_alien_trace_is_one_error(bench: Bench, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_trace_is_refused(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "x.trace").write_bytes(b"PK\x03\x04" * 20)
     status, text, _ = bench("hit-ratio", "--replay", tmp_path / "x.trace")
     assert status == 2
     assert text == f"gids bench: {tmp_path}/x.trace is not a trace of gids: it does not begin with GIDSTRCE\n"
 
 
-def test_neither_dataset_nor_trace(bench: Bench) -> None:
+def test_a_dataset_or_a_trace_is_required(bench: Bench) -> None:
     assert bench("hit-ratio")[:2] == (
         2,
-        "gids bench: name a dataset to sample, or a trace with --replay\n",
+        "gids bench: give a dataset to sample, or a recorded trace with --replay\n",
     )
 
 
-def test_a_cache_of_less_than_a_page_is_said_to_hit_nothing(dataset: Path, bench: Bench) -> None:
+def test_a_note_says_that_the_cache_is_smaller_than_a_page(dataset: Path, bench: Bench) -> None:
     _, said, report = bench("hit-ratio", dataset, *SMALL[:-2], "--cache", "3000", "--policies", "lru")
-    assert "a cache of 3000 holds not one page of 4096 B: nothing is hit (2% is a share" in said
+    assert "a cache of 3000 is smaller than a page of 4096 B: nothing is hit (2% is a share" in said
     assert ratios(report, "MIN") == {(0, None): 0.0}
 
 
-def test_an_interrupted_run_keeps_what_was_measured(
+def test_an_interrupted_run_reports_what_was_measured(
     dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     runs = 0
@@ -347,21 +344,21 @@ def test_an_interrupted_run_keeps_what_was_measured(
     finally:
         signal.signal(signal.SIGINT, before)
     assert status == 130
-    assert "PARTIAL: interrupted; figures that are there: 7" in said
+    assert "PARTIAL: interrupted; number of results: 7" in said
     assert report["partial"] == "interrupted"
     assert len(report["figures"]) == 7
     assert plot.exists()
 
 
-def test_no_more_is_measured_once_the_seconds_have_passed(dataset: Path, bench: Bench) -> None:
+def test_the_measurement_stops_after_the_given_seconds(dataset: Path, bench: Bench) -> None:
     status, said, report = bench("hit-ratio", dataset, *SMALL, "--batches", 100_000, "--seconds", 1e-6)
     assert status == 0
     assert report["partial"] == "time"
-    assert "PARTIAL: cut short by --seconds 1e-06" in said
+    assert "PARTIAL: stopped by --seconds 1e-06" in said
     assert report["seconds"] < 20  # it would take a minute
 
 
-def test_matplotlib_is_asked_for_before_anything_is_measured(
+def test_missing_matplotlib_is_reported_before_the_measurement(
     dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     found = builtins.__import__
@@ -378,14 +375,14 @@ def test_matplotlib_is_asked_for_before_anything_is_measured(
     assert "pip install matplotlib" in said
 
 
-def test_a_trace_is_opened_by_the_package_itself(dataset: Path, bench: Bench, tmp_path: Path) -> None:
+def test_a_sampled_trace_can_be_opened(dataset: Path, bench: Bench, tmp_path: Path) -> None:
     bench("hit-ratio", dataset, *SMALL, "--record", tmp_path / "t", "--policies", "lru")
     with Trace(tmp_path / "t") as trace:
         assert trace.batch_count == 40
         assert trace.tables[0].heat is not None
 
 
-def test_a_sampled_trace_is_that_of_a_node_loader(dataset: Path, bench: Bench, tmp_path: Path) -> None:
+def test_a_sampled_trace_has_the_pages_of_a_node_loader(dataset: Path, bench: Bench, tmp_path: Path) -> None:
     bench("hit-ratio", dataset, *SMALL, "--record", tmp_path / "t", "--policies", "lru", "--seed", 3)
     seeds = gids.FeatureStore(dataset).splits["_N"]["train"]
     loader = gids.NodeLoader(dataset, seeds, [3, 3], tables=[], batch_size=8, seed=3, shuffle=True)

@@ -1,4 +1,4 @@
-"""The engine's histogram of latencies: every request is in one bucket, and buckets are narrow."""
+"""The engine's histogram of latencies: each request is in one bucket, and buckets are narrow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Belady's MIN: equal to brute force on tiny traces, and never below any policy on random ones."""
+"""Belady's MIN equals brute force on tiny traces, and hits at least as much as any policy on random ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Pages = npt.NDArray[np.int64]
 
 
 def random_trace(rng: np.random.Generator, pages: int, batches: int, most: int) -> BatchList:
-    """Skewed minibatches, each page once in each, some of them empty."""
+    """Skewed minibatches of distinct pages; some are empty."""
     found = []
     for _ in range(batches):
         drawn = np.unique((pages * rng.random(rng.integers(0, most + 1)) ** 2.5).astype(np.int64))
@@ -29,7 +29,7 @@ def random_trace(rng: np.random.Generator, pages: int, batches: int, most: int) 
 
 
 def brute_force(trace: BatchList, lines: int) -> int:
-    """The most hits of any sequence of choices: after each minibatch, any of the pages at hand stay."""
+    """The greatest number of hits, by trying all choices of pages to keep after each minibatch."""
     batches = [frozenset(b.tolist()) for b in trace.batches]
 
     @cache
@@ -45,7 +45,7 @@ def brute_force(trace: BatchList, lines: int) -> int:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_min_is_the_optimum_of_brute_force(seed: int) -> None:
+def test_min_equals_brute_force(seed: int) -> None:
     rng = np.random.default_rng(seed)
     pages = int(rng.integers(2, 7))
     trace = random_trace(rng, pages, int(rng.integers(1, 7)), pages)
@@ -54,7 +54,7 @@ def test_min_is_the_optimum_of_brute_force(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_min_counts_each_minibatch_as_the_obvious_model_does(seed: int) -> None:
+def test_min_equals_the_model_for_each_minibatch(seed: int) -> None:
     rng = np.random.default_rng(seed)
     pages = int(rng.integers(5, 300))
     trace = random_trace(rng, pages, 50, pages)
@@ -82,7 +82,7 @@ def test_no_policy_hits_more_than_min(policy: str, seed: int) -> None:
             assert np.array_equal(found.hits + found.loads + found.bypasses, found.pages)
 
 
-def test_pinned_pages_are_hits_beside_the_lines() -> None:
+def test_pinned_pages_are_hits_besides_the_lines() -> None:
     rng = np.random.default_rng(0)
     trace = random_trace(rng, 100, 30, 60)
     pinned = np.zeros(100, bool)
@@ -92,18 +92,18 @@ def test_pinned_pages_are_hits_beside_the_lines() -> None:
     assert found.pages.tolist() == trace.page_counts().tolist()
 
 
-def test_a_page_twice_in_a_minibatch_is_a_damaged_trace() -> None:
+def test_a_repeated_page_in_a_minibatch_is_damage() -> None:
     trace = BatchList([np.array([1, 2, 1])])
-    with pytest.raises(FormatError, match="names a page twice in minibatch 0"):
+    with pytest.raises(FormatError, match="has a page twice in minibatch 0"):
         replay(trace, 5, lines=2, policy="lru", window=0, planned=1)
 
 
-def test_more_live_minibatches_than_marks_are_refused() -> None:
-    with pytest.raises(ValueError, match="both together at most 24"):
+def test_too_many_live_minibatches_are_refused() -> None:
+    with pytest.raises(ValueError, match="both together 24 or less"):
         replay(BatchList([]), 5, lines=2, policy="lru", window=23, planned=2)
 
 
-def test_unique_pages_keep_their_order_of_first_appearance() -> None:
+def test_unique_pages_keep_the_order_of_first_use() -> None:
     rng = np.random.default_rng(5)
     marks = np.zeros(100, np.uint32)
     for mark in range(1, 20):

@@ -1,4 +1,4 @@
-"""Orders of rows on a trace and in a dataset: what `gids bench hit-ratio` says of one holds for the other."""
+"""Orders of rows: `gids bench hit-ratio` predicts the pages that a converted dataset reads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAMPLED = (*SMALL, "--batches", 60)
 
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Many classes, most edges within one, ids in no order: rows of 256 bytes, 16 to a page."""
+    """Many classes, most edges within one, ids in no order: rows of 256 bytes, 16 per page."""
     spec = GraphSpec(20_000, degree=12, dim=64, classes=200, homophily=0.9, train_count=2000)
     return write_graph(tmp_path_factory.mktemp("clustered") / "graph", spec)
 
@@ -34,7 +34,7 @@ def convert(graph: Path, order: str) -> Path:
 
 
 def pages(report: dict[str, Any]) -> dict[tuple[str, str], float]:
-    """Pages read in an epoch by (order, policy)."""
+    """Pages read per epoch by (order, policy)."""
     return {
         (f["setting"]["order"], f["setting"]["policy"]): f["metrics"]["epoch_pages_read"]["median"]
         for f in report["figures"]
@@ -62,7 +62,7 @@ def test_a_trace_of_rows_gives_an_order(graph: Path, bench: Bench, tmp_path: Pat
     trace, original = tmp_path / "rows.trace", convert(graph, "original")
     status, said, _ = bench("hit-ratio", original, *SMALL, "--batches", 250, "--rows", "--record", trace)
     assert status == 0, said
-    assert "--rows: a row counts as a page" in said
+    assert "--rows: each row counts as a page" in said
     path = convert(graph, f"trace:{trace}")
     assert not list(verify(path))
     ids = np.random.default_rng(0).integers(0, 20_000, 3000)
@@ -84,8 +84,8 @@ def test_a_trace_of_rows_gives_an_order(graph: Path, bench: Bench, tmp_path: Pat
         ),
         (("--order", "trace"), "no order 'trace'"),
         (("--order", "degree:x"), "no order 'degree:x'"),
-        (("--order", "degree", "--rows"), "leave out --order"),
-        (("--order", "degree,original", "--record", "x"), "--record keeps one trace"),
+        (("--order", "degree", "--rows"), "remove --order"),
+        (("--order", "degree,original", "--record", "x"), "--record writes one trace"),
     ],
 )
 def test_bad_orders_of_a_trace(graph: Path, bench: Bench, args: tuple[str, ...], cause: str) -> None:
@@ -102,8 +102,8 @@ def test_bad_orders_of_a_conversion(
     for order, cause in (
         ("trace", "--order trace needs a file, as trace:FILE"),
         ("degree:x", "a file goes with trace only"),
-        ("hilbert", "no order 'hilbert' (there are original, degree, community, trace)"),
-        (f"trace:{pages_only}", "is a trace of pages, and an order needs one of rows"),
+        ("hilbert", "unknown order 'hilbert'; choose original, degree, community, trace"),
+        (f"trace:{pages_only}", "is a trace of pages, and an order needs a trace of rows"),
         (f"trace:{graph / 'feat.npy'}", "is not a trace of gids"),
     ):
         assert main(["convert", str(graph), str(tmp_path / "x.gids"), "--order", order]) == 2

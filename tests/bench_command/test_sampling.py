@@ -1,4 +1,4 @@
-"""`gids bench sampling`: figures, verification, bad input. Nothing is asserted about speed."""
+"""`gids bench sampling`: results, verification, bad input. Speed is not checked."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ def test_several_node_types_are_sampled(bench: Bench, tmp_path: Path) -> None:
     assert report["figures"][0]["metrics"]["nodes_per_batch"]["median"] >= 20
 
 
-def test_runs_that_are_cut_short_make_the_report_partial(dataset: Path, bench: Bench) -> None:
+def test_runs_stopped_by_seconds_make_the_report_partial(dataset: Path, bench: Bench) -> None:
     args = ("--batch-size", 8, "--fanouts", "3,3", "--batches", 5, "--threads", 1)
     status, said, report = bench("sampling", dataset, *args, "--seconds", 1e-9)
     assert status == 0
     assert report["partial"] == "time"
     assert len(report["figures"]) == 1
-    assert report["notes"] == ["runs that --seconds cut short have fewer than 5 minibatches"]
-    assert "PARTIAL: cut short by --seconds 1e-09; figures that are there: 1" in said
+    assert report["notes"] == ["runs that --seconds stopped have fewer than 5 minibatches"]
+    assert "PARTIAL: stopped by --seconds 1e-09; number of results: 1" in said
     assert bench("sampling", dataset, *args)[2]["partial"] is None
 
 
-def test_a_missing_gpu_is_one_plain_line(
+def test_a_missing_gpu_is_reported_in_one_line(
     dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
@@ -75,7 +75,7 @@ def test_a_missing_gpu_is_one_plain_line(
     assert "GIDS_TRACEBACK" not in said
 
 
-def test_an_edge_that_the_graph_has_not_is_found(dataset: Path) -> None:
+def test_an_edge_that_is_not_in_the_graph_is_found(dataset: Path) -> None:
     graph = FeatureStore(dataset).graph()
     minibatch = Neighbor([3, 3]).sample(graph, torch.arange(10))
     verify(minibatch)
@@ -83,7 +83,7 @@ def test_an_edge_that_the_graph_has_not_is_found(dataset: Path) -> None:
     wrong = replace(
         minibatch, blocks=[replace(block, positions=block.positions.flip(0)), minibatch.blocks[1]]
     )
-    with pytest.raises(FormatError, match=r"edges of .* that the graph has not"):
+    with pytest.raises(FormatError, match=r"an edge of .* twice, or an edge that is not in the graph"):
         verify(wrong)
     twice = replace(minibatch, input_nodes=minibatch.input_nodes[[0, *range(len(minibatch.input_nodes))]])
     with pytest.raises(FormatError):
@@ -94,8 +94,8 @@ def test_an_edge_that_the_graph_has_not_is_found(dataset: Path) -> None:
     ("args", "said"),
     [
         (["--sampler", "magic"], "no sampler 'magic' (there are neighbor"),
-        (["--place", "host"], "--place says where the topology of --device cuda lies"),
-        (["--device", "cuda", "--threads", "2"], "--threads is of sampling on the CPU"),
+        (["--place", "host"], "--place works only with --device cuda"),
+        (["--device", "cuda", "--threads", "2"], "--threads works only on the CPU"),
         (["--fanouts", "3,0"], "fanouts"),
         (["--seeds", "test"], "has no test split"),
     ],

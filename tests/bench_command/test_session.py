@@ -1,4 +1,4 @@
-"""Sessions: when the time is up, what is measured is kept; a session that is through is not partial."""
+"""Sessions and reports: results are kept when the time is up; a complete report is not partial."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gids.bench.text import Column, ratio, seconds, shared, table
 from gids.cli.bench import _hand_over
 
 
-def test_time_is_up_only_when_something_is_left() -> None:
+def test_time_is_up_only_if_runs_are_left() -> None:
     session = Session(seconds=1e-9)
     session.total(2)
     with pytest.raises(TimeIsUp):
@@ -27,13 +27,13 @@ def test_time_is_up_only_when_something_is_left() -> None:
         session.check()
 
 
-def test_without_a_bound_there_is_always_time() -> None:
+def test_without_a_limit_there_is_always_time() -> None:
     session = Session()
     assert session.left_s() == float("inf")
     session.check()
 
 
-def test_a_full_disk_costs_the_file_and_not_the_figures(
+def test_the_table_is_printed_if_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = Report("test", ["gids"])
@@ -56,7 +56,7 @@ def test_a_full_disk_costs_the_file_and_not_the_figures(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_table_has_medians_and_ranges_and_leaves_out_what_nothing_has() -> None:
+def test_a_table_has_medians_and_ranges_and_omits_empty_columns() -> None:
     report = Report("test", ["gids"])
     for value in (3.0, 1.0, 2.0):
         report.figure(place="a", size=1).add(score=value, missing=None)
@@ -75,7 +75,7 @@ def test_a_table_has_medians_and_ranges_and_leaves_out_what_nothing_has() -> Non
     ]
 
 
-def test_what_all_figures_share_is_said_once() -> None:
+def test_shared_settings_are_found() -> None:
     report = Report("test", ["gids"])
     report.figure(place="a", size=None, depth=4, kind="x").add(score=1)
     report.figure(place="a", size=2, depth=4, kind="y").add(score=1)
@@ -84,7 +84,7 @@ def test_what_all_figures_share_is_said_once() -> None:
     assert shared(report.figures, titles) == {"size": 2, "depth": 4}
 
 
-def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+def test_a_pipe_is_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     check_writable(tmp_path / "pipe")
     found: list[str] = []
@@ -96,12 +96,12 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     assert [path.is_fifo() for path in tmp_path.iterdir()] == [True]
 
 
-def test_a_path_is_tried_and_left_as_it_is(tmp_path: Path) -> None:
+def test_checking_a_path_does_not_change_the_file(tmp_path: Path) -> None:
     (tmp_path / "old").write_text("kept")
     check_writable(tmp_path / "old")
     check_writable(tmp_path / "new")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"old": "kept"}
-    with pytest.raises(IsADirectoryError, match="is a directory: name a file in it"):
+    with pytest.raises(IsADirectoryError, match="is a directory: give the name of a file in it"):
         check_writable(tmp_path)
 
 
@@ -109,5 +109,5 @@ def test_a_path_is_tried_and_left_as_it_is(tmp_path: Path) -> None:
     ("value", "shown"),
     [(0.0, "0 ns"), (5e-9, "5 ns"), (12.3e-6, "12.3 us"), (0.25, "250 ms"), (3.0, "3.00 s")],
 )
-def test_seconds_come_in_the_unit_that_fits(value: float, shown: str) -> None:
+def test_seconds_have_a_fitting_unit(value: float, shown: str) -> None:
     assert seconds(value) == shown

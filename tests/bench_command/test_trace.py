@@ -1,4 +1,4 @@
-"""Trace files: what is written is read, runs replay exactly, and a damaged file gives one clear error."""
+"""Trace files: they are read back, runs are replayed exactly, and a damaged file is one clear error."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from datasets import in_edges
 
 import gids
 from gids.cache import POLICIES
@@ -41,14 +42,13 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with DatasetWriter(path) as writer:
         writer.write_table("node", "paper", "feat", torch.randn(ROWS, 256))  # four rows to a page
         writer.write_table("node", "author", "feat", torch.randn(500, 1024))
-        indptr = np.concatenate([[0], np.cumsum(rng.integers(0, 8, ROWS))])
-        indices = (ROWS * rng.random(indptr[-1]) ** 3).astype(np.int64)
-        writer.write_graph(("paper", "cites", "paper"), indptr, indices, num_src=ROWS)
+        edges = in_edges(rng.integers(0, 8, ROWS), ROWS, rng, power=3)
+        writer.write_graph(("paper", "cites", "paper"), *edges, num_src=ROWS)
     return path
 
 
 def minibatches(count: int, seed: int) -> list[dict[str, torch.Tensor]]:
-    """Skewed ids that repeat; the second table is now and then left out."""
+    """Skewed ids with repeats; some minibatches omit the second table."""
     rng = np.random.default_rng(seed)
     result = []
     for _ in range(count):
@@ -66,7 +66,7 @@ def papers(ids: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_what_is_written_is_read(tmp_path: Path, wide: bool) -> None:
+def test_a_written_trace_is_read_back(tmp_path: Path, wide: bool) -> None:
     rng = np.random.default_rng(1)
     big = (1 << 32) + 7 if wide else 1000
     tables = [table("a.x", heat=False, pages=big), table("b.y", pages=37)]
@@ -131,7 +131,7 @@ def test_a_recorded_run_replays_to_the_counts_of_the_run(
             assert found.evictions == run["evictions"]
 
 
-def test_planned_minibatches_that_adapt_between_epochs_replay_too(dataset: Path, tmp_path: Path) -> None:
+def test_a_run_whose_planned_minibatches_adapt_is_replayed(dataset: Path, tmp_path: Path) -> None:
     path = tmp_path / "run.trace"
     with gids.FeatureLoader(
         gids.open(dataset, memory=32 << 20, cache=1 << 20),
@@ -149,7 +149,7 @@ def test_planned_minibatches_that_adapt_between_epochs_replay_too(dataset: Path,
         assert int(replay_as_recorded(trace, 0).hits.sum()) == hits
 
 
-def test_a_run_that_fails_leaves_what_happened_before(dataset: Path, tmp_path: Path) -> None:
+def test_a_failed_run_leaves_a_trace_of_what_happened_before(dataset: Path, tmp_path: Path) -> None:
     path = tmp_path / "run.trace"
 
     def train(loader: gids.FeatureLoader) -> None:
@@ -169,7 +169,7 @@ def test_a_run_that_fails_leaves_what_happened_before(dataset: Path, tmp_path: P
         replay_as_recorded(trace, 0)
 
 
-def test_a_full_disk_ends_the_recording_and_not_the_training(
+def test_a_full_disk_ends_the_recording_but_not_the_training(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "run.trace"
@@ -191,7 +191,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_training(
         Trace(path)
 
 
-def test_recording_begins_before_the_first_minibatch(dataset: Path, tmp_path: Path) -> None:
+def test_recording_must_start_before_the_first_minibatch(dataset: Path, tmp_path: Path) -> None:
     with gids.FeatureLoader(gids.open(dataset, memory=32 << 20), ["paper.feat"]) as loader:
         next(loader.attach(minibatches(3, seed=2), papers))
         with pytest.raises(ValueError, match="before its first minibatch"), record(loader, tmp_path / "t"):
@@ -224,7 +224,7 @@ def test_a_node_loader_is_recorded_by_its_feature_loader(dataset: Path, tmp_path
             pass
 
 
-def test_a_sampled_trace_has_no_run_to_repeat(tmp_path: Path) -> None:
+def test_a_sampled_trace_cannot_be_replayed_as_recorded(tmp_path: Path) -> None:
     write(tmp_path / "t", [table()], [[np.arange(3)]])
     with Trace(tmp_path / "t") as trace, pytest.raises(ValueError, match="was sampled, not recorded"):
         replay_as_recorded(trace, 0)
@@ -244,7 +244,7 @@ def test_every_truncation_is_one_clear_error(tmp_path: Path, good: bytes) -> Non
             Trace(path)
 
 
-def test_no_changed_byte_does_worse_than_an_error(tmp_path: Path, good: bytes) -> None:
+def test_every_changed_byte_is_harmless_or_an_error(tmp_path: Path, good: bytes) -> None:
     rng = np.random.default_rng(3)
     path = tmp_path / "changed"
     refused = 0
@@ -261,9 +261,9 @@ def test_no_changed_byte_does_worse_than_an_error(tmp_path: Path, good: bytes) -
     assert refused > 100  # the others changed heat, or a page into another page
 
 
-def test_bytes_behind_the_end_are_damage(tmp_path: Path, good: bytes) -> None:
+def test_bytes_after_the_end_are_damage(tmp_path: Path, good: bytes) -> None:
     (tmp_path / "t").write_bytes(good + b"more")
-    with pytest.raises(FormatError, match="has 4 bytes behind its end mark"):
+    with pytest.raises(FormatError, match="has 4 bytes after its end mark"):
         Trace(tmp_path / "t")
 
 
@@ -272,11 +272,13 @@ def test_bytes_behind_the_end_are_damage(tmp_path: Path, good: bytes) -> None:
     [
         (0, b"NOTATRCE", "is not a trace of gids"),
         (8, struct.pack("<I", 2), "is a trace of version 2; this gids reads version 1"),
-        (12, struct.pack("<I", 1 << 30), "ends within its header"),
+        (12, struct.pack("<I", 1 << 30), "ends inside its header"),
         (16, b"[", "damaged header"),
     ],
 )
-def test_alien_files_are_named(tmp_path: Path, good: bytes, place: int, value: bytes, said: str) -> None:
+def test_files_that_are_not_traces_are_refused(
+    tmp_path: Path, good: bytes, place: int, value: bytes, said: str
+) -> None:
     path = tmp_path / "alien"
     path.write_bytes(good[:place] + value + good[place + len(value) :])
     with pytest.raises(FormatError, match=said):
@@ -286,13 +288,13 @@ def test_alien_files_are_named(tmp_path: Path, good: bytes, place: int, value: b
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        (b'"policy": null', b'"policy": 1234', "damaged header: TypeError\\('1234 is no str'\\)"),
+        (b'"policy": null', b'"policy": 1234', "damaged header: TypeError\\('1234 is not of type str'\\)"),
         (b'"lines": null', b'"lines": -123', "has impossible sizes"),
-        (b'"lines": null', b'"lines": 2.50', "damaged header: TypeError\\('2.5 is no int'\\)"),
-        (b'"counters": {}', b'"counters": 12', "damaged end mark: its counters are none"),
+        (b'"lines": null', b'"lines": 2.50', "damaged header: TypeError\\('2.5 is not of type int'\\)"),
+        (b'"counters": {}', b'"counters": 12', "damaged end mark: its counters are not valid"),
     ],
 )
-def test_facts_of_another_type_are_damage(
+def test_header_fields_of_another_type_are_damage(
     tmp_path: Path, good: bytes, old: bytes, new: bytes, said: str
 ) -> None:
     assert old in good
@@ -306,6 +308,6 @@ def test_pages_beyond_the_table_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "t", [table(pages=10)], [[np.array([3, 10])]])
     with (
         Trace(tmp_path / "t") as trace,
-        pytest.raises(FormatError, match="names page 10 of table '_N\\.feat'"),
+        pytest.raises(FormatError, match="has page 10 of table '_N\\.feat'"),
     ):
         trace.pages(0)

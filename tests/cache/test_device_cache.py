@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from datasets import same_bits
 from raw_table import RawTable, write_raw_table, write_scaled_table
 
 from gids.cache.device import DeviceFeatureCache
@@ -57,15 +58,6 @@ def make(device: Device) -> Iterator[Make]:
     for cache, engine in opened:
         cache.close()
         engine.close()
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    a, b = a.cpu(), b.cpu()
-    return (
-        a.dtype == b.dtype
-        and a.shape == b.shape
-        and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
-    )
 
 
 def run(

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from children import interrupted
+from datasets import same_bits
 from raw_table import RawTable, write_raw_table, write_scaled_table
 
 import gids
@@ -49,14 +50,6 @@ def make_cache(tables: list[RawTable], lines: int, **options: object) -> Feature
 @pytest.fixture(params=[False, True], ids=["output-at-plan", "output-at-gather"])
 def late(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return (
-        a.dtype == b.dtype
-        and a.shape == b.shape
-        and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
-    )
 
 
 def run(

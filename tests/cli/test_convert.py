@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from datasets import sorted_edges
 
 from gids import FeatureStore
 from gids.cli import main
@@ -32,16 +33,6 @@ def convert(*arguments):
 def rows(store, table="feat"):
     found = store.table(table)
     return found.read_rows(range(found.row_count)).numpy()
-
-
-def in_edges(edges, num_nodes):
-    """(indptr, indices, edge ids), the obvious way."""
-    order = np.argsort(edges[1], kind="stable")
-    return (
-        np.concatenate([[0], np.cumsum(np.bincount(edges[1], minlength=num_nodes))]),
-        edges[0][order],
-        order,
-    )
 
 
 def assert_graph(graph, indptr, indices, edge_ids=None):
@@ -169,7 +160,7 @@ def test_a_sparse_npz(tmp_path, save):
     store = convert(tmp_path / "x.npz", tmp_path / "x.gids")
     assert np.array_equal(rows(store), attr.toarray())
     coo = adj.tocoo()
-    indptr, indices, order = in_edges(np.stack([coo.row, coo.col]), 50)
+    indptr, indices, order = sorted_edges(coo.row, coo.col, 50)
     assert_graph(store.graph(), indptr, indices, order)
     assert np.array_equal(store.labels["_N"], labels)
     assert list(store.tables) == ["_N.feat"], "weights that are all 1 are left out"
@@ -205,7 +196,7 @@ def test_a_dense_npz_with_edges(tmp_path, order, dtype):
     store = convert(tmp_path / "x.npz", tmp_path / "x.gids", "--index-dtype", "int32")
     assert np.array_equal(rows(store, "x"), FEAT)
     assert np.array_equal(rows(store, "weight"), weight)
-    assert_graph(store.graph(), *in_edges(EDGES, 50))
+    assert_graph(store.graph(), *sorted_edges(*EDGES, 50))
     assert store.graph().indices.dtype == np.int32
     assert {split: ids.tolist() for split, ids in store.splits["_N"].items()} == {
         "val": list(range(0, 50, 3))
@@ -216,7 +207,7 @@ def test_a_dense_npz_with_edges(tmp_path, order, dtype):
 def test_a_directory(tmp_path):
     source = tmp_path / "s"
     source.mkdir()
-    indptr, indices, _ = in_edges(EDGES, 50)
+    indptr, indices, _ = sorted_edges(*EDGES, 50)
     FEAT.tofile(source / "raw.bin")
     for name, values in {
         "feat": FEAT,
@@ -248,9 +239,9 @@ def write_heterogeneous(source):
         "nodes/a%2Fb/feat": FEAT[:5],
         "edges/author.writes.paper/edge_index": np.stack([RNG.integers(0, 80, 99), RNG.integers(0, 50, 99)]),
         "edges/author.writes.paper/weight": RNG.standard_normal((99, 2)),
-        "edges/paper.cites.paper/indptr": in_edges(EDGES, 50)[0],
-        "edges/paper.cites.paper/indices": in_edges(EDGES, 50)[1],
-        "edges/paper.cites.paper/edge_ids": in_edges(EDGES, 50)[2],
+        "edges/paper.cites.paper/indptr": sorted_edges(*EDGES, 50)[0],
+        "edges/paper.cites.paper/indices": sorted_edges(*EDGES, 50)[1],
+        "edges/paper.cites.paper/edge_ids": sorted_edges(*EDGES, 50)[2],
     }
     for name, values in arrays.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -267,16 +258,16 @@ def test_a_heterogeneous_directory(tmp_path):
     assert store.labels["paper"].dtype == torch.float32
     assert dict(store.splits) == {}
     edges = arrays["edges/author.writes.paper/edge_index"]
-    assert_graph(store.graph(("author", "writes", "paper")), *in_edges(edges, 50))
+    assert_graph(store.graph(("author", "writes", "paper")), *sorted_edges(*edges, 50))
     assert np.array_equal(rows(store, "weight"), arrays["edges/author.writes.paper/weight"])
-    assert_graph(store.graph(("paper", "cites", "paper")), *in_edges(EDGES, 50))
+    assert_graph(store.graph(("paper", "cites", "paper")), *sorted_edges(*EDGES, 50))
     assert np.array_equal(store.out_degrees("author"), np.bincount(edges[0], minlength=80))
 
 
 def test_edge_ids_can_be_left_out(tmp_path):
     np.savez(tmp_path / "x.npz", x=FEAT, edge_index=EDGES)
     store = convert(tmp_path / "x.npz", tmp_path / "x.gids", "--no-edge-ids")
-    assert_graph(store.graph(), *in_edges(EDGES, 50)[:2])
+    assert_graph(store.graph(), *sorted_edges(*EDGES, 50)[:2])
 
 
 def load_dgl():
@@ -341,7 +332,7 @@ def test_several_dgl_graphs_are_refused(tmp_path, capsys):
     dgl = load_dgl()
     dgl.save_graphs(str(tmp_path / "g.dgl"), [dgl.graph(([0], [1]))] * 2)
     assert main(["convert", str(tmp_path / "g.dgl"), str(tmp_path / "g.gids")]) == 2
-    assert "holds 2 graphs; save the one to convert" in capsys.readouterr().err
+    assert "holds 2 graphs; save one graph per file" in capsys.readouterr().err
 
 
 def test_pages_are_striped_over_directories(tmp_path):
@@ -403,40 +394,40 @@ BAD_DIRECTORIES = {
         "both edge_index and indptr",
     ),
     "edges of nodes that are not": ({"feat": FEAT, "edge_index": EDGES + 20}, "it must be from 0 to 49"),
-    "edge_index the wrong way": ({"feat": FEAT, "edge_index": EDGES.T}, "it must be (2, number of edges)"),
+    "edge_index the wrong way": ({"feat": FEAT, "edge_index": EDGES.T}, "it must be (2, E)"),
     "edge features of others": (
         {"feat": FEAT, "edge_index": EDGES, "edge_w": np.ones(3)},
         "300 edges, but its table 'w' has 3",
     ),
-    "edges and no nodes": ({"edge_index": EDGES}, "the number of '_N' nodes is not known"),
+    "edges and no nodes": ({"edge_index": EDGES}, "the number of '_N' nodes is unknown"),
     "two labels": ({"feat": FEAT, "label": np.ones(50), "y": np.ones(50)}, "both 'label' and 'y'"),
     "a split of others": ({"feat": FEAT, "train_idx": np.array([50])}, "train_idx[0] is 50"),
     "mask and idx": (
         {"feat": FEAT, "val_mask": np.ones(50, bool), "val_idx": np.ones(2, int)},
         "both val_idx and val_mask",
     ),
-    "only labels": ({"label": np.ones(50)}, "holds no features"),
+    "only labels": ({"label": np.ones(50)}, "has no features and no graph"),
     "a strange relation": (
         {"nodes/a/feat": FEAT, "edges/ab/edge_index": EDGES},
-        "must be called SOURCE.RELATION",
+        "must be SOURCE.RELATION.DESTINATION",
     ),
     "an unknown end": (
         {"nodes/a/feat": FEAT, "edges/a.b.c/edge_index": EDGES},
-        "number of 'c' nodes is not known",
+        "number of 'c' nodes is unknown",
     ),
     "int16": ({"feat": FEAT.astype(np.int16)}, "cannot hold int16: cast it (--dtype)"),
 }
 BAD = {kind: message for kind, (_, message) in BAD_DIRECTORIES.items()} | {
     "nothing": "no source at",
     "text": "is of type <U1, not numbers",
-    "objects": "only unpickling could read",
+    "objects": "which need unpickling",
     "scalar": "is a single number",
     "truncated": "is truncated: 500 bytes",
     "no header": "not a valid .npy file",
     "version 9": "version (9, 0)",
-    "raw": "say what it holds: --dtype float32 --shape ROWS,DIM",
+    "raw": "for raw binary give --dtype float32 --shape ROWS,DIM",
     "broken zip": "not a valid .npz file",
-    "empty directory": "holds no features",
+    "empty directory": "has no features and no graph",
 }
 
 
@@ -456,11 +447,11 @@ def test_a_bad_source_is_one_line_and_leaves_nothing(tmp_path, capsys, kind):
     [
         (["--page-bytes", "1000"], "page_bytes is 1000; it must be a multiple of 512"),
         (["--dtype", "float17"], "unknown dtype 'float17'"),
-        (["--dtype", "color=float16"], "--dtype names table 'color'; the source has _N.feat, feat"),
+        (["--dtype", "color=float16"], "--dtype: no table 'color'; the source has _N.feat, feat"),
         (["--dtype", "uint8"], "would cut their fractions"),
         (["--dtype", "int8", "--scale", "page"], "--scale is 'page'; it must be 'row' or 'column'"),
-        (["--scale", "row"], "--scale row is for floating features stored as int8: give --dtype int8, too"),
-        (["--scale", "color=row"], "--scale names table 'color'; the source has _N.feat, feat"),
+        (["--scale", "row"], "--scale row is for floating features stored as int8: add --dtype int8"),
+        (["--scale", "color=row"], "--scale: no table 'color'; the source has _N.feat, feat"),
         (["--stripe", "/proc/nonexistent"], "stripe directory /proc/nonexistent does not exist"),
         (["--memory", "1k"], "1 MiB"),
     ],
@@ -484,13 +475,16 @@ def test_options_that_cannot_be_read_show_the_usage(arguments, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--shape", "3,4"], "--shape says nothing here"),
+        (["--shape", "3,4"], "--shape has no effect"),
         (["--num-nodes", "50"], "x.npy is read as npy, and the option is for edges"),
         (["--labels", "2K"], "the option is for igb, matlab"),
-        (["--skip", "feat"], "--skip says nothing here"),
-        (["--reverse-edges", "--dedup"], "--reverse-edges, --dedup: for graphs, and the source has no edges"),
-        (["--self-loops"], "for graphs"),
-        (["--split-column", "1"], "--split-column is for masks of shape (nodes, splits)"),
+        (["--skip", "feat"], "--skip has no effect"),
+        (["--reverse-edges", "--dedup"], "--reverse-edges, --dedup: the source has no edges"),
+        (["--self-loops"], "--self-loops: the source has no edges"),
+        (
+            ["--split-column", "1"],
+            "--split-column has no effect: the source has no masks of shape (nodes, splits)",
+        ),
     ],
 )
 def test_options_that_do_not_apply_are_refused(tmp_path, capsys, arguments, message):
@@ -506,7 +500,7 @@ def test_options_that_do_not_apply_are_refused(tmp_path, capsys, arguments, mess
         (["--num-nodes", "20"], "the option is for edges"),
         (["--labels", "2K"], "the option is for igb, matlab"),
         (["--table", "paper.x"], "the option is for npy, raw"),
-        (["--shape", "4,4"], "--shape is for raw binary (.bin), of which"),
+        (["--shape", "4,4"], "--shape is for raw binary, but"),
         (["--skip", "pos"], "has no array of that name"),
     ],
 )
@@ -519,10 +513,10 @@ def test_options_that_a_directory_has_no_use_for(tmp_path, capsys, arguments, me
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
-        (np.ones(45, bool), "'train_mask' of {s} is for 45 '_N' nodes, but there are 50, by 'feat' of {s}"),
-        (np.ones(55, bool), "is for 55 '_N' nodes, but there are 50"),
-        (np.arange(50) % 3, "is 2 at node 2; a mask has True and False, or 1 and 0"),
-        (np.ones((50, 3), bool), "has shape (50, 3), 3 splits: --split-column K takes one of them, 0 to 2"),
+        (np.ones(45, bool), "'train_mask' of {s} gives 45 '_N' nodes, but there are 50 (from 'feat' of {s})"),
+        (np.ones(55, bool), "gives 55 '_N' nodes, but there are 50"),
+        (np.arange(50) % 3, "is 2 at node 2; a mask must be bool, or 0 and 1"),
+        (np.ones((50, 3), bool), "has shape (50, 3): choose one of its 3 splits with --split-column, 0 to 2"),
     ],
 )
 def test_a_mask_that_is_none(tmp_path, capsys, mask, message):
@@ -540,14 +534,14 @@ def test_one_of_several_splits_and_ids_that_are_a_mask(tmp_path, capsys):
     assert "at random" not in capsys.readouterr().err
     save(tmp_path / "t", feat=FEAT, train_idx=masks[:, 0])
     assert main(["convert", str(tmp_path / "t"), str(tmp_path / "y.gids")]) == 2
-    assert "is a mask: call it train_mask" in capsys.readouterr().err
+    assert "is a mask: rename it to train_mask" in capsys.readouterr().err
 
 
 def test_labels_of_another_length_and_edge_tables_name_both_sides(tmp_path, capsys):
     save(tmp_path / "s", feat=FEAT, label=np.zeros(49))
     assert main(["convert", str(tmp_path / "s"), str(tmp_path / "x.gids")]) == 2
     said = (
-        f"'feat' of {tmp_path / 's'} is for 50 '_N' nodes, but there are 49, by 'label' of {tmp_path / 's'}"
+        f"'feat' of {tmp_path / 's'} gives 50 '_N' nodes, but there are 49 (from 'label' of {tmp_path / 's'})"
     )
     assert said in capsys.readouterr().err
 
@@ -556,8 +550,8 @@ def test_a_random_split_and_float64_are_told(tmp_path, capsys):
     save(tmp_path / "s", feat=FEAT.astype(np.float64), label=np.arange(50) - 10)
     convert(tmp_path / "s", tmp_path / "x.gids", "--seed", "3")
     told = capsys.readouterr().err
-    assert "drew train 24, val 8, test 8 of those with a label at random, seed 3" in told
-    assert "_N.feat is float64: twice the bytes of float32" in told
+    assert "drew train 24, val 8, test 8 labelled nodes at random with seed 3" in told
+    assert "_N.feat is float64, twice the bytes of float32" in told
     convert(tmp_path / "s", tmp_path / "y.gids", "--dtype", "float32")
     assert "float64: twice" not in capsys.readouterr().err
 
@@ -566,7 +560,7 @@ def test_a_random_split_and_float64_are_told(tmp_path, capsys):
 def test_features_that_cannot_be_stored_are_refused_or_told(tmp_path, capsys, values):
     np.savez(tmp_path / "x.npz", feat=values, edge_index=EDGES, num_nodes=50)
     assert main(["convert", str(tmp_path / "x.npz"), str(tmp_path / "x.gids"), "--quiet"]) == 2
-    assert "cast it, or --skip feat" in capsys.readouterr().err
+    assert "cast it, or give --skip feat" in capsys.readouterr().err
     store = convert(tmp_path / "x.npz", tmp_path / "x.gids", "--skip", "feat", "--quiet")
     assert (list(store.tables), store.num_edges()) == ([], 300)
     np.savez(tmp_path / "y.npz", emb=FEAT.astype(object), edge_index=EDGES)
@@ -606,10 +600,10 @@ def test_scipys_sparse_files(tmp_path, capsys):
     assert np.array_equal(rows(store), FEAT)
     (tmp_path / "s/adj.npz").rename(tmp_path / "s/graph.npz")
     assert main(["convert", str(tmp_path / "s"), str(tmp_path / "y.gids")]) == 2
-    assert "call it adj.npz (the graph) or attr.npz" in capsys.readouterr().err
+    assert "call it adj.npz (graph) or attr.npz" in capsys.readouterr().err
     scipy.save_npz(tmp_path / "x.npz", graph.tocoo())
     assert main(["convert", str(tmp_path / "x.npz"), str(tmp_path / "y.gids")]) == 2
-    assert "in coo form: save_npz('x.npz', matrix.tocsr())" in capsys.readouterr().err
+    assert "in coo form; write it as CSR: save_npz('x.npz', matrix.tocsr())" in capsys.readouterr().err
 
 
 def test_striped_pages_say_how_to_open_them(tmp_path, capsys):
@@ -633,11 +627,11 @@ def test_a_dataset_and_a_torn_torch_file_are_named_for_what_they_are(tmp_path, c
     np.save(tmp_path / "x.npy", FEAT)
     convert(tmp_path / "x.npy", tmp_path / "x.gids")
     assert main(["convert", str(tmp_path / "x.gids"), str(tmp_path / "y.gids")]) == 2
-    assert "x.gids is a gids dataset already" in capsys.readouterr().err
+    assert "x.gids is already a gids dataset" in capsys.readouterr().err
     torch.save({"x": torch.ones(4, 100)}, tmp_path / "d.pt")
     os.truncate(tmp_path / "d.pt", 300)
     assert main(["convert", str(tmp_path / "d.pt"), str(tmp_path / "y.gids")]) == 2
-    assert "is not a file that torch.save writes, or is truncated" in capsys.readouterr().err
+    assert "is not a file of torch.save, or is truncated" in capsys.readouterr().err
 
 
 def test_ctrl_c_says_what_resumes(tmp_path, capsys, monkeypatch):

@@ -72,10 +72,10 @@ def test_skew_makes_few_sources_popular(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--skew", "1"], "skew must be from 0 to below 1"),
+        (["--skew", "1"], "skew must be 0 to below 1"),
         (["--classes", "0"], "classes must be 1 to"),
         (["--nodes", "1e14"], "not enough room"),
-        (["--dim", "0"], "dim >= 1"),
+        (["--dim", "0"], "node_count and dim must be 1 or more"),
     ],
 )
 def test_bad_sizes_are_one_line_and_leave_nothing(tmp_path, capsys, arguments, message):

@@ -1,4 +1,4 @@
-"""`gids quickstart`: what it prints, that both sides see the right rows, that it leaves nothing behind."""
+"""`gids quickstart`: its output, the rows of both sides, and that it removes its files."""
 
 import json
 import re
@@ -15,7 +15,7 @@ TINY = ["--nodes", "3000", "--dim", "1024", "--batches", "6", "--batch-size", "1
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """One real run with --keep: its directory, what it printed, and its status."""
+    """One real run with --keep: its directory, output and exit status."""
     import contextlib
     import io
 
@@ -27,7 +27,7 @@ def run(tmp_path_factory):
     return SimpleNamespace(status=status, out=out.getvalue(), err=err.getvalue(), directory=directory)
 
 
-def test_both_sides_hand_over_rows_of_the_source(run):
+def test_both_sides_load_the_rows_of_the_source(run):
     assert run.status == 0, run.err
     result = json.loads(run.out)
     for side in ("gids", "stock"):
@@ -43,12 +43,12 @@ def test_both_sides_hand_over_rows_of_the_source(run):
     assert result["speed_up"] == pytest.approx(result["stock"]["seconds"] / result["gids"]["seconds"])
 
 
-def test_both_sides_begin_with_a_cold_page_cache(run, on_disk):
+def test_both_sides_start_with_a_cold_page_cache(run, on_disk):
     result = json.loads(run.out)
     assert all(result[side]["cached_before"] < 0.01 for side in ("gids", "stock"))
 
 
-def test_both_sides_are_limited_alike_or_the_reason_is_given(run):
+def test_both_sides_have_the_same_limit_or_the_reason_is_printed(run):
     result = json.loads(run.out)
     limits = [result[side]["memory_limit_bytes"] for side in ("gids", "stock")]
     if result["why_no_memory_limit"]:
@@ -64,7 +64,7 @@ def test_progress_names_the_steps_and_keep_says_where(run):
     assert steps[:5] == ["starting", "making", "converting", "training", "training"]
     for step in ("making a graph", "training with gids"):
         assert re.search(rf"^{step}.* \.\.\.$", run.err, re.M)  # when it begins
-    assert f"kept: {run.directory}" in run.err
+    assert f"files kept in {run.directory}" in run.err
     assert (run.directory / "graph.gids" / "manifest.json").exists()
 
 
@@ -110,7 +110,7 @@ def test_the_table_has_both_sides_and_the_code(run, monkeypatch, capsys, tmp_pat
 
 
 def outcomes(monkeypatch, run, **by_side):
-    """Let run_side raise these errors, or return what the real run measured with some values changed."""
+    """Let run_side raise these errors, or return the real run's results with some values changed."""
     from gids.measure import sides
 
     result = json.loads(run.out)
@@ -144,7 +144,7 @@ def test_stock_that_is_killed_for_memory_leaves_the_result_of_gids(run, monkeypa
     assert found["why_missing"]["stock"] == f"stock DGL {reason}"
 
 
-def test_stock_that_gets_nowhere_without_advice_is_left_out(run, monkeypatch, capsys, tmp_path):
+def test_stock_without_advice_that_fails_is_omitted(run, monkeypatch, capsys, tmp_path):
     error = FreshProcessTimeout("too long", "did not end within 60 s and was stopped")
     outcomes(monkeypatch, run, stock_without_advice=error)
     assert main(["quickstart", *TINY, "--dir", str(tmp_path), "--json"]) == 0
@@ -186,7 +186,7 @@ def test_a_side_that_was_stopped_is_compared_by_rows_per_second(run, monkeypatch
 
 
 @pytest.mark.parametrize(("option", "expected"), [([], [60, 60]), (["--seconds", "7"], [7, 7])])
-def test_both_sides_stop_after_a_minute_or_as_asked(option, expected, run, monkeypatch, tmp_path):
+def test_both_sides_stop_after_a_minute_or_as_given(option, expected, run, monkeypatch, tmp_path):
     from gids.measure import sides
 
     asked = []
@@ -201,7 +201,7 @@ def test_both_sides_stop_after_a_minute_or_as_asked(option, expected, run, monke
     assert asked[:2] == expected
 
 
-def test_the_graph_is_smaller_where_the_disk_writes_slowly(monkeypatch, tmp_path, capsys):
+def test_the_graph_is_smaller_if_the_disk_writes_slowly(monkeypatch, tmp_path, capsys):
     args = SimpleNamespace(dir=tmp_path / "new", dim=1024)
     assert quickstart._nodes_by_write_speed(args) in range(150_000, 300_001)
     capsys.readouterr()
@@ -209,7 +209,7 @@ def test_the_graph_is_smaller_where_the_disk_writes_slowly(monkeypatch, tmp_path
     assert quickstart._nodes_by_write_speed(args) == 150_000
     message = capsys.readouterr().err
     assert re.search(
-        r"new is written at only .* a second: the graph has 150,000 nodes, not 300,000;", message
+        r"new is slow to write \(.*/s\): the graph has 150,000 nodes instead of 300,000;", message
     )
     monkeypatch.setattr(quickstart, "WRITE_SECONDS", 1e9)
     assert quickstart._nodes_by_write_speed(args) == 300_000
@@ -253,22 +253,22 @@ def test_an_interrupted_run_leaves_nothing_behind(error, monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_too_little_disk_is_told_before_anything_is_written(monkeypatch, tmp_path, capsys):
+def test_a_full_disk_is_reported_before_anything_is_written(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(quickstart.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     assert main(["quickstart", *TINY, "--dir", str(tmp_path)]) == 2
     message = capsys.readouterr().err
     assert str(tmp_path) in message
-    assert re.search("needs .* MB, and 1.0 kB are free: give another --dir, or fewer --nodes", message)
+    assert re.search("MB are needed and 1.0 kB are free: give another --dir, or fewer --nodes", message)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folders_that_it_made_go_when_nothing_is_kept(monkeypatch, tmp_path):
+def test_new_folders_are_removed_without_keep(monkeypatch, tmp_path):
     monkeypatch.setattr(quickstart.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     assert main(["quickstart", *TINY, "--dir", str(tmp_path / "a/b")]) == 2
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_dgl_is_told_with_the_cure(monkeypatch, tmp_path, capsys):
+def test_missing_dgl_is_reported_with_the_command_to_install_it(monkeypatch, tmp_path, capsys):
     import importlib.util
     import sys
 
@@ -283,11 +283,11 @@ def test_missing_dgl_is_told_with_the_cure(monkeypatch, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--batch-size", "0"], "--batch-size 0: give 1 or more"),
-        (["--window", "23"], "--window 23: give 0 to 22"),
-        (["--workers", "-1"], "--workers -1"),
-        (["--seconds", "-1"], "--seconds -1: give 0 (no bound) or more"),
-        (["--seconds", "inf"], "--seconds inf: give 0"),
+        (["--batch-size", "0"], "--batch-size must be 1 or more (got 0)"),
+        (["--window", "23"], "--window must be 0 to 22 (got 23)"),
+        (["--workers", "-1"], "--workers must be 0 or more (got -1)"),
+        (["--seconds", "-1"], "--seconds must be 0 (no limit) or more (got -1)"),
+        (["--seconds", "inf"], "--seconds must be 0 (no limit) or more (got inf)"),
         (["--memory", "1MB"], "give 101 MB or more"),
         (["--classes", "0"], "classes must be 1 to"),
     ],
@@ -297,7 +297,7 @@ def test_options_out_of_range_are_refused(options, message, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_fanouts_that_are_none_are_refused(capsys):
+def test_bad_fanouts_are_refused(capsys):
     with pytest.raises(SystemExit):
         main(["quickstart", "--fanouts", "4,x"])
-    assert "'4,x' is not a list of fanouts; write 3,3,3" in capsys.readouterr().err
+    assert "'4,x' is not a list of fanouts of 1 or more; use 3,3,3" in capsys.readouterr().err

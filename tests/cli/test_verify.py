@@ -174,7 +174,7 @@ def test_a_dataset_is_compared_with_its_source(tmp_path, source, capsys, kind):
     assert main(against) == 1
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("'_N.feat': row 123, column 4 is ")
-    limit = "" if exact else ", further off than rounding goes"
+    limit = "" if exact else ", more than the error of rounding"
     assert line.endswith(f"{limit}; 2 values differ")
     assert [p.name for p in tmp_path.iterdir() if "verify" in p.name] == []
 
@@ -196,7 +196,8 @@ def test_an_error_just_beyond_the_bound_is_found(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("scale", "said"), [("row", "; 8 values differ"), ("column", "'_N.feat': the scales of columns are not")]
+    ("scale", "said"),
+    [("row", "; 8 values differ"), ("column", "'_N.feat': the scales of columns do not fit")],
 )
 def test_a_bound_is_by_the_source_and_not_by_the_scale_that_is_stored(tmp_path, capsys, scale, said):
     """Else a scale that is too large would excuse any value."""
@@ -219,7 +220,7 @@ def test_tables_that_only_one_side_has_are_faults(tmp_path, source, capsys):
     assert main(["verify", str(path), "--against", str(source), "--quiet"]) == 1
     assert capsys.readouterr().out.splitlines() == [
         "table '_N.age' of the source is not in a.gids",
-        "'_N.feat' is [300, 50], the source's is [300, 51]",
+        "'_N.feat' has shape [300, 50], in the source [300, 51]",
         "table '_N.year' of a.gids is not in the source",
     ]
 

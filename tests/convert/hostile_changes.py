@@ -1,4 +1,4 @@
-"""Spoils a valid source at random: files as a whole, their bytes, arrays, and zip files.
+"""Damages a valid source at random: whole files, bytes, arrays, and zip files.
 
 Called by hostile_runner.py. Each change says in a few words what it did, so that a failure can be made again
 by hand. What only one library writes is in hostile_formats.py.
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 N = 40  # rows of most arrays
-BIG_FILE_BYTES = 3 << 30  # sparse; more than a conversion may hold
+BIG_FILE_BYTES = 3 << 30  # sparse; more than the memory of a conversion
 # fmt: off
 NUMBERS = [
     -1, 0, 1, 7, 255, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 40, (1 << 53) + 1, 1 << 62,
@@ -59,7 +59,7 @@ _DESCRS = [
 ]
 _LENGTHS = ["0", "1", "-1", "True", "None", "'a'", "1.5", "9" * 30, "10L", "-2", "()"]
 _HEADERS = ["", "{}", "None", "\0", "{'descr': 1", "[1]", "'" * 100, "lambda: 0", "ü", "\\\n" * 90]
-_ZIP_FIELDS = {  # (offset, bytes) of those of a member, of its entry in the directory, and of the directory
+_ZIP_FIELDS = {  # (offset, bytes) of fields of a member, of its directory entry, and of the directory
     b"PK\x03\x04": [(4, 2), (6, 2), (8, 2), (14, 4), (18, 4), (22, 4), (26, 2), (28, 2)],
     b"PK\x01\x02": [(6, 2), (8, 2), (10, 2), (16, 4), (20, 4), (24, 4), (28, 2), (30, 2), (32, 2), (42, 4)],
     b"PK\x05\x06": [(4, 2), (6, 2), (8, 2), (10, 2), (12, 4), (16, 4), (20, 2)],
@@ -69,7 +69,7 @@ Change = Callable[[random.Random, Path], str]
 
 
 class Payload:
-    """What unpickling would run: it leaves a directory called executed."""
+    """Unpickling it makes a directory called executed."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (os.mkdir, ("executed",))
@@ -81,7 +81,7 @@ def copy(source: Path, target: Path) -> Path:
 
 
 def spoil(rng: random.Random, source: Path, ways: dict[str, list[Change]]) -> str:
-    """Change a source (a file or a directory) at random; what was done. ways: by the suffix of a file."""
+    """Change a source (a file or a directory) at random. Returns what was done. ways: by suffix of a file."""
     files = sorted(p for p in source.rglob("*") if p.is_file()) if source.is_dir() else [source]
     if source.is_dir() and rng.random() < 0.08:
         return add_file(rng, source)
@@ -101,7 +101,7 @@ def anything(rng: random.Random) -> Any:
 
 
 def change_file(rng: random.Random, path: Path) -> str:
-    """Put something else in a file's place."""
+    """Replace a file by something else."""
     kind = rng.choice(_IN_PLACE)
     if kind == "big":
         os.truncate(path, BIG_FILE_BYTES)
@@ -128,7 +128,7 @@ def change_file(rng: random.Random, path: Path) -> str:
 
 
 def bind(path: Path) -> None:
-    """Make a socket. Its name is short, the path may not be."""
+    """Make a socket. Its path may be too long for bind()."""
     here = os.getcwd()
     os.chdir(path.parent)
     try:
@@ -159,7 +159,7 @@ def add_file(rng: random.Random, source: Path) -> str:
 
 
 def change_bytes(rng: random.Random, path: Path) -> str:
-    """Cut, flip, insert or repeat bytes, or write a hostile number over some."""
+    """Cut, flip, insert or repeat bytes, or overwrite some with a hostile number."""
     data = bytearray(path.read_bytes())
     kind = rng.choice(["cut", "flip", "flip", "flip", "insert", "repeat", "number", "number", "number"])
     where = rng.choice(["anywhere", "at the start", "at the end"])
@@ -188,7 +188,7 @@ def change_bytes(rng: random.Random, path: Path) -> str:
 
 
 def hostile_array(rng: random.Random, values: np.ndarray) -> np.ndarray:
-    """An array in place of one: of another type, of another shape, or with other values."""
+    """A replacement for an array: another type, shape or values."""
     kind = rng.choice(["type", "shape", "value", "value", "big"])
     with np.errstate(all="ignore"):
         if kind == "type":
@@ -236,7 +236,7 @@ def npy_of(values: np.ndarray) -> bytes:
 def change_npy(rng: random.Random, path: Path) -> str:
     try:
         values = np.load(path)
-    except ValueError:  # IGB's without a header
+    except ValueError:  # files of IGB have no header
         values = np.zeros(N, np.float32)
     found = hostile_array(rng, values)
     path.write_bytes(npy_of(found))
@@ -253,7 +253,7 @@ def change_npy_header(rng: random.Random, path: Path) -> str:
 
 
 def with_hostile_header(rng: random.Random, data: bytes) -> tuple[bytes, str]:
-    """The bytes of a .npy file whose header lies, and how."""
+    """The bytes of a .npy file with a false header, and a description."""
     length = int.from_bytes(data[8:10], "little")
     text, rest = data[10 : 10 + length].decode("latin1"), data[10 + length :]
     kind = rng.choice(
@@ -316,7 +316,7 @@ def change_npz(rng: random.Random, path: Path) -> str:
 
 def write_zip(path: Path, members: list[tuple[str, bytes]], method: int, comment: bytes = b"") -> None:
     with zipfile.ZipFile(path, "w", method) as archive, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there are two of one name
+        warnings.simplefilter("ignore")  # about two members of one name
         archive.comment = comment
         for name, data in members:
             archive.writestr(name, data)
@@ -340,7 +340,7 @@ def change_zip(rng: random.Random, path: Path) -> str:
 
 
 def rebuild_zip(rng: random.Random, path: Path) -> str:
-    """The same members, packed in another way, with others beside them, or with a comment."""
+    """Write the members with another compression, with additional members, or with a comment."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = [(m.filename, archive.read(m)) for m in archive.infolist()]

@@ -1,4 +1,4 @@
-"""Spoils what one library writes: files of torch.save, texts, YAML, Parquet, Arrow and MATLAB files.
+"""Damages files of one library: torch.save, texts, YAML, Parquet, Arrow and MATLAB.
 
 Called by hostile_runner.py; see hostile_changes.py.
 """
@@ -39,7 +39,7 @@ from pyarrow import feather
 
 _TORCH_DTYPES = [torch.uint16, torch.uint64, torch.complex64, torch.bfloat16, torch.bool, torch.float8_e4m3fn]
 # fmt: off
-_KEYS = [  # other names of what torch.save was given
+_KEYS = [  # other keys for the saved object
     *[n for n in OTHERS if not isinstance(n, (list, dict))], ("a", "b"), ("a", "b", "c"), ("a", "b", "a"), 5,
     (1, 2, 3), "edge_index", "num_nodes", "adj_t", "y", "train_mask", "label", "_store", "_node_store_dict",
     "_edge_store_dict", "_global_store", "_mapping",
@@ -101,10 +101,10 @@ _YAMLS = [
 
 
 def change_torch(rng: random.Random, path: Path) -> str:
-    """Change a value, a key or all of what torch.save was given."""
+    """Change a value, a key or all of a saved object."""
     try:
         found = torch.load(path, weights_only=False)
-    except Exception:  # spoilt classes, which are not here
+    except Exception:  # damaged classes, which are not imported
         found = pyg.tensors()
     if not isinstance(found, dict) or rng.random() < 0.1:
         found, said = hostile_value(rng, found), "all"
@@ -128,7 +128,7 @@ def change_torch(rng: random.Random, path: Path) -> str:
 
 
 def hostile_value(rng: random.Random, value: Any) -> Any:
-    """Something in place of a value of a file of torch."""
+    """A replacement for a value in a file of torch."""
     kind = rng.choice(["other", "array", "tensor", "tensor", "odd tensor", "payload", "deep"])
     is_plain = isinstance(value, torch.Tensor) and value.layout == torch.strided
     if kind == "payload":
@@ -151,7 +151,7 @@ def hostile_value(rng: random.Random, value: Any) -> Any:
 
 
 def odd_tensor(rng: random.Random, base: torch.Tensor) -> torch.Tensor:
-    """One that has more elements than bytes, that is not dense, not on the CPU, or not valid."""
+    """A tensor with more elements than bytes, or that is not dense, not on the CPU, or not valid."""
     indptr, indices = torch.tensor([0, 5, 1]), torch.tensor([0, 99, 3, 1, 1])
     ways = [
         lambda: base[..., None].expand(*base.shape, 3),
@@ -172,15 +172,15 @@ def odd_tensor(rng: random.Random, base: torch.Tensor) -> torch.Tensor:
 
 
 def change_pickle(rng: random.Random, path: Path) -> str:
-    """Put other opcodes in the place of the pickle of a file of torch.save."""
+    """Replace the pickle of a file of torch.save by other opcodes."""
     name = rng.choice(list(_PICKLES))
     if not zipfile.is_zipfile(path):
         path.write_bytes(_PICKLES[name])
         return f"{name}, alone"
     with zipfile.ZipFile(path) as archive:
         members = [(m.filename, archive.read(m)) for m in archive.infolist()]
-    spoilt = [(name_, _PICKLES[name] if name_.endswith("/data.pkl") else data) for name_, data in members]
-    write_zip(path, spoilt, zipfile.ZIP_STORED)
+    damaged = [(name_, _PICKLES[name] if name_.endswith("/data.pkl") else data) for name_, data in members]
+    write_zip(path, damaged, zipfile.ZIP_STORED)
     return name
 
 
@@ -218,7 +218,7 @@ def change_text(rng: random.Random, path: Path) -> str:
 
 
 def change_gzip(rng: random.Random, path: Path) -> str:
-    """Change how a text is packed, not what it says."""
+    """Change the compression of a text, not its content."""
     data = path.read_bytes()
     kind = rng.choice(["cut", "sum", "twice", "trailing", "not packed", "name", "bomb", "nested"])
     if kind == "cut":
@@ -269,14 +269,14 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def write_yaml(rng: random.Random, path: Path) -> str:
-    """Put another text in the place of metadata.yaml."""
+    """Replace metadata.yaml by another text."""
     text = rng.choice(_YAMLS)
     path.write_text(text, encoding="utf-8")
     return f"{text[:60]!r}"
 
 
 def change_table(rng: random.Random, path: Path) -> str:
-    """Change or rename a column of a table of Parquet or Arrow, or write it in other pieces."""
+    """Change or rename a column of a Parquet or Arrow table, or write it with other batches."""
     pa, pq = parquet.pa, parquet.pq
     is_parquet = path.suffix == ".parquet"
     table = pq.read_table(path) if is_parquet else feather.read_table(path)
@@ -305,7 +305,7 @@ def change_table(rng: random.Random, path: Path) -> str:
 
 
 def hostile_columns(n: int) -> dict[str, Any]:
-    """What no reader expects in a column of n rows."""
+    """Columns of n rows that no reader expects."""
     pa = parquet.pa
     whole, floats = pa.int64(), pa.float32()
     return {
@@ -353,13 +353,13 @@ def change_matlab(rng: random.Random, path: Path) -> str:
             said = rng.choice(list(variables))
             found[name] = variables[said]
         matlab.io.savemat(path, found, do_compression=rng.random() < 0.5)
-    except (TypeError, ValueError):  # SciPy does not write it
+    except (TypeError, ValueError):  # SciPy cannot write it
         return change_bytes(rng, path)
     return f"{said} in place of {name}"
 
 
 def hostile_variables(rng: random.Random) -> dict[str, Any]:
-    """What no reader expects of a variable in MATLAB."""
+    """MATLAB variables that no reader expects."""
     sparse, n = matlab.sparse, matlab.N
     return {
         "array": hostile_array(rng, np.arange(float(n))),

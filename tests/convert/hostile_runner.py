@@ -1,4 +1,4 @@
-"""Converts hostile sources, each in a forked child with bounded memory, and judges how each conversion ends.
+"""Converts hostile sources, each in a forked child with limited memory, and checks how each conversion ends.
 
     python tests/convert/hostile_runner.py --cases 5000 --seed 1
 
@@ -10,6 +10,7 @@ nothing left behind, within its time and memory, and run no code of the source.
 import argparse
 import collections
 import contextlib
+import gc
 import io
 import json
 import os
@@ -18,15 +19,18 @@ import resource
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
+import types
 import warnings
 from pathlib import Path
 
-os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # as the command has it, which would come too late here
+os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # the command sets it too late for this process
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import hostile_changes
@@ -35,23 +39,24 @@ import hostile_templates
 import torch
 
 from gids import cli
+from gids.convert import trial
 from gids.convert.memory_guard import allocated_bytes
 from gids.errors import FormatError, StorageError
 from gids.store import verify
 
-TIME_S = 120  # then it hangs
-PEAK_BYTES = (256 + 300) << 20  # the default of --memory, and what docs/datasets.md allows beyond it
-DATA_BYTES = 2 << 30  # what the child may allocate, so that a failure does not take the machine's memory
+TIME_S = 120  # a longer conversion counts as hanging
+PEAK_BYTES = (256 + 300) << 20  # default of --memory plus the allowance in docs/datasets.md
+DATA_BYTES = 2 << 30  # limit for allocations of the child, to protect the machine
 OPEN_FILES = 128  # at a time
-FILE_BYTES = 100 << 20  # what it may write to one file
+FILE_BYTES = 100 << 20  # limit for one file that it writes
 EXPECTED = (FormatError, StorageError, FileNotFoundError, FileExistsError, ImportError)
 
 
 def convert(source: Path, arguments: tuple[str, ...]) -> dict[str, object]:
-    """What the command does with a source: its status, its error and of which class that is."""
+    """Run the command on a source. Returns its status, its error and the class of the error."""
     target = source.parent / "x.gids"
     errors = io.StringIO()
-    os.chdir(source.parent)  # where code of the source would leave its mark
+    os.chdir(source.parent)  # code of the source would leave its mark here
     with (
         contextlib.redirect_stderr(errors),
         contextlib.redirect_stdout(io.StringIO()),
@@ -80,7 +85,7 @@ def convert(source: Path, arguments: tuple[str, ...]) -> dict[str, object]:
 
 
 def in_child(source: Path, arguments: tuple[str, ...]) -> dict[str, object]:
-    """Convert in a forked child; what it did, and its peak of memory above that of its parent."""
+    """Convert in a forked child. Returns the result and the peak of memory above its parent's."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -121,13 +126,47 @@ def in_child(source: Path, arguments: tuple[str, ...]) -> dict[str, object]:
     return found
 
 
+def start_fast(*, fork_trials: bool) -> None:
+    """Do once what every child would otherwise do again.
+
+    fork_trials: fork also the process that tries DGL or SciPy before a conversion. The command starts a new
+    Python for it, which takes seconds to import torch.
+    """
+    torch.set_num_threads(1)  # a child would wait for threads that it does not have
+    os.fsync = os.fdatasync = lambda _: None  # no case tests a power cut
+    if fork_trials:
+        trial.subprocess = types.SimpleNamespace(run=run_forked, DEVNULL=None, PIPE=None)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        cli.main(["convert", "--list"])  # imports every subcommand and every reader
+    gc.collect()
+    gc.freeze()  # so that collections in a child do not copy these pages
+
+
+def run_forked(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+    """subprocess.run of the command of a trial, in a fork of this process."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1  # for what trial.main does not catch
+        try:
+            with open(writing, "w") as sys.stdout:
+                status = trial.main(*command[4:])
+        finally:
+            os._exit(status)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        said = pipe.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return subprocess.CompletedProcess(command, status, said)
+
+
 def resident() -> int:
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmRSS"))
 
 
 def faults_of(found: dict[str, object], before: list[str], after: list[str]) -> list[str]:
-    """What is wrong with how a conversion ended."""
+    """The faults of a conversion: a wrong status, error, memory or leftover."""
     faults = []
     status, peak = found["status"], found["peak"]
     if status not in (0, 2):
@@ -139,7 +178,9 @@ def faults_of(found: dict[str, object], before: list[str], after: list[str]) -> 
             faults.append("not one line")
         if not found["expected"]:
             faults.append("unexpected class")
-    is_resumable = "File too large" in str(found.get("error"))  # it grew beyond what the child may write
+    is_resumable = "File too large" in str(
+        found.get("error")
+    )  # the dataset is larger than the child may write
     if status != 0 and before != after and not is_resumable:
         faults.append(f"left behind {sorted(set(after) - set(before))[:5]}")
     strays = [path for path in set(after) - set(before) if not path.startswith("x.gids")]
@@ -159,14 +200,14 @@ def listed(folder: Path) -> list[str]:
 
 
 def judge(source: Path, arguments: tuple[str, ...], work: Path) -> dict[str, object]:
-    """Convert a source, the only thing in a directory, and judge the outcome by what is there then."""
+    """Convert a source, which is alone in a directory, and check the result and the directory."""
     before = listed(work)
     found = in_child(source, arguments)
     return {"faults": faults_of(found, before, listed(work)), **found}
 
 
 def convert_random(cases: range, seed: int, only: str, root: Path) -> collections.Counter[str]:
-    """Convert spoilt sources; a line for each failure. How often each outcome came."""
+    """Convert damaged sources and print a line per failure. Returns the number of each outcome."""
     outcomes: collections.Counter[str] = collections.Counter()
     sources = hostile_templates.write_all(root / "valid")
     names = [name for name in sorted(sources) if only in name]
@@ -187,7 +228,7 @@ def convert_random(cases: range, seed: int, only: str, root: Path) -> collection
 
 
 def convert_listed(sources: list[tuple[str, list[str]]]) -> None:
-    """Convert sources by path, each in a directory of its own; a line for each."""
+    """Convert sources, each in its own directory, and print a line for each."""
     for path, arguments in sources:
         print(json.dumps(judge(Path(path), tuple(arguments), Path(path).parent)), flush=True)
 
@@ -200,7 +241,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="spoil sources with this in their name")
     parser.add_argument("--listed", type=Path, help="JSON file of sources to convert instead")
     args = parser.parse_args()
-    torch.set_num_threads(1)  # a child would wait for threads that it does not have
+    start_fast(fork_trials=not args.listed)
     if args.listed:
         convert_listed(json.loads(args.listed.read_text()))
         return

@@ -1,4 +1,4 @@
-"""One valid source per reader, and per form of it, for hostile_changes.py to spoil."""
+"""Writes one valid source per reader and form, which hostile_changes.py damages."""
 
 import sys
 import types
@@ -20,11 +20,11 @@ from reader_example import save
 
 N, E = 40, 90
 _GIVEN = {"raw.data": ("--dtype", "float32", "--shape=-1,6"), "pairs.npy": ("--from", "edges")}
-_DIRECTORIES = ("ogb", "mag240m", "igb", "graphbolt", "parquet")  # whose reader a removed file may hide
+_DIRECTORIES = ("ogb", "mag240m", "igb", "graphbolt", "parquet")  # need --from if a file is removed
 
 
 def write_all(root: Path) -> dict[str, tuple[str, ...]]:
-    """The sources, in root: name -> arguments of `gids convert`."""
+    """Write the sources to root. Returns name -> arguments of `gids convert`."""
     root.mkdir(parents=True)
     _write_arrays(root)
     _write_datasets(root)
@@ -104,7 +104,7 @@ def _write_torch(root: Path) -> None:
 
 
 def _save_with_classes(path: Path) -> None:
-    """A file of torch.save with PyG's Data, by way of stand-ins for its classes."""
+    """A file of torch.save with PyG's Data, made with stand-ins for its classes."""
     kept = dict(sys.modules)
     found = types.SimpleNamespace()
     try:

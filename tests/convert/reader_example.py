@@ -1,4 +1,4 @@
-"""What the tests of readers share: convert a source, compare the dataset with it, and count what is left."""
+"""Shared by the tests of readers: convert a source and compare the dataset with it."""
 
 import os
 
@@ -11,14 +11,14 @@ from gids.store import verify
 
 
 def convert(source, target, *arguments):
-    """Run the command; the dataset, every byte of it checked."""
+    """Run the command and verify the dataset. Returns its store."""
     assert main(["convert", str(source), str(target), *map(str, arguments)]) == 0
     assert list(verify(target)) == []
     return FeatureStore(target)
 
 
 def refused(capsys, source, target, *arguments):
-    """Run the command on a bad source: its one line of error. Nothing may be left beside the source."""
+    """Run the command on a bad source. Returns its line of error. Checks that no file is left."""
     before = sorted(target.parent.rglob("*"))
     assert main(["convert", str(source), str(target), *map(str, arguments)]) == 2
     assert sorted(target.parent.rglob("*")) == before
@@ -28,7 +28,7 @@ def refused(capsys, source, target, *arguments):
 
 
 def assert_dataset(store, *, tables, edges, labels, splits):
-    """The dataset has exactly these: table name -> array; relation -> (sources, destinations, num_dst)."""
+    """The dataset has exactly these: table name -> array; relation -> (sources, destinations)."""
     assert sorted(store.tables) == sorted(tables)
     for name, expected in tables.items():
         assert_table(store, name, expected)
@@ -46,7 +46,7 @@ def assert_dataset(store, *, tables, edges, labels, splits):
 
 
 def assert_table(store, name, expected):
-    """Bit for bit, type and shape included."""
+    """The table has these bits, type and shape."""
     table = store.table(name)
     found = table.read_rows(range(table.row_count)).numpy()
     expected = np.asarray(expected)
@@ -56,7 +56,7 @@ def assert_table(store, name, expected):
 
 
 def assert_graph(store, relation, sources, destinations):
-    """In-edges, stably sorted by destination, and which edge of the source each of them is."""
+    """The graph has these edges, stably sorted by destination, and their ids."""
     graph = store.graph(relation)
     order = np.argsort(destinations, kind="stable")
     counts = np.bincount(destinations, minlength=store.num_nodes(relation[2]))
@@ -67,7 +67,7 @@ def assert_graph(store, relation, sources, destinations):
 
 
 def save(path, **arrays):
-    """.npy files in a directory, which is made."""
+    """Write arrays as .npy files to a directory, which is made."""
     path.mkdir(parents=True, exist_ok=True)
     for name, values in arrays.items():
         np.save(path / f"{name}.npy", values)

@@ -1,4 +1,4 @@
-"""Random damage to a source of each format: it converts, or is one line of error; nothing is left behind."""
+"""Random damage to a source of each format: it converts, or prints one line and leaves nothing behind."""
 
 import random
 import shutil
@@ -18,7 +18,7 @@ from gids.cli import main
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
-    """One of each format that is not left to a library's own reader of the whole file."""
+    """One source of each format that gids itself parses."""
     root = tmp_path_factory.mktemp("sources")
     ogb.papers100m(root / "ogb-binary")
     ogb.arxiv(root / "ogb-text")
@@ -33,7 +33,7 @@ def sources(tmp_path_factory):
 
 
 def damage(rng, files):
-    """Harm one file: cut it, flip or insert bytes, empty it, put another in its place, remove it."""
+    """Damage one file: cut it, flip or insert bytes, empty it, replace it, remove it."""
     file = rng.choice(files)
     data = bytearray(file.read_bytes())
     kind = rng.choice(["cut", "flip", "flip the start", "insert", "empty", "replace", "remove"])
@@ -56,7 +56,7 @@ def damage(rng, files):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_any_damage_is_one_line_or_harmless(tmp_path, sources, capsys, seed):
+def test_random_damage_prints_one_line_or_converts(tmp_path, sources, capsys, seed):
     rng = random.Random(seed)
     outcomes = []
     for round_ in range(25):

@@ -1,9 +1,10 @@
-"""Edges sorted by source, without repeats, reversed and with self-loops: against the obvious way."""
+"""Edge options (sort, dedup, reverse, self-loops) compared with a simple implementation."""
 
 import random
 
 import numpy as np
 import pytest
+from datasets import sorted_edges
 
 from gids import FeatureStore
 from gids.cli import main
@@ -21,23 +22,13 @@ EDGES[:, 100:160] = EDGES[:, :60]  # repeats
 EDGES[0, 200:220] = EDGES[1, 200:220]  # loops
 
 
-def in_edges(sources, destinations, ids, count, *, by_source, dedup=False):
-    """(indptr, indices, ids) of edges, the obvious way."""
-    order = np.lexsort((sources, destinations) if by_source else (destinations,))
-    sources, destinations, ids = sources[order], destinations[order], ids[order]
-    if dedup:
-        first = np.ones(len(sources), bool)
-        first[1:] = (np.diff(sources) != 0) | (np.diff(destinations) != 0)
-        sources, destinations, ids = sources[first], destinations[first], ids[first]
-    indptr = np.concatenate([[0], np.cumsum(np.bincount(destinations, minlength=count))])
-    return indptr, sources, ids
-
-
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("memory_bytes", [1 << 30, 100_000, 12_000, 3_000])
 @pytest.mark.parametrize("shape", ["uniform", "one hub", "one pair", "empty"])
 @pytest.mark.parametrize("dedup", [False, True])
-def test_sorting_by_source_is_alike_in_any_memory(tmp_path, workers, memory_bytes, shape, dedup):
+def test_sorting_by_source_gives_the_same_result_with_any_memory(
+    tmp_path, workers, memory_bytes, shape, dedup
+):
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
     rng = np.random.default_rng(seed)
@@ -58,15 +49,15 @@ def test_sorting_by_source_is_alike_in_any_memory(tmp_path, workers, memory_byte
     sorter = EdgeSorter(tmp_path, memory_bytes, degrees.append, on_edges, **options)
     sorter.sort(edges.pieces, edges.count, 0, num_dst)
     join = lambda parts: np.concatenate([np.empty(0, np.int64), *parts])  # noqa: E731
-    expected = in_edges(sources, destinations, np.arange(count), num_dst, by_source=True, dedup=dedup)
+    expected = sorted_edges(sources, destinations, num_dst, by_source=True, dedup=dedup)
     assert np.array_equal(np.concatenate([[0], np.cumsum(join(degrees))]), expected[0])
     assert np.array_equal(join(found), expected[1])
     assert np.array_equal(join(ids), expected[2])
     assert list(tmp_path.iterdir()) == [], "scratch files are removed"
 
 
-def test_a_worker_that_fails_ends_the_sort(tmp_path):
-    """The error of a damaged source comes out, and no thread is left waiting."""
+def test_failing_worker_ends_the_sort(tmp_path):
+    """The error of a damaged source is raised, and no thread is left waiting."""
 
     def pieces(block_bytes):
         for number, piece in enumerate(edge_list(*EDGES, num_src=N, num_dst=N).pieces(block_bytes)):
@@ -80,8 +71,8 @@ def test_a_worker_that_fails_ends_the_sort(tmp_path):
 
 
 @pytest.mark.parametrize("with_ids", [False, True])
-def test_in_edges_are_listed_as_edges(with_ids):
-    indptr, indices, ids = in_edges(*EDGES, np.arange(E), N, by_source=False)
+def test_in_edges_become_edges(with_ids):
+    indptr, indices, ids = sorted_edges(*EDGES, N)
     topology = InEdges(as_rows(indptr), as_rows(indices), as_rows(ids) if with_ids else None)
     pieces = [np.concatenate(parts) for parts in zip(*as_edges(topology, N, N).pieces(80), strict=True)]
     order = np.argsort(pieces[2])
@@ -117,13 +108,13 @@ CASES = {
 
 @pytest.mark.parametrize("in_csc", [False, True])
 @pytest.mark.parametrize("arguments", CASES)
-def test_options_of_a_conversion(tmp_path, arguments, in_csc):
+def test_edge_options_of_a_conversion(tmp_path, arguments, in_csc):
     edges, has_ids, order = CASES[arguments]
     source = tmp_path / "s"
     source.mkdir()
     np.save(source / "num_nodes.npy", np.array(N))
     if in_csc:
-        indptr, indices, ids = in_edges(*EDGES, np.arange(E), N, by_source=False)
+        indptr, indices, ids = sorted_edges(*EDGES, N)
         for name, values in {"indptr": indptr, "indices": indices, "edge_ids": ids}.items():
             np.save(source / f"{name}.npy", values)
     else:
@@ -132,12 +123,12 @@ def test_options_of_a_conversion(tmp_path, arguments, in_csc):
     assert main(command) == 0
     assert list(verify(tmp_path / "a.gids")) == []
     graph = FeatureStore(tmp_path / "a.gids").graph()
-    indptr, indices, ids = in_edges(*edges, np.arange(edges.shape[1]), N, **order)
+    indptr, indices, ids = sorted_edges(*edges, N, **order)
     assert np.array_equal(graph.indptr, indptr)
     assert graph.indices.dtype == np.int32
     if order["by_source"] or not in_csc:
         assert np.array_equal(graph.indices, indices)
-    for v in range(N):  # in edges that come sorted, the order within a destination is that of the file
+    for v in range(N):  # within a destination, in-edges keep the order of the file
         part = slice(indptr[v], indptr[v + 1])
         assert sorted(graph.indices[part]) == sorted(indices[part])
     assert (graph.edge_ids is not None) == has_ids
@@ -163,7 +154,7 @@ def heterogeneous(source):
     return arrays
 
 
-def test_reverse_relations_have_the_edges_ids_and_tables(tmp_path):
+def test_reverse_relations_keep_edge_ids_and_tables(tmp_path):
     arrays = heterogeneous(tmp_path / "s")
     assert main(["convert", str(tmp_path / "s"), str(tmp_path / "a.gids"), "--reverse-edges"]) == 0
     store = FeatureStore(tmp_path / "a.gids")
@@ -173,7 +164,7 @@ def test_reverse_relations_have_the_edges_ids_and_tables(tmp_path):
     found = store.graph(reverse)
     for values, expected in zip(
         (found.indptr, found.indices, found.edge_ids),
-        in_edges(writes[1], writes[0], np.arange(99), 30, by_source=False),
+        sorted_edges(writes[1], writes[0], 30),
         strict=True,
     ):
         assert np.array_equal(values, expected)
@@ -184,24 +175,24 @@ def test_reverse_relations_have_the_edges_ids_and_tables(tmp_path):
 
 
 @pytest.mark.parametrize("option", ["--self-loops", "--dedup"])
-def test_edges_with_tables_can_be_neither_added_nor_left_out(tmp_path, capsys, option):
+def test_options_that_change_edges_reject_edge_tables(tmp_path, capsys, option):
     heterogeneous(tmp_path / "s")
     assert main(["convert", str(tmp_path / "s"), str(tmp_path / "a.gids"), option]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"gids convert: {option}")
-    assert "has no rows; leave out the option" in error
+    assert "would not fit them; leave out the option" in error
     assert [p.name for p in tmp_path.iterdir()] == ["s"]
 
 
-def test_a_reverse_relation_that_is_there_is_not_replaced(tmp_path, capsys):
+def test_existing_reverse_relation_is_not_replaced(tmp_path, capsys):
     source = tmp_path / "s"
     heterogeneous(source)
     (source / "edges/paper.rev_writes.author").mkdir()
     np.save(source / "edges/paper.rev_writes.author/edge_index.npy", np.zeros((2, 1), int))
     assert main(["convert", str(source), str(tmp_path / "a.gids"), "--reverse-edges"]) == 2
-    assert "would make 'paper.rev_writes.author', which the source has" in capsys.readouterr().err
+    assert "cannot add 'paper.rev_writes.author': the source has it already" in capsys.readouterr().err
 
 
-def test_ids_cannot_be_kept_without_repeats(tmp_path):
+def test_dedup_cannot_keep_edge_ids(tmp_path):
     with pytest.raises(ValueError, match="give keep_ids=False"), DatasetWriter(tmp_path / "a.gids") as writer:
         writer.write_edges(("_N", "_E", "_N"), edge_list(*EDGES, num_src=N, num_dst=N), dedup=True)

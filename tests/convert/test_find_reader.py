@@ -1,4 +1,4 @@
-"""Which reader takes a source: by what it holds, by name, and never by a guess."""
+"""The reader of a source is found by content or by name."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from gids.convert.readers import READERS, find_reader
 from gids.store.rows import as_rows, read_range
 
 
-def test_the_list_explains_every_reader(capsys):
+def test_list_option_explains_every_reader(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["convert", "--list"])
     out = capsys.readouterr().out
@@ -18,7 +18,7 @@ def test_the_list_explains_every_reader(capsys):
     assert len({reader.name for reader in READERS}) == len(READERS) == 13
 
 
-def test_what_is_recognised_by_its_content(tmp_path):
+def test_reader_is_found_by_content(tmp_path):
     with open(tmp_path / "a.data", "wb") as file:
         np.save(file, np.zeros(3))
     np.savez(tmp_path / "b.npz", x=np.zeros(3))
@@ -29,21 +29,21 @@ def test_what_is_recognised_by_its_content(tmp_path):
     assert found == {"a.data": "npy", "b.npz": "npz", "c.data": "raw", "d": "directory", "e": "edges"}
 
 
-def test_a_source_of_two_formats_is_asked_about(tmp_path, capsys):
+def test_source_of_two_formats_needs_from_option(tmp_path, capsys):
     save(tmp_path / "s/raw", x=np.zeros((4, 2)))
     np.savez(tmp_path / "s/raw/data.npz", x=np.zeros(3))
     (tmp_path / "s/metadata.yaml").write_text("feature_data: []")
     message = refused(capsys, tmp_path / "s", tmp_path / "x.gids")
-    assert "could be ogb, graphbolt: say which with --from" in message
+    assert "may be ogb, graphbolt: choose one with --from" in message
 
 
-def test_an_unknown_name_lists_the_known_ones(tmp_path, capsys):
+def test_unknown_format_name_lists_the_known_names(tmp_path, capsys):
     np.save(tmp_path / "a.npy", np.zeros((3, 1)))
     message = refused(capsys, tmp_path / "a.npy", tmp_path / "x.gids", "--from", "hdf5")
-    assert "no reader 'hdf5'; `gids convert --list` explains ogb, mag240m" in message
+    assert "unknown format 'hdf5'; choose ogb, mag240m" in message
 
 
-def test_a_graph_without_features_is_a_dataset(tmp_path):
+def test_graph_without_features_is_converted(tmp_path):
     edges = np.array([[0, 1], [1, 2]])
     save(tmp_path / "s", edge_index=edges, num_nodes=np.array(3))
     store = convert(tmp_path / "s", tmp_path / "s.gids")
@@ -68,7 +68,7 @@ NAN = float("nan")
         (np.array([[1, 2], [3, -4]]), None),
     ],
 )
-def test_labels_that_are_classes_are_whole_numbers_with_minus_one_for_none(labels, expected):
+def test_class_labels_become_int64_with_minus_one_for_missing(labels, expected):
     found = normalised(as_rows(labels))
     values = read_range(found, 0, len(labels)).numpy()
     if expected is None:

@@ -1,6 +1,6 @@
-"""Every reader against every kind of malformed source: one line that says what is wrong, nothing left behind.
+"""Every reader with every kind of malformed source: one line of error, and nothing left behind.
 
-The table has a place for each reader and kind; where a format cannot be malformed so, the place says why.
+The table has an entry per reader and kind. If a format cannot have the fault, the entry gives the reason.
 """
 
 import gzip
@@ -33,7 +33,7 @@ def arrays(**changes):
 
 
 def npz(root, compression=zipfile.ZIP_DEFLATED, cut=0, **changes):
-    """A .npz whose member feat, sound as a member, ends `cut` bytes early."""
+    """A .npz file whose member feat is a valid member, but lacks `cut` bytes of data."""
     with zipfile.ZipFile(root / "s.npz", "w", compression) as archive:
         for name, values in arrays(**changes).items():
             file = io.BytesIO()
@@ -64,7 +64,7 @@ def text(root, content):
 
 
 def harmed(write, harm):
-    """A sound dataset of a format with one file of it changed."""
+    """A valid dataset of a format with one changed file."""
 
     def make(root):
         write(root / "s")
@@ -93,7 +93,7 @@ def cut_file(path):
 
 
 def dgl_file(root, dtype=None):
-    pytest.importorskip("gids.dgl", exc_type=ImportError)  # which lets DGL be imported
+    pytest.importorskip("gids.dgl", exc_type=ImportError)  # makes DGL importable
     dgl = pytest.importorskip("dgl")
     dgl_graph.save(dgl, root / "g.bin")
     if dtype is not None:
@@ -130,9 +130,9 @@ def relation_of_ogb(root, values):
 MAG_CITES, IGB_CITES = mag240m.CITES, igb.CITES
 PAIRS = np.zeros((2, 5), np.int64)
 RAW = ("--dtype", "float32", "--shape")
-SHAPE = "(2, number of edges)"
+SHAPE = "(2, E)"
 
-# (reader, kind) -> (make(directory) -> source, message, arguments), or why there is none.
+# (reader, kind) -> (make(directory) -> source, message, arguments), or the reason why there is none.
 CASES = {
     ("ogb", "truncated"): (lambda r: cut(ogb.arxiv, "raw/edge.csv.gz")(r), "is damaged or truncated"),
     ("ogb", "wrong type"): (lambda r: relation_of_ogb(r, [["a", "b"]] * 90), "could not convert"),
@@ -140,7 +140,7 @@ CASES = {
         lambda r: text_of_ogb(r, "edge.csv.gz", [1]),
         "columns",
     ),
-    ("ogb", "counts differ"): (lambda r: relation_of_ogb(r, [[1, 2]] * 89), "num-edge-list.csv.gz says 90"),
+    ("ogb", "counts differ"): (lambda r: relation_of_ogb(r, [[1, 2]] * 89), "num-edge-list.csv.gz gives 90"),
     ("ogb", "id out of range"): (
         lambda r: text_of_ogb(r, "edge.csv.gz", [1, ogb.NODES]),
         f"is {ogb.NODES}; it must be from 0 to",
@@ -153,7 +153,7 @@ CASES = {
     ("mag240m", "ragged"): (with_array(mag240m.write, MAG_CITES, edge_index=PAIRS.T), "it must be (2, E)"),
     ("mag240m", "counts differ"): (
         with_array(mag240m.write, "processed/paper", node_year=np.arange(89)),
-        "is for 89 'paper' nodes, but there are 90",
+        "gives 89 'paper' nodes, but there are 90",
     ),
     ("mag240m", "id out of range"): (
         with_array(mag240m.write, MAG_CITES, edge_index=PAIRS - 1),
@@ -161,22 +161,25 @@ CASES = {
     ),
     ("igb", "truncated"): (cut(igb.write, "processed/paper/node_label_19.npy"), "is truncated"),
     ("igb", "wrong type"): (with_array(igb.write, IGB_CITES, edge_index=PAIRS.T + 0.5), "whole numbers"),
-    ("igb", "ragged"): (with_array(igb.write, IGB_CITES, edge_index=PAIRS), "IGB's is (E, 2)"),
+    ("igb", "ragged"): (with_array(igb.write, IGB_CITES, edge_index=PAIRS), "in IGB it must be (E, 2)"),
     ("igb", "counts differ"): (
         with_array(igb.write, "processed/paper", node_feat=igb.FEAT["paper"][:99]),
-        "is for 99 'paper' nodes, but there are 100",
+        "gives 99 'paper' nodes, but there are 100",
     ),
     ("igb", "id out of range"): (
         with_array(igb.write, IGB_CITES, edge_index=PAIRS.T + 100),
         "is 100; it must",
     ),
-    ("dgl", "truncated"): (lambda r: cut_file(dgl_file(r)), "is damaged, or of another version"),
+    ("dgl", "truncated"): (lambda r: cut_file(dgl_file(r)), "is damaged, or was saved by another version"),
     ("dgl", "wrong type"): (lambda r: dgl_file(r, torch.int16), "cannot hold int16"),
     ("dgl", "ragged"): "a graph of DGL has an edge's both ends, and a row for each",
     ("dgl", "counts differ"): "DGL itself refuses rows of another number",
     ("dgl", "id out of range"): "DGL itself refuses such edges",
     ("pyg", "truncated"): (lambda r: cut_file(torch_file(r)), "is truncated", "--from", "pyg"),
-    ("pyg", "wrong type"): (lambda r: torch_file(r, edge_index=torch.rand(2, 5)), "edges are whole numbers"),
+    ("pyg", "wrong type"): (
+        lambda r: torch_file(r, edge_index=torch.rand(2, 5)),
+        "edges must be whole numbers",
+    ),
     ("pyg", "ragged"): (lambda r: torch_file(r, edge_index=torch.zeros(3, 5).long()), "it must be (2, E)"),
     ("pyg", "counts differ"): (lambda r: torch_file(r, x=torch.rand(pyg.N + 1, 2)), "'_N' nodes, but there"),
     ("pyg", "id out of range"): (
@@ -194,7 +197,7 @@ CASES = {
     ),
     ("graphbolt", "counts differ"): (
         with_array(graphbolt.homogeneous, "data", feat=graphbolt.FEAT[:-1]),
-        "is for 69 '_N' nodes, but there are 70",
+        "gives 69 '_N' nodes, but there are 70",
     ),
     ("graphbolt", "id out of range"): (
         harmed(graphbolt.homogeneous, lambda r: (r / "edges/e.csv").write_text("1,2\n70,3\n" * 200)),
@@ -208,14 +211,20 @@ CASES = {
         lambda r: tables(r, edge=lambda p: {"src": p.EDGES[0] + 0.5}),
         "whole numbers",
     ),
-    ("parquet", "ragged"): (lambda r: tables(r, node=lambda p: {"feat": p.RAGGED}), "rows of another length"),
+    ("parquet", "ragged"): (
+        lambda r: tables(r, node=lambda p: {"feat": p.RAGGED}),
+        "a list of another length",
+    ),
     ("parquet", "counts differ"): "the columns of a table are of one length, and a type has one table",
     ("parquet", "id out of range"): (
         lambda r: tables(r, edge=lambda p: {"dst": p.EDGES[1] + 1}),
         "it must be from 0 to 499",
     ),
     ("matlab", "truncated"): (lambda r: cut_file(matlab(r)), "is not a valid MATLAB file"),
-    ("matlab", "wrong type"): (lambda r: matlab(r, label=np.arange(80) + 0.5), "classes are whole numbers"),
+    ("matlab", "wrong type"): (
+        lambda r: matlab(r, label=np.arange(80) + 0.5),
+        "a class must be a whole number",
+    ),
     ("matlab", "ragged"): "a matrix is square, or it is not the graph",
     ("matlab", "counts differ"): (lambda r: matlab(r, local_info=np.zeros((79, 7))), "have a row per node"),
     ("matlab", "id out of range"): "the indices of a sparse matrix are SciPy's to check",
@@ -227,33 +236,33 @@ CASES = {
     ("edges", "ragged"): (lambda r: text(r, "1,2\n3\n"), "columns"),
     ("edges", "counts differ"): (
         lambda r: [directory(r, label=np.arange(9)), edges.text(r / "s/edges.csv")] and r / "s",
-        "is for",
+        "'_N' nodes, but there are 9 (from",
     ),
     ("edges", "id out of range"): (lambda r: text(r, "1,2\n5,2\n"), "is 5; it must be", "--num-nodes", "5"),
     ("npy", "truncated"): (lambda r: cut_file(npy(r)), "is truncated"),
     ("npy", "wrong type"): (lambda r: npy(r, FEAT.astype("S3")), "not numbers"),
-    ("npy", "ragged"): (lambda r: npy(r, np.array([[1], [1, 2]], object)), "only unpickling could read"),
+    ("npy", "ragged"): (lambda r: npy(r, np.array([[1], [1, 2]], object)), "which need unpickling"),
     ("npy", "counts differ"): "it is one array",
     ("npy", "id out of range"): "it has no ids",
     ("npz", "truncated"): (lambda r: npz(r, cut=7), "is truncated: its member feat.npy has"),
     ("npz", "wrong type"): (lambda r: npz(r, edge_index=EDGES + 0.5), "whole numbers"),
     ("npz", "ragged"): (lambda r: npz(r, edge_index=np.zeros((3, 5), int)), f"it must be {SHAPE}"),
-    ("npz", "counts differ"): (lambda r: npz(r, label=np.arange(N - 1)), "is for 40 '_N' nodes, but"),
+    ("npz", "counts differ"): (lambda r: npz(r, label=np.arange(N - 1)), "gives 40 '_N' nodes, but"),
     ("npz", "id out of range"): (lambda r: npz(r, edge_index=EDGES + N), "it must be from 0 to 39"),
     ("directory", "truncated"): (lambda r: cut_file(directory(r) / "feat.npy").parent, "is truncated"),
     ("directory", "wrong type"): (lambda r: directory(r, edge_index=EDGES + 0.5), "whole numbers"),
     ("directory", "ragged"): (lambda r: directory(r, edge_index=EDGES.T), f"it must be {SHAPE}"),
-    ("directory", "counts differ"): (lambda r: directory(r, pos=FEAT[:-1]), "is for 39 '_N' nodes, but"),
+    ("directory", "counts differ"): (lambda r: directory(r, pos=FEAT[:-1]), "gives 39 '_N' nodes, but"),
     ("directory", "id out of range"): (lambda r: directory(r, val_idx=np.array([0, N])), "val_idx[1] is 40"),
     ("raw", "truncated"): (lambda r: cut_file(raw(r)), "has 480 bytes, but", *RAW, "40,6"),
     ("raw", "wrong type"): (raw, "unknown dtype 'text'", "--dtype", "text", "--shape", "40,6"),
-    ("raw", "ragged"): (raw, "no multiple of the 28 of one row", *RAW[:2], "--shape=-1,7"),
+    ("raw", "ragged"): (raw, "not a multiple of the 28 bytes of a row", *RAW[:2], "--shape=-1,7"),
     ("raw", "counts differ"): (raw, "has 960 bytes, but", *RAW, "41,6"),
     ("raw", "id out of range"): "it has no ids",
 }
 
 
-def test_the_table_has_a_place_for_every_reader_and_kind():
+def test_table_has_every_reader_and_kind():
     assert set(CASES) == {(reader.name, kind) for reader in READERS for kind in KINDS}
 
 
@@ -262,7 +271,7 @@ def test_the_table_has_a_place_for_every_reader_and_kind():
     [place for place, case in CASES.items() if not isinstance(case, str)],
     ids=lambda name: name.replace(" ", "-"),
 )
-def test_a_malformed_source_is_one_line(tmp_path, capsys, reader, kind):
+def test_malformed_source_prints_one_line(tmp_path, capsys, reader, kind):
     make, message, *arguments = CASES[reader, kind]
     assert message in refused(
         capsys, make(tmp_path), tmp_path / "x.gids", "--from", reader, "--quiet", *arguments
@@ -271,7 +280,7 @@ def test_a_malformed_source_is_one_line(tmp_path, capsys, reader, kind):
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 @pytest.mark.parametrize("lost", ["the end of the file", "the middle of a member"])
-def test_a_truncated_zip_file_is_one_line(tmp_path, capsys, compression, lost):
+def test_truncated_zip_file_prints_one_line(tmp_path, capsys, compression, lost):
     source = npz(tmp_path, compression)
     data = source.read_bytes()
     middle = len(data) // 2

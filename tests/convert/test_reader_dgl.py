@@ -1,4 +1,4 @@
-"""DGL's graph files and the caches of its datasets. What is in a graph: tests/cli/test_convert.py."""
+"""DGL's graph files and caches of its datasets. See also tests/cli/test_convert.py."""
 
 import pickle
 
@@ -29,8 +29,8 @@ def save(dgl, path):
     dgl.save_graphs(str(path), [graph], {"whole": torch.ones(1)})
 
 
-def test_a_cache_directory(tmp_path, dgl, capsys):
-    """As DGLDataset.save writes it: the graphs, and a pickle of what else there is, which is not opened."""
+def test_cache_directory_of_dgl_dataset(tmp_path, dgl, capsys):
+    """DGLDataset.save writes the graphs, and a pickle, which is not opened."""
     (tmp_path / "cora_v2").mkdir()
     save(dgl, tmp_path / "cora_v2/dgl_graph.bin")
     (tmp_path / "cora_v2/info.pkl").write_bytes(pickle.dumps({"num_classes": 3}))
@@ -44,16 +44,18 @@ def test_a_cache_directory(tmp_path, dgl, capsys):
     assert "left out 'whole': a label of the whole graph" in capsys.readouterr().err
 
 
-def test_damaged_files_are_one_line(tmp_path, dgl, capsys):
+def test_damaged_file_prints_one_line(tmp_path, dgl, capsys):
     save(dgl, tmp_path / "g.bin")
     truncate(tmp_path / "g.bin")
-    assert "is damaged, or of another version" in refused(capsys, tmp_path / "g.bin", tmp_path / "x.gids")
+    assert "is damaged, or was saved by another version" in refused(
+        capsys, tmp_path / "g.bin", tmp_path / "x.gids"
+    )
     np.save(tmp_path / "x.npy", FEAT)
     error = refused(capsys, tmp_path / "x.npy", tmp_path / "x.gids", "--from", "dgl")
-    assert "is no file of dgl.save_graphs" in error
+    assert "is not a file of dgl.save_graphs" in error
 
 
-def test_without_dgl_the_file_is_named(tmp_path, dgl):
+def test_error_without_dgl_names_the_file(tmp_path, dgl):
     save(dgl, tmp_path / "g.bin")
-    with pytest.raises(FormatError, match="which DGL itself must open"):
+    with pytest.raises(FormatError, match="which needs DGL"):
         read_source(tmp_path / "g.bin", tmp_path)

@@ -35,7 +35,7 @@ def test_text(tmp_path, capsys, name, header, delimiter):
     text(tmp_path / name, header=header, delimiter=delimiter)
     store = convert(tmp_path / name, tmp_path / "e.gids")
     assert_dataset(store, tables={}, edges={HOMOGENEOUS: EDGES}, labels={}, splits={})
-    assert f"{N} nodes, by the largest id" in capsys.readouterr().err
+    assert f"assuming {N} nodes (the largest id" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_text(tmp_path, capsys, name, header, delimiter):
         (np.arange(E) / 8, np.arange(E) / 8),
     ],
 )
-def test_a_third_column_is_a_weight(tmp_path, weights, expected):
+def test_third_column_is_the_weight(tmp_path, weights, expected):
     text(tmp_path / "e.csv", values=[(*map(int, pair), w) for pair, w in zip(EDGES.T, weights, strict=True)])
     store = convert(tmp_path / "e.csv", tmp_path / "e.gids")
     weight = {"_N._E._N.weight": expected}
@@ -54,7 +54,7 @@ def test_a_third_column_is_a_weight(tmp_path, weights, expected):
 
 @pytest.mark.parametrize("name", ["two.csv", "s/edges.csv"])
 @pytest.mark.parametrize(("header", "weights"), [("", None), ("src,dst\n", None), ("", [5, 7])])
-def test_two_edges_of_text_are_pairs(tmp_path, name, header, weights):
+def test_two_edges_in_text_are_pairs(tmp_path, name, header, weights):
     (tmp_path / "s").mkdir()
     values = [(0, 1), (2, 3)] if weights is None else [(0, 1, 5), (2, 3, 7)]
     text(tmp_path / name, header=header, values=values)
@@ -64,29 +64,29 @@ def test_two_edges_of_text_are_pairs(tmp_path, name, header, weights):
         assert_table(store, "_N._E._N.weight", np.array(weights))
 
 
-def test_two_edges_in_an_array_say_how_they_are_read(tmp_path, capsys):
+def test_two_by_two_array_prints_how_it_is_read(tmp_path, capsys):
     np.array([[0, 1], [2, 3]]).tofile(tmp_path / "e.bin")
     store = convert(tmp_path / "e.bin", tmp_path / "b.gids", "--from", "edges")
     assert_graph(store, HOMOGENEOUS, [0, 2], [1, 3])
     np.save(tmp_path / "e.npy", [[0, 1], [2, 3]])
     store = convert(tmp_path / "e.npy", tmp_path / "e.gids", "--from", "edges", "--quiet")
     assert_graph(store, HOMOGENEOUS, [0, 1], [2, 3])
-    assert "e.npy has shape (2, 2), read as (2, E): the first row are the sources" in capsys.readouterr().err
+    assert "e.npy has shape (2, 2), read as (2, E): its first row is the sources" in capsys.readouterr().err
 
 
-def test_bad_text_is_told_by_the_line_of_the_file(tmp_path, capsys):
+def test_error_in_text_names_the_line(tmp_path, capsys):
     for content, said in (
         ("# ids\n\nsrc,dst\n0,x\n", "line 4: could not convert 'x' to int64"),
         ("0,1\nsrc,dst\n", "line 2: could not convert 'src' to int64"),
         ("src,dst\n# a\n\n0,1\n2,x\n", "e.csv, line 5: could not convert 'x' to int64"),
-        ("0,1\n\n2,3,4\n", "e.csv, line 3: 3 columns, 2 before"),
+        ("0,1\n\n2,3,4\n", "e.csv, line 3: 3 columns, but 2 before"),
     ):
         (tmp_path / "e.csv").write_text(content)
         assert said in refused(capsys, tmp_path / "e.csv", tmp_path / "e.gids")
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_npy_of_either_shape(tmp_path, transposed):
+def test_npy_edges_of_either_shape(tmp_path, transposed):
     np.save(tmp_path / "e.npy", EDGES.T.astype(np.int32) if transposed else EDGES)
     store = convert(tmp_path / "e.npy", tmp_path / "e.gids", "--from", "edges", "--num-nodes", N + 9)
     assert store.num_nodes() == N + 9
@@ -100,7 +100,7 @@ def test_raw_pairs(tmp_path, dtype):
     assert_graph(store, HOMOGENEOUS, *EDGES)
 
 
-def test_beside_arrays_of_nodes(tmp_path):
+def test_edges_beside_arrays_of_nodes(tmp_path):
     save(tmp_path / "s", feat=FEAT, labels=np.arange(N) % 4, val_idx=np.array([3]))
     text(tmp_path / "s/edges.csv")
     assert_dataset(
@@ -112,7 +112,7 @@ def test_beside_arrays_of_nodes(tmp_path):
     )
 
 
-def test_features_beside_edges_are_cast(tmp_path):
+def test_dtype_casts_features_beside_edges(tmp_path):
     save(tmp_path / "s", feat=FEAT)
     text(tmp_path / "s/edges.csv")
     store = convert(tmp_path / "s", tmp_path / "s.gids", "--dtype", "float16")
@@ -123,8 +123,8 @@ def test_features_beside_edges_are_cast(tmp_path):
     ("content", "arguments", "message"),
     [
         ("1,2\n3\n", (), "columns"),
-        ("1,2,3,4\n", (), "has 4 columns; edges have 2"),
-        ("1.5,2\n", (), "numbers with fractions; edges are pairs"),
+        ("1,2,3,4\n", (), "has 4 columns; edges must have 2"),
+        ("1.5,2\n", (), "numbers with fractions; edges must be pairs"),
         ("1.5,2,3\n", (), "has ids with fractions"),
         ("1,2\nx,y\n", (), "could not convert"),
         ("1,2\n-1,2\n", (), "is -1; it must be"),
@@ -132,26 +132,26 @@ def test_features_beside_edges_are_cast(tmp_path):
         ("1,99999999999999999999\n", (), "could not convert"),
     ],
 )
-def test_bad_text_is_one_line(tmp_path, capsys, content, arguments, message):
+def test_bad_text_prints_one_line(tmp_path, capsys, content, arguments, message):
     (tmp_path / "e.csv").write_text(content)
     assert message in refused(capsys, tmp_path / "e.csv", tmp_path / "x.gids", *arguments)
 
 
-def test_other_bad_sources_are_one_line(tmp_path, capsys):
+def test_other_bad_sources_print_one_line(tmp_path, capsys):
     def error(path, *arguments):
         return refused(capsys, path, tmp_path / "x.gids", *arguments)
 
     np.save(tmp_path / "e.npy", EDGES + 0.5)
-    assert "edges are whole numbers of shape" in error(tmp_path / "e.npy", "--from", "edges")
+    assert "edges must be whole numbers of shape" in error(tmp_path / "e.npy", "--from", "edges")
     np.save(tmp_path / "e.npy", EDGES.reshape(4, -1))
     assert "of shape (2, E) or (E, 2)" in error(tmp_path / "e.npy", "--from", "edges")
     (tmp_path / "e.bin").write_bytes(bytes(33))
-    assert "no multiple of the 16 of one row" in error(tmp_path / "e.bin", "--from", "edges")
+    assert "not a multiple of the 16 bytes of a row" in error(tmp_path / "e.bin", "--from", "edges")
     text(tmp_path / "e.csv.gz")
     truncate(tmp_path / "e.csv.gz")
     assert "is damaged or truncated" in error(tmp_path / "e.csv.gz")
     (tmp_path / "d").mkdir()
-    assert "has no file edges.csv" in error(tmp_path / "d", "--from", "edges")
+    assert "must have one file edges.csv" in error(tmp_path / "d", "--from", "edges")
     save(tmp_path / "d", feat=FEAT[:9])
     text(tmp_path / "d/edges.csv")
     assert "it must be from 0 to 8" in error(tmp_path / "d")

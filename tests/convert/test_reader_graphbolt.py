@@ -1,4 +1,4 @@
-"""GraphBolt's OnDiskDataset: the metadata.yaml and files of its documentation, of one type and of several."""
+"""GraphBolt's OnDiskDataset as in its documentation, with one type and with several."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def entry(path, kind="numpy", **more):
 
 
 def node_sets(ntype=None, *, seeds="seeds"):
-    """The task and its files' contents."""
+    """The task, and the contents of its files."""
     task = {"name": "node_classification", "num_classes": 10}
     for part in SETS:
         arrays = [entry(f"set/{part}_{name}.npy", name=name) for name in (seeds, "labels")]
@@ -39,7 +39,7 @@ def write(root, meta):
 
 
 def homogeneous(root, **changes):
-    """As the documentation's homogeneous example: edges.csv, features of nodes and edges."""
+    """The homogeneous example of the documentation: edges.csv, features of nodes and edges."""
     (root / "edges").mkdir(parents=True)
     np.savetxt(root / "edges/e.csv", EDGES.T, fmt="%d", delimiter=",")
     save(root / "data", feat=FEAT)
@@ -83,7 +83,7 @@ def test_one_type(tmp_path):
     )
 
 
-def test_several_types_and_the_older_name_of_seeds(tmp_path, capsys):
+def test_several_types_and_the_old_name_of_seeds(tmp_path, capsys):
     root = tmp_path / "g"
     likes = RNG.integers(0, [[30], [N]], (2, 90))
     save(root / "edges", likes=likes, also=EDGES)
@@ -113,7 +113,7 @@ def test_several_types_and_the_older_name_of_seeds(tmp_path, capsys):
     assert "left out task 'link_prediction'" in capsys.readouterr().err
 
 
-def test_seeds_of_links_are_left_out(tmp_path, capsys):
+def test_link_prediction_seeds_are_left_out(tmp_path, capsys):
     pairs = [{"type": "_N:_E:_N", "data": [entry("set/pairs.npy", name="seeds")]}]
     homogeneous(tmp_path / "g", tasks=[{"name": "link_prediction", "train_set": pairs}])
     save(tmp_path / "g/set", pairs=EDGES.T)
@@ -130,25 +130,28 @@ def graph(**changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (graph(nodes=[{"num": N + 1}]), f"is for {N} '_N' nodes, but there are {N + 1}"),
-        (graph(nodes=[{"type": "a"}]), "an entry of nodes has no num"),
-        (graph(edges=[{"format": "numpy", "path": "data/feat.npy"}]), "GraphBolt's edges are (2, E)"),
-        (graph(edges=[{"format": "csv", "path": "gone.csv"}]), "gone.csv, which is missing"),
-        (graph(edges=[{"format": "csv", "path": "../e.csv"}]), "lies outside the dataset"),
+        (graph(nodes=[{"num": N + 1}]), f"gives {N} '_N' nodes, but there are {N + 1}"),
+        (graph(nodes=[{"type": "a"}]), "an entry of nodes lacks num"),
+        (
+            graph(edges=[{"format": "numpy", "path": "data/feat.npy"}]),
+            "edges must be whole numbers of shape (2, E)",
+        ),
+        (graph(edges=[{"format": "csv", "path": "gone.csv"}]), "gone.csv, which does not exist"),
+        (graph(edges=[{"format": "csv", "path": "../e.csv"}]), "is outside the dataset"),
         (graph(edges=[{"format": "csv", "path": "set/train_seeds.npy"}]), "is not text"),
         (graph(edges=[{"type": "a:b", "format": "csv", "path": "x"}]), "must be SOURCE:RELATION:DESTINATION"),
         (graph(edges="edges/e.csv"), "edges must be a list"),
-        (graph(nodes=[]), "number of '_N' nodes is not known"),
+        (graph(nodes=[]), "number of '_N' nodes is unknown"),
         ({"feature_data": [entry("data/feat.npy", "parquet", domain="node", name="x")]}, "format 'parquet'"),
-        ({"feature_data": [entry("set/train_seeds.npy", domain="node", name="x")]}, "is for 20 '_N' nodes"),
+        ({"feature_data": [entry("set/train_seeds.npy", domain="node", name="x")]}, "gives 20 '_N' nodes"),
     ],
 )
-def test_a_bad_dataset_is_one_line(tmp_path, capsys, changes, message):
+def test_bad_dataset_prints_one_line(tmp_path, capsys, changes, message):
     homogeneous(tmp_path / "g", **changes)
     assert message in refused(capsys, tmp_path / "g", tmp_path / "x.gids")
 
 
-def test_what_graphbolt_preprocessed_is_refused(tmp_path, capsys):
+def test_preprocessed_graphbolt_dataset_raises(tmp_path, capsys):
     (tmp_path / "g").mkdir()
     topology = {"type": "FusedCSCSamplingGraph", "path": "fused_csc_sampling_graph.pt"}
     write(tmp_path / "g", {"graph_topology": topology, "feature_data": []})
@@ -161,7 +164,7 @@ def test_what_graphbolt_preprocessed_is_refused(tmp_path, capsys):
         (lambda root: (root / "metadata.yaml").write_text("a: [1"), "is not valid YAML"),
         (lambda root: (root / "metadata.yaml").write_text("- 1"), "must be a mapping"),
         (lambda root: truncate(root / "data/weight.pt"), "is truncated"),
-        (lambda root: save(root / "set", test_labels=np.arange(3)), "have shape (3,) for 10 seeds"),
+        (lambda root: save(root / "set", test_labels=np.arange(3)), "have shape (3,); there are 10 seeds"),
         (
             lambda root: save(root / "set", test_seeds=np.arange(N - 9, N + 1)),
             f"is {N}; it must be from 0 to {N - 1}",
@@ -169,7 +172,7 @@ def test_what_graphbolt_preprocessed_is_refused(tmp_path, capsys):
         (lambda root: (root / "edges/e.csv").write_text("1,2\n3\n"), "columns"),
     ],
 )
-def test_a_damaged_dataset_is_one_line(tmp_path, capsys, harm, message):
+def test_damaged_dataset_prints_one_line(tmp_path, capsys, harm, message):
     homogeneous(tmp_path / "g")
     harm(tmp_path / "g")
     assert message in refused(capsys, tmp_path / "g", tmp_path / "x.gids")

@@ -1,4 +1,4 @@
-"""IGB and IGBH, in the files that the benchmark's loaders map: edges (E, 2), large files without headers."""
+"""IGB and IGBH: edges of shape (E, 2), large files without headers."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ SPLITS = {"paper": {"train": range(60), "val": range(60, 80), "test": range(80, 
 
 
 def write(root, relations=RELATIONS, *, headers=True):
-    """The dataset of a size; its edges as (2, E)."""
+    """Write the dataset. Returns its edges, (2, E)."""
     edges = {}
     for relation, count in relations.items():
         pairs = np.stack([RNG.integers(0, COUNTS[t], count) for t in relation[::2]], axis=1)
@@ -50,21 +50,21 @@ def test_igbh(tmp_path):
 
 
 @pytest.mark.parametrize("headers", [True, False])
-def test_igb_of_either_kind_of_file(tmp_path, headers):
+def test_igb_with_and_without_npy_headers(tmp_path, headers):
     edges = write(tmp_path / "full", {("paper", "cites", "paper"): 500}, headers=headers)
     store = convert(tmp_path / "full/processed", tmp_path / "i.gids", "--from", "igb")
     labels = {"paper": LABEL.astype(np.int64)}
     assert_dataset(store, tables={"paper.feat": FEAT["paper"]}, edges=edges, labels=labels, splits=SPLITS)
 
 
-def test_the_other_labels(tmp_path, capsys):
+def test_labels_option_takes_the_other_labels(tmp_path, capsys):
     write(tmp_path / "i")
     store = convert(tmp_path / "i", tmp_path / "i.gids", "--labels", "2K")
     assert store.labels["paper"].tolist() == (LABEL + 100).tolist()
     assert "left out node_label_19.npy" in capsys.readouterr().err
 
 
-def test_a_type_without_a_folder_is_counted_by_its_edges(tmp_path, capsys):
+def test_type_without_a_folder_is_counted_by_its_edges(tmp_path, capsys):
     edges = write(tmp_path / "i")
     (tmp_path / "i/processed/fos/node_feat.npy").unlink()
     (tmp_path / "i/processed/fos").rmdir()
@@ -72,10 +72,10 @@ def test_a_type_without_a_folder_is_counted_by_its_edges(tmp_path, capsys):
     topics = edges["paper", "topic", "fos"]
     assert store.num_nodes("fos") == topics[1].max() + 1
     assert_graph(store, ("paper", "topic", "fos"), *topics)
-    assert "'fos' has no features" in capsys.readouterr().err
+    assert "'fos' nodes have no features and no count" in capsys.readouterr().err
 
 
-def test_the_full_size_is_labelled_in_part(tmp_path, monkeypatch):
+def test_full_size_has_labels_for_a_part(tmp_path, monkeypatch):
     monkeypatch.setattr(igb, "_FULL_PAPERS", 100)
     monkeypatch.setitem(igb._LABELLED, "node_label_19", 50)
     write(tmp_path / "full", headers=False)
@@ -90,7 +90,7 @@ CITES = "processed/paper__cites__paper"
 @pytest.mark.parametrize(
     ("harm", "arguments", "message"),
     [
-        (lambda root: save(root / CITES, edge_index=np.zeros((2, 9), int)), (), "IGB's is (E, 2)"),
+        (lambda root: save(root / CITES, edge_index=np.zeros((2, 9), int)), (), "in IGB it must be (E, 2)"),
         (
             lambda root: save(root / CITES, edge_index=np.full((9, 2), 100)),
             (),
@@ -98,12 +98,20 @@ CITES = "processed/paper__cites__paper"
         ),
         (lambda root: save(root / CITES, edge_index=np.full((9, 2), -1)), (), "is -1; it must be"),
         (lambda root: truncate(root / CITES / "edge_index.npy"), (), "is truncated"),
-        (lambda root: save(root / "processed/paper", node_feat=FEAT["paper"][:7]), (), "for 7 'paper' nodes"),
-        (lambda root: (root / "processed/paper/node_feat.npy").write_bytes(b"x" * 4100), (), "no multiple"),
-        (lambda root: None, ("--labels", "7"), "--labels 7: there is node_label_19, node_label_2K"),
+        (
+            lambda root: save(root / "processed/paper", node_feat=FEAT["paper"][:7]),
+            (),
+            "gives 7 'paper' nodes",
+        ),
+        (
+            lambda root: (root / "processed/paper/node_feat.npy").write_bytes(b"x" * 4100),
+            (),
+            "not a multiple",
+        ),
+        (lambda root: None, ("--labels", "7"), "--labels 7: unknown; choose node_label_19, node_label_2K"),
     ],
 )
-def test_a_bad_dataset_is_one_line(tmp_path, capsys, harm, arguments, message):
+def test_bad_dataset_prints_one_line(tmp_path, capsys, harm, arguments, message):
     write(tmp_path / "i")
     harm(tmp_path / "i")
     assert message in refused(capsys, tmp_path / "i", tmp_path / "x.gids", *arguments)

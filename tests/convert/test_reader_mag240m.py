@@ -1,4 +1,4 @@
-"""MAG240M, in the files that ogb.lsc.MAG240MDataset reads."""
+"""MAG240M, with the files that ogb.lsc.MAG240MDataset reads."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ SPLIT = {"train": np.arange(30), "valid": np.arange(30, 40), "test": np.array([8
 
 
 def write(root):
-    """The dataset; its edges."""
+    """Write the dataset. Returns its edges."""
     edges = {r: np.stack([RNG.integers(0, COUNTS[t], n) for t in r[::2]]) for r, n in RELATIONS.items()}
     for relation, pairs in edges.items():
         save(root / "processed" / "___".join(relation), edge_index=pairs)
@@ -44,7 +44,7 @@ def test_mag240m(tmp_path, folder):
     assert {t: store.num_nodes(t) for t in store.node_types} == COUNTS
 
 
-def test_the_newer_names_of_the_test_split(tmp_path):
+def test_new_name_of_the_test_split(tmp_path):
     write(tmp_path / "m")
     newer = {"train": SPLIT["train"], "test-whole": SPLIT["test"], "test-dev": SPLIT["test"][:1]}
     torch.save({name: torch.from_numpy(ids) for name, ids in newer.items()}, tmp_path / "m/split_dict.pt")
@@ -56,7 +56,7 @@ def test_the_newer_names_of_the_test_split(tmp_path):
 
 
 class Hostile:
-    """What unpickling would run."""
+    """Unpickling it leaves a mark."""
 
     def __reduce__(self):
         return (print, ("unpickled",))
@@ -68,19 +68,22 @@ CITES = "processed/paper___cites___paper"
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (lambda root: save(root / CITES, edge_index=np.zeros((2, 5)) + 0.5), "edges are whole numbers"),
+        (lambda root: save(root / CITES, edge_index=np.zeros((2, 5)) + 0.5), "edges must be whole numbers"),
         (lambda root: save(root / CITES, edge_index=np.full((2, 5), 90)), "is 90; it must be from 0 to 89"),
         (lambda root: save(root / CITES, edge_index=np.zeros((5, 2), int)), "it must be (2, E)"),
         (lambda root: truncate(root / CITES / "edge_index.npy"), "is truncated"),
-        (lambda root: save(root / "processed/paper", node_feat=FEAT[:9]), "is for 9 'paper' nodes"),
-        (lambda root: save(root / "processed/paper", node_label=LABEL + 0.5), "classes are whole numbers"),
-        (lambda root: torch.save({"paper": 90}, root / "meta.pt"), "does not say how many 'author' nodes"),
+        (lambda root: save(root / "processed/paper", node_feat=FEAT[:9]), "gives 9 'paper' nodes"),
+        (
+            lambda root: save(root / "processed/paper", node_label=LABEL + 0.5),
+            "a class must be a whole number",
+        ),
+        (lambda root: torch.save({"paper": 90}, root / "meta.pt"), "lacks the number of 'author' nodes"),
         (lambda root: torch.save(Hostile(), root / "meta.pt"), "it asks for builtins.print"),
         (lambda root: truncate(root / "split_dict.pt"), "is truncated"),
-        (lambda root: torch.save([1], root / "split_dict.pt"), "not a dictionary of splits"),
+        (lambda root: torch.save([1], root / "split_dict.pt"), "it must be a dictionary of splits"),
     ],
 )
-def test_a_bad_dataset_is_one_line(tmp_path, capsys, harm, message):
+def test_bad_dataset_prints_one_line(tmp_path, capsys, harm, message):
     write(tmp_path / "m")
     harm(tmp_path / "m")
     assert message in refused(capsys, tmp_path / "m", tmp_path / "x.gids")

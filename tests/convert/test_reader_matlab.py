@@ -1,4 +1,4 @@
-"""MATLAB files with an adjacency matrix: Facebook100's, and others."""
+"""MATLAB files with an adjacency matrix, such as Facebook100's."""
 
 import numpy as np
 import pytest
@@ -14,13 +14,13 @@ HOMOGENEOUS = ("_N", "_E", "_N")
 
 
 def one_hot(info):
-    """As PyG's LINKXDataset: for every column but gender, a place for each value that occurs."""
+    """As in PyG's LINKXDataset: a column per value of every column but gender."""
     columns = [info[:, i] for i in range(info.shape[1]) if i != 1]
     return np.concatenate([c[:, None] == np.unique(c)[None] for c in columns], axis=1).astype(np.float32)
 
 
 def edges_of(matrix):
-    """Edges in order of destination, then source: that of the file's columns."""
+    """Edges in order of destination, then source, as in the file's columns."""
     coo = matrix.tocsc().tocoo()
     order = np.lexsort((coo.row, coo.col))
     return np.stack([coo.row[order], coo.col[order]])
@@ -43,7 +43,7 @@ def test_facebook100(tmp_path):
     )
 
 
-def test_a_friendship_network(tmp_path):
+def test_friendship_network(tmp_path):
     matrix, info = friendship(5000, 60)
     io.savemat(tmp_path / "c.mat", {"A": matrix, "local_info": info}, do_compression=True)
     store = convert(tmp_path / "c.mat", tmp_path / "c.gids", "--index-dtype", "int32", "--dtype", "float16")
@@ -57,7 +57,7 @@ def test_a_friendship_network(tmp_path):
     assert store.labels["_N"].tolist() == (info[:, 1].astype(int) - 1).tolist()
 
 
-def test_other_names_weights_and_sparse_attributes(tmp_path, capsys):
+def test_other_names_weights_and_sparse_features(tmp_path, capsys):
     attributes = sparse.random(N, 9, 0.3, "csr", random_state=2)
     arrays = {"Network": A, "Attributes": attributes, "Label": np.arange(N)[:, None] % 3, "Class": ["x"]}
     io.savemat(tmp_path / "b.mat", arrays | {"dense": np.arange(N * 2.0).reshape(N, 2)})
@@ -79,25 +79,25 @@ def test_other_names_weights_and_sparse_attributes(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"A": np.eye(3)}, "has 0 sparse square matrices"),
+        ({"A": np.eye(3)}, "must have one square sparse matrix; it has 0"),
         (
             {"A": sparse.eye(N, format="csc"), "adj": sparse.eye(N, format="csc")},
-            "has 2 sparse square matrices",
+            "must have one square sparse matrix; it has 2",
         ),
         ({"local_info": np.zeros((N - 1, 7))}, "it must have a row per node"),
         ({"local_info": np.zeros((N, 1))}, "it must have a row per node"),
-        ({"label": np.arange(N) + 0.5}, "classes are whole numbers"),
+        ({"label": np.arange(N) + 0.5}, "a class must be a whole number"),
     ],
 )
-def test_a_bad_file_is_one_line(tmp_path, capsys, changes, message):
+def test_bad_file_prints_one_line(tmp_path, capsys, changes, message):
     facebook(tmp_path / "x.mat", **changes)
     assert message in refused(capsys, tmp_path / "x.mat", tmp_path / "x.gids")
 
 
-def test_a_damaged_or_newer_file_is_one_line(tmp_path, capsys):
+def test_damaged_or_newer_file_prints_one_line(tmp_path, capsys):
     facebook(tmp_path / "x.mat")
     truncate(tmp_path / "x.mat")
     assert "is not a valid MATLAB file" in refused(capsys, tmp_path / "x.mat", tmp_path / "x.gids")
     header = b"MATLAB 7.3 MAT-file, Platform: GLNXA64".ljust(124) + b"\x00\x02IM"
     (tmp_path / "x.mat").write_bytes(header + bytes(384))
-    assert "is of MATLAB 7.3 (HDF5)" in refused(capsys, tmp_path / "x.mat", tmp_path / "x.gids")
+    assert "has MATLAB format 7.3 (HDF5)" in refused(capsys, tmp_path / "x.mat", tmp_path / "x.gids")

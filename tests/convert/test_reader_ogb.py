@@ -1,4 +1,4 @@
-"""OGB's node property datasets, in the files that its own loaders read: binary, text, several types."""
+"""OGB's node property datasets: binary, text, several types."""
 
 import gzip
 
@@ -18,7 +18,7 @@ HOMOGENEOUS = ("_N", "_E", "_N")
 
 
 def csv(path, values):
-    """As pandas writes it: no header, a gzipped text."""
+    """Write a gzipped text without a header, as pandas does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with gzip.open(path, "wt") as file:
         for row in np.atleast_2d(values):
@@ -34,7 +34,7 @@ def classes(label):
 
 
 def papers100m(root, **changes):
-    """ogbn-papers100M in small: compressed .npz files, the split as a dictionary of torch."""
+    """A small ogbn-papers100M: compressed .npz files, the split in a file of torch."""
     data = {
         "edge_index": E,
         "node_feat": FEAT,
@@ -52,7 +52,7 @@ def papers100m(root, **changes):
 
 
 def arxiv(root):
-    """ogbn-arxiv in small: text files."""
+    """A small ogbn-arxiv: text files."""
     csv(root / "raw/edge.csv.gz", E.T)
     csv(root / "raw/node-feat.csv.gz", FEAT)
     csv(root / "raw/node_year.csv.gz", YEAR)
@@ -79,7 +79,7 @@ def test_papers100m(tmp_path):
     )
 
 
-def test_members_that_are_stored_and_a_split_of_torch(tmp_path):
+def test_stored_members_and_a_torch_split(tmp_path):
     root = papers100m(tmp_path / "s", edge_attr=RNG.standard_normal((EDGES, 2), np.float32))
     data = dict(np.load(root / "raw/data.npz"))
     np.savez(root / "raw/data.npz", **data)
@@ -103,13 +103,13 @@ def test_text(tmp_path):
     )
 
 
-def test_products_says_that_half_the_edges_are_missing(tmp_path, capsys):
+def test_products_notes_that_reverse_edges_are_missing(tmp_path, capsys):
     convert(arxiv(tmp_path / "ogbn_products"), tmp_path / "a.gids")
-    assert "lists each edge of this dataset once: --reverse-edges" in capsys.readouterr().err
+    assert "has one direction of each edge; --reverse-edges" in capsys.readouterr().err
 
 
 def mag(root):
-    """ogbn-mag in small: relations, papers alone with features, labels and splits."""
+    """A small ogbn-mag: relations; only papers have features, labels and splits."""
     counts = {"author": 30, "institution": 5, "paper": 50}
     triplets = {
         ("author", "affiliated_with", "institution"): 40,
@@ -156,21 +156,24 @@ def test_several_types(tmp_path):
     [
         ({"node_feat": FEAT[:-1]}, "'node_feat' of"),
         ({"num_nodes_list": np.array([NODES, 3])}, "is for 2 graphs"),
-        ({"num_edges_list": np.array([EDGES + 1])}, f"edge_index has {EDGES} edges, but num_edges_list says"),
+        (
+            {"num_edges_list": np.array([EDGES + 1])},
+            f"edge_index has {EDGES} edges, but num_edges_list gives",
+        ),
         ({"edge_index": E + 1}, f"is {NODES}; it must be from 0 to {NODES - 1}"),
-        ({"edge_index": E.astype(np.float32)}, "edges are whole numbers"),
-        ({"edge_index": None}, "no edge_index"),
-        ({"edge_index": E.T}, "it must be (2, number of edges)"),
-        ({"num_nodes_list": None}, "does not say how many"),
+        ({"edge_index": E.astype(np.float32)}, "edges must be whole numbers"),
+        ({"edge_index": None}, "lacks edge_index"),
+        ({"edge_index": E.T}, "it must be (2, E)"),
+        ({"num_nodes_list": None}, "lacks the number of nodes or edges"),
     ],
 )
-def test_a_bad_binary_dataset_is_one_line(tmp_path, capsys, changes, message):
+def test_bad_binary_dataset_prints_one_line(tmp_path, capsys, changes, message):
     root = papers100m(tmp_path / "bad", **changes)
     assert message in refused(capsys, root, tmp_path / "x.gids")
 
 
 def damage(name):
-    """Flip a byte in the middle of a member's packed data."""
+    """Flip a byte in the middle of a member's compressed data."""
 
     def apply(root):
         import zipfile
@@ -193,10 +196,10 @@ def damage(name):
         (lambda root: (root / "raw/node-label.npz").write_bytes(b"PK\x03\x04"), "not a valid .npz file"),
         (lambda root: truncate(root / "split/time/test.csv.gz", 0.8), "is damaged or truncated"),
         (lambda root: csv(root / "split/time/test.csv.gz", [[NODES]]), f"test_idx[0] is {NODES}"),
-        (lambda root: csv(root / "split/random/test.csv.gz", [[1]]), "keep the one to convert"),
+        (lambda root: csv(root / "split/random/test.csv.gz", [[1]]), "keep one of them"),
     ],
 )
-def test_a_damaged_binary_dataset_is_one_line(tmp_path, capsys, harm, message):
+def test_damaged_binary_dataset_prints_one_line(tmp_path, capsys, harm, message):
     root = papers100m(tmp_path / "bad")
     harm(root)
     assert message in refused(capsys, root, tmp_path / "x.gids")
@@ -206,14 +209,14 @@ def test_a_damaged_binary_dataset_is_one_line(tmp_path, capsys, harm, message):
     ("name", "values", "message"),
     [
         ("edge.csv.gz", [[1, 2], [3, 4], [5]], "columns"),
-        ("edge.csv.gz", [[1, 2, 3]], "has 3 columns; edges have 2"),
+        ("edge.csv.gz", [[1, 2, 3]], "has 3 columns; edges must have 2"),
         ("edge.csv.gz", [["a1", 2], ["b", 3]], "could not convert"),
         ("edge.csv.gz", [[1.5, 2]], "could not convert"),
-        ("num-edge-list.csv.gz", [[7]], "edges, but num-edge-list.csv.gz says 7"),
-        ("node-feat.csv.gz", [[1.0, 2.0]], "is for 1 '_N' nodes"),
+        ("num-edge-list.csv.gz", [[7]], "edges, but num-edge-list.csv.gz gives 7"),
+        ("node-feat.csv.gz", [[1.0, 2.0]], "gives 1 '_N' nodes"),
     ],
 )
-def test_a_bad_text_dataset_is_one_line(tmp_path, capsys, name, values, message):
+def test_bad_text_dataset_prints_one_line(tmp_path, capsys, name, values, message):
     root = arxiv(tmp_path / "bad")
     with gzip.open(root / "raw" / name, "wt") as file:
         file.writelines(",".join(map(str, row)) + "\n" for row in values)

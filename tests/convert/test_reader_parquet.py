@@ -1,4 +1,4 @@
-"""Tables of nodes and edges in Parquet and Arrow files, by the names of their columns."""
+"""Tables of nodes and edges in Parquet and Arrow files."""
 
 import numpy as np
 import pytest
@@ -71,7 +71,7 @@ def test_one_type(tmp_path, capsys):
     assert "left out column 'title': of type string" in capsys.readouterr().err
 
 
-def test_arrow_files_and_lists_of_any_kind(tmp_path):
+def test_arrow_files_and_all_list_types(tmp_path):
     root = tmp_path / "p"
     root.mkdir()
     table = nodes(feat=pa.array(list(FEAT), pa.list_(pa.float32())))
@@ -100,16 +100,16 @@ def test_several_types_in_several_parts(tmp_path, capsys):
         labels={},
         splits={},
     )
-    assert "'author' has no table: 30 nodes, by the edges" in capsys.readouterr().err
+    assert "'author' nodes have no features and no count: assuming 30 nodes" in capsys.readouterr().err
 
 
-def test_a_file_of_nodes(tmp_path):
+def test_single_file_of_nodes(tmp_path):
     pq.write_table(nodes().select(["feat", "year"]), tmp_path / "x.parquet")
     store = convert(tmp_path / "x.parquet", tmp_path / "p.gids")
     assert sorted(store.tables) == ["_N.feat", "_N.year"]
 
 
-def test_any_range_in_any_order(tmp_path, monkeypatch):
+def test_ranges_are_read_in_any_order(tmp_path, monkeypatch):
     monkeypatch.setattr(stream_rows, "KEPT_BYTES", 1000)
     pq.write_table(nodes(), tmp_path / "x.parquet", row_group_size=70)
     rows = ArrowTable([tmp_path / "x.parquet"]).rows(["feat"])
@@ -124,39 +124,39 @@ RAGGED = pa.array([list(row[: 6 - (i == 300)]) for i, row in enumerate(FEAT)], p
 @pytest.mark.parametrize(
     ("node_table", "edge_table", "message"),
     [
-        (nodes(feat=RAGGED), edges(), "has rows of another length than 6 after row"),
+        (nodes(feat=RAGGED), edges(), "has a list of another length than 6 after row"),
         (
             nodes(feat=pa.array([None, *map(list, FEAT[1:])], pa.list_(pa.float32()))),
             edges(),
-            "without a value",
+            "has a null after row",
         ),
         (
             nodes(year=pa.array([None, *range(N - 1)])),
             edges(),
-            "column 'year' of nodes.parquet has rows without",
+            "column 'year' of nodes.parquet has nulls",
         ),
         (nodes(id=np.arange(N)[::-1]), edges(), "'id' of '_N' is not 0, 1, 2"),
         (nodes(), edges(src=EDGES[0] + 1), f"is {N}; it must be from 0 to {N - 1}"),
         (nodes(), edges(src=EDGES[0] - 1), "is -1; it must be"),
-        (nodes(), edges().rename_columns(["a", "dst", "w"]), "one must be src or source"),
-        (nodes(), edges(source=EDGES[0]), "one must be src or source"),
+        (nodes(), edges().rename_columns(["a", "dst", "w"]), "exactly one must be named src or source"),
+        (nodes(), edges(source=EDGES[0]), "exactly one must be named src or source"),
         (nodes(label=np.arange(N) + 0.5), edges(), ""),
         (
             nodes(feat=None, year=None, pos_0=None, pos_1=None, pos_2=None),
             edges(src=["a"] * E),
-            "one must be src",
+            "exactly one must be named src",
         ),
     ],
 )
-def test_bad_tables_are_one_line(tmp_path, capsys, node_table, edge_table, message):
+def test_bad_tables_print_one_line(tmp_path, capsys, node_table, edge_table, message):
     root = write(tmp_path / "p", node_table, edge_table)
-    if not message:  # labels that are no classes are kept as they are
+    if not message:  # labels that are not classes are not changed
         assert convert(root, tmp_path / "p.gids").labels["_N"][1] == 1.5
     else:
         assert message in refused(capsys, root, tmp_path / "x.gids")
 
 
-def test_damaged_files_are_one_line(tmp_path, capsys):
+def test_damaged_file_prints_one_line(tmp_path, capsys):
     root = write(tmp_path / "p", nodes(), edges())
     data = bytearray((root / "nodes.parquet").read_bytes())
     data[4:2000] = bytes(1996)
@@ -166,15 +166,15 @@ def test_damaged_files_are_one_line(tmp_path, capsys):
     assert "is damaged or truncated" in refused(capsys, root, tmp_path / "x.gids")
 
 
-def test_parts_with_other_columns_are_refused(tmp_path, capsys):
+def test_parts_with_different_columns_raise(tmp_path, capsys):
     root = write(tmp_path / "p", nodes(), edges())
     (root / "nodes.parquet").unlink()
     (root / "nodes/a").mkdir(parents=True)
     pq.write_table(nodes(), root / "nodes/a/1.parquet")
     pq.write_table(nodes(year=None), root / "nodes/a/2.parquet")
-    assert "has other columns than" in refused(capsys, root, tmp_path / "x.gids")
+    assert "has different columns than" in refused(capsys, root, tmp_path / "x.gids")
 
 
-def test_a_directory_of_arrays_is_none_of_parquet(tmp_path):
+def test_directory_of_arrays_is_not_parquet(tmp_path):
     save(tmp_path / "s/nodes/a", feat=FEAT)
     assert sorted(convert(tmp_path / "s", tmp_path / "s.gids").tables) == ["a.feat"]

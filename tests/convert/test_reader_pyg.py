@@ -1,4 +1,4 @@
-"""PyG's saved graphs: read without torch_geometric, and nothing but tensors is ever unpickled."""
+"""PyG's saved graphs, read without torch_geometric. Only tensors are unpickled."""
 
 import importlib
 import sys
@@ -30,7 +30,7 @@ CLASSES = {
 
 @pytest.fixture
 def pyg(monkeypatch):
-    """A stand-in for torch_geometric, gone when the file is saved; or the package, if it is installed."""
+    """A stand-in for torch_geometric while a file is saved, or the package itself if it is installed."""
     found = types.SimpleNamespace()
     for module, names in CLASSES.items():
         for number in range(1, module.count(".") + 2):
@@ -78,7 +78,7 @@ def assert_homogeneous(store):
 
 
 @pytest.mark.parametrize("kind", ["data", "dictionary", "in-memory dataset", "older in-memory dataset"])
-def test_a_homogeneous_graph(tmp_path, pyg, kind):
+def test_homogeneous_graph(tmp_path, pyg, kind):
     saved = {
         "data": data(pyg, tensors()),
         "dictionary": tensors(),
@@ -90,7 +90,7 @@ def test_a_homogeneous_graph(tmp_path, pyg, kind):
 
 
 def hetero(pyg):
-    """A HeteroData; its edges. Institutions have num_nodes only, and topics nothing."""
+    """A HeteroData and its edges. Institutions have num_nodes only, and topics nothing."""
     counts = {"paper": N, "author": 40, "institution": 5, "topic": 8}
     relations = {
         ("author", "writes", "paper"): 100,
@@ -119,7 +119,7 @@ def hetero(pyg):
 
 
 @pytest.mark.parametrize("as_dictionary", [False, True])
-def test_a_heterogeneous_graph(tmp_path, pyg, capsys, as_dictionary):
+def test_heterogeneous_graph(tmp_path, pyg, capsys, as_dictionary):
     graph, edges = hetero(pyg)
     if as_dictionary:
         stores = {**graph._node_store_dict, **graph._edge_store_dict}
@@ -134,11 +134,11 @@ def test_a_heterogeneous_graph(tmp_path, pyg, capsys, as_dictionary):
         splits={"paper": {"train": [4, 2]}},
     )
     assert (store.num_nodes("institution"), store.num_nodes("topic")) == (5, 8)
-    assert "'topic' has no features nor num_nodes: 8 nodes" in capsys.readouterr().err
+    assert "'topic' nodes have no features and no count: assuming 8 nodes" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
-def test_a_transposed_adjacency_of_torch(tmp_path):
+def test_transposed_sparse_adjacency(tmp_path):
     pairs = np.unique(EDGES[::-1].T, axis=0)  # destination and source, sorted
     indptr = np.concatenate([[0], np.cumsum(np.bincount(pairs[:, 0], minlength=N))])
     parts = (torch.from_numpy(a) for a in (indptr, pairs[:, 1].copy()))
@@ -149,14 +149,14 @@ def test_a_transposed_adjacency_of_torch(tmp_path):
     assert np.array_equal(graph.indices, pairs[:, 1])
 
 
-def test_what_is_not_a_tensor_is_named_and_left_out(tmp_path, capsys):
+def test_attribute_that_is_not_a_tensor_is_left_out_with_a_note(tmp_path, capsys):
     torch.save(tensors(name="cora", size=torch.tensor(5)), tmp_path / "d.pt")
     assert_homogeneous(convert(tmp_path / "d.pt", tmp_path / "p.gids"))
     assert "left out 'name' of '_N': a str" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch_geometric") is None, reason="needs torch_geometric")
-def test_what_the_package_itself_saves(tmp_path):
+def test_files_saved_by_pyg(tmp_path):
     geometric = importlib.import_module("torch_geometric.data")
     torch.save(geometric.Data(**tensors()), tmp_path / "data.pt")
     assert_homogeneous(convert(tmp_path / "data.pt", tmp_path / "p.gids"))
@@ -184,9 +184,7 @@ NAMES = (
 @pytest.mark.parametrize("edge_count", [200, N, N - 1])
 @pytest.mark.parametrize("counted_by", ["x", "num_nodes", "the edges"])
 @pytest.mark.parametrize("seed", range(4))
-def test_nodes_and_edges_are_told_apart_as_the_package_does(
-    tmp_path, geometric, edge_count, counted_by, seed
-):
+def test_node_and_edge_attributes_are_separated_as_in_pyg(tmp_path, geometric, edge_count, counted_by, seed):
     rng = np.random.default_rng(seed)
     edges = torch.from_numpy(rng.integers(0, N, (2, edge_count)))
     edges[0, 0] = N - 1
@@ -215,7 +213,7 @@ def test_nodes_and_edges_are_told_apart_as_the_package_does(
 
 @pytest.mark.parametrize("split_labels", [False, True])
 @pytest.mark.parametrize("key", ["edge_label", "link"])
-def test_what_random_link_split_returns(tmp_path, capsys, geometric, split_labels, key):
+def test_random_link_split(tmp_path, capsys, geometric, split_labels, key):
     edges = torch.from_numpy(EDGES)
     data = geometric.data.Data(
         x=torch.from_numpy(X), edge_index=edges, weight=torch.rand(E), time=torch.arange(E)
@@ -235,13 +233,13 @@ def test_what_random_link_split_returns(tmp_path, capsys, geometric, split_label
         left_out = [k for k in split.to_dict() if key in k and k != "edge_index"]
         assert len(left_out) == (2 if not split_labels else 4)
         for left in left_out:
-            assert f"left out {left!r} of ('_N', '_E', '_N'): pairs to predict" in said
+            assert f"left out {left!r} of ('_N', '_E', '_N'): a dataset has no pairs to predict" in said
     torch.save(transform(data), tmp_path / "all.pt")
     error = refused(capsys, tmp_path / "all.pt", tmp_path / "x.gids")
-    assert "all.pt holds 3 graphs; torch.save the one to convert in its own file" in error
+    assert "all.pt holds 3 graphs; save one graph per file" in error
 
 
-def test_what_random_link_split_returns_of_several_types(tmp_path, capsys, geometric):
+def test_random_link_split_of_several_types(tmp_path, capsys, geometric):
     data = geometric.data.HeteroData()
     data["paper"].x, data["author"].num_nodes = torch.from_numpy(X), 40
     relation = ("author", "writes", "paper")
@@ -261,14 +259,14 @@ def test_what_random_link_split_returns_of_several_types(tmp_path, capsys, geome
     assert "left out 'edge_label_index' of ('author', 'writes', 'paper')" in capsys.readouterr().err
 
 
-def test_labels_of_edges_without_pairs_are_a_table(tmp_path):
+def test_edge_labels_without_pairs_are_a_table(tmp_path):
     torch.save(tensors(edge_label=torch.arange(E)), tmp_path / "d.pt")
     table = convert(tmp_path / "d.pt", tmp_path / "d.gids").table("edge_label")
     assert table.kind == "edge"
 
 
 class Hostile:
-    """What unpickling would run."""
+    """Unpickling it leaves a mark."""
 
     def __reduce__(self):
         return (print, ("unpickled",))
@@ -279,14 +277,17 @@ class Hostile:
     [
         (lambda pyg: tensors(adj_t=filled(pyg.SparseTensor)), "it asks for torch_sparse.tensor.SparseTensor"),
         (lambda pyg: tensors(transform=Hostile()), "it asks for builtins.print"),
-        (lambda pyg: tensors(names=np.array([{}])), "needs unpickling, which could run any code"),
+        (
+            lambda pyg: tensors(names=np.array([{}])),
+            "needs unpickling of other classes, which could run any code",
+        ),
         (lambda pyg: (tensors(), {"x": torch.tensor([0, 30, 60])}, pyg.Data), "holds several graphs in one"),
-        (lambda pyg: torch.zeros(3), "holds a Tensor, not a graph of PyG"),
+        (lambda pyg: torch.zeros(3), "holds a Tensor, not a PyG graph"),
         (
             lambda pyg: tensors(edge_index=torch.from_numpy(EDGES + 1)),
             f"is {N}; it must be from 0 to {N - 1}",
         ),
-        (lambda pyg: tensors(edge_index=torch.rand(2, 5)), "edges are whole numbers"),
+        (lambda pyg: tensors(edge_index=torch.rand(2, 5)), "edges must be whole numbers"),
         (lambda pyg: tensors(edge_index=torch.zeros(5, 2).long()), "it must be (2, E)"),
         (
             lambda pyg: tensors(edge_attr=torch.rand(E - 1, 2)),
@@ -294,35 +295,35 @@ class Hostile:
         ),
         (
             lambda pyg: tensors(edge_attr=torch.rand(E - 1, 2)),
-            "has 299 rows; --skip edge_attr leaves it out",
+            "has 299 rows; leave it out with --skip edge_attr",
         ),
-        (lambda pyg: tensors(y=torch.arange(N - 1)), f"is for {N - 1} '_N' nodes"),
+        (lambda pyg: tensors(y=torch.arange(N - 1)), f"gives {N - 1} '_N' nodes"),
         (
             lambda pyg: tensors(stray=torch.ones(N + 3, 2)),
-            "is for 63 '_N' nodes, but there are 60, by 'x' of",
+            "gives 63 '_N' nodes, but there are 60 (from 'x' of",
         ),
-        (lambda pyg: tensors(stray=torch.ones(N + 3, 2)), "; --skip stray leaves it out"),
-        (lambda pyg: tensors(num_nodes=N + 1), f"is for {N} '_N' nodes"),
+        (lambda pyg: tensors(stray=torch.ones(N + 3, 2)), "; leave it out with --skip stray"),
+        (lambda pyg: tensors(num_nodes=N + 1), f"gives {N} '_N' nodes"),
     ],
 )
-def test_a_bad_file_is_one_line(tmp_path, pyg, capsys, saved, message):
+def test_bad_file_prints_one_line(tmp_path, pyg, capsys, saved, message):
     torch.save(saved(pyg), tmp_path / "d.pt")
     assert message in refused(capsys, tmp_path / "d.pt", tmp_path / "x.gids")
     assert "unpickled" not in capsys.readouterr().out
 
 
-def test_a_truncated_file_is_one_line(tmp_path, capsys):
+def test_truncated_file_prints_one_line(tmp_path, capsys):
     torch.save(tensors(), tmp_path / "d.pt")
     truncate(tmp_path / "d.pt")
     assert "or is truncated" in refused(capsys, tmp_path / "d.pt", tmp_path / "x.gids", "--from", "pyg")
 
 
 def save_as_before(saved, path):
-    """As torch before 1.6 did."""
+    """Save as torch before 1.6 did."""
     torch.save(saved, path, _use_new_zipfile_serialization=False)
 
 
-def test_a_file_of_older_torch(tmp_path, pyg, capsys):
+def test_file_of_old_torch(tmp_path, pyg, capsys):
     save_as_before(data(pyg, tensors()), tmp_path / "d.pt")
     assert_homogeneous(convert(tmp_path / "d.pt", tmp_path / "p.gids", "--from", "pyg"))
     save_as_before(tensors(transform=Hostile()), tmp_path / "h.pt")
@@ -333,25 +334,25 @@ def test_a_file_of_older_torch(tmp_path, pyg, capsys):
     assert "d.pt is damaged" in refused(capsys, tmp_path / "d.pt", tmp_path / "x.gids", "--from", "pyg")
 
 
-def test_an_older_torch_reads_dictionaries_and_says_what_it_lacks(tmp_path, pyg, capsys, monkeypatch):
+def test_old_torch_reads_dictionaries_only(tmp_path, pyg, capsys, monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.5.1")
     torch.save(tensors(), tmp_path / "d.pt")
     assert_homogeneous(convert(tmp_path / "d.pt", tmp_path / "p.gids"))
     torch.save(data(pyg, tensors()), tmp_path / "d.pt")
     error = refused(capsys, tmp_path / "d.pt", tmp_path / "x.gids")
-    assert "torch 2.6 or newer reads arrays of NumPy and PyG's own classes" in error
+    assert "torch 2.6 or newer reads NumPy arrays and PyG's own classes" in error
 
 
-def test_masks_of_several_splits(tmp_path, capsys):
+def test_mask_with_several_columns(tmp_path, capsys):
     masks = torch.rand(N, 10) < 0.3
     torch.save(tensors(train_mask=masks), tmp_path / "d.pt")
     error = refused(capsys, tmp_path / "d.pt", tmp_path / "x.gids")
-    assert f"has shape ({N}, 10), 10 splits: --split-column K takes one of them, 0 to 9" in error
+    assert f"has shape ({N}, 10): choose one of its 10 splits with --split-column, 0 to 9" in error
     store = convert(tmp_path / "d.pt", tmp_path / "x.gids", "--split-column", "4")
     assert store.splits["_N"]["train"].tolist() == torch.nonzero(masks[:, 4])[:, 0].tolist()
 
 
-def test_an_array_can_be_left_out(tmp_path):
+def test_skip_leaves_out_an_array(tmp_path):
     torch.save(tensors(stray=torch.ones(N + 3, 2)), tmp_path / "d.pt")
     assert "stray" not in {
         t.key for t in convert(tmp_path / "d.pt", tmp_path / "x.gids", "--skip", "stray").tables.values()

@@ -1,4 +1,4 @@
-"""A conversion that is stopped goes on where it was: the dataset is that of an undisturbed one."""
+"""A stopped conversion resumes and gives the same dataset as an undisturbed one."""
 
 import numpy as np
 import pytest
@@ -20,12 +20,12 @@ def source(tmp_path_factory):
 
 
 def contents(path):
-    """The bytes of every file, by its name."""
+    """The bytes of every file, by name."""
     return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
 
 
 def interrupted(source, path, **options):
-    """A conversion that a failing read stops after the first pages are safe."""
+    """Convert until a read fails, after the first pages are synced."""
 
     def fail(size):
         fail.total += size
@@ -46,7 +46,7 @@ def run(source, path, say=lambda _: None, on_bytes=lambda _: None, **options):
     convert(files, open_source, path, options, say=say, on_bytes=on_bytes, sync_bytes=100_000)
 
 
-def test_an_interrupted_conversion_continues_where_it_was(tmp_path, source):
+def test_interrupted_conversion_resumes(tmp_path, source):
     interrupted(source, tmp_path / "a.gids")
     said, progress = [], []
     run(source, tmp_path / "a.gids", say=said.append, on_bytes=progress.append)
@@ -56,7 +56,7 @@ def test_an_interrupted_conversion_continues_where_it_was(tmp_path, source):
         assert contents(tmp_path / "b.gids")[name] == data, name
 
 
-def test_a_packed_source_continues_too(tmp_path, source):
+def test_conversion_of_a_compressed_source_resumes(tmp_path, source):
     packed = tmp_path / "packed"
     packed.mkdir()
     np.savez_compressed(packed / "x.npz", **{f.stem: np.load(f) for f in sorted(source.iterdir())})
@@ -71,8 +71,8 @@ def test_a_packed_source_continues_too(tmp_path, source):
 
 
 @pytest.mark.parametrize("stop_at", [300_000, 1_500_000, 3_300_000, 4_400_000])
-def test_rounded_tables_continue_and_say_the_same(tmp_path, source, stop_at):
-    """Stopped in the pass for the columns' scales, in the pages of int8, and in those of float16."""
+def test_rounded_tables_resume_with_the_same_notes(tmp_path, source, stop_at):
+    """Stops while it computes scales of columns, writes int8 pages, or writes float16 pages."""
     options = {"dtypes": {"feat": "int8", "pos": "float16"}, "scales": {"feat": "column"}}
     kwargs = {"memory_bytes": 1 << 20, "workers": 1}
 
@@ -107,7 +107,7 @@ def test_rounded_tables_continue_and_say_the_same(tmp_path, source, stop_at):
     assert list(verify(tmp_path / "a.gids")) == []
 
 
-def test_what_is_done_is_not_read_again(tmp_path, source, monkeypatch):
+def test_finished_parts_are_not_read_again(tmp_path, source, monkeypatch):
     from gids.store.rows import FileRows
 
     interrupted(source, tmp_path / "a.gids")
@@ -133,7 +133,7 @@ def test_what_is_done_is_not_read_again(tmp_path, source, monkeypatch):
         (lambda s: None, {"seed": 1, "dtypes": {"feat": "float16"}}, "--dtype, --seed changed"),
     ],
 )
-def test_a_changed_source_or_option_starts_again(tmp_path, source, change, options, reason):
+def test_changed_source_or_option_starts_again(tmp_path, source, change, options, reason):
     copy = tmp_path / "source"
     copy.mkdir()
     for file in source.iterdir():
@@ -142,11 +142,11 @@ def test_a_changed_source_or_option_starts_again(tmp_path, source, change, optio
     change(copy)
     said = []
     run(copy, tmp_path / "a.gids", say=said.append, **options)
-    assert said[0] == f"an unfinished conversion was found, but {reason}: starting again"
+    assert said[0] == f"found an unfinished conversion, but {reason}: starting again"
     assert list(verify(tmp_path / "a.gids")) == []
 
 
-def test_other_threads_and_memory_do_resume(tmp_path, source):
+def test_change_of_threads_and_memory_resumes(tmp_path, source):
     interrupted(source, tmp_path / "a.gids")
     said = []
     convert(
@@ -160,7 +160,7 @@ def test_other_threads_and_memory_do_resume(tmp_path, source):
     assert list(verify(tmp_path / "a.gids")) == []
 
 
-def test_a_source_that_changes_meanwhile_is_refused(tmp_path):
+def test_source_that_changes_during_the_conversion_raises(tmp_path):
     from gids import FormatError
 
     np.save(tmp_path / "f.npy", np.zeros((100, 4), np.float32))
@@ -170,6 +170,6 @@ def test_a_source_that_changes_meanwhile_is_refused(tmp_path):
         np.save(tmp_path / "f.npy", np.ones((100, 4), np.float32))
         return found
 
-    with pytest.raises(FormatError, match="the source changed while it was converted"):
+    with pytest.raises(FormatError, match="the source changed during the conversion"):
         convert([tmp_path / "f.npy"], open_source, tmp_path / "a.gids", Options())
     assert [p.name for p in tmp_path.iterdir()] == ["f.npy"]

@@ -1,4 +1,4 @@
-"""Random splits are literal: the same everywhere, for good."""
+"""Random splits are the same on all machines and in all versions."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ def split(labels, fractions=(0.6, 0.2, 0.2), seed=0):
     return {name: read_range(rows, 0, rows.shape[0]).tolist() for name, rows in parts.items()}
 
 
-def test_a_split_is_the_same_everywhere_and_leaves_out_what_has_no_label():
+def test_split_is_reproducible_and_has_labelled_nodes_only():
     labels = torch.tensor([0, 1, -1, 2, 0, 1, 2, 0, 1, -5, 3, 1])
     expected = {"train": [0, 1, 3, 4, 7, 10], "val": [5, 8], "test": [6, 11]}
     assert split(labels) == expected
@@ -22,7 +22,7 @@ def test_a_split_is_the_same_everywhere_and_leaves_out_what_has_no_label():
     assert split(labels, seed=1) != expected
 
 
-def test_fractions_may_leave_nodes_out():
+def test_fractions_may_sum_to_less_than_one():
     assert {name: len(ids) for name, ids in split(torch.zeros(100), (0.1, 0.0, 0.25)).items()} == {
         "train": 10,
         "val": 0,
@@ -31,6 +31,6 @@ def test_fractions_may_leave_nodes_out():
 
 
 @pytest.mark.parametrize("fractions", [(0.5, 0.5), (0.9, 0.9, 0.1), (-0.1, 0.5, 0.5)])
-def test_fractions_that_are_none_are_refused(fractions):
+def test_invalid_fractions_raise(fractions):
     with pytest.raises(FormatError, match="three fractions"):
         split(torch.zeros(10), fractions)

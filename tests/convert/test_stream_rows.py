@@ -1,4 +1,4 @@
-"""Arrays in packed zip members: any range from any thread, in bounded memory, and damage is noticed."""
+"""Arrays in compressed zip members: read in any order, from any thread, in bounded memory; damage raises."""
 
 import random
 import zipfile
@@ -16,7 +16,7 @@ from gids.store.rows import read_range
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    """So that few rows already need several pieces, checkpoints, and starting again."""
+    """Makes few rows need several pieces, checkpoints and restarts."""
     monkeypatch.setattr(packed_rows, "_PIECE_BYTES", 1000)
     monkeypatch.setattr(packed_rows, "_READ_BYTES", 300)
     monkeypatch.setattr(packed_rows, "_CHECKPOINT_BYTES", 20_000)
@@ -28,7 +28,7 @@ def packed(path, **arrays):
     return {name: found.rows for name, found in open_npz(path, path.parent).items()}
 
 
-def test_any_range_in_any_order(tmp_path, small_pieces):
+def test_ranges_are_read_in_any_order(tmp_path, small_pieces):
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -43,7 +43,7 @@ def test_any_range_in_any_order(tmp_path, small_pieces):
         assert np.array_equal(read_range(rows["swapped"].row(1), start, stop), swapped[1, start:stop])
 
 
-def test_many_threads_ask_nearly_in_order(tmp_path, small_pieces):
+def test_many_threads_read_nearly_in_order(tmp_path, small_pieces):
     values = np.arange(200_000, dtype=np.int32).reshape(-1, 4)
     rows = packed(tmp_path / "x.npz", x=values)["x"]
     starts = range(0, len(values), 100)
@@ -52,7 +52,7 @@ def test_many_threads_ask_nearly_in_order(tmp_path, small_pieces):
     assert np.array_equal(torch.cat(found), values)
 
 
-def test_an_array_without_rows(tmp_path):
+def test_array_without_rows(tmp_path):
     rows = packed(tmp_path / "x.npz", x=np.empty((0, 3), np.float32))["x"]
     assert rows.shape == (0, 3)
     assert read_range(rows, 0, 0).shape == (0, 3)
@@ -64,21 +64,21 @@ def test_fortran_order_is_unpacked(tmp_path):
 
 
 def rezip(path, change):
-    """Write the archive again with other bytes in its member."""
+    """Write the archive again with changed bytes in its member."""
     with zipfile.ZipFile(path) as archive:
         data = archive.read("x.npy")
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x.npy", change(data))
 
 
-def test_a_member_that_is_shorter_than_its_header_says(tmp_path):
+def test_member_shorter_than_its_header_raises(tmp_path):
     np.savez_compressed(tmp_path / "x.npz", x=np.arange(1000.0))
     rezip(tmp_path / "x.npz", lambda data: data[:-100])
     with pytest.raises(FormatError, match=r"its member x\.npy has \d+ bytes"):
         open_npz(tmp_path / "x.npz", tmp_path)
 
 
-def test_a_checksum_that_does_not_fit(tmp_path):
+def test_wrong_checksum_raises(tmp_path):
     np.savez_compressed(tmp_path / "x.npz", x=np.arange(1000.0))
     data = bytearray((tmp_path / "x.npz").read_bytes())
     with zipfile.ZipFile(tmp_path / "x.npz") as archive:
@@ -88,5 +88,5 @@ def test_a_checksum_that_does_not_fit(tmp_path):
     (tmp_path / "x.npz").write_bytes(data)
     rows = open_npz(tmp_path / "x.npz", tmp_path)["x"].rows
     assert rows is not None
-    with pytest.raises(FormatError, match="its checksum does not fit"):
+    with pytest.raises(FormatError, match="its checksum is wrong"):
         read_range(rows, 0, 1000)

@@ -1,4 +1,4 @@
-"""Synthetic graphs: what the files hold; learnable, skewed, repeatable, made in little memory."""
+"""Synthetic graphs: contents of the files, skew, labels that can be learnt, reproducibility, memory."""
 
 import tracemalloc
 from pathlib import Path
@@ -23,7 +23,7 @@ def load(directory: Path) -> dict[str, np.ndarray]:
     return {path.stem: np.load(path) for path in sorted(directory.iterdir())}
 
 
-def test_arrays_have_the_shapes_and_types_that_convert_takes(arrays):
+def test_arrays_have_the_shapes_and_types_for_convert(arrays):
     assert list(arrays) == FILES
     assert arrays["feat"].shape == (20_000, 24)
     assert arrays["feat"].dtype == np.float32
@@ -37,13 +37,13 @@ def test_arrays_have_the_shapes_and_types_that_convert_takes(arrays):
     assert set(arrays["labels"]) == set(range(8))
 
 
-def test_splits_are_disjoint_and_of_the_sizes_asked_for(arrays):
+def test_splits_are_disjoint_and_have_the_given_sizes(arrays):
     splits = [arrays[f"{name}_idx"] for name in ("train", "val", "test")]
     assert [len(split) for split in splits] == [700, 200, 100]
     assert len(set(np.concatenate(splits).tolist())) == 1000
 
 
-def test_mean_degree_is_as_asked_and_both_degrees_are_skewed(arrays):
+def test_mean_degree_is_as_given_and_degrees_are_skewed(arrays):
     in_degrees = np.diff(arrays["indptr"])
     out_degrees = np.sort(np.bincount(arrays["indices"], minlength=20_000))[::-1]
     assert in_degrees.mean() == pytest.approx(12, rel=0.02)
@@ -52,13 +52,13 @@ def test_mean_degree_is_as_asked_and_both_degrees_are_skewed(arrays):
     assert out_degrees[0] < 0.02 * out_degrees.sum()
 
 
-def test_edges_stay_in_their_class_as_often_as_asked(arrays):
+def test_share_of_edges_within_a_class_is_homophily(arrays):
     targets = np.repeat(np.arange(20_000), np.diff(arrays["indptr"]))
     same = (arrays["labels"][arrays["indices"]] == arrays["labels"][targets]).mean()
     assert same == pytest.approx(0.7 + 0.3 / 8, abs=0.01)
 
 
-def test_a_neighbourhood_tells_the_class_better_than_a_row(arrays):
+def test_neighbourhood_predicts_the_class_better_than_a_row(arrays):
     feat, labels, indptr = arrays["feat"], arrays["labels"], arrays["indptr"]
     centroids = np.stack([feat[labels == c].mean(0) for c in range(8)])
     sums = np.add.reduceat(feat[arrays["indices"]], indptr[:-1], axis=0)
@@ -72,13 +72,13 @@ def test_a_neighbourhood_tells_the_class_better_than_a_row(arrays):
     assert accuracy(means) > 0.75
 
 
-def test_popularity_is_scattered_over_the_ids(arrays):
+def test_popularity_does_not_depend_on_the_id(arrays):
     out_degrees = np.bincount(arrays["indices"], minlength=20_000)
     halves = out_degrees[:10_000].sum(), out_degrees[10_000:].sum()
     assert halves[0] == pytest.approx(halves[1], rel=0.2)
 
 
-def test_a_seed_gives_the_same_files_whatever_the_threads(tmp_path):
+def test_seed_gives_the_same_files_with_any_number_of_threads(tmp_path):
     one, same, other = (
         write_graph(tmp_path / name, GraphSpec(node_count=3000, dim=700, seed=seed), threads=threads)
         for name, seed, threads in (("one", 1, 1), ("same", 1, 3), ("other", 2, 1))
@@ -89,12 +89,12 @@ def test_a_seed_gives_the_same_files_whatever_the_threads(tmp_path):
     assert (one / "indices.npy").read_bytes() != (other / "indices.npy").read_bytes()
 
 
-def test_rows_of_whole_pages_begin_on_pages_of_the_file(tmp_path):
+def test_rows_of_whole_pages_are_aligned_in_the_file(tmp_path):
     feat = np.load(write_graph(tmp_path, GraphSpec(node_count=50, dim=1024)) / "feat.npy", mmap_mode="r")
     assert feat.offset == 4096
 
 
-def test_features_are_never_held_whole(tmp_path):
+def test_features_are_written_in_bounded_memory(tmp_path):
     spec = GraphSpec(node_count=30_000, dim=1024, degree=4)
     tracemalloc.start()
     write_graph(tmp_path, spec, threads=2)
@@ -112,7 +112,7 @@ def test_progress_ends_at_one_for_edges_and_features(tmp_path):
     assert seen == {"edges": 1.0, "features": 1.0}
 
 
-def test_a_graph_may_have_one_node_and_no_edges(tmp_path):
+def test_graph_with_one_node_and_no_edges(tmp_path):
     arrays = load(write_graph(tmp_path, GraphSpec(node_count=1, degree=0, dim=1, classes=1)))
     assert arrays["indices"].shape == (0,)
     assert arrays["feat"].shape == (1, 1)
@@ -121,14 +121,14 @@ def test_a_graph_may_have_one_node_and_no_edges(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"node_count": 0}, "node_count >= 1"),
-        ({"dim": 0}, "dim >= 1"),
-        ({"classes": 101}, "classes must be 1 to 100, got 101"),
-        ({"homophily": 1.5}, "probabilities, got 1.5"),
-        ({"train_count": 101}, "do not fit into 100 nodes"),
-        ({"val_count": -1}, "do not fit"),
+        ({"node_count": 0}, "node_count and dim must be 1 or more"),
+        ({"dim": 0}, "node_count and dim must be 1 or more"),
+        ({"classes": 101}, r"classes must be 1 to 100 \(got 101\)"),
+        ({"homophily": 1.5}, r"homophily and candour must be 0 to 1 \(got 1.5"),
+        ({"train_count": 101}, "their sum at most 100"),
+        ({"val_count": -1}, "must be 0 or more"),
     ],
 )
-def test_sizes_that_make_no_graph_are_refused(change, message):
+def test_invalid_sizes_raise(change, message):
     with pytest.raises(ValueError, match=message):
         GraphSpec(**{"node_count": 100, **change})

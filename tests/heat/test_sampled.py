@@ -12,7 +12,7 @@ from gids import FormatError
 from gids.heat import sample_in_edges, sampled_counts
 
 
-def in_edges(rng: np.random.Generator, degrees: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def distinct_in_edges(rng: np.random.Generator, degrees: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """A CSC whose every edge has a source of its own."""
     indptr = np.concatenate([[0], np.cumsum(degrees)])
     return indptr, rng.permutation(indptr[-1])
@@ -22,7 +22,7 @@ def in_edges(rng: np.random.Generator, degrees: np.ndarray) -> tuple[np.ndarray,
 def test_each_node_draws_distinct_in_edges_of_its_own(fanout: int) -> None:
     rng = np.random.default_rng(3)
     degrees = rng.integers(0, 20, 200)
-    indptr, indices = in_edges(rng, degrees)
+    indptr, indices = distinct_in_edges(rng, degrees)
     nodes = rng.permutation(200)[:77]
     drawn = sample_in_edges(indptr, indices, nodes, fanout, rng)
     assert len(np.unique(drawn)) == len(drawn), "no edge is drawn twice"
@@ -48,7 +48,7 @@ def test_every_in_edge_and_every_pair_is_equally_likely() -> None:
 
 def test_no_nodes_draw_nothing() -> None:
     rng = np.random.default_rng(0)
-    indptr, indices = in_edges(rng, np.array([3, 0, 2]))
+    indptr, indices = distinct_in_edges(rng, np.array([3, 0, 2]))
     for nodes in (np.array([], np.int64), np.array([1])):
         for fanout in (2, -1):
             assert len(sample_in_edges(indptr, indices, nodes, fanout, rng)) == 0

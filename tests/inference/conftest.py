@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from inference_model import COUNTS, RELATIONS, in_edges
+from inference_model import COUNTS, RELATIONS, uneven_in_edges
 
 from gids.write import DatasetWriter
 
@@ -26,7 +26,7 @@ def rows() -> dict[str, torch.Tensor]:
 def one_type(tmp_path: Path, rows: dict[str, torch.Tensor]) -> Path:
     with DatasetWriter(tmp_path / "one.gids", stripe=2) as writer:
         writer.write_table("node", "_N", "feat", rows["paper"])
-        writer.write_graph(("_N", "_E", "_N"), *in_edges(1500, 1500, 1))
+        writer.write_graph(("_N", "_E", "_N"), *uneven_in_edges(1500, 1500, 1))
     return tmp_path / "one.gids"
 
 
@@ -37,5 +37,5 @@ def several_types(tmp_path: Path, rows: dict[str, torch.Tensor]) -> Path:
             writer.write_table("node", ntype, "feat", values)
         for seed, relation in enumerate(RELATIONS):
             src, dst = COUNTS[relation[0]], COUNTS[relation[2]]
-            writer.write_graph(relation, *in_edges(src, dst, seed), num_src=src)
+            writer.write_graph(relation, *uneven_in_edges(src, dst, seed), num_src=src)
     return tmp_path / "mag.gids"

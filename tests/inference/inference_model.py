@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import datasets
 import numpy as np
 import torch
 
@@ -21,15 +22,14 @@ RELATIONS = [
 ]
 
 
-def in_edges(num_src: int, num_dst: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def uneven_in_edges(num_src: int, num_dst: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """With parallel edges, nodes without any, and one with very many."""
     rng = np.random.default_rng(seed)
     degrees = rng.integers(0, 12, num_dst) if num_src else np.zeros(num_dst, np.int64)
     degrees[:30] = 0
     if num_src:
         degrees[40] = 300
-    indptr = np.concatenate([[0], np.cumsum(degrees)])
-    return indptr, (num_src * rng.random(indptr[-1]) ** 2).astype(np.int64)
+    return datasets.in_edges(degrees, num_src, rng)
 
 
 def mean_of_edges(block: Any, rows: torch.Tensor) -> torch.Tensor:

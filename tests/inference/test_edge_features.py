@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from inference_model import COUNTS, RELATIONS, EdgeSage, HeteroSage, in_edges, in_memory
+from inference_model import COUNTS, RELATIONS, EdgeSage, HeteroSage, in_memory, uneven_in_edges
 
 import gids
 from gids import FeatureStore, MemoryBudgetError
@@ -26,7 +26,7 @@ Rows = dict[str, torch.Tensor]
 
 def write(path: Path, nodes: torch.Tensor, edges: Rows, *, with_ids: bool) -> FeatureStore:
     """One type. edges: tables of edges by key; with_ids: edges have ids of their own."""
-    indptr, indices = in_edges(len(nodes), len(nodes), 1)
+    indptr, indices = uneven_in_edges(len(nodes), len(nodes), 1)
     ids = np.random.default_rng(7).permutation(len(indices)) if with_ids else None
     with DatasetWriter(path) as writer:
         writer.write_table("node", "_N", "feat", nodes)
@@ -37,7 +37,7 @@ def write(path: Path, nodes: torch.Tensor, edges: Rows, *, with_ids: bool) -> Fe
 
 
 def edge_rows(dim: int, nodes: int = 1500) -> torch.Tensor:
-    count = len(in_edges(nodes, nodes, 1)[1])
+    count = len(uneven_in_edges(nodes, nodes, 1)[1])
     return torch.randn(count, dim, generator=torch.Generator().manual_seed(9))
 
 
@@ -86,7 +86,7 @@ def test_several_types_equal_the_graphs_in_memory(tmp_path: Path, rows: Rows) ->
         for ntype, values in rows.items():
             writer.write_table("node", ntype, "feat", values)
         for seed, relation in enumerate(RELATIONS):
-            indptr, indices = in_edges(COUNTS[relation[0]], COUNTS[relation[2]], seed)
+            indptr, indices = uneven_in_edges(COUNTS[relation[0]], COUNTS[relation[2]], seed)
             ids = np.random.default_rng(seed).permutation(len(indices)) if relation == written else None
             writer.write_graph(relation, indptr, indices, num_src=COUNTS[relation[0]], edge_ids=ids)
             if relation in (cites, written):

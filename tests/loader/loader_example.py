@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from datasets import in_edges
 
 from gids.write import DatasetWriter
 
@@ -31,10 +32,8 @@ def write(path: Path, source: dict[str, torch.Tensor]) -> Path:
             (("paper", "cites", "paper"), ROWS, ROWS),
             (("author", "writes", "paper"), 500, ROWS),
         ):
-            degrees = rng.integers(0, 8, dst)
-            indptr = np.concatenate([[0], np.cumsum(degrees)])
-            indices = (src * rng.random(indptr[-1]) ** 3).astype(np.int64)
-            writer.write_graph(relation, indptr, indices, num_src=src)
+            edges = in_edges(rng.integers(0, 8, dst), src, rng, power=3)
+            writer.write_graph(relation, *edges, num_src=src)
     return path
 
 

@@ -462,7 +462,7 @@ def test_profilers_see_the_stages(path: Path) -> None:
 FORKED = """
 import os, sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
+sys.path += [sys.argv[1], str(Path(sys.argv[1]).parent)]
 import loader_example
 import gids
 

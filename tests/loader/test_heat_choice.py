@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from datasets import in_edges
 
 import gids
 from gids import FeatureLoader
@@ -23,13 +24,12 @@ def path(tmp_path: Path) -> Path:
     """Papers cite papers and have tables of nodes and of edges; venues have no edges."""
     path = tmp_path / "heat.gids"
     rng = np.random.default_rng(0)
-    degrees = rng.integers(0, 9, ROWS)
+    indptr, indices = in_edges(rng.integers(0, 9, ROWS), ROWS, rng)
     with DatasetWriter(path) as writer:
         writer.write_table("node", "paper", "feat", torch.randn(ROWS, 512))  # two rows to a page
         writer.write_table("node", "venue", "feat", torch.randn(4, 8))
-        indptr = np.concatenate([[0], np.cumsum(degrees)])
         relation = ("paper", "cites", "paper")
-        writer.write_graph(relation, indptr, (ROWS * rng.random(indptr[-1]) ** 2).astype(np.int64))
+        writer.write_graph(relation, indptr, indices)
         writer.write_table("edge", relation, "w", torch.randn(int(indptr[-1]), 3))
     return path
 

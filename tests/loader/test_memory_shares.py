@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datasets import in_edges
 
 import gids
 from gids.cache import POLICIES
@@ -36,11 +37,10 @@ def page_bytes(request: pytest.FixtureRequest) -> int:
 def path(tmp_path_factory: pytest.TempPathFactory, source: torch.Tensor, page_bytes: int) -> Path:
     path = tmp_path_factory.mktemp("memory") / "g.gids"
     rng = np.random.default_rng(1)
-    indptr = np.concatenate([[0], np.cumsum(rng.integers(0, 31, ROWS))])
-    indices = (ROWS * rng.random(indptr[-1]) ** 3).astype(np.int64)
+    edges = in_edges(rng.integers(0, 31, ROWS), ROWS, rng, power=3)
     with DatasetWriter(path, page_bytes=page_bytes) as writer:
         writer.write_table("node", "_N", "feat", source)
-        writer.write_graph(("_N", "_E", "_N"), indptr, indices, num_src=ROWS)
+        writer.write_graph(("_N", "_E", "_N"), *edges, num_src=ROWS)
     return path
 
 

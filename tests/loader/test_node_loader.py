@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datasets import random_in_edges
 from open_options import take_options
 
 import gids
@@ -36,19 +37,13 @@ def source() -> Rows:
     }
 
 
-def in_edges(num_src: int, num_dst: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    indptr = np.concatenate([[0], np.cumsum(rng.integers(0, 25, num_dst))])
-    return indptr, (num_src * rng.random(indptr[-1]) ** 2).astype(np.int64)
-
-
 @pytest.fixture(scope="module")
 def one_type(tmp_path_factory: pytest.TempPathFactory, source: Rows) -> Path:
     path = tmp_path_factory.mktemp("nodes") / "one.gids"
     with DatasetWriter(path) as writer:
         writer.write_table("node", "paper", "feat", source["paper.feat"])
         writer.write_labels("paper", source["paper.label"])
-        writer.write_graph(("paper", "cites", "paper"), *in_edges(PAPERS, PAPERS, 1), num_src=PAPERS)
+        writer.write_graph(("paper", "cites", "paper"), *random_in_edges(PAPERS, PAPERS, 1), num_src=PAPERS)
     return path
 
 
@@ -58,7 +53,7 @@ def two_types(tmp_path_factory: pytest.TempPathFactory, source: Rows) -> Path:
     with DatasetWriter(path) as writer:
         for name in ("paper.feat", "author.feat"):
             writer.write_table("node", name.split(".")[0], "feat", source[name])
-        count = len(in_edges(AUTHORS, PAPERS, PAPERS)[1])
+        count = len(random_in_edges(AUTHORS, PAPERS, PAPERS)[1])
         writer.write_table("edge", ("author", "writes", "paper"), "year", torch.arange(count).view(-1, 1))
         writer.write_labels("paper", source["paper.label"])
         for relation, num_src, num_dst in (
@@ -66,7 +61,7 @@ def two_types(tmp_path_factory: pytest.TempPathFactory, source: Rows) -> Path:
             (("author", "writes", "paper"), AUTHORS, PAPERS),
             (("paper", "written by", "author"), PAPERS, AUTHORS),
         ):
-            writer.write_graph(relation, *in_edges(num_src, num_dst, num_dst), num_src=num_src)
+            writer.write_graph(relation, *random_in_edges(num_src, num_dst, num_dst), num_src=num_src)
     return path
 
 
@@ -173,7 +168,7 @@ def test_rows_of_edges(two_types: Path) -> None:
 
 
 def test_edge_ids_are_looked_up_once_for_all_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    indptr, indices = in_edges(200, 200, 1)
+    indptr, indices = random_in_edges(200, 200, 1)
     ids = np.random.default_rng(2).permutation(len(indices))
     relation = ("a", "to", "a")
     with DatasetWriter(tmp_path / "edges.gids") as writer:
@@ -541,7 +536,7 @@ def test_neighbours_are_drawn_by_weight_and_locality_on_the_device(
     options: dict[str, Any],
 ) -> None:
     cuda_is(device)
-    weights = np.arange(len(in_edges(PAPERS, PAPERS, 1)[1]), dtype=np.float32) % 4
+    weights = np.arange(len(random_in_edges(PAPERS, PAPERS, 1)[1]), dtype=np.float32) % 4
     sampler = Neighbor([3, 4], weights=weights, locality=LocalityBias(np.arange(PAPERS) < 500, 3), **options)
     given: dict[str, Any] = {
         "sampler": sampler,

@@ -178,7 +178,7 @@ def test_traces_tell_the_pages_read_or_the_rows_asked_for(store: FeatureStore, t
     found = RowTrace(tmp_path / "rows.trace").minibatches(PAPERS, ROWS)
     assert found is not None
     assert [rows.tolist() for rows in found()] == [list(dict.fromkeys(m[PAPERS].tolist())) for m in batches]
-    with pytest.raises(FormatError, match="of another dataset"):
+    with pytest.raises(FormatError, match="from another dataset"):
         RowTrace(tmp_path / "rows.trace").minibatches(PAPERS, 7)
     with pytest.raises(FormatError, match="a trace of pages"):
         RowTrace(tmp_path / "pages.trace")

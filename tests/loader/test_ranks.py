@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from datasets import random_in_edges
 from torch.distributed import HashStore
 
 import gids
@@ -28,12 +29,6 @@ WRITTEN: Relation = ("paper", "written by", "author")
 Ids = torch.Tensor | dict[str, torch.Tensor]
 
 
-def in_edges(num_src: int, num_dst: int) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(num_dst)
-    indptr = np.concatenate([[0], np.cumsum(rng.integers(0, 25, num_dst))])
-    return indptr, (num_src * rng.random(indptr[-1]) ** 2).astype(np.int64)
-
-
 def write(path: Path, relations: list[Relation]) -> Path:
     counts = {"paper": PAPERS, "author": AUTHORS}
     with DatasetWriter(path) as writer:
@@ -43,7 +38,7 @@ def write(path: Path, relations: list[Relation]) -> Path:
             writer.write_labels(ntype, torch.arange(counts[ntype]))
         for relation in relations:
             num_src, num_dst = counts[relation[0]], counts[relation[2]]
-            writer.write_graph(relation, *in_edges(num_src, num_dst), num_src=num_src)
+            writer.write_graph(relation, *random_in_edges(num_src, num_dst, num_dst), num_src=num_src)
     return path
 
 
@@ -206,7 +201,7 @@ def test_ranks_train_together_on_the_edges_and_negatives_of_one_process(
         options |= {"tables": [], "shuffle": True}
         return gids.EdgeLoader(several, edges, [3, 4], **options)
 
-    indptr, indices = in_edges(AUTHORS, PAPERS)
+    indptr, indices = random_in_edges(AUTHORS, PAPERS, PAPERS)
     destinations = np.arange(PAPERS).repeat(np.diff(indptr))
     edges = torch.from_numpy(np.stack([indices, destinations])[:, ::8].copy())
 

@@ -1,4 +1,4 @@
-"""Fresh processes: what goes in and comes out, how they fail, and that cold and limited mean it."""
+"""Fresh processes: their input, answer and failures, the cold page cache and the memory limit."""
 
 import os
 import re

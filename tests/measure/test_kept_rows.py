@@ -40,7 +40,7 @@ def test_a_small_minibatch_is_kept_whole(source):
     assert 0 < wrong < compared
 
 
-def test_minibatches_that_never_came_are_not_compared(source):
+def test_missing_minibatches_are_not_compared(source):
     kept = KeptRows(10, table(5))
     kept.add(torch.arange(100), source[:100])
     assert kept.compare(lambda ids: source[ids]) == (64, 0)
@@ -58,7 +58,7 @@ def test_a_long_training_takes_no_more_memory_and_is_compared_throughout(source,
     assert wrong == pytest.approx(compared / 10, rel=0.02)
 
 
-def test_a_slow_source_is_compared_for_a_while_only(source, monkeypatch):
+def test_comparing_with_a_slow_source_stops_in_time(source, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(kept_rows.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(kept_rows, "_THREADS", 1)

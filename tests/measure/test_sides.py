@@ -1,4 +1,4 @@
-"""A side of the comparison: its memory and time are bounded, and what its failure means to the others."""
+"""A side of the comparison: its memory and time are limited, and a failure is reported."""
 
 import time
 from dataclasses import replace
@@ -42,7 +42,7 @@ def limit():
 
 
 def result(config, **values):
-    """What a side might have measured."""
+    """The result of a side, made up."""
     known = {
         "side": config.side,
         "seconds": 2.0,
@@ -88,7 +88,7 @@ def killed():
     )
 
 
-def test_stock_that_needs_more_memory_than_there_is_is_named_with_its_limit(config, limit):
+def test_stock_that_runs_out_of_memory_is_reported_with_its_limit(config, limit):
     tiny = replace(config, side="stock", memory_bytes=1, headroom_bytes=1)
     found = sides.run_other("stock DGL", tiny)
     assert isinstance(found, str)
@@ -96,7 +96,7 @@ def test_stock_that_needs_more_memory_than_there_is_is_named_with_its_limit(conf
     assert found.endswith(" MB of memory and was killed by the kernel")
 
 
-def test_gids_that_needs_more_memory_than_there_is_gets_more_and_says_so(config, limit):
+def test_gids_that_runs_out_of_memory_gets_more_once(config, limit):
     said = []
     tiny = replace(config, headroom_bytes=1, memory_bytes=1)
     found = sides.run_gids(tiny, say=said.append)
@@ -117,7 +117,7 @@ def test_headroom_is_measured_unless_it_is_given(config, limit):
     ) < (40 << 20)
 
 
-def test_training_ends_with_the_minibatch_in_which_the_time_is_up(config):
+def test_training_stops_after_the_minibatch_in_which_the_time_is_up(config):
     found = sides.run_side(replace(config, epochs=3, most_seconds=1e-9, val_nodes=8), limited=False)
     assert found.batches == 1
     assert found.val_accuracy is None  # validation takes time too
@@ -134,7 +134,7 @@ def test_gids_runs_twice_at_most(config, runs):
     assert [c.spare_bytes for c, _ in asked] == [0, 256 << 20]
 
 
-def test_gids_that_takes_too_long_or_crashes_is_an_error(config, runs):
+def test_a_crash_or_timeout_of_gids_is_an_error(config, runs):
     _, outcomes = runs
     outcomes += [FreshProcessTimeout("", "did not end within 9 s and was stopped")]
     with pytest.raises(FreshProcessError, match="did not end within 9 s and was stopped: the disk may be"):
@@ -191,24 +191,24 @@ def test_each_side_is_stopped_in_time(config, runs):
     assert asked[2][1]["timeout_s"] <= 75
 
 
-def test_stock_gets_less_time_where_gids_took_long(config, runs):
+def test_stock_gets_less_time_if_gids_took_long(config, runs):
     asked, _ = runs
     compare(replace(config, most_seconds=60), spent=90)
     assert asked[1][0].most_seconds == pytest.approx(20, abs=1)
     assert asked[2][1]["timeout_s"] == pytest.approx(60, abs=1)
 
 
-def test_stock_without_advice_is_left_out_when_the_time_is_used_up(config, runs):
+def test_stock_without_advice_is_skipped_when_the_time_is_up(config, runs):
     asked, _ = runs
     found = compare(replace(config, most_seconds=60), spent=140)
     assert [c.side for c, _ in asked] == ["gids", "stock"]
     assert asked[1][0].most_seconds == 20
     assert found.missing == {
-        "stock_without_advice": "stock DGL without MADV_RANDOM was left out, as the time was used up"
+        "stock_without_advice": "stock DGL without MADV_RANDOM was skipped, because the time was up"
     }
 
 
-def test_without_a_bound_no_side_is_stopped_but_stock_without_advice(config, runs):
+def test_without_a_limit_only_stock_without_advice_is_stopped(config, runs):
     asked, _ = runs
     compare(config, spent=10_000, total=0)
     assert [c.most_seconds for c, _ in asked] == [0, 0, 15]
@@ -250,6 +250,6 @@ def test_the_verdict_compares_rows_per_second_when_a_side_was_stopped(config, st
     assert f"{name} was stopped after {seconds} s and 3 of 6 minibatches, so compare rows/s." in text
 
 
-def test_the_verdict_says_what_became_of_a_side_that_died(config):
+def test_the_verdict_says_why_a_side_is_missing(config):
     text = verdict(config, {}, f"stock DGL {killed().reason}")
     assert text == "Stock DGL needed more than 500 MB of memory and was killed by the kernel."

@@ -63,7 +63,7 @@ def flags(variant: str) -> list[str | Path]:
     return [
         "-std=c++20",
         "-O1",
-        "-g",
+        "-g1",  # line numbers in what a sanitizer prints
         "-pthread",
         "-ffp-contract=off",
         f"-I{NATIVE}/include",
@@ -89,6 +89,7 @@ def sources_of(test: Path) -> list[Path]:
     ]
 
 
+@pytest.mark.xdist_group("native")  # one process compiles every file once
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("test", sorted(HERE.glob("test_*.cpp")), ids=lambda path: path.stem)
 def test_native(test: Path, variant: str, objects_of: Objects, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Lines about steps: a file gets one at the start, some on the way, one at the end; a terminal one in all."""
+"""Progress of steps: a file gets lines at the start, at intervals and at the end; a terminal one line."""
 
 import re
 import sys
@@ -29,7 +29,7 @@ def wait_for_lines(monkeypatch):
     return wait
 
 
-def test_a_file_gets_a_line_at_the_start_now_and_then_and_at_the_end(capsys, monkeypatch, wait_for_lines):
+def test_a_file_gets_lines_at_the_start_at_intervals_and_at_the_end(capsys, monkeypatch, wait_for_lines):
     monkeypatch.setattr(steps, "_LINE_S", 0.02)
     with Step("working") as step:
         assert capsys.readouterr().err == "working ...\n"
@@ -47,7 +47,7 @@ def test_a_short_step_has_two_lines(capsys):
     assert re.fullmatch(r"working \.\.\.\nworking \.\.\. \d+\.\d s\n", capsys.readouterr().err)
 
 
-def test_a_terminal_gets_one_line_that_is_written_anew(capsys, monkeypatch, wait_for_lines):
+def test_a_terminal_gets_one_line_that_is_updated(capsys, monkeypatch, wait_for_lines):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr(steps, "_REFRESH_S", 0.02)
     with Step("working") as step:

@@ -1,29 +1,11 @@
-"""Graphs that samplers are tried on."""
+"""Graphs for the tests of samplers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
+from datasets import make_graph
 
 from gids.store import Graph
-from gids.store.names import RELATION, Relation
-
-
-def make_graph(
-    degrees: Sequence[int] | np.ndarray,
-    *,
-    num_src: int | None = None,
-    relation: Relation = RELATION,
-    dtype: type = np.int64,
-    seed: int = 0,
-) -> Graph:
-    """In-edges of so many destinations, from sources of which small ids are drawn most; edges may repeat."""
-    num_src = len(degrees) if num_src is None else num_src
-    indptr = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int64)
-    rng = np.random.default_rng(seed)
-    indices = (num_src * rng.random(indptr[-1]) ** 2).astype(dtype)
-    return Graph(relation, num_src, len(degrees), indptr, indices, None)
 
 
 def mixed_degrees(nodes: int, seed: int = 0) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sampling_graphs import make_graph
+from datasets import make_graph
 from scipy import stats
 
 from gids import _core

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sampling_graphs import citations, make_graph, mixed_degrees
+from datasets import make_graph
+from sampling_graphs import citations, mixed_degrees
 
 from gids.cuda import Device
 from gids.errors import FormatError

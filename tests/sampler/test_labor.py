@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datasets import make_graph
 from labor_model import sample
-from sampling_graphs import citations, make_graph, mixed_degrees
+from sampling_graphs import citations, mixed_degrees
 
 from gids.errors import FormatError
 from gids.sampler import Block, Labor, Minibatch

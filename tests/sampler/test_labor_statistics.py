@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from datasets import distinct_graph, make_graph
 from friendship import friendship
-from sampling_graphs import make_graph
 from scipy import stats
 
 from gids.sampler import Block, Labor, Neighbor, Sampler
@@ -20,14 +20,6 @@ UNLIKELY = 1e-3  # one correct sampler in a thousand fails; these seeds do not
 EVERY_KIND: list[dict[str, Any]] = [
     {"importance_sampling": times, "fixed_count": fixed} for times in (0, 1, -1) for fixed in (False, True)
 ]
-
-
-def distinct_graph(nodes: int = 60, num_src: int = 90, seed: int = 0) -> Graph:
-    """Degrees of 1 to 40, no parallel edges."""
-    rng = np.random.default_rng(seed)
-    lists = [rng.permutation(num_src)[: rng.integers(1, 41)] for _ in range(nodes)]
-    indptr = np.concatenate([[0], np.cumsum([len(one) for one in lists])]).astype(np.int64)
-    return Graph(("a", "to", "b"), num_src, nodes, indptr, np.concatenate(lists), None)
 
 
 def one_block(sampler: Sampler, graph: Graph, step: int, nodes: int) -> Block:
@@ -66,7 +58,7 @@ def test_every_edge_is_taken_with_probability_k_over_d(degree: int, fanout: int)
 
 @pytest.mark.parametrize("times", [0, 1, 3, -1])
 def test_every_edge_is_taken_with_one_over_its_weight(times: int) -> None:
-    graph, steps = distinct_graph(), 3000
+    graph, steps = distinct_graph(60, 90, (1, 40)), 3000
     sampler = Labor([5], importance_sampling=times, threads=1)
     counts, weights = np.zeros(graph.num_edges), np.ones(graph.num_edges)
     for step in range(steps):
@@ -87,7 +79,7 @@ def test_every_edge_is_taken_with_one_over_its_weight(times: int) -> None:
 
 @pytest.mark.parametrize("options", EVERY_KIND, ids=str)
 def test_sums_are_estimated_without_bias(options: dict[str, Any]) -> None:
-    graph, steps = distinct_graph(seed=1), 3000
+    graph, steps = distinct_graph(60, 90, (1, 40), seed=1), 3000
     x = np.random.default_rng(4).normal(2, 1, graph.num_src)
     exact = np.add.reduceat(x[graph.indices], graph.indptr[:-1])
     sampler = Labor([4], threads=1, **options)

@@ -7,7 +7,8 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from sampling_graphs import citations, make_graph, mixed_degrees
+from datasets import distinct_graph, make_graph
+from sampling_graphs import citations, mixed_degrees
 from scipy import stats
 
 from gids.errors import FormatError
@@ -15,14 +16,6 @@ from gids.sampler import Block, Ladies, Neighbor
 from gids.store import Graph
 
 UNLIKELY = 1e-3  # one correct sampler in a thousand fails; these seeds do not
-
-
-def small_graph() -> Graph:
-    """40 destinations with 0 to 12 of 60 sources each, no parallel edges."""
-    rng = np.random.default_rng(0)
-    lists = [rng.permutation(60)[: rng.integers(0, 13)] for _ in range(40)]
-    indptr = np.concatenate([[0], np.cumsum([len(one) for one in lists])]).astype(np.int64)
-    return Graph(("a", "to", "b"), 60, 40, indptr, np.concatenate(lists), None)
 
 
 def one_block(sampler: Ladies, graph: Graph, step: int) -> tuple[np.ndarray, Block]:
@@ -53,7 +46,7 @@ def inclusion(share: np.ndarray, size: int) -> np.ndarray:
 
 def test_draws_with_replacement_follow_the_column_norms() -> None:
     """The first of one draw; then what weights say of many."""
-    graph, steps = small_graph(), 4000
+    graph, steps = distinct_graph(40, 60, (0, 12)), 4000
     share = shares(graph)
     counts = np.zeros(60)
     for step in range(steps):
@@ -73,7 +66,7 @@ def test_draws_with_replacement_follow_the_column_norms() -> None:
 
 @pytest.mark.parametrize("size", [5, 30, 55, 100])
 def test_poisson_sources_are_independent(size: int) -> None:
-    graph, steps = small_graph(), 3000
+    graph, steps = distinct_graph(40, 60, (0, 12)), 3000
     share = shares(graph)
     possible = share > 0
     p = np.where(possible, 1.0, 0.0) if size >= possible.sum() else inclusion(share, size)
@@ -96,7 +89,7 @@ def test_poisson_sources_are_independent(size: int) -> None:
 
 @pytest.mark.parametrize("poisson", [False, True])
 def test_sums_are_estimated_without_bias(poisson: bool) -> None:
-    graph, steps = small_graph(), 4000
+    graph, steps = distinct_graph(40, 60, (0, 12)), 4000
     x = np.random.default_rng(4).normal(2, 1, 60)
     sampler = Ladies([25], poisson=poisson, threads=1)
     estimates = np.empty((steps, 40))

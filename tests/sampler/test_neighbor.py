@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sampling_graphs import citations, make_graph, mixed_degrees
+from datasets import make_graph
+from sampling_graphs import citations, mixed_degrees
 from sampling_model import ModelBlock, sample
 
 from gids.cuda import Device

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from sampling_graphs import make_graph
+from datasets import make_graph
 from scipy import stats
 
 from gids.sampler import Block, Neighbor

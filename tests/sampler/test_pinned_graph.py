@@ -9,7 +9,8 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from sampling_graphs import make_graph, mixed_degrees
+from datasets import make_graph
+from sampling_graphs import mixed_degrees
 
 from gids.cuda import Device
 from gids.errors import FormatError

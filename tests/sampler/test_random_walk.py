@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from sampling_graphs import citations, make_graph, mixed_degrees
+from datasets import make_graph
+from sampling_graphs import citations, mixed_degrees
 from sampling_model import halves, layer_key, philox, words
 from scipy import stats
 

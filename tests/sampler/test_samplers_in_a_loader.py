@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from sampling_graphs import make_graph, mixed_degrees
+from datasets import make_graph
+from sampling_graphs import mixed_degrees
 
 import gids
 from gids.sampler import Block, Labor, Ladies, LocalityBias, Minibatch, Neighbor, RandomWalk

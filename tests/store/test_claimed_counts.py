@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from store_example import write_dataset
+from datasets import write_dataset
 from test_hostile_manifests import sign
 
 from gids import FeatureStore, FormatError

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from store_example import CITES, WRITES, write_dataset
+from datasets import CITES, WRITES, write_dataset
 
 import gids
 from gids import FeatureStore, FormatError, StorageError

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from store_example import write_dataset
+from datasets import write_dataset
 
 from gids import FeatureStore, FormatError, _core
 from gids.store.manifest import dump_manifest, load_manifest, validate

@@ -1,7 +1,7 @@
 """Fixtures of this folder."""
 
 import pytest
-from store_example import write_dataset
+from datasets import write_dataset
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from store_example import write_dataset
+from datasets import write_dataset
 
 from gids import FeatureStore, FormatError, StorageError
 from gids.store import GeneratedRows, verify

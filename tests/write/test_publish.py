@@ -13,7 +13,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from store_example import write_dataset
+from datasets import write_dataset
 
 from gids import FeatureStore, FormatError, StorageError
 from gids.convert import Options, convert
@@ -94,9 +94,7 @@ def test_the_same_command_after_a_kill_keeps_the_shards_of_the_published_dataset
     said = []
     converted(source, path, said, stripe=stripe, overwrite=True)
     check_rows(path, disks)
-    assert said == [
-        "an earlier run published the dataset and was killed before it cleaned up: that is done now"
-    ]
+    assert said == ["the dataset is complete; removed the temporary files of an earlier run that was killed"]
     assert len(folders(disks)) == 2, "the shards of the replaced dataset are gone"
     assert not (tmp_path / "a.gids.partial").exists()
 

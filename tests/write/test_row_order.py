@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from gids.convert import Options, convert
-from gids.convert import row_order as convert_row_order
+from gids.convert import Options, convert, table_orders
 from gids.convert.readers import read_source
 from gids.errors import FormatError
 from gids.store import FeatureStore, verify
@@ -248,7 +247,7 @@ def test_a_community_order_reads_fewer_pages(tmp_path, source):
 
 
 def test_what_cannot_be_ordered_is_said(tmp_path, source):
-    with pytest.raises(FormatError, match="there are original, degree, community, trace"):
+    with pytest.raises(FormatError, match="choose original, degree, community, trace"):
         converted(source, tmp_path / "a.gids", order="hilbert")
     with pytest.raises(FormatError, match=r"needs 40000 bytes.*give --memory 1MB"):
         row_order_module.check_memory("community", 2000, 30_000)
@@ -269,8 +268,8 @@ def test_a_stopped_ordered_conversion_goes_on_where_it_was(tmp_path, source, mon
     files = sorted(source.iterdir())
     convert(files, lambda s: read_source(source, s), tmp_path / "whole.gids", options)
     computed, record, path = [], Workplace.record_pages, tmp_path / "stopped.gids"
-    compute = convert_row_order.community_order
-    monkeypatch.setattr(convert_row_order, "community_order", lambda *a: computed.append(1) or compute(*a))
+    compute = table_orders.community_order
+    monkeypatch.setattr(table_orders, "community_order", lambda *a: computed.append(1) or compute(*a))
     stops = 0
     while not path.exists():
         left = 2

@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from store_example import CITES, WRITES, write_dataset
+from datasets import CITES, WRITES, write_dataset
 
 from gids import FeatureStore, FormatError, StorageError
 from gids.cli import main

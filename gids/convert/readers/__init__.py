@@ -39,31 +39,29 @@ READERS = (
     arrays.DIRECTORY,
     arrays.RAW,
 )
-"""All of them; the arrays last."""
-
-_GENERAL = (arrays.DIRECTORY, arrays.RAW)  # take what no other recognises
+_GENERAL = (arrays.DIRECTORY, arrays.RAW)  # read paths that no other reader recognises
 
 
 def find_reader(path: Path, name: str | None = None) -> Reader:
-    """The reader of that name, or the only one that recognises the path.
+    """The reader with that name, or the only one that recognises the path.
 
-    Raises FileNotFoundError, and FormatError for a name or a path that fits none or several.
+    Raises FileNotFoundError, and FormatError for an unknown name or a path that several readers recognise.
     """
     if not path.exists():
         raise FileNotFoundError(f"no source at {path}")
     if is_dataset(path):
         raise FormatError(
-            f"{path} is a gids dataset already: train from it, or change it by `gids restripe`; "
-            "`gids export` gives its arrays"
+            f"{path} is already a gids dataset: train from it, change it with `gids restripe`, or export its "
+            "arrays with `gids export`"
         )
     if name is not None:
         for reader in READERS:
             if reader.name == name:
                 return reader
-        raise FormatError(f"no reader {name!r}; `gids convert --list` explains {_names(READERS)}")
+        raise FormatError(f"unknown format {name!r}; choose {_names(READERS)} (see `gids convert --list`)")
     found = [r for r in READERS if r not in _GENERAL and r.recognises(path)]
     if len(found) > 1:
-        raise FormatError(f"{path} could be {_names(found)}: say which with --from")
+        raise FormatError(f"{path} may be {_names(found)}: choose one with --from NAME")
     return found[0] if found else arrays.DIRECTORY if path.is_dir() else arrays.RAW
 
 
@@ -72,12 +70,12 @@ def _names(readers: tuple[Reader, ...] | list[Reader]) -> str:
 
 
 def open_source(reader: Reader, path: Path, scratch: Path, choices: Choices) -> Source:
-    """What the path holds, by that reader. Raises FormatError also when it holds nothing to convert."""
+    """Read the path with a reader. Raises FormatError, also if the path holds nothing to convert."""
     for option in choices.given():
         if option not in reader.takes:
             takers = ", ".join(r.name for r in READERS if option in r.takes)
             raise FormatError(
-                f"{option} says nothing here: {path} is read as {reader.name}, and the option is for {takers}"
+                f"{option} has no effect: {path} is read as {reader.name}, and the option is for {takers}"
             )
     if reader.may_crash:
         try_to_read(reader, path, choices)
@@ -85,8 +83,7 @@ def open_source(reader: Reader, path: Path, scratch: Path, choices: Choices) -> 
     if unknown := [name for name in choices.skip if name not in source.skipped]:
         raise FormatError(f"--skip {unknown[0]}: {path} has no array of that name")
     if not source.tables and not source.graphs:
-        why = "; ".join(["nothing to convert", *source.warnings])
-        raise FormatError(f"{path} holds no features and no graph: {why}")
+        raise FormatError("; ".join([f"{path} has no features and no graph", *source.warnings]))
     return source
 
 
@@ -98,5 +95,5 @@ def read_source(
     dtype: str | None = None,
     shape: tuple[int, ...] | None = None,
 ) -> Source:
-    """open_source with the reader that recognises the path."""
+    """Read the path with the reader that recognises it. Raises as find_reader and open_source do."""
     return open_source(find_reader(path), path, scratch, Choices(table, dtype, shape))

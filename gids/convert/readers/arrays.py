@@ -1,4 +1,4 @@
-"""Arrays as they are: a .npy or raw file, a .npz file, a directory of them. Names give their meaning."""
+"""Reads a .npy, .npz or raw file, or a directory of them. Names give the arrays their meaning."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from gids.convert.array_files import Found, directory_arrays, open_npy, open_npz
 from gids.convert.named import NamedArrays, read_homogeneous
 from gids.convert.readers.reader import Choices, Reader
 from gids.convert.scipy_sparse import as_sparse_parts, is_scipy_sparse
-from gids.convert.source import Source, TableSource, starts_with
+from gids.convert.source import Source, dotted_relation, starts_with
 from gids.convert.zip_file import open_zip
 from gids.errors import FormatError
-from gids.store.names import NODE, Relation
+from gids.store.names import NODE
 
 _NAMES = """\
 label | labels | y                            labels
 train_idx, val_idx | valid_idx, test_idx      splits as node ids; ..._mask: as a mask
-num_nodes                                     how many there are, for a type without features
+num_nodes                                     number of nodes, for a type without features
 indptr, indices, edge_ids                     in-edges (CSC)
 edge_index                                    edges, (2, E), sources first
 edge_KEY                                      table KEY of edges (homogeneous)
 attr_data, attr_indices, attr_indptr, attr_shape   features as a CSR matrix: table feat
-adj_data, adj_indices, adj_indptr, adj_shape       edges as a CSR matrix, row u lists where u points
+adj_data, adj_indices, adj_indptr, adj_shape       edges as a CSR matrix, row u lists destinations of u
 any other                                     a table of that name, one row per node (edge)"""
 
 
 _MEANING = {
-    "adj_": "square, so it is the graph; row u lists where u points",
+    "adj_": "square, so it is the graph: row u lists the destinations of u",
     "attr": "not square, so it is table feat",
 }
 
@@ -40,7 +40,7 @@ def is_npz(path: Path) -> bool:
         with open_zip(path, "is not a valid .npz file") as archive:
             return any(n.endswith(".npy") for n in archive.namelist())
     except FormatError:
-        return path.suffix != ".pt"  # the reader says what is wrong with it
+        return path.suffix != ".pt"  # the reader reports what is wrong with it
 
 
 def _read_npy(path: Path, scratch: Path, choices: Choices) -> Source:
@@ -56,7 +56,7 @@ def _read_npz(path: Path, scratch: Path, choices: Choices) -> Source:
     found = open_npz(path, scratch)
     if is_scipy_sparse(found):
         found = as_sparse_parts(path, found)
-        source.notes.append(f"{path.name} is a matrix of SciPy's: {_MEANING[next(iter(found))[:4]]}")
+        source.notes.append(f"{path.name} is a SciPy sparse matrix, {_MEANING[next(iter(found))[:4]]}")
     read_homogeneous(NamedArrays(path.name, found.items(), source), source)
     return source
 
@@ -68,15 +68,14 @@ def _single(found: Found, path: Path, table: str) -> Source:
     if not found.rows.shape:
         raise FormatError(f"{path} is a single number; its first dimension must be rows")
     ntype, _, key = table.rpartition(".")
-    source.add_nodes(ntype or NODE, found.rows.shape[0], path.name)
-    source.tables.append(TableSource("node", ntype or NODE, key, found.rows))
+    source.add_node_table(ntype or NODE, key, found.rows, path.name)
     return source
 
 
 def _read_directory(path: Path, scratch: Path, choices: Choices) -> Source:
     source = Source(skip=choices.skip)
     if choices.shape is not None and not any(path.rglob("*.bin")):
-        raise FormatError(f"--shape is for raw binary (.bin), of which {path} has none")
+        raise FormatError(f"--shape is for raw binary, but {path} has no .bin file")
 
     def arrays(folder: Path) -> NamedArrays:
         found = directory_arrays(folder, scratch, choices.dtype, choices.shape)
@@ -87,7 +86,7 @@ def _read_directory(path: Path, scratch: Path, choices: Choices) -> Source:
         read_homogeneous(arrays(path), source)
         return source
     arrays(path).reject_all()
-    relations = [(folder, _relation(folder)) for folder in _folders(edges)] if edges.is_dir() else []
+    relations = [(f, dotted_relation(f.name, f)) for f in _folders(edges)] if edges.is_dir() else []
     edge_arrays = [(arrays(folder), relation) for folder, relation in relations]
     for found, relation in edge_arrays:
         found.learn_destinations(relation)
@@ -103,20 +102,11 @@ def _folders(path: Path) -> list[Path]:
     return sorted(p for p in path.iterdir() if p.is_dir())
 
 
-def _relation(folder: Path) -> Relation:
-    names = [unquote(n) for n in folder.name.split(".")]
-    if len(names) != 3 or not all(names):
-        raise FormatError(
-            f"{folder} must be called SOURCE.RELATION.DESTINATION (%2E stands for a dot in a name)"
-        )
-    return names[0], names[1], names[2]
-
-
 NPY = Reader(
     "npy",
     "one array in a .npy file",
-    "One row per node; --table [TYPE.]KEY names it (default: feat of node type _N). Any order of elements\n"
-    "and bytes.",
+    "One row per node; --table [TYPE.]KEY is its name (default: feat of node type _N). C or Fortran order,\n"
+    "either byte order.",
     lambda path: starts_with(path, b"\x93NUMPY"),
     _read_npy,
     takes=("--table",),
@@ -124,7 +114,7 @@ NPY = Reader(
 NPZ = Reader(
     "npz",
     "a graph of one type in a .npz file",
-    "Members by name (np.savez_compressed too, read as a stream):\n" + _NAMES,
+    "Members by name (np.savez or np.savez_compressed), as the files of `directory`.",
     is_npz,
     _read_npz,
     takes=("--skip",),
@@ -133,7 +123,8 @@ DIRECTORY = Reader(
     "directory",
     "a directory of .npy, .npz and .bin files",
     "Files by name, for a graph of one type:\n" + _NAMES + "\n"
-    "Several types: nodes/TYPE/ and edges/SOURCE.RELATION.DESTINATION/ with such files each.",
+    "Several types: such files in nodes/TYPE/ and edges/SOURCE.RELATION.DESTINATION/. Write %2E for a dot\n"
+    "in a name.",
     Path.is_dir,
     _read_directory,
     takes=("--shape", "--skip"),
@@ -141,7 +132,7 @@ DIRECTORY = Reader(
 RAW = Reader(
     "raw",
     "one array in a raw binary file",
-    "--dtype float32 --shape ROWS,DIM (-1: as many as there are); --table names it.",
+    "--dtype float32 --shape ROWS,DIM (-1: as many as the file has); --table is its name.",
     Path.is_file,
     _read_raw,
     is_raw=lambda _: True,

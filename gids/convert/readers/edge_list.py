@@ -1,4 +1,4 @@
-"""Edge lists: pairs of node ids in a text, .npy or raw binary file, alone or beside arrays of features."""
+"""Reads edge lists: pairs of node ids in a text, .npy or raw file, alone or beside arrays of nodes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from gids.convert.array_files import directory_arrays, open_npy, open_raw
-from gids.convert.edges import check_edge_array, column_of, edge_array, edge_pairs, most_id
+from gids.convert.array_files import directory_arrays, open_numbers, open_raw
+from gids.convert.edges import check_edge_array, column_of, edge_pairs, edge_rows, largest_id
 from gids.convert.named import NamedArrays
 from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import Source, TableSource, starts_with
+from gids.convert.source import Source, starts_with
 from gids.convert.text_table import read_text
 from gids.errors import FormatError
 from gids.store.names import NODE, RELATION
@@ -43,7 +43,7 @@ def _recognises(path: Path) -> bool:
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     file = _edge_file(path)
     if file is None:
-        raise FormatError(f"{path} has no file edges.csv, .tsv, .txt, .npy or .bin, or several of them")
+        raise FormatError(f"{path} must have one file edges.csv, .tsv, .txt, .npy or .bin")
     source = Source(skip=choices.skip)
     if path.is_dir():
         _read_nodes(path, file, scratch, choices, source)
@@ -51,25 +51,24 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
         source.add_nodes(NODE, choices.num_nodes, "--num-nodes")
     rows, weights, are_pairs = _edges(file, scratch, choices)
     if not are_pairs and rows.shape == (2, 2):
-        source.warnings.append(f"{file.name} has shape (2, 2), read as (2, E): the first row are the sources")
+        source.warnings.append(f"{file.name} has shape (2, 2), read as (2, E): its first row is the sources")
     check_edge_array(rows, str(file))
     if NODE not in source.nodes:
-        count = 1 + most_id(rows)
+        count = 1 + largest_id(rows)
         source.add_nodes(NODE, count, file.name)
-        source.notes.append(f"{count} nodes, by the largest id of {file.name}; --num-nodes says otherwise")
-    count = source.nodes[NODE]
-    source.graphs[RELATION] = (
-        edge_pairs(rows, num_src=count, num_dst=count)
-        if are_pairs
-        else edge_array(rows, str(file), num_src=count, num_dst=count)
-    )
+        source.notes.append(
+            f"assuming {count} nodes (the largest id of {file.name} plus 1); --num-nodes sets another number"
+        )
+    ends = source.ends(RELATION)
+    is_rows = not are_pairs and rows.shape[0] == 2
+    source.graphs[RELATION] = edge_rows(rows, str(file), **ends) if is_rows else edge_pairs(rows, **ends)
     if weights is not None:
-        source.tables.append(TableSource("edge", RELATION, "weight", weights))
+        source.add_edge_table(RELATION, "weight", weights)
     return source
 
 
 def _read_nodes(path: Path, file: Path, scratch: Path, choices: Choices, source: Source) -> None:
-    """The other arrays of a directory: all are of nodes."""
+    """The other arrays of a directory, all of nodes."""
     found = directory_arrays(path, scratch, None, None, leave_out=(file,))
     arrays = NamedArrays(str(path), found, source)
     arrays.read_sparse_features(NODE)
@@ -77,15 +76,12 @@ def _read_nodes(path: Path, file: Path, scratch: Path, choices: Choices, source:
 
 
 def _edges(file: Path, scratch: Path, choices: Choices) -> tuple[Rows, Rows | None, bool]:
-    """(edges, weights or None, whether they are surely pairs) of a file."""
+    """(edges, weights or None, whether the shape is certainly (E, 2)) of a file."""
     is_npy = starts_with(file, b"\x93NUMPY")
     if choices.shape is not None and (is_npy or _is_text(file)):
-        raise FormatError(f"--shape is for raw binary, and {file.name} says its own")
+        raise FormatError(f"--shape is for raw binary, and {file.name} has its own shape")
     if is_npy:
-        rows = open_npy(file).rows
-        if rows is None:
-            raise FormatError(f"{file} holds no array of numbers")
-        return rows, None, False
+        return open_numbers(file), None, False
     if _is_text(file):
         return *_text_edges(file, scratch), True
     shape = choices.shape or (-1, 2)
@@ -97,11 +93,11 @@ def _text_edges(file: Path, scratch: Path) -> tuple[Rows, Rows | None]:
     if rows.dtype != torch.int64:
         rows = read_text(file, scratch, torch.float64)  # weights with fractions; ids are exact up to 2^53
     if rows.shape[1] not in (2, 3):
-        raise FormatError(f"{file} has {rows.shape[1]} columns; edges have 2, or 3 with weights")
+        raise FormatError(f"{file} has {rows.shape[1]} columns; edges must have 2, or 3 with weights")
     if rows.shape[1] == 2 and rows.dtype == torch.int64:
         return rows, None
     if rows.shape[1] == 2:
-        raise FormatError(f"{file} has numbers with fractions; edges are pairs of whole numbers")
+        raise FormatError(f"{file} has numbers with fractions; edges must be pairs of whole numbers")
     return _ids(rows, file), column_of(rows, 2)
 
 
@@ -112,16 +108,16 @@ def _ids(rows: FileRows, file: Path) -> Rows:
         ids = read_range(rows, start, start + len(out))[:, :2]
         out.copy_(ids)
         if not torch.equal(out.to(ids.dtype), ids):
-            raise FormatError(f"{file} has ids with fractions near edge {start}")
+            raise FormatError(f"{file} has ids with fractions near edge {start}; ids must be whole numbers")
 
     return GeneratedRows((rows.shape[0], 2), torch.int64, fill)
 
 
 _LAYOUT = """\
-Pairs of ids, source first, divided by commas or blanks; # begins a comment; a third column is table
-weight of edges. .npy: (2, E) or (E, 2); (2, 2) is read as the former. Raw: --dtype int64 (default) or
-int32 pairs. The largest id tells how many nodes there are, unless --num-nodes does. SRC may be a
-directory with edges.csv (.tsv, .txt, .npy, .bin) beside arrays of nodes as in `directory`."""
+Pairs of ids, source first, separated by commas or blanks; # begins a comment; a third column is table
+weight of edges. .npy: (2, E) or (E, 2); (2, 2) is read as (2, E). Raw: pairs of --dtype int64 (default)
+or int32. Number of nodes: --num-nodes, or the largest id plus 1. SRC may be a directory with edges.csv
+(.tsv, .txt, .npy, .bin) and arrays of nodes as in `directory`."""
 
 READER = Reader(
     "edges",

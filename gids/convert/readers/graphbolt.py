@@ -1,6 +1,6 @@
-"""GraphBolt's OnDiskDataset: a directory with metadata.yaml, as written for it (not what it preprocessed).
+"""Reads GraphBolt's OnDiskDataset: the directory with metadata.yaml, not the preprocessed one.
 
-The yaml file names every file; the schema is that of dgl.graphbolt.OnDiskDataset.
+The yaml file lists every file, in the schema of dgl.graphbolt.OnDiskDataset.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from gids.convert.array_files import open_npy
 from gids.convert.counts import whole_number
 from gids.convert.damage import parsing, shown
-from gids.convert.edges import edge_array, edge_pairs
+from gids.convert.edges import edge_pairs, edge_rows
 from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import Source, TableSource
+from gids.convert.source import Source, split_relation
 from gids.convert.source_file import read_file
 from gids.convert.text_table import read_text
 from gids.convert.torch_file import load_torch, mapped_rows
@@ -27,7 +27,7 @@ from gids.store.array_checks import as_int64, check_ids
 from gids.store.names import NODE, RELATION, Relation, check_name
 from gids.store.rows import GeneratedRows, Rows, read_range
 
-_MAX_YAML_BYTES = 256 << 10  # about a thousand entries; PyYAML takes seconds for them
+_MAX_YAML_BYTES = 256 << 10  # about a thousand entries, which PyYAML reads in seconds
 _MAX_PATH_CHARS = 4096
 _SETS = {"train_set": "train", "validation_set": "val", "test_set": "test"}
 
@@ -42,8 +42,8 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     files = _Files(path, scratch)
     if "graph_topology" in meta and "graph" not in meta:
         raise FormatError(
-            f"{path} is what GraphBolt preprocessed, whose graph only its library can unpickle; "
-            "convert the directory above, with the metadata.yaml that you wrote"
+            f"{path} is preprocessed by GraphBolt, and only its library can unpickle that graph; "
+            "convert the directory above, which has the metadata.yaml that you wrote"
         )
     graph = _dict(meta.get("graph") or {}, "graph", path)
     for entry in _entries(graph, "nodes", path):
@@ -54,24 +54,23 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
         relation = _relation(entry.get("type"))
         if relation in source.graphs:
             raise FormatError(f"{path / 'metadata.yaml'} lists the edges {shown(relation)} twice")
-        num_src, num_dst = (source.node_count(t) for t in (relation[0], relation[2]))
-        rows = files.open(entry, "edges")
-        if entry.get("format") == "csv":
-            source.graphs[relation] = edge_pairs(rows, num_src=num_src, num_dst=num_dst)
-        else:
-            if rows.shape[:1] != (2,):
-                raise FormatError(f"{entry['path']} has shape {rows.shape}; GraphBolt's edges are (2, E)")
-            source.graphs[relation] = edge_array(rows, entry["path"], num_src=num_src, num_dst=num_dst)
+        ends, rows = source.ends(relation), files.open(entry, "edges")
+        is_csv = entry.get("format") == "csv"
+        source.graphs[relation] = (
+            edge_pairs(rows, **ends) if is_csv else edge_rows(rows, entry["path"], **ends)
+        )
     taken = set()
     for entry in [*_entries(graph, "feature_data", path), *_entries(meta, "feature_data", path)]:
         name = tuple(_text(entry, field) for field in ("domain", "type", "name"))
-        if name in taken:  # GraphBolt wants those of the sampler listed twice
+        if name in taken:  # GraphBolt lists the features of the sampler twice
             continue
         taken.add(name)
         _add_features(entry, files, source)
     for number, task in enumerate(_entries(meta, "tasks", path)):
         if number:
-            source.notes.append(f"left out task {shown(task.get('name', number))}: only the first is kept")
+            source.notes.append(
+                f"left out task {shown(task.get('name', number))}: only the first task is converted"
+            )
         else:
             _Task(task, files, source).read()
     return source
@@ -84,11 +83,11 @@ def _load_yaml(path: Path) -> dict[str, Any]:
         raise ImportError(f"{path} needs PyYAML: pip install PyYAML") from None
 
     class Loader(yaml.SafeLoader):  # type: ignore[name-defined, misc]
-        """Without merge keys, which can make a mapping of any size from a few lines."""
+        """Refuses merge keys, which can make a huge mapping from a few lines."""
 
         def flatten_mapping(self, node: Any) -> None:
             if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
-                raise FormatError(f"{path} has a merge key (<<): write out what it stands for")
+                raise FormatError(f"{path} has a merge key (<<): write out its content")
 
     with parsing(path, "is not valid YAML"):
         text = read_file(path, _MAX_YAML_BYTES, "metadata.yaml").decode()
@@ -97,7 +96,7 @@ def _load_yaml(path: Path) -> dict[str, Any]:
 
 
 class _Files:
-    """Opens the files that entries name; those outside the dataset are refused."""
+    """Opens the files of entries. Refuses files outside the dataset."""
 
     def __init__(self, root: Path, scratch: Path) -> None:
         self.root, self._scratch = root, scratch
@@ -106,13 +105,14 @@ class _Files:
         named = _needed(entry, "path", part, self.root)
         if not isinstance(named, str) or not named or "\0" in named or len(named) > _MAX_PATH_CHARS:
             raise FormatError(
-                f"{self.root / 'metadata.yaml'}: the path of an entry of {part} is {shown(named)}"
+                f"{self.root / 'metadata.yaml'}: the path of an entry of {part} is {shown(named)}; "
+                "it must be the path of a file"
             )
         file = self.root / named
         if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(self.root)):
-            raise FormatError(f"metadata.yaml names {file}, which lies outside the dataset")
+            raise FormatError(f"metadata.yaml lists {file}, which is outside the dataset")
         if not file.exists():
-            raise FormatError(f"metadata.yaml names {file}, which is missing")
+            raise FormatError(f"metadata.yaml lists {file}, which does not exist")
         kind = _needed(entry, "format", part, self.root)
         rows: Rows | None = None
         if kind == "numpy":
@@ -122,31 +122,29 @@ class _Files:
         elif kind == "torch" and isinstance(values := load_torch(file), torch.Tensor):
             rows = mapped_rows(values, file)
         if rows is None or not rows.shape:
-            raise FormatError(f"{file} holds no array of numbers, as format {shown(kind)} should")
+            raise FormatError(f"{file} must hold an array of numbers in format {shown(kind)}")
         return rows
 
 
 def _add_features(entry: dict[str, Any], files: _Files, source: Source) -> None:
     domain, name = _text(entry, "domain"), _text(entry, "name")
     if domain not in ("node", "edge") or not name:
-        source.notes.append(f"left out feature {shown(name)} of domain {shown(domain)}")
+        source.notes.append(f"left out feature {shown(name)}: its domain is {shown(domain)}")
         return
     key = check_name(name, "the name of a feature in metadata.yaml")
     rows = files.open(entry, "feature_data")
     if domain == "node":
-        ntype = _node_type(entry)
-        source.add_nodes(ntype, rows.shape[0], str(entry["path"]))
-        source.tables.append(TableSource("node", ntype, key, rows))
+        source.add_node_table(_node_type(entry), key, rows, str(entry["path"]))
     else:
-        source.tables.append(TableSource("edge", _relation(entry.get("type")), key, rows))
+        source.add_edge_table(_relation(entry.get("type")), key, rows)
 
 
 class _Task:
-    """Labels and splits of a task of node classification: seeds and their labels, per set and type."""
+    """Labels and splits of a node classification task: seeds and their labels, per set and node type."""
 
     def __init__(self, task: dict[str, Any], files: _Files, source: Source) -> None:
         self._task, self._files, self._source = task, files, source
-        self._labels: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # ids of seeds, their labels
+        self._labels: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # type -> ids, labels
 
     def read(self) -> None:
         for role, split in _SETS.items():
@@ -162,7 +160,7 @@ class _Task:
         if seeds is None or len(seeds.shape) != 1 or ":" in ntype:
             self._source.notes.append(f"left out {role} of {ntype!r}: its seeds are not nodes")
             return
-        self._source.splits.setdefault(ntype, {})[split] = seeds
+        self._source.add_split(ntype, split, seeds)
         labels = arrays.get("labels")
         if labels is not None:
             self._add_labels(ntype, seeds, labels, role)
@@ -172,11 +170,11 @@ class _Task:
             yield _text(entry, "name") or "seeds", self._files.open(entry, "tasks")
 
     def _add_labels(self, ntype: str, seeds: Rows, labels: Rows, role: str) -> None:
-        """Read the labels of seeds: 16 bytes per seed, in memory."""
+        """Read the labels of seeds into memory, 16 bytes per seed."""
         if labels.shape not in (seeds.shape, (*seeds.shape, 1)):
-            raise FormatError(f"labels of {role} have shape {labels.shape} for {seeds.shape[0]} seeds")
+            raise FormatError(f"labels of {role} have shape {labels.shape}; there are {seeds.shape[0]} seeds")
         if seeds.dtype.is_floating_point:
-            raise FormatError(f"seeds of {role} are {seeds.dtype}; node ids are whole numbers")
+            raise FormatError(f"seeds of {role} are {seeds.dtype}; they must be whole numbers")
         count = self._source.node_count(ntype)
         ids = as_int64(read_range(seeds, 0, seeds.shape[0]), f"seeds of {role}", 0)
         values = read_range(labels, 0, labels.shape[0]).reshape(-1)
@@ -185,7 +183,7 @@ class _Task:
 
 
 def _placed(parts: list[tuple[torch.Tensor, torch.Tensor]], count: int) -> Rows:
-    """The label of each of `count` nodes: that of the last seed of its id, -1 or NaN for nodes without."""
+    """The labels of `count` nodes: of the last seed with a node's id; -1 or NaN for a node without a seed."""
     is_float = parts[0][1].dtype.is_floating_point
     dtype = parts[0][1].dtype if is_float else torch.int64
     ids, order = torch.sort(torch.cat([ids for ids, _ in parts]), stable=True)
@@ -220,10 +218,7 @@ def _text(entry: dict[str, Any], field: str) -> str | None:
 def _relation(name: Any) -> Relation:
     if name is None:
         return RELATION
-    parts = str(name).split(":")
-    if len(parts) != 3:
-        raise FormatError(f"edge type {shown(name)} of metadata.yaml must be SOURCE:RELATION:DESTINATION")
-    return parts[0], parts[1], parts[2]
+    return split_relation(str(name), ":", f"edge type {shown(name)} of metadata.yaml")
 
 
 def _entries(part: dict[str, Any], key: str, path: Path) -> list[dict[str, Any]]:
@@ -241,14 +236,14 @@ def _dict(part: Any, what: str, path: Path) -> dict[str, Any]:
 
 def _needed(entry: dict[str, Any], field: str, part: str, path: Path) -> Any:
     if field not in entry:
-        raise FormatError(f"{path / 'metadata.yaml'}: an entry of {part} has no {field}")
+        raise FormatError(f"{path / 'metadata.yaml'}: an entry of {part} lacks {field}")
     return entry[field]
 
 
 _LAYOUT = """\
-Needs PyYAML. graph.nodes, graph.edges (csv, or numpy of shape (2, E)), feature_data
-(numpy or torch), and of the first task seeds and labels of train_set, validation_set, test_set. What
-GraphBolt made of it in preprocessed/ is not needed and not read."""
+Needs PyYAML. Reads graph.nodes, graph.edges (csv, or numpy of shape (2, E)), feature_data (numpy or
+torch), and the seeds and labels of the first task (train_set, validation_set, test_set). Does not read
+GraphBolt's preprocessed/."""
 
 READER = Reader(
     "graphbolt",

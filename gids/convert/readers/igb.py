@@ -1,28 +1,27 @@
-"""IGB and IGBH as downloaded: processed/TYPE/node_feat.npy and processed/A__REL__B/edge_index.npy.
+"""Reads IGB and IGBH as downloaded: processed/TYPE/node_feat.npy and processed/A__REL__B/edge_index.npy.
 
-Edges are (E, 2) there. The files of the large and full sizes are called .npy but are raw float32 without a
-header, as the benchmark's loader maps them.
+Edges have shape (E, 2). In the large and full sizes, the .npy files of features and labels are raw float32
+without a header.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from gids.convert.array_files import open_npy, open_raw
-from gids.convert.edges import column_of, edge_pairs, most_id
+from gids.convert.array_files import open_numbers, open_raw
+from gids.convert.edges import column_of, count_by_edges, edge_pairs
 from gids.convert.labels import normalised
 from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import Source, TableSource, starts_with
+from gids.convert.source import Source, starts_with
 from gids.errors import FormatError
 from gids.store.names import Relation
 from gids.store.rows import GeneratedRows, Rows
 
 _DIM = 1024  # of the files without a header
-_LABELLED = {"node_label_19": 227_130_858, "node_label_2K": 157_675_969}  # the first so many, in full
+_LABELLED = {"node_label_19": 227_130_858, "node_label_2K": 157_675_969}  # number of labelled papers in full
 _FULL_PAPERS = 269_346_174
 
 
@@ -44,11 +43,15 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
         if folder not in relations:
             _read_nodes(folder, choices, source)
     edges = {relation: _array(folder / "edge_index.npy") for folder, relation in relations.items()}
-    _learn_ends(edges, source)
+    ends = []
     for relation, rows in edges.items():
-        num_src, num_dst = (source.node_count(t) for t in (relation[0], relation[2]))
-        source.graphs[relation] = edge_pairs(rows, num_src=num_src, num_dst=num_dst)
-    source.notes.append("IGB's loader gives every paper one self-loop: --self-loops does the same")
+        if len(rows.shape) != 2 or rows.shape[1] != 2:
+            raise FormatError(f"edge_index of {relation} has shape {rows.shape}; in IGB it must be (E, 2)")
+        ends += [(relation[0], column_of(rows, 0)), (relation[2], column_of(rows, 1))]
+    count_by_edges(source, ends)
+    for relation, rows in edges.items():
+        source.graphs[relation] = edge_pairs(rows, **source.ends(relation))
+    source.notes.append("IGB's own loader gives every paper a self-loop: use --self-loops for the same")
     return source
 
 
@@ -68,17 +71,15 @@ def _read_nodes(folder: Path, choices: Choices, source: Source) -> None:
         for other in labels:
             if other != chosen:
                 source.notes.append(
-                    f"left out {other.name}: --labels {other.stem} takes it in place of {chosen.stem}"
+                    f"left out {other.name}: use --labels {other.stem} to take it instead of {chosen.stem}"
                 )
     for file in sorted(folder.glob("*.npy")):
         if file in labels:
             continue
         if file.stem != "node_feat":
-            source.notes.append(f"left out {file.name} of {folder.name!r}: not one of the graph's arrays")
+            source.notes.append(f"left out {file.name} of {folder.name!r}: not an array of the graph")
             continue
-        rows = _array(file)
-        source.add_nodes(folder.name, rows.shape[0], str(file))
-        source.tables.append(TableSource("node", folder.name, "feat", rows))
+        source.add_node_table(folder.name, "feat", _array(file), str(file))
 
 
 def _chosen(labels: list[Path], choices: Choices) -> Path:
@@ -86,22 +87,19 @@ def _chosen(labels: list[Path], choices: Choices) -> Path:
         return labels[0]
     found = [p for p in labels if choices.labels in (p.stem, p.name, p.stem.removeprefix("node_label_"))]
     if not found:
-        raise FormatError(f"--labels {choices.labels}: there is {', '.join(p.stem for p in labels)}")
+        raise FormatError(f"--labels {choices.labels}: unknown; choose {', '.join(p.stem for p in labels)}")
     return found[0]
 
 
 def _array(file: Path, *, flat: bool = False) -> Rows:
-    """The rows of a file with or without a header; raw features have 1024 columns, raw labels none."""
+    """The rows of a file with or without a header. flat: raw labels, not raw features of 1024 columns."""
     if not starts_with(file, b"\x93NUMPY"):
         return open_raw(file, "float32", (-1,) if flat else (-1, _DIM))
-    rows = open_npy(file).rows
-    if rows is None or not rows.shape:
-        raise FormatError(f"{file} holds no array of numbers")
-    return rows
+    return open_numbers(file)
 
 
 def _classes(rows: Rows, file: Path) -> Rows:
-    """int64 classes; -1 beyond the labelled ones of the full size, whose labels there mean nothing."""
+    """int64 classes; -1 for the unlabelled papers of the full size, whose labels have no meaning."""
     classes = normalised(rows, are_classes=True)
     labelled = _labelled(rows.shape[0], file)
     if labelled == rows.shape[0]:
@@ -119,7 +117,7 @@ def _labelled(count: int, file: Path) -> int:
 
 
 def _split(count: int, file: Path) -> dict[str, Rows]:
-    """As IGB's loader: the first 60 % of the labelled nodes, the next 20 %, the rest."""
+    """The split of IGB's loader: the first 60 % of the labelled nodes, the next 20 %, the rest."""
     labelled = _labelled(count, file)
     train, val = int(labelled * 0.6), int(labelled * 0.2)
     bounds = {"train": (0, train), "val": (train, train + val), "test": (train + val, labelled)}
@@ -133,25 +131,11 @@ def _range(first: int, last: int) -> Rows:
     return GeneratedRows((last - first,), torch.int64, fill)
 
 
-def _learn_ends(edges: Mapping[Relation, Rows], source: Source) -> None:
-    """Count the nodes of types without a folder by their edges, as dgl.heterograph does."""
-    counts: dict[str, int] = {}
-    for relation, rows in edges.items():
-        if len(rows.shape) != 2 or rows.shape[1] != 2:
-            raise FormatError(f"edge_index of {relation} has shape {rows.shape}; IGB's is (E, 2)")
-        for column, ntype in ((0, relation[0]), (1, relation[2])):
-            if ntype not in source.nodes:
-                counts[ntype] = max(counts.get(ntype, 0), 1 + most_id(column_of(rows, column)))
-    for ntype, count in counts.items():
-        source.add_nodes(ntype, count, "edge_index")
-        source.notes.append(f"{ntype!r} has no features: {count} nodes, by the edges")
-
-
 _LAYOUT = """\
 processed/TYPE/node_feat.npy (table feat; raw float32 of 1024 columns in the large and full sizes),
 processed/paper/node_label_19.npy or node_label_2K.npy (--labels 2K), processed/A__REL__B/edge_index.npy,
-(E, 2). Splits are those of IGB's loader: 60, 20, 20 % in order. Its self-loops: --self-loops. To sample
-papers from their authors, as its loader does with all_in_edges: --reverse-edges."""
+(E, 2). Splits are those of IGB's loader: 60, 20, 20 % in order. Add its self-loops with --self-loops. To
+sample papers from their authors, as its loader does with all_in_edges, use --reverse-edges."""
 
 READER = Reader(
     "igb",

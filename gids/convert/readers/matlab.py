@@ -1,6 +1,6 @@
-"""MATLAB files (version 5) with an adjacency matrix, such as Facebook100's: `A` and `local_info`.
+"""Reads MATLAB files (version 5) with an adjacency matrix, such as `A` and `local_info` of Facebook100.
 
-SciPy loads the file whole.
+SciPy loads the whole file into memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gids.convert.damage import parsing
 from gids.convert.labels import normalised
 from gids.convert.named import LABELS
 from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import InEdges, Source, TableSource, starts_with
+from gids.convert.source import InEdges, Source, starts_with
 from gids.convert.source_file import check_file
 from gids.convert.sparse import SparseRows
 from gids.errors import FormatError
@@ -38,21 +38,21 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     name = _adjacency(variables, path)
     count = variables[name].shape[0]
     source.add_nodes(NODE, count, f"{name!r} of {path.name}")
-    # Row u lists where u points, so column v lists who points to v.
+    # Row u lists the destinations of u, so column v lists the sources of v.
     matrix = variables.pop(name).tocsc()
     matrix.sort_indices()
     source.graphs[RELATION] = InEdges(ArrayRows(matrix.indptr), ArrayRows(matrix.indices), None)
     if (matrix.data != 1).any():
-        source.tables.append(TableSource("edge", RELATION, "weight", ArrayRows(matrix.data)))
+        source.add_edge_table(RELATION, "weight", ArrayRows(matrix.data))
     for key, values in variables.items():
         if key == "local_info":
             _add_attributes(values, source)
         elif (rows := _rows(values)) is None or rows.shape[0] != count:
-            source.notes.append(f"left out {key!r}: {_described(values)}, no row per node")
+            source.notes.append(f"left out {key!r}: {_described(values)} does not have a row per node")
         elif key.lower() in LABELS or key == choices.labels:
             source.labels[NODE] = normalised(rows, are_classes=True)
         else:
-            source.tables.append(TableSource("node", NODE, key, rows))
+            source.add_node_table(NODE, key, rows, key)
     return source
 
 
@@ -60,15 +60,15 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         io = importlib.import_module("scipy.io")
     except ImportError:
-        raise ImportError(f"{path} is a MATLAB file, which SciPy reads: pip install scipy") from None
+        raise ImportError(f"{path} is a MATLAB file, which needs SciPy: pip install scipy") from None
     check_file(path)
     with parsing(path, "is not a valid MATLAB file"):
         try:
             found = io.loadmat(path)
         except NotImplementedError:
-            raise FormatError(f"{path} is of MATLAB 7.3 (HDF5); save it again with save(…, '-v7')") from None
+            raise FormatError(f"{path} has MATLAB format 7.3 (HDF5); save it with save(…, '-v7')") from None
     for name, values in found.items():
-        if hasattr(values, "check_format"):  # loadmat does not look at positions, which SciPy then follows
+        if hasattr(values, "check_format"):  # loadmat does not check positions, and SciPy trusts them
             with parsing(path, f"has a damaged matrix {name!r}"):
                 values.check_format()
     return {name: values for name, values in found.items() if not name.startswith("__")}
@@ -84,7 +84,7 @@ def _adjacency(variables: dict[str, Any], path: Path) -> str:
     found = named or square
     if len(found) != 1:
         raise FormatError(
-            f"{path} has {len(found)} sparse square matrices (of {', '.join(variables)}); one is needed"
+            f"{path} must have one square sparse matrix; it has {len(found)}, of {', '.join(variables)}"
         )
     return found[0]
 
@@ -96,24 +96,26 @@ def _rows(values: Any) -> Rows | None:
         return SparseRows(*parts, shape=matrix.shape)
     if not isinstance(values, np.ndarray) or torch_dtype_of(values.dtype) is None or not values.shape:
         return None
-    if values.shape[0] == 1 and values.ndim == 2:  # MATLAB has no arrays of one dimension
+    if values.shape[0] == 1 and values.ndim == 2:  # MATLAB has no one-dimensional arrays
         values = values[0]
     return ArrayRows(np.ascontiguousarray(values))
 
 
 def _add_attributes(values: np.ndarray, source: Source) -> None:
-    """Facebook100: gender is the label (0: not known), every other attribute a group of one-hot columns."""
+    """Facebook100: gender is the label (0: unknown); every other attribute is a group of one-hot columns."""
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "biuf":
         raise FormatError(f"local_info is a {_described(values)}; it must be a matrix of numbers")
     if values.ndim != 2 or values.shape[0] != source.nodes[NODE] or values.shape[1] <= _GENDER:
-        raise FormatError(f"local_info has shape {values.shape}; it must have a row per node")
+        raise FormatError(
+            f"local_info has shape {values.shape}; it must have a row per node and 2 columns or more"
+        )
     gender = normalised(ArrayRows(values[:, _GENDER].copy()), are_classes=True)
     source.labels[NODE] = _minus_one(gender)
-    source.tables.append(TableSource("node", NODE, "feat", one_hot(np.delete(values, _GENDER, axis=1))))
+    source.add_node_table(NODE, "feat", one_hot(np.delete(values, _GENDER, axis=1)), "local_info")
 
 
 def _minus_one(classes: Rows) -> Rows:
-    """Classes 0, 1, … of 1, 2, …; -1 for 0 and less."""
+    """Classes 0, 1, … for 1, 2, …; -1 for 0 and less."""
 
     def fill(start: int, out: torch.Tensor) -> None:
         classes.read_into(start, out)
@@ -123,13 +125,13 @@ def _minus_one(classes: Rows) -> Rows:
 
 
 def one_hot(attributes: np.ndarray) -> Rows:
-    """float32 rows: for each column of attributes, one place per value that occurs in it, in order."""
-    places, width = [], 0
+    """float32 rows with a column per value that occurs in a column of attributes, in order."""
+    positions, width = [], 0
     for column in attributes.T:
         known, index = np.unique(column, return_inverse=True)
-        places.append(width + index)
+        positions.append(width + index)
         width += len(known)
-    ones = torch.from_numpy(np.stack(places, axis=1))
+    ones = torch.from_numpy(np.stack(positions, axis=1))
 
     def fill(start: int, out: torch.Tensor) -> None:
         out.zero_()
@@ -139,11 +141,11 @@ def one_hot(attributes: np.ndarray) -> Rows:
 
 
 _LAYOUT = """\
-Needs SciPy; the file is loaded whole. The square sparse matrix (A, adj, network, ...):
-the graph, row u lists where u points; values other than 1: table weight of edges. local_info
-(Facebook100): gender is the label, 0 means none; all other attributes are one-hot columns of table
-feat, as PyG's LINKXDataset has them. label, labels, y: labels. Other arrays and sparse matrices with a
-row per node: tables."""
+Needs SciPy, which loads the whole file into memory. The square sparse matrix (A, adj, network, ...) is
+the graph: row u lists the destinations of u; values other than 1 are table weight of edges. local_info
+(Facebook100): gender is the label, 0 means none; the other attributes are one-hot columns of table feat,
+as in PyG's LINKXDataset. label, labels, y: labels. Other arrays and sparse matrices with a row per node:
+tables."""
 
 READER = Reader(
     "matlab",

@@ -1,7 +1,7 @@
-"""OGB node property datasets as downloaded: raw/ and split/ of ogbn-arxiv, -products, -mag, -papers100M, …
+"""Reads OGB node property datasets as downloaded: raw/ and split/ of ogbn-arxiv, -mag, -papers100M, …
 
-raw/data.npz and raw/node-label.npz (binary), or raw/*.csv.gz; raw/relations/ for several types. The arrays of
-the binary form, which take tens of GB, are read as streams; text is parsed to a scratch file first.
+The graph is in raw/data.npz and raw/node-label.npz, or in raw/*.csv.gz, or in raw/relations/ if it has
+several types. Reads .npz files as streams, and parses text to a scratch file first.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import torch
 from gids.convert.array_files import Found, open_npz
 from gids.convert.counts import numbers, row_count
 from gids.convert.damage import shown
-from gids.convert.edges import column_of, edge_array, edge_pairs
+from gids.convert.edges import column_of, edge_pairs, edge_rows
 from gids.convert.labels import normalised
 from gids.convert.named import NamedArrays
 from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import Source, TableSource
+from gids.convert.source import Source
 from gids.convert.text_table import first_words, read_text
-from gids.convert.torch_file import load_torch, value_rows
+from gids.convert.torch_file import load_torch_dict, value_rows
 from gids.errors import FormatError
 from gids.store.names import NODE, RELATION, Relation, check_name
 from gids.store.rows import Rows
 
 _PARTS = {"train": "train", "valid": "val", "test": "test"}
-_MIRRORED = ("ogbn_products", "ogbn_proteins", "products", "proteinfunc")  # OGB's loader adds the other half
+_MIRRORED = ("ogbn_products", "ogbn_proteins", "products", "proteinfunc")  # OGB's loader adds reverse edges
 
 
 def _recognises(path: Path) -> bool:
@@ -44,10 +44,12 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     elif (raw / "edge.csv.gz").is_file():
         _read_text(raw, scratch, source)
     else:
-        raise FormatError(f"{path} has neither raw/data.npz nor raw/edge.csv.gz: it is no OGB dataset")
+        raise FormatError(f"{path} has neither raw/data.npz nor raw/edge.csv.gz, so it is not an OGB dataset")
     _read_splits(path / "split", scratch, source)
     if path.name.startswith(_MIRRORED):
-        source.notes.append("OGB lists each edge of this dataset once: --reverse-edges adds the other half")
+        source.notes.append(
+            "this dataset has one direction of each edge; --reverse-edges adds the other (as OGB does)"
+        )
     return source
 
 
@@ -56,24 +58,22 @@ def _read_binary(raw: Path, scratch: Path, source: Source) -> None:
     count = _only(arrays.take("num_nodes_list"), raw / "data.npz")
     source.add_nodes(NODE, count, "num_nodes_list")
     edge_index = arrays.take("edge_index")
-    if edge_index is None or len(edge_index.shape) != 2 or edge_index.shape[0] != 2:
-        found = "no edge_index" if edge_index is None else f"edge_index of shape {edge_index.shape}"
-        raise FormatError(f"{raw / 'data.npz'} has {found}; it must be (2, number of edges)")
+    if edge_index is None:
+        raise FormatError(f"{raw / 'data.npz'} lacks edge_index")
+    edges = edge_rows(edge_index, f"edge_index of {raw / 'data.npz'}", num_src=count, num_dst=count)
     edge_count = _only(arrays.take("num_edges_list"), raw / "data.npz")
-    _check_count(edge_index.shape[1], edge_count, "edge_index", "num_edges_list")
-    source.graphs[RELATION] = edge_array(edge_index, "edge_index", num_src=count, num_dst=count)
-    for name in arrays.names():
-        rows = arrays.take(name)
-        assert rows is not None
+    _check_count(edges.count, edge_count, "edge_index", "num_edges_list")
+    source.graphs[RELATION] = edges
+    for name, rows in arrays.rest():
         if name.startswith("edge_"):
-            source.tables.append(TableSource("edge", RELATION, name.removeprefix("edge_"), rows))
+            source.add_edge_table(RELATION, name.removeprefix("edge_"), rows)
         else:
-            source.add_nodes(NODE, row_count(rows, arrays.describe(name)), arrays.describe(name))
-            source.tables.append(TableSource("node", NODE, name.removeprefix("node_"), rows))
+            row_count(rows, arrays.describe(name))
+            source.add_node_table(NODE, name.removeprefix("node_"), rows, arrays.describe(name))
     if (raw / "node-label.npz").is_file():
         labels = open_npz(raw / "node-label.npz", scratch).get("node_label", Found(None))
         if labels.rows is None:
-            raise FormatError(f"{raw / 'node-label.npz'} has no array node_label")
+            raise FormatError(f"{raw / 'node-label.npz'} lacks an array node_label")
         _add_labels(labels.rows, NODE, raw / "node-label.npz", source)
 
 
@@ -86,39 +86,43 @@ def _read_text(raw: Path, scratch: Path, source: Source) -> None:
         if _key(file) == "label":
             _add_labels(rows, NODE, file, source)
         else:
-            _add_nodes_table(rows, NODE, file, source)
+            source.add_node_table(NODE, _key(file), rows, str(file))
     for file in sorted(raw.glob("*.csv.gz")):
         if not file.name.startswith(("node", "edge", "num-")):
-            source.notes.append(f"left out {file.name}: rename it to node_{file.name} to make it a table")
+            source.notes.append(
+                f"left out {file.name}: rename it to node_{file.name} to convert it as a table"
+            )
 
 
 def _read_types(raw: Path, scratch: Path, source: Source) -> None:
     counted = raw / "num-node-dict.csv.gz"
     names, *counts = first_words(counted) or [[]]
     if len(counts) != 1 or len(counts[0]) != len(names):
-        raise FormatError(f"{counted} is for {len(counts)} graphs; one can be converted")
+        raise FormatError(f"{counted} is for {len(counts)} graphs; it must be for one")
     for ntype, count in zip(names, counts[0], strict=True):
         if not count.isascii() or not count.isdigit() or len(count) > 20:
-            raise FormatError(f"{counted} says that there are {shown(count)} nodes of {shown(ntype)}")
+            raise FormatError(
+                f"{counted} gives {shown(count)} nodes of {shown(ntype)}; it must be a whole number"
+            )
         source.add_nodes(_folder_name(ntype, counted), int(count), counted.name)
     listed = raw / "triplet-type-list.csv.gz"
     for relation in sorted(first_words(listed)):
         if len(relation) != 3:
-            raise FormatError(f"{listed} has {shown(relation)} where a triplet must be")
+            raise FormatError(f"{listed} has {shown(relation)}; it must be a triplet")
         src, name, dst = (_folder_name(part, listed) for part in relation)
         if (src, name, dst) in source.graphs:
             raise FormatError(f"{listed} has {shown(relation)} twice")
         _read_edges(raw / "relations" / "___".join(relation), (src, name, dst), scratch, source)
     for ntype in names:
         for file in _files(raw / "node-feat" / ntype, "node"):
-            _add_nodes_table(read_text(file, scratch), ntype, file, source)
+            source.add_node_table(ntype, _key(file), read_text(file, scratch), str(file))
         label = raw / "node-label" / ntype / "node-label.csv.gz"
         if label.is_file():
             _add_labels(read_text(label, scratch), ntype, label, source)
 
 
 def _folder_name(name: str, file: Path) -> str:
-    """A name that is also that of a folder, and cannot lead out of the dataset."""
+    """A name that is used as a folder, checked so that it cannot lead out of the dataset."""
     if "/" in name or "\0" in name or name in (".", ".."):
         raise FormatError(f"{file} has {shown(name)}, which cannot be the name of a folder")
     return name
@@ -127,15 +131,14 @@ def _folder_name(name: str, file: Path) -> str:
 def _read_edges(folder: Path, relation: Relation, scratch: Path, source: Source) -> None:
     pairs = read_text(folder / "edge.csv.gz", scratch, torch.int64)
     if pairs.shape[1] != 2:
-        raise FormatError(f"{folder / 'edge.csv.gz'} has {pairs.shape[1]} columns; edges have 2")
+        raise FormatError(f"{folder / 'edge.csv.gz'} has {pairs.shape[1]} columns; edges must have 2")
     count = _only(read_text(folder / "num-edge-list.csv.gz", scratch), folder / "num-edge-list.csv.gz")
     _check_count(pairs.shape[0], count, str(folder / "edge.csv.gz"), "num-edge-list.csv.gz")
-    num_src, num_dst = (source.node_count(t) for t in (relation[0], relation[2]))
-    source.graphs[relation] = edge_pairs(pairs, num_src=num_src, num_dst=num_dst)
+    source.graphs[relation] = edge_pairs(pairs, **source.ends(relation))
     for file in _files(folder, "edge"):
         rows = read_text(file, scratch)
         _check_count(rows.shape[0], count, str(file), "num-edge-list.csv.gz")
-        source.tables.append(TableSource("edge", relation, _key(file), rows))
+        source.add_edge_table(relation, _key(file), rows)
 
 
 def _files(folder: Path, kind: str) -> list[Path]:
@@ -148,13 +151,8 @@ def _key(file: Path) -> str:
     return file.name.removesuffix(".csv.gz")[len("node-") :]
 
 
-def _add_nodes_table(rows: Rows, ntype: str, file: Path, source: Source) -> None:
-    source.add_nodes(ntype, rows.shape[0], str(file))
-    source.tables.append(TableSource("node", ntype, _key(file), rows))
-
-
 def _add_labels(rows: Rows, ntype: str, file: Path, source: Source) -> None:
-    """Labels of one task are classes, with NaN for none; several columns (ogbn-proteins) stay as they are."""
+    """Labels of one task become classes. Labels in several columns (ogbn-proteins) are not changed."""
     source.add_nodes(ntype, row_count(rows, str(file)), str(file))
     source.labels[ntype] = normalised(rows, are_classes=True)
 
@@ -164,54 +162,52 @@ def _read_splits(folder: Path, scratch: Path, source: Source) -> None:
     if not kinds:
         return
     if len(kinds) > 1:
-        raise FormatError(f"{folder} has the splits {[k.name for k in kinds]}; keep the one to convert")
+        raise FormatError(f"{folder} has the splits {[k.name for k in kinds]}; keep one of them")
     if (kinds[0] / "split_dict.pt").is_file():
         _read_split_dict(kinds[0] / "split_dict.pt", source)
         return
     for ntype in source.nodes:
-        place = kinds[0] / ntype if (kinds[0] / ntype).is_dir() else kinds[0]
+        of_type = kinds[0] / ntype if (kinds[0] / ntype).is_dir() else kinds[0]
         for part, split in _PARTS.items():
-            if (file := place / f"{part}.csv.gz").is_file() and (place != kinds[0] or ntype == NODE):
-                source.splits.setdefault(ntype, {})[split] = _ids(read_text(file, scratch, torch.int64), file)
+            if (file := of_type / f"{part}.csv.gz").is_file() and (of_type != kinds[0] or ntype == NODE):
+                source.add_split(ntype, split, _ids(read_text(file, scratch, torch.int64), file))
 
 
 def _read_split_dict(file: Path, source: Source) -> None:
-    parts = load_torch(file)
-    if not isinstance(parts, dict):
-        raise FormatError(f"{file} holds a {type(parts).__name__}, not a dictionary of splits")
+    parts = load_torch_dict(file, "splits")
     for part, split in _PARTS.items():
         found = parts.get(part)
         for ntype, ids in found.items() if isinstance(found, dict) else [(NODE, found)]:
             if ids is not None:
                 check_name(ntype, f"a node type of {file}")
-                source.splits.setdefault(ntype, {})[split] = value_rows(ids, f"{part} of {file}", file)
+                source.add_split(ntype, split, value_rows(ids, f"{part} of {file}", file))
 
 
 def _ids(rows: Rows, file: Path) -> Rows:
     if rows.shape[1] > 1:
-        raise FormatError(f"{file} has {rows.shape[1]} columns; ids have one")
+        raise FormatError(f"{file} has {rows.shape[1]} columns; ids must have one")
     return column_of(rows, 0)
 
 
 def _only(counts: Rows | None, file: Path) -> int:
     """The one number of a list with one entry per graph."""
     if counts is None:
-        raise FormatError(f"{file} does not say how many nodes and edges there are")
+        raise FormatError(f"{file} lacks the number of nodes or edges")
     if (count := math.prod(counts.shape)) != 1:
-        raise FormatError(f"{file} is for {count} graphs; one can be converted")
+        raise FormatError(f"{file} is for {count} graphs; it must be for one")
     return numbers(counts, 1, f"the count in {file}")[0]
 
 
 def _check_count(found: int, expected: int, what: str, where: str) -> None:
     if found != expected:
-        raise FormatError(f"{what} has {found} edges, but {where} says {expected}")
+        raise FormatError(f"{what} has {found} edges, but {where} gives {expected}")
 
 
 _LAYOUT = """\
-raw/data.npz and raw/node-label.npz (read as streams, not unpacked), or raw/*.csv.gz, raw/relations/ for
-several types; split/NAME/*.csv.gz or split_dict.pt. node_feat: table feat; node_year: year; edge_feat:
-feat of edges; labels: classes, -1 for none. For ogbn-products and ogbn-proteins OGB's own loader adds
-the reverse of every edge: --reverse-edges."""
+raw/data.npz and raw/node-label.npz (not unpacked), or raw/*.csv.gz, or raw/relations/ for several types;
+split/NAME/*.csv.gz or split_dict.pt. node_feat: table feat; node_year: table year; edge_feat: table feat
+of edges; labels: classes, -1 for none. For ogbn-products and ogbn-proteins, OGB's own loader adds the
+reverse of every edge: use --reverse-edges."""
 
 READER = Reader(
     "ogb",

@@ -1,4 +1,4 @@
-"""Parquet and Arrow tables of nodes and of edges. Columns give the meaning by name; needs pyarrow."""
+"""Reads Parquet and Arrow tables of nodes and of edges. Column names give the meaning. Needs pyarrow."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from urllib.parse import unquote
 import torch
 
 from gids.convert.arrow_table import ArrowTable, is_arrow
-from gids.convert.edges import most_id
+from gids.convert.edges import BLOCK_BYTES, count_by_edges
 from gids.convert.named import LABELS, MASKS
 from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import Source, TableSource
+from gids.convert.source import Source, dotted_relation
 from gids.errors import FormatError
 from gids.store.names import NODE, RELATION, Relation
 from gids.store.rows import Rows, blocks
@@ -51,14 +51,8 @@ def _edges(path: Path) -> dict[Relation, list[Path]]:
     alone = [f for f in _tables(path).get("edges", []) if f.parent == path]
     if alone:
         return {RELATION: alone}
-    return {_relation(name): files for name, files in _tables(path / "edges").items()}
-
-
-def _relation(name: str) -> Relation:
-    parts = [unquote(n) for n in name.split(".")]
-    if len(parts) != 3 or not all(parts):
-        raise FormatError(f"the edges {name} must be called SOURCE.RELATION.DESTINATION")
-    return parts[0], parts[1], parts[2]
+    folder = path / "edges"
+    return {dotted_relation(name, folder / name): files for name, files in _tables(folder).items()}
 
 
 def _read(path: Path, scratch: Path, choices: Choices) -> Source:
@@ -69,7 +63,11 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     for ntype, files in _nodes(path).items():
         _read_nodes(ntype, ArrowTable(files, choices.memory_bytes), source)
     edges = {relation: ArrowTable(files, choices.memory_bytes) for relation, files in _edges(path).items()}
-    _learn_ends(edges, source)
+    ends = {relation: _ends(relation, _grouped(table, Source())) for relation, table in edges.items()}
+    count_by_edges(
+        source,
+        ((relation[2 * i], edges[relation].rows([ends[relation][i]])) for relation in edges for i in (0, 1)),
+    )
     for relation, table in edges.items():
         _read_edges(relation, table, source)
     return source
@@ -86,46 +84,35 @@ def _read_nodes(ntype: str, table: ArrowTable, source: Source) -> None:
         elif key in MASKS:
             source.add_mask(ntype, MASKS[key], rows, f"{key!r} of {ntype!r}")
         else:
-            source.tables.append(TableSource("node", ntype, key, rows))
+            source.add_node_table(ntype, key, rows, f"column {key!r}")
 
 
 def _read_edges(relation: Relation, table: ArrowTable, source: Source) -> None:
     columns = _grouped(table, source)
-    ends = [_end(columns, names, relation) for names in (_SOURCES, _DESTINATIONS)]
-    num_src, num_dst = (source.node_count(t) for t in (relation[0], relation[2]))
-    source.graphs[relation] = edge_list(
-        table.rows([ends[0]]), table.rows([ends[1]]), num_src=num_src, num_dst=num_dst
-    )
+    ends = _ends(relation, columns)
+    src, dst = (table.rows([name]) for name in ends)
+    source.graphs[relation] = edge_list(src, dst, **source.ends(relation))
     for key, group in columns.items():
         if key not in ends:
-            source.tables.append(TableSource("edge", relation, key, table.rows(group)))
+            source.add_edge_table(relation, key, table.rows(group))
 
 
-def _end(columns: dict[str, list[str]], names: tuple[str, ...], relation: Relation) -> str:
-    found = [n for n in names if n in columns]
-    if len(found) != 1:
-        raise FormatError(
-            f"edges {relation} have the columns {', '.join(columns)}; one must be {' or '.join(names)}"
-        )
-    return found[0]
-
-
-def _learn_ends(edges: dict[Relation, ArrowTable], source: Source) -> None:
-    """Count the nodes of types without a table by their edges."""
-    counts: dict[str, int] = {}
-    for relation, table in edges.items():
-        columns = _grouped(table, Source())
-        for ntype, names in ((relation[0], _SOURCES), (relation[2], _DESTINATIONS)):
-            if ntype not in source.nodes:
-                ids = table.rows([_end(columns, names, relation)])
-                counts[ntype] = max(counts.get(ntype, 0), 1 + most_id(ids))
-    for ntype, count in counts.items():
-        source.add_nodes(ntype, count, "the edges")
-        source.notes.append(f"{ntype!r} has no table: {count} nodes, by the edges")
+def _ends(relation: Relation, columns: dict[str, list[str]]) -> list[str]:
+    """The names of the columns of sources and of destinations. Raises FormatError."""
+    ends = []
+    for names in (_SOURCES, _DESTINATIONS):
+        found = [n for n in names if n in columns]
+        if len(found) != 1:
+            raise FormatError(
+                f"edges {relation} have the columns {', '.join(columns)}; exactly one must be named "
+                f"{' or '.join(names)}"
+            )
+        ends += found
+    return ends
 
 
 def _grouped(table: ArrowTable, source: Source) -> dict[str, list[str]]:
-    """key -> columns: x_0, x_1, … of one type are one table x; columns without numbers are left out."""
+    """key -> columns. x_0, x_1, … of one type are one table x. Leaves out columns without numbers."""
     numbers = []
     for column, kind in table.types.items():
         if table.dtype(column) is None:
@@ -146,7 +133,7 @@ def _grouped(table: ArrowTable, source: Source) -> dict[str, list[str]]:
 
 
 def _checked_group(stem: str, found: list[str], table: ArrowTable) -> dict[str, list[str]]:
-    """The group as one table when it is stem_0 … stem_n of one scalar type, else each column for itself."""
+    """One table if the columns are stem_0 … stem_n of one scalar type, else a table per column."""
     ordered = [f"{stem}_{i}" for i in range(len(found))]
     kinds = {table.types[c] for c in found}
     if len(found) > 1 and set(found) == set(ordered) and len(kinds) == 1 and not table.is_list(found[0]):
@@ -155,20 +142,20 @@ def _checked_group(stem: str, found: list[str], table: ArrowTable) -> dict[str, 
 
 
 def _check_positions(rows: Rows, ntype: str, key: str) -> None:
-    for start, block in blocks(rows, 8 << 20):
+    for start, block in blocks(rows, BLOCK_BYTES):
         if not torch.equal(block.to(torch.int64), torch.arange(start, start + len(block))):
             raise FormatError(
-                f"{key!r} of {ntype!r} is not 0, 1, 2, … from row {start} on: sort the table by it, "
-                "without gaps, since edges name nodes by their position"
+                f"{key!r} of {ntype!r} is not 0, 1, 2, … from row {start} on: sort the table by it and close "
+                "the gaps, because edges use positions as node ids"
             )
 
 
 _LAYOUT = """\
 Needs pyarrow. A file of nodes; or a directory with nodes.parquet and edges.parquet, or
-nodes/TYPE.parquet and edges/SOURCE.RELATION.DESTINATION.parquet (or directories of parts). Nodes: id, if
-there, must be the position; label | labels | y; train_mask, val_mask, test_mask; every other column of
-numbers or of lists of one length is a table; x_0, x_1, ... are one table x. Edges: src | source, dst |
-destination | target; the rest are tables of edges."""
+nodes/TYPE.parquet and edges/SOURCE.RELATION.DESTINATION.parquet (or directories of parts). Columns of
+nodes: id (optional; must be the position); label | labels | y; train_mask, val_mask, test_mask; any other
+column of numbers, or of lists of one length, is a table; x_0, x_1, ... are one table x. Columns of edges:
+src | source, dst | destination | target; the rest are tables of edges."""
 
 READER = Reader(
     "parquet",

@@ -1,6 +1,6 @@
-"""PyTorch Geometric's saved graphs: Data and HeteroData, their to_dict(), and InMemoryDataset's files.
+"""Reads saved graphs of PyTorch Geometric: Data, HeteroData, their to_dict(), and InMemoryDataset's files.
 
-Needs no torch_geometric: torch_file makes its classes inert records, and their fields are looked at here.
+Does not need torch_geometric: torch_file loads its objects as records of their fields.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import torch
 
 from gids.convert.counts import whole_number
 from gids.convert.damage import shown
-from gids.convert.edges import edge_array, most_id
+from gids.convert.edges import count_by_edges, edge_rows, largest_id
 from gids.convert.named import LABELS, MASKS
 from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import InEdges, Source, TableSource
+from gids.convert.source import InEdges, Source
 from gids.convert.torch_file import is_torch_file, load_torch, mapped_rows
 from gids.errors import FormatError
 from gids.store.names import NODE, RELATION, Relation, check_name, describe_type
 from gids.store.rows import Rows, TensorRows
 
-# By name, as PyG; all else by size.
+# PyG recognises these by name, and all others by size.
 _OF_NODES = ("x", "feat", "pos", "batch", "node_type", "n_id")
 _OF_EDGES = ("edge_index", "edge_weight", "edge_attr", "edge_type", "e_id", "adj", "adj_t")
 _SPLITS = {"train_idx": "train", "val_idx": "val", "valid_idx": "val", "test_idx": "test"}
@@ -30,7 +30,7 @@ _SAVE = "save data.to_dict() with torch.save"
 
 
 def _recognises(path: Path) -> bool:
-    """Also what is left of a truncated file, by its name."""
+    """By content, or by name for a truncated file."""
     return is_torch_file(path) or (path.is_file() and path.suffix in (".pt", ".pth"))
 
 
@@ -40,7 +40,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
     for key, store in stores.items():
         if isinstance(key, str):
             graph.add_nodes(key, store)
-    graph.learn_ends(stores)
+    graph.count_ends(stores)
     for key, store in stores.items():
         if not isinstance(key, str):
             graph.add_edges(key, store)
@@ -48,16 +48,16 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
 
 
 def _stores(saved: Any, path: Path) -> dict[str | Relation, Mapping[str, Any]]:
-    """The attributes of each node type and relation of what torch.save was given."""
+    """The attributes of each node type and relation of the saved object."""
     if isinstance(saved, (tuple, list)) and len(saved) > 1 and all("_store" in _fields(s) for s in saved):
-        raise FormatError(f"{path} holds {len(saved)} graphs; torch.save the one to convert in its own file")
+        raise FormatError(f"{path} holds {len(saved)} graphs; save one graph per file with torch.save")
     if isinstance(saved, tuple) and len(saved) in (2, 3):  # (data, slices, class), of InMemoryDataset
         if saved[1] is not None:
-            raise FormatError(f"{path} holds several graphs in one; {_SAVE} of the graph to convert")
+            raise FormatError(f"{path} holds several graphs in one object; {_SAVE} for one graph")
         saved = saved[0]
     fields = _fields(saved)
     if not fields:
-        raise FormatError(f"{path} holds a {type(saved).__name__}, not a graph of PyG; {_SAVE}")
+        raise FormatError(f"{path} holds a {type(saved).__name__}, not a PyG graph; {_SAVE}")
     if "_node_store_dict" in fields:
         nodes, edges = (_mapping(fields.get(f"_{kind}_store_dict"), path) for kind in ("node", "edge"))
         return _typed({**nodes, **edges}, path)
@@ -69,7 +69,7 @@ def _stores(saved: Any, path: Path) -> dict[str | Relation, Mapping[str, Any]]:
 
 
 def _typed(stores: Mapping[Any, Any], path: Path) -> dict[str | Relation, Mapping[str, Any]]:
-    """The attributes by node type and relation. Raises FormatError for a key that is neither."""
+    """The attributes by node type and relation. Raises FormatError for another key."""
     for key in stores:
         names = key if isinstance(key, tuple) and len(key) == 3 else (key,)
         for name in names:
@@ -78,7 +78,7 @@ def _typed(stores: Mapping[Any, Any], path: Path) -> dict[str | Relation, Mappin
 
 
 def _fields(saved: Any) -> Mapping[str, Any]:
-    """The fields of a Record, or of PyG's own class where its package is imported; a dictionary as it is."""
+    """The fields of a Record, of PyG's own class if PyG is imported, or of a dictionary."""
     found = saved if isinstance(saved, Mapping) else getattr(saved, "__dict__", {})
     return found if isinstance(found, Mapping) else {}
 
@@ -95,14 +95,14 @@ def _attributes(store: Any, path: Path) -> Mapping[str, Any]:
     found = _mapping(store, path)
     for key in found:
         if not isinstance(key, str):
-            raise FormatError(f"{path} has an attribute called {shown(key)}; names are text")
+            raise FormatError(f"{path} has an attribute called {shown(key)}; names must be text")
     return found
 
 
 def _by_size(fields: Mapping[str, Any], path: Path) -> dict[str | Relation, Mapping[str, Any]]:
-    """The attributes of a Data's nodes, and those of its edges: by size, as PyG tells them apart.
+    """The attributes of a Data's nodes and of its edges, separated by size as PyG does.
 
-    Where there are as many nodes as edges, what has "edge" in its name is of edges.
+    If there are as many nodes as edges, attributes with "edge" in their name are of edges.
     """
     links, edge_count = _links(fields), _edge_count(fields)
     rows = {k: len(v) for k, v in fields.items() if isinstance(v, torch.Tensor) and v.dim()}
@@ -130,7 +130,7 @@ def _edge_count(fields: Mapping[str, Any]) -> int | None:
 
 
 def _node_count(fields: Mapping[str, Any], path: Path) -> int | None:
-    """As PyG infers it, from the edges if nothing else tells."""
+    """The number that PyG infers, from the edges if there is nothing else."""
     if isinstance(count := fields.get("num_nodes"), (int, torch.Tensor)):
         return whole_number(count, f"num_nodes of {path}")
     tensors = {k: v for k, v in fields.items() if isinstance(v, torch.Tensor) and v.dim()}
@@ -141,13 +141,11 @@ def _node_count(fields: Mapping[str, Any], path: Path) -> int | None:
         return tensors["adj_t"].shape[1]
     if (edges := tensors.get("edge_index")) is None or edges.dim() != 2 or len(edges) != 2:
         return None
-    return max(1 + most_id(mapped_rows(row, path)) for row in edges)
+    return max(1 + largest_id(mapped_rows(row, path)) for row in edges)
 
 
 def _links(store: Mapping[str, Any]) -> set[str]:
-    """Pairs of nodes to predict, as RandomLinkSplit adds them, and their labels: K_index, of shape (2, n),
-    and K.
-    """
+    """Names of pairs to predict, which RandomLinkSplit adds: K_index of shape (2, n), and K, the labels."""
     found = set()
     for key, pairs in store.items():
         name = key.removesuffix("_index")
@@ -161,7 +159,7 @@ def _links(store: Mapping[str, Any]) -> set[str]:
 
 
 class _Graph:
-    """The source being made of the stores of a file."""
+    """Makes a Source from the stores of a file."""
 
     def __init__(self, path: Path, source: Source) -> None:
         self._path, self.source = path, source
@@ -175,38 +173,29 @@ class _Graph:
                 continue
             if (rows := self._rows(key, ntype, values)) is None:
                 continue
+            what = f"{key!r} of {ntype!r} in {self._path}"
             if key in MASKS:
-                self._learn(ntype, rows, key)
-                self.source.add_mask(ntype, MASKS[key], rows, self._name(key, ntype))
+                self.source.add_nodes(ntype, rows.shape[0], what, key)
+                self.source.add_mask(ntype, MASKS[key], rows, what)
             elif key in _SPLITS:
-                self.source.splits.setdefault(ntype, {})[_SPLITS[key]] = rows
+                self.source.add_split(ntype, _SPLITS[key], rows)
+            elif key in LABELS and ntype not in self.source.labels:
+                self.source.add_nodes(ntype, rows.shape[0], what, key)
+                self.source.labels[ntype] = rows
             else:
-                self._learn(ntype, rows, key)
-                if key in LABELS and ntype not in self.source.labels:
-                    self.source.labels[ntype] = rows
-                else:
-                    self.source.tables.append(TableSource("node", ntype, key, rows))
+                self.source.add_node_table(ntype, key, rows, what, key)
 
-    def _learn(self, ntype: str, rows: Rows, key: str) -> None:
-        self.source.add_nodes(ntype, rows.shape[0], self._name(key, ntype), key)
-
-    def _name(self, key: str, ntype: str) -> str:
-        return f"{key!r} of {ntype!r} in {self._path}"
-
-    def learn_ends(self, stores: Mapping[str | Relation, Mapping[str, Any]]) -> None:
-        """Learn from the edges how many nodes there are, as PyG does, where nothing else tells."""
-        counts: dict[str, int] = {}
+    def count_ends(self, stores: Mapping[str | Relation, Mapping[str, Any]]) -> None:
+        """Set the numbers of nodes that only the edges give, as PyG does."""
+        ends = []
         for relation, store in stores.items():
             edges = store.get("edge_index")
             if isinstance(relation, str) or not isinstance(edges, torch.Tensor) or edges.dim() != 2:
                 continue
             for row, ntype in zip(edges, (relation[0], relation[2]), strict=False):
                 if ntype not in self.source.nodes:
-                    most = most_id(mapped_rows(row, self._path))
-                    counts[ntype] = max(counts.get(ntype, 0), 1 + most)
-        for ntype, count in counts.items():
-            self.source.add_nodes(ntype, count, "edge_index")
-            self.source.notes.append(f"{ntype!r} has no features nor num_nodes: {count} nodes, by the edges")
+                    ends.append((ntype, mapped_rows(row, self._path)))
+        count_by_edges(self.source, ends)
 
     def add_edges(self, relation: Relation, store: Mapping[str, Any]) -> None:
         links, count = _links(store), _edge_count(store)
@@ -215,8 +204,8 @@ class _Graph:
                 continue
             if key in links:
                 self.source.notes.append(
-                    f"left out {key!r} of {relation!r}: pairs to predict, which a dataset does not hold; "
-                    f"load them from {self._path}"
+                    f"left out {key!r} of {relation!r}: a dataset has no pairs to predict; load them from "
+                    f"{self._path}"
                 )
             elif key == "adj_t" and isinstance(values, torch.Tensor) and values.layout == torch.sparse_csr:
                 self.source.add_nodes(relation[2], values.shape[0], "adj_t")
@@ -226,19 +215,15 @@ class _Graph:
             elif (rows := self._rows(key, relation, values)) is None:
                 continue
             elif key == "edge_index":
-                num_src, num_dst = (self.source.node_count(t) for t in (relation[0], relation[2]))
-                if rows.shape[:1] != (2,):
-                    raise FormatError(f"edge_index of {relation} has shape {rows.shape}; it must be (2, E)")
-                self.source.graphs[relation] = edge_array(
-                    rows, "edge_index", num_src=num_src, num_dst=num_dst
-                )
+                ends = self.source.ends(relation)
+                self.source.graphs[relation] = edge_rows(rows, f"edge_index of {relation}", **ends)
             elif count is not None and rows.shape[0] != count:
                 raise FormatError(
                     f"relation {describe_type(relation)} has {count} edges, but its table {key!r} has "
-                    f"{rows.shape[0]} rows; --skip {key} leaves it out"
+                    f"{rows.shape[0]} rows; leave it out with --skip {key}"
                 )
             else:
-                self.source.tables.append(TableSource("edge", relation, key, rows))
+                self.source.add_edge_table(relation, key, rows)
 
     def _rows(self, key: str, where: str | Relation, values: Any) -> Rows | None:
         if not isinstance(values, torch.Tensor) or values.layout != torch.strided or not values.dim():
@@ -254,12 +239,12 @@ def _describe(values: Any) -> str:
 
 
 _LAYOUT = """\
-Needs no torch_geometric (torch 2.6 or newer; before: to_dict() only). Tensors are mapped, never
-unpickled as anything else. x and all else with a row per node: tables; y: labels; train_mask, val_mask,
-test_mask: splits; edge_index (or adj_t as torch.sparse_csr): the graph; all else with a row per edge:
-tables of edges (of as many nodes as edges: what has "edge" in its name). edge_label_index and edge_label,
-pairs to predict, are left out. What holds other classes (torch_sparse.SparseTensor, transforms, ...) is
-refused by name: save data.to_dict() without it."""
+Needs torch 2.6 or newer (older: to_dict() only), not torch_geometric. y: labels; train_mask, val_mask,
+test_mask: splits; x and any other attribute with a row per node: tables; edge_index (or adj_t as
+torch.sparse_csr): the graph; other attributes with a row per edge: tables of edges. If there are as many
+nodes as edges, "edge" in a name means edges. Leaves out edge_label_index and edge_label (pairs to
+predict). Never runs pickled code: objects of other classes (torch_sparse.SparseTensor, transforms, ...)
+raise an error; save data.to_dict() without them."""
 
 READER = Reader(
     "pyg",

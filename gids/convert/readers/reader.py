@@ -1,6 +1,6 @@
-"""Reader: what every format of sources is to `gids convert`. Each file of this folder makes one or a few.
+"""Reader: one input format of `gids convert`. Each file of this folder defines one or a few.
 
-A reader looks at names, headers and sizes, and gives a Source whose arrays are read later, a block at a time.
+A reader looks at names, headers and sizes. It returns a Source whose arrays are read later, block by block.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 
 from gids.convert.source import Source, source_files
 
-READER_BYTES = 300 << 20  # what a reader may hold beside the buffers that --memory bounds
+READER_BYTES = 300 << 20  # memory that a reader may use besides the buffers that --memory bounds
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What the user says about a source, for readers that need to be told.
+    """The user's options for a reader.
 
-    table: KEY or TYPE.KEY of a single array. dtype, shape: of raw binary. labels: which label array, where
-    there are several. num_nodes: how many nodes there are, where only edges tell. skip: arrays to leave out.
-    load_graphs: dgl.load_graphs, when DGL is at hand. memory_bytes: what a library may take that decodes a
-    piece of a file, or loads it whole; None: no limit.
+    table: KEY or TYPE.KEY of a single array. dtype, shape: of raw binary. labels: name of the label array, if
+    there are several. num_nodes: number of nodes of an edge list. skip: names of arrays to leave out.
+    load_graphs: dgl.load_graphs, if DGL is installed. memory_bytes: limit for a library that decodes or loads
+    a file (None: no limit).
     """
 
     table: str = "feat"
@@ -35,7 +35,7 @@ class Choices:
     memory_bytes: int | None = None
 
     def given(self) -> list[str]:
-        """The options of the command that say them, without --dtype, which says other things, too."""
+        """The options that were given, except --dtype, which also applies to tables."""
         options = {
             "--table": self.table != "feat",
             "--shape": self.shape is not None,
@@ -50,13 +50,12 @@ class Choices:
 class Reader:
     """A format.
 
-    name: for --from. summary: one line. layout: which files it reads, and what becomes of them. recognises:
-    whether a path that exists is surely of this format. read(path, scratch, choices): what the path holds;
-    scratch is a directory for files that are needed as long as the result. Raises FormatError. files: what a
-    source consists of, to notice changes. is_raw: whether a path has no type of its own, so that --dtype says
-    how to read it, not what to cast it to. takes: which options of Choices.given mean something here.
-    may_crash: whether a library's native code loads the file whole, and may crash on a damaged one; another
-    process reads it first.
+    name: for --from. summary: one line. layout: the files that it reads and what they become. recognises:
+    whether an existing path is certainly of this format. read(path, scratch, choices): the Source; keep the
+    directory scratch as long as it is used. Raises FormatError. files: the files of a source, to notice
+    changes. is_raw: whether --dtype is the type of the path's content, not a type to cast to. takes: the
+    options of Choices.given that apply. may_crash: whether a library's native code loads the file and may
+    crash; then another process reads it first.
     """
 
     name: str

@@ -1,10 +1,11 @@
-"""The figures of `gids bench hit-ratio`: by window depth, by cache size, and beside static pinning."""
+"""The figures of `gids bench hit-ratio`: by window and by cache size, and with pinning. Called by plot.py."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from gids.bench.plot import COLOURS, MARKERS, spread
+from plotting import COLOURS, MARKERS, spread
+
 from gids.bench.report import Figure, Report
 
 _PANELS_MAX = 4
@@ -19,8 +20,6 @@ POLICY_TITLES = {
 }
 POLICY_ORDER = ("lookahead", "window-pin", "static", "lru", "random", "MIN")
 POLICY_COLOURS = dict(zip((*POLICY_ORDER, "pinned"), (*COLOURS[:5], "black", COLOURS[5]), strict=True))
-TYPICAL_WINDOWS = {"window-pin": 8, "lookahead": 16}
-"""As the paper and FeatureLoader have them."""
 _BAR_WINDOW = 8  # the depth that the paper's comparison has
 
 

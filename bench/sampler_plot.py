@@ -1,6 +1,6 @@
-"""The figure of `gids bench hit-ratio` where several samplers or kappas were measured: what an epoch reads.
+"""The figure of `gids bench hit-ratio` with several samplers or kappas: pages per epoch. Called by plot.py.
 
-Bars in groups, a group for each sampler and kappa, a bar for each policy; a panel for each cache.
+A panel per cache, a group of bars per sampler and kappa, a bar per policy.
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gids.bench.hit_ratio_plot import POLICY_COLOURS, POLICY_ORDER, POLICY_TITLES, TYPICAL_WINDOWS
-from gids.bench.plot import spread
+from hit_ratio_plot import POLICY_COLOURS, POLICY_ORDER, POLICY_TITLES
+from plotting import spread
+
+from gids.bench.hit_ratio import TYPICAL_WINDOWS
 from gids.bench.report import Figure, Report
 
 _PANELS_MAX = 3

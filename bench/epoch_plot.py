@@ -1,10 +1,11 @@
-"""The figure of `gids bench epoch`: a stacked bar of stages for each side."""
+"""The figure of `gids bench epoch`: a stacked bar of stages per side. Called by plot.py."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from gids.bench.plot import COLOURS
+from plotting import COLOURS
+
 from gids.bench.report import Report
 
 _STAGES = {
@@ -14,6 +15,11 @@ _STAGES = {
     "gather": "copying features",
     "training": "training",
 }
+
+
+def size(_: Report) -> tuple[float, float]:
+    """(width, height) in inches."""
+    return 6.4, 3.8
 
 
 def draw(report: Report, figure: Any) -> None:

@@ -1,14 +1,15 @@
-"""The figures of `gids bench bandwidth`: first iterations from an empty cache, and each setting's rates."""
+"""The figures of `gids bench bandwidth`: first iterations, and rates of each setting. Called by plot.py."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gids.bench.plot import COLOURS, MARKERS, draw_bars, shared_settings
+from plotting import COLOURS, MARKERS, draw_bars, shared_settings
+
+from gids.bench.bandwidth import PROBE
 from gids.bench.report import Figure, Report
 
-_PROBES = ("raw probe", "fio")
 _CEILING = "disk's ceiling, single pages"
 _TITLES = {"effective_bytes_per_s": "rows handed out", "device_bytes_per_s": "read from the device"}
 _LINES_MAX = len(COLOURS)  # of a pair of panels; with more settings, each but the engine gets its own pair
@@ -34,7 +35,7 @@ def _heights(report: Report) -> tuple[float, float]:
 
 
 def _runs(report: Report) -> list[Figure]:
-    return [f for f in report.figures if f.values and f.setting["engine"] not in _PROBES]
+    return [f for f in report.figures if f.values and f.setting["engine"] != PROBE]
 
 
 def _title(report: Report, setting: Setting, keys: Sequence[str]) -> str:
@@ -47,7 +48,7 @@ def _title(report: Report, setting: Setting, keys: Sequence[str]) -> str:
 
 def _ceiling(report: Report, depths: set[object]) -> float | None:
     """MB/s: the most that a probe read at these depths; an extent reader's own depth is not among them."""
-    probes = [f for f in report.figures if f.values and f.setting["engine"] in _PROBES]
+    probes = [f for f in report.figures if f.values and f.setting["engine"] == PROBE]
     mine = [f for f in probes if f.setting["depth"] in depths] or probes
     return max((f.median("device_bytes_per_s") or 0.0) / 1e6 for f in mine) if mine else None
 

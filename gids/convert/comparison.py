@@ -1,7 +1,6 @@
-"""compare: whether a dataset's tables hold what their source holds. Called by `gids verify --against`.
+"""Compares the tables of a dataset with its source. Called by `gids verify --against`.
 
-Values that were stored in fewer bits may differ by as much as the rounding may have changed them; all others
-must be equal. Rows are read in order, a block at a time.
+Values that were rounded to fewer bits may differ by the error of the rounding. All others must be equal.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import torch
 from gids.convert.source import Source, TableSource
 from gids.errors import FormatError
 from gids.store.feature_store import FeatureStore
-from gids.store.names import table_name
 from gids.store.quantize import scales_of
 from gids.store.rows import Rows, read_range
 from gids.store.table import Table
@@ -30,7 +28,7 @@ def _ignore(_: int) -> None:
 
 @dataclass(frozen=True)
 class Compared:
-    """A table that was compared. fault: what differs, or ""; said: how close it is, in a sentence."""
+    """The result for one table. fault: the difference, or ""; said: a sentence if there is no fault."""
 
     fault: str
     said: str
@@ -39,12 +37,12 @@ class Compared:
 def compare(
     store: FeatureStore, source: Source, *, on_bytes: Callable[[int], None] = _ignore
 ) -> Iterator[Compared]:
-    """Compare each table with that of its name in the source, and look for those that only one of them has.
+    """Compare each table with the one of the same name in the source, and report tables that only one has.
 
-    on_bytes(n): progress, in bytes of the dataset's rows. Raises StorageError, and FormatError for a source
-    that is damaged.
+    on_bytes(n): progress, in bytes of the dataset's rows. Raises StorageError, and FormatError for a damaged
+    source.
     """
-    sources = {table_name(t.type, t.key): t for t in source.tables}
+    sources = {t.name: t for t in source.tables}
     for name in sources:
         if name not in store.tables:
             yield Compared(f"table {name!r} of the source is not in {store.name}", "")
@@ -58,10 +56,10 @@ def compare(
 def _compare_table(table: Table, found: TableSource, on_bytes: Callable[[int], None]) -> Compared:
     shape = (table.row_count, *table.shape)
     if tuple(found.rows.shape) != shape:
-        return Compared(f"{table.name!r} is {list(shape)}, the source's is {list(found.rows.shape)}", "")
+        return Compared(f"{table.name!r} has shape {list(shape)}, in the source {list(found.rows.shape)}", "")
     try:
         narrowing = Narrowing.of(found.rows.dtype, table.stored_dtype, table.scale)
-    except FormatError as error:  # a scale on what is no floating value in the source
+    except FormatError as error:  # a scale for a table that is not floating in the source
         return Compared(f"{table.name!r}: {error}", "")
     tally, wrong_count, first = Tally(), 0, ""
     maxima = torch.zeros(math.prod(table.shape))
@@ -73,16 +71,16 @@ def _compare_table(table: Table, found: TableSource, on_bytes: Callable[[int], N
         if bool(wrong.any()) and not first:
             where, was = first_place(expected, wrong, start)
             _, now = first_place(rows, wrong, start)
-            first = f"{where} is {now}, the source has {was}"
+            first = f"{where} is {now}, in the source {was}"
         wrong_count += int(wrong.sum())
         if narrowing is not None:
             tally.add(expected, rows)
         on_bytes(len(rows) * table.row_bytes)
     columns = table.column_scales()
     if columns is not None and not torch.equal(torch.from_numpy(columns), scales_of(maxima)):
-        return Compared(f"{table.name!r}: the scales of columns are not those of the source", "")
+        return Compared(f"{table.name!r}: the scales of columns do not fit the source", "")
     if wrong_count:
-        limit = "" if narrowing is None else ", further off than rounding goes"
+        limit = "" if narrowing is None else ", more than the error of rounding"
         return Compared(f"{table.name!r}: {first}{limit}; {wrong_count} values differ", "")
     return Compared(
         "", f"{table.name}: {'equal' if narrowing is None else describe_rounding(narrowing, tally)}"
@@ -99,8 +97,7 @@ def _blocks(table: Table, source: Rows) -> Iterator[tuple[int, torch.Tensor, tor
 def _bounds(
     narrowing: Narrowing, table: Table, expected: torch.Tensor, magnitudes: torch.Tensor
 ) -> torch.Tensor:
-    """How far each value may be off: with a scale per row, by what the source's row makes of it, not by what
-    is stored."""
+    """The error allowed for each value. A scale per row is computed from the source, not read."""
     columns = table.column_scales()
     if columns is not None:
         return narrowing.bounds(expected, torch.from_numpy(columns).view(table.shape))
@@ -111,11 +108,11 @@ def _bounds(
 
 
 def _differ(expected: torch.Tensor, rows: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor:
-    """Which values are not the source's; with bounds, which are further off."""
-    wide = torch.promote_types(expected.dtype, rows.dtype)  # may round a whole number; going back does not
+    """A mask of the values that differ, or differ by more than bounds."""
+    wide = torch.promote_types(expected.dtype, rows.dtype)  # may round whole numbers; the way back does not
     equal = (expected.to(wide) == rows.to(wide)) & (expected == rows.to(expected.dtype))
     same = equal | ((expected != expected) & (rows != rows))
     if bounds is None:
         return ~same
     error = (expected.to(torch.float64) - rows.to(torch.float64)).abs()
-    return ~same & ~(error <= bounds)  # beside an infinity or NaN, error is neither
+    return ~same & ~(error <= bounds)  # with an infinity or NaN, error is NaN

@@ -1,4 +1,4 @@
-"""Which order the rows of each table are written in. Called by run.py, once the graphs are written."""
+"""Chooses the order of the rows of each table. Called by run.py after the graphs are written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 from gids.convert.source import Source, TableSource
 from gids.errors import FormatError
 from gids.store.geometry import Geometry
-from gids.store.names import table_name
 from gids.write.dataset_writer import DatasetWriter
 from gids.write.row_order import check_memory, co_read_order, community_order, degree_order
 from gids.write.scattered_rows import bytes_needed
@@ -21,10 +20,10 @@ ORDERS = ("original", "degree", "community", "trace")
 
 
 class ReadRows(Protocol):
-    """What was read, minibatch by minibatch: of a recorded trace."""
+    """The rows of a recorded trace."""
 
     def minibatches(self, table: str, row_count: int) -> Callable[[], Iterable[np.ndarray]] | None:
-        """Gives the rows of each minibatch, int64[n], each time from the first on; None for no such table.
+        """A function that returns the rows of each minibatch, int64[n]; None for an unknown table.
 
         Raises FormatError for a table of another size, and for a trace of pages.
         """
@@ -33,9 +32,9 @@ class ReadRows(Protocol):
 
 @dataclass
 class RowOrders:
-    """The orders of one conversion; tables of one node type share theirs, which is computed once.
+    """The orders of one conversion. Tables of one node type share an order, which is computed once.
 
-    method: of ORDERS. read_rows: for "trace". say(sentence): notes for the user.
+    method: one of ORDERS. read_rows: for "trace". say(sentence): prints a note.
     """
 
     method: str
@@ -44,14 +43,14 @@ class RowOrders:
     memory_bytes: int
     workers: int
     say: Callable[[str], None]
-    _written: dict[str, str] = field(default_factory=dict)  # node type -> the first table in its order
+    _written: dict[str, str] = field(default_factory=dict)  # node type -> its first ordered table
 
     def of(self, table: TableSource, layout: Geometry) -> Compute | None:
-        """What computes the positions of a table's rows, which is to be written next; None: as they come."""
+        """A function that computes the positions of a table's rows, or None for the original order."""
         if self.method == "original" or not is_ordered(table, layout):
             return None
         assert isinstance(table.type, str)
-        name, count = table_name(table.type, table.key), table.rows.shape[0]
+        name, count = table.name, table.rows.shape[0]
         if self.method == "trace":
             return self._traced(name, count)
         if (first := self._written.setdefault(table.type, name)) != name:
@@ -67,14 +66,14 @@ class RowOrders:
         check_memory(self.method, count, self.memory_bytes)
         graphs = self.writer.in_edges(ntype) if self.method == "community" else []
         if self.method == "community" and not graphs:
-            self.say(f"{name} is ordered by degree: no relation joins {ntype!r} nodes with each other")
+            self.say(f"{name} is ordered by degree: the source has no relation from {ntype!r} to {ntype!r}")
         return lambda: community_order(graphs, degrees) if graphs else degree_order(degrees)
 
     def _traced(self, name: str, count: int) -> Compute | None:
         assert self.read_rows is not None
         minibatches = self.read_rows.minibatches(name, count)
         if minibatches is None:
-            self.say(f"{name} keeps its order: the trace has no rows of it")
+            self.say(f"{name} keeps its order: the trace has no rows of this table")
             return None
         check_memory(self.method, count, self.memory_bytes)
         scratch, memory_bytes, workers = self.writer.scratch, self.memory_bytes, self.workers
@@ -82,22 +81,22 @@ class RowOrders:
 
 
 def check_order(method: str, read_rows: ReadRows | None, source: Source) -> None:
-    """Raise FormatError for an order that there is not, or that has nothing to go by."""
+    """Raise FormatError for an unknown order, or if its trace or graph is missing."""
     if method not in ORDERS:
-        raise FormatError(f"no order {method!r} (there are {', '.join(ORDERS)})")
+        raise FormatError(f"unknown order {method!r}; choose {', '.join(ORDERS)}")
     if method == "trace" and read_rows is None:
-        raise FormatError("order 'trace' needs a recorded trace: --order trace:FILE")
+        raise FormatError("--order trace needs a recorded trace: give --order trace:FILE")
     if method in ("degree", "community") and not source.graphs:
-        raise FormatError(f"--order {method} needs a graph, and the source has none: give --order original")
+        raise FormatError(f"--order {method} needs a graph, and the source has none: use --order original")
 
 
 def is_ordered(table: TableSource, layout: Geometry) -> bool:
-    """Whether an order is of use: several rows of nodes share a page."""
+    """Whether an order applies: several rows of nodes share a page."""
     return table.kind == "node" and layout.rows_per_page > 1
 
 
 def bytes_aside(table: TableSource, layout: Geometry) -> int:
-    """What a table in an order takes on disk besides: the order for good, its rows while they are written."""
+    """Extra disk space for an ordered table: its order, and its rows while they are written."""
     if not is_ordered(table, layout):
         return 0
     return bytes_needed(table.rows) + 8 * layout.row_count

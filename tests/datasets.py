@@ -1,0 +1,110 @@
+"""Small datasets and graphs that tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gids.store import Graph
+from gids.store.names import RELATION, Relation
+from gids.write import DatasetWriter, edge_list
+
+WRITES = ("author", "writes", "paper")
+CITES = ("paper", "cites", "paper")
+
+
+def in_edges(
+    degrees: Sequence[int] | np.ndarray, num_src: int, rng: np.random.Generator | int, *, power: float = 2
+) -> tuple[np.ndarray, np.ndarray]:
+    """(indptr, indices) of a graph whose node v has degrees[v] in-edges, which may repeat.
+
+    num_src: number of sources. The greater the power, the more edges begin at sources with small ids.
+    """
+    rng = np.random.default_rng(rng)
+    indptr = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int64)
+    return indptr, (num_src * rng.random(indptr[-1]) ** power).astype(np.int64)
+
+
+def random_in_edges(num_src: int, num_dst: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """In-edges of nodes with 0 to 24 of them each."""
+    rng = np.random.default_rng(seed)
+    return in_edges(rng.integers(0, 25, num_dst), num_src, rng)
+
+
+def make_graph(
+    degrees: Sequence[int] | np.ndarray,
+    *,
+    num_src: int | None = None,
+    relation: Relation = RELATION,
+    dtype: type = np.int64,
+    seed: int = 0,
+) -> Graph:
+    """A graph in memory, with in_edges()."""
+    num_src = len(degrees) if num_src is None else num_src
+    indptr, indices = in_edges(degrees, num_src, seed)
+    return Graph(relation, num_src, len(degrees), indptr, indices.astype(dtype), None)
+
+
+def distinct_graph(nodes: int, num_src: int, degrees: tuple[int, int], seed: int = 0) -> Graph:
+    """A graph from type "a" to type "b" without parallel edges. degrees: the least and the largest."""
+    rng = np.random.default_rng(seed)
+    least, largest = degrees
+    lists = [rng.permutation(num_src)[: rng.integers(least, largest + 1)] for _ in range(nodes)]
+    indptr = np.concatenate([[0], np.cumsum([len(one) for one in lists])]).astype(np.int64)
+    return Graph(("a", "to", "b"), num_src, nodes, indptr, np.concatenate(lists), None)
+
+
+def sorted_edges(
+    sources: np.ndarray,
+    destinations: np.ndarray,
+    num_dst: int,
+    *,
+    by_source: bool = False,
+    dedup: bool = False,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(indptr, indices, edge ids) of a list of edges, the obvious way.
+
+    by_source: order the in-edges of a node by source, not by edge id. dedup: keep one of equal edges.
+    """
+    order = np.lexsort((sources, destinations) if by_source else (destinations,))
+    sources, destinations = sources[order], destinations[order]
+    if dedup:
+        first = np.ones(len(sources), bool)
+        first[1:] = (np.diff(sources) != 0) | (np.diff(destinations) != 0)
+        sources, destinations, order = sources[first], destinations[first], order[first]
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(destinations, minlength=num_dst))])
+    return indptr, sources, order
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors have the same type, shape and bits, NaNs included."""
+    a, b = (t.cpu().contiguous() for t in (a, b))
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def write_dataset(path: Path, **options: Any) -> Path:
+    """A small dataset with one of everything: 3 authors and 20 papers, two relations, labels and splits.
+
+    Its tables: author.feat, paper.feat, paper.year, author.writes.paper.weight.
+    """
+    generator = torch.Generator().manual_seed(1)
+    with DatasetWriter(path, page_bytes=512, **options) as writer:
+        writer.write_table("node", "paper", "feat", torch.randn(20, 50, generator=generator))
+        authors = torch.randn(3, 300, generator=generator).to(torch.bfloat16)
+        writer.write_table("node", "author", "feat", authors)
+        writer.write_table("node", "paper", "year", torch.arange(2000, 2020))
+        writer.write_edges(
+            WRITES,
+            edge_list(torch.tensor([2, 0, 2, 1]), torch.tensor([5, 5, 1, 0]), num_src=3, num_dst=20),
+        )
+        writer.write_table("edge", WRITES, "weight", torch.tensor([0.1, 0.2, 0.3, 0.4]))
+        edges = torch.randint(20, (2, 100), generator=generator)
+        writer.write_edges(CITES, edge_list(edges[0], edges[1], num_src=20, num_dst=20), index_dtype="int32")
+        writer.write_labels("paper", torch.arange(20, dtype=torch.int8) % 4)
+        writer.write_split("paper", "train", torch.arange(10))
+        writer.write_split("paper", "test", torch.arange(15, 20))
+    return path
