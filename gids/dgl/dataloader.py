@@ -52,12 +52,12 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
     from the store if that has it, else taken from the graph as DGL does: ``blocks[0].srcdata["feat"]`` has
     the store's dtype and shape, on ``device``. With ``gids=None`` this is DGL's loader.
 
-    gids_feats: tables that minibatches get although the sampler does not ask for them: names, or Tables of any
-    store. They are in the first block's ``srcdata`` (edge tables: in every block's ``edata``), or in a
+    gids_feats: tables that minibatches get although the sampler does not ask for them: names, or Tables of
+    any store. They are in the first block's ``srcdata`` (edge tables: in every block's ``edata``), or in a
     subgraph's ``ndata`` (``edata``). Where two stores have a column, it says which one is meant.
-    gids_dtype, gids_minibatch_rows: dtype and minibatch_rows of gids.FeatureLoader. gids_device: where the cache
-    and the features are (default: ``device``). With ``device="cuda"`` (a CUDA build of DGL) the cache is in GPU
-    memory; ``gids_device="cpu"`` keeps it in host memory.
+    gids_dtype, gids_minibatch_rows: dtype and minibatch_rows of gids.FeatureLoader. gids_device: where the
+    cache and the features are (default: ``device``). With ``device="cuda"`` (a CUDA build of DGL) the cache
+    is in GPU memory; ``gids_device="cpu"`` keeps it in host memory.
 
     Iterating blocks while a minibatch is sampled and its rows are read. Each ``for`` is one epoch; the cache
     stays warm between epochs, and a second iterator beside a live one reads through it. The loader holds

@@ -114,9 +114,9 @@ class FeatureStore(gb.FeatureStore):  # type: ignore[misc]  # GraphBolt has no t
     """The tables of a dataset as GraphBolt's FeatureStore, through one cache. Read-only.
 
     source: gids.open(...), or for default options the dataset's path or a gids.FeatureStore. All tables share
-    one cache. dtype, device, minibatch_rows: as in Feature. Keys are (domain, type, name): ``("node", "paper",
-    "feat")``, ``("edge", "author:writes:paper", "weight")``; the type is None of a homogeneous dataset, and
-    also names the only type there is.
+    one cache. dtype, device, minibatch_rows: as in Feature. Keys are (domain, type, name): ``("node",
+    "paper", "feat")``, ``("edge", "author:writes:paper", "weight")``. In a homogeneous dataset the type may be
+    None.
     """
 
     @explain_names("gids.graphbolt.FeatureStore")

@@ -29,10 +29,10 @@ class LookaheadFetcher(IterDataPipe[Any]):
 
     Functional name: ``gids_fetch``.
 
-    datapipe: yields sampled ``gb.MiniBatch``. source: gids.open(...), or for default options the dataset's path
-    or a gids.FeatureStore. node_feature_keys, edge_feature_keys: as of ``fetch_feature``: names, or, of a heterogeneous graph, lists
-    of names by type ("source:relation:destination" of edges). dtype, device, minibatch_rows: as in
-    gids.FeatureLoader.
+    datapipe: yields sampled ``gb.MiniBatch``. source: gids.open(...), or for default options the dataset's
+    path or a gids.FeatureStore. node_feature_keys, edge_feature_keys: as of ``fetch_feature``: names, or, of
+    a heterogeneous graph, lists of names by type ("source:relation:destination" of edges). dtype, device,
+    minibatch_rows: as in gids.FeatureLoader.
 
     ``node_features`` and ``edge_features`` get what ``fetch_feature`` would set, of the stored dtype, in the
     order of the ids, on the FeatureLoader's device (``device``); features that

@@ -70,9 +70,9 @@ def layerwise(
             sources, of which the first block.num_dst are those of its destinations. h_dst: [num_dst, …]. In a
             dataset of several types: blocks by relation, h_src and h_dst by node type; one type has
             destinations at a time, and a type that is not in h_dst has no rows from there on.
-        source: gids.open(...), or for default options the dataset's path or a FeatureStore. Cache, input rows and
-            sampled blocks stay within its memory (on CUDA: device_memory). What the layers allocate comes beside
-            that, and so does the output that is returned.
+        source: gids.open(...), or for default options the dataset's path or a FeatureStore. Cache, input rows
+            and sampled blocks stay within its memory (on CUDA: device_memory). What the layers allocate comes
+            beside that, and so does the output that is returned.
         tables: the features of the nodes, one table for a type, as gids.NodeLoader takes them. None: the only
             one that each type has. Nodes of a type without one come as their ids, int64[n].
         edge_tables: the features of edges, named so, one table for a relation. With some, every layer is

@@ -1,6 +1,7 @@
 """Run: computes one layer after the other, reading rows through a FeatureLoader. Called by layerwise.
 
-It decides how large blocks are, so that cache, rows and blocks stay within the memory budget whatever the graph.
+It decides how large blocks are, so that cache, rows and blocks stay within the memory budget whatever the
+graph.
 """
 
 from __future__ import annotations
@@ -194,9 +195,10 @@ class Run:
         limit = max(0, self._memory_bytes - self._fixed_bytes(inputs)) // per_row
         if limit < 4:
             needed = format_bytes(self._fixed_bytes(inputs) + 4 * per_row)
+            option = "device_memory" if self._device.type == "cuda" else "memory"
             raise MemoryBudgetError(
-                f"{'device_memory' if self._device.type == 'cuda' else 'memory'}={self._memory_bytes} does not "
-                f"hold blocks of four rows, which need {needed}: give gids.open() more"
+                f"{option}={self._memory_bytes} does not hold blocks of four rows, which need {needed}: give "
+                "gids.open() more"
             )
         return per_row, max(2, min(limit // 2, BLOCK_BYTES // inputs.row_bytes)), limit  # half for the cache
 

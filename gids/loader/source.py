@@ -1,6 +1,7 @@
 """gids.open: a dataset, its options and one memory budget for all loaders of it. The user's entry.
 
-Loaders take a Source where they take a dataset. It knows which FeatureLoaders there are, and not how they read.
+Loaders take a Source where they take a dataset. It knows which FeatureLoaders there are, and not how they
+read.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ class Source:
             return found
 
     def close(self) -> None:
-        """End the open epochs, free the caches, and close the datasets that gids.open() opened. Idempotent."""
+        """End the open epochs, free the caches, close the datasets that gids.open() opened. Idempotent."""
         self.lender.close()
         self._opened.close()
 
@@ -176,24 +177,27 @@ def open(
     """Open a dataset for loading, with the options and the memory that its loaders share.
 
     Args:
-        dataset: a path, an open FeatureStore, or a list of these that have the same nodes and edges. The first
-            one is the main one: it has the topology, labels, splits and heat.
+        dataset: a path, an open FeatureStore, or a list of these that have the same nodes and edges. The
+            first one is the main one: it has the topology, labels, splits and heat.
         memory: host memory for all loaders of this source: cache lines, outputs, bounce pool, window, page
-            tables. In bytes, or text such as ``"16GB"`` or ``"512MiB"``. Default: half of the memory available,
-            divided by the number of ranks on this machine (LOCAL_WORLD_SIZE). It must hold at least the page
-            tables, the bounce pool and the features of two minibatches. With ``device="cuda"`` it holds the
-            staging memory and a tier of pinned lines under the device's cache (default: no tier).
+            tables. In bytes, or text such as ``"16GB"`` or ``"512MiB"``. Default: half of the memory
+            available, divided by the number of ranks on this machine (LOCAL_WORLD_SIZE). It must hold at
+            least the page tables, the bounce pool and the features of two minibatches. With ``device="cuda"``
+            it holds the staging memory and a tier of pinned lines under the device's cache (default: no
+            tier).
         device_memory: GPU memory of loaders with ``device="cuda"``. Default: half of what is free there.
         cache: limit of the memory for cache lines (on CUDA: for those on the device). 0: no cache.
         window: minibatches sampled ahead, 0 to 23 (default 16). The window is shorter where its memory is
             better spent on cache lines: ``stats()["window"]`` reports it.
         planned: minibatches that are being read, 1 to 8. Default: starts with 2 and, between epochs, becomes
-            the smallest number whose missing pages cover twice the queue depth. window + planned is at most 24.
-        policy: ``"lookahead"`` (default), ``"window-pin"``, ``"random"``, ``"lru"`` (not on CUDA), ``"static"``.
+            the smallest number whose missing pages cover twice the queue depth. window + planned is at most
+            24.
+        policy: ``"lookahead"`` (default), ``"window-pin"``, ``"random"``, ``"lru"`` (not on CUDA),
+            ``"static"``.
         heat: the stored heat of nodes that the policy falls back on: ``"out-degree"`` (stored by conversion),
             ``"reverse-pagerank"`` or ``"sampled"`` (stored by ``gids heat``), or ``"none"``. ``"auto"``
-            (default) takes, for each table, the first that is stored of reverse-pagerank, sampled, out-degree.
-            Only tables of the main dataset's nodes have heat.
+            (default) takes, for each table, the first that is stored of reverse-pagerank, sampled,
+            out-degree. Only tables of the main dataset's nodes have heat.
         engine: ``"auto"`` (default), ``"uring"``, ``"threads"`` or ``"mmap"``.
         queue_depth: requests in flight at the device (default 256).
         direct: read past the page cache with O_DIRECT (default True).
@@ -201,13 +205,13 @@ def open(
         threads: threads that copy rows and sample. Default: torch's number.
         host_policy: on CUDA, how lines in host memory are chosen: ``"lookahead"`` (default) replaces them as
             the lines on the device; ``"static"`` keeps the hottest pages that are not on the device.
-        wait: on CUDA, how kernels wait for pages: ``"stream"`` (default; the stream waits, no kernel spins) or
-            ``"warp"`` (warps poll, as in BaM).
+        wait: on CUDA, how kernels wait for pages: ``"stream"`` (default; the stream waits, no kernel spins)
+            or ``"warp"`` (warps poll, as in BaM).
         staging: on CUDA, pinned host memory through which pages travel (default ``"256MiB"``).
         allow_dirs: directories outside the dataset that may hold its shards.
 
-    Raises FileNotFoundError and FormatError for a dataset that cannot be opened, ValueError for a number out of
-    its range, TypeError for an argument that does not exist.
+    Raises FileNotFoundError and FormatError for a dataset that cannot be opened, ValueError for a number out
+    of its range, TypeError for an argument that does not exist.
     """
     given = [dataset] if isinstance(dataset, FeatureStore | str | os.PathLike) else list(dataset)
     if not given:

@@ -13,7 +13,8 @@ from gids.store import FeatureStore, Table
 from gids.store.names import describe_type
 
 Tables = Sequence[str | Table] | Mapping[str, str | Table]
-"""Names of tables of the loader's stores, or tables of any store; or a mapping from feature names to these."""
+"""Names of tables of the loader's stores, or tables of any store; or a mapping from feature names to these.
+"""
 
 
 def chosen_tables(stores: FeatureStore | Sequence[FeatureStore], tables: Tables) -> dict[str, Table]:
