@@ -342,7 +342,7 @@ class EpochLoader(ABC):
 
 
 class SampledEpoch(Iterator[Minibatch]):
-    """One epoch of a loader. After a StorageError the next minibatch can be asked for.
+    """One epoch of a loader. After a StorageError it continues with the next minibatch.
 
     order: int64[seeds], the loader's order() of this epoch, of all ranks.
     """

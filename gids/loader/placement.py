@@ -1,7 +1,7 @@
-"""Where a loader's cache lies: in host memory, or on a CUDA device with a tier in host memory under it.
+"""The memory of a loader's cache: host memory, or device memory with a tier in host memory under it.
 
-Made by FeatureLoader. It knows how memory is shared out and which cache to build; when steps are entered,
-planned and gathered is the stream's business.
+Made by FeatureLoader. It shares out the memory and builds the cache. The stream decides when steps enter, are
+planned and gathered.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ Plan = MemoryPlan
 
 
 class Placement(Protocol):
-    """Builds the cache, once, when the sizes are known."""
+    """Builds the cache when the sizes are known."""
 
     least_planned: int
-    """Minibatches to plan ahead at least, where memory allows, so that one's stages overlap another's."""
+    """Least number of planned minibatches where memory allows, so that their stages overlap."""
 
     memory_bytes: int
     """The budget, in host memory or on the device."""
