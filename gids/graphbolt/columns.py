@@ -67,7 +67,7 @@ class MinibatchColumns:
             raise ValueError("give node_feature_keys or edge_feature_keys: names of features to fetch")
         if len({isinstance(keys, Mapping) for keys in asked}) > 1:
             raise ValueError(
-                "one of node_feature_keys and edge_feature_keys is by type and the other is not: give both by "
+                "one of node_feature_keys and edge_feature_keys is by type, the other is not: give both by "
                 "type (heterogeneous graph), or neither"
             )
         self._nodes = list(_columns(store, "node", node_feature_keys))

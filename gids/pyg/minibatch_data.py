@@ -42,7 +42,7 @@ class MinibatchData:
                 )
             if name in _OWN or (name == LABEL and type_ in labelled):
                 raise ValueError(
-                    f"a table would be {name!r} of {describe_type(type_)}, which each minibatch has already: "
+                    f"a table would be {name!r} of {describe_type(type_)}, which minibatches have already: "
                     "give another name, tables={'a': …}"
                 )
         self._attributes = attributes
