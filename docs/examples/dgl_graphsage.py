@@ -42,16 +42,16 @@ parser = argparse.ArgumentParser()
 parser.add_argument("dataset")
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--batch-size", type=int, default=1024)
-parser.add_argument("--memory", type=float, default=1e9, help="bytes for each of the two loaders")
+parser.add_argument("--memory", default="1GB", help="memory of the loaders, such as 16GB")
 args = parser.parse_args()
 
-store = gids.FeatureStore(args.dataset)
-graph = gids.dgl.graph(store)
-splits = store.splits["_N"]
+source = gids.open(args.dataset, memory=args.memory)
+store = source.store
+graph = gids.dgl.graph(source)
 sampler = NeighborSampler([10, 10], prefetch_node_feats=["feat"], prefetch_labels=["label"])
-options = {"gids": store, "gids_memory_bytes": args.memory, "batch_size": args.batch_size}
-train_loader = gids.dgl.DataLoader(graph, splits["train"], sampler, shuffle=True, **options)
-val_loader = gids.dgl.DataLoader(graph, splits["val"], sampler, **options)
+options = {"gids": source, "batch_size": args.batch_size}
+train_loader = gids.dgl.DataLoader(graph, source.split("train"), sampler, shuffle=True, **options)
+val_loader = gids.dgl.DataLoader(graph, source.split("val"), sampler, **options)
 
 classes = int(store.labels["_N"].max()) + 1
 model = GraphSAGE(store.table("feat").shape[0], 128, classes)

@@ -38,13 +38,16 @@ parser = argparse.ArgumentParser()
 parser.add_argument("dataset")
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--batch-size", type=int, default=1024)
-parser.add_argument("--memory", type=float, default=1e9, help="bytes for training, and again for inference")
+parser.add_argument("--memory", default="1GB", help="memory for loading, such as 16GB")
 args = parser.parse_args()
 
-store = gids.FeatureStore(args.dataset)
+source = gids.open(args.dataset, memory=args.memory)
+store = source.store
 labels, splits = store.labels["_N"], store.splits["_N"]
-options = {"tables": ["_N.feat"], "memory_bytes": args.memory}
-loader = gids.NodeLoader(store, splits["train"], [10, 10], batch_size=args.batch_size, **options)
+options = {"tables": ["_N.feat"]}
+loader = gids.NodeLoader(
+    source, splits["train"], [10, 10], batch_size=args.batch_size, shuffle=True, **options
+)
 
 in_dim, classes = store.table("_N.feat").shape[0], int(labels.max()) + 1
 layers = nn.ModuleList([SAGELayer(in_dim, 128, nn.ReLU()), SAGELayer(128, classes, nn.Identity())])
@@ -64,12 +67,12 @@ for epoch in range(args.epochs):
         losses.append(loss.item())
 
     layers.eval()  # some nodes: their scores are returned
-    scores = layerwise(layers, store, nodes=splits["val"], **options).values
+    scores = layerwise(layers, source, nodes=splits["val"], **options).values
     accuracy = (scores.argmax(1) == labels[splits["val"]]).float().mean()
     print(f"epoch {epoch}: loss {sum(losses) / len(losses):.3f}, validation accuracy {accuracy:.1%}")
 
 # All nodes: their scores become a table of the dataset, in place of the one from an earlier run.
-table = layerwise(layers, store, output="scores", replace=True, **options).store.table("_N.scores")
+table = layerwise(layers, source, output="scores", replace=True, **options).store.table("_N.scores")
 scores = table.read_rows(splits["test"])
 accuracy = (scores.argmax(1) == labels[splits["test"]]).float().mean()
 print(f"test accuracy {accuracy:.1%}")

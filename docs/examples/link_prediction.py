@@ -63,11 +63,12 @@ parser = argparse.ArgumentParser()
 parser.add_argument("dataset")
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--batch-size", type=int, default=1024)
-parser.add_argument("--memory", type=float, default=1e9, help="bytes for each of the two loaders")
+parser.add_argument("--memory", default="1GB", help="memory of the loaders, such as 16GB")
 parser.add_argument("--device", default="cpu", help="cpu or cuda")
 args = parser.parse_args()
 
-store = gids.FeatureStore(args.dataset)
+source = gids.open(args.dataset, memory=args.memory)
+store = source.store
 graph = store.graph()
 destinations = np.repeat(np.arange(graph.num_dst), np.diff(graph.indptr))
 edges = torch.from_numpy(np.stack([graph.indices, destinations]))
@@ -77,11 +78,10 @@ options = {
     "negatives": 1,
     "exclude": "self",  # the blocks must not have the edges that the model is asked about
     "batch_size": args.batch_size,
-    "memory_bytes": args.memory,
     "device": args.device,
 }
-train_loader = gids.EdgeLoader(store, edges[:, val_count:], [10, 10], **options)
-val_loader = gids.EdgeLoader(store, edges[:, :val_count], [10, 10], shuffle=False, **options)
+train_loader = gids.EdgeLoader(source, edges[:, val_count:], [10, 10], shuffle=True, **options)
+val_loader = gids.EdgeLoader(source, edges[:, :val_count], [10, 10], **options)
 
 model = GraphSAGE(store.table("feat").shape[0], 128, 64).to(args.device)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.003)

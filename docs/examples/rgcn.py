@@ -68,15 +68,18 @@ parser.add_argument("dataset")
 parser.add_argument("--type", default="paper", help="the node type to classify")
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--batch-size", type=int, default=1024)
-parser.add_argument("--memory", type=float, default=1e9, help="bytes for each of the two loaders")
+parser.add_argument("--memory", default="1GB", help="memory of the loaders, such as 16GB")
 parser.add_argument("--device", default="cpu", help="cpu or cuda")
 args = parser.parse_args()
 
-store = gids.FeatureStore(args.dataset)
+source = gids.open(args.dataset, memory=args.memory)
+store = source.store
 splits = store.splits[args.type]
-options = {"batch_size": args.batch_size, "memory_bytes": args.memory, "device": args.device}
-train_loader = gids.pyg.NeighborLoader(store, [10, 10], (args.type, splits["train"]), shuffle=True, **options)
-val_loader = gids.pyg.NeighborLoader(store, [10, 10], (args.type, splits["val"]), **options)
+options = {"batch_size": args.batch_size, "device": args.device}
+train_loader = gids.pyg.NeighborLoader(
+    source, [10, 10], (args.type, splits["train"]), shuffle=True, **options
+)
+val_loader = gids.pyg.NeighborLoader(source, [10, 10], (args.type, splits["val"]), **options)
 
 in_dims = {ntype: store.table(f"{ntype}.feat").shape[0] for ntype in store.node_types}
 classes = int(store.labels[args.type].max()) + 1

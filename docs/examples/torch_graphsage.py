@@ -54,14 +54,15 @@ parser = argparse.ArgumentParser()
 parser.add_argument("dataset")
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--batch-size", type=int, default=1024)
-parser.add_argument("--memory", type=float, default=1e9, help="bytes for each of the two loaders")
+parser.add_argument("--memory", default="1GB", help="memory of the loaders, such as 16GB")
 parser.add_argument("--device", default="cpu", help="cpu or cuda")
 args = parser.parse_args()
 
-store = gids.FeatureStore(args.dataset)
-options = {"batch_size": args.batch_size, "memory_bytes": args.memory, "device": args.device}
-train_loader = gids.NodeLoader(store, store.splits["_N"]["train"], [10, 10], **options)
-val_loader = gids.NodeLoader(store, store.splits["_N"]["val"], [10, 10], shuffle=False, **options)
+source = gids.open(args.dataset, memory=args.memory)
+store = source.store
+options = {"batch_size": args.batch_size, "device": args.device}
+train_loader = gids.NodeLoader(source, source.split("train"), [10, 10], shuffle=True, **options)
+val_loader = gids.NodeLoader(source, source.split("val"), [10, 10], **options)
 
 classes = int(store.labels["_N"].max()) + 1
 model = GraphSAGE(store.table("feat").shape[0], 128, classes).to(args.device)

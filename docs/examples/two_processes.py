@@ -56,17 +56,16 @@ parser = argparse.ArgumentParser()
 parser.add_argument("dataset")
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--batch-size", type=int, default=512, help="seeds of each process")
-parser.add_argument(
-    "--memory", type=float, default=5e8, help="bytes for each of the two loaders of a process"
-)
+parser.add_argument("--memory", default="500MB", help="memory of the loaders of a process, such as 16GB")
 args = parser.parse_args()
 
 dist.init_process_group("gloo")  # before the loaders, which then share the seeds among the processes
 
-store = gids.FeatureStore(args.dataset)
-options = {"batch_size": args.batch_size, "memory_bytes": args.memory}
-train_loader = gids.NodeLoader(store, store.splits["_N"]["train"], [10, 10], **options)
-val_loader = gids.NodeLoader(store, store.splits["_N"]["val"], [10, 10], shuffle=False, **options)
+source = gids.open(args.dataset, memory=args.memory)
+store = source.store
+options = {"batch_size": args.batch_size}
+train_loader = gids.NodeLoader(source, source.split("train"), [10, 10], shuffle=True, **options)
+val_loader = gids.NodeLoader(source, source.split("val"), [10, 10], **options)
 
 classes = int(store.labels["_N"].max()) + 1
 model = DistributedDataParallel(GraphSAGE(store.table("feat").shape[0], 128, classes))

@@ -99,7 +99,7 @@ def test_the_command_samples_like_a_node_loader(dataset: Path, bench: Bench, tmp
     bench("hit-ratio", dataset, *SMALL, *args)
     seeds = gids.FeatureStore(dataset).splits["_N"]["train"]
     sampler = gids.sampler.Labor([3, 3], batch_dependency=4)
-    loader = gids.NodeLoader(dataset, seeds, sampler, tables=[], batch_size=8)
+    loader = gids.NodeLoader(dataset, seeds, sampler, tables=[], batch_size=8, shuffle=True)
     with Trace(tmp_path / "t") as trace:
         for number, minibatch in zip(range(40), loader, strict=False):
             assert trace.pages(number).tolist() == minibatch.input_nodes.tolist()
@@ -385,7 +385,7 @@ def test_a_sampled_trace_can_be_opened(dataset: Path, bench: Bench, tmp_path: Pa
 def test_a_sampled_trace_has_the_pages_of_a_node_loader(dataset: Path, bench: Bench, tmp_path: Path) -> None:
     bench("hit-ratio", dataset, *SMALL, "--record", tmp_path / "t", "--policies", "lru", "--seed", 3)
     seeds = gids.FeatureStore(dataset).splits["_N"]["train"]
-    loader = gids.NodeLoader(dataset, seeds, [3, 3], tables=[], batch_size=8, seed=3)
+    loader = gids.NodeLoader(dataset, seeds, [3, 3], tables=[], batch_size=8, seed=3, shuffle=True)
     with Trace(tmp_path / "t") as trace:
         for number, minibatch in zip(range(40), loader, strict=False):
             assert trace.pages(number).tolist() == minibatch.input_nodes.tolist()  # a row is a page

@@ -208,7 +208,9 @@ def test_a_node_loader_is_recorded_by_its_feature_loader(dataset: Path, tmp_path
     path = tmp_path / "run.trace"
     options = {"memory": 32 << 20, "cache": 1 << 20}
     seeds = torch.arange(0, ROWS, 9)
-    with gids.NodeLoader(gids.open(dataset, **options), {"paper": seeds}, [3, 3], batch_size=32) as loader:
+    with gids.NodeLoader(
+        gids.open(dataset, **options), {"paper": seeds}, [3, 3], batch_size=32, shuffle=True
+    ) as loader:
         with record(loader, path):
             for _ in loader:
                 pass

@@ -21,7 +21,12 @@ assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 400
 """
     result = subprocess.run(
         [sys.executable, "-P", "-c", code],
-        env=os.environ | {"PYTHONPATH": os.path.dirname(__file__)},
+        env=os.environ
+        | {
+            "PYTHONPATH": os.pathsep.join(
+                (os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__)))
+            )
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -175,5 +175,5 @@ def test_a_feature_that_no_store_has(homogeneous, twin):
 
 
 def test_a_list_of_no_dataset(homogeneous):
-    with pytest.raises(ValueError, match="has no dataset"):
+    with pytest.raises(ValueError, match="an empty list"):
         gids.dgl.DataLoader(homogeneous.graph, homogeneous.seeds, NeighborSampler([3]), gids=[])

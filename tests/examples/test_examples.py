@@ -44,7 +44,7 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(command: list[str], script: str, dataset: Path, *arguments: str) -> str:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
-        [*command, str(FOLDER / script), str(dataset), "--memory", "1e8", *arguments],
+        [*command, str(FOLDER / script), str(dataset), "--memory", "100MB", *arguments],
         env=environment,
         capture_output=True,
         text=True,

@@ -155,7 +155,7 @@ def test_what_is_asked_for_wrongly(
     graphbolt: Any, minibatch: Any, one: Dataset, keys: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        pipe_of(minibatch, one).gids_fetch(gids.open(one.store, **keys))
+        pipe_of(minibatch, one).gids_fetch(one.store, **keys)
 
 
 def test_keys_must_fit_the_minibatches(
@@ -192,10 +192,7 @@ def test_a_closed_stage_or_store_holds_no_dataset(
     path, disk = shutil.copytree(one.store.path, tmp_path / "one.gids"), tmp_path / "disk"
     disk.mkdir()
     fetch = pipe_of(minibatch, one).gids_fetch
-    for opening in (
-        lambda: fetch(path, ["feat"], **MEMORY),
-        lambda: graphbolt.FeatureStore(gids.open(path, **MEMORY)),
-    ):
+    for opening in (lambda: fetch(path, ["feat"]), lambda: graphbolt.FeatureStore(path)):
         opened = opening()
         with pytest.raises(gids.FormatError, match="is open in"):
             gids.write.restripe(path, [disk])

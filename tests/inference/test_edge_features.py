@@ -164,7 +164,8 @@ def test_memory_counts_the_rows_of_edges(tmp_path: Path) -> None:
     for memory_bytes in (13 << 20, 19 << 20, 71 << 20):
         result = layerwise(
             model,
-            gids.open(store, memory=memory_bytes, **options),
+            gids.open(store, memory=memory_bytes),
+            **options,
         )
         close(result.values, expected)
         check_memory(result.layers, memory_bytes)
@@ -173,7 +174,8 @@ def test_memory_counts_the_rows_of_edges(tmp_path: Path) -> None:
     with pytest.raises(MemoryBudgetError, match="'_N' node 40 and its in-neighbours are up to 301 rows"):
         layerwise(
             model,
-            gids.open(store, memory=2 << 20, **options),
+            gids.open(store, memory=2 << 20),
+            **options,
         )
 
 
@@ -192,11 +194,13 @@ def test_memory_counts_more_edges_than_nodes(tmp_path: Path) -> None:
     with pytest.raises(MemoryBudgetError, match="node 40 and its in-neighbours are up to 5001 rows"):
         layerwise(
             model,
-            gids.open(store, memory=14 << 20, **options),
+            gids.open(store, memory=14 << 20),
+            **options,
         )
     result = layerwise(
         model,
-        gids.open(store, memory=40 << 20, **options),
+        gids.open(store, memory=40 << 20),
+        **options,
     )
     close(result.values, expected_of(store, model, nodes, edges))
     check_memory(result.layers, 40 << 20)
@@ -256,7 +260,8 @@ def test_what_is_refused(tmp_path: Path, rows: Rows) -> None:
         with pytest.raises(error, match=message):
             layerwise(
                 sage(1, 100, 3),
-                gids.open(store, memory=MEMORY, **arguments),
+                gids.open(store, memory=MEMORY),
+                **arguments,
             )  # type: ignore[arg-type]
 
 

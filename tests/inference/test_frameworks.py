@@ -82,8 +82,8 @@ def test_layers_of_pyg_with_edge_features(one_type: Path, rows: Rows) -> None:
     with torch.no_grad():
         for conv in convs:
             x = conv((x, x), edges, edge_attr)
-    options: dict[str, Any] = {"layer_count": 2, "edge_tables": ["_N._E._N.w"], "memory": MEMORY}
-    found = layerwise(layer, gids.open(one_type, **options)).values
+    source = gids.open(one_type, memory=MEMORY)
+    found = layerwise(layer, source, layer_count=2, edge_tables=["_N._E._N.w"]).values
     torch.testing.assert_close(found, x, rtol=1e-5, atol=1e-5)
 
 

@@ -100,7 +100,7 @@ def test_an_old_name_raises_an_error_with_the_new_name(path: Path, caller: str, 
 
 
 def test_open_says_the_new_name_of_an_old_one(path: Path) -> None:
-    with pytest.raises(TypeError, match="memory_bytes= is now memory= of"):
+    with pytest.raises(TypeError, match=r"memory_bytes= is now memory= of gids\.open"):
         gids.open(path, memory_bytes=1)  # type: ignore[call-arg]
 
 
@@ -125,7 +125,7 @@ def test_a_misspelled_name_gets_a_suggestion(path: Path, name: str, suggestion: 
 
 
 def test_a_misspelled_option_gets_a_suggestion(path: Path) -> None:
-    with pytest.raises(TypeError, match="gids.open has no argument 'polcy'; did you mean 'policy'"):
+    with pytest.raises(TypeError, match=r"gids.open has no argument 'polcy'; did you mean 'policy'"):
         gids.open(path, polcy="lru")  # type: ignore[call-arg]
 
 
@@ -203,7 +203,7 @@ def test_an_open_epoch_of_other_tables_is_a_clear_error(opened: gids.Source) -> 
     with node_loader(opened) as papers, node_loader(opened, ["author.feat"]) as authors:
         epoch = iter(papers)
         next(epoch)
-        with pytest.raises(MemoryBudgetError, match="has an open epoch.*end that epoch first"):
+        with pytest.raises(MemoryBudgetError, match=r"has an open epoch.*end that epoch first"):
             next(iter(authors))
         epoch.close()
         assert len(list(authors)) == len(authors)

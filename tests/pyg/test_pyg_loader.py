@@ -26,7 +26,9 @@ from gids.write import DatasetWriter, create_table
 
 def open_loader(path: Any, num_neighbors: Any, nodes: Any = None, **options: Any) -> gids.pyg.NeighborLoader:
     given = {"batch_size": 32, "memory": 64 << 20, "cache": 60_000, **options}
-    return gids.pyg.NeighborLoader(gids.open(path, **take_options(given)), num_neighbors, nodes, **given)
+    taken = take_options(given)
+    source = gids.open(path, **taken) if isinstance(path, str | Path | gids.FeatureStore) else path
+    return gids.pyg.NeighborLoader(source, num_neighbors, nodes, **given)
 
 
 def stores(data: Data | HeteroData) -> dict[Any, Any]:
@@ -249,8 +251,11 @@ def test_a_table_may_be_called_y_where_there_are_no_labels(one_path: Path) -> No
 
 
 def test_an_option_that_there_is_not(one_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"gids.pyg.NeighborLoader has no argument 'memory'"):
-        open_loader(one_path, [3], memory=1)
+    for name, said in (("memory", "an option of gids.open()"), ("trasform", "did you mean 'transform'")):
+        with pytest.raises(TypeError) as caught:
+            gids.pyg.NeighborLoader(one_path, [3], **{name: 1})
+        assert f"gids.pyg.NeighborLoader has no argument {name!r}" in str(caught.value)
+        assert said in str(caught.value)
 
 
 def test_bools_select_as_they_do_in_memory(one: Data, tmp_path: Path) -> None:
@@ -377,7 +382,7 @@ def test_arguments_of_pygs_loader_that_have_nothing_to_do_change_nothing(one_pat
 def test_a_closed_loader_holds_no_dataset(one_path: Path, tmp_path: Path) -> None:
     path, disk = shutil.copytree(one_path, tmp_path / "one.gids"), tmp_path / "disk"
     disk.mkdir()
-    loader = open_loader(path, [2])
+    loader = gids.pyg.NeighborLoader(path, [2])
     with pytest.raises(gids.FormatError, match="is open in"):
         gids.write.restripe(path, [disk])
     loader.close()

@@ -151,7 +151,7 @@ def test_pages_read_fall_as_the_factor_grows(dataset: FeatureStore) -> None:
         sampler = Neighbor([3, 3], locality=LocalityBias(held, factor))
         options: dict[str, Any] = {"cache": cache_bytes, "policy": "static", "memory": 64 << 20}
         with gids.NodeLoader(
-            gids.open(dataset, **options), torch.arange(2000), sampler, batch_size=100
+            gids.open(dataset, **options), torch.arange(2000), sampler, batch_size=100, shuffle=True
         ) as loader:
             for _ in loader:
                 pass
@@ -195,8 +195,8 @@ def test_a_loader_says_which_rows_its_cache_holds(
     dataset: FeatureStore, device_name: str, device: Device, cuda_is: Callable[[Device], None]
 ) -> None:
     cuda_is(device)
-    options: dict[str, Any] = {"memory": 64 << 20, "heat": "none", "device": device_name}
-    with gids.FeatureLoader(gids.open(dataset, **options), ["paper.feat"]) as loader:
+    source = gids.open(dataset, memory=512 << 20, device_memory=64 << 20, heat="none")
+    with gids.FeatureLoader(source, ["paper.feat"], device=device_name) as loader:
         assert not loader.cached_rows("paper.feat").any()
         list(loader.attach([{"paper.feat": torch.tensor([5, 3999])}], lambda m: m))
         held = loader.cached_rows("paper.feat")
@@ -211,7 +211,7 @@ def test_a_loader_says_which_rows_its_cache_holds(
 def test_a_resumed_epoch_wants_the_same_mask(dataset: FeatureStore) -> None:
     def loader(held: torch.Tensor) -> gids.NodeLoader:
         sampler = Neighbor([3], locality=LocalityBias(held, 4))
-        return gids.NodeLoader(dataset, torch.arange(400), sampler, batch_size=100, tables=[])
+        return gids.NodeLoader(dataset, torch.arange(400), sampler, batch_size=100, shuffle=True, tables=[])
 
     held = torch.arange(NODES) < 100
     with loader(held) as one, loader(held.clone()) as other, loader(~held) as third:

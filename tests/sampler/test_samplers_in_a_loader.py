@@ -55,7 +55,9 @@ def test_minibatches_depend_on_neither_window_nor_what_came_before(dataset: Path
         found = []
         options: dict[str, Any] = {"memory": 64 << 20, "window": window, "threads": 2}
         seeds, sampler = torch.arange(NODES), SAMPLERS[kind]()
-        with gids.NodeLoader(gids.open(dataset, **options), seeds, sampler, batch_size=128) as loader:
+        with gids.NodeLoader(
+            gids.open(dataset, **options), seeds, sampler, batch_size=128, shuffle=True
+        ) as loader:
             loader.epoch = first
             for minibatch in itertools.chain(*(loader for _ in range(count))):
                 rows = minibatch.features["paper.feat"][:, 0].long() // 16

@@ -203,9 +203,8 @@ def test_a_list_of_leftovers_removes_nothing_that_a_dataset_refers_to(dataset, d
 
 def test_a_loader_that_is_closed_holds_no_dataset(dataset, disks):
     restripe(dataset, [], allow_dirs=disks)
-    options = {"memory": 64 << 20}
     for loader in (
-        FeatureLoader(gids.open(dataset, **options), ["feat"]),
+        FeatureLoader(dataset, ["feat"]),
         NodeLoader(dataset, torch.arange(4), [2], batch_size=2, tables=[]),
     ):
         with pytest.raises(FormatError, match="is open in"):
@@ -213,7 +212,7 @@ def test_a_loader_that_is_closed_holds_no_dataset(dataset, disks):
         loader.close()
         restripe(dataset, [])
     store = FeatureStore(dataset)
-    with FeatureLoader(gids.open(store, **options), ["feat"]):
+    with FeatureLoader(gids.open(store, memory="64MiB"), ["feat"]):
         pass
     with pytest.raises(FormatError, match="is open in"):  # it is the caller's
         restripe(dataset, disks)
