@@ -184,7 +184,9 @@ def put_in_place(partial: Path, path: Path, *, replace: bool) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
-            raise FileExistsError(f"{path} exists by now; choose another name, or --overwrite it") from None
+            raise FileExistsError(
+                f"{path} already exists: choose another name, or replace it with --overwrite"
+            ) from None
     sync_directory(path.parent)
     sync_directory(partial)
 

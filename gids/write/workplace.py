@@ -138,7 +138,9 @@ class Workplace:
     def _check_name(self) -> None:
         if os.path.lexists(self.path):
             if not self._overwrite:
-                raise FileExistsError(f"{self.path} exists; choose another name, or --overwrite it")
+                raise FileExistsError(
+                    f"{self.path} already exists: choose another name, or replace it with --overwrite"
+                )
             check_replaceable(self.path)
 
     @property

@@ -13,7 +13,7 @@ import torch
 
 from gids import FeatureStore
 from gids.cli import main
-from gids.cli.sizes import parse_bytes
+from gids.sizes import parse_bytes
 from gids.store import verify
 
 RNG = np.random.default_rng(42)
@@ -650,7 +650,9 @@ def test_ctrl_c_says_what_resumes(tmp_path, capsys, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("gids.write.dataset_writer.DatasetWriter.write_table", interrupt)  # after the graph
         assert main(["convert", source, str(target)]) == 130
-    assert f"interrupted; the same command resumes, from {target}.partial" in capsys.readouterr().err
+    assert (
+        f"interrupted; run the same command again to resume from {target}.partial" in capsys.readouterr().err
+    )
     convert(source, target)
     assert "resuming an unfinished conversion" in capsys.readouterr().err
 
@@ -713,7 +715,10 @@ def test_a_dataset_is_only_replaced_when_asked(tmp_path, capsys):
     convert(tmp_path / "x.npy", tmp_path / "x.gids")
     np.save(tmp_path / "x.npy", -FEAT)
     assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids")]) == 2
-    assert "x.gids exists; choose another name, or --overwrite it" in capsys.readouterr().err
+    assert (
+        "x.gids already exists: choose another name, or replace it with --overwrite"
+        in capsys.readouterr().err
+    )
     assert np.array_equal(rows(convert(tmp_path / "x.npy", tmp_path / "x.gids", "--overwrite")), -FEAT)
 
 

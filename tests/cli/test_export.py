@@ -53,7 +53,7 @@ def test_a_file_is_only_replaced_when_asked(tmp_path, capsys):
     arguments = ["export", str(tmp_path / "d.gids"), "b.x", str(tmp_path / "x.npy")]
     arguments += ["--allow-dir", str(tmp_path)]
     assert main(arguments) == 2
-    assert "exists; choose another name, or --overwrite it" in capsys.readouterr().err
+    assert "already exists: choose another name, or replace it with --overwrite" in capsys.readouterr().err
     assert (tmp_path / "x.npy").read_text() == "mine"
     assert main([*arguments, "--overwrite"]) == 0
     assert np.load(tmp_path / "x.npy").tolist() == [0, 1, 2]
@@ -77,7 +77,7 @@ def test_int8_with_a_scale_is_widened_or_given_with_its_scales(tmp_path, capsys,
     assert np.array_equal(wide, steps * (scales[:, None] if scale == "row" else scales))
     assert np.abs(wide - values).max() < np.abs(values).max() / 250
     assert main([*command, str(tmp_path / "raw.npy"), "--raw"]) == 2
-    assert "raw.npy exists" in capsys.readouterr().err
+    assert "raw.npy already exists" in capsys.readouterr().err
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "raw.npy",
         "raw.scale.npy",

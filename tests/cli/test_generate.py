@@ -91,7 +91,7 @@ def test_few_nodes_have_as_many_classes(tmp_path):
 
 def test_what_is_there_is_kept(tmp_path, capsys):
     assert main(["generate", str(tmp_path), *SMALL]) == 2
-    assert "exists; choose another name" in capsys.readouterr().err
+    assert "already exists: choose another name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [["--nodes", "1.5"], ["--edges", "many"], ["--split", "0.9,0.9,0"]])

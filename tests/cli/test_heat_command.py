@@ -87,9 +87,15 @@ def test_info_lists_the_methods(dataset, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--method", "out-degree", "--seed", "1"], "--seed means nothing to --method out-degree"),
-        (["--method", "reverse-pagerank", "--batch-size", "1"], "--batch-size means nothing to --method rev"),
-        (["--method", "reverse-pagerank", "--fanouts", "3", "--damping", "0.9"], "leave one out"),
+        (["--method", "out-degree", "--seed", "1"], "--seed does not apply to --method out-degree"),
+        (
+            ["--method", "reverse-pagerank", "--batch-size", "1"],
+            "--batch-size does not apply to --method rev",
+        ),
+        (
+            ["--method", "reverse-pagerank", "--fanouts", "3", "--damping", "0.9"],
+            "exclude each other: remove one",
+        ),
         (["--method", "reverse-pagerank", "--damping", "1.5"], "damping=1.5"),
         (["--method", "sampled", "--fanouts", "0"], "fanouts=[0]"),
         (["--method", "sampled", "--fanouts", "3", "--batches", "0"], "batches=0"),
@@ -109,7 +115,7 @@ def test_what_argparse_refuses(dataset, capsys):
     for arguments in (["--method", "luck"], ["--method", "sampled", "--fanouts", "3,x"], []):
         with pytest.raises(SystemExit):
             main(["heat", str(dataset), *arguments])
-    assert "'3,x' is not a list of numbers such as 10,5,5" in capsys.readouterr().err
+    assert "'3,x' is not a list of integers: write them as 10,5,5" in capsys.readouterr().err
 
 
 def test_what_is_not_there_is_an_error(tmp_path, capsys):

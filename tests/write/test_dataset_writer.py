@@ -61,7 +61,7 @@ def test_an_error_of_the_source_reaches_the_caller(tmp_path, workers):
 def test_what_is_there_is_only_replaced_when_asked(tmp_path):
     path = write_dataset(tmp_path / "a.gids")
     before = (path / "manifest.json").read_bytes()
-    with pytest.raises(FileExistsError, match=r"a\.gids exists"):
+    with pytest.raises(FileExistsError, match=r"a\.gids already exists"):
         DatasetWriter(path)
     with pytest.raises(ValueError, match="changed my mind"), DatasetWriter(path, overwrite=True):
         raise ValueError("changed my mind")

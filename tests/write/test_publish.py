@@ -110,7 +110,7 @@ def test_a_first_conversion_that_was_killed_when_published_is_through_when_it_is
     converted(source, path, stripe=stripe)
     check_rows(path, disks)
     assert not (tmp_path / "a.gids.partial").exists()
-    with pytest.raises(FileExistsError, match=r"a\.gids exists; choose another name, or --overwrite it"):
+    with pytest.raises(FileExistsError, match=r"a\.gids already exists: choose another name, or replace it"):
         converted(source, path, stripe=stripe)
 
 
@@ -120,7 +120,7 @@ def test_another_command_after_a_kill_leaves_the_published_dataset_until_it_is_t
     path = tmp_path / "a.gids"
     converted(source, path, stripe=tuple(map(str, disks)), page_bytes=512)
     killed_when_published(source, path, monkeypatch, disks, overwrite=True)
-    with pytest.raises(FileExistsError, match=r"a\.gids exists"):
+    with pytest.raises(FileExistsError, match=r"a\.gids already exists"):
         DatasetWriter(path, resume_key={"other": 1})
     check_rows(path, disks)
     writer = DatasetWriter(path, resume_key={"other": 1}, overwrite=True)
@@ -192,7 +192,7 @@ def test_without_an_exchange_a_kill_between_the_two_renames_is_made_good(
         assert FeatureStore(path, allow_dirs=disks).table("feat").page_bytes == 4096
         assert not (tmp_path / "a.gids.partial").exists()
     else:
-        with pytest.raises(FileExistsError, match=r"a\.gids exists"):
+        with pytest.raises(FileExistsError, match=r"a\.gids already exists"):
             DatasetWriter(path, resume_key={"other": 1})
         assert FeatureStore(path, allow_dirs=disks).table("feat").page_bytes == 512
     check_rows(path, disks)
@@ -216,7 +216,7 @@ def test_what_took_the_name_between_the_two_renames_is_left_alone(tmp_path, sour
         ):
             DatasetWriter(path, resume_key={"k": 1}, overwrite=overwrite)
     path.rmdir()
-    with pytest.raises(FileExistsError, match=r"a\.gids exists"):
+    with pytest.raises(FileExistsError, match=r"a\.gids already exists"):
         DatasetWriter(path, resume_key={"k": 1})
     check_rows(path, [])
 
@@ -297,9 +297,7 @@ def test_a_name_that_was_taken_meanwhile_is_not_replaced_and_no_work_is_lost(tmp
         open_source = lambda scratch: read_source(source, scratch)  # noqa: E731
         convert([source], open_source, path, Options(**options), on_bytes=take)
 
-    with pytest.raises(
-        FileExistsError, match=r"a\.gids exists by now; choose another name, or --overwrite it"
-    ):
+    with pytest.raises(FileExistsError, match=r"a\.gids already exists: choose another name, or replace it"):
         run()
     assert list(verify(path)) == []
     assert "paper.feat" in FeatureStore(path).tables
