@@ -1,4 +1,4 @@
-"""Sizes in bytes as people write and read them. Called by every part; knows none of them."""
+"""Sizes in bytes as people write and read them. Used by every part."""
 
 from __future__ import annotations
 

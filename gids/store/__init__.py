@@ -1,4 +1,4 @@
-"""Datasets on disk: open, read, check. See docs/internals/format.md. `gids.write` makes them."""
+"""Open, read and check datasets on disk. See docs/internals/format.md. `gids.write` makes them."""
 
 from gids.store.feature_store import FeatureStore, graphs_of, open_store
 from gids.store.graph import Graph

@@ -1,4 +1,4 @@
-"""verify: reads every byte of a dataset and reports what is not as written. Called by `gids verify`."""
+"""verify: reads every byte of a dataset and reports faults. Called by `gids verify`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gids.store.names import HEAT_ROLES, SPLITS
 from gids.store.rows import FileRows, Rows, blocks, read_exactly
 
 _BLOCK_BYTES = 8 << 20
-_BOOLS = "a bool must be 0 or 1, and other bytes are read as 1"
+_BOOLS = "a bool must be 0 or 1; other bytes are read as 1"
 _BLOCKS_AT_ONCE = 256
 _SAMPLED_PAGES = 64
 _MOST_LINES = 100  # for pages of one table
@@ -48,14 +48,14 @@ def verify(
     on_total: Callable[[int], None] = _ignore,
     on_bytes: Callable[[int], None] = _ignore,
 ) -> Iterator[str]:
-    """Yield one line per fault of the dataset at path; none means that it is exactly as written.
+    """Yield one line per fault of the dataset at path. No line means that it is exactly as written.
 
-    Checks the manifest's checksum and every file's size and header, and only if they are right, every file's
-    checksum, every page (padding included), that indptr rises from 0 to the number of edges, that ids are in
-    range, heat is finite and bool is 0 or 1. Reads everything once (the graph twice), in bounded memory, and
-    leaves nothing in the page cache. If most of 64 pages, spread over a large table, are wrong, it stops
-    there. The first 100 faulty pages of a table have a line each, the others one line together.
-    on_total(bytes) and on_bytes(n): progress.
+    First checks the checksum of the manifest and the size and header of every file, and stops if one is
+    wrong. Then checks the checksum of every file and page (with padding), that indptr rises from 0 to the
+    number of edges, that ids are in range, that heat is finite and that bool is 0 or 1. Reads everything once
+    (the graph twice), in bounded memory, and leaves nothing in the page cache. Stops early if most of a
+    sample of 64 pages of a large table are wrong. Prints up to 100 faulty pages per table and the number of
+    others. on_total(bytes), on_bytes(n): progress.
     """
     root = Path(os.path.abspath(path))
     try:
@@ -67,7 +67,7 @@ def verify(
     broken = list(faults(manifest, locate))
     yield from broken
     if broken:
-        return  # what is truncated or elsewhere cannot be read as it should
+        return  # truncated or missing files cannot be read
     broken = [fault for table in manifest.tables for fault in _sampled_faults(table, locate)]
     yield from broken
     if broken:
@@ -98,8 +98,8 @@ def _dataset_bytes(manifest: Manifest) -> int:
 def _array_faults(path: Path, entry: ArrayEntry) -> Iterator[str]:
     found = file_crc32c(path)
     if found != entry.crc32c:
-        sums = f"CRC32C is {found:08x}, the manifest says {entry.crc32c:08x}"
-        yield f"{path}: {sums}; it was altered or damaged"
+        sums = f"CRC32C is {found:08x}, in the manifest {entry.crc32c:08x}"
+        yield f"{path}: {sums}; the file was changed or damaged"
 
 
 def _node_faults(nodes: NodesEntry, locate: Locator) -> Iterator[str]:
@@ -125,7 +125,9 @@ def _checked_heat(rows: Rows, block_bytes: int) -> Iterator[object]:
         values = block.numpy()
         wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
         if len(wrong):
-            raise FormatError(f"[{start + wrong[0]}] is {values[wrong[0]]}; heat must be finite, 0 or more")
+            raise FormatError(
+                f"[{start + wrong[0]}] is {values[wrong[0]]}; heat must be finite and 0 or more"
+            )
         yield block
 
 
@@ -171,7 +173,7 @@ def _scale_faults(table: TableEntry, locate: Locator) -> Iterator[str]:
 
 
 def _sampled_faults(table: TableEntry, locate: Locator) -> Iterator[str]:
-    """A line when most of a sample of a large table's pages are wrong."""
+    """Yield one line if most of a sample of a large table's pages are wrong."""
     layout, wrong = table.geometry, 0
     if layout.page_count < 16 * _SAMPLED_PAGES:
         return
@@ -185,13 +187,13 @@ def _sampled_faults(table: TableEntry, locate: Locator) -> Iterator[str]:
             try:
                 read_exactly(files[shard].fileno(), page.reshape(-1), offset, paths[shard])
             except StorageError:
-                return  # the whole pass says where
+                return  # the full pass reports the position
             wrong += int(_core.crc32c(page)[0] != sums[number])
     if wrong > _SAMPLED_PAGES // 2:
         yield (
-            f"{table.name}: {wrong} of {_SAMPLED_PAGES} pages, spread over the whole table, fail their "
-            "CRC32C; its shards are not those that were written, and nothing else was checked: restore the "
-            "dataset, or convert it again"
+            f"{table.name}: {wrong} of {_SAMPLED_PAGES} pages, sampled from the whole table, fail their "
+            "CRC32C check. These are not the shards that were written; nothing else was checked. Restore the "
+            "dataset, or convert the source again"
         )
 
 
@@ -203,9 +205,9 @@ def _table_faults(
         path = locate.shard(table.shards[shard])
         try:
             for found in _wrong_pages(table, shard, locate, pool, on_bytes):
-                told = found[: max(0, _MOST_LINES - wrong_pages)]
+                shown = found[: max(0, _MOST_LINES - wrong_pages)]
                 yield from (
-                    _page_fault(table, n, path, layout.page_location(n)[1], fault) for n, fault in told
+                    _page_fault(table, n, path, layout.page_location(n)[1], fault) for n, fault in shown
                 )
                 wrong_pages += len(found)
         except StorageError as error:
@@ -221,7 +223,7 @@ def _wrong_pages(
     pool: ThreadPoolExecutor,
     on_bytes: Callable[[int], None],
 ) -> Iterator[list[tuple[int, str]]]:
-    """(page, fault) of the wrong pages of a shard, a block at a time. Raises StorageError."""
+    """Yield (page, fault) of the wrong pages of a shard, one block at a time. Raises StorageError."""
     layout, path = table.geometry, locate.shard(table.shards[shard])
     step = max(1, _BLOCK_BYTES // table.page_bytes)
     expected = FileRows(locate.array(table.checksums), (layout.page_count,), torch.int32)
@@ -239,9 +241,9 @@ def _wrong_pages(
             expected.read_into(start, sums)
             wrong = np.flatnonzero(_core.crc32c(pages) != sums.numpy().view(np.uint32)[:: layout.shard_count])
             on_bytes(pages.nbytes)
-            faults = {"fails its CRC32C": wrong}
+            faults = {"fails its CRC32C check": wrong}
             if table.dtype == "bool":
-                faults[f"has other bytes than 0 and 1; {_BOOLS}"] = np.flatnonzero(pages.max(1) > 1)
+                faults[f"has bytes other than 0 and 1; {_BOOLS}"] = np.flatnonzero(pages.max(1) > 1)
             return [
                 (start + page * layout.shard_count, fault)
                 for fault, found in faults.items()

@@ -78,7 +78,7 @@ def test_a_fault_in_a_page_names_page_and_rows(dataset, capsys):
     assert run(dataset) == 1
     assert (
         capsys.readouterr().out
-        == f"{shard} at byte 512: page 3 of '_N.feat' (rows 6 to 7) fails its CRC32C\n"
+        == f"{shard} at byte 512: page 3 of '_N.feat' (rows 6 to 7) fails its CRC32C check\n"
     )
     shard.write_bytes(data)
 

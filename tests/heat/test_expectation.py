@@ -121,7 +121,7 @@ def test_bad_arguments_say_what_is_wrong(tmp_path: Path) -> None:
 def test_a_dataset_without_topology_is_refused(tmp_path: Path) -> None:
     with DatasetWriter(tmp_path / "t.gids") as writer:
         writer.write_table("node", "_N", "feat", np.zeros((4, 2), np.float32))
-    with pytest.raises(FormatError, match=r"t.gids has no topology: convert the edges, too"):
+    with pytest.raises(FormatError, match=r"t.gids has no topology: convert the edges too"):
         reverse_pagerank(FeatureStore(tmp_path / "t.gids"), {"_N": np.arange(2)})
 
 

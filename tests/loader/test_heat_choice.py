@@ -74,6 +74,6 @@ def test_auto_takes_the_best_that_each_table_has(path: Path) -> None:
 def test_heat_that_is_not_stored_names_the_command(path: Path) -> None:
     with pytest.raises(KeyError) as caught:
         FeatureLoader(path, ["paper.feat"], heat="sampled", memory_bytes=1 << 28)
-    assert f"`gids heat {path} --method sampled` computes it" in str(caught.value)
+    assert f"compute it with `gids heat {path} --method sampled`" in str(caught.value)
     with pytest.raises(ValueError, match=r"no heat 'pagerank' \(there are 'auto', 'reverse-pagerank', "):
         FeatureLoader(path, ["paper.feat"], heat="pagerank", memory_bytes=1 << 28)

@@ -213,7 +213,7 @@ def test_the_manifest_says_what_is_needed_and_has_the_lowest_version(tmp_path, s
         (lambda f: f["tables"][1]["scale"]["columns"].update(path="../scale.npy"), "a path without '..'"),
         (
             lambda f: f["tables"][1]["scale"]["columns"].update(path="/etc/passwd"),
-            "only shards may lie outside",
+            "only shards may be outside",
         ),
         (
             lambda f: f["tables"][1]["scale"]["columns"].update(path="tables/n.row/shard-00.bin"),

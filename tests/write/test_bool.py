@@ -167,7 +167,7 @@ def test_older_versions_cannot_say_it(dataset):
     assert load_manifest(dump_manifest(validate(fields))).version == 3
     for version in (1, 2):
         fields["version"] = version
-        with pytest.raises(FormatError, match=f"'bool', which format version {version} does not have"):
+        with pytest.raises(FormatError, match=f"'bool', which format version {version} does not support"):
             validate(fields)
         fields["nodes"][0]["arrays"]["label"]["dtype"] = "uint8"
         with pytest.raises(FormatError, match=re.escape("tables[0].dtype is 'bool'")):
@@ -187,7 +187,7 @@ def test_bytes_that_are_no_bool_are_a_fault_and_are_read_as_true(dataset):
         path.write_bytes(data[:at] + b"\xfe\x00\x03" + data[at + 3 :])
         faults = list(verify(dataset))
         assert any("CRC32C" in fault for fault in faults)
-        assert any("a bool must be 0 or 1, and other bytes are read as 1" in fault for fault in faults)
+        assert any("a bool must be 0 or 1; other bytes are read as 1" in fault for fault in faults)
         store = FeatureStore(dataset)
         read = [store.table("flag").read_rows(range(500)), store.labels["n"]]
         read += [torch.cat([rows for _, rows in store.table("flag").scan(100)])]

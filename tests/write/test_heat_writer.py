@@ -62,7 +62,7 @@ def test_heat_computed_anew_replaces_the_old_and_leaves_nothing(dataset):
         assert list(verify(dataset)) == []
     assert files(dataset).keys() == names  # an even number of times: the names alternate
     write_heat(dataset, "sampled", heat_of(7.0, 1.0))
-    with pytest.raises(FormatError, match=r"heat_sampled.npy is gone: .* open it again"):
+    with pytest.raises(FormatError, match=r"heat_sampled.npy is gone, because .* open the dataset again"):
         opened_before.heat("sampled", "paper")
 
 
@@ -127,7 +127,7 @@ def test_heat_that_is_no_weight_is_refused_when_written_and_when_verified(datase
         if nodes["type"] == "paper":
             nodes["arrays"]["heat_sampled"]["crc32c"] = file_crc32c(path)
     (dataset / "manifest.json").write_bytes(dump_manifest(validate(fields)))
-    assert list(verify(dataset)) == [f"{path}: [6] is {value}; heat must be finite, 0 or more"]
+    assert list(verify(dataset)) == [f"{path}: [6] is {value}; heat must be finite and 0 or more"]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_heat_that_is_not_there_names_the_command(dataset):
         store.heat("sampled", "paper")
     assert str(caught.value) == (
         "no heat 'sampled' of 'paper' nodes in mag.gids (has 'out-degree'); "
-        f"`gids heat {dataset} --method sampled` computes it"
+        f"compute it with `gids heat {dataset} --method sampled`"
     )
     with pytest.raises(KeyError, match=r"no heat 'luck' of 'paper' nodes in mag.gids \(has 'out-degree'\)$"):
         store.heat("luck", "paper")

@@ -82,10 +82,10 @@ def test_what_cannot_be_is_one_error_and_changes_nothing(dataset, disks, tmp_pat
         restripe(dataset, [tmp_path / "nowhere"], allow_dirs=disks)
     with pytest.raises(FileNotFoundError, match="no dataset at"):
         restripe(tmp_path / "b.gids", disks)
-    with pytest.raises(FormatError, match="lies outside the dataset"):
+    with pytest.raises(FormatError, match="is outside the dataset"):
         restripe(dataset, disks[:1])
     store = FeatureStore(dataset, allow_dirs=disks)
-    with pytest.raises(FormatError, match=r"a\.gids is open in another process, or in this one"):
+    with pytest.raises(FormatError, match=r"a\.gids is open in this or another process"):
         restripe(dataset, disks, allow_dirs=disks)
     del store
     with monkeypatch.context() as patch:
@@ -132,7 +132,7 @@ def test_no_reader_opens_a_dataset_that_is_being_moved(dataset, disks, monkeypat
     refused = []
 
     def write(*arguments):
-        with pytest.raises(FormatError, match="is being restriped; open it when that is done"):
+        with pytest.raises(FormatError, match="is being restriped: open it when that is done"):
             FeatureStore(dataset, allow_dirs=disks)
         refused.append(True)
         copy(*arguments)

@@ -95,7 +95,7 @@ def test_rows_read_together_lie_together(tmp_path, memory_bytes):
 
 def test_an_order_is_checked():
     for order in ([0, 1, 1], [0, 1, 3], [-1, 0, 1]):
-        with pytest.raises(FormatError, match="must be there once"):
+        with pytest.raises(FormatError, match="must occur once"):
             list(checked_order(as_rows(np.array(order, np.int32)), 8))
     found = checked_order(as_rows(np.array([2, 0, 1], np.int32)), 8)
     assert np.concatenate(list(found)).tolist() == [2, 0, 1]
@@ -171,7 +171,7 @@ def test_verify_finds_an_order_that_is_none(tmp_path):
     path.write_bytes(data)
     faults = list(verify(tmp_path / "a.gids"))
     assert "CRC32C" in faults[0]
-    assert "must be there once" in faults[1]
+    assert "must occur once" in faults[1]
     assert len(faults) == 2
 
 

@@ -111,7 +111,7 @@ def test_an_open_store_stays_what_it_was(dataset):
         writer.write(0, values(20, 4))
     assert new.reopen().table("paper.feat").shape == (4,)
     assert list(new.reopen().tables) == list(new.tables)
-    with pytest.raises(StorageError, match="replaced or removed since the dataset was opened; open it again"):
+    with pytest.raises(StorageError, match="replaced or removed after the dataset was opened: open it again"):
         store.read_rows([0, 7], "paper.feat")
     assert list(verify(dataset)) == []
     assert not (dataset / "tables" / "paper.feat").exists()
@@ -217,7 +217,11 @@ def test_rows_that_do_not_make_the_table_are_refused(dataset, write, message):
             ValueError,
             "rows=19, but mag.gids has 20 of 'paper': a table ",
         ),
-        (("papr.h", 20, 4), KeyError, r"table 'papr.h' names no type of mag.gids \('paper', 'author', "),
+        (
+            ("papr.h", 20, 4),
+            KeyError,
+            r"table name 'papr.h' has no type of mag.gids \('paper', 'author', ",
+        ),
         (("h", 20, 4), KeyError, "say which"),
         (("paper.", 20, 4), FormatError, "the table's key must be a non-empty text"),
         (("paper.h", 20, 0), FormatError, "a row must have 1 to"),
