@@ -39,7 +39,7 @@ def as_int64(values: torch.Tensor, what: str, start: int) -> torch.Tensor:
 def check_whole(rows: Rows, what: str) -> None:
     if not is_whole(rows.dtype) or rows.dtype.is_complex:
         name = str(rows.dtype).removeprefix("torch.")
-        raise FormatError(f"{what} is {name}; it must be integers, int32 or int64")
+        raise FormatError(f"{what} is {name}; it must be whole numbers, int32 or int64")
     if len(rows.shape) != 1:
         raise FormatError(f"{what} has shape {rows.shape}; it must have one dimension")
 

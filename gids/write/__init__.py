@@ -1,4 +1,4 @@
-"""Make a dataset, or change one: table, graph, page and heat writers. See docs/internals/format.md."""
+"""Make and change datasets. See docs/internals/format.md."""
 
 from gids.write.dataset_writer import DatasetWriter
 from gids.write.edges import edge_list

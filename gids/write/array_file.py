@@ -1,4 +1,4 @@
-"""ArrayFile: writes one `.npy` (or raw) file front to back, with its checksum. Called by DatasetWriter."""
+"""ArrayFile: writes one `.npy` file from front to back, with its checksum. Called by the writers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gids.store.manifest import ArrayEntry
 
 
 class ArrayFile:
-    """An array of known type and shape, appended a piece at a time. Use as a context manager."""
+    """An array of known type and shape, appended in pieces. Use as a context manager."""
 
     def __init__(self, root: Path, path: str, dtype: str, shape: Sequence[int]) -> None:
         self._path, self._dtype, self._shape = path, dtype, tuple(shape)
@@ -29,7 +29,7 @@ class ArrayFile:
         self._write(np.frombuffer(npy_header(dtype, self._shape), np.uint8))
 
     def append(self, values: np.ndarray) -> None:
-        """Append elements; they are converted to the array's type, which must hold them exactly."""
+        """Append elements, converted to the array's type, which must represent them exactly."""
         values = np.ascontiguousarray(values, ARRAY_DTYPES[self._dtype])
         assert values.size <= self._left, f"{self._path}: {values.size - self._left} elements too many"
         self._left -= values.size
@@ -37,7 +37,7 @@ class ArrayFile:
             self._write(values.reshape(-1).view(np.uint8))
 
     def finish(self) -> ArrayEntry:
-        """Sync the file; its entry for the manifest."""
+        """Sync the file and return its entry for the manifest."""
         assert self._left == 0, f"{self._path}: {self._left} elements missing"
         self._file.flush()
         os.fdatasync(self._file.fileno())

@@ -1,7 +1,6 @@
-"""The scales of a table's columns: a pass over the source before its pages are written. Called by the writer.
+"""Computes the column scales of a table in one pass over the source. Called by DatasetWriter.
 
-The largest magnitudes so far lie in a file of the workplace, so that a pass that was killed goes on from the
-last sync.
+The largest magnitudes so far are saved in the workplace, so that a killed pass resumes.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ _BLOCK_BYTES = 8 << 20
 def write_column_scales(
     place: Workplace, path: str, rows: Rows, *, sync_bytes: int, on_rows: Callable[[int], None]
 ) -> dict[str, Any]:
-    """Write float32[*shape of a row], a scale for each column, to path. Returns its entry as JSON.
+    """Write a scale per column, float32[*shape of a row], to path. Returns its entry as JSON.
 
-    on_rows(n): progress. Raises FormatError for a value that is not finite.
+    on_rows(n): progress. Raises FormatError if a value is not finite.
     """
     item = f"scales {path}"
 
@@ -46,7 +45,7 @@ def write_column_scales(
 def _column_maxima(
     place: Workplace, item: str, rows: Rows, *, sync_bytes: int, on_rows: Callable[[int], None]
 ) -> torch.Tensor:
-    """float32[width], the largest magnitude in each column."""
+    """The largest magnitude in each column, float32[width]."""
     width, row_count = math.prod(rows.shape[1:]), rows.shape[0]
     saved = place.partial / "column-maxima"
     first = place.pages_done(item)

@@ -1,7 +1,6 @@
-"""Adds the heat of nodes to a dataset that is there, in one step. Called by `gids heat`.
+"""Adds the heat of nodes to an existing dataset, in one step. Called by `gids heat`.
 
-Tables, graph, labels and splits stay as they are: new array files are written beside the old ones, and the
-manifest that names them replaces the old manifest by one rename.
+New array files are written beside the old ones; then a manifest that names them replaces the old manifest.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from gids.write.sync import sync_directory
 
 
 def write_heat(path: str | os.PathLike[str], method: str, heat: Mapping[str, np.ndarray]) -> None:
-    """Store one method's heat of some node types; what that method stored of them before is replaced.
+    """Store the heat of some node types, and replace what this method stored for them before.
 
-    method: a key of HEAT_ROLES. heat: node type -> number[num_nodes], finite, 0 or more; stored as float32
+    method: a key of HEAT_ROLES. heat: node type -> number[num_nodes], finite and 0 or more; stored as float32
     (uint32 for "out-degree").
 
-    A reader sees the dataset with all of it or as it was, whenever this process ends; what an ended one left
-    goes with the next. Blocks while another process does the same. Raises FormatError for heat
-    that does not fit the dataset, StorageError when it cannot be written.
+    Even if this process is killed, a reader sees all of the new heat or none; the next call removes what was
+    left. Blocks while another process writes to the dataset. Raises FormatError for heat that does not match
+    the dataset, StorageError if it cannot be written.
     """
     root = Path(os.path.abspath(path))
     role = HEAT_ROLES[method]
@@ -63,12 +62,12 @@ def _check(heat: Mapping[str, np.ndarray], counts: Mapping[str, int], name: str)
                 f"heat of {ntype!r} is {list(values.shape)}, but {name} has {counts[ntype]} nodes"
             )
         if not (np.isfinite(values).all() and (values >= 0).all()):
-            raise FormatError(f"heat of {ntype!r} has values that are not finite, or below 0")
+            raise FormatError(f"heat of {ntype!r} has values that are negative or not finite")
 
 
 def _write_array(root: Path, nodes: NodesEntry, role: str, values: np.ndarray) -> ArrayEntry:
-    # Of two names, the one that the manifest does not use: so the old file stays whole until the rename. What
-    # a process that was killed left behind goes, and is not written over: it may have been read before.
+    # There are two names; take the one that the manifest does not use, so that the old file stays until the
+    # rename. A file that a killed process left is removed, not overwritten: a reader may have mapped it.
     stem = f"nodes/{encode_path(nodes.type)}.{role}"
     used = nodes.arrays[role].path if role in nodes.arrays else ""
     name = f"{stem}.1.npy" if used == f"{stem}.npy" else f"{stem}.npy"

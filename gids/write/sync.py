@@ -1,4 +1,4 @@
-"""Makes files and names durable: what was synced is there after a loss of power. Called by all that write."""
+"""Makes files and names durable, so that they survive a loss of power. Called by all that write."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def sync_directory(path: Path) -> None:
 
 
 def sync_tree(root: Path) -> None:
-    """Make the names of all files below root durable (their data is synced as it is written)."""
+    """Make the names of all files below root durable. Their data is synced when it is written."""
     for folder, _, _ in os.walk(root):
         sync_directory(Path(folder))
 

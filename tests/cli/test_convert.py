@@ -686,7 +686,7 @@ def test_a_full_disk_leaves_nothing_that_cannot_be_resumed(tmp_path, capsys, mon
     assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids")]) == 2
     error = capsys.readouterr().err
     assert "No space left on device while writing x.gids" in error
-    assert f"make room and try again, at: {tmp_path / 'x.gids'}" in error
+    assert f"free space and try again, at: {tmp_path / 'x.gids'}" in error
     assert [p.name for p in tmp_path.iterdir()] == ["x.npy"]
 
 
@@ -705,7 +705,7 @@ def test_a_disk_with_no_room_to_begin_says_what_to_do(tmp_path, capsys, monkeypa
     assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids")]) == 2
     error = capsys.readouterr().err
     assert "No space left on device to begin x.gids (" in error
-    assert " free); nothing was written; make room on its disk, or choose another, at: " in error
+    assert " free); nothing was written; free space on this disk, or choose another, at: " in error
     assert str(tmp_path / "x.gids") in error
     assert sorted(tmp_path.rglob("*")) == before
 

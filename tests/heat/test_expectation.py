@@ -101,7 +101,7 @@ def test_bad_arguments_say_what_is_wrong(tmp_path: Path) -> None:
     counts, edges = random_graph(1, heterogeneous=False)
     store = write(tmp_path / "g.gids", counts, edges)
     good = {"_N": np.arange(3)}
-    with pytest.raises(ValueError, match=r"damping=1.0, tolerance=0.01; both must lie between 0 and 1"):
+    with pytest.raises(ValueError, match=r"damping=1.0, tolerance=0.01; both must be between 0 and 1"):
         reverse_pagerank(store, good, damping=1.0)
     with pytest.raises(ValueError, match=r"fanouts=\[3, 0\]; give one per layer"):
         expected_visits(store, good, [3, 0])
@@ -111,7 +111,7 @@ def test_bad_arguments_say_what_is_wrong(tmp_path: Path) -> None:
         reverse_pagerank(store, {"_N": np.array([0, 40])})
     with pytest.raises(ValueError, match="there are no seeds"):
         reverse_pagerank(store, {"_N": np.array([], np.int64)})
-    with pytest.raises(ValueError, match=r"g.gids has no train split; take seeds='all'"):
+    with pytest.raises(ValueError, match=r"g.gids has no train split: use seeds='all'"):
         choose_seeds(store, "train")
     with pytest.raises(ValueError, match="seeds='some'"):
         choose_seeds(store, "some")

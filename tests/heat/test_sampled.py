@@ -119,5 +119,7 @@ def test_sources_out_of_range_are_refused(tmp_path: Path) -> None:
     store = write(tmp_path / "g.gids", counts, edges)
     path = store.path / "graph/_N._E._N/indices.npy"
     path.write_bytes(path.read_bytes()[:-8] + np.int64(-3).tobytes())
-    with pytest.raises(FormatError, match=r"has sources from -3 to .* for 40 nodes; `gids verify` says more"):
+    with pytest.raises(
+        FormatError, match=r"has sources from -3 to .* for 40 nodes; `gids verify` lists all faults"
+    ):
         sampled_counts(store, {"_N": np.arange(40)}, [-1])

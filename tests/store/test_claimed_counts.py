@@ -250,7 +250,7 @@ def test_verify_reads_little_of_files_that_are_not_those_that_were_written(hollo
     faults = list(verify(hollow))
     assert len(faults) == 2
     assert faults[0].startswith(
-        "paper.year: 63 of 64 pages, sampled from the whole table, fail their CRC32C check. These are not the "
+        "paper.year: 63 of 64 pages, sampled from the whole table, fail their CRC32C check. These are not"
     )
 
 

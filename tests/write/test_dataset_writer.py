@@ -75,11 +75,11 @@ def test_what_is_there_is_only_replaced_when_asked(tmp_path):
 def test_what_is_no_dataset_is_never_replaced(tmp_path):
     (tmp_path / "home").mkdir()
     (tmp_path / "home/thesis.tex").write_text("all of it")
-    with pytest.raises(FormatError, match="is not a gids dataset; it is left alone"):
+    with pytest.raises(FormatError, match="is not a gids dataset, so it is not replaced"):
         DatasetWriter(tmp_path / "home", overwrite=True)
     (tmp_path / "b.gids.partial").mkdir()
     (tmp_path / "b.gids.partial/notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="is in the way"):
+    with pytest.raises(FileExistsError, match="exists and does not belong to a conversion"):
         DatasetWriter(tmp_path / "b.gids")
     assert sorted(p.name for p in tmp_path.rglob("*")) == [
         "b.gids.partial",
@@ -115,7 +115,7 @@ def test_two_writers_of_one_dataset_are_refused(tmp_path):
     [
         (
             lambda w: [w.add_nodes("n", 3), w.write_table("node", "n", "k", ROWS)],
-            "'n' has 3 nodes, but .* has 2000",
+            "'n' has 3 nodes in one part of the source and 2000 in another",
         ),
         (lambda w: w.write_table("node", "n", "k", torch.zeros(())), "single number"),
         (lambda w: w.write_table("node", "n", "k", torch.zeros(3, 0)), "table 'n.k': rows of 0 bytes"),
@@ -148,7 +148,7 @@ def test_parts_that_do_not_agree_are_refused(tmp_path, write, message):
     ("options", "error", "message"),
     [
         ({"page_bytes": 1000}, FormatError, "multiple of 512"),
-        ({"stripe": 0}, ValueError, "at least one shard"),
+        ({"stripe": 0}, ValueError, "must be 1 or more shards"),
         (
             {"stripe": ["/proc/nonexistent"]},
             FileNotFoundError,
@@ -197,7 +197,7 @@ def test_a_full_disk_publishes_nothing_and_says_so(key):
             assert "nothing was published" in str(caught.value)
             assert list(place.iterdir()) == []
         else:
-            assert "make room and try again" in str(caught.value)  # nothing was on disk yet to resume from
+            assert "free space and try again" in str(caught.value)  # nothing was on disk yet to resume from
             subprocess.run(["mount", "-o", "remount,size=8m", place], check=True)
             again = DatasetWriter(place / "a.gids", resume_key=key)
             assert again.resumed
@@ -209,7 +209,7 @@ def test_a_full_disk_publishes_nothing_and_says_so(key):
 @pytest.mark.parametrize("inodes", [1, 2])
 def test_a_disk_that_takes_no_file_says_so_at_the_start(inodes):
     with small_disk(f"1m,nr_inodes={inodes}") as place:  # one for the root, one for NAME.partial
-        match = r"No space left .* to begin a\.gids \(.*, no inodes free\); nothing was written; make room"
+        match = r"No space left .* to begin a\.gids \(.*, no inodes free\); nothing was written; free space"
         with pytest.raises(StorageError, match=match) as caught:
             DatasetWriter(place / "a.gids", resume_key={"source": 1})
         assert caught.value.errno == errno.ENOSPC

@@ -117,7 +117,7 @@ def test_a_flipped_bit_of_heat_is_found(dataset):
 def test_heat_that_is_no_weight_is_refused_when_written_and_when_verified(dataset, value):
     bad = np.ones(20, np.float32)
     bad[6] = value
-    with pytest.raises(FormatError, match="heat of 'paper' has values that are not finite, or below 0"):
+    with pytest.raises(FormatError, match="heat of 'paper' has values that are negative or not finite"):
         write_heat(dataset, "sampled", {"paper": bad})
     write_heat(dataset, "sampled", {"paper": np.ones(20)})
     path = dataset / "nodes/paper.heat_sampled.npy"
@@ -195,7 +195,7 @@ def test_heat_that_is_not_there_names_the_command(dataset):
     with pytest.raises(KeyError) as caught:
         store.heat("sampled", "paper")
     assert str(caught.value) == (
-        "no heat 'sampled' of 'paper' nodes in mag.gids (has 'out-degree'); "
+        "no heat 'sampled' of 'paper' nodes in mag.gids (has 'out-degree'): "
         f"compute it with `gids heat {dataset} --method sampled`"
     )
     with pytest.raises(KeyError, match=r"no heat 'luck' of 'paper' nodes in mag.gids \(has 'out-degree'\)$"):

@@ -184,7 +184,7 @@ def test_without_an_exchange_a_kill_between_the_two_renames_is_made_good(
 
     killed(work, monkeypatch, publish, "clean_up", after=False)
     with pytest.raises(
-        FileNotFoundError, match=r"no dataset at .*a\.gids: a conversion .* run the same command"
+        FileNotFoundError, match=r"no dataset at .*a\.gids: a conversion .* Run the same command"
     ):
         FeatureStore(path)
     if same_command:
@@ -212,7 +212,7 @@ def test_what_took_the_name_between_the_two_renames_is_left_alone(tmp_path, sour
     path.mkdir()
     for overwrite in (False, True):
         with pytest.raises(
-            FileExistsError, match=r"a\.gids is in the way of the dataset that was there, which"
+            FileExistsError, match=r"a\.gids exists, so the dataset that had this name and is now .* cannot"
         ):
             DatasetWriter(path, resume_key={"k": 1}, overwrite=overwrite)
     path.rmdir()
@@ -230,7 +230,7 @@ def test_an_error_after_publishing_does_not_remove_the_new_shards(tmp_path, disk
             raise PermissionError(13, "Permission denied")
 
         patch.setattr(workplace, "clean_up", fail)
-        match = r"it is published, but Permission denied while removing .*; remove.*a\.gids\.partial"
+        match = r"the dataset is published, but Permission denied while removing .*; remove.*a\.gids\.partial"
         with pytest.raises(StorageError, match=match):
             with DatasetWriter(path, stripe=disks, overwrite=True) as writer:
                 writer.write_table("node", "_N", "feat", torch.arange(4000.0).reshape(500, 8))
@@ -406,7 +406,7 @@ def test_the_work_of_another_version_is_not_continued_and_takes_nothing_with_it(
     )
     writer = DatasetWriter(path, resume_key={"k": 1}, overwrite=True)
     assert not writer.resumed
-    assert writer.restart_reason == "another version of gids began it"
+    assert writer.restart_reason == "it was begun by another version of gids"
     writer.close(discard=True)
     check_rows(path, [])
     assert not partial.exists()

@@ -76,7 +76,7 @@ def test_the_command_says_what_it_did(dataset, disks, capsys):
 
 def test_what_cannot_be_is_one_error_and_changes_nothing(dataset, disks, tmp_path, monkeypatch):
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    with pytest.raises(ValueError, match="named twice"):
+    with pytest.raises(ValueError, match="given twice"):
         restripe(dataset, [disks[0], disks[1] / "../ssd0"], allow_dirs=disks)
     with pytest.raises(FileNotFoundError, match="does not exist"):
         restripe(dataset, [tmp_path / "nowhere"], allow_dirs=disks)
@@ -111,7 +111,7 @@ def test_a_failure_on_the_way_leaves_the_dataset_as_it_was(dataset, disks, tmp_p
         with monkeypatch.context() as patch:
             patch.setattr(sys.modules[restripe_function.__module__], stage, fail)
             if stripe or stage in ("write_pages", "replace_manifest"):
-                with pytest.raises(StorageError, match="the dataset is as it was"):
+                with pytest.raises(StorageError, match="the dataset is unchanged"):
                     restripe(dataset, stripe, allow_dirs=disks)
                 assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
 

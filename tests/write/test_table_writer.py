@@ -191,8 +191,8 @@ def test_an_exception_leaves_the_dataset_as_it_was(dataset):
         (lambda w: w.write(5, values(15, 4)), "rows 0 to 4 of"),
         (lambda w: [w.write(0, values(9, 4)), w.write(8, values(5, 4))], "row 8 was written already"),
         (lambda w: [w.write(9, values(9, 4)), w.write(8, values(5, 4))], "row 9 was written already"),
-        (lambda w: w.write(0, values(21, 4)), "rows 0 to 20 are not all of 'paper.h', which has 20 rows"),
-        (lambda w: w.write(-1, values(2, 4)), "rows -1 to 0 are not all"),
+        (lambda w: w.write(0, values(21, 4)), r"rows 0 to 20 are out of range for 'paper.h' \(20 rows\)"),
+        (lambda w: w.write(-1, values(2, 4)), "rows -1 to 0 are out of range"),
         (lambda w: w.write(0, values(20, 5)), r"rows are \[20, 5\]; a block of 'paper.h' is \[n, 4\]"),
         (lambda w: w.write(0, torch.tensor(1.0)), r"rows are \[\]"),
     ],
@@ -210,12 +210,12 @@ def test_rows_that_do_not_make_the_table_are_refused(dataset, write, message):
         (
             ("paper.feat", 20, 4),
             FileExistsError,
-            "mag.gids has a table 'paper.feat'; give another",
+            "mag.gids already has a table 'paper.feat': give another",
         ),
         (
             ("paper.h", 19, 4),
             ValueError,
-            "rows=19, but mag.gids has 20 of 'paper': a table ",
+            "rows=19, but mag.gids has 20 of 'paper': give rows=20",
         ),
         (
             ("papr.h", 20, 4),
