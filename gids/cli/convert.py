@@ -217,7 +217,7 @@ def run(args: argparse.Namespace) -> int:
                     "--num-nodes": args.num_nodes,
                     "--skip": args.skip,
                 },
-                say=_ignore if args.quiet else progress.say,
+                say=(lambda _: None) if args.quiet else progress.say,
                 warn=progress.say,
                 on_total=progress.total,
                 on_bytes=progress.add,
@@ -308,7 +308,3 @@ def _split(text: str) -> tuple[float, ...]:
         return tuple(float(f) for f in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a split: write 0.6,0.2,0.2 or none") from None
-
-
-def _ignore(_: str) -> None:
-    pass

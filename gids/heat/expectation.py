@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from gids import _core
 from gids.errors import FormatError
-from gids.heat.fanouts import check_fanouts
-from gids.heat.seeds import Seeds, check_seeds
+from gids.heat.seeds import Seeds, check_fanouts, check_seeds
 from gids.store import FeatureStore, Graph, graphs_of
 from gids.store.names import describe_type
 
@@ -24,17 +23,13 @@ _BLOCK_NODES = 1 << 18
 _BLOCK_EDGES = 1 << 22
 
 
-def _ignore(_: int) -> None:
-    pass
-
-
 def reverse_pagerank(
     store: FeatureStore,
     seeds: Seeds,
     *,
     damping: float = 0.85,
     tolerance: float = 0.01,
-    on_bytes: Callable[[int], None] = _ignore,
+    on_bytes: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Visits]:
     """Expected visits of random walks against the edges, one from each seed (Data Tiering, Min et al., 2022).
 
@@ -67,7 +62,7 @@ def expected_visits(
     seeds: Seeds,
     fanouts: Sequence[int],
     *,
-    on_bytes: Callable[[int], None] = _ignore,
+    on_bytes: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Visits]:
     """How often neighbor sampling is expected to read each node in one epoch of the seeds.
 
@@ -87,7 +82,7 @@ def expected_visits(
 
 
 def out_degrees(
-    store: FeatureStore, *, on_bytes: Callable[[int], None] = _ignore
+    store: FeatureStore, *, on_bytes: Callable[[int], None] = lambda _: None
 ) -> dict[str, npt.NDArray[np.uint32]]:
     """The number of out-edges of each node, at most 2^32 - 1: uint32[num_nodes] for every type."""
     counts = {ntype: np.zeros(store.num_nodes(ntype), np.uint32) for ntype in store.node_types}

@@ -9,14 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gids.errors import FormatError
-from gids.heat.fanouts import check_fanouts
-from gids.heat.seeds import Ids, Seeds, check_seeds
+from gids.heat.seeds import Ids, Seeds, check_fanouts, check_seeds
 from gids.store import FeatureStore, Graph, graphs_of
 from gids.store.names import describe_type
-
-
-def _ignore(_: int) -> None:
-    pass
 
 
 def sampled_counts(
@@ -27,8 +22,8 @@ def sampled_counts(
     batch_size: int = 1024,
     batches: int | None = None,
     seed: int = 0,
-    on_total: Callable[[int], None] = _ignore,
-    on_batch: Callable[[int], None] = _ignore,
+    on_total: Callable[[int], None] = lambda _: None,
+    on_batch: Callable[[int], None] = lambda _: None,
 ) -> dict[str, npt.NDArray[np.float32]]:
     """The number of minibatches of neighbor sampling that contain each node.
 

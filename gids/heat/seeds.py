@@ -1,8 +1,8 @@
-"""Seeds from the splits of a dataset. Called by `gids heat`."""
+"""Seeds from the splits of a dataset, and checks of seeds and fanouts. Called by the methods of heat."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -39,3 +39,9 @@ def check_seeds(store: FeatureStore, seeds: Seeds) -> None:
             )
     if not any(map(len, seeds.values())):
         raise ValueError("there are no seeds; give at least one")
+
+
+def check_fanouts(fanouts: Sequence[int]) -> None:
+    """Raise ValueError unless every fanout is 1 or more, or -1 for all neighbors."""
+    if not fanouts or any(f < 1 and f != -1 for f in fanouts):
+        raise ValueError(f"fanouts={list(fanouts)}; give one per layer: 1 or more, or -1 for all neighbors")

@@ -20,6 +20,7 @@ from gids.errors import FormatError
 from gids.store.dtypes import ARRAY_DTYPES, make_bools_proper
 from gids.store.manifest import MANIFEST, MAX_MANIFEST_BYTES, ArrayEntry, Manifest, TableEntry, load_manifest
 from gids.store.quantize import check_scales
+from gids.store.rows import FileRows
 
 
 def npy_header(dtype: str, shape: Sequence[int]) -> bytes:
@@ -169,6 +170,12 @@ def load_array(path: Path, entry: ArrayEntry) -> np.ndarray:
     if entry.dtype == "bool":
         make_bools_proper(torch.from_numpy(values))
     return values.reshape(entry.shape)
+
+
+def array_rows(path: Path, entry: ArrayEntry, dtype: torch.dtype | None = None) -> FileRows:
+    """The array as rows that are read from the file. dtype: read the bytes as this type."""
+    dtype = dtype or getattr(torch, entry.dtype)
+    return FileRows(path, entry.shape, dtype, offset=len(array_header(entry)))
 
 
 def load_scales(path: Path, entry: ArrayEntry) -> np.ndarray:

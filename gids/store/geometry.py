@@ -6,8 +6,6 @@ A page has whole rows only, from its start; the rest is zero. Page p is in shard
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,12 +58,6 @@ class Geometry:
     @property
     def page_count(self) -> int:
         return div_ceil(self.row_count, self.rows_per_page)
-
-    @classmethod
-    def of(cls, shape: Sequence[int], itemsize: int, *, page_bytes: int, shard_count: int) -> Geometry:
-        """The layout of values[shape] with itemsize bytes each. Raises FormatError."""
-        row_bytes = math.prod(shape[1:]) * itemsize
-        return cls(shape[0], row_bytes, table_page_bytes(row_bytes, page_bytes), shard_count)
 
     def shard_page_count(self, shard: int) -> int:
         """The number of pages in one shard."""

@@ -6,6 +6,7 @@ docs/internals/format.md describes every field.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -40,9 +41,6 @@ class ArrayEntry:
     shape: tuple[int, ...]
     crc32c: int
 
-    def to_json(self) -> dict[str, Any]:
-        return {"path": self.path, "dtype": self.dtype, "shape": list(self.shape), "crc32c": self.crc32c}
-
     def describe(self) -> str:
         """Such as `int64[20000]`."""
         return f"{self.dtype}{list(self.shape)}"
@@ -56,13 +54,6 @@ class NodesEntry:
     count: int
     arrays: Mapping[str, ArrayEntry]
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "type": self.type,
-            "count": self.count,
-            "arrays": {k: a.to_json() for k, a in self.arrays.items()},
-        }
-
 
 @dataclass(frozen=True)
 class RelationEntry:
@@ -71,10 +62,6 @@ class RelationEntry:
     type: Relation
     count: int
     arrays: Mapping[str, ArrayEntry]
-
-    def to_json(self) -> dict[str, Any]:
-        arrays = {k: a.to_json() for k, a in self.arrays.items()}
-        return {"type": list(self.type), "count": self.count, "arrays": arrays}
 
 
 @dataclass(frozen=True)
@@ -86,10 +73,6 @@ class ScaleEntry:
 
     per: str
     columns: ArrayEntry | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        columns = {} if self.columns is None else {"columns": self.columns.to_json()}
-        return {"per": self.per} | columns
 
 
 @dataclass(frozen=True)
@@ -118,23 +101,6 @@ class TableEntry:
         scale = None if self.scale is None else self.scale.per
         row_bytes = stored_row_bytes(self.shape, TABLE_DTYPES[self.dtype].itemsize, scale)
         return Geometry(self.row_count, row_bytes, self.page_bytes, len(self.shards))
-
-    def to_json(self) -> dict[str, Any]:
-        return (
-            {
-                "kind": self.kind,
-                "type": self.type if isinstance(self.type, str) else list(self.type),
-                "key": self.key,
-                "shape": list(self.shape),
-                "dtype": self.dtype,
-                "page_bytes": self.page_bytes,
-                "row_count": self.row_count,
-                "shards": list(self.shards),
-                "checksums": self.checksums.to_json(),
-            }
-            | ({} if self.scale is None else {"scale": self.scale.to_json()})
-            | ({} if self.order is None else {"order": self.order.to_json()})
-        )
 
 
 @dataclass(frozen=True)
@@ -169,10 +135,20 @@ class Manifest:
         return {
             "format": FORMAT,
             "version": self.version,
-            "nodes": [n.to_json() for n in self.nodes],
-            "relations": [r.to_json() for r in self.relations],
-            "tables": [t.to_json() for t in self.tables],
+            "nodes": entry_json(self.nodes),
+            "relations": entry_json(self.relations),
+            "tables": entry_json(self.tables),
         }
+
+
+def entry_json(value: Any) -> Any:
+    """An entry, or a collection of entries, as in manifest.json: all fields that are not None."""
+    if dataclasses.is_dataclass(value):
+        fields = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
+        return {name: entry_json(found) for name, found in fields if found is not None}
+    if isinstance(value, Mapping):
+        return {key: entry_json(found) for key, found in value.items()}
+    return [entry_json(found) for found in value] if isinstance(value, (tuple, list)) else value
 
 
 def dump_manifest(manifest: Manifest) -> bytes:

@@ -58,5 +58,10 @@ def table_name(type_: str | Relation, key: str) -> str:
     return f"{type_}.{key}" if isinstance(type_, str) else ".".join((*type_, key))
 
 
+def table_path(type_: str | Relation, key: str) -> str:
+    """The path component of a table: `table_name`, encoded."""
+    return encode_path(*((type_,) if isinstance(type_, str) else type_), key)
+
+
 def describe_type(type_: str | Relation) -> str:
     return repr(type_) if isinstance(type_, str) else repr(".".join(type_))

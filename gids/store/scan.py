@@ -31,7 +31,7 @@ def scan(
     decode: turns bytes, uint8[n, row_bytes], a view of a buffer, into rows.
     """
     with ExitStack() as stack:
-        fds = [_open(stack, path) for path in shards]
+        fds = [open_file(stack, path) for path in shards]
         pool = stack.enter_context(ThreadPoolExecutor(1, "gids-scan"))
 
         def read(start: int) -> torch.Tensor:
@@ -45,7 +45,8 @@ def scan(
             yield start, future.result()
 
 
-def _open(stack: ExitStack, path: Path) -> int:
+def open_file(stack: ExitStack, path: Path) -> int:
+    """Open a file for reading until the stack closes."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     stack.callback(os.close, fd)
     return fd

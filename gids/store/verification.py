@@ -18,7 +18,7 @@ from gids.store.array_checks import checked_ids, checked_indptr, checked_order, 
 from gids.store.files import (
     Locator,
     array_bytes,
-    array_header,
+    array_rows,
     faults,
     load_scales,
     map_array,
@@ -36,17 +36,13 @@ _SAMPLED_PAGES = 64
 _MOST_LINES = 100  # for pages of one table
 
 
-def _ignore(_: int) -> None:
-    pass
-
-
 def verify(
     path: str | os.PathLike[str],
     *,
     allow_dirs: Sequence[str | os.PathLike[str]] = (),
     workers: int = 2,
-    on_total: Callable[[int], None] = _ignore,
-    on_bytes: Callable[[int], None] = _ignore,
+    on_total: Callable[[int], None] = lambda _: None,
+    on_bytes: Callable[[int], None] = lambda _: None,
 ) -> Iterator[str]:
     """Yield one line per fault of the dataset at path. No line means that it is exactly as written.
 
@@ -113,11 +109,9 @@ def _node_faults(nodes: NodesEntry, locate: Locator) -> Iterator[str]:
             yield from _raised(_checked_heat, *_rows(nodes.arrays[role], locate))
     label = nodes.arrays.get("label")
     if label is not None and label.dtype == "bool":
-        size = (math.prod(label.shape),)
         path = locate.array(label)
-        yield from _raised(
-            _checked_bools, path, FileRows(path, size, torch.uint8, offset=len(array_header(label)))
-        )
+        flat = array_rows(path, label, torch.uint8).reshaped((math.prod(label.shape),))
+        yield from _raised(_checked_bools, path, flat)
 
 
 def _checked_heat(rows: Rows, block_bytes: int) -> Iterator[object]:
@@ -151,8 +145,7 @@ def _graph_faults(relation: RelationEntry, counts: Mapping[str, int], locate: Lo
 
 def _rows(entry: ArrayEntry, locate: Locator) -> tuple[Path, FileRows]:
     path = locate.array(entry)
-    dtype = getattr(torch, entry.dtype)
-    return path, FileRows(path, entry.shape, dtype, offset=len(array_header(entry)))
+    return path, array_rows(path, entry)
 
 
 def _raised(check: Callable[..., Iterator[object]], path: Path, *arguments: object) -> Iterator[str]:
@@ -226,7 +219,7 @@ def _wrong_pages(
     """Yield (page, fault) of the wrong pages of a shard, one block at a time. Raises StorageError."""
     layout, path = table.geometry, locate.shard(table.shards[shard])
     step = max(1, _BLOCK_BYTES // table.page_bytes)
-    expected = FileRows(locate.array(table.checksums), (layout.page_count,), torch.int32)
+    expected = array_rows(locate.array(table.checksums), table.checksums, torch.int32)
     with open(path, "rb", buffering=0) as file:
 
         def check(first: int) -> list[tuple[int, str]]:

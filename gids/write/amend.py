@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from gids.errors import StorageError
 from gids.store.files import read_manifest
 from gids.store.manifest import MANIFEST
 from gids.write.sync import sync_directory, write_synced
@@ -48,3 +49,15 @@ def replace_manifest(root: Path, data: bytes) -> None:
     sync_directory(root)  # the names of new directories beside it
     os.rename(new, root / MANIFEST)
     sync_directory(root)
+
+
+@contextlib.contextmanager
+def unchanged_on_error(root: Path, what: str) -> Iterator[None]:
+    """Turn an OSError into a StorageError which says that `what` failed and the dataset is unchanged."""
+    try:
+        yield
+    except (StorageError, FileExistsError, FileNotFoundError):
+        raise
+    except OSError as error:
+        message = f"{what} failed ({error.strerror}); the dataset is unchanged"
+        raise StorageError(error.errno or 0, message, root) from error

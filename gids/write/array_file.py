@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
@@ -14,6 +12,7 @@ from gids import _core
 from gids.store.dtypes import ARRAY_DTYPES
 from gids.store.files import npy_header
 from gids.store.manifest import ArrayEntry
+from gids.write.sync import sync_files
 
 
 class ArrayFile:
@@ -40,8 +39,7 @@ class ArrayFile:
         """Sync the file and return its entry for the manifest."""
         assert self._left == 0, f"{self._path}: {self._left} elements missing"
         self._file.flush()
-        os.fdatasync(self._file.fileno())
-        os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        sync_files([self._file.fileno()])
         self._file.close()
         return ArrayEntry(self._path, self._dtype, self._shape, self._crc)
 
@@ -57,7 +55,5 @@ class ArrayFile:
     def __enter__(self) -> ArrayFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()

@@ -8,16 +8,17 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from gids.store.manifest import entry_json
 from gids.store.quantize import scales_of
 from gids.store.rows import Rows
 from gids.write.array_file import ArrayFile
 from gids.write.narrow import finite_float32, pieces
+from gids.write.sync import write_synced
 from gids.write.workplace import Workplace
 
 _BLOCK_BYTES = 8 << 20
@@ -32,11 +33,11 @@ def write_column_scales(
     """
     item = f"scales {path}"
 
-    def work() -> dict[str, Any]:
+    def work() -> Any:
         maxima = _column_maxima(place, item, rows, sync_bytes=sync_bytes, on_rows=on_rows)
         with ArrayFile(place.root, path, "float32", rows.shape[1:]) as file:
             file.append(scales_of(maxima).numpy())
-            return file.finish().to_json()
+            return entry_json(file.finish())
 
     found: dict[str, Any] = place.once(item, work, on_skip=lambda: on_rows(rows.shape[0]))
     return found
@@ -64,16 +65,9 @@ def _column_maxima(
         on_rows(count)
         unsaved += count * row_bytes
         if unsaved >= sync_bytes:
-            _save(saved, maxima)
+            new = saved.with_suffix(".new")
+            write_synced(new, maxima.numpy().tobytes())
+            os.replace(new, saved)
             place.record_pages(item, start + count)
             unsaved = 0
     return maxima
-
-
-def _save(path: Path, maxima: torch.Tensor) -> None:
-    new = path.with_suffix(".new")
-    with open(new, "wb") as file:
-        file.write(maxima.numpy().data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)

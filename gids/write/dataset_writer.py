@@ -22,7 +22,7 @@ import torch
 from gids.errors import FormatError, StorageError
 from gids.store.array_checks import checked_ids, checked_order, file_crc32c
 from gids.store.dtypes import dtype_name, is_whole
-from gids.store.files import array_header, load_scales, map_array
+from gids.store.files import array_rows, load_scales, map_array
 from gids.store.geometry import DEFAULT_PAGE_BYTES, table_page_bytes
 from gids.store.manifest import (
     ArrayEntry,
@@ -32,11 +32,12 @@ from gids.store.manifest import (
     ScaleEntry,
     TableEntry,
     dump_manifest,
+    entry_json,
     position_dtype,
 )
-from gids.store.names import SPLITS, Relation, describe_type, encode_path, table_name
+from gids.store.names import SPLITS, Relation, describe_type, encode_path, table_name, table_path
 from gids.store.quantize import check_scale, stored_geometry
-from gids.store.rows import FileRows, Rows, Values, as_rows, blocks
+from gids.store.rows import Rows, Values, as_rows, blocks
 from gids.write.array_file import ArrayFile
 from gids.write.column_scales import write_column_scales
 from gids.write.edges import EdgeSource, out_degrees
@@ -52,10 +53,6 @@ _PIECE_BYTES = 8 << 20
 
 Positions = np.ndarray | torch.Tensor
 RowOrder = Positions | Callable[[], Positions]
-
-
-def _ignore(_: int) -> None:
-    pass
 
 
 class DatasetWriter:
@@ -86,7 +83,7 @@ class DatasetWriter:
         overwrite: bool = False,
         resume_key: Mapping[str, Any] | None = None,
         sync_bytes: int = 256 << 20,
-        on_bytes: Callable[[int], None] = _ignore,
+        on_bytes: Callable[[int], None] = lambda _: None,
     ) -> None:
         table_page_bytes(1, page_bytes)
         if workers < 1 or memory_bytes < 1 << 20:
@@ -182,7 +179,7 @@ class DatasetWriter:
             )
         except FormatError as error:
             raise FormatError(f"table {name!r}: {error}") from None
-        folder = encode_path(*((type_,) if isinstance(type_, str) else type_), key)
+        folder = table_path(type_, key)
         shards = self._shard_paths(folder)
         entry = TableEntry(
             kind=kind,
@@ -230,13 +227,13 @@ class DatasetWriter:
         return _array_entry(fields)
 
     def _write_order(self, folder: str, name: str, row_count: int, order: RowOrder) -> ArrayEntry:
-        def write() -> dict[str, Any]:
+        def write() -> Any:
             positions = as_positions(order() if callable(order) else order, row_count, name)
             path = f"tables/{folder}/order.npy"
             with ArrayFile(self._root, path, position_dtype(row_count), positions.shape) as file:
                 for values in checked_order(as_rows(positions), _PIECE_BYTES):
                     file.append(values)
-                return file.finish().to_json()
+                return entry_json(file.finish())
 
         return _array_entry(self._once(f"order {folder}", 0, write))
 
@@ -397,7 +394,7 @@ class DatasetWriter:
         if is_exact:
             self._add_edges(relation, edge_count)
 
-        def work() -> dict[str, Any]:
+        def work() -> Any:
             try:
                 with GraphWriter(
                     self._root,
@@ -408,7 +405,7 @@ class DatasetWriter:
                     index_dtype=index_dtype,
                     on_bytes=self._on_bytes,
                 ) as files:
-                    return {role: entry.to_json() for role, entry in write(files).items()}
+                    return entry_json(write(files))
             except FormatError as error:
                 raise FormatError(f"relation {describe_type(relation)}: {error}") from None
 
@@ -444,11 +441,11 @@ class DatasetWriter:
     def _write_node_array(
         self, ntype: str, role: str, dtype: str, shape: Sequence[int], pieces: Iterable[np.ndarray]
     ) -> None:
-        def write() -> dict[str, Any]:
+        def write() -> Any:
             with ArrayFile(self._root, f"nodes/{encode_path(ntype)}.{role}.npy", dtype, shape) as file:
                 for values in pieces:
                     file.append(values)
-                return file.finish().to_json()
+                return entry_json(file.finish())
 
         found = self._once(f"nodes {encode_path(ntype)}.{role}", 0, write)
         self._node_arrays.setdefault(ntype, {})[role] = _array_entry(found)
@@ -479,10 +476,7 @@ class DatasetWriter:
             ]
             if not entries:
                 continue
-            indices = [
-                FileRows(self._root / e.path, e.shape, _torch(e.dtype), offset=len(array_header(e)))
-                for e in entries
-            ]
+            indices = [array_rows(self._root / e.path, e) for e in entries]
             pieces = out_degrees(indices, count, self._memory_bytes)
             self._write_node_array(ntype, "out_degree", "uint32", (count,), pieces)
 

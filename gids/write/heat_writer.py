@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from gids.errors import FormatError, StorageError
+from gids.errors import FormatError
 from gids.store.files import read_manifest
 from gids.store.manifest import ArrayEntry, NodesEntry, dump_manifest, heat_dtype
 from gids.store.names import HEAT_ROLES, encode_path
-from gids.write.amend import only_writer, replace_manifest
+from gids.write.amend import only_writer, replace_manifest, unchanged_on_error
 from gids.write.array_file import ArrayFile
 from gids.write.sync import sync_directory
 
@@ -37,18 +37,13 @@ def write_heat(path: str | os.PathLike[str], method: str, heat: Mapping[str, np.
         manifest = read_manifest(root)
         _check(heat, {n.type: n.count for n in manifest.nodes}, root.name)
         replaced = [n.arrays[role].path for n in manifest.nodes if n.type in heat and role in n.arrays]
-        try:
+        with unchanged_on_error(root, "storing heat"):
             nodes = tuple(
                 _with_array(n, role, _write_array(root, n, role, heat[n.type])) if n.type in heat else n
                 for n in manifest.nodes
             )
             sync_directory(root / "nodes")
             replace_manifest(root, dump_manifest(dataclasses.replace(manifest, nodes=nodes)))
-        except StorageError:
-            raise
-        except OSError as error:
-            what = f"cannot store heat ({error.strerror}); the dataset is as it was"
-            raise StorageError(error.errno or 0, what, root) from error
         for old in replaced:
             (root / old).unlink(missing_ok=True)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,6 +22,7 @@ from gids.errors import FormatError
 from gids.store.geometry import Geometry, div_ceil
 from gids.store.rows import Rows
 from gids.write.direct_write import aligned_zeros, write_directly, write_exactly
+from gids.write.sync import sync_files
 
 MAX_BLOCK_BYTES = 8 << 20
 
@@ -212,17 +213,10 @@ def write_pages(
         write_exactly(shard_fds[shard], np.ascontiguousarray(mine).reshape(-1), offset)
 
 
-def sync_files(fds: Iterable[int]) -> None:
-    """Sync files and drop them from the page cache. Raises OSError."""
-    for fd in fds:
-        os.fdatasync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def open_sized(stack: ExitStack, path: Path, size_bytes: int) -> int:
-    """Open or make a file of this size, until the stack closes. Keeps the content of an existing file."""
+def open_sized(stack: ExitStack, path: Path, size_bytes: int, flags: int = 0) -> int:
+    """Open or make a file of this size, until the stack closes. Keeps existing content. flags: of os.open."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags, 0o666)
     stack.callback(os.close, fd)
     os.ftruncate(fd, size_bytes)
     return fd

@@ -25,9 +25,9 @@ from gids.store.files import Locator, faults, map_array, read_manifest, shard_fi
 from gids.store.geometry import MAX_SHARDS, Geometry
 from gids.store.manifest import Manifest, TableEntry, dump_manifest
 from gids.store.read_lock import without_readers
-from gids.store.scan import read_pages
+from gids.store.scan import open_file, read_pages
 from gids.write.amend import only_writer, replace_manifest
-from gids.write.page_writer import write_pages
+from gids.write.page_writer import open_sized, write_pages
 from gids.write.publish import (
     make_shard_folder,
     remove_leftovers,
@@ -36,14 +36,10 @@ from gids.write.publish import (
     write_leftovers,
 )
 from gids.write.space import check_space
-from gids.write.sync import sync_tree
+from gids.write.sync import sync_files, sync_tree
 
 _BLOCK_BYTES = 8 << 20
 _SYNC_BYTES = 256 << 20
-
-
-def _ignore(_: int) -> None:
-    pass
 
 
 def restripe(
@@ -52,8 +48,8 @@ def restripe(
     *,
     allow_dirs: Sequence[str | os.PathLike[str]] = (),
     workers: int = 2,
-    on_total: Callable[[int], None] = _ignore,
-    on_bytes: Callable[[int], None] = _ignore,
+    on_total: Callable[[int], None] = lambda _: None,
+    on_bytes: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Move one shard of every table to each directory of stripe; none: back into the dataset, as one shard.
 
@@ -161,12 +157,10 @@ def _copy(
     sums = map_array(locate.array(old.checksums), old.checksums)
     step = max(1, _BLOCK_BYTES // layout.page_bytes)
     with contextlib.ExitStack() as stack:
-        from_fds = [_open(stack, p, os.O_RDONLY) for p in sources]
+        from_fds = [open_file(stack, p) for p in sources]
         to_fds = []
         for shard, path in enumerate(targets):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            to_fds.append(_open(stack, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-            os.ftruncate(to_fds[-1], written.shard_bytes(shard))
+            to_fds.append(open_sized(stack, path, written.shard_bytes(shard), os.O_EXCL))
 
         def copy(first: int) -> None:
             pages = read_pages(layout, from_fds, sources, first, min(step, layout.page_count - first))
@@ -181,9 +175,7 @@ def _copy(
         for part in _parts(layout, step):
             for _ in pool.map(copy, part):
                 pass
-            for fd in to_fds:
-                os.fdatasync(fd)
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            sync_files(to_fds)
 
 
 def _parts(layout: Geometry, step: int) -> Iterator[range]:
@@ -191,12 +183,6 @@ def _parts(layout: Geometry, step: int) -> Iterator[range]:
     span = step * max(1, _SYNC_BYTES // (step * layout.page_bytes))
     for start in range(0, layout.page_count, span):
         yield range(start, min(start + span, layout.page_count), step)
-
-
-def _open(stack: contextlib.ExitStack, path: Path, flags: int) -> int:
-    fd = os.open(path, flags | os.O_CLOEXEC, 0o666)
-    stack.callback(os.close, fd)
-    return fd
 
 
 def _remove_rest(root: Path, manifest: Manifest) -> None:

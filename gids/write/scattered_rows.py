@@ -21,6 +21,7 @@ from gids.errors import StorageError
 from gids.store.dtypes import byte_view
 from gids.store.geometry import div_ceil
 from gids.store.rows import Rows, read_exactly, read_range
+from gids.write.sync import sync_files
 
 _SHARE = 6  # a bucket takes 1/6 of memory: two are held sorted, one as read
 _HELD = 2  # sorted buckets: threads that read neighboring rows may need two
@@ -60,8 +61,7 @@ class ScatteredRows:
                 raise OSError(error, os.strerror(error), os.fspath(self._path))
             unsynced += values.nbytes
             if unsynced >= sync_bytes or stop == count:
-                os.fdatasync(self._fd)
-                os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                sync_files([self._fd])
                 on_sync(stop)
                 unsynced = 0
 

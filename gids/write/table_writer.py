@@ -11,28 +11,29 @@ import dataclasses
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 import torch
 
-from gids.errors import FormatError, StorageError
+from gids.errors import FormatError
 from gids.store.array_checks import file_crc32c
 from gids.store.dtypes import byte_view, dtype_name, make_bools_proper
 from gids.store.feature_store import FeatureStore
 from gids.store.files import Locator, read_manifest
-from gids.store.geometry import DEFAULT_PAGE_BYTES, Geometry
+from gids.store.geometry import DEFAULT_PAGE_BYTES
 from gids.store.manifest import ArrayEntry, TableEntry, dump_manifest
-from gids.store.names import Relation, check_name, describe_type, encode_path, table_name
+from gids.store.names import Relation, check_name, describe_type, table_name, table_path
+from gids.store.quantize import stored_geometry
 from gids.store.table import Table
-from gids.write.amend import only_writer, replace_manifest
+from gids.write.amend import only_writer, replace_manifest, unchanged_on_error
 from gids.write.narrow import refuse_overflow
-from gids.write.page_writer import MAX_BLOCK_BYTES, cast_exactly, open_sized, store_pages, sync_files
+from gids.write.page_writer import MAX_BLOCK_BYTES, cast_exactly, open_sized, store_pages
 from gids.write.row_ranges import RowRanges
 from gids.write.space import check_space
-from gids.write.sync import sync_directory
+from gids.write.sync import sync_directory, sync_files
 from gids.write.table_folder import TableFolder, remove_replaced
 
 _SYNC_BYTES = 256 << 20
@@ -121,7 +122,7 @@ class TableWriter:
         self.row_count, *row = shape
         self.shape, self.dtype = tuple(row), dtype
         element = dtype_name(dtype)
-        stem = encode_path(*((type_,) if isinstance(type_, str) else type_), key)
+        stem = table_path(type_, key)
         self._lock = threading.Lock()  # protects the next five
         self._written = RowRanges()
         self._partial: dict[int, tuple[np.ndarray, int]] = {}  # page -> (bytes, missing rows)
@@ -131,14 +132,16 @@ class TableWriter:
         self._table: Table | None = None
         self._resources = contextlib.ExitStack()
         try:
-            with self._explaining("making its files"), only_writer(store.path):
+            with self._explaining("creating"), only_writer(store.path):
                 manifest = read_manifest(store.path)
                 if not self.replace and self.name in (t.name for t in manifest.tables):
                     raise FileExistsError(
                         f"{store.name} already has a table {self.name!r}: give another name, or replace=True"
                     )
                 shards = len(manifest.tables[0].shards) if manifest.tables else 1
-                self._layout = Geometry.of(shape, dtype.itemsize, page_bytes=page_bytes, shard_count=shards)
+                self._layout = stored_geometry(
+                    shape, dtype.itemsize, None, page_bytes=page_bytes, shard_count=shards
+                )
                 self.rows_per_page = self._layout.rows_per_page
                 self._folder = TableFolder(store.path, manifest, locate, stem)
                 self._resources.callback(self._folder.close)
@@ -155,7 +158,7 @@ class TableWriter:
                 shards=self._folder.shards,
                 checksums=ArrayEntry(self._folder.checksums, "uint32", (self._layout.page_count,), 0),
             )
-            with self._explaining("making its files"):
+            with self._explaining("creating"):
                 self._fds = [
                     open_sized(self._resources, store.path / shard, self._layout.shard_bytes(i))
                     for i, shard in enumerate(self.entry.shards)
@@ -203,7 +206,7 @@ class TableWriter:
             self._written.add(start, stop)
             self._writing += 1
         try:
-            with self._explaining("writing it"):
+            with self._explaining("writing"):
                 self._write(start, stop, byte_view(values))
         except BaseException:
             self._state = "broken by an error"
@@ -279,7 +282,7 @@ class TableWriter:
                 )
             self._state = "finished"
         self._check_folder()
-        with self._explaining("syncing it"):
+        with self._explaining("syncing"):
             sync_files((*self._fds, self._checksum_fd))
             crc = file_crc32c(self._store.path / self._folder.checksums)
             for directory in self._folder.directories:
@@ -331,15 +334,8 @@ class TableWriter:
         root = self._store.path
         check_space([((root / file).parent.parent, size) for file, size in files.items()], [])
 
-    @contextlib.contextmanager
-    def _explaining(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except (StorageError, FileExistsError, FileNotFoundError):
-            raise
-        except OSError as error:
-            message = f"{what} of table {self.name!r} failed ({error.strerror}); the dataset is unchanged"
-            raise StorageError(error.errno or 0, message, self._store.path) from error
+    def _explaining(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return unchanged_on_error(self._store.path, f"{what} table {self.name!r}")
 
 
 def publish_tables(writers: Sequence[TableWriter]) -> FeatureStore:

@@ -165,7 +165,7 @@ def test_a_disk_that_refuses_is_a_storage_error_and_the_dataset_is_as_it_was(dat
 
     monkeypatch.setattr("gids.write.heat_writer.os.fsync", refuse)
     before = files(dataset)
-    with pytest.raises(StorageError, match=r"cannot store heat \(No space left on device\); the"):
+    with pytest.raises(StorageError, match=r"storing heat failed \(No space left on device\); the"):
         write_heat(dataset, "sampled", {"paper": np.ones(20)})
     monkeypatch.undo()
     left = files(dataset)

@@ -250,7 +250,7 @@ def test_a_disk_without_room_is_told_before_anything_is_written(dataset, monkeyp
 
         with monkeypatch.context() as patch:
             patch.setattr("gids.write.page_writer.os.pwrite", full)
-            with pytest.raises(StorageError, match=r"writing it of table 'paper.h' failed \(No space left"):
+            with pytest.raises(StorageError, match=r"writing table 'paper.h' failed \(No space left"):
                 writer.write(0, values(20, 4))
         with pytest.raises(ValueError, match=r"'paper\.h' is broken by an error"):
             writer.publish()
