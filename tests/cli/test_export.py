@@ -14,7 +14,7 @@ RNG = np.random.default_rng(12)
     "dtype", ["float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool"]
 )
 @pytest.mark.parametrize("shape", [(999,), (500, 7), (40, 2, 3), (0, 5)])
-def test_an_array_comes_back_byte_for_byte(tmp_path, dtype, shape):
+def test_exported_array_equals_the_source_byte_for_byte(tmp_path, dtype, shape):
     np.save(tmp_path / "x.npy", RNG.integers(0, 100, shape).astype(dtype))
     assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids"), "--quiet"]) == 0
     arguments = ["export", str(tmp_path / "x.gids"), "feat", str(tmp_path / "y.npy"), "--memory", "20k"]
@@ -30,7 +30,7 @@ def dataset(path):
     return values
 
 
-def test_bfloat16_is_widened_and_shards_elsewhere_are_allowed(tmp_path, capsys):
+def test_bfloat16_is_exported_as_float32_and_shards_outside_are_allowed(tmp_path, capsys):
     values = dataset(tmp_path / "d.gids")
     allow = ["--allow-dir", str(tmp_path)]
     assert main(["export", str(tmp_path / "d.gids"), "a.x", str(tmp_path / "x.npy"), *allow]) == 0
@@ -38,7 +38,7 @@ def test_bfloat16_is_widened_and_shards_elsewhere_are_allowed(tmp_path, capsys):
     assert capsys.readouterr().out == f"{tmp_path}/x.npy: float32[30, 4], 480 B\n"
 
 
-def test_a_table_that_is_not_there_or_not_one_is_one_line(tmp_path, capsys):
+def test_missing_or_ambiguous_table_prints_one_line(tmp_path, capsys):
     dataset(tmp_path / "d.gids")
     for table, message in (("y", "no table 'y' in d.gids"), ("x", "2 tables of d.gids have key 'x'")):
         arguments = [str(tmp_path / "d.gids"), table, str(tmp_path / "x.npy"), "--allow-dir", str(tmp_path)]
@@ -47,7 +47,7 @@ def test_a_table_that_is_not_there_or_not_one_is_one_line(tmp_path, capsys):
     assert not (tmp_path / "x.npy").exists()
 
 
-def test_a_file_is_only_replaced_when_asked(tmp_path, capsys):
+def test_file_is_only_replaced_with_overwrite(tmp_path, capsys):
     dataset(tmp_path / "d.gids")
     (tmp_path / "x.npy").write_text("mine")
     arguments = ["export", str(tmp_path / "d.gids"), "b.x", str(tmp_path / "x.npy")]
@@ -60,7 +60,7 @@ def test_a_file_is_only_replaced_when_asked(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("scale", ["row", "column"])
-def test_int8_with_a_scale_is_widened_or_given_with_its_scales(tmp_path, capsys, scale):
+def test_int8_with_a_scale_is_exported_as_float32_or_with_its_scales(tmp_path, capsys, scale):
     values = RNG.standard_normal((500, 6), np.float32)
     np.save(tmp_path / "x.npy", values)
     arguments = ["--dtype", "int8", "--scale", scale, "--quiet"]
@@ -87,7 +87,7 @@ def test_int8_with_a_scale_is_widened_or_given_with_its_scales(tmp_path, capsys,
     ]
 
 
-def test_raw_is_as_ever_without_a_scale(tmp_path):
+def test_raw_without_a_scale_changes_nothing(tmp_path):
     np.save(tmp_path / "x.npy", RNG.standard_normal((50, 6), np.float32))
     assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids"), "--quiet"]) == 0
     assert (

@@ -41,7 +41,7 @@ def test_damped_walks_are_stored(dataset, capsys):
     assert list(verify(dataset)) == []
 
 
-def test_without_damping_it_is_the_visits_of_sampling(dataset):
+def test_heat_without_damping_equals_the_visits_of_sampling(dataset):
     for options, fanouts in ((["--fanouts", "5,-1,2"], [5, -1, 2]), ([], [10, 10, 10])):
         arguments = ["--method", "reverse-pagerank", *options, "--seeds", "all", "--quiet"]
         assert main(["heat", str(dataset), *arguments]) == 0
@@ -101,7 +101,7 @@ def test_info_lists_the_methods(dataset, capsys):
         (["--method", "sampled", "--fanouts", "3", "--batches", "0"], "batches=0"),
     ],
 )
-def test_what_makes_no_sense_is_one_line_and_changes_nothing(dataset, capsys, arguments, message):
+def test_invalid_options_print_one_line_and_change_nothing(dataset, capsys, arguments, message):
     before = (dataset / "manifest.json").read_bytes()
     assert main(["heat", str(dataset), *arguments]) == 2
     error = capsys.readouterr().err
@@ -111,13 +111,13 @@ def test_what_makes_no_sense_is_one_line_and_changes_nothing(dataset, capsys, ar
     assert (dataset / "manifest.json").read_bytes() == before
 
 
-def test_what_argparse_refuses(dataset, capsys):
+def test_unreadable_options_are_refused(dataset, capsys):
     for arguments in (["--method", "luck"], ["--method", "sampled", "--fanouts", "3,x"], []):
         with pytest.raises(SystemExit):
             main(["heat", str(dataset), *arguments])
     assert "'3,x' is not a list of integers: write them as 10,5,5" in capsys.readouterr().err
 
 
-def test_what_is_not_there_is_an_error(tmp_path, capsys):
+def test_missing_dataset_is_an_error(tmp_path, capsys):
     assert main(["heat", str(tmp_path / "none.gids"), "--method", "out-degree"]) == 2
     assert capsys.readouterr().err.startswith(f"gids heat: no dataset at {tmp_path}/none.gids")

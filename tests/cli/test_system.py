@@ -193,14 +193,14 @@ def test_answer_of_kvikio_is_shown(
     assert look(tmp_path, FakeCuda(), kvikio=probe)[item] == Item(item, found, advice)
 
 
-def test_a_gpu_without_its_driver_is_seen_on_the_bus(tmp_path: Path, packages: dict[str, str]) -> None:
+def test_gpu_without_driver_is_found_on_the_bus(tmp_path: Path, packages: dict[str, str]) -> None:
     other = gpu_on_bus("0000:00:01.0", vendor="0x1af4", **{"class": "0x030000"})
     found = look(machine(tmp_path, H100 | other), no_library)
     assert "install its driver" in found["CUDA driver"].advice
     assert [name for name in found if name.startswith("PCIe")] == ["PCIe of 0000:0a:00.0"]
 
 
-def test_a_driver_that_does_not_start_says_why() -> None:
+def test_driver_that_does_not_start_gives_the_reason() -> None:
     assert ask_driver(FakeCuda(init=802)).fault == "the driver does not start: failure 802"
     none = ask_driver(FakeCuda(devices=0))
     assert (none.version, none.devices, none.fault) == ((13, 1), [], "the driver has no device")

@@ -164,7 +164,7 @@ def test_counts_are_compared_with_the_sizes_of_files_first(datasets, name, tmp_p
     assert not out.exists()
 
 
-def test_every_file_that_is_too_short_is_named(datasets):
+def test_every_truncated_file_is_reported(datasets):
     """The first error ends the opening; verify lists all, so each kind of count is compared."""
     for path in datasets:
         fields = read(path)
@@ -244,7 +244,7 @@ def test_a_scan_lists_no_blocks_before_the_first(hollow, monkeypatch):
     blocks.close()
 
 
-def test_verify_reads_little_of_files_that_are_not_those_that_were_written(hollow, monkeypatch):
+def test_verify_stops_early_if_most_sampled_pages_are_wrong(hollow, monkeypatch):
     module = sys.modules[verify.__module__]
     monkeypatch.setattr(module, "file_crc32c", lambda _: pytest.fail("a whole file is read"))
     faults = list(verify(hollow))
@@ -255,7 +255,7 @@ def test_verify_reads_little_of_files_that_are_not_those_that_were_written(hollo
 
 
 @pytest.mark.parametrize("wrong", [90, 130])
-def test_many_wrong_pages_of_a_table_are_told_together(tmp_path, wrong):
+def test_many_wrong_pages_of_a_table_are_summed_up(tmp_path, wrong):
     path = tmp_path / "a.gids"
     with DatasetWriter(path, page_bytes=512, stripe=2) as writer:
         writer.write_table("node", "n", "k", torch.arange(64 * 2000))

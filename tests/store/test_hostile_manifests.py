@@ -159,7 +159,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_it_is_refused_with_its_cause(honest, name):
+def test_hostile_manifest_is_refused_with_the_cause(honest, name):
     change, message = HOSTILE[name]
     manifest = honest / "manifest.json"
     data = manifest.read_bytes()
@@ -187,7 +187,7 @@ def test_it_is_refused_with_its_cause(honest, name):
         (b" " * (17 << 20), "bytes or more"),
     ],
 )
-def test_what_is_no_manifest_is_refused(data, message):
+def test_invalid_manifest_file_is_refused(data, message):
     with pytest.raises(FormatError, match=message):
         load_manifest(data)
 
@@ -202,7 +202,7 @@ def test_any_flipped_bit_of_a_manifest_is_found(honest):
                 load_manifest(altered)
 
 
-def test_the_writer_uses_the_same_rules(honest):
+def test_writer_validates_as_the_reader_does(honest):
     manifest = load_manifest((honest / "manifest.json").read_bytes())
     assert dump_manifest(manifest) == (honest / "manifest.json").read_bytes()
     with pytest.raises(FormatError, match="nodes must be a list"):

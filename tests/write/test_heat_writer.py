@@ -24,7 +24,7 @@ def files(dataset):
     return {str(p.relative_to(dataset)): p.read_bytes() for p in dataset.rglob("*") if p.is_file()}
 
 
-def test_heat_is_stored_beside_what_is_there(dataset):
+def test_heat_is_added_to_a_dataset(dataset):
     before = files(dataset)
     write_heat(dataset, "sampled", heat_of(5.0, 0.25))
     after = files(dataset)
@@ -51,7 +51,7 @@ def test_methods_are_listed_with_the_best_first(dataset):
     assert FeatureStore(dataset).out_degrees("author").tolist() == [1, 1, 1 << 31]
 
 
-def test_heat_computed_anew_replaces_the_old_and_leaves_nothing(dataset):
+def test_new_heat_replaces_the_old_heat_and_its_file(dataset):
     write_heat(dataset, "sampled", heat_of(1.0, 1.0))
     opened_before = FeatureStore(dataset)
     names = files(dataset).keys()
@@ -81,7 +81,7 @@ heat_writer.write_heat(sys.argv[1], "sampled", {"paper": np.full(20, 9.0)})
 
 @pytest.mark.parametrize("moment", ["rename", "manifest"])
 @pytest.mark.parametrize("had_heat", [False, True])
-def test_a_writer_that_is_killed_leaves_the_dataset_as_it_was(dataset, moment, had_heat):
+def test_killed_writer_leaves_the_dataset_unchanged(dataset, moment, had_heat):
     if had_heat:
         write_heat(dataset, "sampled", {"paper": np.full(20, 3.0)})
     before = files(dataset)
@@ -114,7 +114,7 @@ def test_a_flipped_bit_of_heat_is_found(dataset):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -1.0])
-def test_heat_that_is_no_weight_is_refused_when_written_and_when_verified(dataset, value):
+def test_negative_or_infinite_heat_is_refused_by_the_writer_and_by_verify(dataset, value):
     bad = np.ones(20, np.float32)
     bad[6] = value
     with pytest.raises(FormatError, match="heat of 'paper' has values that are negative or not finite"):
@@ -137,7 +137,7 @@ def test_heat_that_is_no_weight_is_refused_when_written_and_when_verified(datase
         ({"shape": [19]}, "expected float32[20] in heat_sampled"),
     ],
 )
-def test_a_manifest_with_heat_of_another_kind_is_refused(dataset, change, message):
+def test_manifest_with_unknown_heat_is_refused(dataset, change, message):
     write_heat(dataset, "sampled", {"paper": np.ones(20)})
     fields = read_manifest(dataset).to_json()
     for nodes in fields["nodes"]:
@@ -159,7 +159,7 @@ def test_heat_that_does_not_fit_the_dataset_changes_nothing(dataset):
     assert files(dataset) == before
 
 
-def test_a_disk_that_refuses_is_a_storage_error_and_the_dataset_is_as_it_was(dataset, monkeypatch):
+def test_disk_error_is_a_storage_error_and_leaves_the_dataset_unchanged(dataset, monkeypatch):
     def refuse(*_):
         raise OSError(28, os.strerror(28))
 
@@ -173,7 +173,7 @@ def test_a_disk_that_refuses_is_a_storage_error_and_the_dataset_is_as_it_was(dat
     assert list(verify(dataset)) == []
 
 
-def test_writers_at_once_do_not_lose_each_others_heat(dataset):
+def test_concurrent_writers_keep_each_others_heat(dataset):
     barrier = threading.Barrier(2)
 
     def write(method):
@@ -190,7 +190,7 @@ def test_writers_at_once_do_not_lose_each_others_heat(dataset):
     assert list(verify(dataset)) == []
 
 
-def test_heat_that_is_not_there_names_the_command(dataset):
+def test_error_for_missing_heat_gives_the_command(dataset):
     store = FeatureStore(dataset)
     with pytest.raises(KeyError) as caught:
         store.heat("sampled", "paper")
