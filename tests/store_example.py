@@ -1,4 +1,4 @@
-"""A small heterogeneous dataset that has one of everything."""
+"""A small heterogeneous dataset with one of everything."""
 
 import torch
 

@@ -26,7 +26,7 @@ def scan(
     rows_per_block: int,
     starts: Sequence[int],
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield (first row, rows) of the blocks that begin at starts, in that order, and read the next meanwhile.
+    """Yield (first row, rows) of the blocks that begin at starts, in that order. Reads one block ahead.
 
     decode: turns bytes, uint8[n, row_bytes], a view of a buffer, into rows.
     """

@@ -1,4 +1,4 @@
-"""`gids convert`: every source comes out bit for bit, and what cannot be converted says why on one line."""
+"""`gids convert`: every source is converted bit for bit; an error is one line with the reason."""
 
 import errno
 import os
@@ -738,7 +738,7 @@ def test_free_space_is_checked_before_anything_is_written(tmp_path, capsys):
 
 
 def peak_bytes(*arguments):
-    """What a conversion in a fresh process has resident at most."""
+    """The peak resident memory of a conversion in a new process."""
     code = (
         "import sys; from gids.cli import main; status = main(sys.argv[1:]);"
         "peak = next(line for line in open('/proc/self/status') if line.startswith('VmHWM'));"

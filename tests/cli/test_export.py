@@ -1,4 +1,4 @@
-"""`gids export`: what was converted comes back out, byte for byte."""
+"""`gids export`: an exported table equals the source, byte for byte."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""`gids generate`: a graph that converts, in one type or two; the same options give the same bytes."""
+"""`gids generate`: graphs of one or two types that convert; the same options give the same bytes."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""`gids heat`: each method, its options, and what ends it."""
+"""`gids heat`: each method, its options and its errors."""
 
 import json
 

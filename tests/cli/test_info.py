@@ -1,4 +1,4 @@
-"""`gids info`, `gids --help` and how the command ends."""
+"""`gids info`, `gids --help` and the exit of the command."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`gids info --system`: with and without everything that it looks for."""
+"""`gids info --system`, with and without each item."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def look(root: Path, load: object, path: Path | None = None, kvikio: KvikioProbe
 
 @pytest.fixture
 def packages(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What is installed; empty."""
+    """The installed packages; none."""
     installed: dict[str, str] = {}
 
     def version(name: str) -> str:

@@ -1,4 +1,4 @@
-"""`gids verify`: one flipped bit anywhere is found, named and reported by the exit status."""
+"""`gids verify`: a flipped bit anywhere is found, reported and sets the exit status."""
 
 import os
 import random

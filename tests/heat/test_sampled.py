@@ -1,4 +1,4 @@
-"""Sampled counts: seeded, without replacement, and as often as probability says."""
+"""Sampled counts: seeded, without replacement, with the right probabilities."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gids.heat import sample_in_edges, sampled_counts
 
 
 def in_edges(rng: np.random.Generator, degrees: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A CSC whose every edge has a source of its own."""
+    """A CSC in which every edge has a different source."""
     indptr = np.concatenate([[0], np.cumsum(degrees)])
     return indptr, rng.permutation(indptr[-1])
 

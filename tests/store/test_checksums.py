@@ -1,4 +1,4 @@
-"""CRC32C: known values, and the instruction against the table."""
+"""CRC32C: known values, and the CPU instruction compared with the table."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,5 @@
-"""Manifests that agree with themselves and claim 2^31 of something: refused by the sizes of files, before any
-work for so many rows. Where the files are as long as that too, but hold nothing, little is read."""
+"""Consistent manifests that claim 2^31 rows, nodes or edges: refused by file sizes, before any work.
+If the files have these sizes but no data, only little is read."""
 
 import errno
 import json
@@ -57,7 +57,7 @@ def claim(path, fields):
 
 
 def claim_rows(table, count):
-    """Let a table of a manifest have so many rows."""
+    """Set the number of rows of a table in a manifest."""
     scale = table["scale"]["per"] if "scale" in table else None
     row_bytes = stored_row_bytes(table["shape"], TABLE_DTYPES[table["dtype"]].itemsize, scale)
     layout = Geometry(count, row_bytes, table["page_bytes"], len(table["shards"]))
@@ -68,7 +68,7 @@ def claim_rows(table, count):
 
 
 def claim_nodes(fields, ntype, count):
-    """Let a node type of a manifest have so many nodes, in all that goes by nodes."""
+    """Set the number of nodes of a type in a manifest, and in all arrays of nodes."""
     for nodes in fields["nodes"]:
         if nodes["type"] == ntype:
             nodes["count"] = count

@@ -1,4 +1,4 @@
-"""Opening a dataset and asking for what is in it and what is not."""
+"""Open a dataset and ask for existing and missing things."""
 
 import os
 import pickle

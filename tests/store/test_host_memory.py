@@ -1,4 +1,4 @@
-"""Memory for a device: what it is, and what a forked child has of it."""
+"""Host memory for a device, also in a forked child."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Manifests that lie: each is refused with one error that names the field."""
+"""Hostile manifests: each is refused with one error that names the field."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Tables stored in fewer bits: the bytes are those of the format, and the error keeps its bound."""
+"""Tables in fewer bits: their bytes match the format, and errors are within the bound."""
 
 import json
 import re
@@ -134,7 +134,7 @@ def test_table_of_many_blocks_equals_the_table_of_one_block(tmp_path, dtype, sca
 
 
 def test_pages_shrink_with_the_rows(tmp_path):
-    """What the arithmetic says: the pages that a minibatch of random rows reads, by stored type."""
+    """The number of pages that a minibatch of random rows reads, by stored type."""
     values = torch.randn(4000, 256, generator=torch.Generator().manual_seed(0))
     expected = {"float32": 4, "float16": 8, "row": 15, "column": 16}  # rows of a page of 4096 bytes
     kinds = {"float32": (None, None), "float16": (torch.float16, None)}
@@ -150,7 +150,7 @@ def test_pages_shrink_with_the_rows(tmp_path):
             list(loader.attach([ids], lambda ids: {"n.k": ids}))
             assert loader.stats()["misses"] == len(np.unique(ids.numpy() // expected[kind]))
             assert loader.stats()["bytes_read"] == 4096 * loader.stats()["misses"]
-    # A row that had a page to itself: pages as short as the rows, where the disk can read them.
+    # One row per page: shorter rows need shorter pages, if the disk can read them.
     wide = torch.randn(50, 1024)
     for page_bytes, dtype, scale, length in (
         (4096, None, None, 4096),

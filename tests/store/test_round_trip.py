@@ -1,4 +1,4 @@
-"""Rows come back bit for bit and lie where the format says: every type, row size, number of shards."""
+"""Rows are read back bit for bit, from the right positions: all types, row sizes and shard counts."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Publishing: all or nothing, whatever goes wrong."""
+"""A dataset is published completely or not at all, whatever fails."""
 
 import contextlib
 import errno
@@ -166,7 +166,7 @@ def test_bad_options_are_refused_before_anything_is_written(tmp_path, options, e
 
 @contextlib.contextmanager
 def small_disk(size):
-    """A file system of its own with that many bytes, where we may mount one."""
+    """A new file system of this size. Skips if mounting is not allowed."""
     place = Path(tempfile.mkdtemp())
     if (
         os.geteuid()

@@ -1,4 +1,4 @@
-"""Writes around the page cache, and through it where that cannot be: the same bytes."""
+"""Direct writes and writes through the page cache give the same bytes."""
 
 import fcntl
 import mmap

@@ -1,4 +1,4 @@
-"""Edges: sorting in any amount of memory against a stable argsort, counting, and what is refused."""
+"""Edges: sorting in any amount of memory equals a stable argsort; counting; invalid input."""
 
 import numpy as np
 import pytest

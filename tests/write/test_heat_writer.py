@@ -1,4 +1,4 @@
-"""Heat is added to a dataset in one step, and whatever ends the writer, the dataset is whole."""
+"""Heat is added in one step. The dataset stays valid, however the writer ends."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Commands that write datasets are killed at their calls; and the disk in memory that loses power."""
+"""Kills commands at their system calls, and simulates a loss of power on a disk in memory."""
 
 import random
 import shutil

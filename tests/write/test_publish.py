@@ -1,6 +1,6 @@
-"""Publishing: a kill, an error or another process leaves the old dataset or the new; the next run clears up.
+"""Publishing: after a kill, an error or a race, the old dataset or the new one is there; the next run cleans up.
 
-test_kills.py kills every command at many calls; here are the cases that have a name.
+test_kills.py kills every command at many calls; these are the named cases.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""restripe: the rows stay, the shards move; whatever happens, the dataset is whole."""
+"""restripe moves the shards. Rows do not change, and the dataset stays valid whatever happens."""
 
 import errno
 import json

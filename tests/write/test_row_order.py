@@ -1,4 +1,4 @@
-"""Orders of rows: permutations that put together what is read together; readers see no difference."""
+"""Orders of rows: rows that are read together share pages; readers see no difference."""
 
 import contextlib
 import copy
@@ -261,7 +261,7 @@ def test_error_says_why_rows_cannot_be_ordered(tmp_path, source):
 
 
 class Stopped(BaseException):
-    """What ends a conversion in these tests, as a kill does."""
+    """Ends a conversion, as a kill does."""
 
 
 def test_stopped_conversion_with_an_order_resumes(tmp_path, source, monkeypatch):

@@ -1,4 +1,4 @@
-"""A table is added to a dataset in one step, from blocks in any order; a writer that is killed harms none."""
+"""A table is added to a dataset in one step, from blocks in any order; a killed writer changes nothing."""
 
 import os
 import signal
@@ -342,7 +342,7 @@ def test_several_tables_are_published_together(dataset):
     assert {"paper.h", "author.h"}.isdisjoint(FeatureStore(dataset).tables)
     assert {"paper.h", "author.h"} <= publish_tables(writers).tables.keys()
     again = [create_table(store, "author.g", 3, 4), create_table(store, "paper.h", 20, 4, replace=True)]
-    again[1].replace = False  # as if it had come meanwhile
+    again[1].replace = False  # as if another process had added it
     for writer in again:
         writer.write(0, values(writer.row_count, 4))
     with pytest.raises(FileExistsError):
