@@ -26,7 +26,7 @@ def add_parser(subparsers: Any) -> None:
     add(
         "--raw",
         action="store_true",
-        help="write int8 with a scale as int8, and the scales as float32 to OUT.scale.npy",
+        help="write int8 with a scale as int8, and the float32 scales to OUT with the suffix .scale.npy",
     )
     add(
         "--memory",

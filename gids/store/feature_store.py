@@ -31,7 +31,7 @@ class FeatureStore:
 
     Opening reads the manifest and the size and header of every file, but no data (`gids verify` reads all).
     Raises FileNotFoundError; FormatError if the manifest was changed, has another version or names a shard
-    elsewhere, or if a file is missing or truncated.
+    that is not allowed, or if a file is missing or truncated.
 
     Attributes: path; name (`mag.gids`); tables (name -> Table, in the order written); labels (node type ->
     Tensor, loaded when first used); splits (node type -> {"train", "val", "test": int64 ids}).
@@ -144,7 +144,7 @@ class FeatureStore:
     def split(self, name: str, ntype: str | None = None) -> torch.Tensor:
         """The int64 ids of a split ("train", "val" or "test"), on the CPU.
 
-        ntype: may be left out when exactly one node type has this split. Raises MissingError, a KeyError,
+        ntype: optional if exactly one node type has this split. Raises MissingError, a KeyError,
         that lists the splits of the dataset.
         """
         found = [t for t in self.splits if name in self._split_entries(t) and ntype in (None, t)]
@@ -273,8 +273,8 @@ class _Loaded(Mapping[str, T]):
 
     def __getitem__(self, key: str) -> T:
         if key not in self._keys:
-            known = ", ".join(map(repr, self._keys)) or "none"
-            raise MissingError(f"{self._missing} for node type {key!r} (only for {known})")
+            known = f" (only for {', '.join(map(repr, self._keys))})" if self._keys else ""
+            raise MissingError(f"{self._missing} for node type {key!r}{known}")
         if key not in self._values:
             self._values[key] = self._load(key)
         return self._values[key]

@@ -168,9 +168,9 @@ def refuse_overflow(values: torch.Tensor, stored: torch.Tensor, start: int) -> N
     if bool(lost.any()):
         where, found = first_place(values, lost, start)
         most = torch.finfo(stored.dtype).max
-        cure = "bfloat16 and float32 reach 3e38" if abs(found) < 3e38 else "only float64 holds it"
+        cure = "use bfloat16 or float32" if abs(found) < 3e38 else "use float64"
         raise FormatError(
-            f"{where}: {found} does not fit in {stored.dtype}, which has at most {most:g}; {cure}"
+            f"{where}: {found} does not fit in {stored.dtype}, whose largest value is {most:g}: {cure}"
         )
 
 

@@ -120,7 +120,7 @@ def test_values_that_cannot_be_stored_in_fewer_bits_leave_nothing(tmp_path, caps
             "table '_N.feat': row 31, column 2 is nan, which int8 with a scale cannot hold",
         ),
         (["--dtype", "int8", "--scale", "column"], "row 31, column 2 is nan"),
-        (["--dtype", "float16"], "which ends at 65504; bfloat16 and float32 reach 3e38"),
+        (["--dtype", "float16"], "whose largest value is 65504: use bfloat16 or float32"),
     ):
         assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids"), *options]) == 2
         assert said in capsys.readouterr().err
@@ -574,10 +574,10 @@ def test_features_that_cannot_be_stored_are_refused_or_reported(tmp_path, capsys
     assert "num_nodes.npy; left out 'emb' of y.npz: Python objects" in capsys.readouterr().err
 
 
-def test_error_says_that_only_float64_holds_a_value(tmp_path, capsys):
+def test_error_for_a_value_above_float32_names_float64(tmp_path, capsys):
     np.save(tmp_path / "x.npy", np.array([[1e300]]))
     assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids"), "--dtype", "float32"]) == 2
-    assert "ends at 3.40282e+38; only float64 holds it" in capsys.readouterr().err
+    assert "whose largest value is 3.40282e+38: use float64" in capsys.readouterr().err
 
 
 def test_dtypes_in_one_list(tmp_path):

@@ -89,7 +89,7 @@ def test_extreme_values_keep_the_bound(tmp_path, dtype, scale):
             [[1.0, 65520.0]],
             torch.float16,
             None,
-            "row 0, column 1: 65520.0 does not fit in torch.float16, which",
+            "row 0, column 1: 65520.0 does not fit in torch.float16, whose",
         ),
         (
             [[1.0]],

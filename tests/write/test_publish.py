@@ -1,4 +1,4 @@
-"""Publishing: after a kill, an error or a race, the old dataset or the new one is there; the next run cleans up.
+"""Publishing: after a kill, an error or a race, the old dataset or the new one is there; then a cleanup.
 
 test_kills.py kills every command at many calls; these are the named cases.
 """
