@@ -21,6 +21,7 @@ from gids.convert.readers import Choices, find_reader, open_source
 from gids.convert.source import source_files
 from gids.inference import layerwise
 from gids.store import verify
+from gids.write import create_table
 
 NAME = "a.gids"
 DISKS = ("ssd0", "ssd1", "ssd2")
@@ -196,7 +197,7 @@ def heated(seed: int) -> Step:
 def table_created(value: float, key: str = "h", *, replace: bool = False) -> Step:
     def step(place: Place) -> None:
         store = FeatureStore(place.dataset, allow_dirs=place.disks)
-        with store.create_table(f"_N.{key}", NODES, 40, page_bytes=512, replace=replace) as writer:
+        with create_table(store, f"_N.{key}", NODES, 40, page_bytes=512, replace=replace) as writer:
             for start in (30, 0):
                 writer.write(start, torch.full((30, 40), value))
 
