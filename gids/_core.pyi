@@ -150,7 +150,7 @@ class Engine:
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
         out: NDArray[np.uint8],
-        places: NDArray[np.int64],
+        out_offsets: NDArray[np.int64],
         errors: NDArray[np.int32],
     ) -> None: ...
     def stats(self) -> dict[str, int | float]: ...
@@ -174,8 +174,11 @@ def why_no_uring() -> str: ...
 # native/bind/queue.cpp
 QUEUE_TABLE_SHIFT: int
 """A request is page | table << this."""
+QUEUE_TABLES_MAX: int
+QUEUE_SLOT_UNIT: int
+"""A staging page is a multiple of this many bytes."""
 QUEUE_DOORBELLS: int
-"""Rounds of a pair that are posted and not collected, at most."""
+"""The most rounds of a pair that are posted and not collected."""
 QUEUE_PAIRS_MAX: int
 
 class QueueMemory:
@@ -222,20 +225,42 @@ class QueueService:
 
 # native/bind/cache.cpp
 USE_BITS: int
-SCORE_BUCKETS: int
-"""Minibatches that may be live (in the window or planned) at once."""
+"""The most minibatches that may be live (in the window or planned) at once."""
+HEAT_LEVELS: int
+HEAT_SHIFT: int
+LINE_SHIFT: int
+STATE_SHIFT: int
+"""The lowest bit of each field of a page word."""
+ABSENT: int
+RESIDENT: int
+"""States of a page word."""
 LINE_METADATA_BYTES: int
 LISTS_BYTES: int
-"""Of a table's lists of lines, without the lines."""
+"""Bytes of a table's lists of lines when it has no lines."""
 PLANNED_ROW_BYTES: int
-"""Of the requests of a planned minibatch, for each of its rows, at most."""
+"""Upper bound of the bytes of requests, per row of a planned minibatch."""
 PLANNING_ROW_BYTES: int
-"""Memory in which one minibatch at a time is planned and gathered, for each of its rows."""
+"""Bytes to plan and gather one minibatch, per row."""
 LOAD_BYTES: int
-"""Of the requests of planned minibatches, for each page that wins a line."""
+"""Bytes of requests per page that wins a line."""
 LATE_ROWS: int
-"""Rows of other pages that are requested at a time, where a minibatch gets its output when it is gathered."""
+"""Rows of pages without a line that are requested at a time, if outputs are given to gather()."""
 MAX_LINES: int
+VALUE_TYPES: dict[str, int]
+"""gids::ValueType by name."""
+DEVICE_POLICIES: dict[str, int]
+"""score::Policy by name."""
+DEVICE_COUNTERS: dict[str, int]
+"""The word of each counter in a device::Counters."""
+DEVICE_COUNTER_WORDS: int
+DEVICE_CHOICE_BYTES: int
+"""sizeof(device::Choice)"""
+
+def device_candidates(lines: int, misses: int) -> int:
+    """The number of lines that a plan of the GPU cache looks at."""
+
+def copy_as(count: int, stored_as: int, wanted_as: int) -> int:
+    """RowCopy::as. count: bytes (unchanged) or values (converted) that a lane copies at once."""
 
 class Workers:
     def __init__(self, threads: int) -> None: ...

@@ -65,11 +65,11 @@ class Compiler:
     def compile(self, unit: Unit, target: str) -> bytes:
         """A cubin, or PTX for a compute_ target. RuntimeError, with NVRTC's log, when it does not compile."""
         options = compile_options(target, [self.sources.include, self._cccl])
-        place = self._cache / f"{Path(unit.name).stem}-{target}-{self._key(unit, options)}.bin"
-        if (code := _load(place)) is None:
+        path = self._cache / f"{Path(unit.name).stem}-{target}-{self._key(unit, options)}.bin"
+        if (code := _load(path)) is None:
             _log.info("compiling %s for %s", unit.name, target)
             code = self._run(unit, options, ptx=target.startswith("compute_"))
-            _save(place, code)
+            _save(path, code)
         return code
 
     def _key(self, unit: Unit, options: list[str]) -> str:
@@ -125,24 +125,24 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gids" / "kernels"
 
 
-def _load(place: Path) -> bytes | None:
-    """The code kept there; None if there is none, or not all of it."""
+def _load(path: Path) -> bytes | None:
+    """The code stored there; None if it is missing or incomplete."""
     try:
-        digest, code = (data := place.read_bytes())[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+        digest, code = (data := path.read_bytes())[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
     except OSError:
         return None
     return code if hashlib.sha256(code).digest() == digest else None
 
 
-def _save(place: Path, code: bytes) -> None:
-    """Keep the code, in one step: others may read meanwhile. Without a place to keep it, say so and go on."""
+def _save(path: Path, code: bytes) -> None:
+    """Store the code atomically, as others may read meanwhile. Log a warning if it cannot be stored."""
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        handle, unfinished = tempfile.mkstemp(dir=place.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, unfinished = tempfile.mkstemp(dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(hashlib.sha256(code).digest() + code)
-            os.replace(unfinished, place)
+            os.replace(unfinished, path)
         except OSError:
             with contextlib.suppress(OSError):
                 os.unlink(unfinished)

@@ -208,7 +208,7 @@ class _Asked:
             else {topology.node_types[0]: nodes}
         )
         self.nodes: dict[str, Nodes] = {}
-        self._places: dict[str, torch.Tensor] = {}
+        self._inverse: dict[str, torch.Tensor] = {}
         counts = dict(zip(topology.node_types, topology.node_counts, strict=True))
         for ntype, ids in given.items():
             if ntype not in counts:
@@ -225,7 +225,7 @@ class _Asked:
                     f"nodes of {ntype!r} run from {ids.min()} to {ids.max()}; ids run from 0 to "
                     f"{counts[ntype] - 1}"
                 )
-            self.nodes[ntype], self._places[ntype] = torch.unique(ids.cpu(), return_inverse=True)
+            self.nodes[ntype], self._inverse[ntype] = torch.unique(ids.cpu(), return_inverse=True)
         if not self.nodes:
             raise ValueError("nodes names no type; leave it out for all nodes of all types")
         if all(ids is not None and not len(ids) for ids in self.nodes.values()):
@@ -237,5 +237,5 @@ class _Asked:
 
     def in_order(self, values: Mapping[str, torch.Tensor]) -> PerType:
         """Output for the nodes as given, some perhaps more than once."""
-        ordered = {t: v[self._places[t]] if t in self._places else v for t, v in values.items()}
+        ordered = {t: v[self._inverse[t]] if t in self._inverse else v for t, v in values.items()}
         return per_type(ordered, self._homogeneous)

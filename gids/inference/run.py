@@ -32,7 +32,7 @@ from gids.store.names import Relation
 BLOCK_BYTES = 64 << 20
 """Of input rows, that a block aims at: more adds to what the layer needs itself, and gains nothing."""
 _ROW_OVERHEAD = 72
-"""Bytes that a row of a sampled block takes in the window: its id, its place, its edge."""
+"""Bytes that a row of a sampled block takes in the window: its id, its position, its edge."""
 
 Progress = Callable[[int, int, int], None]
 """(layer, nodes done, nodes of this layer)."""
@@ -82,8 +82,8 @@ class Inputs:
     ) -> dict[str, torch.Tensor]:
         """The rows of the tables that hold these nodes, and those of the minibatch's edges."""
         mine = ((t, ids) for t, ids in nodes if t in self._nodes)
-        places = {t: ids if self._targets is None else self._targets.places(t, ids) for t, ids in mine}
-        return {**places, **self.edges.ids_of(minibatch)}
+        positions = {t: ids if self._targets is None else self._targets.positions(t, ids) for t, ids in mine}
+        return {**positions, **self.edges.ids_of(minibatch)}
 
     def for_layer(
         self,
@@ -117,7 +117,7 @@ class Run:
     ) -> None:
         self._store, self._layers, self._near = store, layers, near
         opened = cuda.open_device(device) if device.type == "cuda" else None
-        self._place = opened.torch_device if opened is not None else device
+        self._torch_device = opened.torch_device if opened is not None else device
         self._device, self._progress = device, progress
         if memory_bytes is None:
             free_bytes = available_bytes() // local_ranks() if opened is None else opened.memory_info()[0]
@@ -152,7 +152,7 @@ class Run:
             for item, rows in stream:
                 span, minibatch = item
                 if span.ntype not in left_out:
-                    h_src = inputs.for_layer(self._nodes(item), rows, self._place)
+                    h_src = inputs.for_layer(self._nodes(item), rows, self._torch_device)
                     h_dst = self._call(index, span, minibatch, h_src, *inputs.edges.for_layer(rows))
                     if h_dst is None and span.ntype not in shapes:
                         left_out.add(span.ntype)
@@ -185,7 +185,7 @@ class Run:
         *edge_rows: torch.Tensor | dict[Relation, torch.Tensor],
     ) -> torch.Tensor | None:
         homogeneous = self._near.topology.homogeneous
-        block, of_nodes = block_on(minibatch, self._place), per_type(h_src, homogeneous)
+        block, of_nodes = block_on(minibatch, self._torch_device), per_type(h_src, homogeneous)
         given = self._layers(index, block, of_nodes, *edge_rows)
         return output_of(given, index, span.ntype, span.stop - span.start, by_type=not homogeneous)
 

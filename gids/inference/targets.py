@@ -53,8 +53,8 @@ class Targets:
         ids = self.nodes[span.ntype]
         return torch.arange(span.start, span.stop) if ids is None else ids[span.start : span.stop]
 
-    def places(self, ntype: str, ids: torch.Tensor) -> torch.Tensor:
-        """Where nodes stand among the targets of their type."""
+    def positions(self, ntype: str, ids: torch.Tensor) -> torch.Tensor:
+        """The positions of nodes among the targets of their type."""
         targets = self.nodes[ntype]
         return ids if targets is None else torch.searchsorted(targets, ids)
 

@@ -95,15 +95,15 @@ class Engine:
         offsets: npt.NDArray[np.int64],
         lengths: npt.NDArray[np.int64],
         out: npt.NDArray[np.uint8],
-        places: npt.NDArray[np.int64],
+        out_offsets: npt.NDArray[np.int64],
     ) -> npt.NDArray[np.int32]:
-        """Read ``lengths[i]`` bytes at ``offsets[i]`` of file ``files[i]`` to ``out[places[i]:]``.
+        """Read ``lengths[i]`` bytes at ``offsets[i]`` of file ``files[i]`` to ``out[out_offsets[i]:]``.
 
-        files: uint32[n]. offsets, lengths (1 to :attr:`max_read_bytes`), places: int64[n]; places must not
-        overlap. out: uint8[m], contiguous. Otherwise as :meth:`read`, the errors included.
+        files: uint32[n]. offsets, lengths (1 to :attr:`max_read_bytes`), out_offsets: int64[n]; extents must
+        not overlap in out. out: uint8[m], contiguous. Blocks and returns errors as :meth:`read` does.
         """
         errors = np.empty(len(files), dtype=np.int32)
-        self.native.read_extents(files, offsets, lengths, out, places, errors)
+        self.native.read_extents(files, offsets, lengths, out, out_offsets, errors)
         return errors
 
     def stats(self) -> dict[str, int | float]:

@@ -50,7 +50,6 @@ T = TypeVar("T")
 log = logging.getLogger("gids")
 
 MAX_PLANNED = 8
-_RESIDENT = 2  # the state of a page word, its two highest bits
 
 
 class FeatureLoader:
@@ -355,7 +354,7 @@ class FeatureLoader:
             raise ValueError("this FeatureLoader is closed, and its cache is gone")
         if self._cache is None:
             return torch.zeros(found.row_count, dtype=torch.bool)
-        resident = self._cache.page_words(table) >> np.uint64(62) == _RESIDENT
+        resident = self._cache.page_words(table) >> np.uint64(_core.STATE_SHIFT) == _core.RESIDENT
         return torch.from_numpy(found.rows_of_pages(resident))
 
     def close(self) -> None:

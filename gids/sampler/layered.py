@@ -67,7 +67,7 @@ class LayeredSampler(ABC):
         graphs: a Graph or PinnedGraph, several as a sequence or dictionary, or a Topology made of them once.
         seeds: int64[n] of node ids, or bool[num_nodes], or a dictionary by node type of such. Seeds that
         repeat are kept, each with edges of its own (drawn alike), as DGL does; edges to such a node refer to
-        its first place. seed, epoch, step: 0 or more, below 2^64; together they choose the random numbers.
+        its first position. seed, epoch, step: 0 or more, below 2^64; together they choose the random numbers.
 
         On the CPU this blocks, without the GIL. On a device it works on torch's current stream and waits for
         it once or twice per layer. The tensors are the caller's to keep.

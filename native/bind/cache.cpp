@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <optional>
 #include <unordered_map>
 
@@ -17,6 +18,8 @@
 #include "bind/signals.h"
 #include "cache/buffers.h"
 #include "cache/page_cache.h"
+#include "gids/device_cache.h"
+#include "gids/row_copy.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -48,6 +51,43 @@ Policy policy_of(const std::string& name) {
   if (name == "lru") return Policy::lru;
   if (name == "static") return Policy::fixed;
   throw std::invalid_argument("no policy '" + name + "' (there are lookahead, window-pin, random, lru, static)");
+}
+
+// Policies of the cache in device memory, in their order there.
+nb::dict device_policies() {
+  nb::dict d;
+  d["lookahead"] = static_cast<u32>(score::Policy::lookahead);
+  d["window-pin"] = static_cast<u32>(score::Policy::window_pin);
+  d["random"] = static_cast<u32>(score::Policy::random);
+  d["static"] = static_cast<u32>(score::Policy::fixed);
+  return d;
+}
+
+// The word of a device::Counters that holds each counter.
+nb::dict device_counters() {
+  using device::Counters;
+  nb::dict d;
+  d["pages"] = offsetof(Counters, pages) / sizeof(u64);
+  d["bad"] = offsetof(Counters, bad) / sizeof(u64);
+  d["misses"] = offsetof(Counters, misses) / sizeof(u64);
+  d["coalesced"] = offsetof(Counters, coalesced) / sizeof(u64);
+  d["loads"] = offsetof(Counters, loads) / sizeof(u64);
+  d["bypasses"] = offsetof(Counters, bypasses) / sizeof(u64);
+  d["evictions"] = offsetof(Counters, evictions) / sizeof(u64);
+  d["failures"] = offsetof(Counters, failures) / sizeof(u64);
+  d["unresolved"] = offsetof(Counters, unresolved) / sizeof(u64);
+  return d;
+}
+
+nb::dict value_types() {
+  nb::dict d;
+  d["unchanged"] = u64{unchanged};
+  d["float32"] = u64{float32};
+  d["float16"] = u64{float16};
+  d["bfloat16"] = u64{bfloat16};
+  d["int8_by_row"] = u64{int8_by_row};
+  d["int8_by_column"] = u64{int8_by_column};
+  return d;
 }
 
 nb::dict dict_of(const cache::PlannerStats& s) {
@@ -284,14 +324,26 @@ nb::ndarray<nb::numpy, u8, nb::ndim<1>> take(const std::shared_ptr<BufferPool>& 
 
 void bind_cache(nb::module_& m) {
   m.attr("USE_BITS") = word::use_bits;
-  m.attr("SCORE_BUCKETS") = score::buckets;
-  m.attr("LINE_METADATA_BYTES") = 16;
+  m.attr("HEAT_LEVELS") = word::heat_levels;
+  m.attr("HEAT_SHIFT") = word::heat_shift;
+  m.attr("LINE_SHIFT") = word::line_shift;
+  m.attr("STATE_SHIFT") = word::state_shift;
+  m.attr("ABSENT") = static_cast<u32>(PageState::absent);
+  m.attr("RESIDENT") = static_cast<u32>(PageState::resident);
+  m.attr("LINE_METADATA_BYTES") = cache::BucketLists::node_bytes;
   m.attr("LISTS_BYTES") = Planner::least_line_bytes();
   m.attr("PLANNED_ROW_BYTES") = cache::planned_row_bytes;
   m.attr("PLANNING_ROW_BYTES") = cache::planning_row_bytes;
   m.attr("LOAD_BYTES") = cache::load_bytes;
   m.attr("LATE_ROWS") = cache::late_parts * cache::late_rows;
   m.attr("MAX_LINES") = word::line_mask;
+  m.attr("VALUE_TYPES") = value_types();
+  m.attr("DEVICE_POLICIES") = device_policies();
+  m.attr("DEVICE_COUNTERS") = device_counters();
+  m.attr("DEVICE_COUNTER_WORDS") = sizeof(device::Counters) / sizeof(u64);
+  m.attr("DEVICE_CHOICE_BYTES") = sizeof(device::Choice);
+  m.def("device_candidates", &device::candidates, "lines"_a, "misses"_a, "Lines that a plan of the GPU cache looks at.");
+  m.def("copy_as", &copy_as, "count"_a, "stored_as"_a, "wanted_as"_a, "RowCopy::as, from the items of a row copy.");
 
   nb::class_<Workers>(m, "Workers", "Threads that copy rows.")
       .def(nb::init<u32>(), "threads"_a);

@@ -115,11 +115,11 @@ extern "C" __global__ void gids_look_up(const device::Table* table, device::Coun
   clear_histogram(histogram);
   for_each(n, [&](u64 i, bool inside) {
     bool missing = false, loading = false;
-    u64 page = 0, place = 0, w = 0;
+    u64 page = 0, cell = 0, w = 0;
     if (inside && t.holds(ids[i])) {
       page = t.page_of(ids[i]);
       w = t.words[page];
-      if (word::state_of(w) != gids::PageState::resident && m.set.insert(page, place)) {
+      if (word::state_of(w) != gids::PageState::resident && m.set.insert(page, cell)) {
         missing = word::state_of(w) == gids::PageState::absent;
         loading = !missing;
       }
@@ -133,7 +133,7 @@ extern "C" __global__ void gids_look_up(const device::Table* table, device::Coun
       m.lines[index] = device::bypassed;
       atomicAdd(&histogram[bucket], 1u);
     }
-    if (missing || loading) m.set.values[place] = missing ? static_cast<u32>(index) : device::bypassed;
+    if (missing || loading) m.set.values[cell] = missing ? static_cast<u32>(index) : device::bypassed;
   });
   add_histogram(histogram, choice->misses);
 }

@@ -93,9 +93,9 @@ extern "C" __global__ __launch_bounds__(256, 4) void
     if (!t.holds(ids[i])) return 0;
     const u64 page = t.page_of(ids[i]);
     if (word::state_of(t.words[page]) == gids::PageState::resident) return 0;
-    const u64 place = m.set.find(page);
-    if (place == gids::PageSet::none) return 0;
-    const u64 index = m.set.values[place];  // of a page that was LOADING: beyond every round
+    const u64 cell = m.set.find(page);
+    if (cell == gids::PageSet::none) return 0;
+    const u64 index = m.set.values[cell];  // of a page that was LOADING: beyond every round
     if (index < first || index - first >= size || m.lines[index] != device::bypassed) return 0;
     return address(round.page(index - first)) + t.offset_in_page(ids[i]);
   });
@@ -120,9 +120,9 @@ extern "C" __global__ __launch_bounds__(256, 4) void
     if (word::state_of(w) == gids::PageState::resident)
       return address(t.line(word::line_of(w))) + t.offset_in_page(id);
     if (misses) {
-      const u64 place = misses->set.find(page);
-      if (place != gids::PageSet::none) {
-        const u32 index = misses->set.values[place];
+      const u64 cell = misses->set.find(page);
+      if (cell != gids::PageSet::none) {
+        const u32 index = misses->set.values[cell];
         if (index != device::bypassed && misses->lines[index] == device::bypassed) return 0;
       }
     }

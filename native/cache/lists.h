@@ -20,6 +20,7 @@ namespace gids::cache {
 
 class BucketLists {
  public:
+  static constexpr size_t node_bytes = 16;  // metadata of a line
   static constexpr u64 max_pages = u64{1} << (64 - word::line_bits);
 
   BucketLists(u32 lines, u32 buckets) : lines_(lines), nodes_(size_t{lines} + buckets), heads_(buckets) {
@@ -92,7 +93,7 @@ class BucketLists {
     u64 owner_and_hint;  // page in the high 34 bits, a line in the low 30
     u32 prev, next;
   };
-  static_assert(sizeof(Node) == 16, "four lines of the cache to a line of the processor's");
+  static_assert(sizeof(Node) == node_bytes, "four lines of the cache to a line of the processor's");
 
   struct Head {
     u32 count = 0, pushed = 0;

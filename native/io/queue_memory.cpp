@@ -55,8 +55,9 @@ QueueMemory::QueueMemory(const QueueOptions& options) : options_(options) {
   require(options.pairs >= 1 && options.pairs <= QueueOptions::kPairsMax,
           "pairs is " + std::to_string(options.pairs) + "; it must be from 1 to " +
               std::to_string(QueueOptions::kPairsMax));
-  require(options.slot_bytes >= 16 && options.slot_bytes % 16 == 0,
-          "slot_bytes is " + std::to_string(options.slot_bytes) + "; it must be a positive multiple of 16");
+  require(options.slot_bytes >= queue::slot_unit && options.slot_bytes % queue::slot_unit == 0,
+          "slot_bytes is " + std::to_string(options.slot_bytes) + "; it must be a positive multiple of " +
+              std::to_string(queue::slot_unit));
   require(options.rounds_max >= 1 && options.rounds_max <= queue::doorbells,
           "rounds_max is " + std::to_string(options.rounds_max) + "; it must be from 1 to " +
               std::to_string(queue::doorbells));

@@ -20,7 +20,7 @@ using gids::u32;
 using gids::u64;
 using gids::variates::Variates;
 
-// fault: the least place of a seed that is no node.
+// fault: the first position of a seed that is no node.
 extern "C" __global__ void gids_check_seeds(const i64* seeds, u64 n, u64 node_count, u64* fault) {
   for (u64 i = thread_index(); i < n; i += thread_count())
     if (static_cast<u64>(seeds[i]) >= node_count) note_fault(fault, i);

@@ -40,35 +40,35 @@ def reader(device: Device, engine: Engine, shards: list[Path]) -> Iterator[Pinne
 
 
 def columns(rows: list[tuple[int, int, int, int]]) -> Extents:
-    files, offsets, lengths, places = zip(*rows, strict=True) if rows else ((), (), (), ())
-    numbers = (np.array(column, np.int64) for column in (offsets, lengths, places))
+    files, offsets, lengths, out_offsets = zip(*rows, strict=True) if rows else ((), (), (), ())
+    numbers = (np.array(column, np.int64) for column in (offsets, lengths, out_offsets))
     return Extents(np.array(files, np.uint32), *numbers)
 
 
 def random_extents(rng: np.random.Generator, sizes: list[int], unit: int, count: int) -> tuple[Extents, int]:
     """Extents in random order, some of them neighbours in file and out; and the bytes of out."""
-    rows, place = [], 0
+    rows, out_offset = [], 0
     while len(rows) < count:
         file = int(rng.integers(2))
         offset = int(rng.integers(sizes[file] // unit)) * unit
         for _ in range(int(rng.integers(1, 5))):
             length = min(int(rng.integers(0, 4)) * unit, sizes[file] - offset)
-            rows.append((file, offset, length, place))
-            offset, place = offset + length, place + length
-        place += unit * int(rng.integers(0, 2))
+            rows.append((file, offset, length, out_offset))
+            offset, out_offset = offset + length, out_offset + length
+        out_offset += unit * int(rng.integers(0, 2))
     order = rng.permutation(len(rows))
-    return columns([rows[i] for i in order]), place
+    return columns([rows[i] for i in order]), out_offset
 
 
 def read(reader: module.ExtentReader, extents: Extents, out: torch.Tensor) -> None:
-    reader.read(extents.files, extents.offsets, extents.lengths, out, extents.places)
+    reader.read(extents.files, extents.offsets, extents.lengths, out, extents.out_offsets)
 
 
 def expected(extents: Extents, contents: list[np.ndarray], out_bytes: int) -> np.ndarray:
     """The model: out of 170s, with the extents copied in."""
     out = np.full(out_bytes, 170, np.uint8)
-    for file, offset, length, place in zip(*(column.tolist() for column in extents), strict=True):
-        out[place : place + length] = contents[file][offset : offset + length]
+    for file, offset, length, out_offset in zip(*(column.tolist() for column in extents), strict=True):
+        out[out_offset : out_offset + length] = contents[file][offset : offset + length]
     return out
 
 
@@ -157,10 +157,10 @@ def test_a_truncated_shard_ends_before_the_extent(device: Device, tmp_path: Path
     [
         ((9, 0, 1, 0), "does not fit 4 files"),
         ((0, -1, 1, 0), "at byte -1"),
-        ((0, 0, -1, 0), "-1 B"),
-        ((0, 0, 1, 100), "an out of 100 B"),
-        ((0, 0, 101, 0), "101 B"),
-        ((0, 0, 1, -1), "place -1"),
+        ((0, 0, -1, 0), "-1 bytes"),
+        ((0, 0, 1, 100), "an out of 100 bytes"),
+        ((0, 0, 101, 0), "101 bytes"),
+        ((0, 0, 1, -1), "byte -1 of out"),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -178,8 +178,8 @@ def test_other_types_are_refused(device: Device, reader: PinnedExtentReader) -> 
         read(reader, one, blank(device, 8)[::2])
     with pytest.raises(ValueError, match=r"lengths must be int64\[1\], not int32"):
         read(reader, one._replace(lengths=one.lengths.astype(np.int32)), blank(device, 1))
-    with pytest.raises(ValueError, match=r"places must be int64\[1\], not int64\[2\]"):
-        read(reader, one._replace(places=np.zeros(2, np.int64)), blank(device, 1))
+    with pytest.raises(ValueError, match=r"out_offsets must be int64\[1\], not int64\[2\]"):
+        read(reader, one._replace(out_offsets=np.zeros(2, np.int64)), blank(device, 1))
     with pytest.raises(ValueError, match="out is on meta; this reader reads to"):
         read(reader, one, torch.empty(4, dtype=torch.uint8, device="meta"))
     reader.close()

@@ -94,32 +94,32 @@ def run(code: str, *, library: str, paths: list[Path], **environment: str) -> st
 def test_kvikio_reads_the_same_bytes_as_the_pinned_reader(stub_libcuda: str, shards: list[Path]) -> None:
     code = """
 rng = np.random.default_rng(3)
-rows, place = [], 0
+rows, out_offset = [], 0
 for _ in range(150):  # runs of up to 40 KiB and single small extents, of odd lengths, in any order
     file = int(rng.integers(2))
     offset = int(rng.integers(100 * 4096))
     for _ in range(int(rng.integers(1, 6))):
         length = int(rng.integers(0, 8192))
-        rows.append((file, offset, length, place))
-        offset, place = offset + length, place + length
+        rows.append((file, offset, length, out_offset))
+        offset, out_offset = offset + length, out_offset + length
 rows = [rows[i] for i in rng.permutation(len(rows))]
 before = os.environ.get("KVIKIO_COMPAT_MODE")
 with open_engine(paths) as engine:
     small = PinnedExtentReader(device, engine, paths)
     readers = [KvikioReader(device, paths, gds=False), KvikioReader(device, paths, gds=False, small=small)]
-    outs = [torch.full((place,), 170, dtype=torch.uint8) for _ in range(3)]
+    outs = [torch.full((out_offset,), 170, dtype=torch.uint8) for _ in range(3)]
     PinnedExtentReader(device, engine, paths).read(*columns(rows)[:3], outs[2], columns(rows)[3])
     reads = engine.stats()["reads"]
     for reader, out in zip(readers, outs):
-        files, offsets, lengths, places = columns(rows)
-        reader.read(files, offsets, lengths, out, places)
+        files, offsets, lengths, out_offsets = columns(rows)
+        reader.read(files, offsets, lengths, out, out_offsets)
         assert reader.name == "kvikio (compat)"
         reads_before, reads = reads, engine.stats()["reads"]
         assert (reads > reads_before) == (reader is readers[1]), "only short extents go to the engine"
         reader.close()
         reader.close()
         try:
-            reader.read(files, offsets, lengths, out, places)
+            reader.read(files, offsets, lengths, out, out_offsets)
         except RuntimeError as error:
             assert "closed" in str(error)
         else:
@@ -144,9 +144,9 @@ reader = KvikioReader(device, paths, gds=False)
 os.truncate(paths[1], 100_000)
 out = torch.zeros(400_000, dtype=torch.uint8)
 def attempt(*rows):
-    files, offsets, lengths, places = columns(rows)
+    files, offsets, lengths, out_offsets = columns(rows)
     try:
-        reader.read(files, offsets, lengths, out, places)
+        reader.read(files, offsets, lengths, out, out_offsets)
     except StorageError as error:
         print(error.errno, os.path.basename(error.filename), error.offset, error)
     else:
@@ -185,12 +185,12 @@ def test_kvikio_on_a_device_reads_what_the_pinned_reader_reads(device: Device, s
     print(found)
     rows = np.random.default_rng(2).permutation(150)
     files, offsets = np.zeros(150, np.uint32), rows * 4096 + 7
-    lengths, places = np.full(150, 4001), np.arange(150) * 4096
+    lengths, out_offsets = np.full(150, 4001), np.arange(150) * 4096
     outs = [device.zeros(150 * 4096, torch.uint8) for _ in range(2)]
     with open_engine(shards) as engine:
         for kind, out in zip(("kvikio", "pinned"), outs, strict=True):
             reader = open_extent_reader(device, engine, shards, kind=kind)  # type: ignore[arg-type]
-            reader.read(files, offsets, lengths, out, places)
+            reader.read(files, offsets, lengths, out, out_offsets)
             reader.close()
     assert np.array_equal(outs[0].cpu().numpy(), outs[1].cpu().numpy())
 

@@ -28,6 +28,7 @@ __all__ = ["DeviceQueue", "QueueTable", "Round"]
 _UNIT = "io/request_queue.cu"
 _THREADS = 256
 _WARPS = _THREADS // 32
+_SLOT_UNIT: int = _core.QUEUE_SLOT_UNIT
 _BLOCKS_PER_SM = 8
 _SPINNING_BLOCKS_PER_SM = 1
 """Of a kernel that spins for the host: registers are left for others, and polls do not fill the bus."""
@@ -113,19 +114,19 @@ class DeviceQueue:
         """
         _check_options(tables, staging_bytes, wait, pairs, rounds_max, timeout_s)
         named = [native_table(t) for t in tables]
-        places = -(-rounds_max // pairs)  # of each pair
+        pair_rounds = -(-rounds_max // pairs)
         self._memory = _core.QueueMemory(
             staging_bytes=staging_bytes,
-            slot_bytes=max(-(-t.page_bytes // 16) * 16 for t in tables),
+            slot_bytes=max(-(-t.page_bytes // _SLOT_UNIT) * _SLOT_UNIT for t in tables),
             pairs=pairs,
-            rounds_max=places,
+            rounds_max=pair_rounds,
             spin_limit=math.ceil(timeout_s * _POLLS_PER_S) if spin_limit is None else spin_limit,
         )
         self.wait_kind = wait
         self.pairs = pairs
         self.depth = self._memory.depth
         self.slot_bytes = self._memory.slot_bytes
-        self.round_max = self.depth // places
+        self.round_max = self.depth // pair_rounds
         self.rounds_max = rounds_max
         self._device = device
         with contextlib.ExitStack() as undo:
@@ -149,8 +150,8 @@ class DeviceQueue:
         self._posted = 0
         self._last_post: Event | None = None
         self._uncollected: deque[Round] = deque()
-        self._freed: dict[int, list[Event]] = {}  # what a post into the place of that round waits for
-        self._places = places * pairs
+        self._freed: dict[int, list[Event]] = {}  # by round: what the post that reuses its slots waits for
+        self._reuse_distance = pair_rounds * pairs
         self._pid = os.getpid()
         kept = (self._memory, self._local, self._pairs)
         self._end = weakref.finalize(self, _end, self._pid, self._service, self._mapping, self._streams, kept)
@@ -189,7 +190,7 @@ class DeviceQueue:
         number = self._service.arm(pair)
         limit = min(self.round_max, limit, max(len(requests) - first, 0))
         round = Round(self._service, self._posted, number, self._pairs[pair], limit)
-        with self._posting(stream, self._freed.pop(self._posted - self._places, [])):
+        with self._posting(stream, self._freed.pop(self._posted - self._reuse_distance, [])):
             self._launch(
                 stream,
                 "gids_post_round",
@@ -284,7 +285,7 @@ class DeviceQueue:
     def collected(self, round: Round) -> None:
         """Tell that the last kernel that reads the round's pages is enqueued, on a stream that waited for it.
 
-        Frees the round's place for ``post``, once the rounds before it are collected too. May be called
+        Frees the round's slots for ``post``, once the rounds before it are collected too. May be called
         twice. Raises RuntimeError when no stream has waited for the round: its pages may be yet to come.
         """
         with self._use("stream", "collected"):
@@ -348,7 +349,7 @@ class DeviceQueue:
         to: torch.Tensor,
         errors: torch.Tensor,
     ) -> None:
-        """By rounds, with as many posted ahead as there are places."""
+        """By rounds, with as many posted ahead as there is room for."""
         ahead: deque[tuple[Round, int]] = deque()
 
         def finish() -> None:
@@ -424,7 +425,7 @@ class DeviceQueue:
 
     @contextlib.contextmanager
     def _posting(self, stream: Stream, freed: list[Event]) -> Iterator[None]:
-        """Around the launch of a kernel that was armed for: one at a time posts, into free places."""
+        """Around the launch of a kernel that was armed for: one at a time posts, into free slots."""
         self._remember(stream)
         self._posted += 1
         try:

@@ -45,16 +45,17 @@ class ExtentReader(Protocol):
         offsets: npt.NDArray[np.int64],
         lengths: npt.NDArray[np.int64],
         out: torch.Tensor,
-        places: npt.NDArray[np.int64],
+        out_offsets: npt.NDArray[np.int64],
     ) -> None:
-        """Read ``lengths[i]`` bytes at ``offsets[i]`` of file ``files[i]`` to ``out[places[i]:]``.
+        """Read ``lengths[i]`` bytes at ``offsets[i]`` of file ``files[i]`` to ``out[out_offsets[i]:]``.
 
-        files: uint32[n], index in the list of paths that it was opened with. offsets, lengths, places:
-        int64[n], any order. out: uint8[m], contiguous, on the reader's device; places must not overlap. It is
-        fastest when neighbours in a file are neighbours in out. Waits for work on the current stream, then
-        blocks until the bytes are on the device. Raises StorageError with shard, offset and errno (ENODATA:
-        the file ends before the extent) for an extent that failed; what out holds at all of them is then
-        undefined. ValueError for arguments that do not fit together.
+        files: uint32[n], indices of the paths that the reader was opened with. offsets, lengths, out_offsets:
+        int64[n], in any order. out: uint8[m], contiguous, on the reader's device; extents must not overlap in
+        it. Fastest when neighbours in a file are neighbours in out. Waits for work on the current stream,
+        then blocks until the bytes are on the device.
+
+        Raises StorageError with shard, offset and errno (ENODATA: the file ends before the extent) if an
+        extent fails; the contents of out are then undefined. Raises ValueError for arguments that do not fit.
         """
 
     def close(self) -> None:
@@ -67,10 +68,10 @@ class Extents(NamedTuple):
     files: npt.NDArray[np.uint32]
     offsets: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
-    places: npt.NDArray[np.int64]
+    out_offsets: npt.NDArray[np.int64]
 
     def take(self, index: npt.NDArray[np.int64] | npt.NDArray[np.bool_] | slice) -> Extents:
-        return Extents(self.files[index], self.offsets[index], self.lengths[index], self.places[index])
+        return Extents(self.files[index], self.offsets[index], self.lengths[index], self.out_offsets[index])
 
 
 def checked(
@@ -79,7 +80,7 @@ def checked(
     offsets: npt.NDArray[np.int64],
     lengths: npt.NDArray[np.int64],
     out: torch.Tensor,
-    places: npt.NDArray[np.int64],
+    out_offsets: npt.NDArray[np.int64],
     device: torch.device,
 ) -> Extents:
     """The extents that are not empty, in columns. Raises ValueError when they do not fit files or out."""
@@ -87,7 +88,7 @@ def checked(
         raise ValueError(f"out must be a contiguous uint8[m], not {out.dtype}{list(out.shape)}")
     if out.device != device:
         raise ValueError(f"out is on {out.device}; this reader reads to {device}")
-    found = Extents(files, offsets, lengths, places)
+    found = Extents(files, offsets, lengths, out_offsets)
     for name, column in found._asdict().items():
         wanted = "uint32" if name == "files" else "int64"
         if column.dtype != wanted or column.shape != files.shape or column.ndim != 1:
@@ -96,14 +97,14 @@ def checked(
         (files >= file_count)
         | (offsets < 0)
         | (lengths < 0)
-        | (places < 0)
-        | (lengths > out.numel() - places)
+        | (out_offsets < 0)
+        | (lengths > out.numel() - out_offsets)
     )
     if bad.any():
         i = int(np.flatnonzero(bad)[0])
         raise ValueError(
-            f"extent {i} ({lengths[i]} B at byte {offsets[i]} of file {files[i]}, to place {places[i]}) "
-            f"does not fit {file_count} files and an out of {out.numel()} B"
+            f"extent {i} ({lengths[i]} bytes at byte {offsets[i]} of file {files[i]}, to byte "
+            f"{out_offsets[i]} of out) does not fit {file_count} files and an out of {out.numel()} bytes"
         )
     return found.take(lengths > 0)
 
@@ -112,16 +113,16 @@ def merged(extents: Extents) -> Extents:
     """Extents that follow one another in a file and in out, joined; in the order of files and offsets."""
     if len(extents.files) < 2:
         return extents
-    shift = extents.offsets - extents.places  # the same for all that can be joined
+    shift = extents.offsets - extents.out_offsets  # the same for all that can be joined
     ordered = extents.take(np.lexsort((extents.offsets, shift, extents.files)))
     joins = (
         (ordered.files[1:] == ordered.files[:-1])
         & (ordered.offsets[1:] == ordered.offsets[:-1] + ordered.lengths[:-1])
-        & (ordered.places[1:] == ordered.places[:-1] + ordered.lengths[:-1])
+        & (ordered.out_offsets[1:] == ordered.out_offsets[:-1] + ordered.lengths[:-1])
     )
     first = np.flatnonzero(np.concatenate(([True], ~joins)))
     runs = ordered.take(first)._replace(lengths=np.add.reduceat(ordered.lengths, first))
-    return runs.take(np.lexsort((runs.places, runs.offsets, runs.files)))
+    return runs.take(np.lexsort((runs.out_offsets, runs.offsets, runs.files)))
 
 
 def split(extents: Extents, piece_bytes: int) -> Extents:
@@ -136,7 +137,7 @@ def split(extents: Extents, piece_bytes: int) -> Extents:
         extents.files[source],
         extents.offsets[source] + begin,
         np.minimum(extents.lengths[source] - begin, piece_bytes),
-        extents.places[source] + begin,
+        extents.out_offsets[source] + begin,
     )
 
 
@@ -171,10 +172,10 @@ class FasterReader:
         offsets: npt.NDArray[np.int64],
         lengths: npt.NDArray[np.int64],
         out: torch.Tensor,
-        places: npt.NDArray[np.int64],
+        out_offsets: npt.NDArray[np.int64],
     ) -> None:
         """See :meth:`ExtentReader.read`."""
-        extents = Extents(files, offsets, lengths, places)
+        extents = Extents(files, offsets, lengths, out_offsets)
         ends = np.cumsum(lengths)
         begin = 0
         while self._chosen is None and len(ends):
@@ -185,20 +186,20 @@ class FasterReader:
             self._try(extents.take(slice(begin, end)), out)
             begin = end
         rest = extents.take(slice(begin, None))
-        (self._chosen or self._readers[0]).read(rest.files, rest.offsets, rest.lengths, out, rest.places)
+        (self._chosen or self._readers[0]).read(rest.files, rest.offsets, rest.lengths, out, rest.out_offsets)
 
     def _try(self, part: Extents, out: torch.Tensor) -> None:
         which = (0, 1, 1, 0)[self._trials % 4]
         self._trials += 1
         started = time.perf_counter()
         try:
-            self._readers[which].read(part.files, part.offsets, part.lengths, out, part.places)
+            self._readers[which].read(part.files, part.offsets, part.lengths, out, part.out_offsets)
         except StorageError as error:
             if which == 0:
                 raise
             _log.info("extents are read by %s: %s", self._readers[0].name, error)
             self._keep(0)
-            self._readers[0].read(part.files, part.offsets, part.lengths, out, part.places)
+            self._readers[0].read(part.files, part.offsets, part.lengths, out, part.out_offsets)
             return
         speed = int(part.lengths.sum()) / (time.perf_counter() - started)
         self._speeds[which] = max(self._speeds[which], speed)

@@ -70,17 +70,17 @@ class KvikioReader:
         offsets: npt.NDArray[np.int64],
         lengths: npt.NDArray[np.int64],
         out: torch.Tensor,
-        places: npt.NDArray[np.int64],
+        out_offsets: npt.NDArray[np.int64],
     ) -> None:
         """See :meth:`gids.io.device.extents.ExtentReader.read`."""
         if self._closed:
             raise RuntimeError("this reader is closed")
         where = self._device.torch_device
-        extents = merged(checked(len(self._paths), files, offsets, lengths, out, places, where))
+        extents = merged(checked(len(self._paths), files, offsets, lengths, out, out_offsets, where))
         small = extents.lengths < self._threshold
         if self._small is not None and small.any():
             few = extents.take(small)
-            self._small.read(few.files, few.offsets, few.lengths, out, few.places)
+            self._small.read(few.files, few.offsets, few.lengths, out, few.out_offsets)
             extents = extents.take(~small)
         self._device.current_stream().synchronize()  # kvikio's threads know nothing of torch's streams
         self._register(out)
@@ -91,12 +91,12 @@ class KvikioReader:
         waiting: deque[tuple[Any, tuple[int, int, int, int]]] = deque()
         failed: StorageError | None = None
         for row in rows:
-            file, offset, length, place = row
+            file, offset, length, out_offset = row
             if len(waiting) == _IN_FLIGHT:
                 failed = self._collect(*waiting.popleft())
                 if failed:
                     break
-            target = _buffer(out[place : place + length])
+            target = _buffer(out[out_offset : out_offset + length])
             waiting.append((self._files[file].pread(target, length, offset), row))
         while waiting:  # those after a failure too: they write to out
             late = self._collect(*waiting.popleft())

@@ -61,14 +61,14 @@ class PinnedExtentReader:
         offsets: npt.NDArray[np.int64],
         lengths: npt.NDArray[np.int64],
         out: torch.Tensor,
-        places: npt.NDArray[np.int64],
+        out_offsets: npt.NDArray[np.int64],
     ) -> None:
         """See :meth:`gids.io.device.extents.ExtentReader.read`."""
         if self._closed:
             raise RuntimeError("this reader is closed")
         where = self._device.torch_device
-        extents = checked(len(self._paths), files, offsets, lengths, out, places, where)
-        extents = extents.take(np.argsort(extents.places, kind="stable"))
+        extents = checked(len(self._paths), files, offsets, lengths, out, out_offsets, where)
+        extents = extents.take(np.argsort(extents.out_offsets, kind="stable"))
         pieces = split(extents, min(self._half_bytes, self._engine.max_read_bytes))
         copied: list[Event | None] = [None, None]
         self._stream.wait_stream(self._device.current_stream())
@@ -88,12 +88,12 @@ class PinnedExtentReader:
         errors = self._engine.read_extents(part.files, part.offsets, part.lengths, self._staging, staged)
         if errors.any():
             raise self._error(part, errors)
-        breaks = part.places[1:] != part.places[:-1] + part.lengths[:-1]
+        breaks = part.out_offsets[1:] != part.out_offsets[:-1] + part.lengths[:-1]
         first = np.flatnonzero(np.concatenate(([True], breaks)))
         sizes = np.add.reduceat(part.lengths, first)
         with self._device.use(self._stream):
             for to, source, size in zip(
-                part.places[first].tolist(), staged[first].tolist(), sizes.tolist(), strict=True
+                part.out_offsets[first].tolist(), staged[first].tolist(), sizes.tolist(), strict=True
             ):
                 out[to : to + size].copy_(self._tensor[source : source + size], non_blocking=True)
 

@@ -27,8 +27,8 @@ class QueueTable(NamedTuple):
 
 def requests_of(table: int, pages: torch.Tensor) -> torch.Tensor:
     """int64[n], the requests for pages, int64[n], of a table (its index in the queue's tables)."""
-    if not 0 <= table < 1 << 15:
-        raise ValueError(f"table is {table}; it must be from 0 to 32767")
+    if not 0 <= table < _core.QUEUE_TABLES_MAX:
+        raise ValueError(f"table must be 0 to {_core.QUEUE_TABLES_MAX - 1} (got {table})")
     return pages | table << _core.QUEUE_TABLE_SHIFT
 
 

@@ -39,11 +39,13 @@ using Submission = u64;  // a request with the lowest bit of its lap on top
 static_assert(sizeof(Submission) == 8, "one entry, one store: a 16-byte store is not atomic across the bus");
 
 constexpr u32 page_bits = 48, table_bits = 15;
+constexpr u32 tables_max = 1u << table_bits;
 constexpr u32 lap_shift = page_bits + table_bits;
 static_assert(lap_shift == 63, "the fields fill the entry");
 constexpr u32 error_bits = 16;   // a status: error | lap << 16
 constexpr u32 count_bits = 32;   // a doorbell: count | round's lap << 32
 constexpr u32 doorbells = 64;    // rounds posted and not collected, at most
+constexpr u32 slot_unit = 16;    // bytes: a staging page is a multiple of what a lane copies at once
 
 // What a status holds besides the errors of the I/O engine; the values of Linux.
 constexpr int try_again = 11;    // EAGAIN: no slot came free within spin_limit; nothing was posted
@@ -84,7 +86,7 @@ struct Pair {
 
   u64 spin_limit;       // polls until a lane gives up
   u32 depth_log2;
-  u32 slot_bytes;       // a multiple of 16
+  u32 slot_bytes;       // a multiple of slot_unit
   u32 round_max;        // requests in a round (wait `stream`)
   u32 rounds_max;       // rounds posted and not collected (wait `stream`)
 
