@@ -216,7 +216,7 @@ class EmulatedMapping(Mapping):
         self._mapped = mapped
         for start, size in mapped.items():
             if start < address + nbytes and address < start + size:
-                raise RuntimeError(f"host memory at {address:#x} is mapped already")
+                raise RuntimeError(f"host memory at {address:#x} is already mapped")
         mapped[address] = nbytes
 
     def close(self) -> None:

@@ -168,7 +168,7 @@ def test_a_source_that_does_not_compile_says_why(tmp_path: Path) -> None:
     device = EmulatedDevice()
     with pytest.raises(RuntimeError, match=r"broken.cu:1:\d+: error: .nothing. was not declared"):
         device.preload(str(tmp_path / "broken.cu"))
-    with pytest.raises(ValueError, match=r'odd.cu: each kernel is written extern "C" __global__ void'):
+    with pytest.raises(ValueError, match=r'odd.cu: write each kernel as extern "C" __global__ void'):
         device.preload(str(tmp_path / "odd.cu"))
 
 

@@ -91,7 +91,7 @@ def test_arguments_of_another_size_are_refused(gpu: Device) -> None:
         pytest.skip("the driver does not tell the sizes of parameters")
     word = gpu.zeros(1, torch.int64)
     with pytest.raises(
-        RuntimeError, match=r"write_word takes arguments of \[8, 8\] bytes; \[8, 4\] were given"
+        RuntimeError, match=r"write_word: arguments must have \[8, 8\] bytes \(got \[8, 4\]\)"
     ):
         gpu.launch(gpu.current_stream(), UNIT, "write_word", 1, 32, word, np.uint32(1))
 

@@ -251,24 +251,24 @@ def test_a_post_beyond_rounds_max_is_refused_until_the_oldest_is_collected(
     ):
         rounds = [queue.post(stream, requests, count, 0) for _ in range(queue.room)]
         assert (len(rounds), queue.room) == (3, 0)
-        with pytest.raises(RuntimeError, match="holds 3 rounds that are not collected"):
+        with pytest.raises(RuntimeError, match="rounds_max=3 rounds are posted and not collected"):
             queue.post(stream, requests, count, 0)
-        with pytest.raises(RuntimeError, match="collected before any stream waited"):
+        with pytest.raises(RuntimeError, match=r"call wait\(\) before collected"):
             queue.collected(rounds[1])
         for i in (1, 2):  # the younger ones do not help
             queue.wait(stream, rounds[i])
             queue.collected(rounds[i])
-            with pytest.raises(RuntimeError, match="holds 3 rounds"):
+            with pytest.raises(RuntimeError, match="rounds_max=3 rounds"):
                 queue.post(stream, requests, count, 0)
         queue.wait(stream, rounds[0])
         queue.collected(rounds[0])
         queue.collected(rounds[0])
-        with pytest.raises(RuntimeError, match="was collected"):
+        with pytest.raises(RuntimeError, match="already collected"):
             queue.wait(stream, rounds[0])
         again = queue.post(stream, requests, count, 0)
         assert (again.number, queue.stats()["uncollected"]) == (3, 1)
         with DeviceQueue(device, engine, tables.queue_tables(), staging_bytes=1 << 20) as other:
-            with pytest.raises(ValueError, match="another queue's"):
+            with pytest.raises(ValueError, match="belongs to another queue"):
                 other.wait(stream, again)
 
 
@@ -597,20 +597,23 @@ def test_what_does_not_fit_is_refused(device: Device, tables: Tables) -> None:
 
         refused: list[tuple[str, Callable[[], DeviceQueue]]] = [
             ("must be 'stream' or 'warp'", lambda: make(wait="thread")),
-            ("no tables", lambda: make([])),
-            ("pairs is 0", lambda: make(pairs=0)),
-            ("rounds_max is 65", lambda: make(rounds_max=65)),
-            ("rounds_max is 0", lambda: make(rounds_max=0)),
-            ("timeout_s is 0", lambda: make(timeout_s=0)),
+            ("at least one table", lambda: make([])),
+            (r"pairs must be .*got 0", lambda: make(pairs=0)),
+            (r"rounds_max must be .*got 65", lambda: make(rounds_max=65)),
+            (r"rounds_max must be .*got 0", lambda: make(rounds_max=0)),
+            (r"timeout_s must be .*got 0", lambda: make(timeout_s=0)),
             ("2 pairs of at least 2 pages of 4096 B need 16384", lambda: make(staging_bytes=9000, pairs=2)),
-            ("staging_bytes is -1", lambda: make(staging_bytes=-1)),
-            ("page_bytes of a table is 4294967296", lambda: make([QueueTable(1, 0, 1, 1 << 32)])),
+            (r"staging_bytes must be .*got -1", lambda: make(staging_bytes=-1)),
+            (r"page_bytes of a table must be .*got 4294967296", lambda: make([QueueTable(1, 0, 1, 1 << 32)])),
             ("the engine has 4", lambda: make([QueueTable(8, 3, 2, 4096)])),
             ("reads of 1048576 B at most", lambda: make([QueueTable(8, 0, 1, 1 << 21)])),
             ("8 pages and 3 checksums", lambda: make([QueueTable(8, 0, 1, 512, np.zeros(3, np.uint32))])),
             ("must be uint32", lambda: make([QueueTable(8, 0, 1, 512, np.zeros(8, np.int64))])),  # type: ignore[arg-type]
-            ("page_count of a table is -1", lambda: make([QueueTable(-1, 0, 1, 512)])),
-            ("first_file of a table is 4294967296", lambda: make([QueueTable(1, 1 << 32, 1, 512)])),
+            (r"page_count of a table must be .*got -1", lambda: make([QueueTable(-1, 0, 1, 512)])),
+            (
+                r"first_file of a table must be .*got 4294967296",
+                lambda: make([QueueTable(1, 1 << 32, 1, 512)]),
+            ),
             ("table 0 has no files", lambda: make([QueueTable(1, 0, 0, 512)])),
         ]
         for text, call in refused:
@@ -622,22 +625,22 @@ def test_what_does_not_fit_is_refused(device: Device, tables: Tables) -> None:
             long = torch.zeros(4, dtype=torch.int64, device=device.torch_device)
             one = count_of(device, 4)
             calls: list[tuple[str, Callable[[], Round]]] = [
-                ("requests is torch.int32", lambda: queue.post(stream, long.int(), one, 0)),
-                ("requests is not contiguous", lambda: queue.post(stream, long[::2], one, 0)),
-                ("count has shape", lambda: queue.post(stream, long, long, 0)),
-                ("first is -1", lambda: queue.post(stream, long, one, -1)),
+                (r"requests must be .*got torch.int32", lambda: queue.post(stream, long.int(), one, 0)),
+                ("requests must be contiguous", lambda: queue.post(stream, long[::2], one, 0)),
+                ("count must have shape", lambda: queue.post(stream, long, long, 0)),
+                (r"first must be .*got -1", lambda: queue.post(stream, long, one, -1)),
             ]
             for text, post in calls:
                 with pytest.raises(ValueError, match=text):
                     post()
             to = torch.zeros((4, SLOT + 16), dtype=torch.uint8, device=device.torch_device)
             errors = torch.zeros(4, dtype=torch.int32, device=device.torch_device)
-            with pytest.raises(ValueError, match="the largest page has 4096 B"):
+            with pytest.raises(ValueError, match="at most 4096 bytes"):
                 queue.read_pages(stream, long, one, 0, to, errors)
-            with pytest.raises(ValueError, match="4 rows, errors has 3"):
+            with pytest.raises(ValueError, match="got 3 for 4 rows"):
                 queue.read_pages(stream, long, one, 0, to[:, :SLOT].contiguous(), errors[:3])
         with make(staging_bytes=64 * SLOT, wait="warp") as queue:
-            with pytest.raises(RuntimeError, match="needs a queue with wait 'stream'"):
+            with pytest.raises(RuntimeError, match="needs a queue with wait='stream'"):
                 queue.post(stream, long, one, 0)
 
 

@@ -119,7 +119,7 @@ def test_bad_reads_are_refused_before_any_is_issued(shards: list[Path], kind: st
             engine.read(*good, 2 * PAGE, np.empty((1, 2 * PAGE), np.uint8))
         with pytest.raises(ValueError, match="differ in length: 1, 2, 1, 1"):
             engine.read(good[0], np.zeros(2, np.int64), PAGE, out)
-        with pytest.raises(ValueError, match=r"must be \[n, 4096\]"):
+        with pytest.raises(ValueError, match=r"must have shape \[n, 4096\]"):
             engine.read(*good, PAGE, out[:, :100])
         with pytest.raises(TypeError):  # int32 offsets are not silently converted
             engine.read(good[0], np.zeros(1, np.int32), PAGE, out)  # type: ignore[arg-type]

@@ -220,7 +220,7 @@ def test_a_kvikio_that_hangs_is_given_up(fake_kvikio: Path, file: Path) -> None:
     fake_kvikio.write_text("import time\ntime.sleep(3600)\n")
     found = probe_kvikio(file, timeout_s=0.5)
     assert found == KvikioProbe(
-        "of unknown version", False, False, "kvikio reads nothing: no answer within 0.5 s in mode ON"
+        "of unknown version", False, False, "kvikio cannot read: no answer within 0.5 s in mode ON"
     )
     assert probe_kvikio(file) is found, "tried once in a process"
 
@@ -252,7 +252,7 @@ def test_a_mode_that_hangs_is_given_up_and_the_other_is_taken(
             {"fault": "", "nvfs": False},
             {"fault": ""},
             "AUTO",
-            KvikioProbe("1", False, True, "cuFile works, but not by nvidia-fs, so through host memory"),
+            KvikioProbe("1", False, True, "cuFile works, but through host memory, without nvidia-fs"),
         ),
         (
             {"fault": "cuFile error"},
@@ -262,9 +262,9 @@ def test_a_mode_that_hangs_is_given_up_and_the_other_is_taken(
         ),
         (
             {"fault": "cuFile error"},
-            {"fault": "it read other bytes than the file's"},
+            {"fault": "it read wrong bytes"},
             "",
-            KvikioProbe("1", False, False, "kvikio reads nothing: it read other bytes than the file's"),
+            KvikioProbe("1", False, False, "kvikio cannot read: it read wrong bytes"),
         ),
         (
             None,
@@ -304,7 +304,7 @@ def test_without_nvidia_fs_the_mode_that_may_hang_is_not_tried(
         "assert os.environ['KVIKIO_COMPAT_MODE'] == 'ON', 'tried'\n"
         f"print('''{answer}''', flush=True)\nsys.exit()\n"
     )
-    reason = "nvidia-fs is not loaded, which GPUDirect Storage needs"
+    reason = "GPUDirect Storage needs nvidia-fs, which is not loaded"
     assert module.why_no_gds() == reason
     assert probe_kvikio(file) == KvikioProbe("1", False, True, reason)
 

@@ -206,5 +206,5 @@ def test_numbers_out_of_range() -> None:
     steps = [torch.arange(2)] * 2
     assert sampler.sample_bulk(graph, steps, first_step=last - 1)[1].step == last
     for numbers in ({"first_step": last}, {"first_step": -1}, {"seed": -1}, {"epoch": 1 << 64}):
-        with pytest.raises(ValueError, match=r"each must be from 0 to 2\^64 - 1"):
+        with pytest.raises(ValueError, match=r"seed, epoch and step must be 0 to 2\^64 - 1"):
             sampler.sample_bulk(graph, steps, **numbers)

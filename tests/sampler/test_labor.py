@@ -156,7 +156,7 @@ def test_bad_batch_dependencies(kappa: Any) -> None:
 
 @pytest.mark.parametrize("times", [-2, 1.0, True, None], ids=str)
 def test_bad_importance_sampling(times: Any) -> None:
-    with pytest.raises(ValueError, match=r"importance_sampling=.*-1 for convergence"):
+    with pytest.raises(ValueError, match=r"importance_sampling must be .*-1 for convergence"):
         Labor([2], importance_sampling=times)
 
 

@@ -226,22 +226,22 @@ def test_a_resumed_epoch_wants_the_same_mask(dataset: FeatureStore) -> None:
 
 def test_bad_masks_and_factors() -> None:
     for factor in (0.5, 0, -1, float("nan"), float("inf"), True, "2"):
-        with pytest.raises(ValueError, match=r"it must be 1 \(all alike\) or more"):
+        with pytest.raises(ValueError, match=r"factor must be 1 \(no bias\) or more"):
             LocalityBias(HELD, factor)  # type: ignore[arg-type]
     for wrong in (HELD.astype(float), HELD.astype(np.uint8), HELD[:, None], torch.ones(5)):
-        with pytest.raises(TypeError, match=r"give bool\[num_nodes\]"):
+        with pytest.raises(TypeError, match=r"must be bool\[num_nodes\]"):
             LocalityBias(wrong, 2)
-    with pytest.raises(TypeError, match=r"mask of 'a' is float64"):
+    with pytest.raises(TypeError, match=r"mask of 'a' must be .*got float64"):
         LocalityBias({"a": HELD.astype(float)}, 2)
-    with pytest.raises(TypeError, match=r"locality is ndarray; give a gids\.sampler\.LocalityBias"):
+    with pytest.raises(TypeError, match=r"locality must be a gids\.sampler\.LocalityBias \(got ndarray\)"):
         Neighbor([2], locality=HELD)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"beyond float32; scale them down"):
+    with pytest.raises(ValueError, match=r"exceed float32: scale them down"):
         Neighbor([2], weights=np.full(9, 1e38), locality=LocalityBias(HELD, 4))
     graph = make_graph([3, 4, 0, 2, 9, 1])
     for factor in (1, 2):
-        with pytest.raises(ValueError, match="has 5 entries, and there are 6"):
+        with pytest.raises(ValueError, match=r"must have 6 entries \(got 5\)"):
             Neighbor([2], locality=LocalityBias(HELD, factor)).sample(graph, torch.arange(2))
-    with pytest.raises(ValueError, match="name 'venues'; the graphs have 'paper', 'author', 'venue'"):
+    with pytest.raises(ValueError, match="for 'venues', but the graphs have 'paper', 'author', 'venue'"):
         Neighbor([2], locality=LocalityBias({"venues": HELD}, 2)).sample(
             citations(), {"paper": torch.arange(2)}
         )

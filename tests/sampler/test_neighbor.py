@@ -286,7 +286,7 @@ def test_bad_seeds(device: Device) -> None:
         sampler.sample([graph], torch.arange(3))
     with pytest.raises(KeyError, match="no relation has it"):
         sampler.sample([graph], {"paper": torch.arange(3)})
-    with pytest.raises(ValueError, match="step=-1"):
+    with pytest.raises(ValueError, match=r"must be 0 to .*step=-1"):
         sampler.sample(graph, torch.arange(3), step=-1)
 
 
@@ -302,14 +302,14 @@ def test_bad_sets_of_graphs(device: Device) -> None:
     with pytest.raises(ValueError, match="another relation has 400"):
         Topology([citations()[0], make_graph([1], relation=("paper", "x", "paper"))])
     short = Graph(graph.relation, 2, 2, graph.indptr[:2], graph.indices, None)
-    with pytest.raises(ValueError, match="2 destinations; it needs one entry more"):
+    with pytest.raises(ValueError, match=r"2 destinations; it needs indptr\[3\]"):
         Topology(short)
     with PinnedGraph(short, device) as of_short, pytest.raises(ValueError, match="2 destinations"):
         Topology(of_short)
     with pytest.raises(TypeError, match="indices float64"):
         Topology(Graph(graph.relation, 2, 2, graph.indptr, graph.indices.astype(float), None))
     pinned = PinnedGraph(graph, device)
-    with pytest.raises(ValueError, match="pin all, or none"):
+    with pytest.raises(ValueError, match="pin all for one device, or none"):
         Topology([pinned, bipartite])
     pinned.close()
     with pytest.raises(ValueError, match="closed"):

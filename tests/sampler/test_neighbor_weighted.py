@@ -156,9 +156,9 @@ def test_bad_weights() -> None:
         with pytest.raises(ValueError, match=message):
             Neighbor([2], weights=np.array(bad, float))
     for wrong in (np.arange(7), np.ones((7, 1)), torch.ones(7, dtype=torch.int64)):
-        with pytest.raises(TypeError, match=r"give float\[num_edges\]"):
+        with pytest.raises(TypeError, match=r"must be float\[num_edges\]"):
             Neighbor([2], weights=wrong)
-    with pytest.raises(ValueError, match=r"6 weights of .* which has 7 edges"):
+    with pytest.raises(ValueError, match=r"weights of .* must have 7 values.*\(got 6\)"):
         Neighbor([2], weights=np.ones(6)).sample(graph, torch.arange(2))
     with pytest.raises(ValueError, match="give a dictionary by relation"):
         Neighbor([2], weights=np.ones(6)).sample(citations(), {"paper": torch.arange(2)})

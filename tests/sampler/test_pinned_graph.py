@@ -107,13 +107,13 @@ def test_short_memory_is_refused_with_the_sum(device: Device, monkeypatch: pytes
     graph = make_graph([2] * 1000, relation=("a", "b", "a"))
     monkeypatch.setattr(device, "memory_info", lambda: (12000, 1 << 40))
     message = (
-        r"'a\.b\.a' takes indptr 8008 \+ indices 8000 = 16008 bytes of device memory, and 12000 are free"
+        r"'a\.b\.a' needs indptr 8008 \+ indices 8000 = 16008 bytes of device memory, but 12000 are free"
     )
     with pytest.raises(MemoryError, match=message):
         PinnedGraph(graph, device, topology_on="device")
     monkeypatch.setattr(pinned_graph, "_available_bytes", lambda: 7999)
     with pytest.raises(
-        MemoryError, match=r"indices 8000 = 8000 bytes of host memory, and 7999 are available"
+        MemoryError, match=r"indices 8000 = 8000 bytes of host memory, but 7999 are available"
     ):
         PinnedGraph(graph, device, topology_on="indptr")
 

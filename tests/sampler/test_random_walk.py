@@ -148,14 +148,14 @@ def test_bad_arguments() -> None:
     for bad in ([], [0], [-1], [{("a", "b", "a"): 1}]):
         with pytest.raises(ValueError, match="num_neighbors="):
             RandomWalk(bad)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="num_walks=0"):
+    with pytest.raises(ValueError, match=r"num_walks must be 1 or more \(got 0\)"):
         RandomWalk([3], num_walks=0)
-    with pytest.raises(ValueError, match=r"walk_length=2\.5"):
+    with pytest.raises(ValueError, match=r"walk_length must be 1 or more \(got 2\.5\)"):
         RandomWalk([3], walk_length=2.5)  # type: ignore[arg-type]
     for restart in (1, -0.1, float("nan")):
-        with pytest.raises(ValueError, match="from 0 to less than 1"):
+        with pytest.raises(ValueError, match="0 or more and below 1"):
             RandomWalk([3], restart=restart)
-    with pytest.raises(ValueError, match="less than 2\\^31"):
+    with pytest.raises(ValueError, match="fewer than 2\\^31"):
         RandomWalk([3], num_walks=1 << 20, walk_length=1 << 10)
     with pytest.raises(ValueError, match="metapath=\\[\\]"):
         RandomWalk([3], metapath=[])

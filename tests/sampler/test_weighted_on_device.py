@@ -160,7 +160,7 @@ def test_weights_lie_where_indices_do_once_and_are_given_back(device: Device, to
         kept = Neighbor([2], weights=POSITIVE)
         expected = lists(kept.sample(GRAPH, seeds))
         assert lists(kept.sample(pinned, seeds)) == expected
-    with pytest.raises(ValueError, match="closed; pin the graph again"):
+    with pytest.raises(ValueError, match="closed: pin the graph again"):
         kept.sample(pinned, seeds)
     with PinnedGraph(GRAPH, device) as again:
         assert lists(kept.sample(again, seeds)) == expected
@@ -203,5 +203,5 @@ def test_weights_that_do_not_fit_are_refused(device: Device, monkeypatch: pytest
             with pytest.raises(RuntimeError, match=r"weights of '_N\._E\._N': .*`ulimit -l`\)$"):
                 sampler.sample(pinned, torch.arange(2))
         assert sampler.sample(pinned, torch.arange(2)).blocks[0].num_edges == 4  # type: ignore[union-attr]
-        with pytest.raises(ValueError, match=r"6 weights of .* which has 7 edges"):
+        with pytest.raises(ValueError, match=r"weights of .* must have 7 values.*\(got 6\)"):
             Neighbor([2], weights=np.ones(6)).sample(pinned, torch.arange(2))

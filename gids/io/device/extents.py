@@ -1,7 +1,7 @@
-"""Extents of files read into device memory: what a reader must do, what readers share, and the choice of one.
+"""Reads extents of files into device memory: the interface of a reader, shared code, and the choice of one.
 
-Called by the cache to preload hot pages, and by people who measure. Never on a minibatch's path. Knows files,
-offsets and bytes; nothing of tables or pages.
+Called by the cache to preload hot pages, and by benchmarks; never for a minibatch. Knows files, offsets and
+bytes, but not tables or pages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("gids")
 _logged: set[str] = set()
 _TRIAL_BYTES = 32 << 20
-_TRIALS = 2  # of each reader; the better one counts, since the first pays for registering memory
+_TRIALS = 2  # of each reader; the better one counts, as the first registers memory
 _SMALL_STAGING_BYTES = 8 << 20
 
 
@@ -37,7 +37,7 @@ class ExtentReader(Protocol):
 
     @property
     def name(self) -> str:
-        """What reads: "uring+pinned", "threads+pinned", "kvikio (GDS)" or "kvikio (compat)"."""
+        """One of "uring+pinned", "threads+pinned", "kvikio (GDS)" or "kvikio (compat)"."""
 
     def read(
         self,
@@ -59,7 +59,7 @@ class ExtentReader(Protocol):
         """
 
     def close(self) -> None:
-        """Free the reader's memory. The engine stays open. May be called twice."""
+        """Free the reader's memory. The engine stays open. Idempotent."""
 
 
 class Extents(NamedTuple):
@@ -83,16 +83,18 @@ def checked(
     out_offsets: npt.NDArray[np.int64],
     device: torch.device,
 ) -> Extents:
-    """The extents that are not empty, in columns. Raises ValueError when they do not fit files or out."""
+    """The extents without the empty ones. Raises ValueError if they do not fit files or out."""
     if str(out.dtype) != "torch.uint8" or out.ndim != 1 or not out.is_contiguous():
-        raise ValueError(f"out must be a contiguous uint8[m], not {out.dtype}{list(out.shape)}")
+        raise ValueError(f"out must be a contiguous uint8[m] (got {out.dtype}{list(out.shape)})")
     if out.device != device:
-        raise ValueError(f"out is on {out.device}; this reader reads to {device}")
+        raise ValueError(f"out must be on {device} (got {out.device})")
     found = Extents(files, offsets, lengths, out_offsets)
     for name, column in found._asdict().items():
         wanted = "uint32" if name == "files" else "int64"
         if column.dtype != wanted or column.shape != files.shape or column.ndim != 1:
-            raise ValueError(f"{name} must be {wanted}[{len(files)}], not {column.dtype}{list(column.shape)}")
+            raise ValueError(
+                f"{name} must be {wanted}[{len(files)}] (got {column.dtype}{list(column.shape)})"
+            )
     bad = (
         (files >= file_count)
         | (offsets < 0)
@@ -110,7 +112,7 @@ def checked(
 
 
 def merged(extents: Extents) -> Extents:
-    """Extents that follow one another in a file and in out, joined; in the order of files and offsets."""
+    """Join extents that follow each other in a file and in out. Sorted by file and offset."""
     if len(extents.files) < 2:
         return extents
     shift = extents.offsets - extents.out_offsets  # the same for all that can be joined
@@ -126,7 +128,7 @@ def merged(extents: Extents) -> Extents:
 
 
 def split(extents: Extents, piece_bytes: int) -> Extents:
-    """Extents of at most piece_bytes that cover the same bytes, in the same order."""
+    """Cut extents into pieces of at most piece_bytes, in the same order."""
     counts = -(-extents.lengths // piece_bytes)
     if not len(counts) or counts.max() == 1:
         return extents
@@ -142,16 +144,16 @@ def split(extents: Extents, piece_bytes: int) -> Extents:
 
 
 def failure(code: int, path: str, offset: int, length: int, detail: str = "") -> StorageError:
-    """The error of an extent that could not be read. code: its errno. detail: what else is known."""
+    """The error of an extent that could not be read. code: its errno. detail: added in parentheses."""
     reason = "the file ends before it" if code == errno.ENODATA else os.strerror(code)
     told = f" ({detail})" if detail else ""
     return StorageError(code, f"cannot read {length} bytes: {reason}{told}", path, offset)
 
 
 class FasterReader:
-    """Reads the first extents with each of two readers in turn, and the rest with the faster one.
+    """Reads the first extents with two readers in turn, and the rest with the faster one.
 
-    Where the second one fails, the first reads the same again, and all that follows.
+    If the second reader fails, the first one repeats that read and does all the others.
     """
 
     def __init__(self, first: ExtentReader, second: ExtentReader) -> None:
@@ -181,7 +183,7 @@ class FasterReader:
         while self._chosen is None and len(ends):
             before = int(ends[begin - 1]) if begin else 0
             end = int(np.searchsorted(ends, before + _TRIAL_BYTES)) + 1
-            if end > len(ends):  # what is left is too little to tell anything
+            if end > len(ends):  # the rest is too short to measure
                 break
             self._try(extents.take(slice(begin, end)), out)
             begin = end
@@ -197,7 +199,7 @@ class FasterReader:
         except StorageError as error:
             if which == 0:
                 raise
-            _log.info("extents are read by %s: %s", self._readers[0].name, error)
+            _log.info("reading extents with %s: %s", self._readers[0].name, error)
             self._keep(0)
             self._readers[0].read(part.files, part.offsets, part.lengths, out, part.out_offsets)
             return
@@ -206,7 +208,7 @@ class FasterReader:
         if self._trials == _TRIALS * len(self._readers):
             best = self._speeds.index(max(self._speeds))
             _log.info(
-                "extents are read by %s: %.2f GB/s against %.2f GB/s by %s",
+                "reading extents with %s: %.2f GB/s, against %.2f GB/s with %s",
                 self._readers[best].name,
                 self._speeds[best] / 1e9,
                 self._speeds[1 - best] / 1e9,
@@ -220,7 +222,7 @@ class FasterReader:
         self._readers = [self._chosen]
 
     def close(self) -> None:
-        """Close the readers that are still open. May be called twice."""
+        """Close the readers that are still open. Idempotent."""
         for reader in reversed(self._readers):
             reader.close()
 
@@ -232,21 +234,21 @@ def open_extent_reader(
     *,
     kind: Literal["auto", "kvikio", "pinned"] = "auto",
 ) -> ExtentReader:
-    """A reader of these files into the memory of device.
+    """Open a reader of these files into the memory of device.
 
-    paths: those that engine was opened with, in the same order. kind: "pinned" reads with the engine into
+    paths: the paths that engine was opened with, in the same order. kind: "pinned" reads with the engine into
     pinned staging (64 MiB, freed by close) and copies; "kvikio" reads with kvikio, by GPUDirect Storage (GDS)
-    where the machine has it; "auto" is pinned where GDS is not to be had, and otherwise measures both on the
-    first extents and keeps the faster. Logger "gids" says which, and why, at level INFO.
+    if the machine has it; "auto" is pinned without GDS, and otherwise measures both on the first extents and
+    keeps the faster one. Logger "gids" reports the choice and the reason at level INFO.
 
-    Where kvikio is asked for, or GDS is not ruled out at a glance, the first call probes it in child
-    processes, for at most a minute in all. Raises ImportError when kind is "kvikio" and kvikio is not
-    installed, OSError when it does not work here, ValueError for an unknown kind.
+    For "kvikio", and for "auto" if GDS may work, the first call probes kvikio in child processes, for at most
+    a minute. Raises ImportError if kind is "kvikio" and kvikio is not installed, OSError if it does not work
+    here, ValueError for an unknown kind.
     """
     from gids.io.device.pinned_reader import PinnedExtentReader
 
     if kind not in ("auto", "kvikio", "pinned"):
-        raise ValueError(f"kind must be 'auto', 'kvikio' or 'pinned', not {kind!r}")
+        raise ValueError(f"kind must be 'auto', 'kvikio' or 'pinned' (got {kind!r})")
     if kind == "pinned" or not paths:
         return PinnedExtentReader(device, engine, paths)
     from gids.io.device.kvikio_probe import probe_kvikio, why_no_gds
@@ -259,7 +261,7 @@ def open_extent_reader(
     if obstacle:
         if obstacle not in _logged:
             _logged.add(obstacle)
-            _log.info("extents are read by %s+pinned: %s", engine.name, obstacle)
+            _log.info("reading extents with %s+pinned: %s", engine.name, obstacle)
         return PinnedExtentReader(device, engine, paths)
     if found.version is None:
         raise ImportError(f"{found.reason}: pip install kvikio-cu13 (CUDA 12: kvikio-cu12)")
@@ -277,8 +279,8 @@ def open_extent_reader(
             undo.callback(pinned.close)
             try:
                 reader = FasterReader(pinned, KvikioReader(device, paths, gds=True, small=small))
-            except StorageError as error:  # a file on another file system than the first
-                _log.info("extents are read by %s: %s", pinned.name, error)
+            except StorageError as error:  # this file is on another file system than the first one
+                _log.info("reading extents with %s: %s", pinned.name, error)
                 reader = pinned
         undo.pop_all()
     return reader

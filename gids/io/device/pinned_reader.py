@@ -1,6 +1,6 @@
 """Reads extents with an engine into pinned host memory and copies them to the device. Made by extents.py.
 
-Two halves of staging: while one is copied, on a stream of its own, the engine fills the other.
+Staging has two halves: the engine fills one while the other is copied on a separate stream.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class PinnedExtentReader:
     """See :class:`gids.io.device.extents.ExtentReader`. staging_bytes: pinned host memory of both halves.
 
-    Owns its staging, not the engine: close it before the engine. Raises what registering host memory raises.
+    Owns its staging but not the engine: close it first. Raises like Device.map_host().
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class PinnedExtentReader:
         import torch
 
         if staging_bytes < 2 * mmap.PAGESIZE:
-            raise ValueError(f"staging_bytes must be at least {2 * mmap.PAGESIZE}, not {staging_bytes}")
+            raise ValueError(f"staging_bytes must be at least {2 * mmap.PAGESIZE} (got {staging_bytes})")
         self._device, self._engine = device, engine
         self._paths = [os.fspath(p) for p in paths]
         self._half_bytes = staging_bytes // 2 // mmap.PAGESIZE * mmap.PAGESIZE
@@ -99,13 +99,13 @@ class PinnedExtentReader:
 
     def _error(self, part: Extents, errors: npt.NDArray[np.int32]) -> Exception:
         failed = np.flatnonzero(errors)
-        told = failed[errors[failed] != errno.ECANCELED]  # the cancelled ones did not meet the fault
+        told = failed[errors[failed] != errno.ECANCELED]  # cancelled reads were not the cause
         failed = told if len(told) else failed
         i = int(failed[np.lexsort((part.offsets[failed], part.files[failed]))[0]])
         return failure(int(errors[i]), self._paths[part.files[i]], int(part.offsets[i]), int(part.lengths[i]))
 
     def close(self) -> None:
-        """Free the staging memory. May be called twice."""
+        """Free the staging memory. Idempotent."""
         self._closed = True
         self._mapping.close()
 
