@@ -1,6 +1,6 @@
 """Run: computes one layer after the other, reading rows through a FeatureLoader. Called by layerwise.
 
-It decides how large blocks are, so that cache, rows and blocks stay within memory_bytes whatever the graph.
+It chooses the size of blocks so that cache, rows and blocks stay within memory_bytes for every graph.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from gids.store import FeatureStore, Table
 from gids.store.names import Relation
 
 BLOCK_BYTES = 64 << 20
-"""Of input rows, that a block aims at: more adds to what the layer needs itself, and gains nothing."""
+"""Target bytes of a block's input rows. Larger blocks are not faster, and layers need more memory."""
 _ROW_OVERHEAD = 72
-"""Bytes that a row of a sampled block takes in the window: its id, its position, its edge."""
+"""Bytes per row of a sampled block in the window: its id, its position, its edge."""
 
 Progress = Callable[[int, int, int], None]
 """(layer, nodes done, nodes of this layer)."""
@@ -41,11 +41,11 @@ Item = tuple[Span, Minibatch]
 
 
 class Inputs:
-    """What a layer reads: a table for each node type that has one, and tables of edges.
+    """The tables that a layer reads: at most one per node type, and tables of edges.
 
-    nodes: tables by type. dtype: of the rows, where it is not the stored one. targets: the nodes that the
-    tables have rows of, or None: all, and types without a table come as ids. given: what a layer gave, by
-    type. Attributes: edges; tables: all of them, by the names under which they are read; dtype: as which.
+    nodes: tables by type. dtype: of the rows (None: the stored one). targets: the nodes whose rows the tables
+    hold (None: all nodes; then layers get ids of types without a table). given: dtypes of the layer before,
+    by type. Attributes: edges; tables: all tables by the names that the loader uses; dtype: of the loader.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Inputs:
 
     @classmethod
     def of(cls, sinks: Mapping[str, TableSink], targets: Targets, edges: EdgeFeatures) -> Inputs:
-        """What a layer wrote for these targets."""
+        """The inputs that a layer wrote for these targets."""
         tables = {ntype: sink.finish() for ntype, sink in sinks.items()}
         given = {ntype: sink.given_dtype for ntype, sink in sinks.items()}
         dtypes = set(given.values())
@@ -73,14 +73,14 @@ class Inputs:
 
     @property
     def row_bytes(self) -> int:
-        """The greatest of nodes, as stored or as handed over, and that of an edge to it."""
+        """Bytes of the largest node row, stored or converted, and of the row of an edge to it."""
         of_nodes = (max(t.row_bytes, out_row_bytes(t, self.dtype)) for t in self._nodes.values())
         return max([8, *of_nodes]) + self.edges.row_bytes
 
     def rows_of(
         self, nodes: Iterable[tuple[str, torch.Tensor]], minibatch: Minibatch
     ) -> dict[str, torch.Tensor]:
-        """The rows of the tables that hold these nodes, and those of the minibatch's edges."""
+        """By table, the rows of these nodes and of the minibatch's edges."""
         mine = ((t, ids) for t, ids in nodes if t in self._nodes)
         positions = {t: ids if self._targets is None else self._targets.positions(t, ids) for t, ids in mine}
         return {**positions, **self.edges.ids_of(minibatch)}
@@ -91,19 +91,19 @@ class Inputs:
         rows: Mapping[str, torch.Tensor],
         device: torch.device,
     ) -> dict[str, torch.Tensor]:
-        """By type, what a layer is given of nodes."""
+        """The rows of nodes, or their ids, for a layer, by type."""
         if self._targets is not None:
             return {t: rows[t].to(self._given[t]) for t in self._nodes}
         return {t: rows[t] if t in self._nodes else ids.to(device) for t, ids in nodes}
 
     def discard(self) -> None:
-        """Remove what a layer wrote."""
+        """Remove the tables that a layer wrote."""
         for sink in self._written:
             sink.writer.discard()
 
 
 class Run:
-    """One call of layerwise. stats: of each layer so far."""
+    """One call of layerwise. stats: one entry per layer so far."""
 
     def __init__(
         self,
@@ -131,11 +131,11 @@ class Run:
     def layer(
         self, index: int, inputs: Inputs, targets: Targets, sinks: Mapping[str, AnySink]
     ) -> dict[str, AnySink]:
-        """Compute a layer for its targets. Returns the sinks of the types that it has an output for."""
+        """Compute a layer for its targets. Returns the sinks of the types with an output."""
         begun = time.perf_counter()
         per_row, most, limit = self._block_rows(inputs)
         spans = targets.spans(most, limit, edge_rows=bool(inputs.edges.tables))
-        left_out: set[str] = set()  # types that the layer has nothing for
+        left_out: set[str] = set()  # types without an output
         source = self._sampled(targets, spans, left_out)
         shapes: dict[str, torch.Size] = {}
         done = 0
@@ -190,27 +190,27 @@ class Run:
         return output_of(given, index, span.ntype, span.stop - span.start, by_type=not homogeneous)
 
     def _block_rows(self, inputs: Inputs) -> tuple[int, int, int]:
-        """Memory of a row in a block; rows that a block aims at, and those that it may have at most."""
+        """(bytes per row of a block, target rows of a block, most rows of a block)."""
         window, planned = self._options["window_batches"], self._options["planned_batches"]
-        # As FeatureLoader counts: outputs of the planned blocks, and one with the layer.
+        # As in FeatureLoader: outputs of the planned blocks, and one that the layer holds.
         per_row = int(GROWTH * ((planned + 1) * inputs.row_bytes + (window + planned) * _ROW_OVERHEAD))
         limit = max(0, self._memory_bytes - self._fixed_bytes(inputs)) // per_row
         if limit < 4:
             needed = format_bytes(self._fixed_bytes(inputs) + 4 * per_row)
             raise MemoryBudgetError(
-                f"memory_bytes={self._memory_bytes} does not hold blocks of four rows, which need {needed}"
+                f"memory_bytes={self._memory_bytes} is too small for blocks of four rows, which need {needed}"
             )
         return per_row, max(2, min(limit // 2, BLOCK_BYTES // inputs.row_bytes)), limit  # half for the cache
 
     def _fixed_bytes(self, inputs: Inputs) -> int:
-        """Bounce pool and page tables."""
+        """Bytes of the bounce pool and the page tables."""
         tables = inputs.tables.values()
         depth = self._options.get("queue_depth", QUEUE_DEPTH)
         bounce = bounce_pool_bytes(tables, depth, memory_bytes=self._memory_bytes) if tables else 0
         return int(bounce + sum(8 * t.page_count for t in tables))
 
     def _loader(self, inputs: Inputs, blocks_bytes: int) -> FeatureLoader:
-        """blocks_bytes: of the largest block. What the blocks may take is kept from the cache."""
+        """blocks_bytes: of the largest block. The cache gets the memory that blocks do not need."""
         left = self._memory_bytes - blocks_bytes - self._fixed_bytes(inputs)
         asked = self._options.get("cache_bytes")
         lines = max(0, left if asked is None else min(left, asked))
@@ -224,11 +224,13 @@ def _write(
     index: int, sink: Sink, span: Span, rows: torch.Tensor | None, shapes: dict[str, torch.Size]
 ) -> None:
     if rows is None:
-        raise ValueError(f"layer {index} returned {span.ntype!r} rows for the first blocks, and then none")
+        raise ValueError(
+            f"layer {index} returned {span.ntype!r} rows for earlier blocks, but none for this one"
+        )
     if shapes.setdefault(span.ntype, rows.shape[1:]) != rows.shape[1:]:
         raise ValueError(
-            f"layer {index} returned rows of shape {list(rows.shape[1:])} for {span.ntype!r} nodes, and for "
-            f"those before of {list(shapes[span.ntype])}"
+            f"layer {index} returned rows of shape {list(rows.shape[1:])} for {span.ntype!r} nodes, but "
+            f"{list(shapes[span.ntype])} for earlier blocks"
         )
     try:
         sink.write(span.start, rows)

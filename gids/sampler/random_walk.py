@@ -26,9 +26,9 @@ class RandomWalk(LayeredSampler):
     num_neighbors: one per layer, from the input layer to the output layer, 1 or more. num_walks: walks per
     node. walk_length: traversals per walk. A traversal follows one in-edge or, with a metapath, one in-edge
     of each of its relations in turn. restart: probability of returning to the start before a traversal; a
-    dead end always returns. metapath: relations that lead from a type back to it, required with several relations:
-    [("user", "clicked by", "item"), ("item", "clicks", "user")] walks from items over users to items.
-    threads: number of threads (None: torch's).
+    dead end always returns. metapath: relations that lead from a type back to it, required with several
+    relations: [("user", "clicked by", "item"), ("item", "clicks", "user")] walks from items over users to
+    items. threads: number of threads (None: torch's).
 
     Blocks connect nodes of that type. Their edges are not the graph's: positions are -1. A weight is the
     neighbour's share of the visits to the neighbours kept; weights of a node sum to 1. Visits to the node

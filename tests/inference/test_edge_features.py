@@ -235,9 +235,13 @@ def test_what_is_refused(tmp_path: Path, rows: Rows) -> None:
     store = write(tmp_path / "one.gids", rows["paper"], {"w": edges, "v": edges}, with_ids=False)
     w, v = "_N._E._N.w", "_N._E._N.v"
     for arguments, error, message in (
-        ({"tables": [w]}, ValueError, r"_N\._E\._N\.w is of edges: name it in edge_tables="),
-        ({"edge_tables": ["feat"]}, ValueError, r"_N\.feat is of nodes: name it in tables="),
-        ({"edge_tables": [w, v]}, ValueError, r"w and _N\._E\._N\.v are of '_N\._E\._N' edges: say which"),
+        ({"tables": [w]}, ValueError, r"_N\._E\._N\.w is a table of edges: pass it as edge_tables="),
+        ({"edge_tables": ["feat"]}, ValueError, r"_N\.feat is a table of nodes: pass it as tables="),
+        (
+            {"edge_tables": [w, v]},
+            ValueError,
+            r"w and _N\._E\._N\.v are tables of the same '_N\._E\._N' edges: choose one",
+        ),
         ({"edge_tables": w}, TypeError, "give a list"),
         ({"edge_tables": ["x"]}, KeyError, "no table 'x'"),
     ):

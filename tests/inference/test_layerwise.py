@@ -83,7 +83,7 @@ def test_memory_bounds_the_blocks_and_the_cache(one_type: Path, rows: Rows) -> N
     assert blocks[0] > blocks[1] > blocks[2]
     with pytest.raises(MemoryBudgetError, match=r"'_N' node 40 and its in-neighbours are up to 301 rows"):
         layerwise(model, one_type, memory_bytes=1200 << 10)
-    with pytest.raises(MemoryBudgetError, match="does not hold blocks of four rows"):
+    with pytest.raises(MemoryBudgetError, match="too small for blocks of four rows"):
         layerwise(model, one_type, memory_bytes=1000)
     assert folders(one_type) == ["_N.feat"]
 
@@ -164,7 +164,7 @@ def test_output_goes_to_a_table_that_comes_back(one_type: Path, rows: Rows, tmp_
     assert "_N.h" not in store.tables
     assert main(["export", str(one_type), "h", str(tmp_path / "h.npy"), "--quiet"]) == 0
     close(torch.from_numpy(np.load(tmp_path / "h.npy")), expected)
-    with pytest.raises(FileExistsError, match=r"one\.gids has a table '_N\.h'; give another key"):
+    with pytest.raises(FileExistsError, match=r"one\.gids already has a table '_N\.h': give another key"):
         layerwise(model, result.store, tables=["feat"], output="h")
     again = layerwise(model[:1], result.store, tables=["feat"], output="h", replace=True, memory_bytes=MEMORY)
     assert again.tables["_N"].shape == (40,)
@@ -253,11 +253,15 @@ def grows(i: int, block: Any, h: torch.Tensor) -> torch.Tensor:
         (
             lambda i, b, h: h,
             ValueError,
-            r"layer 0 returned \[\d+, 100\] for \d+ '_N' nodes; it must be a row",
+            r"layer 0 returned \[\d+, 100\] for \d+ '_N' nodes; it must return one row",
         ),
         (lambda i, b, h: h.sum(), ValueError, r"layer 0 returned \[\] for"),
-        (lambda i, b, h: None, TypeError, "layer 0 returned NoneType for '_N' nodes; it must be a tensor"),
-        (grows, ValueError, r"layer 0 returned rows of shape \[\d\] for '_N' nodes, and for those"),
+        (
+            lambda i, b, h: None,
+            TypeError,
+            "layer 0 returned NoneType for '_N' nodes; it must return a tensor",
+        ),
+        (grows, ValueError, r"layer 0 returned rows of shape \[\d\] for '_N' nodes, but "),
         (
             lambda i, b, h: torch.full((b.num_dst, 1), 1e30),
             FormatError,
@@ -284,17 +288,17 @@ def test_layers_that_return_no_output_are_told(
             "nodes of '_N' run from 1500 to 1500; ids",
         ),
         ({"nodes": torch.tensor([1.0])}, TypeError, r"must be a tensor, int64\[n\]"),
-        ({"nodes": {"_N": None}}, TypeError, r"nodes is dict; give int64\[n\]"),
+        ({"nodes": {"_N": None}}, TypeError, r"nodes must be int64\[n\] \(got dict\)"),
         (
             {"nodes": torch.tensor([1]), "output": "h"},
             ValueError,
-            "output= makes tables of all nodes, and",
+            "output= needs all nodes, but",
         ),
-        ({"model": []}, ValueError, "the model has 0 layers; give one or more"),
-        ({"model": 5}, TypeError, "the model is int; give a list of layers, or a function"),
+        ({"model": []}, ValueError, r"model must have one or more layers.*got 0"),
+        ({"model": 5}, TypeError, r"model must be a list of layers or a function \(got int\)"),
         ({"model": lambda i, b, h: h}, ValueError, "give layer_count as well"),
-        ({"layer_count": 3}, ValueError, "layer_count=3, and the model has 2 layers: leave it out"),
-        ({"output": "feat"}, FileExistsError, r"has a table '_N\.feat'"),
+        ({"layer_count": 3}, ValueError, "layer_count=3, but the model has 2 layers: leave it out"),
+        ({"output": "feat"}, FileExistsError, r"already has a table '_N\.feat'"),
         ({"dtype": torch.complex64}, FormatError, "tables cannot hold complex64"),
         ({"device": "tpu"}, RuntimeError, "tpu"),
     ],
@@ -310,10 +314,10 @@ def test_what_is_refused(
 
 def test_with_several_types_dictionaries_are_wanted(several_types: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        TypeError, match="layer 0 returned Tensor; with several types it must be a dictionary"
+        TypeError, match="layer 0 returned Tensor; with several types it must return a dictionary"
     ):
         layerwise([lambda b, h: h["paper"]], several_types, memory_bytes=MEMORY)
-    with pytest.raises(TypeError, match="nodes is Tensor; give a dictionary"):
+    with pytest.raises(TypeError, match=r"nodes must be a dictionary.*\(got Tensor\)"):
         layerwise([lambda b, h: h], several_types, nodes=torch.tensor([1]))
     with pytest.raises(KeyError, match="nodes of type 'venue': no relation has it"):
         layerwise([lambda b, h: h], several_types, nodes={"venue": None})
@@ -325,7 +329,9 @@ def test_with_several_types_dictionaries_are_wanted(several_types: Path, tmp_pat
         writer.write_table("node", "_N", "a", torch.zeros(4, 4))
         writer.write_table("node", "_N", "b", torch.zeros(4, 4))
         writer.write_graph(RELATION, torch.tensor([0, 1, 1, 1, 1]), torch.tensor([3]))
-    with pytest.raises(ValueError, match=r"_N\.a and _N\.b are of '_N' nodes: say which, tables="):
+    with pytest.raises(
+        ValueError, match=r"_N\.a and _N\.b are tables of the same '_N' nodes: choose one with tables="
+    ):
         layerwise([lambda b, h: h], tmp_path / "two.gids")
 
 

@@ -190,7 +190,7 @@ def test_weights_that_do_not_fit_are_refused(device: Device, monkeypatch: pytest
         with monkeypatch.context() as short:
             short.setattr(pinned_graph, "_available_bytes", lambda: 27)
             message = (
-                r"pinning the weights of '_N\._E\._N' takes weights 28 = 28 bytes of host memory, and 27"
+                r"pinning the weights of '_N\._E\._N' needs weights 28 = 28 bytes of host memory, but 27"
             )
             with pytest.raises(MemoryError, match=message):
                 sampler.sample(pinned, torch.arange(2))
