@@ -187,7 +187,7 @@ class OwningCache {
     if (out) {
       const auto held = held_.find(step);
       if (held == held_.end()) throw nb::value_error("out: the step is not planned");
-      if (!held->second.late) throw nb::value_error("out: plan() has it already");
+      if (!held->second.late) throw nb::value_error("out: plan() already got the output");
       check_output(held->second.ids, *out);
       late_out = bytes_of(*out);
       held->second.out = std::move(out);
@@ -274,7 +274,7 @@ class OwningCache {
   static std::byte* bytes_of(const Rows& rows) { return reinterpret_cast<std::byte*>(rows.data()); }
   bool forked() const { return getpid() != pid_; }
   void refuse_forked() const {
-    if (forked()) throw std::runtime_error("the cache was made before a fork: make one in this process");
+    if (forked()) throw std::runtime_error("the cache was made before a fork: make a new one in this process");
   }
   // For stats() of other threads, which have the GIL while the planner may be at work without it.
   void publish() {

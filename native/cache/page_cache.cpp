@@ -197,7 +197,7 @@ PageCache::PageCache(std::shared_ptr<io::Engine> engine, std::shared_ptr<Workers
   form_.row_bytes = geometry_.row_bytes;
   form_.validate();
   if (!checksums_.empty() && checksums_.size() != geometry_.page_count())
-    throw std::invalid_argument("checksums: one per page");
+    throw std::invalid_argument("checksums must have one value per page");
   if (geometry_.page_bytes > engine_->max_read_bytes())
     throw std::invalid_argument("pages of " + std::to_string(geometry_.page_bytes) +
                                 " B; the engine was opened for reads of " +
@@ -207,7 +207,7 @@ PageCache::PageCache(std::shared_ptr<io::Engine> engine, std::shared_ptr<Workers
                                 std::to_string(u64{geometry_.first_file} + geometry_.shard_count - 1) +
                                 "; the engine has " + std::to_string(engine_->file_count()));
   if (geometry_.page_count() / geometry_.shard_count >= io::kOffsetMax / geometry_.page_bytes)
-    throw std::invalid_argument("a table of more bytes than any file holds");
+    throw std::invalid_argument("the table has more bytes than any file can hold");
   if (lines_->size()) engine_->register_memory(lines_->data(), lines_->bytes(), lines_);
 }
 

@@ -72,7 +72,7 @@ void HostSampler::read_ranges(const Relation& relation, std::span<const i64> nod
     }
   });
   if (bad_node.at() != FirstFault::none)
-    throw BadTopology(relation, "indptr falls, or leaves the indices, at node " + std::to_string(bad_node.at()));
+    throw BadTopology(relation, "indptr decreases or exceeds the indices at node " + std::to_string(bad_node.at()));
 }
 
 Block HostSampler::make_block(u64 num_dst, u64 num_edges, bool weighted) {

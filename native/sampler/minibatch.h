@@ -39,7 +39,7 @@ struct Minibatch {
 struct BadTopology : std::runtime_error {
   using std::runtime_error::runtime_error;
   BadTopology(const Relation& relation, const std::string& what)
-      : std::runtime_error("topology of " + relation.name + ": " + what + "; `gids verify` says more") {}
+      : std::runtime_error("topology of " + relation.name + ": " + what + "; run `gids verify` for details") {}
 };
 
 }  // namespace gids::sampler

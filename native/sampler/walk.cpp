@@ -45,7 +45,7 @@ class Path {
   void raise() const {
     for (const auto& [relation, num_src, faults] : hops_) {
       if (faults->nodes.at() != FirstFault::none)
-        throw BadTopology(*relation, "indptr falls, or leaves the indices, at node " +
+        throw BadTopology(*relation, "indptr decreases or exceeds the indices at node " +
                                          std::to_string(faults->nodes.at()));
       if (faults->edges.at() != FirstFault::none)
         throw BadTopology(*relation, "indices[" + std::to_string(faults->edges.at()) + "] is outside 0 to " +

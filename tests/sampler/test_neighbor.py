@@ -334,8 +334,8 @@ def test_a_topology_that_contradicts_itself(device: Device, fanout: int) -> None
     good = make_graph([4] * 20)
     cases = [
         (spoiled(good, indices={41: 20, 42: -1}), r"indices\[41\] is outside 0 to 19"),
-        (spoiled(good, indptr={11: 10}), "indptr falls, or leaves the indices, at node 10"),
-        (spoiled(good, indptr={7: -3, 20: 81}), "indptr falls, or leaves the indices, at node 6"),
+        (spoiled(good, indptr={11: 10}), "indptr decreases or exceeds the indices at node 10"),
+        (spoiled(good, indptr={7: -3, 20: 81}), "indptr decreases or exceeds the indices at node 6"),
         (spoiled(good, indptr={20: 81}), "at node 19"),
     ]
     for graph, message in cases:

@@ -175,7 +175,7 @@ def test_a_topology_that_contradicts_itself() -> None:
     indptr[11] = 10
     with pytest.raises(FormatError, match=r"indices\[\d+\] is outside 0 to 19"):
         RandomWalk([3]).sample(Graph(good.relation, 20, 20, good.indptr, indices, None), torch.arange(20))
-    with pytest.raises(FormatError, match="indptr falls, or leaves the indices, at node 10"):
+    with pytest.raises(FormatError, match="indptr decreases or exceeds the indices at node 10"):
         RandomWalk([3]).sample(Graph(good.relation, 20, 20, indptr, good.indices, None), torch.arange(20))
 
 

@@ -483,9 +483,7 @@ class DeviceFeatureCache:
 
     def _live(self, step: int) -> _Step:
         if step not in self._steps:
-            raise RuntimeError(
-                f"step {step} is not live (live steps: {self._retired} to {self._entered - 1})"
-            )
+            raise RuntimeError(f"step {step} is not live (live: {self._retired} <= step < {self._entered})")
         return self._steps[step]
 
     def _account(self, s: _Step) -> None:

@@ -409,8 +409,10 @@ def _raise_faults(topology: Topology, nodes: list[torch.Tensor], faults: list[in
         if node == edge == _NO_FAULT:
             continue
         what = (
-            f"indptr falls, or leaves the indices, at node {node}"
+            f"indptr decreases or exceeds the indices at node {node}"
             if node != _NO_FAULT
             else f"indices[{edge}] is outside 0 to {graph.num_src - 1}"
         )
-        raise FormatError(f"topology of {describe_type(graph.relation)}: {what}; `gids verify` says more")
+        raise FormatError(
+            f"topology of {describe_type(graph.relation)}: {what}; run `gids verify` for details"
+        )
