@@ -120,8 +120,8 @@ SANITIZED = (  # small, and between them every kernel
     "tests/cache/test_device_cache.py::test_every_geometry",
     "tests/cache/test_device_cache.py::test_converted_rows_equal_torch_bit_for_bit",
     "tests/cache/test_device_cache.py::test_several_tables_share_one_queue",
-    "tests/sampler/test_neighbor.py::test_a_device_samples_what_the_model_does",
-    "tests/sampler/test_neighbor.py::test_relations_are_sampled_as_the_model_does",
+    "tests/sampler/test_neighbor.py::test_minibatches_of_a_device_equal_the_model",
+    "tests/sampler/test_neighbor.py::test_relations_are_sampled_as_in_the_model",
     "tests/sampler/test_labor_on_device.py::test_relations_are_sampled_as_on_the_cpu",
     "tests/sampler/test_weighted_on_device.py::test_relations_are_sampled_as_on_the_cpu",
 )

@@ -94,7 +94,7 @@ def test_int8_rows_are_widened_wherever_they_come_from(
         check(cache, [wanted], random_batches(rng, table, 4, 200), 2, 2)
 
 
-def test_streams_that_cannot_wait_for_a_word_poll(
+def test_a_device_that_cannot_wait_for_a_word_polls(
     tmp_path: Path, device: Device, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "wait_value", lambda *args: False)
@@ -103,7 +103,7 @@ def test_streams_that_cannot_wait_for_a_word_poll(
     check(make(table, 60, staging_bytes=64 * 512), [table], batches, 5, 3)
 
 
-def test_several_tables_share_one_queue_of_warps(tmp_path: Path, make: Make) -> None:
+def test_several_tables_share_one_queue_with_wait_warp(tmp_path: Path, make: Make) -> None:
     rng = np.random.default_rng(5)
     tables = [
         write_raw_table(tmp_path, make_rows(300, 128), page_bytes=512, name="paper.feat", shards=2),
@@ -149,7 +149,7 @@ def test_ids_in_host_memory_and_on_the_device_are_the_same(
         assert a[table.name].device == device.torch_device
 
 
-def test_a_page_that_warps_cannot_read_is_an_error_of_the_minibatches_that_need_it(
+def test_with_wait_warp_a_failed_read_is_an_error_of_the_minibatches_that_need_it(
     tmp_path: Path, make: Make
 ) -> None:
     table = write_raw_table(tmp_path, make_rows(64, 1024), shards=2)
@@ -277,7 +277,7 @@ def test_a_cancelled_stream_leaves_no_mark_and_loses_no_line(tmp_path: Path, mak
     check(cache, [table], random_batches(rng, table, 5, 300), 3, 2)
 
 
-def test_reading_through_takes_rows_of_lines_without_a_read(tmp_path: Path, make: Make) -> None:
+def test_reading_through_does_not_read_pages_that_have_lines(tmp_path: Path, make: Make) -> None:
     rng = np.random.default_rng(11)
     table = write_raw_table(tmp_path, make_rows(300, 100), page_bytes=4096)
     cache = make(table, 12)
@@ -292,9 +292,7 @@ def test_reading_through_takes_rows_of_lines_without_a_read(tmp_path: Path, make
 
 @pytest.mark.parametrize("host_policy", ["lookahead", "static"])
 @pytest.mark.parametrize("crc", [False, True])
-def test_the_hottest_pages_are_there_from_the_start(
-    tmp_path: Path, make: Make, host_policy: str, crc: bool
-) -> None:
+def test_the_hottest_pages_are_preloaded(tmp_path: Path, make: Make, host_policy: str, crc: bool) -> None:
     from gids import _core
 
     rng = np.random.default_rng(3)
@@ -319,7 +317,7 @@ def test_the_hottest_pages_are_there_from_the_start(
         assert all(words[p] >> np.uint64(63) for p in resident[lines >= 30])
 
 
-def test_lines_that_are_never_replaced_are_filled_without_heat_too(tmp_path: Path, make: Make) -> None:
+def test_lines_that_are_never_replaced_are_filled_even_without_heat(tmp_path: Path, make: Make) -> None:
     table = write_raw_table(tmp_path, make_rows(50, 128), page_bytes=512)
     cache = make(table, 0, 20, host_policy="static")
     assert np.count_nonzero(cache.page_words(table.name) >> np.uint64(63)) == 20

@@ -107,7 +107,7 @@ def test_plan_keeps_as_many_pages_of_each_worth_as_the_model(
 
 @pytest.mark.parametrize("policy", ["random", "window-pin"])
 @pytest.mark.parametrize("seed", range(6))
-def test_victims_by_chance_are_never_pages_that_are_needed(
+def test_random_victims_are_never_pages_that_are_needed(
     table: RawTable, open_cache: object, policy: str, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)

@@ -73,7 +73,7 @@ def windowed(
 
 
 @pytest.mark.parametrize(("window", "planned"), [(0, 1), (16, 2), (4, 4), (20, 4)])
-def test_the_stream_drives_it_as_the_cache_in_host_memory(
+def test_a_stream_drives_it_like_the_cache_in_host_memory(
     cache: DeviceFeatureCache, table: RawTable, window: int, planned: int
 ) -> None:
     batches = batches_of(table, 15)
@@ -88,9 +88,7 @@ def test_the_stream_drives_it_as_the_cache_in_host_memory(
     cache.audit()
 
 
-def test_only_the_two_minibatches_next_in_turn_are_waited_for(
-    cache: DeviceFeatureCache, table: RawTable
-) -> None:
+def test_plan_collects_only_for_the_next_two_minibatches(cache: DeviceFeatureCache, table: RawTable) -> None:
     in_flight = []
     for step in range(5):
         cache.enter(step, {table.name: torch.arange(50 * step, 50 * step + 50)})
@@ -117,7 +115,7 @@ def test_minibatches_that_miss_nothing_do_not_use_the_queue(
     assert run([hot, other, hot, hot]) <= 2
 
 
-def test_closing_in_mid_stream_and_reading_through_beside_it(
+def test_a_stream_can_be_closed_early_and_read_through_beside(
     cache: DeviceFeatureCache, table: RawTable
 ) -> None:
     batches, ended = batches_of(table, 12), []
@@ -166,13 +164,11 @@ def test_errors_come_at_their_minibatch_and_the_stream_goes_on(
     assert list(stream) == []
 
 
-def test_statistics_have_the_names_of_the_cache_in_host_memory(
-    cache: DeviceFeatureCache, table: RawTable
-) -> None:
+def test_statistics_have_the_names_of_the_host_cache(cache: DeviceFeatureCache, table: RawTable) -> None:
     assert set(cache._host.stats()[table.name]) <= set(cache.stats()[table.name])
 
 
-def test_device_memory_is_lines_and_8_bytes_a_page_and_the_window_and_a_constant(
+def test_device_memory_is_lines_page_words_window_and_a_constant(
     device: Device, table: RawTable, tmp_path: Path
 ) -> None:
     with open_engine(table.shard_paths, max_read_bytes=table.page_bytes) as engine:
@@ -232,7 +228,7 @@ def test_a_cache_larger_than_free_device_memory_is_refused_with_the_sum(
         ({"wait": "poll"}, "'stream' or 'warp'"),
     ],
 )
-def test_options_that_do_not_exist_are_refused(
+def test_wrong_options_are_refused(
     device: Device, table: RawTable, options: dict[str, object], text: str
 ) -> None:
     with open_engine(table.shard_paths, max_read_bytes=table.page_bytes) as engine:
@@ -253,7 +249,7 @@ def test_a_dropped_cache_ends_its_queue_and_unmaps(device: Device, table: RawTab
             queue.read_pages(device.current_stream(), *[torch.empty(0)] * 2, 0, *[torch.empty(0)] * 2)  # type: ignore[arg-type]
 
 
-def test_a_queue_that_ended_is_an_error_and_closing_still_takes_all_marks_back(
+def test_after_its_queue_ended_the_cache_raises_and_close_removes_all_marks(
     device: Device, table: RawTable
 ) -> None:
     with open_engine(table.shard_paths, max_read_bytes=table.page_bytes) as engine:

@@ -106,7 +106,7 @@ def test_an_output_is_used_again_only_when_its_last_view_is_gone(tmp_path: Path)
 @pytest.mark.parametrize("check_crc", [False, True])
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("dim", [128, 37])  # of 512 B, and of 148 B, which no sector's edge is an edge of
-def test_of_a_lone_page_without_a_line_only_the_wanted_rows_are_read(
+def test_only_the_wanted_rows_of_a_single_page_without_a_line_are_read(
     tmp_path: Path, dim: int, shards: int, check_crc: bool
 ) -> None:
     table = write_raw_table(tmp_path, make_rows(900, dim), shards=shards)
@@ -128,7 +128,7 @@ def test_of_a_lone_page_without_a_line_only_the_wanted_rows_are_read(
     assert cache._engine.stats()["bytes_read"] == (6 * 4096 if check_crc else expected)
 
 
-def test_a_fault_beside_the_wanted_rows_costs_nobody(tmp_path: Path, late: bool) -> None:
+def test_a_bad_sector_beside_the_wanted_rows_is_not_an_error(tmp_path: Path, late: bool) -> None:
     table = write_raw_table(tmp_path, make_rows(64, 128))  # 8 rows a page
     cache = make_cache([table], 16, late_outputs=late)
     cache._engine.inject_faults([(0, 4096 * 3 + 512 * 2, errno.EIO, 1 << 30)])  # row 26
@@ -146,7 +146,7 @@ def test_a_fault_beside_the_wanted_rows_costs_nobody(tmp_path: Path, late: bool)
     cache.audit()
 
 
-def test_more_rows_than_are_read_at_a_time_into_late_outputs(tmp_path: Path) -> None:
+def test_late_outputs_with_more_rows_than_one_part(tmp_path: Path) -> None:
     """Among them pages whose reads fail once, and one that cannot be read."""
     table = write_raw_table(tmp_path, make_rows(200_000, 4), page_bytes=512, shards=2)  # 32 rows a page
     ids = torch.from_numpy(np.random.default_rng(5).integers(0, 200_000, 150_000))
@@ -171,7 +171,7 @@ def test_more_rows_than_are_read_at_a_time_into_late_outputs(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("lines", [0, 200, 3000])
 @pytest.mark.parametrize("page_bytes", [512, 4096])
-def test_minibatches_take_no_more_memory_than_is_set_aside(
+def test_minibatches_stay_within_their_memory(
     tmp_path: Path, page_bytes: int, lines: int, late: bool
 ) -> None:
     """Pages take 4 bytes each; requests, and memory to plan in, what the budget counts for each row."""

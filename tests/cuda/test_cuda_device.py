@@ -102,7 +102,7 @@ def record(stub: ctypes.CDLL) -> Callable[[], list[str]]:
     return look
 
 
-def test_a_device_says_what_it_is(made: CudaDevice) -> None:
+def test_a_device_has_a_name_and_attributes(made: CudaDevice) -> None:
     assert (made.name, made.sm_count, made.torch_device) == ("Stub 100", 132, torch.device("cuda:0"))
 
 
@@ -126,7 +126,7 @@ def test_a_launch_passes_grid_stream_and_arguments(
     assert compiler.compiled == [("noun/unit.cu", "sm_90")]
 
 
-def test_units_are_loaded_before_their_first_launch_when_asked(
+def test_preload_loads_units_before_their_first_launch(
     made: CudaDevice, compiler: FakeCompiler, record: Callable[[], list[str]]
 ) -> None:
     threads = [threading.Thread(target=made.preload, args=("noun/unit.cu",)) for _ in range(4)]
@@ -155,7 +155,7 @@ def test_wrong_arguments_are_refused_before_the_launch(
     assert record() == []
 
 
-def test_a_failed_launch_names_the_failure(made: CudaDevice, stub: ctypes.CDLL) -> None:
+def test_a_failed_launch_names_the_error(made: CudaDevice, stub: ctypes.CDLL) -> None:
     made.preload("noun/unit.cu")
     stub.stub_fail_next(700)
     with pytest.raises(CudaError, match=r"cuLaunchKernel: a failure \(CUDA error 700\)"):
@@ -174,7 +174,7 @@ def test_host_memory_is_registered_and_released_once(
     assert record()[0] == f"register 7000 4096 flags 11 in {CONTEXT}"
 
 
-def test_a_device_that_cannot_map_read_only_maps(
+def test_a_device_without_read_only_mappings_maps_read_write(
     driver: Libcuda, compiler: FakeCompiler, record: Callable[[], list[str]]
 ) -> None:
     CudaDevice(1, driver, compiler).map_host(0x7000, 4096, read_only=True).close()  # type: ignore[arg-type]
@@ -200,7 +200,7 @@ def test_memory_that_cannot_be_pinned_says_why(
             made.map_host(address, nbytes)
 
 
-def test_the_end_of_cuda_ends_a_mapping_too(made: CudaDevice, stub: ctypes.CDLL) -> None:
+def test_closing_a_mapping_after_the_end_of_cuda_is_no_error(made: CudaDevice, stub: ctypes.CDLL) -> None:
     for status, fails in [(4, False), (1, True)]:
         mapping = made.map_host(0x7000, 4096)
         stub.stub_fail_next(status)
@@ -228,7 +228,7 @@ def test_new_streams_have_another_priority_than_torch_s(
     assert made.new_stream() == (torch.device("cuda:0"), -1)
 
 
-def test_a_stream_is_told_to_wait_by_the_second_version_of_the_function(
+def test_streams_wait_with_the_v2_function(
     made: CudaDevice, driver: Libcuda, compiler: FakeCompiler, record: Callable[[], list[str]]
 ) -> None:
     assert made.wait_value(STREAM, 0x1000000007008, (1 << 62) + 5)
@@ -238,7 +238,7 @@ def test_a_stream_is_told_to_wait_by_the_second_version_of_the_function(
     assert record() == []
 
 
-def test_an_older_driver_does_without_the_newer_functions(
+def test_an_older_driver_works_without_the_newer_functions(
     stub: ctypes.CDLL, compiler: FakeCompiler, record: Callable[[], list[str]]
 ) -> None:
     class Older:
@@ -293,7 +293,7 @@ def test_a_device_is_opened_once_for_each_index(with_cuda: Callable[[str], Any])
         ("cuda:2", "no device cuda:2: the driver has cuda:0 Stub 100, cuda:1 Stub 101; CUDA_VISIBLE_DEVICES"),
     ],
 )
-def test_a_name_without_a_device_is_refused(with_cuda: Callable[[str], Any], name: str, message: str) -> None:
+def test_an_unknown_device_name_is_refused(with_cuda: Callable[[str], Any], name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         opening.open_cuda(name, load=with_cuda)
 
@@ -302,7 +302,7 @@ def no_driver(name: str) -> Any:
     raise OSError(name)
 
 
-def test_what_is_missing_is_named(
+def test_the_error_names_what_is_missing(
     with_cuda: Callable[[str], Any], compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(RuntimeError, match=r"no CUDA device: no NVIDIA driver .*`gids info --system`"):
@@ -318,7 +318,7 @@ def test_what_is_missing_is_named(
         opening.open_cuda("cuda", load=with_cuda)
 
 
-def test_ptx_that_the_driver_does_not_read_is_refused(
+def test_ptx_that_the_driver_cannot_read_is_refused(
     with_cuda: Callable[[str], Any], compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiler, "target", lambda capability: "compute_80")
@@ -330,7 +330,7 @@ def test_ptx_that_the_driver_does_not_read_is_refused(
     assert opening.open_cuda("cuda:0", load=with_cuda).name == "Stub 100"
 
 
-def test_the_public_name_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_device_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(RuntimeError, match="CUDA build of torch"):
         cuda.open_device()

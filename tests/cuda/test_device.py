@@ -52,7 +52,7 @@ def test_no_blocks_launch_nothing(device: Device) -> None:
     assert to.tolist() == [0] * 4
 
 
-def test_the_warp_answers(device: Device) -> None:
+def test_warp_intrinsics(device: Device) -> None:
     values = [(i * 37 + 11) % 101 for i in range(128)]
     to = device.zeros((128, 7), torch.int64)
     launch(device, "ask_warp", 2, 64, to, on(device, values, torch.int32), np.uint32(128))
@@ -160,7 +160,7 @@ def test_streams_order_their_work(device: Device) -> None:
     assert 0 < free <= total_bytes
 
 
-def test_what_no_kernel_may_be_given_is_refused(device: Device) -> None:
+def test_wrong_kernel_arguments_are_refused(device: Device) -> None:
     to = device.zeros((4, 4), torch.int64)
     for bad, error, message in [
         (to.t(), ValueError, r"argument 0 has strides \(1, 4\)"),

@@ -31,7 +31,7 @@ def test_every_installed_unit_loads(gpu: Device) -> None:
     gpu.preload(*units)
 
 
-def test_nothing_behind_a_wait_runs_before_the_word_is_written(gpu: Device) -> None:
+def test_work_after_a_wait_does_not_run_before_the_word_is_written(gpu: Device) -> None:
     memory = mmap.mmap(-1, 4096)
     words = torch.frombuffer(memory, dtype=torch.int64)
     address = ctypes.addressof((ctypes.c_char * 4096).from_buffer(memory))
@@ -96,7 +96,7 @@ def test_arguments_of_another_size_are_refused(gpu: Device) -> None:
         gpu.launch(gpu.current_stream(), UNIT, "write_word", 1, 32, word, np.uint32(1))
 
 
-def test_ptx_runs_where_there_is_no_machine_code_for_the_device(gpu: Device) -> None:
+def test_ptx_runs_without_machine_code_for_the_device(gpu: Device) -> None:
     compiler = open_compiler(installed_sources())
     if (ask_driver().version or (0, 0)) < compiler.version:
         pytest.skip("the driver does not know the PTX of a newer toolkit")

@@ -208,7 +208,7 @@ def test_edges_alone_have_features(tmp_path: Path, rows: Rows) -> None:
     close(result.values, total + torch.arange(1500)[:, None])
 
 
-def test_node_types_may_be_called_as_relations_are(tmp_path: Path) -> None:
+def test_node_types_may_have_the_names_of_relations(tmp_path: Path) -> None:
     names = ("a", "a.to.a")
     rows = {t: torch.randn(30, 3) for t in names}
     relations: list[Relation] = [("a", "to", "a"), ("a.to.a", "to", "a"), ("a", "to.a.to", "a")]
@@ -230,7 +230,7 @@ def test_node_types_may_be_called_as_relations_are(tmp_path: Path) -> None:
     close(found["a"], expected["a"])  # type: ignore[index, call-overload]
 
 
-def test_what_is_refused(tmp_path: Path, rows: Rows) -> None:
+def test_wrong_arguments_are_refused(tmp_path: Path, rows: Rows) -> None:
     edges = edge_rows(1)
     store = write(tmp_path / "one.gids", rows["paper"], {"w": edges, "v": edges}, with_ids=False)
     w, v = "_N._E._N.w", "_N._E._N.v"
@@ -249,7 +249,7 @@ def test_what_is_refused(tmp_path: Path, rows: Rows) -> None:
             layerwise(sage(1, 100, 3), store, memory_bytes=MEMORY, **arguments)  # type: ignore[arg-type]
 
 
-def test_rows_are_handed_over_on_the_device(
+def test_layers_get_rows_on_the_device(
     tmp_path: Path, device: Device, cuda_is: Callable[[Device], None]
 ) -> None:
     cuda_is(device)

@@ -139,7 +139,7 @@ def test_cornell5_equals_the_graph_in_memory(tmp_path: Path) -> None:
     assert list(verify(dataset)) == []
 
 
-def test_only_what_some_nodes_need_is_computed(one_type: Path, rows: Rows) -> None:
+def test_only_needed_nodes_are_computed(one_type: Path, rows: Rows) -> None:
     model = sage(100, 40, 16, 5)
     expected = expected_of_one(one_type, model, rows)
     nodes = torch.tensor([1400, 2, 77, 2])  # 2 has no edges
@@ -150,7 +150,7 @@ def test_only_what_some_nodes_need_is_computed(one_type: Path, rows: Rows) -> No
     assert 3 < counts[1] < counts[0] < 1500
 
 
-def test_output_goes_to_a_table_that_comes_back(one_type: Path, rows: Rows, tmp_path: Path) -> None:
+def test_output_goes_to_a_table_of_the_result(one_type: Path, rows: Rows, tmp_path: Path) -> None:
     model = sage(100, 40, 5)
     expected = expected_of_one(one_type, model, rows)
     store = FeatureStore(one_type)
@@ -173,7 +173,7 @@ def test_output_goes_to_a_table_that_comes_back(one_type: Path, rows: Rows, tmp_
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_shorter_intermediates_are_rounded_and_come_back_in_the_layers_type(
+def test_intermediates_are_rounded_to_dtype_and_returned_in_the_dtype_of_the_layer(
     one_type: Path, rows: Rows, dtype: torch.dtype
 ) -> None:
     model = sage(100, 40, 5)
@@ -190,7 +190,7 @@ def test_shorter_intermediates_are_rounded_and_come_back_in_the_layers_type(
     assert set(seen) == {(0, torch.float32), (1, torch.float32)}
 
 
-def test_a_function_is_told_the_layer_and_types_without_a_table_come_as_ids(one_type: Path) -> None:
+def test_a_function_gets_the_layer_index_and_ids_of_types_without_a_table(one_type: Path) -> None:
     embedding = torch.randn(1500, 8)
 
     def layer(i: int, block: Any, h: torch.Tensor) -> torch.Tensor:
@@ -204,7 +204,7 @@ def test_a_function_is_told_the_layer_and_types_without_a_table_come_as_ids(one_
     close(result.values, embedding + 3)  # type: ignore[arg-type]
 
 
-def test_rows_of_any_shape_and_whole_numbers(one_type: Path) -> None:
+def test_rows_of_any_shape_and_of_integers(one_type: Path) -> None:
     def layer(i: int, block: Any, h: torch.Tensor) -> torch.Tensor:
         if i == 0:
             return torch.full((block.num_dst, 2, 3), float("nan"))
@@ -269,7 +269,7 @@ def grows(i: int, block: Any, h: torch.Tensor) -> torch.Tensor:
         ),
     ],
 )
-def test_layers_that_return_no_output_are_told(
+def test_layers_that_return_no_output_raise(
     one_type: Path, layer: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -303,7 +303,7 @@ def test_layers_that_return_no_output_are_told(
         ({"device": "tpu"}, RuntimeError, "tpu"),
     ],
 )
-def test_what_is_refused(
+def test_wrong_arguments_are_refused(
     one_type: Path, arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     given: dict[str, Any] = {"model": sage(100, 8, 2), "store": one_type, "memory_bytes": MEMORY, **arguments}
@@ -312,7 +312,7 @@ def test_what_is_refused(
     assert folders(one_type) == ["_N.feat"]
 
 
-def test_with_several_types_dictionaries_are_wanted(several_types: Path, tmp_path: Path) -> None:
+def test_with_several_types_dictionaries_are_required(several_types: Path, tmp_path: Path) -> None:
     with pytest.raises(
         TypeError, match="layer 0 returned Tensor; with several types it must return a dictionary"
     ):
@@ -335,7 +335,7 @@ def test_with_several_types_dictionaries_are_wanted(several_types: Path, tmp_pat
         layerwise([lambda b, h: h], tmp_path / "two.gids")
 
 
-def test_a_model_in_training_mode_is_warned_of(one_type: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_in_training_mode_gives_a_warning(one_type: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = torch.nn.ModuleList(sage(100, 8))
     layerwise(model, one_type, memory_bytes=MEMORY)
     assert "call model.eval() first" in caplog.text
@@ -344,7 +344,7 @@ def test_a_model_in_training_mode_is_warned_of(one_type: Path, caplog: pytest.Lo
     assert caplog.text == ""
 
 
-def test_rows_are_handed_over_on_the_device(
+def test_layers_get_rows_on_the_device(
     one_type: Path, rows: Rows, device: Device, cuda_is: Callable[[Device], None]
 ) -> None:
     cuda_is(device)
@@ -362,7 +362,7 @@ def test_rows_are_handed_over_on_the_device(
     close(result.values, expected_of_one(one_type, sage(100, 16, 5), rows)[nodes])  # type: ignore[arg-type]
 
 
-def test_a_layer_gets_the_type_that_the_one_before_it_gave(one_type: Path) -> None:
+def test_a_layer_gets_the_dtype_of_the_one_before(one_type: Path) -> None:
     given = []
 
     def layer(index: int, block: Block, h: torch.Tensor) -> torch.Tensor:
@@ -374,7 +374,7 @@ def test_a_layer_gets_the_type_that_the_one_before_it_gave(one_type: Path) -> No
     assert result.values.dtype == torch.float64  # type: ignore[union-attr]
 
 
-def test_options_may_be_none_and_windows_as_long_as_the_loaders(one_type: Path, rows: Rows) -> None:
+def test_options_may_be_none_and_the_window_as_long_as_in_a_loader(one_type: Path, rows: Rows) -> None:
     model = sage(100, 16, 5)
     result = layerwise(model, one_type, memory_bytes=MEMORY, cache_bytes=None, window_batches=23)
     close(result.values, expected_of_one(one_type, model, rows))  # type: ignore[arg-type]

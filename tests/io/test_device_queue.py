@@ -368,7 +368,7 @@ def test_injected_faults_belong_to_their_own_requests(
 
 
 @pytest.mark.parametrize("wait", WAITS)
-def test_requests_that_name_nothing_and_files_that_end_early_are_errors_of_their_own(
+def test_wrong_requests_and_truncated_files_get_their_own_errors(
     device: Device, tmp_path: Path, wait: str
 ) -> None:
     path = tmp_path / "short.bin"
@@ -386,7 +386,7 @@ def test_requests_that_name_nothing_and_files_that_end_early_are_errors_of_their
 
 
 @pytest.mark.parametrize("wait", WAITS)
-def test_a_page_with_another_checksum_is_an_error(
+def test_a_page_with_a_wrong_checksum_is_an_error(
     device: Device, engine: Engine, tables: Tables, rng: np.random.Generator, wait: str
 ) -> None:
     sums = [s.copy() for s in tables.sums]
@@ -459,7 +459,7 @@ def test_closing_with_requests_in_flight_releases_the_streams_that_wait(
                 call()
 
 
-def test_closing_waits_for_who_enqueues_kernels_that_read_a_round(
+def test_closing_waits_for_a_thread_that_is_reading_a_round(
     device: Device, tables: Tables, rng: np.random.Generator
 ) -> None:
     requests, count, stream = tables.requests(rng, 40), count_of(device, 40), device.current_stream()
@@ -481,9 +481,7 @@ def test_closing_waits_for_who_enqueues_kernels_that_read_a_round(
     check_pages(tables, requests, to.cpu().numpy(), errors.cpu().numpy())
 
 
-def test_a_queue_that_is_forgotten_is_closed(
-    device: Device, tables: Tables, rng: np.random.Generator
-) -> None:
+def test_garbage_collection_closes_a_queue(device: Device, tables: Tables, rng: np.random.Generator) -> None:
     with open_files(tables.paths) as engine:
         queue = DeviceQueue(device, engine, tables.queue_tables(), staging_bytes=64 * SLOT)
         end = queue._end
@@ -588,7 +586,7 @@ def test_a_forked_child_is_refused_and_ends(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "fine 1"
 
 
-def test_what_does_not_fit_is_refused(device: Device, tables: Tables) -> None:
+def test_arguments_that_do_not_fit_are_refused(device: Device, tables: Tables) -> None:
     with open_files(tables.paths) as engine:
 
         def make(given: list[QueueTable] | None = None, **options: object) -> DeviceQueue:
@@ -644,7 +642,7 @@ def test_what_does_not_fit_is_refused(device: Device, tables: Tables) -> None:
                 queue.post(stream, long, one, 0)
 
 
-def test_memory_is_told_and_kept_no_longer_than_it_must(device: Device, tables: Tables) -> None:
+def test_memory_is_reported_and_freed_when_unused(device: Device, tables: Tables) -> None:
     with open_files(tables.paths) as engine:
         with DeviceQueue(device, engine, tables.queue_tables(), staging_bytes=1 << 20, pairs=2) as queue:
             memory = queue.memory()

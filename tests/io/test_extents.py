@@ -77,7 +77,7 @@ def blank(device: Device, nbytes: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("unit", [PAGE, 512, 1, 977, 20_000])
-def test_bytes_are_those_of_the_files(
+def test_extents_equal_the_files(
     device: Device, reader: PinnedExtentReader, contents: list[np.ndarray], unit: int
 ) -> None:
     for seed in range(3):
@@ -112,7 +112,7 @@ def test_neighbours_reach_the_disk_as_one_request(device: Device, engine: Engine
     assert engine.stats()["requests"] <= count // 16
 
 
-def test_work_on_the_current_stream_is_waited_for(
+def test_read_waits_for_work_on_the_current_stream(
     device: Device, reader: PinnedExtentReader, contents: list[np.ndarray]
 ) -> None:
     stream = device.new_stream()
@@ -122,7 +122,7 @@ def test_work_on_the_current_stream_is_waited_for(
     assert np.array_equal(out.cpu().numpy(), contents[0][: 150 * PAGE])
 
 
-def test_a_fault_names_shard_offset_and_errno_and_the_reader_lives_on(
+def test_an_error_names_shard_offset_and_errno_and_the_reader_stays_usable(
     device: Device, engine: Engine, reader: PinnedExtentReader, shards: list[Path], contents: list[np.ndarray]
 ) -> None:
     extents = columns([(0, i * PAGE, PAGE, i * PAGE) for i in range(40)])
@@ -163,14 +163,14 @@ def test_a_truncated_shard_ends_before_the_extent(device: Device, tmp_path: Path
         ((0, 0, 1, -1), "byte -1 of out"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_arguments_that_do_not_fit_are_refused(
     device: Device, reader: PinnedExtentReader, row: tuple[int, int, int, int], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         read(reader, columns([(0, 0, 1, 0), row]), blank(device, 100))
 
 
-def test_other_types_are_refused(device: Device, reader: PinnedExtentReader) -> None:
+def test_wrong_dtypes_are_refused(device: Device, reader: PinnedExtentReader) -> None:
     one = columns([(0, 0, 1, 0)])
     with pytest.raises(ValueError, match=r"out must be a contiguous uint8\[m\] \(got torch.float32\[4\]\)"):
         read(reader, one, torch.zeros(4, device=device.torch_device))
@@ -312,7 +312,7 @@ def test_without_gds_extents_go_through_pinned_memory(
         ),
     ],
 )
-def test_kvikio_that_cannot_be_had_is_an_error(
+def test_missing_kvikio_is_an_error_if_asked_for(
     device: Device,
     engine: Engine,
     shards: list[Path],
@@ -361,7 +361,7 @@ class NoKvikio:
         self.small.close()
 
 
-def test_with_gds_both_readers_are_opened_and_a_file_that_kvikio_refuses_is_told(
+def test_with_gds_both_readers_are_opened_and_a_refused_file_is_reported(
     device: Device,
     engine: Engine,
     shards: list[Path],

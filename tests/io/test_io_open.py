@@ -72,7 +72,7 @@ def test_a_directory_is_refused(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["auto", "uring", "threads"])
-def test_a_file_system_without_direct_io_is_named_with_the_cure(kind: str) -> None:
+def test_the_error_for_a_file_system_without_direct_io_says_what_to_do(kind: str) -> None:
     with pytest.raises(
         OSError, match=r"/proc/version: the proc file system refuses .*direct=False.*ext4"
     ) as caught:
@@ -295,7 +295,7 @@ def test_ctrl_c_ends_a_long_read(shards: list[Path], kind: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["uring", "threads", "workers"])
-def test_threads_that_cannot_be_had_are_an_error_that_leaves_none(shards: list[Path], what: str) -> None:
+def test_failing_to_start_a_thread_is_an_error_and_leaves_no_thread(shards: list[Path], what: str) -> None:
     if what == "uring" and _core.why_no_uring():
         pytest.skip("no io_uring")
     if 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 4096:

@@ -216,7 +216,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_kvikio_that_hangs_is_given_up(fake_kvikio: Path, file: Path) -> None:
+def test_a_hanging_kvikio_is_killed_after_the_timeout(fake_kvikio: Path, file: Path) -> None:
     fake_kvikio.write_text("import time\ntime.sleep(3600)\n")
     found = probe_kvikio(file, timeout_s=0.5)
     assert found == KvikioProbe(
@@ -225,7 +225,7 @@ def test_a_kvikio_that_hangs_is_given_up(fake_kvikio: Path, file: Path) -> None:
     assert probe_kvikio(file) is found, "tried once in a process"
 
 
-def test_a_mode_that_hangs_is_given_up_and_the_other_is_taken(
+def test_after_a_hanging_mode_the_other_mode_is_used(
     fake_kvikio: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = '{"version": "26.10", "fault": "", "nvfs": false}'
@@ -274,7 +274,7 @@ def test_a_mode_that_hangs_is_given_up_and_the_other_is_taken(
         ),
     ],
 )
-def test_answers_are_put_in_words(
+def test_probe_results_have_a_reason_in_words(
     fake_kvikio: Path,
     file: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -309,14 +309,14 @@ def test_without_nvidia_fs_the_mode_that_may_hang_is_not_tried(
     assert probe_kvikio(file) == KvikioProbe("1", False, True, reason)
 
 
-def test_a_kvikio_that_breaks_tells_how(fake_kvikio: Path, file: Path) -> None:
+def test_a_crash_of_kvikio_is_reported(fake_kvikio: Path, file: Path) -> None:
     fake_kvikio.write_text("import a_library_that_is_not_there\n")
     found = probe_kvikio(file)
     assert (found.gds, found.compat) == (False, False)
     assert "No module named 'a_library_that_is_not_there'" in found.reason
 
 
-def test_a_missing_kvikio_and_a_missing_file_are_told(
+def test_a_missing_kvikio_and_a_missing_file_are_reported(
     file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(module, "_found", {})
@@ -328,7 +328,7 @@ def test_a_missing_kvikio_and_a_missing_file_are_told(
 
 @has_kvikio
 @no_driver
-def test_kvikio_without_a_driver_is_told_and_does_not_hang(
+def test_kvikio_without_a_driver_is_reported_and_does_not_hang(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_found", {})

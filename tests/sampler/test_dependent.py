@@ -51,7 +51,7 @@ def test_numbers_are_uniform_at_every_c(kappa: int) -> None:
 
 
 @pytest.mark.parametrize("kappa", [2, 8, 64])
-def test_a_group_leads_from_its_own_numbers_to_those_of_the_next(kappa: int) -> None:
+def test_numbers_change_gradually_from_one_group_to_the_next(kappa: int) -> None:
     """As the formula says, and with the correlation that it says."""
     ends = [variates(group, 1) for group in (5, 6)]
     np.testing.assert_array_equal(variates(5 * kappa, kappa), ends[0])
@@ -63,14 +63,14 @@ def test_a_group_leads_from_its_own_numbers_to_those_of_the_next(kappa: int) -> 
         np.testing.assert_allclose(variates(5 * kappa + i, kappa), stats.norm.cdf(n), atol=1e-12)
 
 
-def test_without_end_only_the_epoch_matters() -> None:
+def test_with_infinite_dependency_numbers_depend_only_on_the_epoch() -> None:
     np.testing.assert_array_equal(variates(0, 0), variates(1 << 40, 0))
     np.testing.assert_array_equal(variates(7, 0), variates(0, 1))
     assert abs(np.corrcoef(variates(7, 0), variates(7, 0, epoch=2))[0, 1]) < 0.03
 
 
 @pytest.mark.parametrize("kind", ["neighbor", "labor"])
-def test_one_is_independent_and_infinity_the_same_for_an_epoch(kind: str) -> None:
+def test_dependency_one_is_independent_and_infinity_is_constant_in_an_epoch(kind: str) -> None:
     graph, seeds = dense(), torch.arange(100)
     plain: Any = {"neighbor": Neighbor, "labor": Labor}[kind]([5, 5])
     for step in (0, 9):
@@ -106,7 +106,7 @@ def test_the_larger_kappa_the_more_two_minibatches_share(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["neighbor", "labor"])
-def test_full_neighbourhoods_gain_nothing(kind: str) -> None:
+def test_full_neighbourhoods_do_not_change(kind: str) -> None:
     graph, seeds = dense(500, 30), torch.arange(20)
     plain: Any = {"neighbor": Neighbor, "labor": Labor}[kind]
     for fanouts in ([-1, -1], [30, 30]):
@@ -164,7 +164,7 @@ def test_labor_on_a_dense_graph_misses_a_fraction_with_large_kappas() -> None:
     assert rates[-1] < rates[0] / 4
 
 
-def test_neighbor_gains_where_destinations_come_again() -> None:
+def test_neighbor_gains_if_destinations_repeat() -> None:
     """Its numbers belong to a destination's edges: what was drawn for other seeds does not help."""
     graph = dense(20_000, 300)
     fresh = fresh_seeds(graph, 16, 60)

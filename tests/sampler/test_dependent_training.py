@@ -33,7 +33,7 @@ def accuracy(store: FeatureStore, sampler: Sampler) -> float:
     return found
 
 
-def test_accuracy_stays_whatever_kappa_and_factor(store: FeatureStore) -> None:
+def test_accuracy_does_not_depend_on_kappa_and_factor(store: FeatureStore) -> None:
     independent = accuracy(store, Neighbor(FANOUTS))
     assert independent > 0.7  # a row alone tells the class in half of the cases
     held = hottest_nodes(store, "_N.feat", CACHE_BYTES)

@@ -37,7 +37,7 @@ def assert_same(on_device: Minibatch, on_host: Minibatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
-def test_a_device_samples_what_the_cpu_does(device: Device, dtype: type) -> None:
+def test_minibatches_of_a_device_equal_those_of_the_cpu(device: Device, dtype: type) -> None:
     graph = make_graph(mixed_degrees(600), dtype=dtype)
     seeds = torch.from_numpy(np.random.default_rng(1).permutation(600)[:30])
     with PinnedGraph(graph, device, topology_on="indptr" if dtype == np.int32 else "host") as pinned:
@@ -72,7 +72,7 @@ def test_relations_are_sampled_as_on_the_cpu(device: Device) -> None:
         p.close()
 
 
-def test_what_a_device_refuses(device: Device) -> None:
+def test_a_device_refuses_other_variants(device: Device) -> None:
     good = make_graph([4] * 20)
     indices = good.indices.copy()
     indices[[41, 42]] = 20, -1

@@ -127,7 +127,7 @@ def mean_nodes(sampler: Sampler, graph: Graph, seeds: int, steps: int = 8) -> np
 
 
 @pytest.mark.parametrize("make", [dense, friends])
-def test_labor_samples_fewer_nodes_and_the_more_it_improves_the_fewer(make: Any) -> None:
+def test_labor_samples_fewer_nodes_with_more_rounds_of_importance_sampling(make: Any) -> None:
     graph = make()
     fanouts = [10, 10]
     neighbor = mean_nodes(Neighbor(fanouts), graph, 200)

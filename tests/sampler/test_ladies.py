@@ -116,7 +116,7 @@ def test_sums_are_estimated_without_bias(poisson: bool) -> None:
 
 
 @pytest.mark.parametrize("poisson", [False, True])
-def test_every_edge_from_what_was_drawn_whatever_the_threads(poisson: bool) -> None:
+def test_every_edge_from_drawn_sources_is_taken_for_any_number_of_threads(poisson: bool) -> None:
     graph = make_graph(mixed_degrees(3000), dtype=np.int32)
     seeds = torch.arange(300)
     kinds = [Ladies([400, 200], poisson=poisson, threads=n) for n in (1, 2, 8)]

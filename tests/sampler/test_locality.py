@@ -33,7 +33,7 @@ def same(one: Minibatch, other: Minibatch) -> bool:
 
 
 @pytest.mark.parametrize("factor", [1.5, 4])
-def test_pairs_come_as_if_drawn_one_after_the_other_by_their_factors(factor: float) -> None:
+def test_pairs_have_the_probabilities_of_successive_weighted_draws(factor: float) -> None:
     nodes = 20_000
     graph = Graph(("a", "to", "b"), 5, nodes, np.arange(nodes + 1) * 5, np.tile(np.arange(5), nodes), None)
     sampler = Neighbor([2], locality=LocalityBias({"a": HELD}, factor))
@@ -114,7 +114,7 @@ def test_only_relations_from_a_masked_type_are_biased() -> None:
         assert (block.weights is not None) == (relation[0] == "author")
 
 
-def test_samplers_that_print_alike_sample_alike() -> None:
+def test_samplers_with_equal_repr_sample_equally() -> None:
     masks = [HELD, HELD.copy(), ~HELD]
     told = [repr(Neighbor([2], locality=LocalityBias(m, f))) for m, f in itertools.product(masks, (2, 3))]
     assert (
@@ -188,7 +188,7 @@ def test_the_hottest_nodes_are_those_of_the_hottest_pages(dataset: FeatureStore)
 
 
 @pytest.mark.parametrize("device_name", ["cpu", "cuda"])
-def test_a_loader_says_which_rows_its_cache_holds(
+def test_a_loader_reports_the_rows_in_its_cache(
     dataset: FeatureStore, device_name: str, device: Device, cuda_is: Callable[[Device], None]
 ) -> None:
     cuda_is(device)
@@ -205,7 +205,7 @@ def test_a_loader_says_which_rows_its_cache_holds(
         loader.cached_rows("paper.feat")
 
 
-def test_a_resumed_epoch_wants_the_same_mask(dataset: FeatureStore) -> None:
+def test_a_resumed_epoch_needs_the_same_mask(dataset: FeatureStore) -> None:
     def loader(held: torch.Tensor) -> gids.NodeLoader:
         sampler = Neighbor([3], locality=LocalityBias(held, 4))
         return gids.NodeLoader(dataset, torch.arange(400), sampler, batch_size=100, tables=[])

@@ -62,7 +62,7 @@ def test_every_neighbour_is_equally_likely(degree: int, fanout: int) -> None:
 
 
 @pytest.mark.parametrize("other", ["step", "seed", "node"])
-def test_draws_at_different_places_are_independent(other: str) -> None:
+def test_draws_of_different_nodes_steps_and_seeds_are_independent(other: str) -> None:
     first = offsets(7, 1)[:, 0]
     second = {
         "step": offsets(7, 1, step=1)[:, 0],

@@ -40,7 +40,7 @@ def assert_distributed(outcomes: np.ndarray, probabilities: dict[tuple[int, ...]
     assert p > UNLIKELY, p
 
 
-def test_weighted_pairs_come_as_if_drawn_one_after_the_other() -> None:
+def test_weighted_pairs_have_the_probabilities_of_successive_draws() -> None:
     drawn, block = draw(2, 5, weights=np.tile(WEIGHTS, NODES))
     probabilities: dict[tuple[int, ...], float] = {}
     total = WEIGHTS.sum()

@@ -52,7 +52,7 @@ def test_ids_beyond_31_bits(device: Device) -> None:
                 assert minibatch.blocks[0][relation].indices.tolist() == [0, 1, 2, 0, 3, 4]  # type: ignore[index]
 
 
-def test_ids_that_int32_would_turn_into_others_are_found_out(device: Device) -> None:
+def test_ids_that_do_not_fit_int32_are_detected(device: Device) -> None:
     good = make_graph([2] * 40, seed=1)
     spoiled = good.indices.copy()
     spoiled[[33, 41]] = (1 << 32) + 3, -(1 << 32)
@@ -87,7 +87,7 @@ def test_closing_is_idempotent_and_dropping_closes(device: Device) -> None:
     assert not released.alive
 
 
-def test_by_default_the_device_holds_what_takes_an_eighth_of_its_free_memory(
+def test_by_default_the_device_holds_arrays_up_to_an_eighth_of_its_free_memory(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = make_graph([2] * 1000)
@@ -118,7 +118,7 @@ def test_short_memory_is_refused_with_the_sum(device: Device, monkeypatch: pytes
         PinnedGraph(graph, device, topology_on="indptr")
 
 
-def test_a_driver_that_refuses_to_pin(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_refuses_to_pin_is_reported(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(address: int, nbytes: int, *, read_only: bool = False) -> None:
         raise RuntimeError("cudaErrorMemoryAllocation")
 

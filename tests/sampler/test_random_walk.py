@@ -67,7 +67,7 @@ def assert_walks(
         assert set(block.positions.tolist()) <= {-1}
 
 
-def test_it_walks_as_the_model_does() -> None:
+def test_walks_equal_the_model() -> None:
     graph = make_graph(mixed_degrees(400), dtype=np.int32)
     seeds = torch.tensor([3, 7, 7, 100, 20])
     for restart in (0.0, 0.5):
@@ -79,7 +79,7 @@ def test_it_walks_as_the_model_does() -> None:
         assert_walks(sampler, [graph], minibatch.blocks[::-1], nodes)  # type: ignore[arg-type]
 
 
-def test_it_walks_along_a_metapath() -> None:
+def test_walks_follow_a_metapath() -> None:
     graphs = citations()
     by_relation = {g.relation: g for g in graphs}
     path = [("author", "writes", "paper"), ("paper", "written by", "author")]
@@ -121,7 +121,7 @@ def test_walks_restart_with_the_given_probability(restart: float) -> None:
     assert stats.binomtest(restarts, nodes * walks, restart).pvalue > UNLIKELY
 
 
-def test_neither_threads_nor_pickling_change_anything() -> None:
+def test_minibatches_do_not_depend_on_threads_or_pickling() -> None:
     graph = make_graph(mixed_degrees(3000))
     kinds = [RandomWalk([5, 5], threads=n) for n in (1, 2, 8)]
     kinds.append(pickle.loads(pickle.dumps(kinds[0])))
@@ -168,7 +168,7 @@ def test_bad_arguments() -> None:
         RandomWalk([3], metapath=[("author", "writes", "paper")]).sample(graphs, seeds)
 
 
-def test_a_topology_that_contradicts_itself() -> None:
+def test_an_inconsistent_topology_is_a_format_error() -> None:
     good = make_graph([4] * 20)
     indices, indptr = good.indices.copy(), good.indptr.copy()
     indices[:] = 20
@@ -179,6 +179,6 @@ def test_a_topology_that_contradicts_itself() -> None:
         RandomWalk([3]).sample(Graph(good.relation, 20, 20, indptr, good.indices, None), torch.arange(20))
 
 
-def test_prints_all_that_its_minibatches_depend_on() -> None:
+def test_repr_shows_everything_that_minibatches_depend_on() -> None:
     walk = RandomWalk([2], restart=0.25, metapath=[("a", "b", "a")], threads=3)
     assert repr(walk) == "RandomWalk([2], restart=0.25, metapath=[('a', 'b', 'a')])"

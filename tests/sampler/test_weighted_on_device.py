@@ -56,7 +56,7 @@ def lists(minibatch: Minibatch) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", OPTIONS)
-def test_a_device_samples_what_the_cpu_does(device: Device, kind: str) -> None:
+def test_minibatches_of_a_device_equal_those_of_the_cpu(device: Device, kind: str) -> None:
     seeds = torch.from_numpy(np.random.default_rng(1).permutation(NODES)[:30])
     with PinnedGraph(GRAPH, device, topology_on="host") as pinned:
         for fanouts, step in (([3, 5], 5), ([40], 4), ([-1, 2], 7), ([1], 1)):
@@ -100,7 +100,7 @@ def test_relations_are_sampled_as_on_the_cpu(device: Device, replace: bool) -> N
         p.close()
 
 
-def test_a_hub_of_which_little_can_be_drawn(device: Device) -> None:
+def test_a_hub_with_few_drawable_edges(device: Device) -> None:
     """As many as wanted, one less, one more, none; far from each other."""
     graph = make_graph([3000] * 6, num_src=3000, relation=("a", "to", "b"))
     weights = np.zeros(graph.num_edges, np.float32)
@@ -116,7 +116,7 @@ def test_a_hub_of_which_little_can_be_drawn(device: Device) -> None:
 
 
 @pytest.mark.parametrize("kind", ["weights", "replaced", "locality", "locality, replaced"])
-def test_a_source_that_is_no_node(device: Device, kind: str) -> None:
+def test_a_source_out_of_range_is_a_format_error(device: Device, kind: str) -> None:
     good = make_graph([4] * 20)
     indices = good.indices.copy()
     indices[40:44] = 20
@@ -134,7 +134,7 @@ def test_a_source_that_is_no_node(device: Device, kind: str) -> None:
 
 
 @pytest.mark.parametrize("topology_on", ["host", "indptr", "device"])
-def test_weights_lie_where_indices_do_once_and_are_given_back(device: Device, topology_on: str) -> None:
+def test_weights_are_copied_once_beside_the_indices_and_freed(device: Device, topology_on: str) -> None:
     weights, seeds = POSITIVE.copy(), torch.arange(20)
     with PinnedGraph(GRAPH, device, topology_on=topology_on) as pinned:
         topology = pinned.host_bytes, pinned.device_bytes
@@ -166,7 +166,7 @@ def test_weights_lie_where_indices_do_once_and_are_given_back(device: Device, to
         assert lists(kept.sample(again, seeds)) == expected
 
 
-def test_weights_lie_on_the_host_where_the_device_has_little_room(
+def test_weights_go_to_the_host_if_the_device_has_little_room(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with PinnedGraph(GRAPH, device, topology_on="device") as pinned:
@@ -175,7 +175,7 @@ def test_weights_lie_on_the_host_where_the_device_has_little_room(
         assert pinned.host_bytes >= POSITIVE.nbytes
 
 
-def test_masks_are_counted(device: Device) -> None:
+def test_memory_of_masks_is_counted(device: Device) -> None:
     with PinnedGraph(GRAPH, device) as pinned:
         biased, plain = Neighbor([2], locality=LocalityBias(HELD, 2)), Neighbor([2])
         plain.sample(pinned, torch.arange(0))
