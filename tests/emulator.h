@@ -3,7 +3,7 @@
 //
 // A CUDA thread is a fiber; the fibers of a block share one thread of the operating system, so that a static
 // thread_local is the block's shared memory. A fiber runs until it meets others (a barrier, an intrinsic of the
-// warp), sleeps, or touches an atomic at an unlucky moment; who runs next is drawn by a seed.
+// warp), sleeps, or, by chance, touches an atomic. A seed determines which fiber runs next.
 #pragma once
 
 #include <atomic>

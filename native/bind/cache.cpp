@@ -352,11 +352,11 @@ void bind_cache(nb::module_& m) {
       .def("__init__", [](BufferPool*, u64) { throw nb::type_error("use BufferPool.create"); })
       .def_static("create", [](u64 keep) { return std::make_shared<BufferPool>(keep); }, "keep_bytes"_a)
       .def("take", &take, "bytes"_a, "room"_a = 0,
-           "uint8[bytes]; goes back to the pool when the last view of it is gone. room: see the header.")
+           "uint8[bytes]. The buffer returns to the pool with the last view of it. room: see the header.")
       .def_prop_ro("taken_bytes", &BufferPool::taken_bytes)
       .def_prop_ro("peak_bytes", &BufferPool::peak_bytes);
 
-  nb::class_<Planner>(m, "Planner", "Which pages are in the cache: metadata only, no features.")
+  nb::class_<Planner>(m, "Planner", "The metadata of a cache, without pages.")
       .def("__init__",
            [](Planner* self, u64 pages, u32 lines, const std::string& policy, u64 seed, std::optional<Bytes> heat) {
              std::span<const u8> h;
@@ -369,7 +369,7 @@ void bind_cache(nb::module_& m) {
              nb::gil_scoped_release release;
              return p.enter(step, span_of(pages), p.page_count(), 1).pages.size();
            },
-           "step"_a, "pages"_a.noconvert(), "Marks a minibatch's pages. Returns how many are unique.")
+           "step"_a, "pages"_a.noconvert(), "Marks a minibatch's pages. Returns the number of unique pages.")
       .def("plan",
            [](Planner& p, u64 step) {
              cache::Step* s;
@@ -401,7 +401,7 @@ void bind_cache(nb::module_& m) {
       .def("check", &OwningCache::check, "ids"_a.noconvert())
       .def("enter", &OwningCache::enter, "step"_a, "ids"_a.noconvert())
       .def("plan", &OwningCache::plan, "step"_a, "ids"_a.noconvert(), nb::arg("out").noconvert() = nb::none(),
-           "out: the step's output; None: gather() gets it.")
+           "out: the step's output. None: gather() gets it.")
       .def("gather", &OwningCache::gather, "step"_a, nb::arg("out").noconvert() = nb::none())
       .def("retire", &OwningCache::retire, "step"_a)
       .def("cancel", &OwningCache::cancel)
@@ -411,7 +411,7 @@ void bind_cache(nb::module_& m) {
            [](OwningCache& c) { auto w = c.planner().words(); return nb::ndarray<nb::numpy, const u64, nb::ndim<1>>(w.data(), {w.size()}, nb::handle()); },
            nb::rv_policy::copy)
       .def("stats", &OwningCache::stats)
-      .def_prop_ro("plan_bytes", &OwningCache::plan_bytes, "Requests of planned steps, and memory to plan in, at most.");
+      .def_prop_ro("plan_bytes", &OwningCache::plan_bytes, "Peak bytes of requests of planned steps and of memory to plan in.");
 }
 
 }  // namespace gids

@@ -1,8 +1,8 @@
-// Lines in order of worth: one doubly linked list per bucket, so that taking the least worthy lines costs
-// as much as is taken, however many lines there are. Called by the planner; a page is a number to it.
+// Lines in order of worth: one doubly linked list per bucket, so that the cost of taking the least worthy lines
+// depends only on their number. Called by the planner; a page is a number here.
 //
 // A line is in one list, or in none while a planned minibatch needs it (or while it is free). Its owner, the
-// page that it holds, lies beside its links: whoever follows the links wants both, and each is a cache miss.
+// page that it holds, is stored beside its links: both are needed together, and each is a cache miss.
 //
 // Following links is one dependent cache miss after another. So each line also remembers which line was
 // pushed `hint_distance` after it: a hint for prefetching, free to be stale, worth a factor of three once

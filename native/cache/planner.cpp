@@ -55,7 +55,7 @@ u64 Planner::lines_in_use() {
     step(number).pages.visit([&](auto pages) {
       for (const u64 page : pages) {
         const u64 w = word::load(words_[page]);
-        // Counted where it is used next, and not again where it is used later.
+        // Counted at its next use only.
         if (state_of(w) != PageState::absent && word::next_use(uses_of(w), retired_) == number - retired_) ++found;
       }
     });
@@ -93,7 +93,7 @@ Step& Planner::enter(u64 number, std::span<const i64> ids, u64 row_count, u32 ro
   return s;
 }
 
-// scratch: the page of each id, and then, in place, the unique ones.
+// scratch: the page of each id; then, in the same memory, the unique pages.
 template <class Page>
 void Planner::mark(Step& s, std::span<const i64> ids, u32 rows_per_page, std::vector<Page>& scratch) {
   const size_t n = ids.size();

@@ -1,4 +1,4 @@
-"""What the tests of both caches share: rows, minibatches, and the loader's order of calls."""
+"""Helpers for the tests of both caches: rows, minibatches, and the loader's order of calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sharing memory out."""
+"""HostBudget: how memory is shared out."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_sampler_gets_memory_if_there_is_room() -> None:
 
 
 def test_a_window_that_reaches_beyond_the_lines_is_shortened() -> None:
-    """Of minibatches that read 400 pages, 2500 lines hold six. The tables of docs/performance.md say why."""
+    """2500 lines hold six minibatches of 400 pages. See the tables of docs/performance.md."""
     table = Shape(page_count=100_000)
     wide: dict[str, object] = {
         "rows": {"paper.feat": 400},
@@ -120,7 +120,7 @@ def test_a_window_is_kept_if_a_shorter_one_would_not_add_lines() -> None:
 
 
 def test_outputs_are_given_late_before_the_lines_get_too_few() -> None:
-    """Three outputs of 400 kB, or two of them."""
+    """Three outputs of 400 kB, or two."""
     large: dict[str, object] = {"rows": {"paper.feat": 400}, "page_bytes": 400 * 4096}
     roomy, scarce, starved = (share(memory_bytes=n, **large) for n in (4_000_000, 1_700_000, 1_400_000))
     assert (roomy.late_outputs, scarce.late_outputs, starved.late_outputs) == (False, False, True)
@@ -156,7 +156,7 @@ def test_the_error_for_too_little_memory_lists_the_sum_and_advises_enough() -> N
 
 
 def random_case(rng: np.random.Generator) -> tuple[list[Shape], Sizes, dict[str, int], int]:
-    """(tables, sizes, bytes of rows as they are handed out, bounce pool)."""
+    """(tables, sizes, bytes of an output row, bounce pool)."""
     tables = []
     for n in range(rng.integers(1, 4)):
         page = int(512 << rng.integers(0, 5))
@@ -182,7 +182,7 @@ def random_case(rng: np.random.Generator) -> tuple[list[Shape], Sizes, dict[str,
 
 @pytest.mark.parametrize("seed", range(60))
 def test_random_budgets_are_never_exceeded(seed: int) -> None:
-    """And more memory never gives less to what works ahead: outputs, window, requests and lines together."""
+    """And more memory never gives less to outputs, window, requests and lines together."""
     rng = np.random.default_rng(seed)
     tables, sizes, of_rows, bounce = random_case(rng)
     cache_bytes = None if rng.random() < 0.7 else int(10 ** rng.uniform(3, 9))

@@ -1,4 +1,4 @@
-"""What the loader may rely on whatever holds the lines: the Cache protocol of gids/loader/stream.py.
+"""The contract of both caches with the loader: the Cache protocol of gids/loader/stream.py.
 
 Every test runs on the cache in host memory, with outputs given to plan() and with outputs given to gather(),
 and on the cache in device memory, emulated and on a GPU where there is one.

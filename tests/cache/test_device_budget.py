@@ -1,4 +1,4 @@
-"""Sharing device memory out."""
+"""DeviceBudget: how device memory is shared out."""
 
 from __future__ import annotations
 

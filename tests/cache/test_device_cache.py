@@ -83,7 +83,7 @@ def test_rows_equal_the_source_when_a_minibatch_takes_many_rounds(
 def test_int8_rows_are_widened_wherever_they_come_from(
     tmp_path: Path, make: Make, to: torch.dtype, scale: str, dim: int, page_bytes: int
 ) -> None:
-    """From lines on the device, from lines in host memory, preloaded or not, and from staging."""
+    """From lines on the device or in host memory, preloaded or not, and from staging."""
     rng = np.random.default_rng(dim)
     steps = rng.integers(-127, 128, (300, dim), np.int8)
     table = write_scaled_table(tmp_path, steps, scale, page_bytes=page_bytes, shards=2)
@@ -133,7 +133,7 @@ def test_both_waits_give_the_same_rows_and_counters(tmp_path: Path, make: Make) 
                 [stats[k] for k in ("steps", "pages", "hits", "misses", "loads", "bypasses", "failures")]
             )
         assert all(same_bits(a, b) for a, b in zip(*rows, strict=True))
-        # Of equal pages the fastest warps' stay, so counters agree where nothing has to go.
+        # Among equal pages those of the fastest warps stay, so counters agree only if all pages fit.
         assert lines < 400 or counters[0] == counters[1]
 
 
@@ -172,7 +172,7 @@ def test_with_wait_warp_a_failed_read_is_an_error_of_the_minibatches_that_need_i
             cache.retire(step)
         cache.audit()
         assert cache.stats()[table.name]["failures"] > 0
-        # The line that the failed page had is in use again, and so is the page once the disk recovers.
+        # The line of the failed page is in use again, and so is the page once the disk recovers.
         cache._host._engine.inject_faults([])
         check(cache, [table], [{table.name: torch.arange(64)}], 0, 1)
 

@@ -1,4 +1,4 @@
-"""The cache in device memory on a device that runs behind: nobody looks before what is looked at is there."""
+"""The cache in device memory on a slow device: nothing is read before it is complete."""
 
 from __future__ import annotations
 
@@ -126,5 +126,5 @@ def test_cancel_waits_for_posted_reads(cache: DeviceFeatureCache, table: RawTabl
         cache.cancel()
         words = cache.page_words(table.name)
         assert not np.any(words & np.uint64(0xFFFFFF))
-        assert not np.any(words >> np.uint64(62) == 1), "a page is LOADING for ever"
+        assert not np.any(words >> np.uint64(62) == 1), "a page stays LOADING"
         cache.audit()

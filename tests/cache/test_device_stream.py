@@ -1,4 +1,4 @@
-"""The cache in device memory as the loader drives it; its statistics, its memory, its end."""
+"""The cache in device memory under a stream: statistics, memory, closing."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_stream_drives_it_like_the_cache_in_host_memory(
         for batch, features in windowed(cache, batches, window, planned):
             kept.append((batch[table.name], features[table.name]))
     assert len(kept) == 30
-    for ids, rows in kept:  # also those that were handed out long ago
+    for ids, rows in kept:  # also rows returned long ago
         assert torch.equal(rows.cpu(), table.rows[ids])
     assert not np.any(cache.page_words(table.name) & np.uint64(0xFFFFFF))
     cache.audit()
@@ -111,7 +111,7 @@ def test_minibatches_that_miss_nothing_do_not_use_the_queue(
 
     hot, other = torch.arange(60), torch.arange(300, 320)
     assert run([hot]) == 1
-    assert run([hot] * 5) <= 1  # the first plan expects what the last one needed
+    assert run([hot] * 5) <= 1  # the first plan posts as many rounds as the last one needed
     assert run([hot, other, hot, hot]) <= 2
 
 
@@ -193,7 +193,7 @@ def test_device_memory_is_lines_page_words_window_and_a_constant(
             cache.gather(step)
             cache.retire(step)
         after = cache.memory()
-        # Room for all pages, which 300 rows might miss; once, as no other minibatch is being read.
+        # Room for all pages, which 300 rows may miss, for one minibatch, as no other one is read.
         assert after["scratch"] - memory["scratch"] == miss_bytes(table.page_count)
         assert after["window"] == after["outputs"] == 0
         assert cache.output_bytes() == (0, 300 * 400)
@@ -267,7 +267,7 @@ def test_after_its_queue_ended_the_cache_raises_and_close_removes_all_marks(
 
 
 class SlowReader:
-    """An ExtentReader by plain reads; remembers its extents."""
+    """An ExtentReader on plain arrays that records its extents."""
 
     name = "plain"
 

@@ -56,7 +56,7 @@ def test_rows_equal_the_source_for_every_engine_and_size(
 
 
 def test_large_outputs_of_int8_rows_are_the_same(tmp_path: Path) -> None:
-    """Written past the processor's cache, from 8 MB on."""
+    """Outputs of 8 MB or more are written past the processor's cache."""
     steps = np.random.default_rng(0).integers(-127, 128, (3000, 768), np.int8)
     for scale in ("row", "column"):
         table = write_scaled_table(tmp_path, steps, scale)
@@ -77,7 +77,7 @@ def test_a_page_without_a_line_is_read_straight_into_the_output(tmp_path: Path) 
 
 
 def test_outputs_of_growing_minibatches_share_buffers(tmp_path: Path) -> None:
-    """Where it is known how large they become, and where not."""
+    """With and without a known largest size."""
     table = write_raw_table(tmp_path, make_rows(2000, 1024))
     growing = [{table.name: torch.arange(1000 + 10 * n)} for n in range(40)]
     for output_rows in (None, {table.name: 1500}):
@@ -105,7 +105,7 @@ def test_an_output_is_used_again_only_when_its_last_view_is_gone(tmp_path: Path)
 
 @pytest.mark.parametrize("check_crc", [False, True])
 @pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("dim", [128, 37])  # of 512 B, and of 148 B, which no sector's edge is an edge of
+@pytest.mark.parametrize("dim", [128, 37])  # rows of 512 B, and of 148 B, which are not aligned to sectors
 def test_only_the_wanted_rows_of_a_single_page_without_a_line_are_read(
     tmp_path: Path, dim: int, shards: int, check_crc: bool
 ) -> None:
@@ -147,7 +147,7 @@ def test_a_bad_sector_beside_the_wanted_rows_is_not_an_error(tmp_path: Path, lat
 
 
 def test_late_outputs_with_more_rows_than_one_part(tmp_path: Path) -> None:
-    """Among them pages whose reads fail once, and one that cannot be read."""
+    """With pages whose reads fail once, and one that cannot be read."""
     table = write_raw_table(tmp_path, make_rows(200_000, 4), page_bytes=512, shards=2)  # 32 rows a page
     ids = torch.from_numpy(np.random.default_rng(5).integers(0, 200_000, 150_000))
     cache = make_cache([table], 100, late_outputs=True, threads=2)
@@ -174,7 +174,7 @@ def test_late_outputs_with_more_rows_than_one_part(tmp_path: Path) -> None:
 def test_minibatches_stay_within_their_memory(
     tmp_path: Path, page_bytes: int, lines: int, late: bool
 ) -> None:
-    """Pages take 4 bytes each; requests, and memory to plan in, what the budget counts for each row."""
+    """4 bytes per page; requests and memory to plan in as the budget counts them per row."""
     rows, size, window, planned = 40_000, 3000, 5, 3
     table = write_raw_table(tmp_path, make_rows(rows, 128), page_bytes=page_bytes)
     cache = make_cache([table], lines, late_outputs=late)
@@ -217,7 +217,7 @@ def test_reading_through_two_tables_at_once_shares_the_workers(tmp_path: Path) -
 
 
 def run_script(script: str, *arguments: object) -> subprocess.Popen[str]:
-    """A process of its own, for what forks or takes signals."""
+    """Run a script that forks or takes signals in a separate process."""
     command = [sys.executable, "-P", "-W", "ignore", "-c", textwrap.dedent(script)]
     arguments = (Path(__file__).parents[1], *arguments)
     return subprocess.Popen(
@@ -235,7 +235,7 @@ def test_ctrl_c_ends_reading_through(tmp_path: Path) -> None:
         from raw_table import RawTable
         from gids.cache import FeatureCache
         from gids.io import open_engine
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes ignore SIGINT
         pages = 1_000_000
         path = Path(sys.argv[2])
         path.touch()

@@ -1,4 +1,4 @@
-"""Quantising weights of rows to the heat of pages."""
+"""Quantizing weights of rows to the heat of pages."""
 
 from __future__ import annotations
 

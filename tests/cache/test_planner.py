@@ -16,7 +16,7 @@ Trace = list[npt.NDArray[np.int64]]
 
 
 def random_trace(rng: np.random.Generator, pages: int, steps: int, batch: int) -> Trace:
-    """Minibatches with repeated and with skewed pages."""
+    """Minibatches with repeated and skewed pages."""
     return [(pages * rng.random(rng.integers(0, batch + 1)) ** 2.5).astype(np.int64) for _ in range(steps)]
 
 
@@ -147,7 +147,7 @@ def test_an_unknown_policy_lists_the_known_ones() -> None:
 
 
 def test_a_table_of_more_than_2_to_the_32_pages_is_planned_like_a_small_one() -> None:
-    """A minibatch keeps 8 bytes for each of its pages. 34 GB of page words, of which little is touched."""
+    """A minibatch keeps 8 bytes per page. Of 34 GB of page words only a few are touched."""
     pages = (1 << 32) + 1000
     try:
         planner = _core.Planner(pages, 30)

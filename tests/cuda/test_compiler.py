@@ -1,4 +1,4 @@
-"""Device sources become machine code, with the product's options, and again only when something changed."""
+"""Device sources are compiled with the product's options, and again only after a change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNIT = str(Path(__file__).parent / "kernels.cu")
 
 
 class FakeNvrtc:
-    """Machine code is the source and its options."""
+    """A compiler whose machine code is the source and its options."""
 
     class NVRTCError(Exception):
         pass

@@ -1,4 +1,4 @@
-"""The CUDA device without a GPU: what it asks of the driver, here of a libcuda that writes it down."""
+"""The CUDA device without a GPU: its calls to a libcuda that records them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def made(driver: Libcuda, compiler: FakeCompiler) -> CudaDevice:
 
 @pytest.fixture
 def record(stub: ctypes.CDLL) -> Callable[[], list[str]]:
-    """What the driver was asked since the last look."""
+    """The driver calls since the last call of record()."""
 
     def look() -> list[str]:
         lines: str = stub.stub_record().decode()
@@ -268,7 +268,7 @@ def test_an_older_driver_works_without_the_newer_functions(
 def with_cuda(
     monkeypatch: pytest.MonkeyPatch, stub: ctypes.CDLL, compiler: FakeCompiler
 ) -> Callable[[str], ctypes.CDLL]:
-    """torch, CuPy and a driver with two devices are there, all for CUDA 13. Returns the loader."""
+    """torch, CuPy and a driver with two devices, all for CUDA 13. Returns the loader."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)

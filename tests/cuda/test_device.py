@@ -1,4 +1,4 @@
-"""What every device promises: launches, the intrinsics that kernels use, streams, mapped memory, waits."""
+"""The contract of every device: launches, intrinsics, streams, mapped memory, waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The emulator finds what a GPU would leave to chance."""
+"""The emulator detects errors that a GPU would leave to chance."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_an_endless_wait_is_ended() -> None:
 def test_access_beyond_a_tensor_ends_the_launch(write: int, nbytes: int) -> None:
     device = EmulatedDevice()
     memory = device.empty(nbytes, torch.uint8)
-    assert memory.unique().tolist() == [0xA5], "what nobody wrote is not 0"
+    assert memory.unique().tolist() == [0xA5], "memory that was never written is not 0"
     launch(device, "touch", 1, 32, memory, nbytes - 1, np.uint32(write))
     with pytest.raises(RuntimeError, match=rf"thread 7 accesses byte {nbytes} of a tensor of {nbytes} bytes"):
         launch(device, "touch", 1, 32, memory, nbytes, np.uint32(write))

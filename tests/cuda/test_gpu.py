@@ -1,4 +1,4 @@
-"""What a GPU alone can show of the device layer; test_device.py has what every device promises."""
+"""Tests of the device layer that need a GPU. test_device.py has the contract of every device."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_work_after_a_wait_does_not_run_before_the_word_is_written(gpu: Device) 
             gpu.launch(other, UNIT, "write_word", 1, 32, mapping.device_address + 8, 3)
             beside, end = other.record_event(), time.monotonic() + 5
             while not beside.query():  # synchronize() would never return
-                assert time.monotonic() < end, "no other stream goes on meanwhile"
+                assert time.monotonic() < end, "no other stream makes progress"
                 time.sleep(0.01)
             assert words[1].item() == 3
             words[0] = 4

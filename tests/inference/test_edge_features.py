@@ -1,4 +1,4 @@
-"""Layers are given the rows of their blocks' edges: layer by layer equals the graph in memory."""
+"""Layers get the rows of their blocks' edges: layer by layer equals the graph in memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Rows = dict[str, torch.Tensor]
 
 
 def write(path: Path, nodes: torch.Tensor, edges: Rows, *, with_ids: bool) -> FeatureStore:
-    """One type. edges: tables of edges by key; with_ids: edges have ids of their own."""
+    """One type. edges: tables of edges by key. with_ids: edges have ids."""
     indptr, indices = in_edges(len(nodes), len(nodes), 1)
     ids = np.random.default_rng(7).permutation(len(indices)) if with_ids else None
     with DatasetWriter(path) as writer:
@@ -78,7 +78,7 @@ def test_one_type_equals_the_graph_in_memory(tmp_path: Path, rows: Rows, window:
 
 
 def test_several_types_equal_the_graphs_in_memory(tmp_path: Path, rows: Rows) -> None:
-    """One relation's edges have floats, one's have integers, the others' have nothing."""
+    """Edges of one relation have floats, of one integers, of the others nothing."""
     cites, _, has, written, _ = RELATIONS
     edges: dict[Relation, torch.Tensor] = {}
     with DatasetWriter(tmp_path / "mag.gids") as writer:
@@ -125,7 +125,7 @@ def test_several_types_equal_the_graphs_in_memory(tmp_path: Path, rows: Rows) ->
 def test_every_layer_gets_the_same_rows(
     tmp_path: Path, rows: Rows, key: str, dtype: torch.dtype, feature_dtype: torch.dtype | None
 ) -> None:
-    """Whatever the types of what is stored, and of what the layers give."""
+    """For all dtypes of stored rows and of layers."""
     count = len(edge_rows(1))
     tables = {"w": edge_rows(3), "half": edge_rows(3).half(), "kind": torch.arange(count).view(-1, 1)}
     store = write(tmp_path / "one.gids", rows["paper"], tables, with_ids=True)
@@ -154,7 +154,7 @@ def test_every_layer_gets_the_same_rows(
 
 
 def test_memory_counts_the_rows_of_edges(tmp_path: Path) -> None:
-    """Of nodes of few bytes and edges of many, and of more edges than there are nodes."""
+    """With small node rows and large edge rows, and with more edges than nodes."""
     nodes, edges = torch.randn(1500, 2), edge_rows(128)
     store = write(tmp_path / "one.gids", nodes, {"w": edges}, with_ids=False)
     model = sage(128, 2, 3)
@@ -172,7 +172,7 @@ def test_memory_counts_the_rows_of_edges(tmp_path: Path) -> None:
 
 
 def test_memory_counts_more_edges_than_nodes(tmp_path: Path) -> None:
-    """Of each edge a row is read, also where all of them come from few nodes."""
+    """One row per edge is read, even if all edges come from few nodes."""
     degrees = np.full(60, 100)
     degrees[40] = 5000
     nodes, edges = torch.randn(60, 2), torch.randn(int(degrees.sum()), 128)

@@ -1,4 +1,4 @@
-"""Layer by layer from disk equals the graph in memory, within the memory given; nothing is left behind."""
+"""Layer by layer from disk equals the graph in memory, within the given memory, and leaves nothing behind."""
 
 from __future__ import annotations
 

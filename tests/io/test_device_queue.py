@@ -39,7 +39,7 @@ SLOT = 4096
 
 
 class Tables:
-    """Two tables: pages of 4096 B over three shards, and of 512 B in one; what each page holds."""
+    """Two tables: pages of 4096 B over three shards, and of 512 B in one; and the contents of each page."""
 
     def __init__(self, folder: Path) -> None:
         generator = torch.Generator().manual_seed(5)
@@ -90,7 +90,7 @@ def engine(request: pytest.FixtureRequest, tables: Tables) -> Iterator[Engine]:
 
 @contextlib.contextmanager
 def open_files(paths: list[Path], kind: str = "threads", depth: int = 64) -> Iterator[Engine]:
-    """Opened for direct reads, or buffered where the file system has none."""
+    """Opened for direct reads, or buffered if the file system has no direct I/O."""
     try:
         engine = open_engine(paths, kind, depth=depth, threads=4 if kind == "threads" else 0)
     except OSError:
@@ -100,7 +100,7 @@ def open_files(paths: list[Path], kind: str = "threads", depth: int = 64) -> Ite
 
 
 def slow_down(engine: Engine) -> None:
-    """From now on each read takes a good part of a millisecond: it looks through faults of other reads."""
+    """Make each read take almost a millisecond: it searches the faults of other reads."""
     engine.inject_faults([(0, 1 << 40, errno.EIO, 1)] * 200_000)
 
 
@@ -111,7 +111,7 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-@functools.cache  # kernels may read it at any time: it is never freed
+@functools.cache  # never freed, as kernels may read it at any time
 def count_of(device: Device, count: int) -> torch.Tensor:
     return torch.tensor([count], dtype=torch.int64, device=device.torch_device)
 
@@ -137,7 +137,7 @@ def read(
 
 
 def check_pages(tables: Tables, requests: torch.Tensor, to: np.ndarray, errors: np.ndarray) -> None:
-    """Where there is no error the page is right; else the row is untouched."""
+    """Pages without an error are right; rows with one are untouched."""
     for request, row, error in zip(requests.tolist(), to, errors, strict=True):
         if error:
             assert (row == 170).all()
@@ -187,7 +187,7 @@ def test_tiny_rings_go_round_many_times(
 def test_rounds_of_any_size_are_posted_ahead_and_collected_in_order(
     device: Device, tables: Tables, rng: np.random.Generator, rounds_max: int, pairs: int
 ) -> None:
-    """Random posts and collections against a model; counts below, at and above round_max, and none at all."""
+    """Random posts and collections against a model; counts below, at and above round_max, and zero."""
     streams = [device.new_stream() for _ in range(3)]
     posted: list[tuple[Round, torch.Tensor, int, int]] = []
     seen = 0
@@ -255,7 +255,7 @@ def test_a_post_beyond_rounds_max_is_refused_until_the_oldest_is_collected(
             queue.post(stream, requests, count, 0)
         with pytest.raises(RuntimeError, match=r"call wait\(\) before collected"):
             queue.collected(rounds[1])
-        for i in (1, 2):  # the younger ones do not help
+        for i in (1, 2):  # collecting later ones does not help
             queue.wait(stream, rounds[i])
             queue.collected(rounds[i])
             with pytest.raises(RuntimeError, match="rounds_max=3 rounds"):
@@ -360,10 +360,10 @@ def test_injected_faults_belong_to_their_own_requests(
         expected |= {p: code for p, (_, _, code, _) in zip(bad.tolist(), faults, strict=True)}
         for request, error in zip(requests.tolist(), errors.tolist(), strict=True):
             wanted = expected[request]
-            assert error == (0 if wanted == errno.EINTR else wanted)  # an interrupted read is repeated
+            assert error == (0 if wanted == errno.EINTR else wanted)  # an interrupted read is retried
         check_pages(tables, requests, to, errors)
         to, errors = read(device, queue, requests)
-        assert not errors.any(), "the queue goes on"
+        assert not errors.any(), "the queue continues"
         check_pages(tables, requests, to, errors)
 
 
@@ -409,7 +409,7 @@ def test_a_page_with_a_wrong_checksum_is_an_error(
 def test_requests_that_take_too_long_time_out_and_the_queue_goes_on(
     device: Device, tables: Tables, wait: str
 ) -> None:
-    """One reader of one page at a time, and a millisecond: reads at the end of the queue come late."""
+    """With one reader and a time-out of a millisecond, reads at the end of the queue come late."""
     requests = requests_of(0, torch.arange(301).repeat(20))
     with open_files(tables.paths, depth=1) as engine:
         with DeviceQueue(
@@ -427,7 +427,7 @@ def test_requests_that_take_too_long_time_out_and_the_queue_goes_on(
                 assert set(errors.tolist()) <= {0, errno.ETIMEDOUT}
                 check_pages(tables, requests, to, errors)
             stats = queue.stats()
-        if wait == "stream":  # a round is taken as a whole: with `warp`, few pages are in flight at once
+        if wait == "stream":  # a round is taken as a whole; with `warp`, few pages are in flight at once
             assert stats["timed_out"] > 0
         assert stats["timed_out"] <= stats["failed"]
 
@@ -435,7 +435,7 @@ def test_requests_that_take_too_long_time_out_and_the_queue_goes_on(
 def test_closing_with_requests_in_flight_releases_the_streams_that_wait(
     device: Device, tables: Tables, rng: np.random.Generator
 ) -> None:
-    """One slow reader of one page at a time: closing comes long before all are read."""
+    """With one slow reader of one page at a time, closing comes long before the end."""
     requests = tables.requests(rng, 8192).to(device.torch_device)
     count = count_of(device, 8192)
     stream = device.new_stream()
@@ -576,7 +576,7 @@ print("fine", len(device.mapped))
 
 
 def test_a_forked_child_is_refused_and_ends(tmp_path: Path) -> None:
-    """In a process of its own, whose end closes what is open."""
+    """Runs in a separate process, whose end closes everything."""
     path = tmp_path / "file.bin"
     path.write_bytes(os.urandom(10 * 4096))
     built = emulator.folder or tmp_path
@@ -656,7 +656,7 @@ def test_memory_is_reported_and_freed_when_unused(device: Device, tables: Tables
 def test_a_hundred_thousand_requests(
     device: Device, tables: Tables, rng: np.random.Generator, wait: str
 ) -> None:
-    """Each is answered once, with its own page: the first bytes of all rows are compared."""
+    """Every request gets its own page once: compares the first bytes of all rows."""
     count, bytes = 100_000, 32
     requests = tables.requests(rng, count)
     to = torch.empty((count, bytes), dtype=torch.uint8, device=device.torch_device)

@@ -1,4 +1,4 @@
-"""Extents read into device memory: by pinned staging, by the faster of two readers, and what they share."""
+"""Extents read into device memory: by pinned staging, by the faster of two readers, and their shared code."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_merging_and_splitting_keep_the_bytes() -> None:
 
 
 class Paced:
-    """A reader that another one serves, on a clock of its own."""
+    """A reader that forwards to another one and advances a clock."""
 
     def __init__(self, name: str, reader: module.ExtentReader, seconds: float, clock: list[float]) -> None:
         self.name, self.reads, self.closed = name, 0, 0
@@ -238,7 +238,7 @@ def test_the_faster_of_two_readers_is_kept(
     out = blank(device, 40 * PAGE)
     assert chooser.name == "a or b, not yet measured"
     read(chooser, columns([(0, 0, PAGE, 0)]), out)
-    assert [r.reads for r in both] == [1, 0], "one page tells nothing"
+    assert [r.reads for r in both] == [1, 0], "one page is too little to measure"
     with caplog.at_level(logging.INFO, "gids"):
         for size in (5, 9, 40):  # a trial is four pages: one, then two, then the last and the rest
             read(chooser, columns([(0, i * PAGE, PAGE, i * PAGE) for i in range(size)]), out)
@@ -345,7 +345,7 @@ def test_staging_that_fails_to_be_mapped_leaves_nothing(
 
 
 class NoKvikio:
-    """A KvikioReader that opens, or does not."""
+    """A KvikioReader that may fail to open."""
 
     name = "kvikio (GDS)"
 

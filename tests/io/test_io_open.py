@@ -1,4 +1,4 @@
-"""Opening, choosing and closing engines; what is refused, and in which words."""
+"""Opening, choosing and closing engines; errors and their messages."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_bad_reads_are_refused_before_any_is_issued(shards: list[Path], kind: st
 
 
 def test_closing_is_final_idempotent_and_leaves_nothing(shards: list[Path], kind: str) -> None:
-    gc.collect()  # what earlier tests left
+    gc.collect()  # from earlier tests
     before, descriptors = threads().keys(), len(os.listdir("/proc/self/fd"))
     engine = gids.io.open_engine(shards, kind)
     assert f"gids-{kind}" in threads().values()
@@ -166,7 +166,7 @@ def test_descriptors_are_close_on_exec_and_an_idle_engine_uses_no_cpu(shards: li
             time.sleep(0.1)
             return used == [cpu_time_ns(thread) for thread in started]
 
-        wait_until(idle)  # once they have begun to wait
+        wait_until(idle)  # after they have begun to wait
 
 
 def test_an_engine_names_itself_and_what_it_found(shards: list[Path], kind: str) -> None:
@@ -267,7 +267,7 @@ def test_ctrl_c_ends_a_long_read(shards: list[Path], kind: str) -> None:
         import numpy as np
         import gids.io
         from children import go_once
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes ignore SIGINT
         count = 3_000_000
         engine = gids.io.open_engine(sys.argv[3:], sys.argv[2], depth=1, max_merge_bytes=0)
         files, offsets = np.zeros(count, np.uint32), np.arange(count) * 4096 % (200 * 4096)

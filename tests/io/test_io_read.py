@@ -1,4 +1,4 @@
-"""Reads through every engine give what np.fromfile gives."""
+"""Reads through every engine equal np.fromfile."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_random_reads_equal_the_files(
             if step % 3 == 0:  # pages, many of them neighbours or duplicates
                 nbytes, shift = PAGE, 0
                 offsets = rng.integers(0, 160, count) * PAGE
-            elif step % 3 == 1:  # rows of any length at any place
+            elif step % 3 == 1:  # rows of any length at any offset
                 nbytes, shift = int(rng.integers(1, 40001)), int(rng.integers(0, PAGE))
                 offsets = rng.integers(0, 160 * PAGE, count)
             else:  # neighbours of less than a block

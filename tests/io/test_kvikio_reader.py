@@ -29,7 +29,7 @@ TESTS = Path(__file__).parents[1]
 has_kvikio = pytest.mark.skipif(importlib.util.find_spec("kvikio") is None, reason="kvikio is not installed")
 no_driver = pytest.mark.skipif(not ask_driver().fault, reason="this machine has a CUDA device")
 
-# What kvikio looks up in libcuda. Each function says CUDA_ERROR_NOT_INITIALIZED, so memory is the host's.
+# libcuda's functions that kvikio looks up. All return CUDA_ERROR_NOT_INITIALIZED, so memory is on the host.
 DRIVER_FUNCTIONS = """
     cuMemHostAlloc cuMemFreeHost cuMemHostRegister_v2 cuMemHostUnregister cuMemcpyHtoDAsync_v2
     cuMemcpyDtoHAsync_v2 cuMemcpyAsync cuPointerGetAttribute cuPointerGetAttributes cuCtxCreate_v4
@@ -57,7 +57,7 @@ paths = {paths!r}
 def columns(rows):
     f, o, n, p = (np.array(column) for column in zip(*rows))
     return f.astype(np.uint32), o, n, p
-print("begin")  # after what an editable build prints
+print("begin")  # after the output of an editable build
 """
 
 
@@ -76,7 +76,7 @@ def stub_libcuda(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def run(code: str, *, library: str, paths: list[Path], **environment: str) -> str:
-    """What code prints in a child, after PREAMBLE."""
+    """The output of code in a child, after PREAMBLE."""
     text = PREAMBLE.format(tests=str(TESTS), library=library, paths=[str(p) for p in paths]) + code
     done = subprocess.run(
         [sys.executable, "-P", "-c", text],
@@ -177,7 +177,7 @@ except StorageError as error:
 @pytest.mark.gpu
 @has_kvikio
 def test_kvikio_on_a_device_reads_what_the_pinned_reader_reads(device: Device, shards: list[Path]) -> None:
-    """By GPUDirect Storage where the machine has it, else in compatibility mode."""
+    """By GPUDirect Storage if the machine has it, else in compatibility mode."""
     if device.torch_device.type != "cuda":
         pytest.skip("kvikio needs a CUDA device")
     found = probe_kvikio(shards[0], device.torch_device.index or 0)
@@ -197,7 +197,7 @@ def test_kvikio_on_a_device_reads_what_the_pinned_reader_reads(device: Device, s
 
 @pytest.fixture
 def fake_kvikio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The __init__.py of a package kvikio, empty, for children; nothing is remembered of earlier probes."""
+    """The __init__.py of a package kvikio, empty, for children. Forgets earlier probes."""
     package = tmp_path / "packages" / "kvikio"
     package.mkdir(parents=True)
     (package / "cufile_driver.py").write_text("")
@@ -222,7 +222,7 @@ def test_a_hanging_kvikio_is_killed_after_the_timeout(fake_kvikio: Path, file: P
     assert found == KvikioProbe(
         "of unknown version", False, False, "kvikio cannot read: no answer within 0.5 s in mode ON"
     )
-    assert probe_kvikio(file) is found, "tried once in a process"
+    assert probe_kvikio(file) is found, "tried once per process"
 
 
 def test_after_a_hanging_mode_the_other_mode_is_used(
@@ -337,4 +337,4 @@ def test_kvikio_without_a_driver_is_reported_and_does_not_hang(
     assert (found.gds, found.compat) == (False, False)
     assert found.version
     assert "no NVIDIA driver" in found.reason
-    assert ("kvikio" in sys.modules) == loaded, "the probe imports nothing here"
+    assert ("kvikio" in sys.modules) == loaded, "the probe must not import kvikio here"

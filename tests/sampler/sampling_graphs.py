@@ -1,4 +1,4 @@
-"""Graphs that samplers are tried on."""
+"""Graphs for the tests of samplers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def make_graph(
     dtype: type = np.int64,
     seed: int = 0,
 ) -> Graph:
-    """In-edges of so many destinations, from sources of which small ids are drawn most; edges may repeat."""
+    """In-edges of destinations with these degrees; sources with small ids are frequent, edges may repeat."""
     num_src = len(degrees) if num_src is None else num_src
     indptr = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int64)
     rng = np.random.default_rng(seed)
@@ -27,7 +27,7 @@ def make_graph(
 
 
 def mixed_degrees(nodes: int, seed: int = 0) -> np.ndarray:
-    """None, few, about the fanout, and some hubs of far more."""
+    """Degrees of 0, few, about the fanout, and some hubs with many more."""
     rng = np.random.default_rng(seed)
     kind = rng.integers(0, 10, nodes)
     degrees = np.where(kind < 2, 0, rng.integers(1, 25, nodes))

@@ -61,7 +61,7 @@ def assert_same(one: Minibatch, other: Minibatch) -> None:
 
 
 def seeds_of_steps() -> list[torch.Tensor]:
-    """Of very different sizes; none, repeated ones and isolated ones among them."""
+    """Seeds of very different numbers, with none, repeated and isolated ones."""
     rng = np.random.default_rng(5)
     sizes = (40, 0, 1, 700, 3, 64, 64, 64, 0, 200, 17)
     steps = [torch.from_numpy(rng.integers(0, NODES, size)) for size in sizes]

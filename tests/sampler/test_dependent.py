@@ -1,4 +1,4 @@
-"""Dependent minibatches: numbers that are uniform in each and change slowly between them. Seeds are fixed."""
+"""Dependent minibatches: numbers are uniform in each one and change slowly. Seeds are fixed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNLIKELY = 1e-3  # one correct sampler in a thousand fails; these seeds do not
 
 
 def variates(step: int, kappa: int, *, seed: int = 3, epoch: int = 1, nodes: int = 20_000) -> np.ndarray:
-    """In [0, 1), of nodes 0, 1, …"""
+    """The numbers of nodes 0, 1, … in [0, 1)."""
     out = np.empty(nodes, np.uint64)
     _core.variates((seed, epoch, step), kappa, 0, 0, np.arange(nodes), out)
     return out / 2.0**64
@@ -52,7 +52,7 @@ def test_numbers_are_uniform_at_every_c(kappa: int) -> None:
 
 @pytest.mark.parametrize("kappa", [2, 8, 64])
 def test_numbers_change_gradually_from_one_group_to_the_next(kappa: int) -> None:
-    """As the formula says, and with the correlation that it says."""
+    """Numbers and their correlation equal the formula."""
     ends = [variates(group, 1) for group in (5, 6)]
     np.testing.assert_array_equal(variates(5 * kappa, kappa), ends[0])
     np.testing.assert_array_equal(variates(6 * kappa, kappa), ends[1])
@@ -118,7 +118,7 @@ def test_full_neighbourhoods_do_not_depend_on_kappa(kind: str) -> None:
 def lru_miss_rate(
     sampler: Sampler, graph: Graph, seeds: Sequence[torch.Tensor], *, lines: int, warm: int = 10
 ) -> float:
-    """Of the pages of these minibatches, a node each, that are asked for after the first `warm`."""
+    """Miss rate of an LRU cache with one page per node, after the first `warm` minibatches."""
     planner = _core.Planner(graph.num_src, lines, policy="lru")
     missed = nodes = 0
     for step, ids in enumerate(seeds):
@@ -132,7 +132,7 @@ def lru_miss_rate(
 
 
 def fresh_seeds(graph: Graph, size: int, steps: int) -> list[torch.Tensor]:
-    """An epoch's: no node comes twice."""
+    """The seeds of one epoch, without repeats."""
     order = torch.from_numpy(np.random.default_rng(1).permutation(graph.num_dst))
     return list(order[: steps * size].split(size))
 
@@ -165,7 +165,7 @@ def test_labor_on_a_dense_graph_misses_a_fraction_with_large_kappas() -> None:
 
 
 def test_neighbor_gains_if_destinations_repeat() -> None:
-    """Its numbers belong to a destination's edges: what was drawn for other seeds does not help."""
+    """Numbers belong to a destination's edges, so draws of other seeds do not help."""
     graph = dense(20_000, 300)
     fresh = fresh_seeds(graph, 16, 60)
     rates = {}

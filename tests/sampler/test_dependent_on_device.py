@@ -1,4 +1,4 @@
-"""Neighbor with dependent minibatches, or with replacement, on a device: bit by bit what the CPU samples."""
+"""Neighbor with dependent minibatches, or with replacement, on a device, equal to the CPU bit by bit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 def lists(minibatch: Minibatch) -> list[Any]:
-    """All that is in a minibatch."""
+    """All tensors of a minibatch."""
     nodes = minibatch.input_nodes
     found: list[Any] = [nodes] if isinstance(nodes, torch.Tensor) else list(nodes.values())
     for layer in minibatch.blocks:

@@ -1,4 +1,4 @@
-"""Models learn from dependent minibatches, and from those drawn by locality, what they learn from others."""
+"""Models learn as well from dependent minibatches, and from those with a locality bias, as from others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LABOR: bit by bit what its model says, with any threads; what it refuses."""
+"""LABOR equals its model bit by bit, with any number of threads; errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LABOR-0 on a device, with numbers that change slowly or not: bit by bit what the CPU samples."""
+"""LABOR-0 on a device, dependent or not, equals the CPU bit by bit."""
 
 from __future__ import annotations
 

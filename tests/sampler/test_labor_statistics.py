@@ -1,4 +1,4 @@
-"""LABOR: the probabilities it promises, estimates without bias, fewer nodes. Seeds are fixed."""
+"""LABOR: its probabilities, unbiased estimates, fewer nodes. Seeds are fixed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def assert_p(p: float) -> None:
 
 @pytest.mark.parametrize(("degree", "fanout"), [(2, 1), (7, 3), (33, 32), (200, 10)])
 def test_every_edge_is_taken_with_probability_k_over_d(degree: int, fanout: int) -> None:
-    """Every node with sources of its own, so that all are independent."""
+    """Every node has different sources, so that all are independent."""
     nodes = 4000
     indptr = np.arange(nodes + 1) * degree
     graph = Graph(("a", "to", "b"), nodes * degree, nodes, indptr, np.arange(nodes * degree), None)
@@ -117,7 +117,7 @@ def friends() -> Graph:
 
 
 def mean_nodes(sampler: Sampler, graph: Graph, seeds: int, steps: int = 8) -> npt.NDArray[np.float64]:
-    """By layer: how many nodes are known after it."""
+    """The number of known nodes after each layer."""
     order = torch.from_numpy(np.random.default_rng(0).permutation(graph.num_dst)[:seeds])
     sizes = []
     for step in range(steps):

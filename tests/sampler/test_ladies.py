@@ -1,4 +1,4 @@
-"""LADIES: which sources come how often, estimates without bias, every edge from them. Seeds are fixed."""
+"""LADIES: probabilities of sources, unbiased estimates, every edge from them. Seeds are fixed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def one_block(sampler: Ladies, graph: Graph, step: int) -> tuple[np.ndarray, Blo
 
 
 def shares(graph: Graph) -> np.ndarray:
-    """Obviously: squared column norms of the row-normalised adjacency matrix, normalised."""
+    """The obvious model: squared column norms of the row-normalised adjacency matrix, normalised."""
     matrix = np.zeros((graph.num_dst, graph.num_src))
     for v in range(graph.num_dst):
         begin, end = graph.indptr[v], graph.indptr[v + 1]
@@ -52,7 +52,7 @@ def inclusion(share: np.ndarray, size: int) -> np.ndarray:
 
 
 def test_draws_with_replacement_follow_the_column_norms() -> None:
-    """The first of one draw; then what weights say of many."""
+    """First with one draw, then with many draws and their weights."""
     graph, steps = small_graph(), 4000
     share = shares(graph)
     counts = np.zeros(60)

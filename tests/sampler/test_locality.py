@@ -1,4 +1,4 @@
-"""Neighbor with a LocalityBias: probabilities, estimates, what it saves, what is refused. Seeds are fixed."""
+"""Neighbor with a LocalityBias: probabilities, estimates, pages saved, errors. Seeds are fixed."""
 
 from __future__ import annotations
 

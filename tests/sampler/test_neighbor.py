@@ -1,4 +1,4 @@
-"""Neighbour sampling: bit by bit what the model says, on the CPU with any threads, and on a device."""
+"""Neighbour sampling equals the model bit by bit, on the CPU with any threads, and on a device."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_relations_are_sampled_as_in_the_model(device: Device, fanouts: Layers) 
 
 
 def test_one_sampler_can_sample_several_graphs(device: Device) -> None:
-    """Large, small, large: what is kept between minibatches carries nothing over."""
+    """Large, small, large: memory kept between minibatches has no effect on them."""
     sampler = Neighbor([4, 12], threads=3)
     for nodes in (3000, 40, 1, 2000):
         graph = make_graph(mixed_degrees(nodes, nodes), seed=nodes)
@@ -232,7 +232,7 @@ def sample_and_say(sampler: Neighbor, graph: Graph, pipe: Any) -> None:
 
 
 def test_a_sampler_works_in_a_forked_child() -> None:
-    """Which has none of its parent's threads."""
+    """The child has none of its parent's threads."""
     sampler, graph = Neighbor([4, 4], threads=3), make_graph(mixed_degrees(3000))
     expected = sampler.sample(graph, torch.arange(3000)).input_nodes
     ours, theirs = multiprocessing.Pipe()

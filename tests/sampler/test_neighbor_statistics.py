@@ -1,4 +1,4 @@
-"""Neighbour sampling is uniform, and what is drawn at different places is independent. Seeds are fixed."""
+"""Neighbour sampling is uniform, and different draws are independent. Seeds are fixed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def assert_equally_likely(outcomes: npt.NDArray[np.int64], kinds: int) -> None:
 
 @pytest.mark.parametrize(("degree", "fanout"), [(2, 1), (6, 2), (6, 3), (7, 4), (9, 8), (10, 2)])
 def test_every_subset_is_equally_likely(degree: int, fanout: int) -> None:
-    """Which covers single neighbours and pairs."""
+    """This covers single neighbours and pairs."""
     chosen = np.sort(offsets(degree, fanout), axis=1)
     assert (np.diff(chosen, axis=1) > 0).all(), "no neighbour twice"
     assert chosen.min() >= 0

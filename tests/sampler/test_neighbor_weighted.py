@@ -1,4 +1,4 @@
-"""Neighbor with weights and with replacement: probabilities, estimates, what is refused. Seeds are fixed."""
+"""Neighbor with weights and with replacement: probabilities, estimates, errors. Seeds are fixed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nested minibatches: kappa of them together are the large minibatch of all their seeds. Seeds are fixed."""
+"""Nested minibatches: kappa of them make up the large minibatch of all their seeds. Seeds are fixed."""
 
 from __future__ import annotations
 

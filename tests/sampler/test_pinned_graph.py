@@ -1,4 +1,4 @@
-"""Graph.pin: the topology where a device reads it, its memory counted, given back, refused when short."""
+"""PinnedGraph: a device samples from it; its memory is counted, freed, and refused when short."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_pinned_graph_samples_as_the_graph_does(device: Device, topology_on: s
 
 
 def test_ids_beyond_31_bits(device: Device) -> None:
-    """Which only int64 indices have; their last is the greatest that samplers tell apart."""
+    """They need int64 indices. The last one is the largest id that samplers support."""
     most = (1 << 32) - 1
     edges = np.array([most - 1, 1 << 31, 5, most - 1, (1 << 31) - 1, 0])
     relation = ("page", "links", "site")

@@ -1,4 +1,4 @@
-"""RandomWalk: step by step what the model says; restarts and neighbours as likely as they should be."""
+"""RandomWalk equals its model step by step; probabilities of restarts and neighbours."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def visited(sampler: RandomWalk, path: Sequence[Graph], key: int, start: int) ->
 def assert_walks(
     sampler: RandomWalk, path: Sequence[Graph], blocks: Sequence[Block], nodes: list[int]
 ) -> None:
-    """The seeds' layer first. nodes: the input nodes."""
+    """Layers, the seeds' first. nodes: the input nodes."""
     counts = list(reversed(sampler.num_neighbors))
     for layer, (block, most) in enumerate(zip(blocks, counts, strict=True)):
         key = layer_key(7, 1, 5, layer, 0)
@@ -108,7 +108,7 @@ def test_a_step_takes_every_in_edge_equally_often() -> None:
 
 @pytest.mark.parametrize("restart", [0.1, 0.5, 0.85])
 def test_walks_restart_with_the_given_probability(restart: float) -> None:
-    """On a ring, the second step is one away from the start where the walk restarted, else two."""
+    """On a ring, the second step is one away from the start after a restart, else two."""
     nodes, walks = 1000, 20
     graph = Graph(("a", "b", "a"), nodes, nodes, np.arange(nodes + 1), np.roll(np.arange(nodes), -1), None)
     sampler = RandomWalk([2], num_walks=walks, walk_length=2, restart=restart)

@@ -1,4 +1,4 @@
-"""NodeLoader with every sampler: the same minibatches whatever the window, and from any epoch on."""
+"""NodeLoader with every sampler: the same minibatches for every window and from every epoch on."""
 
 from __future__ import annotations
 

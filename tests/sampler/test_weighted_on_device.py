@@ -1,4 +1,4 @@
-"""Neighbor with weights and masks on a device: bit by bit what the CPU samples; the weights' memory."""
+"""Neighbor with weights and masks on a device equals the CPU bit by bit; the weights' memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def lists(minibatch: Minibatch) -> list[Any]:
-    """All that is in a minibatch; of weights the bits."""
+    """All tensors of a minibatch, weights as bits."""
     nodes = minibatch.input_nodes
     found: list[Any] = [nodes] if isinstance(nodes, torch.Tensor) else list(nodes.values())
     for layer in minibatch.blocks:
@@ -72,7 +72,7 @@ def test_minibatches_of_a_device_equal_those_of_the_cpu(device: Device, kind: st
 
 @pytest.mark.parametrize("replace", [False, True])
 def test_relations_are_sampled_as_on_the_cpu(device: Device, replace: bool) -> None:
-    """Two relations lead from one type, of which one has weights; another has a mask alone."""
+    """Two relations lead from one type, one with weights; another has only a mask."""
     graphs = citations()
     cites, _, written, _ = (g.relation for g in graphs)
     fanouts = [
@@ -101,7 +101,7 @@ def test_relations_are_sampled_as_on_the_cpu(device: Device, replace: bool) -> N
 
 
 def test_a_hub_with_few_drawable_edges(device: Device) -> None:
-    """As many as wanted, one less, one more, none; far from each other."""
+    """As many drawable edges as wanted, one less, one more, none; far from each other."""
     graph = make_graph([3000] * 6, num_src=3000, relation=("a", "to", "b"))
     weights = np.zeros(graph.num_edges, np.float32)
     for v, possible in enumerate((0, 1, 4, 5, 40)):

@@ -16,14 +16,13 @@
 // * warp (BaM's): read_page() takes a slot, waits for its own status and copies; it spins, within spin_limit.
 // A pair is used in one of the ways only; one kernel at a time posts to it.
 //
-// Who outlasts spin_limit may leave a slot behind that the service will still write to, and so breaks the queue: it
-// says so in `abandoned`, after which nobody posts and the service ends.
+// A poster that gives up after spin_limit may leave a slot that the service will still write to. This breaks the
+// queue: the poster sets `abandoned`; from then on nobody posts, and the service ends.
 //
-// Every word that crosses the bus is 8 bytes, has one writing side and knows loads and stores only. A reader tells a
-// new word from the one that was there before by its lap, how often the slot was used, plus one (so that zeroed
-// memory is "the lap before the first"). No more bits of the lap are needed than tell two neighbours apart:
-// a slot is posted again only after it was freed, so the reader of lap L can meet nothing but lap L - 1 and
-// lap L. Tickets and rounds have 64 bits and do not wrap.
+// Every word that crosses the bus is 8 bytes, has one writing side, and is only loaded and stored. Its lap tells a new
+// word from an old one: the number of times that the slot was used before, plus one (zeroed memory is the lap before
+// the first). A few bits of the lap are enough: a slot is posted again only after it was freed, so a reader of lap L
+// sees only laps L - 1 and L. Tickets and rounds have 64 bits and do not wrap.
 #pragma once
 
 #include "gids/target.h"
@@ -77,7 +76,7 @@ struct Pair {
   u64* statuses;        // [depth]
   u64* completed;       // [1] rounds complete, or `closed`
   u8* staging;          // [depth][slot_bytes]
-  // The posting side's own: device memory, or host memory when host threads play the warps.
+  // Private to the posting side: in device memory, or in host memory if host threads play the warps.
   u64* head;            // [1] the next ticket
   u64* covered;         // [1] tickets below this belong to rounds that were rung
   u64* arrived;         // [1] blocks that are through with the round
