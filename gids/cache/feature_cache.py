@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from gids import _core
+from gids.cache.ids import check_ids
 from gids.cache.output_dtype import out_dtype_of, row_form
 from gids.errors import StorageError
 from gids.store.dtypes import make_bools_proper
@@ -29,21 +30,7 @@ POLICIES = ("lookahead", "window-pin", "random", "lru", "static")
 
 Ids = npt.NDArray[np.int64]
 _NO_IDS: Ids = np.empty(0, np.int64)
-
-
-def check_ids(ids: torch.Tensor, table: str) -> Ids:
-    """The ids as an int64 array that shares their memory. Raises TypeError or ValueError."""
-    if not isinstance(ids, torch.Tensor):
-        raise TypeError(f"ids for table '{table}' are {type(ids).__name__}; expected a torch.Tensor of int64")
-    if ids.dtype != torch.int64:
-        raise TypeError(
-            f"ids for table '{table}' are {ids.dtype}; expected torch.int64: convert them with .long()"
-        )
-    if ids.device.type != "cpu":
-        raise ValueError(f"ids for table '{table}' are on {ids.device}; expected cpu: move them with .cpu()")
-    if ids.dim() != 1:
-        raise ValueError(f"ids for table '{table}' have shape {tuple(ids.shape)}; expected one dimension")
-    return ids.contiguous().numpy()
+_CPU = torch.device("cpu")
 
 
 class FeatureCache:
@@ -211,12 +198,8 @@ class FeatureCache:
 
     def _check(self, ids: Mapping[str, torch.Tensor]) -> dict[str, Ids]:
         """The ids as arrays, after all were checked."""
-        for name in ids:
-            if name not in self._caches:
-                raise KeyError(
-                    f"no table '{name}' in this loader (it loads {', '.join(map(repr, self._caches))})"
-                )
-        checked = {name: check_ids(tensor, name) for name, tensor in ids.items()}
+        check_ids(ids, self._caches, _CPU)
+        checked = {name: tensor.contiguous().numpy() for name, tensor in ids.items()}
         for name, array in checked.items():
             try:
                 self._caches[name].check(array)

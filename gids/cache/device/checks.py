@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import torch
-
 from gids import _core
 from gids.cache.device.state import DEVICE_POLICIES
 from gids.errors import MemoryBudgetError
@@ -50,19 +48,3 @@ def check_memory(device: Device, purposes: Mapping[str, int]) -> None:
             f"the cache needs {listing} = {needed} bytes ({format_bytes(needed)}) on {device.name}, which "
             f"has {format_bytes(free)} of {format_bytes(total)} free: give it less, or free memory there"
         )
-
-
-def check_ids(ids: torch.Tensor, table: str, device: torch.device) -> None:
-    """Raise TypeError or ValueError for ids that are not int64[n] on the device or the CPU."""
-    if not isinstance(ids, torch.Tensor):
-        raise TypeError(f"ids for table '{table}' are {type(ids).__name__}; expected a torch.Tensor of int64")
-    if ids.dtype != torch.int64:
-        raise TypeError(
-            f"ids for table '{table}' are {ids.dtype}; expected torch.int64: convert them with .long()"
-        )
-    if ids.device != device and ids.device.type != "cpu":
-        raise ValueError(
-            f"ids for table '{table}' are on {ids.device}; expected {device} or cpu: move them with .to()"
-        )
-    if ids.dim() != 1:
-        raise ValueError(f"ids for table '{table}' have shape {tuple(ids.shape)}; expected one dimension")

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 
 from gids import _core
-from gids.cache.device.checks import check_ids, check_lines, check_memory, check_policies
+from gids.cache.device.checks import check_lines, check_memory, check_policies
 from gids.cache.device.counters import THROUGH, Counters
 from gids.cache.device.kernels import CacheKernels
 from gids.cache.device.preload import preload
@@ -37,6 +37,7 @@ from gids.cache.device.state import (
     line_bytes,
 )
 from gids.cache.feature_cache import FeatureCache
+from gids.cache.ids import check_ids
 from gids.cache.output_dtype import check_out_dtype, out_dtype_of, row_form
 from gids.cuda.device import MadeOn
 from gids.io.device.device_queue import DeviceQueue, QueueTable
@@ -190,7 +191,6 @@ class DeviceFeatureCache:
         self._flights: deque[_Step] = deque()  # planned steps whose last gather is not enqueued
         self._usual_rounds = dict.fromkeys(near, 1)
         self._seconds = dict.fromkeys(("enter_s", "plan_s", "wait_s", "gather_s", "retire_s"), 0.0)
-        self._outputs_peak = 0
         self._reading = threading.Lock()  # held while reading through
 
     # --- steps ---
@@ -204,7 +204,7 @@ class DeviceFeatureCache:
         shape. An id out of range marks nothing; gather() returns its error.
         """
         with self._clock("enter_s"):
-            self._check(ids)
+            check_ids(ids, self._states, self._device.torch_device)
             if not self._steps and step > self._entered:
                 self._entered = self._planned = self._retired = step
             if step != self._entered:
@@ -240,7 +240,6 @@ class DeviceFeatureCache:
                 )
             self._counters.show(s.index)
             s.counted = self.stream.record_event()
-            self._outputs_peak = max(self._outputs_peak, self._output_bytes())
             for plan in s.plans:
                 most = self._reads.rounds_for(plan.most_misses)
                 for _ in range(min(self._usual_rounds[plan.state.table.name], most)):
@@ -318,7 +317,7 @@ class DeviceFeatureCache:
 
         ids: as for enter(). Returns like gather(). Blocks. Raises IndexError for an id out of range.
         """
-        self._check(ids)
+        check_ids(ids, self._states, self._device.torch_device)
         with self._reading:
             tensors, outputs, left = self._on_device(ids), {}, {}
             with self._device.use(self.stream):
@@ -397,10 +396,6 @@ class DeviceFeatureCache:
             "host lines": sum(t["host_lines_bytes"] for t in tables),
             "staging": queue["staging"] + self._counters.shown.bytes.nbytes,
         }
-
-    def output_bytes(self) -> tuple[int, int]:
-        """Bytes of the outputs of planned steps: (now, at most so far)."""
-        return self._output_bytes(), self._outputs_peak
 
     def audit(self) -> None:
         """Raise RuntimeError if page words and owners disagree. Waits for the stream. For tests."""
@@ -493,14 +488,6 @@ class DeviceFeatureCache:
 
     def _bad_id(self, index: int, ids: Mapping[str, torch.Tensor]) -> IndexError | None:
         return self._counters.bad_id(index, ids, {name: t.row_count for name, t in self.tables.items()})
-
-    def _check(self, ids: Mapping[str, torch.Tensor]) -> None:
-        for name, tensor in ids.items():
-            if name not in self._states:
-                raise KeyError(
-                    f"no table '{name}' in this loader (it loads {', '.join(map(repr, self._states))})"
-                )
-            check_ids(tensor, name, self._device.torch_device)
 
     def _on_device(self, ids: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Ids on the device, ready for kernels on the cache's stream."""
