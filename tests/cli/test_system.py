@@ -118,7 +118,7 @@ def test_a_machine_without_anything_is_described(tmp_path: Path, packages: dict[
     found = look(tmp_path, no_library)
     assert found["memory"].found == "unknown: not in /proc/meminfo"
     assert found["huge pages"].found.startswith("unknown")
-    assert found["CUDA driver"] == Item("CUDA driver", "no NVIDIA driver (libcuda.so.1 is not there)")
+    assert found["CUDA driver"] == Item("CUDA driver", "no NVIDIA driver (libcuda.so.1 not found)")
     assert found["nvidia-fs"] == Item("nvidia-fs", "not loaded")
     assert found["cuFile (GPUDirect Storage)"].found == "not found"
     for name in ("torch", "dgl", "cupy", "kvikio"):
