@@ -306,7 +306,9 @@ def _package(name: str, has_gpu: bool) -> Item:
     found = package_version(name)
     if found is not None:
         cpu_only = name == "torch" and has_gpu and found.endswith("+cpu")
-        return Item(name, found, "install a CUDA build of torch: this one cannot use the GPU" if cpu_only else "")
+        return Item(
+            name, found, "install a CUDA build of torch: this one cannot use the GPU" if cpu_only else ""
+        )
     wheel = _WHEELS.get(name, "") if has_gpu else ""
     other = wheel.replace("cuda13x", "cuda12x").replace("cu13", "cu12")
     return Item(name, "not installed", f"pip install {wheel} (CUDA 12: {other})" if wheel else "")

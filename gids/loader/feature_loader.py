@@ -49,7 +49,6 @@ T = TypeVar("T")
 log = logging.getLogger("gids")
 
 
-
 class FeatureLoader:
     """Feature rows for sampled minibatches, read ahead through a cache.
 
