@@ -70,9 +70,9 @@ def layerwise(
             rows of its sources; the first block.num_dst belong to its destinations. h_dst: [num_dst, …]. In a
             dataset with several types, block is a dictionary by relation, h_src and h_dst by node type. Only
             one type has destinations at a time. Later layers get no rows of a type that is not in h_dst.
-        source: from gids.open(...), or the path of a dataset or a FeatureStore, with default options. Its memory
-            (device_memory on CUDA) holds the cache, input rows and sampled blocks. Memory of the model and of
-            the returned output is not included.
+        source: from gids.open(...), or the path of a dataset or a FeatureStore, with default options. Its
+            memory (device_memory on CUDA) holds the cache, input rows and sampled blocks, but not the model
+            and the returned output.
         tables: features of nodes, one table per type, as in gids.NodeLoader. None: the only table of each
             type. For a type without a table, layers get node ids, int64[n].
         edge_tables: features of edges, one table per relation. Then every layer is called as layer(block,

@@ -194,9 +194,10 @@ class Run:
         limit = max(0, self._memory_bytes - self._fixed_bytes(inputs)) // per_row
         if limit < 4:
             needed = format_bytes(self._fixed_bytes(inputs) + 4 * per_row)
+            option = "device_memory" if self._device.type == "cuda" else "memory"
             raise MemoryBudgetError(
-                f"{'device_memory' if self._device.type == 'cuda' else 'memory'}={self._memory_bytes} is too small "
-                f"for blocks of four rows, which need {needed}: give gids.open() more"
+                f"{option}={self._memory_bytes} is too small for blocks of four rows, which need {needed}: "
+                "give gids.open() more"
             )
         return per_row, max(2, min(limit // 2, BLOCK_BYTES // inputs.row_bytes)), limit  # half for the cache
 

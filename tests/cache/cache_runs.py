@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from datasets import same_bits
 from raw_table import RawTable
 
 from gids.loader.stream import Cache
@@ -21,15 +22,6 @@ def make_rows(n: int, dim: int, dtype: torch.dtype = torch.float32, seed: int = 
         0, 256, (n, dim * torch.empty(0, dtype=dtype).element_size()), dtype=torch.uint8, generator=generator
     )
     return raw.view(dtype).view(n, dim)
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    a, b = a.cpu(), b.cpu()
-    return (
-        a.dtype == b.dtype
-        and a.shape == b.shape
-        and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
-    )
 
 
 def random_batches(

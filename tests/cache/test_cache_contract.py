@@ -17,7 +17,8 @@ import emulator
 import numpy as np
 import pytest
 import torch
-from cache_runs import FLOATS, check, make_rows, marked, random_batches, rows_of, run, same_bits
+from cache_runs import FLOATS, check, make_rows, marked, random_batches, rows_of, run
+from datasets import same_bits
 from raw_table import RawTable, write_raw_table, write_scaled_table
 
 from gids import _core
