@@ -1,4 +1,4 @@
-"""The native half of gids. Bound in native/bind; every call releases the GIL while it works."""
+"""The native half of gids, bound in native/bind. Every call releases the GIL while it works."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,7 +150,7 @@ class Engine:
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
         out: NDArray[np.uint8],
-        places: NDArray[np.int64],
+        out_offsets: NDArray[np.int64],
         errors: NDArray[np.int32],
     ) -> None: ...
     def stats(self) -> dict[str, int | float]: ...
@@ -174,38 +174,42 @@ def why_no_uring() -> str: ...
 # native/bind/queue.cpp
 QUEUE_TABLE_SHIFT: int
 """A request is page | table << this."""
+QUEUE_TABLES_MAX: int
+QUEUE_SLOT_UNIT: int
+"""A staging page is a multiple of this many bytes."""
 QUEUE_DOORBELLS: int
-"""Rounds of a pair that are posted and not collected, at most."""
+"""The most rounds of a pair that are posted and not collected."""
 QUEUE_PAIRS_MAX: int
 
 class QueueMemory:
-    """Queue pairs in memory that host and device share; kept until engine and service let go of it too."""
+    """Queue pairs in memory that host and device share. The engine and the service keep it alive."""
 
     def __init__(
         self, *, staging_bytes: int, slot_bytes: int, pairs: int, rounds_max: int, spin_limit: int
     ) -> None: ...
     @property
     def address(self) -> int:
-        """Of the shared memory, on the host."""
+        """Host address of the shared memory."""
     @property
     def shared_bytes(self) -> int: ...
     @property
     def local_bytes(self) -> int:
-        """What the posting side keeps, zeroed, in memory of its own."""
+        """Bytes of the posting side's own memory, which must be zeroed."""
     @property
     def depth(self) -> int:
-        """Slots of a pair."""
+        """Number of slots of a pair."""
     @property
     def slot_bytes(self) -> int: ...
     def pair(self, pair: int, shared: int, local: int) -> bytes:
-        """The bytes of a gids::queue::Pair, for the device's addresses of shared and local memory."""
+        """The bytes of a gids::queue::Pair, with device addresses of shared and local memory."""
     def completed_offset(self, pair: int) -> int:
-        """Of the word that counts complete rounds, in the shared memory."""
+        """Offset in shared memory of the word that counts complete rounds."""
 
 class QueueService:
     """The thread that answers requests.
 
-    tables: (page_count, first_file, file_count, page_bytes, checksums) of each, gids.io.QueueTable."""
+    tables: (page_count, first_file, file_count, page_bytes, checksums) of each, see
+    gids.io.device.QueueTable."""
 
     def __init__(
         self,
@@ -216,26 +220,48 @@ class QueueService:
         timeout_ms: int,
     ) -> None: ...
     def arm(self, pair: int) -> int:
-        """The number of the round that a kernel, which must be launched, is about to post."""
+        """Announce a kernel that posts a round; returns the round's number. It must be launched."""
     def stats(self) -> dict[str, int]: ...
     def close(self) -> None: ...
 
 # native/bind/cache.cpp
 USE_BITS: int
-SCORE_BUCKETS: int
-"""Minibatches that may be live (in the window or planned) at once."""
+"""The most minibatches that may be live (in the window or planned) at once."""
+HEAT_LEVELS: int
+HEAT_SHIFT: int
+LINE_SHIFT: int
+STATE_SHIFT: int
+"""The lowest bit of each field of a page word."""
+ABSENT: int
+RESIDENT: int
+"""States of a page word."""
 LINE_METADATA_BYTES: int
 LISTS_BYTES: int
-"""Of a table's lists of lines, without the lines."""
+"""Bytes of a table's lists of lines when it has no lines."""
 PLANNED_ROW_BYTES: int
-"""Of the requests of a planned minibatch, for each of its rows, at most."""
+"""Upper bound of the bytes of requests, per row of a planned minibatch."""
 PLANNING_ROW_BYTES: int
-"""Memory in which one minibatch at a time is planned and gathered, for each of its rows."""
+"""Bytes to plan and gather one minibatch, per row."""
 LOAD_BYTES: int
-"""Of the requests of planned minibatches, for each page that wins a line."""
+"""Bytes of requests per page that wins a line."""
 LATE_ROWS: int
-"""Rows of other pages that are requested at a time, where a minibatch gets its output when it is gathered."""
+"""Rows of pages without a line that are requested at a time, if outputs are given to gather()."""
 MAX_LINES: int
+VALUE_TYPES: dict[str, int]
+"""gids::ValueType by name."""
+DEVICE_POLICIES: dict[str, int]
+"""score::Policy by name."""
+DEVICE_COUNTERS: dict[str, int]
+"""The word of each counter in a device::Counters."""
+DEVICE_COUNTER_WORDS: int
+DEVICE_CHOICE_BYTES: int
+"""sizeof(device::Choice)"""
+
+def device_candidates(lines: int, misses: int) -> int:
+    """The number of lines that a plan of the GPU cache looks at."""
+
+def copy_as(count: int, stored_as: int, wanted_as: int) -> int:
+    """RowCopy::as. count: bytes (unchanged) or values (converted) that a lane copies at once."""
 
 class Workers:
     def __init__(self, threads: int) -> None: ...
@@ -244,9 +270,9 @@ class BufferPool:
     @staticmethod
     def create(keep_bytes: int) -> BufferPool: ...
     def take(self, bytes: int, room: int = 0) -> NDArray[np.uint8]:
-        """uint8[bytes]; goes back to the pool when the last view of it is gone.
+        """uint8[bytes]. The buffer returns to the pool with the last view of it.
 
-        room: bytes that later requests may have. One of more than half of it gets a buffer that holds it.
+        room: expected size of later requests. A request of more than half of it gets a buffer of this size.
         """
     @property
     def taken_bytes(self) -> int: ...
@@ -254,7 +280,7 @@ class BufferPool:
     def peak_bytes(self) -> int: ...
 
 class Planner:
-    """Which pages are in the cache: metadata only. Steps enter, are planned and retire in order."""
+    """The metadata of a cache, without pages. Steps enter, are planned and retire in order."""
 
     def __init__(
         self,
@@ -265,18 +291,18 @@ class Planner:
         heat: NDArray[np.uint8] | None = None,
     ) -> None: ...
     def enter(self, step: int, pages: NDArray[np.int64]) -> int:
-        """Mark a minibatch's pages, int64[n]. Returns how many are unique. IndexError: nothing is marked."""
+        """Mark a minibatch's pages, int64[n]; returns the number of unique ones. IndexError marks nothing."""
     def plan(self, step: int) -> tuple[int, int, int]:
-        """(hits, loads, bypasses) in pages; loads are complete at once."""
+        """(hits, loads, bypasses) in pages. Loads complete at once."""
     def retire(self, step: int) -> None: ...
     def lines_in_use(self) -> int:
-        """Lines whose page a live step asks for. Takes as long as those steps' pages are many."""
+        """Number of lines whose page a live step uses. Linear in the pages of live steps."""
     def words(self) -> NDArray[np.uint64]: ...
     def audit(self) -> None: ...
     def stats(self) -> dict[str, int]: ...
 
 class PageCache:
-    """One table's cache in host memory; gids.cache.FeatureCache is its user."""
+    """One table's cache in host memory, used by gids.cache.FeatureCache."""
 
     def __init__(
         self,
@@ -302,25 +328,25 @@ class PageCache:
     def check(self, ids: NDArray[np.int64]) -> None: ...
     def enter(self, step: int, ids: NDArray[np.int64]) -> int: ...
     def plan(self, step: int, ids: NDArray[np.int64], out: NDArray[np.uint8] | None = None) -> None:
-        """Decide, and submit reads. Without out, only those of pages that win a line: gather() gets it."""
+        """Plan and submit reads. Without out, only reads of pages that win a line; gather() gets out."""
     def gather(self, step: int, out: NDArray[np.uint8] | None = None) -> list[tuple[int, int, int]]:
-        """Wait and copy. Returns (file, offset, errno) of each page that could not be read."""
+        """Wait and copy rows. Returns (file, offset, errno) of each page that could not be read."""
     def retire(self, step: int) -> None: ...
     def cancel(self) -> int:
-        """Retire every live step; nothing in a forked child, where the other calls raise RuntimeError."""
+        """Retire every live step. Does nothing in a forked child, where other calls raise RuntimeError."""
     def read_through(self, ids: NDArray[np.int64], out: NDArray[np.uint8]) -> list[tuple[int, int, int]]: ...
     def audit(self) -> None: ...
     def words(self) -> NDArray[np.uint64]: ...
     def stats(self) -> dict[str, int | float]: ...
     @property
     def plan_bytes(self) -> int:
-        """Requests of planned steps, and memory to plan in, at most."""
+        """Peak bytes of requests of planned steps and of memory to plan in."""
 
 # native/bind/bench.cpp
 def unique_pages(
     ids: NDArray[np.int64], rows_per_page: int, marks: NDArray[np.uint32], mark: int, out: NDArray[np.int64]
 ) -> int:
-    """Write the pages of ids, each once, in order of first appearance, into out; returns how many.
+    """Write the pages of ids, each once, in order of first appearance, into out; returns their number.
 
     marks: uint32[page_count], none equal to mark before. IndexError for an id beyond the last page."""
 
@@ -329,12 +355,12 @@ def min_hits(
 ) -> None:
     """Hits of each minibatch under Belady's MIN with bypass, int64[batches].
 
-    next: for each page of each minibatch, the minibatch that uses it next (batches: none does). ends:
-    int64[batches + 1], where each begins in next. Until minibatch `warm` nothing is dropped."""
+    next: for each page of each minibatch, the minibatch of its next use (batches: none). ends:
+    int64[batches + 1], the start of each minibatch in next. Before minibatch `warm` nothing is dropped."""
 
 # native/bind/sampler.cpp
 MAX_NODES: int
-"""Nodes of a type that samplers can tell apart."""
+"""The most nodes of a type."""
 
 def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
     """Philox4x32-10: four words from a counter of four and a key of two."""
@@ -353,13 +379,13 @@ class NeighborTopology:
         dst: int,
         name: str,
     ) -> None:
-        """The next relation; the arrays are kept and not copied."""
+        """Add a relation. Keeps the arrays without a copy."""
 
 _Arrays = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float32] | None, int]
 _Sampled = tuple[list[NDArray[np.int64]], list[list[_Arrays]]]
 
 class HostSampler:
-    """Threads, hash maps and buffers, used again for each minibatch."""
+    """Threads, hash maps and buffers, which are reused for each minibatch."""
 
     def __init__(self, threads: int, keep_bytes: int) -> None: ...
     def neighbor(
@@ -376,8 +402,8 @@ class HostSampler:
     ) -> list[_Sampled]:
         """Minibatches of successive steps. seeds: by minibatch and node type; fanouts: by layer, the seeds'
         first, by relation; numbers: (seed, epoch, first step); weights: by relation, of each edge;
-        dependency: kappa (0: without end), and whether it is nested; near: by relation, a bit for each source
-        whose edges count factor times, the lowest of a byte first.
+        dependency: (kappa, nested), where kappa 0 is infinite; near: by relation, a bit for each source whose
+        edges weigh `factor` times, the lowest bit of a byte first.
 
         Returns of each minibatch (nodes by type, by layer and relation (indptr, indices, positions, weights
         or None, number of sources))."""

@@ -1,4 +1,4 @@
-"""The errors that gids raises besides Python's own. Called by every part; knows none of them."""
+"""The errors that gids raises besides the builtin ones. Used by every part."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 
 
 class StorageError(OSError):
-    """A read from a dataset's shard failed.
+    """A read from a shard, or a write, failed.
 
-    Attributes: ``errno``, ``filename`` (the shard), ``offset`` (bytes into the shard, or None). The
-    loader that raised it stays usable: the next minibatch is unaffected.
+    Attributes: ``errno``; ``filename``; ``offset`` (in bytes, or None). A loader that raises it stays usable:
+    the next minibatch is not affected.
     """
 
     def __init__(
@@ -25,20 +25,20 @@ class StorageError(OSError):
 
 
 class FormatError(ValueError):
-    """A dataset directory, or a source to convert, does not have the layout that it should have."""
+    """A dataset, or a source to convert, does not have the expected layout."""
 
 
 class MissingError(KeyError):
-    """A dataset has no table, node type, relation, label, split or heat of that name; the message lists those
-    that it has."""
+    """A dataset has no table, node type, relation, label, split or heat with this name. The message lists the
+    names that exist."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class NoDeviceError(RuntimeError):
-    """There is no CUDA device that can be used; the message says why, and what to do."""
+    """No CUDA device is usable. The message gives the reason and what to do."""
 
 
 class MemoryBudgetError(ValueError):
-    """``memory_bytes`` does not hold what one minibatch needs; the message lists the sum."""
+    """``memory_bytes`` is too small for one minibatch. The message lists what is needed."""

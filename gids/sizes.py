@@ -1,4 +1,4 @@
-"""Sizes in bytes as people write and read them. Called by every part; knows none of them."""
+"""Sizes in bytes as people write and read them. Used by every part."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def parse_bytes(size: float | str, name: str | None = None) -> int:
     """Return a size in bytes: 4096, 16e9, "4096", "256MB" (powers of 1000) or "1.5GiB" (powers of 1024).
 
     name: the argument's name, for the error. Also a type for argparse. Fractions of a byte are dropped.
-    Raises SizeError, a ValueError, when the value is not a number of bytes of 0 or more.
+    Raises SizeError, a ValueError, if the value is not a size of 0 bytes or more.
     """
     found = (
         re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", size.lower())

@@ -73,7 +73,7 @@ struct Fiber {
   u32 mask;
   u32 source;
   u64 value;  // what it brings to a meeting, then what it takes from it
-  Place place;
+  Site site;
 };
 
 const char* name_of(Meeting meeting) {
@@ -91,9 +91,9 @@ const char* name_of(Meeting meeting) {
 std::string text_of(const std::string& file, u32 line) {
   return file.substr(file.rfind('/') + 1) + ":" + std::to_string(line);
 }
-std::string text_of(const Place& place) { return text_of(place.file_name(), place.line()); }
+std::string text_of(const Site& site) { return text_of(site.file_name(), site.line()); }
 
-bool same_place(const Place& a, const Place& b) {
+bool same_site(const Site& a, const Site& b) {
   return a.line() == b.line() && a.column() == b.column() &&
          (a.file_name() == b.file_name() || std::strcmp(a.file_name(), b.file_name()) == 0);
 }
@@ -134,27 +134,27 @@ class Worker {
     leave();
   }
 
-  u64 meet_in_warp(Meeting meeting, u32 mask, u64 value, u32 source, const Place& place) {
+  u64 meet_in_warp(Meeting meeting, u32 mask, u64 value, u32 source, const Site& site) {
     Fiber& me = fibers_[threadIdx.x];
     if (!(mask >> (threadIdx.x % 32) & 1))
       fail(std::string("calls ") + name_of(meeting) + " with the mask " + hex(mask) + ", which lacks its own lane",
-           text_of(place));
+           text_of(site));
     me.state = State::in_warp;
-    me.meeting = meeting, me.mask = mask, me.value = value, me.source = source, me.place = place;
+    me.meeting = meeting, me.mask = mask, me.value = value, me.source = source, me.site = site;
     try_warp(threadIdx.x);
     leave();
     return me.value;
   }
 
-  int meet_in_block(Meeting meeting, bool value, const Place& place) {
+  int meet_in_block(Meeting meeting, bool value, const Site& site) {
     Fiber& me = fibers_[threadIdx.x];
     me.state = State::in_block;
-    me.meeting = meeting, me.value = value, me.place = place;
+    me.meeting = meeting, me.value = value, me.site = site;
     if (in_block_ == 0) {
-      block_place_ = place;
-    } else if (!same_place(place, block_place_)) {
-      fail("is at a barrier, but other threads of the block are at the barrier of " + text_of(block_place_),
-           text_of(place));
+      block_site_ = site;
+    } else if (!same_site(site, block_site_)) {
+      fail("is at a barrier, but other threads of the block are at the barrier of " + text_of(block_site_),
+           text_of(site));
     }
     ++in_block_;
     block_count_ += value;
@@ -241,7 +241,7 @@ class Worker {
     if (get) std::memset(get(index), kPoison, launch_.shared_bytes);
   }
 
-  // Lets the meeting that thread i waits for take place if all have come.
+  // Lets the meeting that thread i waits for happen if all have come.
   void try_warp(u32 i) {
     const Fiber& one = fibers_[i];
     const u32 first = i / 32 * 32;
@@ -250,7 +250,7 @@ class Worker {
       const Fiber& other = fibers_[first + lane];
       if (!(one.mask >> lane & 1) || other.state == State::returned) continue;
       if (other.state != State::in_warp || other.meeting != one.meeting || other.mask != one.mask ||
-          !same_place(other.place, one.place))
+          !same_site(other.site, one.site))
         return;
       lanes[count++] = lane;
       present |= 1u << lane;
@@ -305,12 +305,12 @@ class Worker {
       u32 count = 0;
       for (u32 j = i; j < launch_.threads; ++j) {
         const Fiber& other = fibers_[j];
-        if (other.state != one.state || !same_place(one.place, other.place)) continue;
+        if (other.state != one.state || !same_site(one.site, other.site)) continue;
         if (one.state == State::in_warp && (other.mask != one.mask || j / 32 != i / 32)) continue;
         told[j] = true;
         ++count;
       }
-      text += "\n  " + std::to_string(count) + " from thread " + std::to_string(i) + " wait at " + text_of(one.place) +
+      text += "\n  " + std::to_string(count) + " from thread " + std::to_string(i) + " wait at " + text_of(one.site) +
               " in " + name_of(one.meeting);
       if (one.state == State::in_warp) text += " with the mask " + hex(one.mask);
     }
@@ -330,7 +330,7 @@ class Worker {
   u32 alive_ = 0, in_block_ = 0, block_count_ = 0;
   u64 yields_ = 0;
   bool in_fiber_ = false;
-  Place block_place_;
+  Site block_site_;
 };
 
 __thread Worker* t_worker;
@@ -432,15 +432,15 @@ void work(Launch& launch) {
 
 }  // namespace
 
-u64 meet_in_warp(Meeting meeting, u32 mask, u64 value, u32 source, const Place& place) {
-  return t_worker->meet_in_warp(meeting, mask, value, source, place);
+u64 meet_in_warp(Meeting meeting, u32 mask, u64 value, u32 source, const Site& site) {
+  return t_worker->meet_in_warp(meeting, mask, value, source, site);
 }
-int meet_in_block(Meeting meeting, bool value, const Place& place) {
-  return t_worker->meet_in_block(meeting, value, place);
+int meet_in_block(Meeting meeting, bool value, const Site& site) {
+  return t_worker->meet_in_block(meeting, value, site);
 }
 void yield(bool asleep) { t_worker->yield(asleep); }
 void before_atomic() { t_worker->before_atomic(); }
-void fail(const char* what, const Place& place) { t_worker->fail(what, text_of(place)); }
+void fail(const char* what, const Site& site) { t_worker->fail(what, text_of(site)); }
 
 }  // namespace emulated
 

@@ -3,7 +3,7 @@
 //
 // A CUDA thread is a fiber; the fibers of a block share one thread of the operating system, so that a static
 // thread_local is the block's shared memory. A fiber runs until it meets others (a barrier, an intrinsic of the
-// warp), sleeps, or touches an atomic at an unlucky moment; who runs next is drawn by a seed.
+// warp), sleeps, or, by chance, touches an atomic. A seed determines which fiber runs next.
 #pragma once
 
 #include <atomic>
@@ -40,23 +40,23 @@ constexpr int warpSize = 32;
 
 namespace emulated {
 
-using Place = std::source_location;
+using Site = std::source_location;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
 // What the lanes of a warp, or the threads of a block, meet for.
 enum class Meeting : unsigned char { sync, shuffle, ballot, any, all, match, barrier, count, both, either };
 
-// Until all lanes of mask have come with the same meeting, mask and place. source: the lane to hear from.
-u64 meet_in_warp(Meeting meeting, u32 mask, u64 value, u32 source, const Place& place);
+// Until all lanes of mask have come with the same meeting, mask and site. source: the lane to hear from.
+u64 meet_in_warp(Meeting meeting, u32 mask, u64 value, u32 source, const Site& site);
 // Until all threads of the block have come; those that have returned are not waited for.
-int meet_in_block(Meeting meeting, bool value, const Place& place);
+int meet_in_block(Meeting meeting, bool value, const Site& site);
 // Lets others run; the operating system's too when asleep.
 void yield(bool asleep);
 // Before each atomic operation: yields now and then.
 void before_atomic();
 // Ends the launch with an error.
-[[noreturn]] void fail(const char* what, const Place& place);
+[[noreturn]] void fail(const char* what, const Site& site);
 
 inline u32 lane() { return threadIdx.x % warpSize; }
 
@@ -73,8 +73,8 @@ template <class T> T from_bits(u64 bits) {
 }
 
 // The lane `to`, or the caller's own where that is outside its group of `width` lanes.
-template <class T> T shuffle(u32 mask, T value, bool inside, u32 to, const Place& place) {
-  return from_bits<T>(meet_in_warp(Meeting::shuffle, mask, to_bits(value), inside ? to : lane(), place));
+template <class T> T shuffle(u32 mask, T value, bool inside, u32 to, const Site& site) {
+  return from_bits<T>(meet_in_warp(Meeting::shuffle, mask, to_bits(value), inside ? to : lane(), site));
 }
 
 // Atomic words of one device.
@@ -144,67 +144,67 @@ template <auto kernel, class... T> constexpr Kernel describe(const char* name, v
 
 // --- the block ---
 
-inline void __syncthreads(emulated::Place place = emulated::Place::current()) {
-  emulated::meet_in_block(emulated::Meeting::barrier, false, place);
+inline void __syncthreads(emulated::Site site = emulated::Site::current()) {
+  emulated::meet_in_block(emulated::Meeting::barrier, false, site);
 }
-inline int __syncthreads_count(int value, emulated::Place place = emulated::Place::current()) {
-  return emulated::meet_in_block(emulated::Meeting::count, value != 0, place);
+inline int __syncthreads_count(int value, emulated::Site site = emulated::Site::current()) {
+  return emulated::meet_in_block(emulated::Meeting::count, value != 0, site);
 }
-inline int __syncthreads_and(int value, emulated::Place place = emulated::Place::current()) {
-  return emulated::meet_in_block(emulated::Meeting::both, value != 0, place);
+inline int __syncthreads_and(int value, emulated::Site site = emulated::Site::current()) {
+  return emulated::meet_in_block(emulated::Meeting::both, value != 0, site);
 }
-inline int __syncthreads_or(int value, emulated::Place place = emulated::Place::current()) {
-  return emulated::meet_in_block(emulated::Meeting::either, value != 0, place);
+inline int __syncthreads_or(int value, emulated::Site site = emulated::Site::current()) {
+  return emulated::meet_in_block(emulated::Meeting::either, value != 0, site);
 }
 inline void __threadfence_block() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline void __threadfence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline void __nanosleep(unsigned) { emulated::yield(true); }
-inline void __trap(emulated::Place place = emulated::Place::current()) { emulated::fail("__trap()", place); }
+inline void __trap(emulated::Site site = emulated::Site::current()) { emulated::fail("__trap()", site); }
 
 // --- the warp ---
 
-inline void __syncwarp(unsigned mask = ~0u, emulated::Place place = emulated::Place::current()) {
-  emulated::meet_in_warp(emulated::Meeting::sync, mask, 0, 0, place);
+inline void __syncwarp(unsigned mask = ~0u, emulated::Site site = emulated::Site::current()) {
+  emulated::meet_in_warp(emulated::Meeting::sync, mask, 0, 0, site);
 }
-inline unsigned __ballot_sync(unsigned mask, int value, emulated::Place place = emulated::Place::current()) {
-  return static_cast<unsigned>(emulated::meet_in_warp(emulated::Meeting::ballot, mask, value != 0, 0, place));
+inline unsigned __ballot_sync(unsigned mask, int value, emulated::Site site = emulated::Site::current()) {
+  return static_cast<unsigned>(emulated::meet_in_warp(emulated::Meeting::ballot, mask, value != 0, 0, site));
 }
-inline int __any_sync(unsigned mask, int value, emulated::Place place = emulated::Place::current()) {
-  return static_cast<int>(emulated::meet_in_warp(emulated::Meeting::any, mask, value != 0, 0, place));
+inline int __any_sync(unsigned mask, int value, emulated::Site site = emulated::Site::current()) {
+  return static_cast<int>(emulated::meet_in_warp(emulated::Meeting::any, mask, value != 0, 0, site));
 }
-inline int __all_sync(unsigned mask, int value, emulated::Place place = emulated::Place::current()) {
-  return static_cast<int>(emulated::meet_in_warp(emulated::Meeting::all, mask, value != 0, 0, place));
+inline int __all_sync(unsigned mask, int value, emulated::Site site = emulated::Site::current()) {
+  return static_cast<int>(emulated::meet_in_warp(emulated::Meeting::all, mask, value != 0, 0, site));
 }
 template <class T>
-unsigned __match_any_sync(unsigned mask, T value, emulated::Place place = emulated::Place::current()) {
+unsigned __match_any_sync(unsigned mask, T value, emulated::Site site = emulated::Site::current()) {
   const auto bits = emulated::to_bits(value);
-  return static_cast<unsigned>(emulated::meet_in_warp(emulated::Meeting::match, mask, bits, 0, place));
+  return static_cast<unsigned>(emulated::meet_in_warp(emulated::Meeting::match, mask, bits, 0, site));
 }
 template <class T>
 T __shfl_sync(unsigned mask, T value, int source, int width = warpSize,
-              emulated::Place place = emulated::Place::current()) {
+              emulated::Site site = emulated::Site::current()) {
   const unsigned group = emulated::lane() & ~static_cast<unsigned>(width - 1);
-  return emulated::shuffle(mask, value, true, group | (static_cast<unsigned>(source) & (width - 1)), place);
+  return emulated::shuffle(mask, value, true, group | (static_cast<unsigned>(source) & (width - 1)), site);
 }
 template <class T>
 T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = warpSize,
-                 emulated::Place place = emulated::Place::current()) {
+                 emulated::Site site = emulated::Site::current()) {
   const unsigned in_group = emulated::lane() & (width - 1);
-  return emulated::shuffle(mask, value, delta <= in_group, emulated::lane() - delta, place);
+  return emulated::shuffle(mask, value, delta <= in_group, emulated::lane() - delta, site);
 }
 template <class T>
 T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = warpSize,
-                   emulated::Place place = emulated::Place::current()) {
+                   emulated::Site site = emulated::Site::current()) {
   const unsigned in_group = emulated::lane() & (width - 1);
-  return emulated::shuffle(mask, value, delta < width - in_group, emulated::lane() + delta, place);
+  return emulated::shuffle(mask, value, delta < width - in_group, emulated::lane() + delta, site);
 }
 template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int bits, int width = warpSize,
-                  emulated::Place place = emulated::Place::current()) {
+                  emulated::Site site = emulated::Site::current()) {
   const unsigned to = emulated::lane() ^ static_cast<unsigned>(bits);
   const unsigned group = emulated::lane() & ~static_cast<unsigned>(width - 1);
-  return emulated::shuffle(mask, value, to < group + width, to, place);
+  return emulated::shuffle(mask, value, to < group + width, to, site);
 }
 
 // --- atomics: relaxed, as CUDA's ---

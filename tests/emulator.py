@@ -1,7 +1,7 @@
 """A device on the host, for tests: the kernels of native/**/*.cu, compiled by g++ and run as fibers.
 
-tests/emulator.h says how. What goes wrong in a kernel (a barrier that not all reach, an argument of the wrong
-size, a wait without end) raises RuntimeError here; on a GPU it would hang, or silently read something else.
+See tests/emulator.h. An error in a kernel (a barrier that not all threads reach, an argument of the wrong
+size, an endless wait) raises RuntimeError here; on a GPU it would hang, or silently read wrong data.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FLAGS += [
     "-include",
     str(HERE / "emulator.h"),
 ]
-# The handlers are in emulator.cpp; what the host's libubsan would add is not linked.
+# The handlers are in emulator.cpp; the host's libubsan is not linked.
 CHECKS = ["-fsanitize=undefined", "-fno-sanitize=vptr", "-fsanitize-recover=all"]
 SOURCES = Sources(NATIVE)
 
@@ -57,7 +57,7 @@ class _Kernel(ctypes.Structure):
 
 
 class Unit:
-    """The kernels of one source: by name, with what they take."""
+    """The kernels of one source, by name, with their parameters."""
 
     def __init__(self, library: ctypes.CDLL, launch: ctypes._NamedFuncPointer) -> None:
         count = ctypes.c_uint32.in_dll(library, "emulated_kernel_count").value
@@ -90,7 +90,7 @@ class Unit:
 
 
 def _mismatch(parameter: _Parameter, value: Argument, nbytes: int) -> str:
-    """What is wrong with an argument, or ""."""
+    """The fault of an argument, or ""."""
     kind = parameter.kind.decode()
     if parameter.bytes != nbytes:
         return f"has {parameter.bytes} bytes; {nbytes} were given ({type(value).__name__})"
@@ -105,7 +105,7 @@ def _mismatch(parameter: _Parameter, value: Argument, nbytes: int) -> str:
 
 
 class Builder:
-    """Compiles units into a folder, once for each contents of everything that they are made of."""
+    """Compiles units into a folder, again only if a source changed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -139,7 +139,7 @@ class Builder:
         return self._units[name]
 
     def allocate(self, nbytes: int, zeroed: bool) -> ctypes.Array[ctypes.c_char]:
-        """Memory of its own, between pages that may not be touched; freed with the buffer."""
+        """Private memory between guard pages, freed with the buffer."""
         address = self.library.emulated_allocate(nbytes, zeroed)
         if not address:
             raise MemoryError(f"{nbytes} bytes for the emulator")
@@ -172,7 +172,7 @@ def _digest(*texts: str) -> str:
 
 
 folder: Path | None = None
-"""Where compiled units are kept; a temporary one of this process if nobody says."""
+"""The folder of compiled units (default: a temporary folder of this process)."""
 
 
 @functools.cache
@@ -195,7 +195,7 @@ class EmulatedEvent:
 
 
 class EmulatedStream:
-    """All work is done when it is enqueued."""
+    """A stream that does all work when it is enqueued."""
 
     def wait_stream(self, stream: Stream) -> None:
         assert isinstance(stream, EmulatedStream)
@@ -216,7 +216,7 @@ class EmulatedMapping(Mapping):
         self._mapped = mapped
         for start, size in mapped.items():
             if start < address + nbytes and address < start + size:
-                raise RuntimeError(f"host memory at {address:#x} is mapped already")
+                raise RuntimeError(f"host memory at {address:#x} is already mapped")
         mapped[address] = nbytes
 
     def close(self) -> None:

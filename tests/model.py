@@ -1,4 +1,4 @@
-"""The obvious reference: what gids must do, written for reading and not for speed."""
+"""The obvious reference: what gids must do, written for clarity, not speed."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 USE_BITS = 24
-HEAT_CLASSES = 8  # of pages that the same minibatch uses next
+HEAT_CLASSES = 8  # of pages with the same next use
 
 
 @dataclass
 class Model:
-    """Which pages a lookahead, lru or static cache may hold after each plan.
+    """The pages that a lookahead, lru or static cache may hold after each plan.
 
-    The choice within a bucket is free, so the model says how many pages of each bucket stay, and takes the
-    implementation's own choice over (`accept`) once that agrees.
+    The choice within a bucket is free. So the model gives the number of pages of each bucket that stay, and
+    check() adopts the implementation's choice after comparing it.
     """
 
     lines: int
@@ -33,7 +33,7 @@ class Model:
 
     def retire(self, step: int) -> None:
         for page in self.live[step]:
-            self.last_use[page] = step  # order within a step is free
+            self.last_use[page] = step  # the order within a step is free
         del self.live[step]
         self.planned.discard(step)
 
@@ -47,7 +47,7 @@ class Model:
         return (0, int(self.heat[page]))
 
     def plan(self, step: int) -> tuple[int, dict[tuple[int, ...], int], set[int]]:
-        """(hits, how many candidates of each worth stay, pages that must stay whatever happens)."""
+        """(hits, number of candidates that stay by worth, pages that must stay)."""
         wanted = self.live[step]
         hits = len(wanted & self.resident)
         self.planned.add(step)
@@ -63,7 +63,7 @@ class Model:
     def check(
         self, step: int, resident: set[int], keep: dict[tuple[int, ...], int], pinned: set[int]
     ) -> None:
-        """The implementation's choice keeps as many of each worth as the model, and nothing else."""
+        """Check that the implementation keeps as many pages of each worth as the model, and no others."""
         assert len(resident) <= self.lines
         assert pinned <= resident
         assert resident <= self.resident | self.live[step]
@@ -98,9 +98,9 @@ def min_hits(trace: list[npt.NDArray[np.int64]], lines: int) -> list[int]:
 def int8_with_a_scale(
     values: npt.NDArray[np.float32], scale: str
 ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
-    """(steps, scales) that values[n, width] are stored as, by the sentence of docs/internals/format.md.
+    """(steps, scales) as which values[n, width] are stored, as docs/internals/format.md defines.
 
-    What is read is steps * scales. scale: "row" (scales are [n, 1]) or "column" ([1, width]).
+    Reading gives steps * scales. scale: "row" (scales are [n, 1]) or "column" ([1, width]).
     """
     largest = np.abs(values).max(1 if scale == "row" else 0, keepdims=True, initial=0)
     scales = (largest / np.float32(127)).astype(np.float32)

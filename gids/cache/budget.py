@@ -190,7 +190,10 @@ class HostBudget(Budget):
 
 
 def too_little(memory_bytes: int, purposes: Mapping[str, int], option: str = "memory") -> MemoryBudgetError:
-    """The error for minibatches that do not fit. purposes: the least bytes they need."""
+    """The error for minibatches that do not fit.
+
+    purposes: the least bytes that they need. option: the argument of gids.open() for this memory.
+    """
     needed = _sum(purposes)
     listing = " + ".join(f"{purpose} {format_bytes(n)}" for purpose, n in purposes.items())
     return MemoryBudgetError(

@@ -1,7 +1,7 @@
-"""FeatureCache: the caches of several tables, moving through the steps of one stream together.
+"""FeatureCache: the caches of several tables, which go through the steps of one stream together.
 
-Called by the loader. It turns ids into native calls and bytes into tensors; which pages stay is the native
-planner's business, and when things happen is the loader's.
+Called by the loader, which decides when. It turns ids into native calls and bytes into tensors. The native
+planner chooses the pages that stay.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from gids import _core
+from gids.cache.ids import check_ids
 from gids.cache.output_dtype import out_dtype_of, row_form
 from gids.errors import StorageError
 from gids.store.dtypes import make_bools_proper
@@ -29,33 +30,19 @@ POLICIES = ("lookahead", "window-pin", "random", "lru", "static")
 
 Ids = npt.NDArray[np.int64]
 _NO_IDS: Ids = np.empty(0, np.int64)
-
-
-def check_ids(ids: torch.Tensor, table: str) -> Ids:
-    """The ids as an int64 array that shares their memory. TypeError or ValueError says what is wrong."""
-    if not isinstance(ids, torch.Tensor):
-        raise TypeError(f"ids for table '{table}' are {type(ids).__name__}; expected a torch.Tensor of int64")
-    if ids.dtype != torch.int64:
-        raise TypeError(
-            f"ids for table '{table}' are {ids.dtype}; expected torch.int64: convert them with .long()"
-        )
-    if ids.device.type != "cpu":
-        raise ValueError(f"ids for table '{table}' are on {ids.device}; expected cpu: move them with .cpu()")
-    if ids.dim() != 1:
-        raise ValueError(f"ids for table '{table}' have shape {tuple(ids.shape)}; expected one dimension")
-    return ids.contiguous().numpy()
+_CPU = torch.device("cpu")
 
 
 class FeatureCache:
-    """Lines in host memory for several tables, filled from disk by one I/O engine.
+    """Cache lines of several tables in host memory. One I/O engine fills them from disk.
 
-    engine: opened on the shards of all tables, in order. lines: cache lines of each table. heats: uint8 per
-    page for each table that has them. check_crc: compare every page read with its checksum. output_dtype:
-    float32, float16 or bfloat16, for the rows of tables of these three, converted while they are gathered.
-    Rows stored as int8 with a scale are handed out as float32 unless another is wanted. output_rows: rows of
-    each table that an output has room for, so that outputs of smaller minibatches can be used again for
-    larger ones. keep_output_bytes: of outputs that are kept for that. late_outputs: minibatches get their
-    outputs when they are gathered; pages that win no line are read then.
+    engine: opened on the shards of all tables, in order. lines: number of cache lines, by table. heats:
+    uint8[page_count], by table; tables without heat are left out. check_crc: compare every page that is read
+    with its checksum. output_dtype: float32, float16 or bfloat16; gather() converts tables of these dtypes
+    and of int8 with a scale. None: the stored dtype; float32 for int8 with a scale. output_rows: rows that
+    an output has room for, by table, so that outputs of smaller minibatches are reused for larger ones.
+    keep_output_bytes: bytes of outputs to keep for reuse. late_outputs: allocate outputs in gather(), which
+    then reads the pages without a line.
     """
 
     def __init__(
@@ -115,9 +102,9 @@ class FeatureCache:
     def enter(self, step: int, ids: Mapping[str, torch.Tensor]) -> None:
         """Mark the pages that minibatch `step` will read. Steps enter in order.
 
-        ids: int64[n] on the CPU for each table, may repeat; they must stay as they are until the step
-        retires. Raises IndexError for an id out of range (no mark is left), KeyError for an unknown table,
-        TypeError or ValueError for a wrong dtype, device or shape.
+        ids: int64[n] on the CPU, by table, may repeat. They must not change until the step retires. Raises
+        IndexError for an id out of range (nothing is marked), KeyError for an unknown table, TypeError or
+        ValueError for a wrong dtype, device or shape.
         """
         checked = self._check(ids)
         self.next_step = step + 1
@@ -126,7 +113,7 @@ class FeatureCache:
         self._ids[step] = checked
 
     def plan(self, step: int) -> None:
-        """Decide which pages are read, kept and dropped, and submit the reads. Steps are planned in order."""
+        """Choose the pages to read, keep and drop, and submit the reads. Steps are planned in order."""
         outputs = {}
         for name, cache in self._caches.items():
             ids, rows = self._positions(name, self._ids[step]), None
@@ -138,8 +125,8 @@ class FeatureCache:
     def gather(self, step: int) -> tuple[dict[str, torch.Tensor], StorageError | None]:
         """Wait for the step's reads and copy its rows.
 
-        Returns the rows of each table that the minibatch asked for, in the order of its ids, and the error
-        if a page could not be read. The tensors are the caller's for as long as it likes.
+        Returns ({table: rows in the order of its ids}, error); error is None, or a StorageError if a page
+        could not be read. The tensors belong to the caller.
         """
         outputs, failures = self._outputs[step], []
         for name, cache in self._caches.items():
@@ -151,30 +138,30 @@ class FeatureCache:
         return {name: make_bools_proper(outputs[name]) for name in self._ids[step]}, self._error(failures)
 
     def retire(self, step: int) -> None:
-        """Take the step's marks back. Steps retire in order."""
+        """Remove the step's marks. Steps retire in order."""
         for cache in self._caches.values():
             cache.retire(step)
         self._ids.pop(step)
         self._outputs.pop(step, None)
 
     def cancel(self) -> None:
-        """Retire every live step, planned or not, after its reads are complete. Nothing stays marked.
+        """Wait for the reads, then retire every live step. No mark is left.
 
         Does nothing in a forked child, where steps and reads raise RuntimeError.
         """
-        # A stream may have been interrupted between two tables: each goes back on its own.
+        # A stream may have been interrupted between two tables, so each table finds its own next step.
         self.next_step = max(cache.cancel() for cache in self._caches.values())
         self._ids.clear()
         self._outputs.clear()
 
     def close(self) -> None:
-        """Let reads finish and take every mark back. Idempotent; the memory goes with the last reference."""
+        """Wait for reads and remove every mark. Idempotent. The last reference frees the memory."""
         self.cancel()
 
     def read_through(
         self, ids: Mapping[str, torch.Tensor]
     ) -> tuple[dict[str, torch.Tensor], StorageError | None]:
-        """Rows without a step: from lines where they are, else from disk, leaving the cache as it is."""
+        """Rows without a step: from lines, else from disk. Returns like gather(); changes nothing."""
         outputs, failures = {}, []
         checked = self._check(ids)
         for name, array in checked.items():
@@ -188,7 +175,7 @@ class FeatureCache:
         return {name: dict(cache.stats()) for name, cache in self._caches.items()}
 
     def memory(self) -> dict[str, int]:
-        """Bytes by purpose; of the outputs, the most that there ever were."""
+        """Bytes by purpose. "outputs" is the peak."""
         tables = self.stats().values()
         return {
             "page tables": sum(t["page_table_bytes"] for t in tables),
@@ -200,23 +187,19 @@ class FeatureCache:
         }
 
     def audit(self) -> None:
-        """Recount all metadata from the page tables; RuntimeError on a disagreement. For tests."""
+        """Recount all metadata from the page tables. Raise RuntimeError if they disagree. For tests."""
         for cache in self._caches.values():
             cache.audit()
 
     def page_words(self, table: str) -> npt.NDArray[np.uint64]:
-        """uint64[page_count]: a copy of a table's page words."""
+        """A copy of a table's page words, uint64[page_count]."""
         words: npt.NDArray[np.uint64] = self._caches[table].words()
         return words
 
     def _check(self, ids: Mapping[str, torch.Tensor]) -> dict[str, Ids]:
-        """The ids as arrays, once all are found to be good."""
-        for name in ids:
-            if name not in self._caches:
-                raise KeyError(
-                    f"no table '{name}' in this loader (it loads {', '.join(map(repr, self._caches))})"
-                )
-        checked = {name: check_ids(tensor, name) for name, tensor in ids.items()}
+        """The ids as arrays, after all were checked."""
+        check_ids(ids, self._caches, _CPU)
+        checked = {name: tensor.contiguous().numpy() for name, tensor in ids.items()}
         for name, array in checked.items():
             try:
                 self._caches[name].check(array)
@@ -225,9 +208,9 @@ class FeatureCache:
         return checked
 
     def _positions(self, name: str, ids: Mapping[str, Ids]) -> Ids:
-        """Where a minibatch's rows of a table lie, which is all that native code knows.
+        """The row positions of a minibatch, which native code takes in place of ids.
 
-        Looked up when asked for: a window of ids is the sampler's memory, one of positions would be more.
+        Looked up on each call: positions of a whole window would take memory beside the sampler's ids.
         """
         array = ids.get(name, _NO_IDS)
         return positions_of(array, self._orders[name]) if name in self._orders else array

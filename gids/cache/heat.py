@@ -1,4 +1,4 @@
-"""Heat: what is known of a page's worth before anything was read. Called when a cache is built."""
+"""Heat: an estimate of how often each page is used. Called when a cache is built."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gids import _core
 from gids.errors import FormatError
 
 _BLOCK_PAGES = 1 << 20
-_OCTAVES = 24  # what 255 steps resolve well: about ten to a factor of 2
+_OCTAVES = 24  # 255 steps over 24 octaves: about ten per factor of 2
 
 
 def page_heat(
@@ -20,10 +20,9 @@ def page_heat(
     """Quantise the weights of rows (out-degrees, expected visits) to one byte per page.
 
     weights: non-negative number[row_count], in any unit, memory-mapped or in memory; read in blocks. order:
-    Table.order, where rows do not lie where their ids say.
-    Returns uint8[page_count]: the sum over a page's rows on a logarithmic scale from nothing, 0, through the
-    lightest page to the heaviest, 255, so that a factor in weight is the same step everywhere on the scale.
-    Pages more than 24 octaves below the heaviest are not told apart.
+    Table.order, or None if rows are stored by id. Returns uint8[page_count]: the sum over a page's rows on a
+    logarithmic scale. 0 means no weight, 255 is the heaviest page. Pages more than 24 octaves below the
+    heaviest get the same heat.
     """
     row_count = len(weights)
     page_count = -(-row_count // rows_per_page)
@@ -35,7 +34,7 @@ def page_heat(
             bad = _core.sum_by_page(order[part], np.asarray(weights[part], np.float32), rows_per_page, sums)
             if bad is not None:
                 raise FormatError(
-                    f"the order of rows is damaged at row {part.start + bad}; `gids verify` says more"
+                    f"the order of rows is damaged at row {part.start + bad}; run `gids verify` for details"
                 )
             continue
         rows = np.asarray(weights[part], np.float64)

@@ -1,6 +1,4 @@
-"""How rows are handed out: the dtype, and what gathering does to the stored bytes. Called by both caches and
-the loader.
-"""
+"""The dtype of output rows, and how a gather converts stored bytes. Called by both caches and the loader."""
 
 from __future__ import annotations
 
@@ -12,22 +10,23 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gids import _core
+
 if TYPE_CHECKING:
     from gids.store import Table
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-"""Dtypes that rows are converted between, in the order of gids::ValueType from 1 on."""
+"""Dtypes that rows are converted between."""
 
-_UNCHANGED = 0
-_SCALED = {"row": 4, "column": 5}
+_UNCHANGED: int = _core.VALUE_TYPES["unchanged"]
 
 
 @dataclass(frozen=True)
 class RowForm:
-    """What gathering does to a row: the numbers of native/include/gids/convert.h.
+    """How a gather converts a row, in the numbers of native/include/gids/convert.h.
 
-    stored_as, wanted_as: ValueTypes, both 0 when the bytes stay as they are. values: of a row.
-    out_row_bytes: of a row in the output. scales: float32[values] of rows with a scale per column.
+    stored_as, wanted_as: ValueTypes, both "unchanged" if the bytes are copied. values: number of values of a
+    row. out_row_bytes: bytes of an output row. scales: float32[values] if there is a scale per column.
     """
 
     stored_as: int
@@ -38,30 +37,34 @@ class RowForm:
 
 
 def row_form(table: Table, wanted: torch.dtype | None) -> RowForm:
-    """How a table's rows become rows of out_dtype_of(table, wanted)."""
+    """The conversion of a table's rows to out_dtype_of(table, wanted)."""
     values = math.prod(table.shape)
     out_dtype = out_dtype_of(table, wanted)
     if table.scale is None and out_dtype == table.dtype:
         return RowForm(_UNCHANGED, _UNCHANGED, values, table.row_bytes)
-    stored_as = FLOATS.index(table.dtype) + 1 if table.scale is None else _SCALED[table.scale]
+    stored_as = (
+        _value_type(table.dtype) if table.scale is None else _core.VALUE_TYPES[f"int8_by_{table.scale}"]
+    )
     scales = table.column_scales() if table.scale == "column" else None
-    return RowForm(stored_as, FLOATS.index(out_dtype) + 1, values, values * out_dtype.itemsize, scales)
+    return RowForm(stored_as, _value_type(out_dtype), values, values * out_dtype.itemsize, scales)
 
 
 def out_dtype_of(table: Table, wanted: torch.dtype | None) -> torch.dtype:
-    """The dtype of a table's rows in the output: floating ones become the wanted one."""
+    """The dtype of a table's output rows: wanted, for tables of a dtype in FLOATS."""
     return wanted if wanted is not None and table.dtype in FLOATS else table.dtype
 
 
 def out_row_bytes(table: Table, wanted: torch.dtype | None) -> int:
-    """Bytes of a row in the output."""
+    """Bytes of an output row."""
     return math.prod(table.shape) * out_dtype_of(table, wanted).itemsize
 
 
+def _value_type(dtype: torch.dtype) -> int:
+    return _core.VALUE_TYPES[str(dtype).removeprefix("torch.")]
+
+
 def check_out_dtype(wanted: torch.dtype | None) -> None:
-    """ValueError for an output dtype that rows cannot be converted to."""
+    """Raise ValueError for an output dtype that rows cannot be converted to."""
     if wanted is not None and wanted not in FLOATS:
         names = ", ".join(str(d).removeprefix("torch.") for d in FLOATS)
-        raise ValueError(
-            f"dtype={wanted}: rows can be converted to {names}; None leaves them as they are stored"
-        )
+        raise ValueError(f"dtype must be one of {names}, or None for the stored dtype (got {wanted})")

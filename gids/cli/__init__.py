@@ -1,6 +1,6 @@
 """The `gids` command. Each subcommand is a module here with `add_parser(subparsers)` and `run(args) -> int`.
 
-A module imports what is slow (torch) inside `run`, so that `gids --help` answers at once.
+Modules import torch inside `run`, so that `gids --help` is fast.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     _print_anywhere()
     argv = _with_negative_shapes(sys.argv[1:] if argv is None else argv)
     command = argv[0] if argv else ""
-    parser = argparse.ArgumentParser(prog="gids", description="Features of graph neural networks, on SSDs.")
+    parser = argparse.ArgumentParser(
+        prog="gids", description="Train graph neural networks on node features that are stored on SSDs."
+    )
     parser.add_argument("--version", action=_Version)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     modules = {name: importlib.import_module(f"gids.cli.{name}") for name in COMMANDS}
@@ -33,16 +35,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         try:
             args, unknown = parser.parse_known_args(argv)
-            if unknown:  # told by the command, whose usage helps; parse_args would show the one of `gids`
+            if unknown:  # parse_args would print the usage of `gids`, not that of the command
                 subparsers.choices[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
             status = modules[args.command].run(args)
-        finally:  # --list and --help leave by SystemExit
+        finally:  # --list and --help raise SystemExit
             sys.stdout.flush()
         return int(status)
-    except BrokenPipeError:  # `gids info … | head`: the reader has what it wanted
+    except BrokenPipeError:  # `gids info … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except KeyboardInterrupt as interrupted:  # a command may say what to do
+    except KeyboardInterrupt as interrupted:  # the command may add what to do
         print(f"\ngids {command}: {str(interrupted) or 'interrupted'}", file=sys.stderr)
         return 130
     except Exception as error:
@@ -53,14 +55,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print_anywhere() -> None:
-    """Where the output's encoding lacks a character, print another instead of failing."""
+    """Replace characters that the output's encoding lacks, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower().replace("-", "") != "utf8":
             stream.reconfigure(errors="replace")
 
 
 def _with_negative_shapes(argv: Sequence[str]) -> list[str]:
-    """`--shape -1,16` as `--shape=-1,16`: argparse takes what begins with - for an option."""
+    """Turn `--shape -1,16` into `--shape=-1,16`: argparse takes `-1,16` for an option."""
     found: list[str] = []
     for text in argv:
         if found and found[-1] == "--shape" and re.fullmatch(r"-1(,-?\d+)*", text):
@@ -83,7 +85,7 @@ def _one_line(error: Exception) -> str:
 
 
 class _Version(argparse.Action):
-    """--version, looked up only when asked for."""
+    """--version. Looks the version up only when used."""
 
     def __init__(self, option_strings: Sequence[str], dest: str) -> None:
         super().__init__(option_strings, dest, nargs=0, help="print the version and exit")

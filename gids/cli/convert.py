@@ -1,4 +1,4 @@
-"""`gids convert SRC DST`: makes a dataset from the formats that features come in."""
+"""`gids convert SRC DST`: convert graphs and features to a dataset."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import importlib
 import os
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gids.cli.allow_dirs import how_to_open
+from gids.cli.arguments import add_quiet, add_workers, how_to_open
 from gids.cli.progress import Progress
 from gids.sizes import format_bytes, parse_bytes
 
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from gids.convert.table_orders import ReadRows
 
 _EPILOG = """\
-The format of SRC is found out; where it could be several, say --from NAME.
-`gids convert --list` explains them all.
-A conversion that was killed resumes when the same command is given again.
+`gids convert --list` describes every input format. If several formats match SRC, choose one with --from.
+If a conversion is interrupted or killed, run the same command again to resume it.
 """
 
 
@@ -29,114 +28,134 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "convert",
         usage="gids convert SRC DST [option ...]",
-        help="make a dataset from the formats that graphs come in",
-        description="Make a dataset directory DST (NAME.gids) from SRC.",
+        help="convert graphs and features to a gids dataset",
+        description="Convert SRC to a gids dataset, the directory DST (NAME.gids).",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("source", metavar="SRC", type=Path)
-    parser.add_argument("path", metavar="DST", type=Path)
-    parser.add_argument("--list", action=_List, help="explain the formats of SRC and exit")
-    parser.add_argument(
-        "--from", dest="reader", metavar="NAME", help="the format of SRC (default: found out)"
-    )
-    parser.add_argument(
-        "--labels", metavar="NAME", help="which labels, of a source with several (IGB: 19 or 2K)"
-    )
-    parser.add_argument(
-        "--num-nodes", type=int, metavar="N", help="of an edge list (default: the largest id plus 1)"
-    )
-    parser.add_argument(
-        "--table", default="feat", metavar="[TYPE.]KEY", help="name of a single array (default: feat)"
-    )
-    parser.add_argument(
-        "--skip", action="append", default=[], metavar="ARRAY", help="leave out an array of that name; repeat"
-    )
-    parser.add_argument(
-        "--dtype",
-        action="append",
-        default=[],
-        metavar="[TABLE=]TYPE,...",
-        help="store tables as (b)float16, float32, float64, (u)int8, int32, int64; floating ones as int8 "
-        "with a --scale. With --shape and no TABLE: of raw binary",
-    )
-    parser.add_argument(
-        "--scale",
-        action="append",
-        default=[],
-        metavar="[TABLE=]KIND",
-        help="of floating features stored as int8: one per row or per column (default: row)",
-    )
-    parser.add_argument(
-        "--shape", type=parse_shape, metavar="N,DIM,...", help="of raw binary (N = -1: as many as there are)"
-    )
-    parser.add_argument(
-        "--page-bytes",
-        type=parse_bytes,
-        default=4096,
-        metavar="BYTES",
-        help="unit of reading (default: 4096)",
-    )
-    parser.add_argument(
-        "--stripe",
-        nargs="+",
-        default=[],
-        metavar="DIR",
-        help="spread the pages over directories, one per SSD; give it after SRC and DST",
-    )
-    parser.add_argument(
-        "--order",
-        default="original",
-        metavar="ORDER",
-        help="of rows of nodes that share pages: original, degree (much-used rows together), community (rows "
-        "of one neighbourhood together), or trace:FILE (rows that a recorded run read together); ids stay as "
-        "they are (default: original)",
-    )
-    parser.add_argument(
-        "--index-dtype",
-        choices=("int64", "int32", "auto"),
-        default="int64",
-        help="of graph indices; auto: int32 where they fit (default: int64)",
-    )
-    parser.add_argument(
-        "--reverse-edges",
-        action="store_true",
-        help="add the reverse of every edge: to the relation itself, or as rev_RELATION between two types",
-    )
-    parser.add_argument(
-        "--self-loops",
-        action="store_true",
-        help="give every node one edge to itself, in relations of one type",
-    )
-    parser.add_argument("--dedup", action="store_true", help="of equal edges keep one; sorts neighbors")
-    parser.add_argument(
-        "--sort-neighbors", action="store_true", help="sort the in-edges of every node by source"
-    )
-    parser.add_argument("--no-edge-ids", action="store_true", help="drop the original order of edges")
-    parser.add_argument(
-        "--split",
-        type=_split,
-        default=(0.6, 0.2, 0.2),
-        metavar="F,F,F",
-        help="train, val, test fractions of labels that come without; or none (default: 0.6,0.2,0.2)",
-    )
-    parser.add_argument(
-        "--split-column", type=int, metavar="K", help="which split, of masks of shape (nodes, splits), from 0"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of --split (default: 0)")
-    workers = min(4, os.cpu_count() or 1)
-    parser.add_argument(
-        "--workers", type=int, default=workers, metavar="N", help=f"threads (default: {workers})"
-    )
-    parser.add_argument(
+    parser.add_argument("source", metavar="SRC", type=Path, help="a file or a directory")
+    parser.add_argument("path", metavar="DST", type=Path, help="the dataset to make")
+    _add_input(parser.add_argument_group("input").add_argument)
+    _add_features(parser.add_argument_group("features").add_argument)
+    _add_graph(parser.add_argument_group("graph").add_argument)
+    _add_splits(parser.add_argument_group("splits").add_argument)
+    run_group = parser.add_argument_group("run")
+    add_workers(run_group)
+    run_group.add_argument(
         "--memory",
         type=parse_bytes,
         default=256_000_000,
         metavar="BYTES",
-        help="bound on buffers (default: 256MB)",
+        help="limit of the memory for buffers, such as 2GB (default: 256MB)",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace DST, in one step at the end")
-    parser.add_argument("--quiet", action="store_true", help="print errors only")
+    run_group.add_argument("--overwrite", action="store_true", help="replace DST when the conversion is done")
+    add_quiet(run_group)
+
+
+def _add_input(add: Callable[..., object]) -> None:
+    add("--list", action=_List, help="describe the input formats and exit")
+    add("--from", dest="reader", metavar="NAME", help="input format (default: detected)")
+    add(
+        "--shape",
+        type=parse_shape,
+        metavar="N,DIM,...",
+        help="shape of raw binary; N = -1: as many rows as the file has",
+    )
+    add(
+        "--table",
+        default="feat",
+        metavar="[TYPE.]KEY",
+        help="name of the table when SRC is a single array (default: feat)",
+    )
+    add("--skip", action="append", default=[], metavar="ARRAY", help="skip this array; may be repeated")
+    add("--labels", metavar="NAME", help="labels to use, if SRC has several (IGB: 19 or 2K)")
+    add(
+        "--num-nodes",
+        type=int,
+        metavar="N",
+        help="number of nodes of an edge list (default: the largest id plus 1)",
+    )
+
+
+def _add_features(add: Callable[..., object]) -> None:
+    add(
+        "--dtype",
+        action="append",
+        default=[],
+        metavar="[TABLE=]TYPE,...",
+        help="store tables as float16, bfloat16, float32, float64, int8, uint8, int32 or int64. Floating "
+        "values become int8 with a scale (see --scale). For raw binary, TYPE alone is the type in the file",
+    )
+    add(
+        "--scale",
+        action="append",
+        default=[],
+        metavar="[TABLE=]KIND",
+        help="one scale per row or per column, for floating values stored as int8 (default: row)",
+    )
+    add(
+        "--page-bytes",
+        type=parse_bytes,
+        default=4096,
+        metavar="BYTES",
+        help="page size, the unit of reading and caching: a multiple of 512 (default: 4096)",
+    )
+    add(
+        "--stripe",
+        nargs="+",
+        default=[],
+        metavar="DIR",
+        help="distribute the pages over these directories, one per SSD; write this option after SRC and DST",
+    )
+    add(
+        "--order",
+        default="original",
+        metavar="ORDER",
+        help="order of the rows on disk, which decides the rows that share a page: original, degree (nodes "
+        "with many out-edges together), community (neighbors together) or trace:FILE (rows that a recorded "
+        "run read together). Node ids do not change (default: original)",
+    )
+
+
+def _add_graph(add: Callable[..., object]) -> None:
+    add(
+        "--index-dtype",
+        choices=("int64", "int32", "auto"),
+        default="int64",
+        help="type of node ids in the graph; auto: int32 where it is large enough (default: int64)",
+    )
+    add(
+        "--reverse-edges",
+        action="store_true",
+        help="add the reverse of every edge: to the same relation, or, between two node types, as the "
+        "relation rev_NAME",
+    )
+    add(
+        "--self-loops",
+        action="store_true",
+        help="give every node exactly one edge to itself, where source and destination have one type",
+    )
+    add("--dedup", action="store_true", help="remove duplicate edges; also sorts neighbors")
+    add("--sort-neighbors", action="store_true", help="sort the in-edges of every node by source")
+    add("--no-edge-ids", action="store_true", help="do not store the original positions of the edges")
+
+
+def _add_splits(add: Callable[..., object]) -> None:
+    add(
+        "--split",
+        type=_split,
+        default=(0.6, 0.2, 0.2),
+        metavar="F,F,F",
+        help="train, val and test fractions of the labeled nodes, for a random split where SRC has no "
+        "split; 'none': no split (default: 0.6,0.2,0.2)",
+    )
+    add(
+        "--split-column",
+        type=int,
+        metavar="K",
+        help="split to use from masks of shape (nodes, splits), from 0",
+    )
+    add("--seed", type=int, default=0, help="seed of the random split (default: 0)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -145,7 +164,7 @@ def run(args: argparse.Namespace) -> int:
     from gids.convert.readers import READER_BYTES, Choices, find_reader, open_source
     from gids.write.publish import partial_path
 
-    # The C library's allocator, so that the bound on what a batch takes sees what Arrow allocates.
+    # The C library's allocator, so that the limit on a batch's memory counts what Arrow allocates.
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     order, _, trace = args.order.partition(":")
     read_rows = _read_rows(order, trace)
@@ -198,31 +217,31 @@ def run(args: argparse.Namespace) -> int:
                     "--num-nodes": args.num_nodes,
                     "--skip": args.skip,
                 },
-                say=_ignore if args.quiet else progress.say,
+                say=(lambda _: None) if args.quiet else progress.say,
                 warn=progress.say,
                 on_total=progress.total,
                 on_bytes=progress.add,
             )
     except KeyboardInterrupt:
         partial = partial_path(args.path)
-        if not partial.is_dir():  # nothing was on disk yet
+        if not partial.is_dir():  # nothing is on disk yet
             raise
-        raise KeyboardInterrupt(f"interrupted; the same command resumes, from {partial}") from None
+        raise KeyboardInterrupt(f"interrupted; run the same command again to resume from {partial}") from None
     if not args.quiet:
         _report(args)
     return 0
 
 
 def _read_rows(order: str, trace: str) -> ReadRows | None:
-    """The recorded rows that --order trace:FILE goes by."""
+    """The recorded rows for --order trace:FILE."""
     if order != "trace":
         if trace:
-            raise ValueError(f"--order {order}:{trace}: a file goes with trace only, as trace:{trace}")
+            raise ValueError(f"--order {order} takes no file; only trace does: --order trace:{trace}")
         return None
     if not trace:
         raise ValueError(
-            "--order trace needs a file, as trace:FILE; `gids bench hit-ratio --record FILE --rows` or "
-            "gids.trace.record(loader, FILE, rows=True) makes it"
+            "--order trace needs a file: --order trace:FILE. `gids bench hit-ratio --record FILE --rows` or "
+            "gids.trace.record(loader, FILE, rows=True) writes it"
         )
     from gids.trace.row_trace import RowTrace
 
@@ -235,12 +254,12 @@ def load_graphs(path: str) -> Any:
         importlib.import_module("gids.dgl")  # makes DGL importable under a current torch
         import dgl
     except ImportError as error:
-        raise ImportError(f"{path} is a DGL graph file, and DGL is missing ({error})") from None
+        raise ImportError(f"{path} is a DGL graph file: install DGL to read it ({error})") from None
     return dgl.load_graphs(path)
 
 
 class _List(argparse.Action):
-    """--list: explains the readers, which are imported only then."""
+    """--list: print the formats. Imports the readers only when used."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
         super().__init__(option_strings, dest, nargs=0, **options)
@@ -279,7 +298,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(n) for n in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a shape; write 1000000,128") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a shape: write it as 1000000,128") from None
 
 
 def _split(text: str) -> tuple[float, ...]:
@@ -288,8 +307,4 @@ def _split(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(f) for f in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a split; write 0.6,0.2,0.2 or none") from None
-
-
-def _ignore(_: str) -> None:
-    pass
+        raise argparse.ArgumentTypeError(f"{text!r} is not a split: write 0.6,0.2,0.2 or none") from None

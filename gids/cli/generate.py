@@ -1,4 +1,4 @@
-"""`gids generate DIR`: a synthetic graph of any size, as files that `gids convert` takes."""
+"""`gids generate DIR`: write a synthetic graph as files that `gids convert` takes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from gids.cli.arguments import add_quiet
 from gids.cli.progress import Progress
 from gids.sizes import format_bytes
 
@@ -15,46 +16,46 @@ from gids.sizes import format_bytes
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "generate",
-        help="make a synthetic graph with learnable labels, of any size",
-        description="Make a directory DIR of .npy files with a power-law graph, features, labels and splits. "
-        "The same options give the same bytes. A row alone misleads as often as not; a neighbourhood tells "
-        "the class.",
+        help="make a synthetic graph with labels that can be learned",
+        description="Write a power-law graph, features, labels and splits to the directory DIR, as .npy "
+        "files that `gids convert` takes. The same options give the same bytes. The features of a node show "
+        "its class only half of the time; those of its neighbors together show it.",
     )
     add = parser.add_argument
     add("path", metavar="DIR", type=Path)
-    add("--nodes", type=_count, default=1_000_000, metavar="N", help="nodes, 1e9 too (default: 1e6)")
-    add("--edges", type=_count, metavar="N", help="edges, on average (default: 16 per node)")
-    add("--dim", type=int, default=128, metavar="D", help="float32 features of a node (default: 128)")
-    add("--classes", type=int, metavar="N", help="classes of nodes (default: 16, or one per node of fewer)")
+    add("--nodes", type=_count, default=1_000_000, metavar="N", help="number of nodes (default: 1e6)")
+    add("--edges", type=_count, metavar="N", help="number of edges, on average (default: 16 per node)")
+    add("--dim", type=int, default=128, metavar="D", help="float32 features per node (default: 128)")
+    add("--classes", type=int, metavar="N", help="number of classes, at most one per node (default: 16)")
     add(
         "--homophily",
         type=float,
         default=0.7,
         metavar="P",
-        help="probability that an edge stays in its class by choice: with many classes, how clustered the "
-        "graph is (default: 0.7)",
+        help="probability that the source of an edge is drawn from the class of its destination; "
+        "otherwise its class is random (default: 0.7)",
     )
     add(
         "--skew",
         type=float,
         default=0.8,
         metavar="S",
-        help="exponent of the popularity law of sources, 0 (all alike) to below 1 (default: 0.8)",
+        help="exponent of the power law that sources are drawn from, 0 (uniform) to below 1 (default: 0.8)",
     )
     add(
         "--hetero",
         action="store_true",
-        help="N papers that cite papers, and half as many authors that write them",
+        help="make two node types: N papers that cite papers, and N / 2 authors that write them",
     )
     add(
         "--split",
         type=_shares,
         default=(0.1, 0.05, 0.05),
         metavar="F,F,F",
-        help="train, val, test shares of the nodes (default: 0.1,0.05,0.05)",
+        help="train, val and test fractions of the nodes (default: 0.1,0.05,0.05)",
     )
-    add("--seed", type=int, default=0, help="another graph of the same kind (default: 0)")
-    add("--quiet", action="store_true", help="print errors only")
+    add("--seed", type=int, default=0, help="seed of the random draws (default: 0)")
+    add_quiet(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -75,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     size_bytes = spec.directory_bytes + (spec.feature_bytes // 2 if args.hetero else 0)
-    partial = _place(args.path, size_bytes)
+    partial = _partial_path(args.path, size_bytes)
     write = write_typed_graph if args.hetero else write_graph
     try:
         with Progress("generate", quiet=args.quiet, unit="%") as progress:
@@ -90,19 +91,19 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _place(path: Path, size_bytes: int) -> Path:
-    """Where to write before renaming to path. Raises FileExistsError, and StorageError without room."""
+def _partial_path(path: Path, size_bytes: int) -> Path:
+    """The temporary path, to be renamed to path. Raises FileExistsError, and StorageError without space."""
     from gids.write.space import check_space
 
     if path.exists():
-        raise FileExistsError(f"{path} exists; choose another name, or remove it")
+        raise FileExistsError(f"{path} already exists: choose another name, or remove it")
     path.parent.mkdir(parents=True, exist_ok=True)
     check_space([(path.parent, size_bytes)], [])
     return path.with_name(f"{path.name}.{os.getpid()}.partial")
 
 
 class _Share:
-    """Turns the share of a stage that is done into percents of all that is."""
+    """Shows the finished share of a stage as percent."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress, self._shown, self._stage = progress, 0, ""
@@ -124,7 +125,7 @@ def _count(text: str) -> int:
         return int(text) if text.isdigit() else int(count)
     except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number of things; write 1000000 or 1e6"
+            f"{text!r} is not an integer of 0 or more: write 1000000 or 1e6"
         ) from None
 
 
@@ -134,5 +135,7 @@ def _shares(text: str) -> tuple[float, ...]:
     except ValueError:
         shares = ()
     if len(shares) != 3 or min(shares) < 0 or sum(shares) > 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a split; write 0.1,0.05,0.05")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not three fractions with a sum of at most 1: write 0.1,0.05,0.05"
+        )
     return shares

@@ -1,4 +1,4 @@
-"""`gids heat PATH --method …`: computes how hot each node is and stores it in the dataset."""
+"""`gids heat PATH --method …`: compute the heat of each node and store it in the dataset."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gids.cli.arguments import add_allow_dir, add_quiet
 from gids.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -25,43 +26,43 @@ _FANOUTS = (10, 10, 10)
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "heat",
-        help="compute which nodes will be read most, for the cache",
-        description="Compute which nodes training will read most, and store it in the dataset, where "
-        "FeatureLoader(heat=...) finds it. The dataset is readable all the while.",
+        help="compute which nodes training reads most, for the cache",
+        description="Compute which nodes training reads most, and store the result in the dataset. The cache "
+        "of a loader keeps the hottest rows. The dataset stays readable while this runs.",
     )
-    parser.add_argument("path", metavar="PATH", type=Path)
-    parser.add_argument(
+    add = parser.add_argument
+    add("path", metavar="PATH", type=Path, help="a dataset")
+    add(
         "--method",
         required=True,
         choices=list(_OPTIONS),
-        help="out-degree: of the graph (conversion stores it already). reverse-pagerank: visits expected "
-        "of sampling from the seeds. sampled: minibatches of a trial epoch that read the node",
+        help="out-degree: count the out-edges of each node (conversion has stored this already). "
+        "reverse-pagerank: compute how often sampling from the seeds is expected to read each node. sampled: "
+        "sample minibatches and count those that read each node",
     )
-    parser.add_argument(
+    add(
         "--seeds",
         choices=["train", "val", "test", "all"],
-        help="the nodes that training starts from (default: train)",
+        help="seed nodes: a split, or all nodes (default: train)",
     )
-    parser.add_argument(
+    add(
         "--fanouts",
         type=_fanouts,
         metavar="N,N,...",
-        help="those that you train with, as DGL's NeighborSampler takes them: the last is that of the "
-        "seeds; -1: all neighbours (default: 10,10,10)",
+        help="the fanouts of your training; as in DGL, the last one applies to the seeds; -1: all neighbors "
+        "(default: 10,10,10)",
     )
-    parser.add_argument(
+    add(
         "--damping",
         type=float,
         metavar="P",
-        help="instead of fanouts: visits of random walks that go on with this probability",
+        help="compute visits of random walks instead, which continue with probability P, between 0 and 1",
     )
-    parser.add_argument("--batch-size", type=int, metavar="N", help="seeds of a minibatch (default: 1024)")
-    parser.add_argument("--batches", type=int, metavar="N", help="minibatches to sample (default: an epoch)")
-    parser.add_argument("--seed", type=int, metavar="N", help="of the random draws (default: 0)")
-    parser.add_argument(
-        "--allow-dir", action="append", default=[], metavar="DIR", help="where shards may lie outside PATH"
-    )
-    parser.add_argument("--quiet", action="store_true", help="print errors only")
+    add("--batch-size", type=int, metavar="N", help="seeds per minibatch (default: 1024)")
+    add("--batches", type=int, metavar="N", help="number of minibatches to sample (default: one epoch)")
+    add("--seed", type=int, metavar="N", help="seed of the random draws (default: 0)")
+    add_allow_dir(parser)
+    add_quiet(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,9 +84,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_options(method: str, options: Mapping[str, Any]) -> None:
     for name in sorted(options.keys() - _OPTIONS[method]):
-        raise ValueError(f"--{name.replace('_', '-')} means nothing to --method {method}; leave it out")
+        raise ValueError(f"--{name.replace('_', '-')} does not apply to --method {method}: remove it")
     if "damping" in options and "fanouts" in options:
-        raise ValueError("--damping is of endless walks, --fanouts of sampling in layers: leave one out")
+        raise ValueError("--damping and --fanouts exclude each other: remove one")
 
 
 def _compute(
@@ -112,4 +113,6 @@ def _fanouts(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 10,5,5") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list of integers: write them as 10,5,5"
+        ) from None

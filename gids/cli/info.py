@@ -1,4 +1,4 @@
-"""`gids info PATH`: what a dataset holds, without reading its data; `--system`: what the machine can do."""
+"""`gids info PATH`: print what a dataset contains; `--system`: describe this machine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gids.cli.arguments import add_allow_dir
 from gids.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -17,27 +18,22 @@ if TYPE_CHECKING:
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "info",
-        help="say what a dataset holds, or what this machine can do",
-        description="Say what a dataset holds; with --system, what this machine can do and what to "
-        "change to go faster.",
+        help="print what a dataset contains, or what this machine can do",
+        description="Print what a dataset contains. With --system, print what this machine can do, and how "
+        "to make it faster.",
     )
-    parser.add_argument(
-        "path", metavar="PATH", type=Path, nargs="?", help="a dataset; with --system, any path (default: .)"
-    )
-    parser.add_argument(
-        "--system", action="store_true", help="describe the machine, and the file system of PATH"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument(
-        "--allow-dir", action="append", default=[], metavar="DIR", help="where shards may lie outside PATH"
-    )
+    add = parser.add_argument
+    add("path", metavar="PATH", type=Path, nargs="?", help="a dataset; with --system, any path (default: .)")
+    add("--system", action="store_true", help="describe this machine and the file system of PATH")
+    add("--json", action="store_true", help="print one JSON object")
+    add_allow_dir(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     if args.system:
         return _run_system(args.path or Path(), args.json)
     if args.path is None:
-        raise ValueError("name a dataset, or ask for --system")
+        raise ValueError("PATH is missing: give a dataset, or --system")
     from gids.store import FeatureStore
 
     found = describe(FeatureStore(args.path, allow_dirs=args.allow_dir))
@@ -54,7 +50,7 @@ def _run_system(path: Path, json_wanted: bool) -> int:
 
 
 def describe(store: FeatureStore) -> dict[str, Any]:
-    """What a dataset holds, as JSON. Sizes in bytes. Reads the manifest, and of files their headers."""
+    """Describe a dataset, as JSON; sizes in bytes. Reads the manifest and the headers of files."""
     from gids.store.files import read_manifest
 
     manifest = read_manifest(store.path)
@@ -114,7 +110,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         shape = " x ".join(map(str, [t["rows"], *t["shape"]]))
         pages = f"{t['pages']} page{'s' * (t['pages'] != 1)} of {t['page_bytes']} B"
         rows = f"{t['rows_per_page']} row{'s' * (t['rows_per_page'] > 1)} each"
-        rows += ", in an order of their own" * t["ordered"]
+        rows += ", reordered" * t["ordered"]
         gap = 1 - t["rows_per_page"] * t["row_bytes"] / t["page_bytes"]
         unused = f", {gap:.0%} of a page unused" * (gap >= 0.05)
         dtype = f"{t['dtype']} with a scale per {t['scale']}," if t["scale"] else t["dtype"]

@@ -1,4 +1,4 @@
-"""Text from files, made safe for a terminal. Called by the command and its progress bar."""
+"""Makes text from files safe for a terminal. Called by the command and its progress bar."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _MOST_CHARS = 2000
 
 
 def printable(text: str) -> str:
-    """One line: control characters and what is no Unicode escaped, and cut at 2000 characters."""
+    """The text as one line of at most 2000 characters, with unprintable characters escaped."""
     line = " ".join(text.split())
     if not line.isprintable():
         line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line[:_MOST_CHARS])

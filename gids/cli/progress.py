@@ -1,4 +1,4 @@
-"""A progress bar on standard error, in bytes or otherwise. Called by the subcommands; on a terminal only."""
+"""A progress bar on standard error, shown only on a terminal. Called by the subcommands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gids.cli.printable import printable
 
 
 class Progress:
-    """Use as a context manager; `total` may be set late; `add` may be called from any thread."""
+    """A context manager. `total` may be set later; any thread may call `add`."""
 
     def __init__(self, title: str, *, quiet: bool, unit: str = "B") -> None:
         shown = not quiet and sys.stderr.isatty()
@@ -30,7 +30,7 @@ class Progress:
             self._bar.update(count)
 
     def say(self, sentence: str) -> None:
-        """Print a line without disturbing the bar."""
+        """Print a line above the bar."""
         self._bar.write(printable(sentence), file=sys.stderr)
 
     def __enter__(self) -> Progress:

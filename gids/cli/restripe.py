@@ -1,13 +1,12 @@
-"""`gids restripe DATASET --stripe DIR…`: moves the pages of a dataset to other SSDs."""
+"""`gids restripe DATASET --stripe DIR…`: move the pages of a dataset to other SSDs."""
 
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
 
-from gids.cli.allow_dirs import how_to_open
+from gids.cli.arguments import add_allow_dir, add_quiet, add_workers, how_to_open
 from gids.cli.progress import Progress
 
 
@@ -15,10 +14,10 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "restripe",
         usage="gids restripe DATASET --stripe [DIR ...] [option ...]",
-        help="spread the pages of a dataset over other SSDs",
-        description="Put one shard of every table of DATASET into each DIR, by a copy that is checked, and "
-        "remove the old shards. The dataset stays as it was until all is copied. Whoever opens it then must "
-        "allow the directories.",
+        help="move the pages of a dataset to other SSDs",
+        description="Copy one shard of every table of DATASET to each DIR, check the copy, and then remove "
+        "the old shards. The dataset is unchanged until everything is copied. After that, programs that open "
+        "it must allow these directories.",
     )
     add = parser.add_argument
     add("dataset", metavar="DATASET", type=Path)
@@ -27,18 +26,11 @@ def add_parser(subparsers: Any) -> None:
         nargs="*",
         required=True,
         metavar="DIR",
-        help="all directories that are to have a shard, one per SSD; none: back into DATASET",
+        help="directories that get a shard each, one per SSD; none: move everything back into DATASET",
     )
-    add(
-        "--allow-dir",
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="a directory outside the dataset in which shards lie now",
-    )
-    workers = min(4, os.cpu_count() or 1)
-    add("--workers", type=int, default=workers, metavar="N", help=f"threads (default: {workers})")
-    add("--quiet", action="store_true", help="print errors only")
+    add_allow_dir(parser)
+    add_workers(parser)
+    add_quiet(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,7 +1,7 @@
-"""`gids info --system [PATH]`: what this machine can do for gids, and what to change to go faster.
+"""`gids info --system [PATH]`: what this machine can do for gids, and how to make it faster.
 
-Each item is a small function that looks and never fails because something is absent. Files of /proc and /sys
-are read below a root, so that tests can bring their own.
+Each item is one small function, which never fails because something is absent. Files of /proc and /sys are
+read below `root`, so that tests can replace them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gids.io.device.kvikio_probe import KvikioProbe, probe_kvikio
 from gids.measure.machine import Machine, package_version, this_machine
 from gids.sizes import format_bytes
 
-_MEMLOCK_BYTES = 1 << 30  # what one registered buffer may have
+_MEMLOCK_BYTES = 1 << 30  # the largest buffer that can be registered
 _OPEN_FILES = 16384
 _PACKAGES = ("numpy", "torch", "dgl", "cupy", "kvikio")
 _WHEELS = {"cupy": "'cupy-cuda13x[ctk]'", "kvikio": "kvikio-cu13"}  # for a GPU
@@ -39,7 +39,7 @@ _LIBRARY_FOLDERS = (
 
 @dataclass(frozen=True)
 class Item:
-    """One line of the table. advice: what to change, or "" when it is fine as it is."""
+    """One line of the table. advice: what to change, or "" when nothing needs to."""
 
     item: str
     found: str
@@ -53,11 +53,11 @@ def describe_system(
     load: Callable[[str], Any] = ctypes.CDLL,
     try_kvikio: Callable[[Path], KvikioProbe] = probe_kvikio,
 ) -> list[Item]:
-    """Look at this machine, and at the file system of path (a file, dataset or directory).
+    """Describe this machine and the file system of path (a file, dataset or directory).
 
-    root: where proc and sys are. load: opens shared libraries (ctypes.CDLL). try_kvikio: reads a file with
-    kvikio into device memory; called where there is a device. Reads only, but for a temporary file of 8 KiB
-    where path is a directory without a dataset.
+    root: contains proc and sys. load: opens a shared library, as ctypes.CDLL. try_kvikio: reads a file with
+    kvikio into device memory; called if there is a device. Writes nothing but a temporary file of 8 KiB, if
+    path is a directory without a dataset.
     """
     driver = ask_driver(load)
     machine = this_machine(root, driver)
@@ -84,7 +84,7 @@ def as_json(items: list[Item]) -> list[dict[str, str]]:
 
 
 def as_table(items: list[Item]) -> Iterator[str]:
-    """Lines in two columns, each advice below what it is about."""
+    """Lines in two columns, with each advice below its item."""
     width = max(len(i.item) for i in items)
     for i in items:
         yield f"{i.item:<{width}}  {i.found}"
@@ -102,12 +102,12 @@ def _read(path: Path) -> str | None:
 def _kernel(release: str) -> Item:
     numbers = re.match(r"(\d+)\.(\d+)", release)
     old = numbers is not None and (int(numbers[1]), int(numbers[2])) < (6, 1)
-    advice = "Linux 6.1 and later spend less CPU time on each read, and state the alignment of direct I/O"
+    advice = "update to Linux 6.1 or later: less CPU time per read, and a known alignment of direct I/O"
     return Item("kernel", f"{platform.system()} {release}", advice if old else "")
 
 
 def _cores(machine: Machine) -> Item:
-    advice = "this process may not use all cores: check taskset and cpusets"
+    advice = "this process is limited to some of the cores: see taskset and cpusets"
     limited = machine.cores < machine.all_cores
     return Item("cores", f"{machine.cores} of {machine.all_cores}", advice if limited else "")
 
@@ -115,12 +115,12 @@ def _cores(machine: Machine) -> Item:
 def _memory(root: Path, machine: Machine) -> Item:
     total, available = machine.memory_bytes, machine.available_bytes
     if total is None or available is None:
-        return Item("memory", "unknown: /proc/meminfo does not say")
+        return Item("memory", "unknown: not in /proc/meminfo")
     found = f"{format_bytes(total)}, {format_bytes(available)} available"
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         limit = _read(root / "sys/fs/cgroup" / name) or "max"
         if limit.isdigit() and int(limit) < total:
-            advice = "the control group's limit is what counts: raise it, or keep memory_bytes below it"
+            advice = "raise the limit of the control group, or keep memory_bytes below it"
             return Item("memory", f"{found}, limited to {format_bytes(int(limit))}", advice)
     return Item("memory", found)
 
@@ -133,17 +133,15 @@ def _file_system(path: Path) -> Iterator[Item]:
         with _some_file(path) as file:
             found = probe(file)
     except OSError as error:
-        yield Item(
-            name, f"not tried: {error.strerror or error}", "name a file, or a directory that can be written"
-        )
+        yield Item(name, f"not tried: {error.strerror or error}", "give a file, or a writable directory")
         from gids import _core
 
         yield _io_uring(_core.why_no_uring())
         return
     if found["direct"]:
-        yield Item(name, f"{found['file_system']}, O_DIRECT in multiples of {found['alignment']} B")
+        yield Item(name, f"{found['file_system']}, O_DIRECT, alignment {found['alignment']} B")
     else:
-        advice = "keep datasets on a local file system that has direct I/O, such as ext4 or XFS on NVMe"
+        advice = "keep datasets on a local file system with direct I/O, such as ext4 or XFS on NVMe"
         yield Item(name, f"{found['file_system']}, no O_DIRECT ({found['direct_note']})", advice)
     yield _io_uring(found["io_uring_note"])
 
@@ -152,9 +150,9 @@ def _io_uring(obstacle: str) -> Item:
     if not obstacle:
         return Item("io_uring", "yes")
     advice = (
-        "gids reads with threads instead, which takes more CPU time; allow io_uring (container: the seccomp "
+        "gids reads with threads instead, which takes more CPU time. Allow io_uring: kernel 5.6 or later, "
     )
-    advice += "profile; host: sysctl kernel.io_uring_disabled=0; kernel 5.6 or later)"
+    advice += "sysctl kernel.io_uring_disabled=0, and in a container a seccomp profile that permits it"
     return Item("io_uring", f"no: {obstacle}", advice)
 
 
@@ -183,25 +181,25 @@ def _memlock() -> Item:
     cure = (
         "`ulimit -l unlimited`" if hard == resource.RLIM_INFINITY else "memlock in /etc/security/limits.conf"
     )
-    advice = f"buffers cannot be registered with the kernel beyond this, so reads cost more CPU time: {cure}"
+    advice = f"raise it with {cure}: larger buffers are not registered, and reads take more CPU time"
     return Item("RLIMIT_MEMLOCK", found, "" if fine else advice)
 
 
 def _open_files() -> Item:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     low = hard != resource.RLIM_INFINITY and hard < _OPEN_FILES
-    advice = f"DataLoader workers hold several files per minibatch: raise nofile to {_OPEN_FILES}"
+    advice = f"raise nofile to {_OPEN_FILES}: DataLoader workers open several files per minibatch"
     return Item("RLIMIT_NOFILE", f"{_limit(soft)}, at most {_limit(hard)}", advice if low else "")
 
 
 def _huge_pages(root: Path) -> Item:
     text = _read(root / "sys/kernel/mm/transparent_hugepage/enabled")
     if text is None:
-        return Item("huge pages", "unknown: this kernel has no transparent huge pages, or hides them")
+        return Item("huge pages", "unknown: not shown by this kernel")
     chosen = re.search(r"\[(\w+)\]", text)
     found = chosen[1] if chosen else text
     advice = (
-        "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled: gathering rows then misses the TLB less"
+        "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled (fewer TLB misses when rows are gathered)"
     )
     return Item("huge pages", found, advice if found == "never" else "")
 
@@ -209,9 +207,7 @@ def _huge_pages(root: Path) -> Item:
 def _cuda(driver: Driver, gpu_on_bus: bool) -> Iterator[Item]:
     supported = "" if driver.version is None else "CUDA {}.{}".format(*driver.version)
     if driver.fault:
-        advice = (
-            "there is an NVIDIA device on the PCI bus: install its driver (container: pass the device in)"
-        )
+        advice = "an NVIDIA device is on the PCI bus: install its driver, or give the container access to it"
         found = "; ".join(part for part in (supported, driver.fault) if part)
         yield Item("CUDA driver", found, advice if gpu_on_bus else "")
         return
@@ -220,9 +216,7 @@ def _cuda(driver: Driver, gpu_on_bus: bool) -> Iterator[Item]:
         capability = "{}.{}".format(*device.capability)
         memory = format_bytes(device.memory_bytes)
         yield Item(f"CUDA device {number}", f"{device.name}, {memory}, compute capability {capability}")
-        atomics = (
-            "yes" if device.host_native_atomics else "no: host and device share words by loads and stores"
-        )
+        atomics = "yes" if device.host_native_atomics else "no: host and device use plain loads and stores"
         yield Item(f"host-native atomics {number}", atomics)
 
 
@@ -244,31 +238,31 @@ def _pcie(root: Path, address: str) -> Item:
     name = f"PCIe of {address}"
     gigatransfers = re.match(r"[\d.]+", speed or "")
     if gigatransfers is None or not width:
-        return Item(name, "unknown: the system does not show the link")
+        return Item(name, "unknown: the system does not report the link")
     generations = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
     generation = generations.get(gigatransfers[0], "?")
     narrow = bool(now_width) and now_width != width
-    advice = f"the link has {now_width} of {width} lanes: use a slot with all of them"
+    advice = f"use a slot with {width} lanes: the link has {now_width}"
     return Item(name, f"generation {generation}, {now_width or width} lanes", advice if narrow else "")
 
 
 def _gpu_direct(root: Path, has_gpu: bool) -> Iterator[Item]:
     module = _read(root / "proc/driver/nvidia-fs/version")
-    advice = "`modprobe nvidia-fs` (package nvidia-fs, or nvidia-gds) lets SSDs read straight into GPU memory"
+    advice = "run `modprobe nvidia-fs` (package nvidia-fs or nvidia-gds): SSDs then read into GPU memory"
     yield Item(
         "nvidia-fs",
         module.splitlines()[0] if module else "not loaded",
         advice if has_gpu and module is None else "",
     )
     library = _find_cufile(root)
-    advice = "pip install kvikio-cu13 (CUDA 12: kvikio-cu12) brings kvikio and cuFile"
+    advice = "pip install kvikio-cu13 (CUDA 12: kvikio-cu12), which contains cuFile"
     yield Item(
-        "cuFile (GPUDirect Storage)", library or "not there", advice if has_gpu and library is None else ""
+        "cuFile (GPUDirect Storage)", library or "not found", advice if has_gpu and library is None else ""
     )
 
 
 def _kvikio_reads(path: Path, has_device: bool, try_kvikio: Callable[[Path], KvikioProbe]) -> Iterator[Item]:
-    """What kvikio does, rather than what it would need: it is the reads that tell."""
+    """Try reads with kvikio, rather than list what they need."""
     name = f"GPUDirect Storage at {path}"
     if not has_device:
         yield Item(name, "not tried: no CUDA device")
@@ -283,18 +277,19 @@ def _kvikio_reads(path: Path, has_device: bool, try_kvikio: Callable[[Path], Kvi
         yield Item(name, f"yes, by kvikio {found.version}")
         return
     if found.version is None:
-        advice = ""  # the line of kvikio has it
+        advice = ""  # the item of kvikio has it
     elif "forbids" in found.reason:
         advice = "unset KVIKIO_COMPAT_MODE"
     else:
-        advice = "extents go through pinned host memory instead, which is right without nvidia-fs; for GDS: "
-        advice += "load nvidia-fs, keep the dataset on ext4 (data=ordered) or XFS on NVMe, and see what "
-        advice += "`gdscheck -p` says"
+        advice = (
+            "reads go through pinned host memory instead. To use GDS, load nvidia-fs, keep the dataset on "
+        )
+        advice += "ext4 (data=ordered) or XFS on NVMe, and run `gdscheck -p`"
     yield Item(name, f"no: {found.reason}", advice)
 
 
 def _find_cufile(root: Path) -> str | None:
-    """Where libcufile lies: in a Python package, or in the system's usual places."""
+    """The path of libcufile: in a Python package, or in the usual folders of the system."""
     for name in ("nvidia-cufile", "nvidia-cufile-cu12", "libkvikio-cu12", "libkvikio-cu13"):
         with contextlib.suppress(PackageNotFoundError):
             package = distribution(name)
@@ -311,7 +306,9 @@ def _package(name: str, has_gpu: bool) -> Item:
     found = package_version(name)
     if found is not None:
         cpu_only = name == "torch" and has_gpu and found.endswith("+cpu")
-        return Item(name, found, "this torch cannot use the GPU: install its CUDA build" if cpu_only else "")
+        return Item(
+            name, found, "install a CUDA build of torch: this one cannot use the GPU" if cpu_only else ""
+        )
     wheel = _WHEELS.get(name, "") if has_gpu else ""
     other = wheel.replace("cuda13x", "cuda12x").replace("cu13", "cu12")
     return Item(name, "not installed", f"pip install {wheel} (CUDA 12: {other})" if wheel else "")

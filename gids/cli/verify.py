@@ -1,16 +1,16 @@
-"""`gids verify PATH`: reads all of a dataset and reports every byte that is not as it was written.
+"""`gids verify PATH`: read a whole dataset and print every fault.
 
-With `--against SRC`, also every value that is not the source's, or not as near as it was rounded.
+With `--against SRC`, also compare every value with the source, within the error of rounding.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from gids.cli.arguments import add_allow_dir, add_quiet, add_workers
 from gids.cli.convert import load_graphs, parse_shape
 from gids.cli.progress import Progress
 
@@ -19,37 +19,30 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "verify",
         help="check every page, checksum and id of a dataset",
-        description="Check every page, checksum and id of a dataset. A line per fault; exit status 1.",
+        description="Read the whole dataset and check every page, checksum and id. Prints one line per "
+        "fault; the exit status is 1 if there are any.",
     )
-    parser.add_argument("path", metavar="PATH", type=Path)
-    parser.add_argument(
-        "--allow-dir", action="append", default=[], metavar="DIR", help="where shards may lie outside PATH"
-    )
-    parser.add_argument(
-        "--workers",
-        type=int,
-        default=min(4, os.cpu_count() or 1),
-        metavar="N",
-        help="threads (default: %(default)s)",
-    )
+    parser.add_argument("path", metavar="PATH", type=Path, help="a dataset")
+    add_allow_dir(parser)
+    add_workers(parser)
     parser.add_argument(
         "--against",
         metavar="SRC",
         type=Path,
-        help="compare the tables with what `gids convert SRC PATH` was given",
+        help="also compare the tables with SRC, the source that was converted to PATH",
     )
-    of_source = parser.add_argument_group("of SRC, as for `gids convert`")
-    of_source.add_argument("--from", dest="reader", metavar="NAME")
-    of_source.add_argument("--table", default="feat", metavar="[TYPE.]KEY")
-    of_source.add_argument("--dtype", metavar="TYPE", help="of raw binary")
-    of_source.add_argument("--shape", type=parse_shape, metavar="N,DIM,…")
-    of_source.add_argument("--skip", action="append", default=[], metavar="ARRAY")
-    of_source.add_argument("--reverse-edges", action="store_true")
-    parser.add_argument("--quiet", action="store_true", help="print faults only")
+    add_quiet(parser, "faults")
+    add = parser.add_argument_group("options of SRC, as given to `gids convert`").add_argument
+    add("--from", dest="reader", metavar="NAME", help="input format (default: detected)")
+    add("--table", default="feat", metavar="[TYPE.]KEY", help="table name of a single array (default: feat)")
+    add("--dtype", metavar="TYPE", help="element type of raw binary")
+    add("--shape", type=parse_shape, metavar="N,DIM,…", help="shape of raw binary")
+    add("--skip", action="append", default=[], metavar="ARRAY", help="skip this array; may be repeated")
+    add("--reverse-edges", action="store_true", help="add the reverse of every edge")
 
 
 def run(args: argparse.Namespace) -> int:
-    from gids.store.verify import verify
+    from gids.store.verification import verify
 
     if not args.path.exists():
         raise FileNotFoundError(f"no dataset at {args.path}")
@@ -65,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         for fault in checked:
             print(fault)
             count += 1
-    if args.against is not None and not count:  # what cannot be opened cannot be compared
+    if args.against is not None and not count:  # a faulty dataset may not open
         count = _compare(args)
     if not count and not args.quiet:
         print(f"{args.path}: no faults")
@@ -73,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    """Print what differs from the source; how many tables do."""
+    """Print how the tables differ from the source; the number of tables that do."""
     from gids.convert.comparison import compare
     from gids.convert.edge_options import add_reverse_edges
     from gids.convert.readers import Choices, find_reader, open_source

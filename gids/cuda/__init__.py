@@ -1,6 +1,6 @@
 """CUDA devices: memory, streams, kernels compiled at run time, waits. See docs/internals/cuda.md.
 
-Callers write `from gids import cuda; cuda.open_device(...)`, so that tests can bring another device.
+Callers write `from gids import cuda; cuda.open_device(...)`, so that tests can replace the device.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ __all__ = ["Argument", "Device", "Event", "MadeOn", "Mapping", "Stream", "open_d
 
 
 def open_device(device: str | torch.device | None = "cuda") -> Device:
-    """The CUDA device of that name: "cuda" and None are torch's current one, "cuda:1" the second. Cached.
+    """Open a CUDA device: "cuda" or None is torch's current device, "cuda:1" the second. Cached.
 
-    ValueError for a device that is not CUDA's, or an index that the machine does not have. ImportError
-    without CuPy. NoDeviceError, a RuntimeError, without a CUDA build of torch, without a driver or device, or
-    with a driver older than the CUDA toolkit of CuPy or torch. Each says what to do.
+    Raises ValueError for a device that is not CUDA's or an unknown index; ImportError without CuPy;
+    NoDeviceError, a RuntimeError, without a CUDA build of torch, without a driver or device, or if the driver
+    is older than the CUDA toolkit of CuPy or torch.
     """
     from gids.cuda.open import open_cuda
 
     return open_cuda(device)
 
 
-def __getattr__(name: str) -> Any:  # loads torch only when something that needs it is asked for
+def __getattr__(name: str) -> Any:  # imports torch on first use
     if name not in __all__:
         raise AttributeError(f"module 'gids.cuda' has no attribute {name!r}")
     from gids.cuda import device

@@ -1,8 +1,8 @@
-"""Device sources to machine code: by NVRTC through CuPy's binding, or from a cache on disk.
+"""Compiles device sources with NVRTC, through CuPy's binding, and caches the machine code on disk.
 
-Called by the CUDA device when it loads a unit. Needs no driver and no GPU, so that the tests compile every
-unit with these very options. cupy.RawModule is not used: it needs a driver to compile, adds -ftz=true, and
-its cache does not see a changed header.
+Called by the CUDA device when it loads a unit. Needs no driver and no GPU, so the tests compile every unit
+with the same options. cupy.RawModule is not used: it needs a driver to compile, adds -ftz=true, and its
+cache misses changes of headers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DIGEST_BYTES = 32
 
 
 def compile_options(target: str, include: Sequence[Path]) -> list[str]:
-    """NVRTC's options. target: "sm_90" for machine code, "compute_90" for PTX. include: ours, and CCCL's."""
+    """NVRTC's options. target: "sm_90" for machine code, "compute_90" for PTX. include: header folders."""
     return [
         f"-arch={target}",
         "-std=c++20",
@@ -35,18 +35,18 @@ def compile_options(target: str, include: Sequence[Path]) -> list[str]:
 
 
 class Compiler:
-    """Compiles units by one toolkit. nvrtc: CuPy's binding. cccl: where <cuda/atomic> is. cache: a folder."""
+    """Compiles units. nvrtc: CuPy's binding. cccl: the folder of <cuda/atomic>. cache: a folder."""
 
     def __init__(self, sources: Sources, nvrtc: Any, cccl: Path, cache: Path) -> None:
         self.sources = sources
         self._nvrtc, self._cccl, self._cache = nvrtc, cccl, cache
         self.version: tuple[int, int] = tuple(nvrtc.getVersion())
-        """Of NVRTC: the CUDA toolkit that the machine code is made by."""
+        """The CUDA version of NVRTC."""
 
     def target(self, capability: tuple[int, int]) -> str:
-        """What to compile for: the device's own machine code, or PTX for a device newer than the toolkit.
+        """The target for a device: its machine code, or PTX if the device is newer than the toolkit.
 
-        NoDeviceError for a device that the toolkit no longer knows.
+        Raises NoDeviceError for a device that the toolkit no longer supports.
         """
         number = capability[0] * 10 + capability[1]
         major, minor = self.version
@@ -57,23 +57,23 @@ class Compiler:
         if not older:
             raise NoDeviceError(
                 f"the device has compute capability {capability[0]}.{capability[1]}; CUDA {major}.{minor} "
-                f"compiles for {known[0] // 10}.{known[0] % 10} and newer: install the packages of an older "
-                "CUDA, such as cupy-cuda12x"
+                f"supports {known[0] // 10}.{known[0] % 10} and newer: install packages for an older CUDA, "
+                "such as cupy-cuda12x"
             )
         return f"compute_{older[-1]}"
 
     def compile(self, unit: Unit, target: str) -> bytes:
-        """A cubin, or PTX for a compute_ target. RuntimeError, with NVRTC's log, when it does not compile."""
+        """A cubin, or PTX for a compute_ target. Raises RuntimeError, with NVRTC's log, on an error."""
         options = compile_options(target, [self.sources.include, self._cccl])
-        place = self._cache / f"{Path(unit.name).stem}-{target}-{self._key(unit, options)}.bin"
-        if (code := _load(place)) is None:
+        path = self._cache / f"{Path(unit.name).stem}-{target}-{self._key(unit, options)}.bin"
+        if (code := _load(path)) is None:
             _log.info("compiling %s for %s", unit.name, target)
             code = self._run(unit, options, ptx=target.startswith("compute_"))
-            _save(place, code)
+            _save(path, code)
         return code
 
     def _key(self, unit: Unit, options: list[str]) -> str:
-        """Changes with everything that the machine code is made from."""
+        """A hash of everything that the machine code depends on."""
         key = hashlib.sha256()
         made_from = [str(self.version), *options, unit.name, unit.text]
         made_from += [path.read_text() for path in self.sources.headers()]
@@ -98,13 +98,13 @@ class Compiler:
 
 
 def open_compiler(sources: Sources, package: str = "cupy-cuda13x") -> Compiler:
-    """The compiler of the installed CuPy. ImportError without CuPy or NVRTC; it names this package."""
+    """The compiler of the installed CuPy. Raises ImportError, which names package, without CuPy or NVRTC."""
     try:
         import cupy
         from cupy.cuda import nvrtc
     except ImportError as error:
         raise ImportError(
-            f"device='cuda' compiles its kernels through CuPy, which is not there ({error}): "
+            f"device='cuda' needs CuPy to compile kernels, but it cannot be imported ({error}): "
             f"pip install '{package}[ctk]'"
         ) from error
     cccl = Path(cupy.__file__).parent / "_core" / "include" / "cupy" / "_cccl" / "libcudacxx"
@@ -115,37 +115,37 @@ def open_compiler(sources: Sources, package: str = "cupy-cuda13x") -> Compiler:
     try:
         return Compiler(sources, nvrtc, cccl, cache_folder())
     except RuntimeError as error:  # CuPy opens the library at the first call
-        raise ImportError(f"CuPy does not find NVRTC ({error}): pip install '{package}[ctk]'") from error
+        raise ImportError(f"CuPy cannot find NVRTC ({error}): pip install '{package}[ctk]'") from error
 
 
 def cache_folder() -> Path:
-    """Where machine code is kept: $GIDS_KERNEL_CACHE, or gids/kernels in the user's cache folder."""
+    """The folder of compiled kernels: $GIDS_KERNEL_CACHE, or gids/kernels in the user's cache folder."""
     if chosen := os.environ.get("GIDS_KERNEL_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gids" / "kernels"
 
 
-def _load(place: Path) -> bytes | None:
-    """The code kept there; None if there is none, or not all of it."""
+def _load(path: Path) -> bytes | None:
+    """The code stored there; None if it is missing or incomplete."""
     try:
-        digest, code = (data := place.read_bytes())[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+        digest, code = (data := path.read_bytes())[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
     except OSError:
         return None
     return code if hashlib.sha256(code).digest() == digest else None
 
 
-def _save(place: Path, code: bytes) -> None:
-    """Keep the code, in one step: others may read meanwhile. Without a place to keep it, say so and go on."""
+def _save(path: Path, code: bytes) -> None:
+    """Store the code atomically, as others may read meanwhile. Log a warning if it cannot be stored."""
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        handle, unfinished = tempfile.mkstemp(dir=place.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, unfinished = tempfile.mkstemp(dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(hashlib.sha256(code).digest() + code)
-            os.replace(unfinished, place)
+            os.replace(unfinished, path)
         except OSError:
             with contextlib.suppress(OSError):
                 os.unlink(unfinished)
             raise
     except OSError as error:
-        _log.warning("compiled kernels are not kept: %s (set GIDS_KERNEL_CACHE to a folder)", error)
+        _log.warning("cannot store compiled kernels: %s (set GIDS_KERNEL_CACHE to a writable folder)", error)

@@ -1,7 +1,7 @@
-"""A CUDA device: torch's memory and streams; kernels from gids.cuda.compiler, launched through the driver.
+"""A CUDA device: torch's memory and streams, and kernels that are launched through the driver.
 
-Made by gids.cuda.open_device. All driver calls run in the device's primary context, which is torch's,
-whatever the calling thread has current.
+Made by gids.cuda.open_device. All driver calls run in the device's primary context, which torch uses too,
+whatever context the calling thread has current.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from gids.cuda.libcuda import CudaError, Libcuda
 
 
 class _Kernel:
-    """A loaded kernel. sizes: bytes of its parameters, where the driver tells them."""
+    """A loaded kernel. sizes: bytes of its parameters, or None if the driver does not report them."""
 
     def __init__(self, handle: int, sizes: list[int] | None) -> None:
         self.handle, self.sizes = handle, sizes
 
 
 class CudaDevice(Device):
-    """The device of one index. driver: initialised."""
+    """The device of one index. driver: initialized."""
 
     def __init__(self, index: int, driver: Libcuda, compiler: Compiler) -> None:
         self._driver, self._compiler = driver, compiler
@@ -65,7 +65,7 @@ class CudaDevice(Device):
         loaded = self._kernel(unit, kernel)
         given = [nbytes for _, nbytes in words]
         if loaded.sizes is not None and loaded.sizes != given:
-            raise RuntimeError(f"{kernel} takes arguments of {loaded.sizes} bytes; {given} were given")
+            raise RuntimeError(f"{kernel}: arguments must have {loaded.sizes} bytes (got {given})")
         if blocks == 0:
             return
         values = (ctypes.c_uint64 * len(words))(*(bits for bits, _ in words))
@@ -82,8 +82,8 @@ class CudaDevice(Device):
             self._load(unit)
 
     def new_stream(self) -> Stream:
-        # torch's are all non-blocking. A stream that waits for a word stops the hardware channel that it is
-        # on, with every stream that shares it; those of another priority, as training's are, share none.
+        # torch's streams are non-blocking. A stream that waits for a word stops its hardware channel, and so
+        # every stream on that channel. Streams of another priority, such as training's, use other channels.
         return _torch_stream("Stream", self.torch_device, priority=-1)
 
     def current_stream(self) -> Stream:
@@ -116,7 +116,7 @@ class CudaDevice(Device):
         if not self._can_wait:
             return False
         with self._in_context():
-            # Without CU_STREAM_WAIT_VALUE_FLUSH: the host, not another device, wrote what the word announces.
+            # No CU_STREAM_WAIT_VALUE_FLUSH: the host, not another device, wrote the data before the word.
             self._driver.call(
                 "cuStreamWaitValue64_v2", _handle(stream), address, value & (1 << 64) - 1, libcuda.WAIT_GEQ
             )
@@ -130,7 +130,7 @@ class CudaDevice(Device):
         return free, total
 
     def unmap(self, address: int) -> None:
-        """Take back what map_host() did; called by its result."""
+        """Undo map_host(). Called by the mapping that it returned."""
         with self._in_context():
             self._driver.call("cuMemHostUnregister", address)
 
@@ -157,9 +157,8 @@ class CudaDevice(Device):
         handle = ctypes.c_void_p()
         self._driver.call("cuModuleGetFunction", ctypes.byref(handle), module, name.encode())
         assert handle.value is not None
-        if self._driver.has(
-            "cuFuncLoad"
-        ):  # a first launch would load it, and may wait for the whole device then
+        # Without it the first launch loads the kernel, and may wait for the whole device.
+        if self._driver.has("cuFuncLoad"):
             self._driver.call("cuFuncLoad", handle)
         return _Kernel(handle.value, self._sizes(handle))
 
@@ -205,12 +204,14 @@ class _CudaMapping(Mapping):
         try:
             device.unmap(self._address)
         except CudaError as error:
-            if error.status != libcuda.DEINITIALIZED:  # the process ends, and CUDA has let go of everything
+            if (
+                error.status != libcuda.DEINITIALIZED
+            ):  # at the end of the process CUDA has released everything
                 raise
 
 
 def _torch_stream(function: str, device: torch.device, **options: int) -> Stream:
-    """A stream from torch.cuda: it does what Stream says, though torch's annotations do not say so."""
+    """A stream from torch.cuda. It implements Stream, though torch's annotations do not show it."""
     stream: Stream = getattr(torch.cuda, function)(device, **options)
     return stream
 
@@ -221,11 +222,11 @@ def _handle(stream: Any) -> int:
 
 
 def _why_not_mapped(address: int, nbytes: int, error: CudaError) -> str:
-    what = f"CUDA does not pin {nbytes} bytes of host memory at {address:#x}"
+    what = f"CUDA cannot pin {nbytes} bytes of host memory at {address:#x}"
     if error.status == libcuda.ALREADY_REGISTERED:
-        return f"{what}: some of it is mapped already; close that mapping first ({error})"
+        return f"{what}: part of it is already mapped; close that mapping first ({error})"
     if error.status == libcuda.OUT_OF_MEMORY:
         limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
         text = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit} bytes"
-        return f"{what}: free host memory, or raise `ulimit -l`, which is {text} ({error})"
+        return f"{what}: free host memory, or raise `ulimit -l` (now {text}) ({error})"
     return f"{what} ({error})"

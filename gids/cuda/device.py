@@ -1,7 +1,7 @@
-"""What the GPU parts of gids need of a device: memory, streams, launches, waits. Known to io, cache, sampler.
+"""The interface of a device: memory, streams, launches, waits. Used by io, cache and sampler.
 
-One implementation drives CUDA (gids.cuda.cuda_device); the tests bring another that runs the same kernels on
-the host. Nothing outside gids.cuda imports cupy or asks torch whether there is a GPU.
+gids.cuda.cuda_device implements it for CUDA; the tests have an emulator that runs the same kernels on the
+host. Nothing outside gids.cuda imports cupy or asks torch whether there is a GPU.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import numpy as np
 import torch
 
 Argument = torch.Tensor | int | np.uint32 | np.int32 | np.uint64 | np.float32 | np.float64
-"""What a kernel takes: a tensor's address, an int as 64 bits, or a NumPy scalar as it is."""
+"""A kernel argument: a tensor (its address), an int (64 bits) or a NumPy scalar (its own size)."""
 
 
 _ALL_BITS = (1 << 64) - 1
 
 
 class Event(Protocol):
-    """A point in a stream's work, as torch.cuda.Event."""
+    """A point in a stream's work, like torch.cuda.Event."""
 
     def synchronize(self) -> None:
         """Block until the work before the event is done."""
@@ -36,10 +36,10 @@ class Event(Protocol):
 
 
 class Stream(Protocol):
-    """Work in order, as torch.cuda.Stream."""
+    """Work in order, like torch.cuda.Stream."""
 
     def wait_stream(self, stream: Self, /) -> None:
-        """Later work waits for what the other stream holds now."""
+        """Later work waits for the other stream's work so far."""
 
     def wait_event(self, event: Event, /) -> None:
         """Later work waits for the event."""
@@ -52,7 +52,7 @@ class Stream(Protocol):
 
 
 class MadeOn(dict[str, torch.Tensor]):
-    """Tensors by name, complete once `stream` is through with its work so far, whatever other streams do."""
+    """Tensors by name that are complete when `stream` has done its work so far."""
 
     def __init__(self, tensors: collections.abc.Mapping[str, torch.Tensor], stream: Stream) -> None:
         super().__init__(tensors)
@@ -60,9 +60,9 @@ class MadeOn(dict[str, torch.Tensor]):
 
 
 class Mapping(ABC):
-    """Host memory that the device reads and writes in place; close() ends that.
+    """Host memory that the device reads and writes in place, until close().
 
-    device_address: where the device sees the memory's first byte.
+    device_address: address of the memory's first byte on the device.
     """
 
     device_address: int
@@ -81,7 +81,7 @@ class Mapping(ABC):
 
 
 class Device(ABC):
-    """One device. torch_device: where its tensors live. name: the vendor's. sm_count: its multiprocessors."""
+    """One device. torch_device: of its tensors. name: by the vendor. sm_count: number of multiprocessors."""
 
     torch_device: torch.device
     name: str
@@ -93,15 +93,15 @@ class Device(ABC):
     ) -> None:
         """Enqueue a kernel of a unit (a source below native/, "cache/device_cache.cu"). Does not block.
 
-        blocks: 0 enqueues nothing. threads: a multiple of 32, at most 1024. args: a tensor passes its address
-        (contiguous, on this device); an int passes 8 bytes; NumPy scalars pass as they are. The caller keeps
-        tensors alive, or in this stream's order. ValueError for what no kernel may be given, KeyError for a
-        kernel that the unit does not have.
+        blocks: 0 enqueues nothing. threads: a multiple of 32, up to 1024. args: a tensor (contiguous, on this
+        device) passes its address, an int 8 bytes, a NumPy scalar its own bytes. The caller keeps tensors
+        alive until the kernel has run, or frees them in this stream's order. Raises ValueError for a wrong
+        argument, KeyError for a kernel that the unit does not have.
         """
 
     @abstractmethod
     def preload(self, *units: str) -> None:
-        """Compile and load units now rather than at their first launch. Blocks."""
+        """Compile and load units now instead of at their first launch. Blocks."""
 
     @abstractmethod
     def new_stream(self) -> Stream:
@@ -113,35 +113,39 @@ class Device(ABC):
 
     @abstractmethod
     def use(self, stream: Stream) -> AbstractContextManager[object]:
-        """Inside, torch works and allocates on this device and stream."""
+        """A context in which torch works and allocates on this device and stream."""
 
     @abstractmethod
     def map_host(self, address: int, nbytes: int, *, read_only: bool = False) -> Mapping:
-        """Pin host memory and map it into the device's. address: of a page of memory. Blocks.
+        """Pin host memory and map it into device memory. Blocks.
 
-        read_only: the device only reads; needed where the memory itself is read-only. The memory must outlive
-        the mapping. RuntimeError when the driver refuses: says how much was asked and what limits it.
+        address: of the start of a memory page. read_only: the device only reads; required for read-only
+        memory. The memory must outlive the mapping. Raises RuntimeError, with the size and the limit, if the
+        driver refuses.
         """
 
     @abstractmethod
     def wait_value(self, stream: Stream, address: int, value: int) -> bool:
-        """The stream's later work waits until the 8-byte word at a device address, of mapped host memory,
-        reaches value (cyclically greater or equal). No processor spins. False, and nothing enqueued, where
-        the device cannot: launch a kernel that polls.
+        """Let the stream's later work wait until a word of mapped host memory reaches value.
+
+        address: of the 8-byte word, on the device. "Reaches" is cyclic greater-or-equal. No multiprocessor
+        spins. Returns False, and enqueues nothing, if the device cannot wait: launch a kernel that polls.
         """
 
     @abstractmethod
     def hand_over(self, tensor: torch.Tensor, from_stream: Stream, to_stream: Stream) -> None:
-        """A tensor allocated on one stream is used on another: its memory is not given to anyone else before
-        that stream's work so far at the time of its release. Does not order the streams.
+        """Allow a tensor that was allocated on one stream to be used on another.
+
+        After its release, its memory is not reused before the other stream's work so far is done. Does not
+        order the streams.
         """
 
     @abstractmethod
     def memory_info(self) -> tuple[int, int]:
-        """Bytes of device memory: free, in all."""
+        """Bytes of device memory: (free, total)."""
 
     def empty(self, shape: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor on the device with any contents, allocated on torch's current stream."""
+        """An uninitialized tensor on the device, allocated on torch's current stream."""
         return torch.empty(shape, dtype=dtype, device=self.torch_device)
 
     def zeros(self, shape: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -150,41 +154,41 @@ class Device(ABC):
 
 
 def check_grid(kernel: str, blocks: int, threads: int) -> None:
-    """ValueError for a grid that no device launches, or that the kernels are not written for."""
+    """Raise ValueError for a grid that cannot be launched."""
     if threads % 32 or not 32 <= threads <= 1024:
-        raise ValueError(f"{kernel}: {threads} threads in a block; take a multiple of 32, at most 1024")
+        raise ValueError(f"{kernel}: threads must be a multiple of 32, up to 1024 (got {threads})")
     if not 0 <= blocks < 1 << 31:
-        raise ValueError(f"{kernel}: {blocks} blocks; take from 0 to 2**31 - 1")
+        raise ValueError(f"{kernel}: blocks must be 0 to 2**31 - 1 (got {blocks})")
 
 
 def check_host_range(address: int, nbytes: int) -> None:
-    """ValueError for host memory that does not begin with a page of memory, or is none."""
+    """Raise ValueError for host memory that is empty or does not start at a memory page."""
     if address % mmap.PAGESIZE or nbytes <= 0:
         raise ValueError(
-            f"{nbytes} bytes of host memory at {address:#x} cannot be mapped: take some, from the start of a "
-            f"page of memory ({mmap.PAGESIZE} bytes)"
+            f"cannot map {nbytes} bytes of host memory at {address:#x}: it must not be empty, and must start "
+            f"at a memory page ({mmap.PAGESIZE} bytes)"
         )
 
 
 def as_word(kernel: str, position: int, value: Argument, torch_device: torch.device) -> tuple[int, int]:
-    """What a kernel gets for an argument: its bits, and its bytes. ValueError, TypeError for other things."""
+    """(bits, number of bytes) of a kernel argument. Raises ValueError or TypeError for a wrong one."""
     if isinstance(value, torch.Tensor):
         if value.device != torch_device:
             raise ValueError(
-                f"{kernel}: argument {position} is a tensor on {value.device}, the kernel on {torch_device}"
+                f"{kernel}: argument {position} must be a tensor on {torch_device} (got {value.device})"
             )
         if not value.is_contiguous():
             raise ValueError(
-                f"{kernel}: argument {position} is a tensor with strides {value.stride()}; call .contiguous()"
+                f"{kernel}: argument {position} has strides {value.stride()}: call .contiguous()"
             )
         return value.data_ptr(), 8
     if type(value) is int:
         if not -(1 << 63) <= value < 1 << 64:
-            raise ValueError(f"{kernel}: argument {position} is {value}, which 64 bits do not hold")
+            raise ValueError(f"{kernel}: argument {position} must fit in 64 bits (got {value})")
         return value & _ALL_BITS, 8
     if isinstance(value, np.uint32 | np.int32 | np.uint64 | np.float32 | np.float64):
         return int.from_bytes(value.tobytes(), sys.byteorder), value.nbytes
     raise TypeError(
-        f"{kernel}: argument {position} is {type(value).__name__}; kernels take tensors, int (8 bytes), and "
-        "numpy's uint32, int32, uint64, float32, float64"
+        f"{kernel}: argument {position} must be a tensor, an int (8 bytes) or NumPy's uint32, int32, uint64, "
+        f"float32 or float64 (got {type(value).__name__})"
     )

@@ -1,4 +1,4 @@
-"""What the CUDA driver says of its devices, asked through libcuda itself. Called by `gids info --system`.
+"""Asks the CUDA driver for its devices, through libcuda. Called by `gids info --system` and open_device.
 
 Needs neither torch nor cupy, creates no context and allocates nothing on a device.
 """
@@ -30,7 +30,7 @@ class Device:
 class Driver:
     """The driver and its devices.
 
-    version: the newest CUDA it supports, such as (13, 0). fault: why there is no driver or no device, or "".
+    version: the newest CUDA that it supports, such as (13, 0). fault: why none can be used, or "".
     """
 
     version: tuple[int, int] | None
@@ -39,11 +39,11 @@ class Driver:
 
 
 def ask_driver(load: Callable[[str], Any] = ctypes.CDLL) -> Driver:
-    """The driver's answer; never raises. load: opens a shared library."""
+    """Ask the driver. Never raises. load: opens a shared library."""
     try:
         cuda = load("libcuda.so.1")
     except OSError:
-        return Driver(None, [], "no NVIDIA driver (libcuda.so.1 is not there)")
+        return Driver(None, [], "no NVIDIA driver (libcuda.so.1 not found)")
     version = ctypes.c_int()
     cuda.cuDriverGetVersion(ctypes.byref(version))
     supported = (version.value // 1000, version.value % 1000 // 10)

@@ -1,4 +1,4 @@
-"""Host memory that a device reads and writes in place. Made by PinnedGraph, and by owners in io and cache."""
+"""Host memory that a device reads and writes in place. Used by PinnedGraph, io and cache."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _mapped: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
 
 def host_memory(nbytes: int) -> mmap.mmap:
-    """Zeroed memory of at least one byte, from the start of a page, on huge pages where the kernel has them.
+    """Zeroed memory of at least one byte, aligned to a memory page, on huge pages if the kernel has them.
 
-    A forked child does not inherit it, and may let go of it at any time. OSError when there is none.
+    A forked child does not inherit it; dropping it there is safe. Raises OSError if there is no memory.
     """
     memory = mmap.mmap(-1, max(1, nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
@@ -26,7 +26,7 @@ def host_memory(nbytes: int) -> mmap.mmap:
 
 
 def _keep_for_ever() -> None:
-    """In a forked child: unmapping would hit whatever it has at these addresses."""
+    """In a forked child, unmapping would free other memory at these addresses."""
     for memory in _mapped:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
 

@@ -1,6 +1,6 @@
-"""The CUDA driver's functions that the device calls, through ctypes: with their types, and errors raised.
+"""The CUDA driver's functions that the device calls, through ctypes, with types and errors.
 
-Signatures and numbers are those of cuda.h; tests/cuda compiles a libcuda against it that checks them.
+Signatures and numbers are from cuda.h; tests/cuda checks them with a libcuda compiled against it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _SIGNATURES: dict[str, list[Any]] = {
 }
 _NEWER: dict[str, list[Any]] = {
     "cuStreamWaitValue64_v2": [c_void_p, c_uint64, c_uint64, c_uint],  # 11.7
-    "cuFuncLoad": [c_void_p],  # 12.4, as the next
-    "cuFuncGetParamInfo": [c_void_p, c_size_t, POINTER(c_size_t), POINTER(c_size_t)],
+    "cuFuncLoad": [c_void_p],  # 12.4
+    "cuFuncGetParamInfo": [c_void_p, c_size_t, POINTER(c_size_t), POINTER(c_size_t)],  # 12.4
 }
 
 
@@ -54,7 +54,7 @@ class CudaError(RuntimeError):
 
 
 class Libcuda:
-    """libcuda. load: opens a shared library; OSError where there is no driver."""
+    """libcuda. load: opens a shared library. Raises OSError without a driver."""
 
     def __init__(self, load: Callable[[str], Any] = ctypes.CDLL) -> None:
         library = load("libcuda.so.1")
@@ -68,18 +68,18 @@ class Libcuda:
                 self._functions[name] = function
 
     def has(self, function: str) -> bool:
-        """Whether this driver has one of the newer functions."""
+        """Whether this driver has a newer function."""
         return function in self._functions
 
     def call(self, function: str, *args: object) -> None:
-        """Call a function. CudaError unless it succeeds."""
+        """Call a function. Raises CudaError if it fails."""
         if status := self._functions[function](*args):
             text = c_char_p()
             self._functions["cuGetErrorString"](status, ctypes.byref(text))
             raise CudaError(function, status, (text.value or b"unknown error").decode(errors="replace"))
 
     def attribute(self, device: int, number: int) -> int:
-        """A device's attribute; 0 for one that this driver does not know."""
+        """A device's attribute; 0 if this driver does not know it."""
         value = c_int()
         try:
             self.call("cuDeviceGetAttribute", ctypes.byref(value), number, device)

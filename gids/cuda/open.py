@@ -1,4 +1,4 @@
-"""open_device: from a name to a CUDA device, with everything that can be missing on the way told apart."""
+"""open_device: from a name to a CUDA device, with an error for each thing that can be missing."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def _index(device: str | torch.device | None) -> int | None:
     try:
         wanted = torch.device("cuda" if device is None else device)
     except RuntimeError as error:
-        raise ValueError(f"no device {device!r}: write 'cuda' or 'cuda:0'") from error
+        raise ValueError(f"device must be 'cuda' or 'cuda:0' (got {device!r})") from error
     if wanted.type != "cuda":
-        raise ValueError(f"{str(wanted)!r} is no CUDA device: write 'cuda' or 'cuda:0'")
+        raise ValueError(f"device must be 'cuda' or 'cuda:0' (got {str(wanted)!r})")
     return wanted.index
 
 
 def _torch_toolkit() -> tuple[int, int]:
-    """The CUDA that torch was built with. NoDeviceError for a torch without."""
+    """The CUDA version that torch was built with. Raises NoDeviceError without CUDA."""
     version = torch.version.cuda
     if version is None:
         raise NoDeviceError(
@@ -74,20 +74,18 @@ def _start_torch() -> None:
 
 
 def _check_driver(driver: Driver, toolkit: tuple[int, int], whose: str) -> None:
-    """NoDeviceError for no driver or device, or a driver of an older major version than the toolkit."""
+    """Raise NoDeviceError without a driver or device, or if the driver's major version is too old."""
     if driver.version is not None and driver.version[0] < toolkit[0]:
         raise NoDeviceError(
             f"the NVIDIA driver supports CUDA {driver.version[0]}.{driver.version[1]}; {whose} CUDA "
             f"{toolkit[0]}.{toolkit[1]}: update the driver, or install packages for CUDA {driver.version[0]}"
         )
     if driver.fault:
-        raise NoDeviceError(
-            f"no CUDA device: {driver.fault}; `gids info --system` shows what this machine has"
-        )
+        raise NoDeviceError(f"no CUDA device: {driver.fault}; run `gids info --system` for details")
 
 
 def _check_target(driver: Driver, index: int, compiler: Compiler) -> None:
-    """RuntimeError for a device that needs PTX when its driver is too old to read the toolkit's."""
+    """Raise NoDeviceError if the device needs PTX and its driver is too old for the toolkit's PTX."""
     device = driver.devices[index]
     if not compiler.target(device.capability).startswith("compute_"):
         return
@@ -95,7 +93,7 @@ def _check_target(driver: Driver, index: int, compiler: Compiler) -> None:
         (old, old_minor), (new, new_minor) = driver.version, compiler.version
         package = "nvidia-cuda-nvrtc-cu12" if old == 12 else "nvidia-cuda-nvrtc"
         raise NoDeviceError(
-            f"{device.name} takes PTX from NVRTC, which is of CUDA {new}.{new_minor}; the NVIDIA driver "
-            f"reads that of CUDA {old}.{old_minor} and older: update the driver, or "
+            f"{device.name} needs PTX from NVRTC, which has CUDA {new}.{new_minor}; the NVIDIA driver "
+            f"supports PTX of CUDA {old}.{old_minor} and older: update the driver, or "
             f"pip install '{package}=={old}.{old_minor}.*'"
         )

@@ -1,7 +1,6 @@
-"""The device sources as they are installed: units (native/<noun>/*.cu) and the headers shared with the host.
+"""The installed device sources: units (native/<noun>/*.cu) and the headers shared with the host.
 
-Asked by the compiler, and by the tests that compile the same sources for the host. Needs neither torch nor
-CUDA.
+Used by the compiler, and by tests that compile the same sources for the host. Needs neither torch nor CUDA.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Sources:
         self.include = root / "include"
 
     def unit(self, name: str) -> Unit:
-        """A source below the root, or at an absolute path. KeyError, naming those that there are."""
+        """The unit at a path below the root, or at an absolute path. Raises KeyError for an unknown one."""
         path = self.root / name
         if not path.is_file():
             have = sorted(p.relative_to(self.root).as_posix() for p in self.root.glob("*/*.cu"))
@@ -39,21 +38,19 @@ class Sources:
         text = path.read_text()
         kernels = tuple(_KERNEL.findall(text))
         if len(kernels) != text.count("__global__"):
-            raise ValueError(f'{path}: each kernel is written extern "C" __global__ void NAME(')
+            raise ValueError(f'{path}: write each kernel as extern "C" __global__ void NAME(')
         return Unit(name, path, text, kernels)
 
     def headers(self) -> list[Path]:
-        """All that a unit may include from here."""
+        """All headers that a unit may include."""
         return sorted(self.include.rglob("*.h"))
 
 
 def installed_sources() -> Sources:
-    """Those beside gids._core. ImportError when the installation has none."""
+    """The sources beside gids._core. Raises ImportError if they are missing."""
     from gids import _core
 
     root = Path(_core.__file__).parent / "kernels"
     if not (root / "include" / "gids" / "target.h").is_file():
-        raise ImportError(
-            f"gids is installed without its device sources ({root} is not there): reinstall gids"
-        )
+        raise ImportError(f"the device sources of gids are missing ({root}): reinstall gids")
     return Sources(root)

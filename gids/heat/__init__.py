@@ -1,4 +1,4 @@
-"""How hot each node is expected to be, from the graph and the seeds. See docs/internals/heat.md."""
+"""Compute the heat of nodes: how often training is expected to read them. See docs/internals/heat.md."""
 
 from gids.heat.expectation import expected_visits, out_degrees, reverse_pagerank
 from gids.heat.hottest import hottest_nodes

@@ -1,7 +1,7 @@
-"""Heat without sampling: visits carried along the in-edges, from the seeds to the nodes that they would read.
+"""Heat without sampling: expected visits, propagated from seeds along in-edges. Called by `gids heat`.
 
-Called by `gids heat`. Each pass streams over the mapped in-edges; memory is four numbers per node and a block
-of destinations. Knows nothing of pages and caches.
+Each pass streams over the mapped in-edges. Memory: four numbers per node and a block of destinations. Knows
+no pages or caches.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from gids import _core
 from gids.errors import FormatError
-from gids.heat.fanouts import check_fanouts
-from gids.heat.seeds import Seeds, check_seeds
+from gids.heat.seeds import Seeds, check_fanouts, check_seeds
 from gids.store import FeatureStore, Graph, graphs_of
 from gids.store.names import describe_type
 
@@ -24,40 +23,36 @@ _BLOCK_NODES = 1 << 18
 _BLOCK_EDGES = 1 << 22
 
 
-def _ignore(_: int) -> None:
-    pass
-
-
 def reverse_pagerank(
     store: FeatureStore,
     seeds: Seeds,
     *,
     damping: float = 0.85,
     tolerance: float = 0.01,
-    on_bytes: Callable[[int], None] = _ignore,
+    on_bytes: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Visits]:
     """Expected visits of random walks against the edges, one from each seed (Data Tiering, Min et al., 2022).
 
-    seeds: node type -> int64[n]. With probability `damping` a walk goes on: to one of the relations by which
-    its node has in-edges, then to the source of one of those, each as likely as the others. A node without
-    in-edges ends it. Stops when at most the fraction `tolerance` of all visits can be missing.
+    seeds: node type -> int64[n]. With probability `damping` a walk continues: it chooses one of the relations
+    in which its node has in-edges, then the source of one of these in-edges, all with equal probability. A
+    walk ends at a node without in-edges. Stops when at most the fraction `tolerance` of visits is missing.
 
     Returns node type -> float64[num_nodes], for every type. on_bytes(n): progress, in bytes of in-edges.
-    Raises FormatError for a dataset without topology, IndexError and ValueError for arguments.
+    Raises FormatError for a dataset without topology, IndexError and ValueError for invalid arguments.
     """
     if not 0 < damping < 1 or not 0 < tolerance < 1:
-        raise ValueError(f"damping={damping}, tolerance={tolerance}; both must lie between 0 and 1")
+        raise ValueError(f"damping={damping}, tolerance={tolerance}; both must be between 0 and 1")
     graphs = graphs_of(store)
-    going_on = _going_on(store, graphs, damping)
+    continuing = _continuing(store, graphs, damping)
     moving = _seeded(store, seeds)
     visits = {ntype: values.copy() for ntype, values in moving.items()}
     while True:
         for ntype, values in moving.items():
-            values *= going_on[ntype]
+            values *= continuing[ntype]
         moving = _carry_all(store, graphs, moving, 1, on_bytes)
         for ntype, values in moving.items():
             visits[ntype] += values
-        missing = _total(moving) * damping / (1 - damping)  # walks only get fewer
+        missing = _total(moving) * damping / (1 - damping)  # the number of walks only decreases
         if missing <= tolerance * _total(visits):
             return visits
 
@@ -67,13 +62,13 @@ def expected_visits(
     seeds: Seeds,
     fanouts: Sequence[int],
     *,
-    on_bytes: Callable[[int], None] = _ignore,
+    on_bytes: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Visits]:
-    """How often neighbour sampling is expected to read each node, over one epoch of the seeds.
+    """How often neighbor sampling is expected to read each node in one epoch of the seeds.
 
-    fanouts: as dgl.dataloading.NeighborSampler takes them, the last is that of the seeds; -1: all neighbours.
-    In each layer every node found so far draws, by each relation, min(fanout, in-degree) of its in-edges, and
-    stays. A node that several nodes of a minibatch draw counts for each: that is what makes it linear.
+    fanouts: as in DGL, the last one applies to the seeds; -1: all neighbors. In each layer every node found
+    so far draws min(fanout, in-degree) of its in-edges per relation, and remains. A node that several nodes
+    of a minibatch draw counts several times, which makes the computation linear.
 
     Returns and raises as `reverse_pagerank`.
     """
@@ -87,9 +82,9 @@ def expected_visits(
 
 
 def out_degrees(
-    store: FeatureStore, *, on_bytes: Callable[[int], None] = _ignore
+    store: FeatureStore, *, on_bytes: Callable[[int], None] = lambda _: None
 ) -> dict[str, npt.NDArray[np.uint32]]:
-    """How often each node is the source of an edge, at most 2^32 - 1: uint32[num_nodes] for every type."""
+    """The number of out-edges of each node, at most 2^32 - 1: uint32[num_nodes] for every type."""
     counts = {ntype: np.zeros(store.num_nodes(ntype), np.uint32) for ntype in store.node_types}
     for graph in graphs_of(store):
         for first in range(0, graph.num_edges, _BLOCK_EDGES):
@@ -109,8 +104,8 @@ def _seeded(store: FeatureStore, seeds: Seeds) -> dict[str, Visits]:
     return visits
 
 
-def _going_on(store: FeatureStore, graphs: Sequence[Graph], damping: float) -> dict[str, Visits]:
-    """By each relation, the probability that a walk leaves a node that has in-edges there."""
+def _continuing(store: FeatureStore, graphs: Sequence[Graph], damping: float) -> dict[str, Visits]:
+    """The probability that a walk continues from a node along each relation in which it has in-edges."""
     relations = {ntype: np.zeros(store.num_nodes(ntype)) for ntype in store.node_types}
     for graph in graphs:
         count = relations[graph.relation[2]]
@@ -127,7 +122,7 @@ def _carry_all(
     fanout: int,
     on_bytes: Callable[[int], None],
 ) -> dict[str, Visits]:
-    """What one layer of sampling from nodes with these visits adds to their sources."""
+    """The visits that one layer of sampling adds to the sources of nodes with these visits."""
     reached = {ntype: np.zeros(store.num_nodes(ntype)) for ntype in store.node_types}
     for graph in graphs:
         _carry(graph, visits[graph.relation[2]], fanout, reached[graph.relation[0]], on_bytes)
@@ -147,7 +142,7 @@ def _carry(
         try:
             bad = _core.carry_to_sources(indptr, graph.indices, shares, reached)
         except ValueError as error:
-            raise FormatError(f"{_topology(graph)}: {error}; `gids verify` says more") from None
+            raise FormatError(f"{_topology(graph)}: {error}; `gids verify` lists all faults") from None
         if bad is not None:
             raise _bad_source(graph, bad)
         on_bytes(int(indptr[-1] - indptr[0]) * graph.indices.itemsize)

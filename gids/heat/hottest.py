@@ -1,4 +1,4 @@
-"""The nodes that a cache of the hottest pages holds. Called by users, for gids.sampler.LocalityBias."""
+"""The nodes on the hottest pages of a table. Called by users, for gids.sampler.LocalityBias."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from gids.store import FeatureStore
 
 
 def hottest_nodes(store: FeatureStore, table: str, cache_bytes: int, *, method: str = "auto") -> torch.Tensor:
-    """Nodes whose rows lie on the hottest pages of a table that fit into cache_bytes; of pages equally hot,
-    the first. That is what a cache with policy="static" comes to hold, if the table has it alone.
+    """The nodes with rows on the hottest pages of a table that fit in cache_bytes.
 
-    table: of nodes, such as "paper.feat". method: of heat; "auto" takes the best that is stored, as
-    gids.FeatureLoader does. Returns bool[num_nodes] on the CPU, known before anything was read, so that
-    minibatches that depend on it can be had again.
+    A cache of this size with policy="static" converges to these pages, if it has no other table. table: a
+    table of nodes, such as "paper.feat". method: the heat to use; "auto": the best that is stored, as in
+    gids.FeatureLoader. Returns bool[num_nodes] on the CPU. The result depends only on the dataset, so
+    minibatches that depend on it are reproducible.
 
-    Raises KeyError for a table or heat that the store does not have, ValueError for a table of edges and for
-    a negative size.
+    Raises MissingError for an unknown table or heat, ValueError for a table of edges or a negative size.
     """
     found = store.table(table)
     if not isinstance(found.type, str):
-        raise ValueError(f"{table} has rows of edges, which have no heat; name a table of nodes")
+        raise ValueError(f"{table} is a table of edges, which have no heat: give a table of nodes")
     if cache_bytes < 0:
-        raise ValueError(f"cache_bytes={cache_bytes} is negative; give a number of bytes")
+        raise ValueError(f"cache_bytes={cache_bytes}; it must be 0 or more")
     methods = store.heat_methods(found.type)
     heat = page_heat(
         store.heat(methods[0] if method == "auto" and methods else method, found.type),

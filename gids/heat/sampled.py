@@ -1,7 +1,4 @@
-"""Heat by trial: how many minibatches of a sampled epoch read each node. Called by `gids heat` and bench/.
-
-NumPy over whole minibatches; no loop over nodes.
-"""
+"""Heat by sampling: the number of minibatches that read each node. Called by `gids heat` and bench/."""
 
 from __future__ import annotations
 
@@ -12,14 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gids.errors import FormatError
-from gids.heat.fanouts import check_fanouts
-from gids.heat.seeds import Ids, Seeds, check_seeds
+from gids.heat.seeds import Ids, Seeds, check_fanouts, check_seeds
 from gids.store import FeatureStore, Graph, graphs_of
 from gids.store.names import describe_type
-
-
-def _ignore(_: int) -> None:
-    pass
 
 
 def sampled_counts(
@@ -30,17 +22,17 @@ def sampled_counts(
     batch_size: int = 1024,
     batches: int | None = None,
     seed: int = 0,
-    on_total: Callable[[int], None] = _ignore,
-    on_batch: Callable[[int], None] = _ignore,
+    on_total: Callable[[int], None] = lambda _: None,
+    on_batch: Callable[[int], None] = lambda _: None,
 ) -> dict[str, npt.NDArray[np.float32]]:
-    """In how many minibatches neighbour sampling meets each node.
+    """The number of minibatches of neighbor sampling that contain each node.
 
-    seeds: node type -> int64[n]; drawn in random order, batch_size of all types together at a time. fanouts:
-    as dgl.dataloading.NeighborSampler takes them, for every relation: the last is that of the seeds; -1: all
-    neighbours. batches: how many minibatches; None: one epoch. seed: of the draws.
+    seeds: node type -> int64[n], drawn in random order, batch_size of all types together. fanouts: for every
+    relation; as in DGL, the last one applies to the seeds; -1: all neighbors. batches: number of minibatches;
+    None: one epoch. seed: seed of the random draws.
 
     Returns node type -> float32[num_nodes], for every type. Raises FormatError for a dataset without topology
-    or with ids out of range, IndexError and ValueError for arguments.
+    or with ids out of range, IndexError and ValueError for invalid arguments.
     """
     check_fanouts(fanouts)
     check_seeds(store, seeds)
@@ -66,18 +58,18 @@ def sample_in_edges(
     fanout: int,
     rng: np.random.Generator,
 ) -> npt.NDArray[np.integer]:
-    """The sources of `fanout` in-edges of each node, uniformly drawn without replacement.
+    """Draw `fanout` in-edges of each node, uniformly without replacement, and return their sources.
 
-    Of all in-edges of a node that has fewer, and with -1. indptr, indices: in-edges (CSC). nodes: int64[n].
-    Returns [m], of indices' type, in no order.
+    Takes all if a node has fewer in-edges or fanout is -1. indptr, indices: in-edges (CSC). nodes: int64[n].
+    Returns [m], with the type of indices, in no order.
     """
     begin = indptr[nodes]
     degree = indptr[nodes + 1] - begin
     all_of = degree <= fanout if fanout != -1 else np.ones(len(nodes), bool)
     every = np.repeat(begin[all_of], degree[all_of]) + _ranges(degree[all_of])
     begin, degree = begin[~all_of], degree[~all_of]
-    # Floyd's sampling, for all nodes at once: the i-th draw is among the first degree - fanout + i + 1 edges,
-    # and takes the last of them when it meets one that is drawn already.
+    # Floyd's sampling for all nodes at once: the i-th draw is from the first degree - fanout + i + 1 edges.
+    # If this edge was drawn before, take the last of them.
     drawn = np.empty((len(begin), max(fanout, 0)), np.int64)
     for i in range(fanout):
         last = degree - fanout + i
@@ -89,7 +81,7 @@ def sample_in_edges(
 
 
 def _minibatches(seeds: Seeds, batch_size: int, rng: np.random.Generator) -> Iterator[dict[str, Ids]]:
-    """Epoch after epoch, in a random order over all types."""
+    """Yield minibatches of seeds, epoch after epoch, in random order over all types."""
     ends = np.cumsum([0, *map(len, seeds.values())])
     while True:
         order = rng.permutation(ends[-1])
@@ -104,7 +96,7 @@ def _minibatches(seeds: Seeds, batch_size: int, rng: np.random.Generator) -> Ite
 def _expand(
     graphs: Sequence[Graph], seeds: dict[str, Ids], fanouts: Sequence[int], rng: np.random.Generator
 ) -> dict[str, Ids]:
-    """All nodes, unique, of the minibatch that grows from seeds. Nodes found in a layer draw in the next."""
+    """All unique nodes of the minibatch of these seeds. Nodes found in one layer draw in the next."""
     nodes = seeds
     for fanout in reversed(fanouts):
         found = {ntype: [ids] for ntype, ids in nodes.items()}
@@ -121,7 +113,7 @@ def _checked(sources: npt.NDArray[np.integer], graph: Graph) -> Ids:
     if len(sources) and not (sources.min() >= 0 and sources.max() < graph.num_src):
         raise FormatError(
             f"topology of {describe_type(graph.relation)} has sources from {sources.min()} to "
-            f"{sources.max()} for {graph.num_src} nodes; `gids verify` says more"
+            f"{sources.max()} for {graph.num_src} nodes; `gids verify` lists all faults"
         )
     return sources.astype(np.int64)
 

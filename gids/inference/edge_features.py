@@ -1,4 +1,4 @@
-"""The rows of edges that layers are given beside those of nodes. Made by layerwise, read by its Run."""
+"""Edge features for layers. Made by layerwise, used by its Run."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gids.store.names import Relation
 
 
 class EdgeFeatures:
-    """A table for each relation that has one; every layer gets the same rows.
+    """At most one table per relation. Every layer gets the same rows.
 
-    tables: by the names under which a FeatureLoader reads them, beside those of nodes, which go by their
-    types. dtype: of floating rows, where it is not the stored one.
+    tables: by the names that the FeatureLoader uses for them; tables of nodes are named by their types.
+    dtype: of floating-point rows (None: the stored one).
     """
 
     def __init__(
@@ -34,20 +34,20 @@ class EdgeFeatures:
         self.tables = {name: tables[relation] for relation, name in self._names.items()}
 
     def reads_alike(self, dtype: torch.dtype | None) -> bool:
-        """Whether rows read as this dtype are those that layers get."""
+        """Whether reading with this dtype gives the rows that layers need."""
         tables = self.tables.values()
         return all(out_dtype_of(t, dtype) == out_dtype_of(t, self._dtype) for t in tables)
 
     @property
     def row_bytes(self) -> int:
-        """The greatest, as stored or as handed over; 0 without tables."""
+        """Bytes of the largest row, stored or converted; 0 without tables."""
         of_tables = [
             (t.row_bytes, out_row_bytes(t, None), out_row_bytes(t, self._dtype)) for t in self.tables.values()
         ]
         return max(map(max, of_tables), default=0)
 
     def ids_of(self, minibatch: Minibatch) -> dict[str, torch.Tensor]:
-        """By name, int64[num_edges]: the rows that a minibatch of one layer reads."""
+        """int64[num_edges] by table name: the rows that a minibatch of one layer reads."""
         [layer] = minibatch.blocks
         blocks = layer if isinstance(layer, dict) else {layer.relation: layer}
         return {name: blocks[relation].edge_ids for relation, name in self._names.items()}
@@ -55,7 +55,7 @@ class EdgeFeatures:
     def for_layer(
         self, rows: Mapping[str, torch.Tensor]
     ) -> tuple[()] | tuple[torch.Tensor | dict[Relation, torch.Tensor]]:
-        """What a layer is given after block and h_src: nothing where there are no tables."""
+        """The arguments of a layer after block and h_src; empty without tables."""
         if not self.tables:
             return ()
         found = {

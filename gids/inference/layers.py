@@ -1,4 +1,4 @@
-"""The user's layers: how they are called, and what they must return. Called by layerwise."""
+"""Calls the user's layers and checks what they return. Called by layerwise."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from gids.sampler import Block, Minibatch
 from gids.store.names import Relation
 
 Layer = Callable[..., Any]
-"""layer(block, h_src) -> h_dst, or layer(block, h_src, edge_rows) where there are tables of edges. In a
-dataset of several types: of blocks and edge rows by relation and rows by type.
+"""layer(block, h_src) -> h_dst, or layer(block, h_src, edge_rows) with edge tables.
+
+In a dataset with several types, block and edge_rows are dictionaries by relation, h_src and h_dst by type.
 """
 Model = Sequence[Layer] | torch.nn.ModuleList | Callable[..., Any]
 Type = TypeVar("Type")
@@ -32,21 +33,21 @@ class Layers:
             self.count = len(self._all)
             if layer_count not in (None, self.count):
                 raise ValueError(
-                    f"layer_count={layer_count}, and the model has {self.count} layers: leave it out"
+                    f"layer_count={layer_count}, but the model has {self.count} layers: leave it out"
                 )
         elif callable(model):
             if layer_count is None:
                 raise ValueError("the model is a function, layer(i, block, h_src): give layer_count as well")
             self.count = layer_count
         else:
-            raise TypeError(f"the model is {type(model).__name__}; give a list of layers, or a function")
+            raise TypeError(f"model must be a list of layers or a function (got {type(model).__name__})")
         if self.count < 1 or not all(map(callable, self._all)):
             raise ValueError(
-                f"the model has {self.count} layers; give one or more functions of (block, h_src)"
+                f"model must have one or more layers, each a function of (block, h_src) (got {self.count})"
             )
         self._model: Any = model
         if any(getattr(part, "training", False) for part in (model, *self._all)):
-            log.warning("the model is in training mode, in which dropout draws: call model.eval() first")
+            log.warning("the model is in training mode, where dropout is active: call model.eval() first")
 
     def __call__(self, index: int, *given: Any) -> Any:
         with torch.no_grad():
@@ -54,13 +55,13 @@ class Layers:
 
 
 def output_of(given: Any, index: int, ntype: str, count: int, *, by_type: bool) -> torch.Tensor | None:
-    """What a layer returned for `count` nodes of a type; None when it has nothing for that type.
+    """A layer's output for `count` nodes of a type, or None if it has none for that type.
 
-    Raises TypeError and ValueError for what is no output.
+    Raises TypeError and ValueError for a wrong output.
     """
     if by_type and not isinstance(given, dict):
         raise TypeError(
-            f"layer {index} returned {type(given).__name__}; with several types it must be a dictionary, "
+            f"layer {index} returned {type(given).__name__}; with several types it must return a dictionary, "
             "node type -> tensor"
         )
     found = given.get(ntype) if by_type else given
@@ -68,18 +69,18 @@ def output_of(given: Any, index: int, ntype: str, count: int, *, by_type: bool) 
         return None
     if not isinstance(found, torch.Tensor):
         raise TypeError(
-            f"layer {index} returned {type(found).__name__} for {ntype!r} nodes; it must be a tensor"
+            f"layer {index} returned {type(found).__name__} for {ntype!r} nodes; it must return a tensor"
         )
     if not found.dim() or len(found) != count:
         raise ValueError(
-            f"layer {index} returned {list(found.shape)} for {count} {ntype!r} nodes; it must be a row for "
-            "each destination, block.num_dst of them (their own rows are h_src[:block.num_dst])"
+            f"layer {index} returned {list(found.shape)} for {count} {ntype!r} nodes; it must return one row "
+            "per destination, block.num_dst rows (their inputs are h_src[:block.num_dst])"
         )
     return found
 
 
 def block_on(minibatch: Minibatch, device: torch.device) -> Block | dict[Relation, Block]:
-    """The one layer of a minibatch, on a device."""
+    """The only layer of a minibatch, on a device."""
     layer = minibatch.blocks[0]
     if isinstance(layer, dict):
         return {relation: _moved(block, device) for relation, block in layer.items()}
@@ -92,5 +93,5 @@ def _moved(block: Block, device: torch.device) -> Block:
 
 
 def per_type(values: dict[Type, torch.Tensor], homogeneous: bool) -> torch.Tensor | dict[Type, torch.Tensor]:
-    """By node type or relation, or the only one's."""
+    """values, or its only tensor if homogeneous."""
     return next(iter(values.values())) if homogeneous else values

@@ -1,6 +1,6 @@
-"""layerwise: a model's output for all nodes, layer by layer, each layer read from disk and written to disk.
+"""layerwise: a model's output for all nodes, layer by layer. Each layer reads from disk and writes to disk.
 
-The user's entry. It knows what is asked for and where it goes; run.py computes the layers.
+The user's entry. It checks the arguments and makes the outputs; run.py computes the layers.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from gids.write.table_writer import TableWriter, publish_tables
 
 @dataclass
 class LayerwiseResult:
-    """What layerwise made.
+    """The result of layerwise.
 
-    values: the last layer's output, [n, …] on the CPU for the nodes asked for in their order, or by node
-    type; None when it went to tables. store: the dataset, with the new tables. tables: those, by node type.
-    layers: of each layer its number of nodes and blocks, seconds, and the FeatureLoader's stats.
+    values: the last layer's output, [n, …] on the CPU, in the order of `nodes`, or a dictionary by node type;
+    None if it was written to tables. store: the dataset with the new tables. tables: the new tables, by node
+    type. layers: for each layer the number of nodes and blocks, seconds, and the FeatureLoader's stats.
     """
 
     values: PerType | None
@@ -62,40 +62,41 @@ def layerwise(
     device: str | torch.device = "cpu",
     progress: Progress | None = None,
 ) -> LayerwiseResult:
-    """A model's output over full neighbourhoods, computed layer by layer: each node once per layer.
+    """Compute a model's output over full neighbourhoods, layer by layer, each node once per layer.
 
     Args:
-        model: its layers, each called as layer(block, h_src) -> h_dst; or a function of (i, block, h_src),
-            and layer_count. block: a gids.sampler.Block of all in-edges of some nodes. h_src: the rows of its
-            sources, of which the first block.num_dst are those of its destinations. h_dst: [num_dst, …]. In a
-            dataset of several types: blocks by relation, h_src and h_dst by node type; one type has
-            destinations at a time, and a type that is not in h_dst has no rows from there on.
-        source: gids.open(...), or for default options the dataset's path or a FeatureStore. Cache, input rows
-            and sampled blocks stay within its memory (on CUDA: device_memory). What the layers allocate comes
-            beside that, and so does the output that is returned.
-        tables: the features of the nodes, one table for a type, as gids.NodeLoader takes them. None: the only
-            one that each type has. Nodes of a type without one come as their ids, int64[n].
-        edge_tables: the features of edges, named so, one table for a relation. With some, every layer is
-            called as layer(block, h_src, edge_rows), or (i, block, h_src, edge_rows): the rows of
-            block.edge_ids, [block.num_edges, …], or by relation, of those that have a table.
-        nodes: whose output is wanted: int64[n], or by node type, where None stands for all. None: all nodes.
-        output: key of the tables that the last layer's output goes to, TYPE.KEY for each type, which needs
-            all nodes. None: it is returned in memory.
-        replace: tables of that name.
-        dtype: of floating rows in all tables that are written. A layer gets what the one before it gave, in
-            the type in which it gave it, rounded to this one.
-        feature_dtype: of the features, also of edges, where it is not the stored one: as FeatureLoader's
-            dtype.
-        device: where rows are handed to the layers, "cpu" or a CUDA device.
-        progress: called after every block.
+        model: a list of layers, each called as layer(block, h_src) -> h_dst; or a function of (i, block,
+            h_src), with layer_count. block: a gids.sampler.Block of all in-edges of some nodes. h_src: the
+            rows of its sources; the first block.num_dst belong to its destinations. h_dst: [num_dst, …]. In a
+            dataset with several types, block is a dictionary by relation, h_src and h_dst by node type. Only
+            one type has destinations at a time. Later layers get no rows of a type that is not in h_dst.
+        source: from gids.open(...), or the path of a dataset or a FeatureStore, with default options. Its
+            memory (device_memory on CUDA) holds the cache, input rows and sampled blocks, but not the model
+            and the returned output.
+        tables: features of nodes, one table per type, as in gids.NodeLoader. None: the only table of each
+            type. For a type without a table, layers get node ids, int64[n].
+        edge_tables: features of edges, one table per relation. Then every layer is called as layer(block,
+            h_src, edge_rows), or (i, block, h_src, edge_rows), with the rows of block.edge_ids,
+            [block.num_edges, …], or a dictionary by relation for the relations with a table.
+        nodes: the nodes to compute: int64[n], or a dictionary by node type (None: all nodes of the type).
+            None: all nodes of all types.
+        output: key of the tables for the last layer's output, TYPE.KEY for each type; requires all nodes.
+            None: return the output in memory.
+        replace: replace existing tables of that name.
+        dtype: dtype of floating-point rows in all written tables. A layer gets the output of the one before
+            it in that output's dtype, rounded to this one.
+        feature_dtype: dtype of node and edge features, as in FeatureLoader (None: the stored one).
+        device: device of the rows that layers get, "cpu" or a CUDA device.
+        progress: called after every block as progress(layer, nodes done, nodes of this layer).
 
-    Intermediate tables lie with the dataset's and are removed at the end, however it comes. Layers run under
-    torch.no_grad(); the model's mode is the caller's.
+    Intermediate tables are stored beside the dataset's and are removed at the end, also after an error.
+    Layers run under torch.no_grad(). The caller sets the model's mode.
 
-    Raises KeyError for a table or type that is not there, FileExistsError for an output that is taken,
-    IndexError for a node that is none, FormatError for a dataset without topology, or a value that dtype does
-    not hold, MemoryBudgetError for a node whose neighbourhood does not fit, StorageError, TypeError and
-    ValueError for other arguments and for a layer that returns no output; and what the model raises.
+    Raises KeyError for an unknown table or type, FileExistsError for an output that exists, IndexError for a
+    node out of range, FormatError for a dataset without topology or a value that does not fit dtype,
+    MemoryBudgetError for a node whose neighbourhood does not fit, StorageError for a failed read, TypeError
+    and ValueError for other arguments and for a layer that returns no output. Errors of the model pass
+    through.
     """
     opened_source = source if isinstance(source, Source) else open_source(source)
     opened = opened_source.store
@@ -142,25 +143,27 @@ def layerwise(
             t: TableSink(partial(new_table, t, last.count_of(t), key=output), dtype) for t in last.nodes
         }
         writers = {t: sink.writer for t, sink in run.layer(index, inputs, last, staying).items()}
-        inputs.discard()  # before the tables are there: a kill after that leaves nothing
+        inputs.discard()  # before publishing, so that a kill afterwards leaves nothing
         opened = publish_tables(list(writers.values()))
         named = {t: opened.table(writer.name) for t, writer in writers.items()}
         return LayerwiseResult(None, opened, named, run.stats)
 
 
 def _check_output(store: FeatureStore, asked: _Asked, key: str, replace: bool) -> None:
-    """Before anything is computed."""
+    """Check the output before anything is computed."""
     if not asked.all_nodes:
-        raise ValueError("output= makes tables of all nodes, and nodes= names some: leave one of them out")
+        raise ValueError("output= needs all nodes, but nodes= selects some: leave one of them out")
     for name in (table_name(ntype, key) for ntype in asked.nodes):
         if name in store.tables and not replace:
-            raise FileExistsError(f"{store.name} has a table {name!r}; give another key, or replace=True")
+            raise FileExistsError(
+                f"{store.name} already has a table {name!r}: give another key, or replace=True"
+            )
 
 
 def _features_of(
     stores: Sequence[FeatureStore], topology: Topology, tables: Tables | None
 ) -> dict[str, Table]:
-    """The table of each node type that has one."""
+    """The tables of node features, by type."""
     if tables is None:
         given = {
             t.name: t for t in stores[0].tables.values() if t.kind == "node" and t.type in topology.node_types
@@ -168,7 +171,7 @@ def _features_of(
     else:
         given = chosen_tables(stores, tables)
     if edges := [t.name for t in given.values() if t.kind != "node"]:
-        raise ValueError(f"{edges[0]} is of edges: name it in edge_tables=")
+        raise ValueError(f"{edges[0]} is a table of edges: pass it as edge_tables=")
     return _one_of_each_type(stores[0], topology, given, "tables=")
 
 
@@ -177,7 +180,7 @@ def _edge_features_of(
 ) -> dict[Relation, Table]:
     given = chosen_tables(stores, tables)
     if nodes := [t.name for t in given.values() if t.kind == "node"]:
-        raise ValueError(f"{nodes[0]} is of nodes: name it in tables=")
+        raise ValueError(f"{nodes[0]} is a table of nodes: pass it as tables=")
     return _one_of_each_type(stores[0], topology, given, "edge_tables=")
 
 
@@ -190,14 +193,14 @@ def _one_of_each_type(
         other = found.setdefault(table.type, table)
         if other is not table:
             raise ValueError(
-                f"{other.name} and {table.name} are of {describe_type(table.type)} {table.kind}s: say which, "
-                f"{argument}"
+                f"{other.name} and {table.name} are tables of the same {describe_type(table.type)} "
+                f"{table.kind}s: choose one with {argument}"
             )
     return found
 
 
 class _Asked:
-    """The nodes whose output is wanted, and in which order."""
+    """The nodes to compute, and their order."""
 
     def __init__(
         self, topology: Topology, nodes: torch.Tensor | Mapping[str, torch.Tensor | None] | None
@@ -205,7 +208,7 @@ class _Asked:
         self._homogeneous = topology.homogeneous
         if nodes is not None and isinstance(nodes, Mapping) == self._homogeneous:
             cure = "int64[n]" if self._homogeneous else "a dictionary, node type -> int64[n] or None"
-            raise TypeError(f"nodes is {type(nodes).__name__}; give {cure}")
+            raise TypeError(f"nodes must be {cure} (got {type(nodes).__name__})")
         given: Mapping[str, torch.Tensor | None] = (
             dict.fromkeys(topology.node_types)
             if nodes is None
@@ -214,7 +217,7 @@ class _Asked:
             else {topology.node_types[0]: nodes}
         )
         self.nodes: dict[str, Nodes] = {}
-        self._places: dict[str, torch.Tensor] = {}
+        self._inverse: dict[str, torch.Tensor] = {}
         counts = dict(zip(topology.node_types, topology.node_counts, strict=True))
         for ntype, ids in given.items():
             if ntype not in counts:
@@ -231,9 +234,9 @@ class _Asked:
                     f"nodes of {ntype!r} run from {ids.min()} to {ids.max()}; ids run from 0 to "
                     f"{counts[ntype] - 1}"
                 )
-            self.nodes[ntype], self._places[ntype] = torch.unique(ids.cpu(), return_inverse=True)
+            self.nodes[ntype], self._inverse[ntype] = torch.unique(ids.cpu(), return_inverse=True)
         if not self.nodes:
-            raise ValueError("nodes names no type; leave it out for all nodes of all types")
+            raise ValueError("nodes is empty: leave it out for all nodes of all types")
         if all(ids is not None and not len(ids) for ids in self.nodes.values()):
             raise ValueError("nodes is empty: there is nothing to compute")
 
@@ -242,6 +245,6 @@ class _Asked:
         return all(ids is None for ids in self.nodes.values())
 
     def in_order(self, values: Mapping[str, torch.Tensor]) -> PerType:
-        """Output for the nodes as given, some perhaps more than once."""
-        ordered = {t: v[self._places[t]] if t in self._places else v for t, v in values.items()}
+        """The output in the order of the given nodes, which may repeat."""
+        ordered = {t: v[self._inverse[t]] if t in self._inverse else v for t, v in values.items()}
         return per_type(ordered, self._homogeneous)

@@ -1,7 +1,6 @@
 """Run: computes one layer after the other, reading rows through a FeatureLoader. Called by layerwise.
 
-It decides how large blocks are, so that cache, rows and blocks stay within the memory budget whatever the
-graph.
+It chooses the size of blocks so that cache, rows and blocks stay within the budget for every graph.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from gids.store import Table
 from gids.store.names import Relation
 
 BLOCK_BYTES = 64 << 20
-"""Of input rows, that a block aims at: more adds to what the layer needs itself, and gains nothing."""
+"""Target bytes of a block's input rows. Larger blocks are not faster, and layers need more memory."""
 _ROW_OVERHEAD = 72
-"""Bytes that a row of a sampled block takes in the window: its id, its place, its edge."""
+"""Bytes per row of a sampled block in the window: its id, its position, its edge."""
 
 Progress = Callable[[int, int, int], None]
 """(layer, nodes done, nodes of this layer)."""
@@ -41,11 +40,11 @@ Item = tuple[Span, Minibatch]
 
 
 class Inputs:
-    """What a layer reads: a table for each node type that has one, and tables of edges.
+    """The tables that a layer reads: at most one per node type, and tables of edges.
 
-    nodes: tables by type. dtype: of the rows, where it is not the stored one. targets: the nodes that the
-    tables have rows of, or None: all, and types without a table come as ids. given: what a layer gave, by
-    type. Attributes: edges; tables: all of them, by the names under which they are read; dtype: as which.
+    nodes: tables by type. dtype: of the rows (None: the stored one). targets: the nodes whose rows the tables
+    hold (None: all nodes; then layers get ids of types without a table). given: dtypes of the layer before,
+    by type. Attributes: edges; tables: all tables by the names that the loader uses; dtype: of the loader.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Inputs:
 
     @classmethod
     def of(cls, sinks: Mapping[str, TableSink], targets: Targets, edges: EdgeFeatures) -> Inputs:
-        """What a layer wrote for these targets."""
+        """The inputs that a layer wrote for these targets."""
         tables = {ntype: sink.finish() for ntype, sink in sinks.items()}
         given = {ntype: sink.given_dtype for ntype, sink in sinks.items()}
         dtypes = set(given.values())
@@ -73,17 +72,17 @@ class Inputs:
 
     @property
     def row_bytes(self) -> int:
-        """The greatest of nodes, as stored or as handed over, and that of an edge to it."""
+        """Bytes of the largest node row, stored or converted, and of the row of an edge to it."""
         of_nodes = (max(t.row_bytes, out_row_bytes(t, self.dtype)) for t in self._nodes.values())
         return max([8, *of_nodes]) + self.edges.row_bytes
 
     def rows_of(
         self, nodes: Iterable[tuple[str, torch.Tensor]], minibatch: Minibatch
     ) -> dict[str, torch.Tensor]:
-        """The rows of the tables that hold these nodes, and those of the minibatch's edges."""
+        """By table, the rows of these nodes and of the minibatch's edges."""
         mine = ((t, ids) for t, ids in nodes if t in self._nodes)
-        places = {t: ids if self._targets is None else self._targets.places(t, ids) for t, ids in mine}
-        return {**places, **self.edges.ids_of(minibatch)}
+        positions = {t: ids if self._targets is None else self._targets.positions(t, ids) for t, ids in mine}
+        return {**positions, **self.edges.ids_of(minibatch)}
 
     def for_layer(
         self,
@@ -91,19 +90,19 @@ class Inputs:
         rows: Mapping[str, torch.Tensor],
         device: torch.device,
     ) -> dict[str, torch.Tensor]:
-        """By type, what a layer is given of nodes."""
+        """The rows of nodes, or their ids, for a layer, by type."""
         if self._targets is not None:
             return {t: rows[t].to(self._given[t]) for t in self._nodes}
         return {t: rows[t] if t in self._nodes else ids.to(device) for t, ids in nodes}
 
     def discard(self) -> None:
-        """Remove what a layer wrote."""
+        """Remove the tables that a layer wrote."""
         for sink in self._written:
             sink.writer.discard()
 
 
 class Run:
-    """One call of layerwise. stats: of each layer so far."""
+    """One call of layerwise. stats: one entry per layer so far."""
 
     def __init__(
         self,
@@ -115,7 +114,7 @@ class Run:
     ) -> None:
         self._layers, self._near = layers, near
         opened = cuda.open_device(device) if device.type == "cuda" else None
-        self._place = opened.torch_device if opened is not None else device
+        self._torch_device = opened.torch_device if opened is not None else device
         self._device, self._progress = device, progress
         options = source.options
         planned = options.planned or min(2, max(1, _core.USE_BITS - options.window))
@@ -129,11 +128,11 @@ class Run:
     def layer(
         self, index: int, inputs: Inputs, targets: Targets, sinks: Mapping[str, AnySink]
     ) -> dict[str, AnySink]:
-        """Compute a layer for its targets. Returns the sinks of the types that it has an output for."""
+        """Compute a layer for its targets. Returns the sinks of the types with an output."""
         begun = time.perf_counter()
         per_row, most, limit = self._block_rows(inputs)
         spans = targets.spans(most, limit, edge_rows=bool(inputs.edges.tables))
-        left_out: set[str] = set()  # types that the layer has nothing for
+        left_out: set[str] = set()  # types without an output
         source = self._sampled(targets, spans, left_out)
         shapes: dict[str, torch.Size] = {}
         done = 0
@@ -150,7 +149,7 @@ class Run:
             for item, rows in stream:
                 span, minibatch = item
                 if span.ntype not in left_out:
-                    h_src = inputs.for_layer(self._nodes(item), rows, self._place)
+                    h_src = inputs.for_layer(self._nodes(item), rows, self._torch_device)
                     h_dst = self._call(index, span, minibatch, h_src, *inputs.edges.for_layer(rows))
                     if h_dst is None and span.ntype not in shapes:
                         left_out.add(span.ntype)
@@ -183,34 +182,34 @@ class Run:
         *edge_rows: torch.Tensor | dict[Relation, torch.Tensor],
     ) -> torch.Tensor | None:
         homogeneous = self._near.topology.homogeneous
-        block, of_nodes = block_on(minibatch, self._place), per_type(h_src, homogeneous)
+        block, of_nodes = block_on(minibatch, self._torch_device), per_type(h_src, homogeneous)
         given = self._layers(index, block, of_nodes, *edge_rows)
         return output_of(given, index, span.ntype, span.stop - span.start, by_type=not homogeneous)
 
     def _block_rows(self, inputs: Inputs) -> tuple[int, int, int]:
-        """Memory of a row in a block; rows that a block aims at, and those that it may have at most."""
+        """(bytes per row of a block, target rows of a block, most rows of a block)."""
         window, planned = self._window, self._planned
-        # As FeatureLoader counts: outputs of the planned blocks, and one with the layer.
+        # As in FeatureLoader: outputs of the planned blocks, and one that the layer holds.
         per_row = int(GROWTH * ((planned + 1) * inputs.row_bytes + (window + planned) * _ROW_OVERHEAD))
         limit = max(0, self._memory_bytes - self._fixed_bytes(inputs)) // per_row
         if limit < 4:
             needed = format_bytes(self._fixed_bytes(inputs) + 4 * per_row)
             option = "device_memory" if self._device.type == "cuda" else "memory"
             raise MemoryBudgetError(
-                f"{option}={self._memory_bytes} does not hold blocks of four rows, which need {needed}: give "
-                "gids.open() more"
+                f"{option}={self._memory_bytes} is too small for blocks of four rows, which need {needed}: "
+                "give gids.open() more"
             )
         return per_row, max(2, min(limit // 2, BLOCK_BYTES // inputs.row_bytes)), limit  # half for the cache
 
     def _fixed_bytes(self, inputs: Inputs) -> int:
-        """Bounce pool and page tables."""
+        """Bytes of the bounce pool and the page tables."""
         tables = inputs.tables.values()
         depth = self._source.options.queue_depth
         bounce = bounce_pool_bytes(tables, depth, memory_bytes=self._memory_bytes) if tables else 0
         return int(bounce + sum(8 * t.page_count for t in tables))
 
     def _loader(self, inputs: Inputs, blocks_bytes: int) -> FeatureLoader:
-        """blocks_bytes: of the largest block. What the blocks may take is kept from the cache."""
+        """blocks_bytes: of the largest block. The cache gets the memory that blocks do not need."""
         left = self._memory_bytes - blocks_bytes - self._fixed_bytes(inputs)
         asked = self._source.options.cache
         lines = max(0, left if asked is None else min(left, asked))
@@ -223,11 +222,13 @@ def _write(
     index: int, sink: Sink, span: Span, rows: torch.Tensor | None, shapes: dict[str, torch.Size]
 ) -> None:
     if rows is None:
-        raise ValueError(f"layer {index} returned {span.ntype!r} rows for the first blocks, and then none")
+        raise ValueError(
+            f"layer {index} returned {span.ntype!r} rows for earlier blocks, but none for this one"
+        )
     if shapes.setdefault(span.ntype, rows.shape[1:]) != rows.shape[1:]:
         raise ValueError(
-            f"layer {index} returned rows of shape {list(rows.shape[1:])} for {span.ntype!r} nodes, and for "
-            f"those before of {list(shapes[span.ntype])}"
+            f"layer {index} returned rows of shape {list(rows.shape[1:])} for {span.ntype!r} nodes, but "
+            f"{list(shapes[span.ntype])} for earlier blocks"
         )
     try:
         sink.write(span.start, rows)

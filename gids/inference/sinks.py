@@ -1,4 +1,4 @@
-"""Where a layer's output goes: a table, or a tensor. Made by layerwise, filled block by block."""
+"""The destination of a layer's output: a table or a tensor. Made by layerwise, filled block by block."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from gids.write.table_writer import TableWriter
 
 
 class Sink(Protocol):
-    """Takes the rows of one type; all have one shape and type."""
+    """Takes the rows of one type, which all have the same shape and dtype."""
 
     def write(self, start: int, rows: torch.Tensor) -> None: ...
 
 
 class TableSink:
-    """A table, which is made when the first rows show their shape.
+    """A table. It is created when the first rows show their shape.
 
-    make(shape, dtype): its writer. dtype: what floating rows are stored as; others stay what they are.
+    make(shape, dtype): creates the writer. dtype: of floating-point rows; other rows keep theirs.
     """
 
     def __init__(
@@ -29,11 +29,11 @@ class TableSink:
         self._make, self._dtype = make, dtype
         self._writer: TableWriter | None = None
         self.given_dtype = dtype
-        """What the layer gave."""
+        """The dtype of the layer's rows."""
 
     @property
     def writer(self) -> TableWriter:
-        assert self._writer is not None, "no rows were written, not even none"
+        assert self._writer is not None, "write() was never called"
         return self._writer
 
     def write(self, start: int, rows: torch.Tensor) -> None:
@@ -44,12 +44,12 @@ class TableSink:
         self._writer.write(start, rows)
 
     def finish(self) -> Table:
-        """The table, which has all of its rows."""
+        """The finished table."""
         return self.writer.finish()
 
 
 class TensorSink:
-    """A tensor of `count` rows on the CPU, of the type that the layer gives."""
+    """A tensor of `count` rows on the CPU, in the layer's dtype."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -57,7 +57,7 @@ class TensorSink:
 
     @property
     def values(self) -> torch.Tensor:
-        assert self._values is not None, "no rows were written, not even none"
+        assert self._values is not None, "write() was never called"
         return self._values
 
     def write(self, start: int, rows: torch.Tensor) -> None:

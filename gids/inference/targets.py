@@ -1,7 +1,7 @@
-"""Which nodes each layer is computed for, and in which blocks. Called by layerwise; knows no features.
+"""The nodes that each layer is computed for, and their blocks. Called by layerwise. Knows no features.
 
-A block's cost is the rows that it may read at most: its nodes and their in-edges. Blocks are cut by cost, in
-the order of ids, so that neighbouring ids share rows.
+A block's cost is an upper bound of the rows that it reads: its nodes and their in-edges. Blocks are cut by
+cost, in the order of ids, as neighbouring ids share rows.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from gids.errors import MemoryBudgetError
 from gids.sampler import Minibatch, Neighbor, Topology
 
 _SAMPLED_ROWS = 1 << 17
-"""That blocks aim at, of which only the nodes are looked at."""
+"""Target rows of blocks that are sampled only for their nodes."""
 Nodes = torch.Tensor | None
 """Ids in ascending order, int64[n]; or None: all nodes of the type."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Successive targets of one type: those at start … stop among them."""
+    """Successive targets of one type: the positions start to stop - 1 among them."""
 
     ntype: str
     start: int
@@ -53,21 +53,21 @@ class Targets:
         ids = self.nodes[span.ntype]
         return torch.arange(span.start, span.stop) if ids is None else ids[span.start : span.stop]
 
-    def places(self, ntype: str, ids: torch.Tensor) -> torch.Tensor:
-        """Where nodes stand among the targets of their type."""
+    def positions(self, ntype: str, ids: torch.Tensor) -> torch.Tensor:
+        """The positions of nodes among the targets of their type."""
         targets = self.nodes[ntype]
         return ids if targets is None else torch.searchsorted(targets, ids)
 
     def spans(self, most: int, limit: int, *, edge_rows: bool = False) -> list[Span]:
-        """All targets, cut into spans of a cost of at most `most`, or of one node of at most `limit`.
+        """All targets, cut into spans that cost at most `most`, or hold one node of at most `limit`.
 
-        edge_rows: rows of edges are read as well, so that no span costs less than it has in-edges. Raises
-        MemoryBudgetError for a node that costs more.
+        edge_rows: rows of edges are read too, so a span costs at least its number of in-edges. Raises
+        MemoryBudgetError for a node that costs more than `limit`.
         """
         spans = []
         for ntype in self.nodes:
             cost, count, start = self._costs(ntype), self.count_of(ntype), 0
-            while True:  # one empty span where there are no nodes: it tells shapes
+            while True:  # without nodes, one empty span gives the shapes
                 end = bisect_right(range(count + 1), cost(start) + most, start + 1, count + 1, key=cost) - 1
                 stop = min(count, max(start + 1, end))
                 rows = cost(stop) - cost(start)
@@ -75,7 +75,7 @@ class Targets:
                 if span.cost > limit:
                     raise MemoryBudgetError(
                         f"{ntype!r} node {int(self.ids(span)[0])} and its in-neighbours are up to "
-                        f"{span.cost} rows, and memory_bytes has room for {limit} in a block: give more of it"
+                        f"{span.cost} rows, but memory_bytes has room for {limit} in a block: increase it"
                     )
                 spans.append(span)
                 if stop == count:
@@ -84,7 +84,7 @@ class Targets:
         return spans
 
     def _distinct(self, ntype: str, cost: int) -> int:
-        """No more rows than there are nodes."""
+        """The cost, limited to the number of nodes."""
         sources = {ntype} | {r[0] for r in self._topology.relations if r[2] == ntype}
         return min(cost, sum(self._counts[t] for t in sources))
 
@@ -104,7 +104,7 @@ class Targets:
 
 
 class Neighbourhoods:
-    """Samples the full in-neighbourhood of nodes of one type."""
+    """Samples the full in-neighbourhoods of nodes of one type."""
 
     def __init__(self, topology: Topology, threads: int | None) -> None:
         self.topology = topology
@@ -115,10 +115,10 @@ class Neighbourhoods:
         return self._sampler.sample(self.topology, ids if self.topology.homogeneous else {span.ntype: ids})
 
     def needed_by(self, targets: Targets) -> Targets:
-        """What the layer before must be computed for: the targets and their in-neighbours.
+        """The targets of the layer before: these targets and their in-neighbours.
 
-        Where all nodes of a type are targets, all nodes of its neighbours' types are taken to be needed.
-        Memory: a byte for each node of the types of which some are.
+        If all nodes of a type are targets, all nodes of its neighbours' types count as needed. Takes one byte
+        of memory per node of the other types.
         """
         topology = self.topology
         counts = dict(zip(topology.node_types, topology.node_counts, strict=True))
@@ -141,6 +141,6 @@ class Neighbourhoods:
         return Targets(topology, needed)
 
     def input_nodes(self, minibatch: Minibatch) -> list[tuple[str, torch.Tensor]]:
-        """(type, ids) of what a block reads."""
+        """(type, ids) of the nodes that a block reads."""
         nodes = minibatch.input_nodes
         return list(nodes.items()) if isinstance(nodes, dict) else [(self.topology.node_types[0], nodes)]

@@ -1,4 +1,4 @@
-"""Reads files past the page cache, through io_uring where the machine has it."""
+"""Reads files past the page cache, with io_uring if the machine has it."""
 
 from gids.io.engine import QUEUE_DEPTH, Engine, open_engine, probe
 from gids.io.page_cache import drop_page_cache

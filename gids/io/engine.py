@@ -1,6 +1,6 @@
 """I/O engines: read pieces of files, out of order, with a bounded number in flight.
 
-Called by the cache and by people who measure. Knows files, offsets and bytes; nothing of tables or pages.
+Called by the cache and by benchmarks. Knows files, offsets and bytes, but not tables or pages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from gids import _core
 
 QUEUE_DEPTH = 256
-"""Requests in flight, where nothing else is asked for."""
+"""The default number of requests in flight."""
 
 _log = logging.getLogger("gids")
 _logged: set[str] = set()
@@ -26,12 +26,12 @@ _logged: set[str] = set()
 class Engine:
     """A set of open files and the threads that read them. Made by :func:`open_engine`.
 
-    Safe to use from several threads at once. An engine does not survive a fork: in the child every read
-    raises RuntimeError, and closing does nothing.
+    Several threads may use it at once. In a forked child every read raises RuntimeError, and close() does
+    nothing.
     """
 
     def __init__(self, native: _core.Engine) -> None:
-        self.native = native  # what the cache's native half takes
+        self.native = native  # for the native cache
 
     @property
     def name(self) -> str:
@@ -40,27 +40,27 @@ class Engine:
 
     @property
     def note(self) -> str:
-        """What was found when it opened: direct or buffered, the kernel's features, why not io_uring."""
+        """What opening found: direct or buffered I/O, kernel features, why io_uring is not used."""
         return self.native.note
 
     @property
     def alignment(self) -> int:
-        """Bytes that offset, length and address should be multiples of; others are read through a copy."""
+        """Alignment in bytes of offset, length and address for direct reads. Others need an extra copy."""
         return self.native.alignment
 
     @property
     def depth(self) -> int:
-        """Requests that can be in flight at once."""
+        """The number of requests that can be in flight at once."""
         return self.native.depth
 
     @property
     def max_read_bytes(self) -> int:
-        """The longest read that it takes."""
+        """The longest read that it accepts, in bytes."""
         return self.native.max_read_bytes
 
     @property
     def bounce_bytes(self) -> int:
-        """Memory set aside for reads that cannot land where they should (committed when first used)."""
+        """Memory for reads that need an extra copy, in bytes. It is committed on first use."""
         return self.native.bounce_bytes
 
     def read(
@@ -72,18 +72,18 @@ class Engine:
     ) -> npt.NDArray[np.int32]:
         """Read ``nbytes`` bytes at each offset into the rows of ``out``.
 
-        files: uint32[n], index of the file in the list that the engine was opened with.
-        offsets: int64[n], bytes from the start of the file; any order, may repeat.
-        out: uint8[n, nbytes], C-contiguous. Aligned to :attr:`alignment` it is read into directly.
+        files: uint32[n], indices of the paths that the engine was opened with.
+        offsets: int64[n], bytes from the start of the file, in any order, may repeat.
+        out: uint8[n, nbytes], C-contiguous. If it is aligned to :attr:`alignment`, no copy is needed.
 
-        Returns int32[n]: 0, or the errno of each read that failed (ENODATA: the file ends before it), whose
-        row of ``out`` is then undefined. Blocks without the GIL; Ctrl-C ends the wait after the reads in
-        flight. Raises ValueError for a file, offset or length that the engine cannot read (nothing is read)
-        and RuntimeError when it is closed or was opened before a fork.
+        Returns int32[n]: 0, or the errno of each read that failed (ENODATA: the file ends before it). The row
+        of a failed read is undefined. Blocks without the GIL; Ctrl-C ends the wait after the reads in flight.
+        Raises ValueError, before any read, for a file, offset or length that the engine cannot read, and
+        RuntimeError if it is closed or was opened before a fork.
         """
         if out.ndim != 2 or out.shape[1] != nbytes:
             raise ValueError(
-                f"out has shape {out.shape}; asked for reads of {nbytes} B, it must be [n, {nbytes}]"
+                f"out must have shape [n, {nbytes}] for reads of {nbytes} bytes (got {list(out.shape)})"
             )
         errors = np.empty(len(files), dtype=np.int32)
         self.native.read(files, offsets, out, errors)
@@ -95,44 +95,44 @@ class Engine:
         offsets: npt.NDArray[np.int64],
         lengths: npt.NDArray[np.int64],
         out: npt.NDArray[np.uint8],
-        places: npt.NDArray[np.int64],
+        out_offsets: npt.NDArray[np.int64],
     ) -> npt.NDArray[np.int32]:
-        """Read ``lengths[i]`` bytes at ``offsets[i]`` of file ``files[i]`` to ``out[places[i]:]``.
+        """Read ``lengths[i]`` bytes at ``offsets[i]`` of file ``files[i]`` to ``out[out_offsets[i]:]``.
 
-        files: uint32[n]. offsets, lengths (1 to :attr:`max_read_bytes`), places: int64[n]; places must not
-        overlap. out: uint8[m], contiguous. Otherwise as :meth:`read`, the errors included.
+        files: uint32[n]. offsets, lengths (1 to :attr:`max_read_bytes`), out_offsets: int64[n]; extents must
+        not overlap in out. out: uint8[m], contiguous. Blocks and returns errors as :meth:`read` does.
         """
         errors = np.empty(len(files), dtype=np.int32)
-        self.native.read_extents(files, offsets, lengths, out, places, errors)
+        self.native.read_extents(files, offsets, lengths, out, out_offsets, errors)
         return errors
 
     def stats(self) -> dict[str, int | float]:
         """Counters since it opened.
 
-        reads, requests (to the kernel, after merging), bytes_asked, bytes_read (with what alignment adds),
-        errors, retries, busy_s (time with a request in flight), latency_s (mean of a request), depth_max; and
-        in_flight, the requests that are in flight now.
+        reads, requests (to the kernel, after merging), bytes_asked, bytes_read (including alignment), errors,
+        retries, busy_s (time with a request in flight), latency_s (mean per request), depth_max, and
+        in_flight, the number of requests in flight now.
         """
         return self.native.stats()
 
     def latencies(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-        """How long requests took since it opened: (seconds, counts), float64[n] and int64[n].
+        """A histogram of request latencies since it opened: (seconds, counts), float64[n] and int64[n].
 
-        counts[i] requests took less than seconds[i], and at least seconds[i - 1]; buckets are a sixteenth of
-        a doubling wide. The difference of two answers is of the requests between them.
+        counts[i] requests took seconds[i - 1] or more and less than seconds[i]. There are 16 buckets per
+        factor of 2. Subtract two histograms for the requests between them.
         """
         ends, counts = self.native.latencies()
         return np.array(ends), np.array(counts, np.int64)
 
     def inject_faults(self, faults: Iterable[tuple[int, int, int, int]]) -> None:
-        """For tests: (file, offset, errno, times) makes reads that touch the byte fail that many times.
+        """For tests: (file, offset, errno, times) makes reads of that byte fail that many times.
 
-        Replaces the faults injected before. EINTR and EAGAIN are repeated by the engine, as from the kernel.
+        Replaces the faults injected before. The engine retries EINTR and EAGAIN, as it does for the kernel's.
         """
         self.native.inject_faults(list(faults))
 
     def close(self) -> None:
-        """Complete what was submitted, end the threads, close the files. May be called twice."""
+        """Complete submitted reads, end the threads, close the files. Idempotent."""
         self.native.close()
 
     def __enter__(self) -> Engine:
@@ -159,16 +159,15 @@ def open_engine(
 ) -> Engine:
     """Open files for reading.
 
-    kind: "uring" (io_uring), "threads" (preadv in a thread pool), "mmap" (page faults: the baseline for
-    comparison), or "auto": uring, and threads where io_uring is not to be had; logger "gids" then says why,
-    once. depth: requests in flight. threads: 0 means 1 ring (uring), 32 readers (threads), 1 per core (mmap).
-    direct: O_DIRECT, past the page cache. max_read_bytes: the largest read that will be asked for; it sizes
-    the bounce pool. max_merge_bytes: neighbouring reads of a call become one request up to this size; 0:
-    never.
+    kind: "uring" (io_uring), "threads" (preadv in a thread pool), "mmap" (page faults, a baseline for
+    comparison) or "auto": uring, or threads if io_uring is not available; logger "gids" then reports why,
+    once. depth: number of requests in flight. threads: number of threads (0: 1 ring for uring, 32 readers for
+    threads, 1 per core for mmap). direct: use O_DIRECT, past the page cache. max_read_bytes: the longest
+    read, which sizes the bounce pool. max_merge_bytes: merge neighbouring reads of a call into one request up
+    to this size (0: never).
 
-    Raises OSError (FileNotFoundError, …) for a file that cannot be opened, or whose file system refuses
-    direct I/O, and where the system gives no more threads; ValueError for an unknown kind or a number out of
-    range.
+    Raises OSError (FileNotFoundError, …) if a file cannot be opened, its file system refuses direct I/O, or
+    no thread can be started; ValueError for an unknown kind or a number out of range.
     """
     native = _core.open_engine(
         kind,
@@ -187,11 +186,11 @@ def open_engine(
 
 
 def probe(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Tell what this machine and the file's file system allow.
+    """Report what this machine and the file's file system support.
 
-    Returns: io_uring (bool), io_uring_note (why not, or ""), direct (bool), direct_note, alignment (bytes, of
-    direct I/O; 1 without), file_system ("ext4", …), memlock_bytes (memory that may be registered with the
-    kernel; -1: no limit). Raises OSError when the file cannot be opened.
+    Returns a dictionary: io_uring (bool), io_uring_note (why not, or ""), direct (bool), direct_note (why
+    not, or ""), alignment (of direct I/O, in bytes; 1 without it), file_system ("ext4", …), memlock_bytes
+    (limit of memory registered with the kernel; -1: no limit). Raises OSError if the file cannot be opened.
     """
     import resource
 

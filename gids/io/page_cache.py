@@ -1,4 +1,4 @@
-"""Forget files' pages in the kernel's page cache. Called by benchmarks and tests that start cold."""
+"""Drops files from the kernel's page cache. Called by benchmarks and tests that start cold."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 def drop_page_cache(path: str | os.PathLike[str]) -> None:
     """Drop the clean pages of a file, or of every file below a directory, from the page cache.
 
-    Written pages go to the disk first. Pages that some process has mapped stay. Raises OSError.
+    Dirty pages are written to the disk first. Pages that a process has mapped stay. Raises OSError.
     """
     root = Path(path)
     for file in sorted(root.rglob("*")) if root.is_dir() else [root]:

@@ -48,8 +48,6 @@ from gids.store import FeatureStore, Table
 T = TypeVar("T")
 log = logging.getLogger("gids")
 
-_RESIDENT = 2  # the state of a page word, its two highest bits
-
 
 class FeatureLoader:
     """Feature rows for sampled minibatches, read ahead through a cache.
@@ -388,7 +386,7 @@ class FeatureLoader:
             raise ValueError("this FeatureLoader is closed: its cache is gone")
         if self._cache is None:
             return torch.zeros(found.row_count, dtype=torch.bool)
-        resident = self._cache.page_words(table) >> np.uint64(62) == _RESIDENT
+        resident = self._cache.page_words(table) >> np.uint64(_core.STATE_SHIFT) == _core.RESIDENT
         return torch.from_numpy(found.rows_of_pages(resident))
 
     def table_heat(self, table: Table) -> npt.NDArray[np.uint8] | None:

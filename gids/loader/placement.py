@@ -1,6 +1,6 @@
-"""The memory of a loader's cache: host memory, or device memory with a tier in host memory under it.
+"""The placement of a loader's cache: in host memory, or on a CUDA device with more lines in host memory.
 
-Made by FeatureLoader. It shares out the memory and builds the cache. The stream decides when steps enter, are
+Made by FeatureLoader. It shares memory out and builds the cache. The stream decides when steps are entered,
 planned and gathered.
 """
 
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 Heats = Mapping[str, npt.NDArray[np.uint8]]
 
 ROUNDS_MAX = 4
-"""Rounds of requests in flight on a device: each takes a quarter of the staging memory."""
+"""Rounds of requests in flight on a device. Each takes a quarter of the staging memory."""
 
 Plan = MemoryPlan
 
 
 class Placement(Protocol):
-    """Builds the cache when the sizes are known."""
+    """Builds the cache once the sizes of minibatches are known."""
 
     least_planned: int
-    """Least number of planned minibatches where memory allows, so that their stages overlap."""
+    """The least number of planned minibatches, if memory allows, so that their stages overlap."""
 
     memory_bytes: int
-    """The budget, in host memory or on the device."""
+    """The budget: bytes of host memory, or of device memory."""
 
     option: str
     """The argument of gids.open() that gives the budget."""
@@ -51,27 +51,27 @@ class Placement(Protocol):
     """The memories that the cache takes: "host", the name of a device, or both."""
 
     def build(self, sizes: Sizes, heats: Heats) -> tuple[Cache, Plan]:
-        """The cache, and how memory was shared out: what window and planned minibatches there is room for.
+        """Build the cache; returns it with the memory plan.
 
-        sizes: of minibatches like the first, and what the user wants. Raises MemoryBudgetError, with the sum,
-        when one minibatch does not fit.
+        sizes: of minibatches like the first one, with the window and planned minibatches that the user wants.
+        Raises MemoryBudgetError, which lists the sum, if one minibatch does not fit.
         """
 
     def share(self, sizes: Sizes, memory_bytes: int) -> Plan:
-        """How other memory would be shared out. Raises as build() does."""
+        """The plan for another budget. Raises like build()."""
 
     def excess_bytes(self, sizes: Sizes) -> int:
-        """What minibatches of these sizes would take beyond memory_bytes, beside the lines that there are.
+        """Bytes beyond memory_bytes that minibatches of these sizes need beside the existing lines.
 
-        Not above 0 where memory holds them. There is a cache.
+        0 or less if they fit. Requires build().
         """
 
     def memory(self, cache: Cache | None, held_bytes: int) -> dict[str, int]:
-        """Bytes by purpose. held_bytes: of the sampled minibatches themselves."""
+        """Bytes by purpose. held_bytes: of the sampled minibatches."""
 
 
 class HostPlacement:
-    """Lines in host memory; features are handed out there."""
+    """Lines and features in host memory."""
 
     least_planned = 2
     option = "memory"
@@ -136,9 +136,9 @@ class HostPlacement:
 
 
 class DevicePlacement:
-    """Lines in device memory, and a tier of pinned lines in host memory; features are handed out there."""
+    """Lines in device memory and pinned host memory; features in device memory."""
 
-    least_planned = 3  # one is being read, one gathered, and one is with the consumer
+    least_planned = 3  # one is read, one is gathered, one is with the consumer
     option = "device_memory"
 
     def __init__(

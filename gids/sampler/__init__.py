@@ -1,4 +1,4 @@
-"""Samplers: seeds go in, minibatches come out, on the CPU or on a GPU. See docs/sampler.md."""
+"""Samplers: make minibatches from seeds, on the CPU or on a GPU. See docs/sampler.md."""
 
 from gids.sampler.labor import Labor
 from gids.sampler.ladies import Ladies

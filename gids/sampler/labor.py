@@ -1,4 +1,4 @@
-"""Labor: layer-neighbour sampling, where nodes that share neighbours sample the same ones."""
+"""Labor: layer-neighbour sampling. Nodes that share neighbours sample the same ones."""
 
 from __future__ import annotations
 
@@ -17,26 +17,24 @@ _TO_CONVERGENCE = -1
 
 
 class Labor(LayeredSampler):
-    """As Neighbor, with fewer different neighbours: in a layer every neighbour t has one random number r_t,
-    and a node with d > fanout neighbours takes those with small numbers.
+    """Like Neighbor, with fewer different neighbours.
 
-    Balin and Catalyurek, "Layer-Neighbor Sampling: Defusing Neighborhood Explosion in GNNs", NeurIPS 2023.
-    For a node alone the estimate is about as good as Neighbor's; a minibatch has far fewer input nodes.
+    In a layer every neighbour t has one random number r_t; a node with d > fanout neighbours takes those with
+    small numbers. For one node the estimate is about as good as Neighbor's, but a minibatch has far fewer
+    input nodes. Balin and Catalyurek, "Layer-Neighbor Sampling: Defusing Neighborhood Explosion in GNNs",
+    NeurIPS 2023. GPUs sample LABOR-0 only.
 
-    fanouts, threads: as Neighbor takes them; a fanout is an expectation unless fixed_count is set.
-    importance_sampling: 0, LABOR-0: t is taken with probability fanout / d. i >= 1, LABOR-i: neighbours of
-    nodes with few neighbours, which come anyhow, get higher probabilities, improved i times; -1, LABOR-*:
-    until the expected number of nodes no longer falls. fixed_count: exactly `fanout` neighbours, those with
-    the smallest numbers (sequential Poisson sampling). layer_dependency: a node has the same number in every
-    layer.
-    batch_dependency: in how many minibatches the numbers change wholly, 1 (each draws anew) or more, or
-    math.inf (only from epoch to epoch); successive minibatches then read more of the same rows. nested: these
-    minibatches are cut from one large one instead: they share their numbers, and the next group draws anew.
+    fanouts, threads: as in Neighbor; a fanout is an expected number unless fixed_count is set.
+    importance_sampling: 0 (LABOR-0): t is taken with probability fanout / d. i >= 1 (LABOR-i): neighbours of
+    nodes with few neighbours get higher probabilities, in i rounds. -1 (LABOR-*): as many rounds as reduce
+    the expected number of nodes. fixed_count: take exactly `fanout` neighbours, those with the smallest
+    numbers (sequential Poisson sampling). layer_dependency: a node has the same number in every layer.
+    batch_dependency: number of minibatches over which the numbers stay correlated (1: independent, math.inf:
+    a whole epoch), so that successive minibatches read more of the same rows. nested: cut this many
+    minibatches from one large one, with shared numbers, instead.
 
-    Blocks have weights, 1 / the probability of each edge. With parallel edges fixed_count is slightly biased:
-    they share one number. The minibatch depends on seeds, seed, epoch, step and graph alone.
-
-    GPUs sample LABOR-0.
+    Blocks have weights, 1 / the probability of each edge. fixed_count is slightly biased for parallel edges,
+    which share one number. The minibatch depends only on seeds, seed, epoch, step and graph.
     """
 
     def __init__(
@@ -57,8 +55,8 @@ class Labor(LayeredSampler):
             or not _TO_CONVERGENCE <= importance_sampling < 1 << 31
         ):
             raise ValueError(
-                f"importance_sampling={importance_sampling!r}; give how often the probabilities are "
-                "improved: 0 or more, or -1 for convergence"
+                "importance_sampling must be the number of rounds, 0 or more, or -1 for convergence (got "
+                f"{importance_sampling!r})"
             )
         self.importance_sampling = importance_sampling
         self.fixed_count, self.layer_dependency = bool(fixed_count), bool(layer_dependency)
@@ -66,8 +64,8 @@ class Labor(LayeredSampler):
         self._dependency = check_dependency(batch_dependency, self.nested)
         if self.nested and importance_sampling:
             raise ValueError(
-                f"nested=True with importance_sampling={importance_sampling}, whose probabilities depend on "
-                "the whole minibatch: no part of a large one is sampled as in it; take importance_sampling=0"
+                f"nested=True does not work with importance_sampling={importance_sampling}, whose "
+                "probabilities depend on the whole minibatch: use importance_sampling=0"
             )
 
     @property

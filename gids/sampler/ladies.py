@@ -1,4 +1,4 @@
-"""Ladies: layer-wise sampling, where a layer's nodes draw their neighbours together."""
+"""Ladies: layer-wise sampling. The nodes of a layer draw their neighbours together."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from gids.sampler.topology import Topology
 
 
 class Ladies(LayeredSampler):
-    """A layer draws `size` sources in all, in proportion to the squared norm of their column of the rows of
-    the row-normalised adjacency matrix that belong to the layer's nodes; every edge from them is taken.
+    """Each layer draws `size` sources in all, and takes every edge from them.
 
-    Zou et al., "Layer-Dependent Importance Sampling for Training Deep and Large Graph Convolutional
-    Networks", NeurIPS 2019. The number of input nodes grows with the number of layers, not exponentially; a
-    node with few neighbours may sample none.
+    A source is drawn in proportion to the squared norm of its column in the row-normalised adjacency matrix,
+    restricted to the rows of the layer's nodes. Zou et al., "Layer-Dependent Importance Sampling for Training
+    Deep and Large Graph Convolutional Networks", NeurIPS 2019. The number of input nodes grows linearly with
+    the number of layers; a node with few neighbours may get none.
 
-    sizes: one per layer, from the input layer to the output layer, each a number, 1 or more, or -1 for all;
-    or a dictionary with such a number for every relation, where 0 leaves the relation out. poisson: each
-    source comes or not by a number of its own, `size` in expectation (Poisson LADIES; Balin and Catalyurek,
-    2023): less variance; otherwise `size` draws with replacement, so that fewer different sources come.
-    threads: None takes torch's.
+    sizes: one per layer, from the input layer to the output layer: 1 or more, or -1 for all; or a dictionary
+    with such a number for every relation (0: leave it out). poisson: take each source independently, `size`
+    of them on average (Poisson LADIES; Balin and Catalyurek, 2023), which has less variance. Otherwise make
+    `size` draws with replacement, which gives fewer different sources. threads: number of threads (None:
+    torch's).
 
-    Blocks have weights, by which sums over all neighbours are estimated without bias. The minibatch depends
-    on seeds, seed, epoch, step and graph alone.
+    Blocks have weights that make sums over all neighbours unbiased. The minibatch depends only on seeds,
+    seed, epoch, step and graph.
     """
 
     _numbers_are = "sizes"

@@ -1,4 +1,4 @@
-"""LayeredSampler: what the samplers share that go from layer to layer. Subclasses say what a layer draws."""
+"""LayeredSampler: the base of samplers that go from layer to layer. Subclasses define what a layer draws."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ Layers = tuple[list[torch.Tensor], list[list[Block]]]
 """Nodes by type; by layer, the seeds' first, a block of each relation."""
 
 _KEEP_BYTES = 512 << 20
-"""Buffers of minibatches on the CPU are used again as long as they and those in use take at most this."""
+"""Buffers of minibatches on the CPU are kept for reuse up to this size, including those in use."""
 _MAX_FANOUT = (1 << 31) - 1
 _U64 = (1 << 64) - 1
 _MAX_KAPPA = 1 << 63
 
 
 class LayeredSampler(ABC):
-    """Arguments that are numbers per layer, the lock, pickling, and minibatches made of native arrays."""
+    """Arguments with a number per layer, the lock, pickling, and minibatches made of native arrays."""
 
     _numbers_are = "fanouts"  # the argument that has a number per layer
     _least = -1
@@ -46,34 +46,34 @@ class LayeredSampler(ABC):
         if not layers or not all(_is_number(f, self._least) for layer in layers for f in _values(layer)):
             every = ", -1 for all neighbours" if self._least < 0 else ""
             raise ValueError(
-                f"{name}={layers}; give one per layer: 1 or more{every}, or a "
-                "dictionary by relation, where 0 leaves one out"
+                f"{name}={layers}: give one number per layer, 1 or more{every}, or a dictionary of such "
+                "numbers by relation (0: leave the relation out)"
             )
         if any(f == 0 for f in layers):
-            raise ValueError(f"{name}={layers}; a layer without neighbours computes nothing: leave it out")
+            raise ValueError(f"{name}={layers}: a layer without neighbours computes nothing; leave it out")
         self.threads = threads if threads is not None else torch.get_num_threads()
         if self.threads < 1:
-            raise ValueError(f"threads={threads}; at least one thread samples")
+            raise ValueError(f"threads must be 1 or more (got {threads})")
         self._per_layer = layers
         self._host: _core.HostSampler | None = None
         self._devices: dict[Device, DeviceSampler] = {}
-        self._lock = threading.Lock()  # the memory that minibatches are made in is one
+        self._lock = threading.Lock()  # one minibatch at a time uses the scratch memory
 
     def sample(
         self, graphs: Graphs | Topology, seeds: PerType, *, seed: int = 0, epoch: int = 0, step: int = 0
     ) -> Minibatch:
-        """One minibatch, on the device for which the graphs are pinned, else on the CPU.
+        """Sample one minibatch, on the device of pinned graphs, else on the CPU.
 
-        graphs: a Graph or PinnedGraph, several as a sequence or dictionary, or a Topology made of them once.
-        seeds: int64[n] of node ids, or bool[num_nodes], or a dictionary by node type of such. Seeds that
-        repeat are kept, each with edges of its own (drawn alike), as DGL does; edges to such a node refer to
-        its first place. seed, epoch, step: 0 or more, below 2^64; together they choose the random numbers.
+        graphs: a Graph or PinnedGraph, a sequence or dictionary of them, or a Topology, which can be reused.
+        seeds: int64[n] node ids or bool[num_nodes], or a dictionary of these by node type. As in DGL,
+        repeated seeds are kept and get the same edges; edges to such a node refer to its first position.
+        seed, epoch, step: 0 to 2^64 - 1; together they determine the random numbers.
 
-        On the CPU this blocks, without the GIL. On a device it works on torch's current stream and waits for
-        it once or twice per layer. The tensors are the caller's to keep.
+        On the CPU this blocks without the GIL. On a device it works on torch's current stream and waits for
+        it once or twice per layer. The tensors belong to the caller.
 
-        Raises IndexError for a seed that is no node, FormatError for a topology that contradicts itself,
-        TypeError and ValueError for arguments.
+        Raises IndexError for a seed that is not a node, FormatError for an inconsistent topology, TypeError
+        and ValueError for wrong arguments.
         """
         topology, fanouts = self._checked(graphs, seed, epoch, step)
         return self._one(topology, seeds, fanouts, (seed, epoch, step))
@@ -88,8 +88,9 @@ class LayeredSampler(ABC):
         epoch: int = 0,
         step: int = 0,
     ) -> Minibatch:
-        """One layer alone, 0 being that of the seeds: what a sampler with its number only would sample, with
-        this one's threads and memory. Arguments, device, errors: as of sample().
+        """Sample one layer only (0: the seeds'), like a sampler with just that layer's number.
+
+        Uses this sampler's threads and memory. Arguments, device and errors: as in sample().
         """
         topology, fanouts = self._checked(graphs, seed, epoch, step)
         return self._one(topology, seeds, [fanouts[layer]], (seed, epoch, step))
@@ -103,21 +104,21 @@ class LayeredSampler(ABC):
         epoch: int = 0,
         first_step: int = 0,
     ) -> list[Minibatch]:
-        """The minibatches of successive steps, each exactly what sample() makes of its seeds and step.
+        """Sample the minibatches of successive steps; each equals sample() with its seeds and step.
 
-        seeds_of_steps: for each step, from first_step on, seeds as sample() takes them. On the CPU every
-        thread makes whole minibatches, where sample() has all threads work on one: faster with two threads
-        and more, while as many minibatches of scratch memory as there are threads are kept (``nbytes``). With
-        less than one minibatch for two threads, and on a device, they are sampled one after the other. The
-        matrix formulation of bulk sampling (Tripathy et al., MLSys 2024); see docs/internals/sampling.md.
+        seeds_of_steps: seeds, as in sample(), for each step from first_step on. On the CPU each thread makes
+        whole minibatches, while in sample() all threads work on one. This is faster with two threads or more,
+        and keeps scratch memory per thread (``nbytes``). With fewer minibatches than half the threads, and on
+        a device, minibatches are sampled one after the other. This is bulk sampling in the matrix formulation
+        (Tripathy et al., MLSys 2024); see docs/internals/sampling.md.
 
-        Blocks, and raises, as sample() does: what the first step that fails raises, its message beginning
-        with ``step N:``; no minibatch is returned then.
+        Blocks and raises like sample(). The error of the first step that fails begins with ``step N:``; then
+        no minibatch is returned.
         """
         last_step = first_step + max(0, len(seeds_of_steps) - 1)
         topology, fanouts = self._checked(graphs, seed, epoch, first_step, last_step)
         steps = range(first_step, first_step + len(seeds_of_steps))
-        own = type(self).sample is not LayeredSampler.sample  # a subclass that does more
+        own = type(self).sample is not LayeredSampler.sample  # a subclass that adds work
         in_turn = len(steps) < 2 or topology.device is not None or own
         made, given = [], []
         try:
@@ -141,25 +142,25 @@ class LayeredSampler(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Memory kept between minibatches, on the host and on devices."""
+        """Bytes of memory kept between minibatches, on the host and on devices."""
         host = self._host.scratch_bytes + self._host.idle_bytes if self._host is not None else 0
         return host + sum(d.nbytes for d in self._devices.values())
 
     def scratch_bytes(self, at_once: int = 1) -> int:
-        """Memory on the host to sample so many minibatches in one call, without these themselves.
+        """Host memory to sample at_once minibatches in one call, without the minibatches.
 
-        By what the last one took that was sampled alone; 0 before the first.
+        Estimated from the last minibatch that was sampled alone; 0 before the first.
         """
         together = self._host.together_bytes if self._host is not None else 0
         return together if at_once == 1 else together * (1 + self.threads)
 
     def host_bytes(self) -> tuple[int, int]:
-        """Memory on the host now: scratch, and buffers of minibatches, in use or kept for those to come."""
+        """Host memory now: (scratch, buffers of minibatches that are in use or kept for reuse)."""
         host = self._host
         return (0, 0) if host is None else (host.scratch_bytes, host.taken_bytes + host.idle_bytes)
 
     def __repr__(self) -> str:
-        """All that minibatches depend on: samplers that print alike sample alike."""
+        """Everything that minibatches depend on: samplers with equal repr sample equally."""
         parameters = inspect.signature(type(self)).parameters
         (_, per_layer), *options = self._printed().items()
         given = [
@@ -171,10 +172,10 @@ class LayeredSampler(ABC):
 
     @abstractmethod
     def _arguments(self) -> dict[str, Any]:
-        """What makes an equal sampler, the numbers per layer first; what workers carry."""
+        """The constructor's arguments, the numbers per layer first. Also the pickled state."""
 
     def _printed(self) -> dict[str, Any]:
-        """The same, where what is large is told by a digest."""
+        """The arguments, with a digest in place of large arrays."""
         return self._arguments()
 
     @abstractmethod
@@ -186,7 +187,7 @@ class LayeredSampler(ABC):
         fanouts: list[list[int]],
         numbers: Numbers,
     ) -> list[_core._Sampled]:
-        """The native sampler. seeds: int64[n] arrays by minibatch and node type. numbers: the first one's."""
+        """Call the native sampler. seeds: int64[n] by minibatch and node type. numbers: of the first."""
 
     def _one(
         self, topology: Topology, seeds: PerType, fanouts: list[list[int]], numbers: Numbers
@@ -222,10 +223,10 @@ class LayeredSampler(ABC):
     def _checked(
         self, graphs: Graphs | Topology, seed: int, epoch: int, *steps: int
     ) -> tuple[Topology, list[list[int]]]:
-        """What is sampled, and the fanouts for it."""
+        """The topology, and its fanouts."""
         if not all(isinstance(n, int | np.integer) and 0 <= n <= _U64 for n in (seed, epoch, *steps)):
             given = ", ".join(f"step={step}" for step in steps)
-            raise ValueError(f"seed={seed}, epoch={epoch}, {given}; each must be from 0 to 2^64 - 1")
+            raise ValueError(f"seed, epoch and step must be 0 to 2^64 - 1 (got {seed=}, {epoch=}, {given})")
         topology = Topology.of(graphs)
         return topology, self._fanouts_of(topology)
 
@@ -238,7 +239,7 @@ class LayeredSampler(ABC):
         numbers: Numbers,
     ) -> Layers:
         raise ValueError(
-            f"the graphs are pinned for {device.torch_device}, and {self!r} samples on the CPU alone; pass "
+            f"{self!r} samples on the CPU only, but the graphs are pinned for {device.torch_device}: pass "
             "graphs that are not pinned"
         )
 
@@ -263,12 +264,12 @@ class LayeredSampler(ABC):
             if missing := [r for r in topology.relations if r not in layer]:
                 named = ", ".join(map(describe_type, missing))
                 raise ValueError(
-                    f"{self._numbers_are}={layer} lacks {named}; give every relation a number, 0 leaves it "
-                    "out"
+                    f"{self._numbers_are}={layer} lacks {named}: give every relation a number (0: leave it "
+                    "out)"
                 )
             if unknown := [r for r in layer if r not in topology.relations]:
                 raise ValueError(
-                    f"{self._numbers_are}={layer} names {unknown[0]!r}, and no graph has that relation"
+                    f"{self._numbers_are}={layer} names {unknown[0]!r}, but no graph has that relation"
                 )
             result.append([layer[r] for r in topology.relations])
         return result
@@ -280,7 +281,7 @@ class LayeredSampler(ABC):
         fanouts: list[list[int]],
         numbers: Numbers,
     ) -> list[Layers]:
-        """By minibatch, as seeds are."""
+        """The layers by minibatch."""
         if self._host is None:
             self._host = _core.HostSampler(self.threads, _KEEP_BYTES)
         arrays = [[ids.numpy() for ids in given] for given in seeds]
@@ -300,13 +301,13 @@ def _seeds_for(topology: Topology, seeds: PerType) -> list[torch.Tensor]:
     for ids, ntype in zip(given, topology.node_types, strict=True):
         if topology.device is None and ids.device.type != "cpu":
             raise ValueError(
-                f"seeds of {ntype!r} are on {ids.device}; graphs that are not pinned need the CPU"
+                f"seeds of {ntype!r} are on {ids.device}: move them to the CPU, or pin the graphs"
             )
     return given
 
 
 def _blocks(topology: Topology, layer: list[_core._Arrays]) -> list[Block]:
-    """One for each relation that the layer has."""
+    """A block for each relation of the layer."""
     tensor = torch.from_numpy
     return [
         Block(
@@ -322,7 +323,7 @@ def _blocks(topology: Topology, layer: list[_core._Arrays]) -> list[Block]:
 
 
 def check_dependency(batch_dependency: float, nested: bool) -> Dependency:
-    """As the native samplers take it."""
+    """The argument of the native samplers. Raises ValueError for a wrong one."""
     if (
         isinstance(batch_dependency, bool)
         or not isinstance(batch_dependency, int | float)
@@ -330,20 +331,20 @@ def check_dependency(batch_dependency: float, nested: bool) -> Dependency:
         or (batch_dependency != math.inf and batch_dependency % 1)
     ):
         raise ValueError(
-            f"batch_dependency={batch_dependency!r}; give how many minibatches the random numbers take to "
-            "change: 1 (independent minibatches) or more, or math.inf"
+            f"batch_dependency={batch_dependency!r}: give the number of minibatches over which draws stay "
+            "correlated, 1 (independent) or more, or math.inf"
         )
     kappa = 0 if batch_dependency == math.inf else int(batch_dependency)
     if nested and kappa == 1:
         raise ValueError(
-            "nested=True with batch_dependency=1 nests nothing; give how many minibatches are cut from a "
-            "large one: 2 or more, or math.inf"
+            "nested=True needs batch_dependency, the number of minibatches cut from a large one, to be 2 or "
+            "more, or math.inf (got 1)"
         )
     return Dependency(kappa, nested)
 
 
 def array_digest(array: np.ndarray) -> str:
-    """Tells a large argument from others of its kind."""
+    """A short text that identifies a large array."""
     return f"{len(array)} ({hashlib.blake2b(array.data, digest_size=8).hexdigest()})"
 
 

@@ -1,4 +1,4 @@
-"""What samplers return: a Minibatch of Blocks. Knows nothing of how it was drawn."""
+"""Minibatch and Block, the results of samplers."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from gids.store.names import Relation
 
 V = TypeVar("V")
 PerType = torch.Tensor | dict[str, torch.Tensor]
-"""One tensor, or one by node type where a minibatch is heterogeneous."""
+"""One tensor, or one by node type if the minibatch is heterogeneous."""
 
 
 @dataclass(repr=False)
 class Block:
-    """The edges of one relation that one layer computes over, as in-edges by destination (CSC).
+    """The edges of one relation in one layer, as in-edges by destination (CSC).
 
-    indptr: int64[num_dst + 1]; indices: int64[num_edges], the sources of destination v at indptr[v]:indptr[v
-    + 1], as local ids below num_src; positions: int64[num_edges], where each edge stands in graph.indices.
-    All on the sampler's device. Destinations are the first num_dst nodes of their type, sources the first
-    num_src of theirs, so where both have one type a block's destinations are its first sources.
+    indptr: int64[num_dst + 1]. indices: int64[num_edges]; destination v has the sources indptr[v]:indptr[v +
+    1], as local ids below num_src. positions: int64[num_edges], the position of each edge in graph.indices.
+    All are on the sampler's device. Destinations are the first num_dst nodes of their type, sources the first
+    num_src of theirs; if both have the same type, a block's destinations are its first sources.
 
-    weights: float32[num_edges], 1 / the probability with which each edge was taken, so that the sum of weight
-    x feature over a destination's edges estimates the sum over all its neighbours without bias
-    (docs/sampler.md says how to take means); None where all sampled neighbours count alike.
+    weights: float32[num_edges], 1 / the probability of each edge, so that the sum of weight x feature over a
+    destination's edges is an unbiased estimate of the sum over all its neighbours (docs/sampler.md explains
+    means). None: all sampled neighbours have the same weight.
 
-    A destination's edges stand in the order in which they were drawn, or in the graph's order when all were
-    taken or the sampler looks at all of them.
+    A destination's edges are in the order of the draws, or in the graph's order if all were taken or the
+    sampler looks at all of them.
     """
 
     indptr: torch.Tensor
@@ -59,8 +59,9 @@ class Block:
 
     @property
     def edge_ids(self) -> torch.Tensor:
-        """int64[num_edges]: each edge's id, which rows of edge features have; its position where the graph
-        has no ids of its own. Looked up when asked for, on the host: from a GPU it blocks.
+        """int64[num_edges]: the id of each edge, or its position if the graph has no edge ids.
+
+        Edge features are stored by these ids. Looked up on the host on each access, so it blocks on a GPU.
         """
         if self.graph.edge_ids is None:
             return self.positions
@@ -78,11 +79,10 @@ class Minibatch:
     """One minibatch, homogeneous or (dictionaries by node type and relation) heterogeneous.
 
     seeds: int64[n], as given. input_nodes: int64[m], the nodes whose features the first block reads: the
-    seeds, then every further node once, in order of first appearance. blocks: from the input layer to the
-    output layer, a Block each, or one by relation. epoch, step: what its random numbers were drawn for.
+    seeds, then every other node once, in order of first appearance. blocks: from the input layer to the
+    output layer, one Block each, or a dictionary by relation. epoch, step: those of its random numbers.
 
-    features: rows of input_nodes by table name; labels: of the seeds, for types that have them, else None. A
-    loader fills these in.
+    Filled by a loader: features: rows of input_nodes, by table name; labels: of the seeds, or None.
     """
 
     seeds: PerType
@@ -99,11 +99,11 @@ class Minibatch:
 
     @property
     def nbytes(self) -> int:
-        """Of all but the features."""
+        """Bytes of all tensors except the features."""
         return sum(tensor.nbytes for tensor in self.tensors())
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """All but the features."""
+        """All tensors except the features."""
         for of_nodes in (self.seeds, self.input_nodes, self.labels):
             if of_nodes is not None:
                 yield from _all(of_nodes)
@@ -119,7 +119,7 @@ def _all(item: V | dict[str, V] | dict[Relation, V]) -> list[V]:
 
 
 def _shapes(item: object) -> str:
-    """As repr, but of tensors their types and shapes: float32[1024, 128]."""
+    """repr, with the type and shape of tensors: float32[1024, 128]."""
     if isinstance(item, torch.Tensor):
         return f"{str(item.dtype).removeprefix('torch.')}{list(item.shape)}"
     if isinstance(item, dict):

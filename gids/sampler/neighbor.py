@@ -1,4 +1,4 @@
-"""Neighbor: every node draws neighbours for itself, by native threads or by GPU kernels."""
+"""Neighbor: every node draws its own neighbours, by native threads or GPU kernels."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ Weights = torch.Tensor | np.ndarray
 
 
 class Neighbor(LayeredSampler):
-    """Every node of a layer draws up to `fanout` in-edges by each relation, each as likely as the others.
+    """Every node of a layer draws up to `fanout` in-edges of each relation, uniformly by default.
 
-    fanouts: one per layer, from the input layer to the output layer (as dgl.dataloading.NeighborSampler takes
-    them: the last is that of the seeds). Each is a number, 1 or more, or -1 for all neighbours; or a
-    dictionary with such a number for every relation, where 0 leaves the relation out.
+    fanouts: one per layer, from the input layer to the output layer; as in dgl.dataloading.NeighborSampler,
+    the last one applies to the seeds. Each is 1 or more, or -1 for all neighbours; or a dictionary with such
+    a number for every relation (0: leave it out).
 
-    replace: draw with replacement, `fanout` edges of every node that has any; -1 takes all. weights: edges
-    are drawn in proportion to theirs, those of weight 0 never: float[num_edges] on the CPU in the order of
-    graph.indices, kept as float32; or a dictionary by relation, and relations that it lacks are drawn from
-    uniformly. locality: edges from nodes that a cache holds are drawn more readily (LocalityBias). Blocks of
-    relations with weights or masks have `weights`, 1 / probability. threads: on the CPU; None takes torch's.
+    replace: draw `fanout` edges with replacement; -1 takes all edges once. weights: draw edges in proportion
+    to their weights: float[num_edges] on the CPU in the order of graph.indices, kept as float32; or a
+    dictionary by relation; relations without weights are drawn uniformly. locality: draw edges from nodes in
+    a cache more often (LocalityBias). Blocks of relations with weights or masks have `weights`,
+    1 / probability. threads: number of CPU threads (None: torch's).
 
-    batch_dependency: in how many minibatches the random numbers change wholly, 1 (each draws anew) or more,
-    or math.inf (only from epoch to epoch); successive minibatches then read more of the same rows. nested:
-    these minibatches are cut from a large one instead: all draw alike, and those of the next group anew.
+    batch_dependency: number of minibatches over which draws stay correlated (1: independent, math.inf: a
+    whole epoch), so that successive minibatches read more of the same rows. nested: cut this many
+    minibatches from one large one, with the same draws, instead.
 
-    In a heterogeneous graph a node that any relation has found draws by every relation that ends in its type.
-    Random numbers are counted, not drawn in turn: the minibatch depends on seeds, seed, epoch, step and
-    graph, neither on threads nor on the device. For a GPU weights are copied beside the pinned
-    topology, 4 bytes per edge, and masks to the device, when it samples first.
+    In a heterogeneous graph every node that is found draws by all relations that end in its type. Random
+    numbers are counter-based: the minibatch depends only on seeds, seed, epoch, step and graph, not on
+    threads or the device. When a GPU samples first, weights are copied beside the pinned topology, 4 bytes
+    per edge, and masks to the device.
 
-    Raises TypeError for weights that are no floating-point numbers in one dimension, ValueError for weights
-    that are negative or not finite, and for other arguments; sample() raises ValueError for weights and
-    masks that are not the graph's.
+    Raises TypeError for weights that are not floating-point in one dimension, ValueError for negative or
+    infinite weights and other wrong arguments. sample() raises ValueError for weights and masks that do not
+    fit the graph.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Neighbor(LayeredSampler):
         self.replace, self.batch_dependency, self.nested = bool(replace), batch_dependency, bool(nested)
         self._dependency = check_dependency(batch_dependency, self.nested)
         if locality is not None and not isinstance(locality, LocalityBias):
-            raise TypeError(f"locality is {type(locality).__name__}; give a gids.sampler.LocalityBias")
+            raise TypeError(f"locality must be a gids.sampler.LocalityBias (got {type(locality).__name__})")
         self.locality = locality
         self._weights: np.ndarray | dict[Relation, np.ndarray] | None = None
         if isinstance(weights, Mapping):
@@ -75,8 +75,7 @@ class Neighbor(LayeredSampler):
         most = max((float(w.max(initial=0)) for w in given if w is not None), default=0)
         if locality is not None and most * locality.factor > float(np.finfo(np.float32).max):
             raise ValueError(
-                f"weights up to {most:g} times the factor {locality.factor:g} are beyond float32; scale them "
-                "down"
+                f"weights up to {most:g} times the factor {locality.factor:g} exceed float32: scale them down"
             )
 
     @property
@@ -134,16 +133,16 @@ class Neighbor(LayeredSampler):
         if isinstance(given, np.ndarray):
             if len(topology.relations) > 1:
                 raise ValueError(
-                    "weights is one tensor; give a dictionary by relation where there are several"
+                    "weights is one tensor, but there are several relations: give a dictionary by relation"
                 )
             given = {topology.relations[0]: given}
         if unknown := [r for r in given if r not in topology.relations]:
-            raise ValueError(f"weights names {unknown[0]!r}, and no graph has that relation")
+            raise ValueError(f"weights names {unknown[0]!r}, but no graph has that relation")
         for graph in topology.graphs:
             if graph.relation in given and len(given[graph.relation]) != graph.num_edges:
                 raise ValueError(
-                    f"{len(given[graph.relation])} weights of {describe_type(graph.relation)}, which has "
-                    f"{graph.num_edges} edges; give one for each, in the order of graph.indices"
+                    f"weights of {describe_type(graph.relation)} must have {graph.num_edges} values, one per "
+                    f"edge in the order of graph.indices (got {len(given[graph.relation])})"
                 )
         return [given.get(relation) for relation in topology.relations]
 
@@ -170,10 +169,10 @@ def _check_weights(given: Weights, of: str) -> np.ndarray:
     array = np.asarray(given.numpy() if isinstance(given, torch.Tensor) and not given.is_cuda else given)
     if array.dtype.kind != "f" or array.ndim != 1:
         raise TypeError(
-            f"weights{of} are {array.dtype} of shape {array.shape}; give float[num_edges], on the CPU"
+            f"weights{of} must be float[num_edges] on the CPU (got {array.dtype}{list(array.shape)})"
         )
     array = np.ascontiguousarray(array, np.float32)
     if len(array) and not (array.min() >= 0 and np.isfinite(array.max())):  # NaN fails the first
         at = int(np.argmax(~((array >= 0) & np.isfinite(array))))
-        raise ValueError(f"weights{of}: weight {at} is {array[at]}; they must be 0 or more, and finite")
+        raise ValueError(f"weights{of} must be 0 or more and finite (weight {at} is {array[at]})")
     return array

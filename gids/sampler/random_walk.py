@@ -1,4 +1,4 @@
-"""RandomWalk: a node's neighbours are those that short random walks from it visit most, as in PinSAGE."""
+"""RandomWalk: a node's neighbours are the nodes that short random walks visit most, as in PinSAGE."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _MOST_NUMBERS = 1 << 31
 
 
 class RandomWalk(LayeredSampler):
-    """Walks with restart from every node of a layer; the nodes visited most become its neighbours.
+    """Walks with restart from every node of a layer. The nodes that are visited most become its neighbours.
 
     Ying et al., "Graph Convolutional Neural Networks for Web-Scale Recommender Systems" (PinSAGE), KDD 2018.
 
-    num_neighbors: one per layer, from the input layer to the output layer, 1 or more. A node walks num_walks
-    times, walk_length traversals each; before every traversal but the first it goes back to where it began
-    with probability `restart`, and so it does from a dead end. A traversal goes over one in-edge; or, with a
-    metapath, over one in-edge of each of its relations in turn, which must lead from a type back to it:
-    [("user", "clicked by", "item"), ("item", "clicks", "user")] walks from items over users to items. It is
-    needed with several relations. threads: None takes torch's.
+    num_neighbors: one per layer, from the input layer to the output layer, 1 or more. num_walks: walks per
+    node. walk_length: traversals per walk. A traversal follows one in-edge or, with a metapath, one in-edge
+    of each of its relations in turn. restart: probability of returning to the start before a traversal; a
+    dead end always returns. metapath: relations that lead from a type back to it, required with several
+    relations: [("user", "clicked by", "item"), ("item", "clicks", "user")] walks from items over users to
+    items. threads: number of threads (None: torch's).
 
-    Blocks are between nodes of that type, and edges none of the graph's: positions are -1. Their weights are
-    each neighbour's share of the visits to those kept and sum up to 1. The node itself does not count; of
-    nodes visited equally often those visited first come first. With several relations blocks have the
-    relation (type, "walks", type), and other types' nodes and seeds stay as given.
+    Blocks connect nodes of that type. Their edges are not the graph's: positions are -1. A weight is the
+    neighbour's share of the visits to the neighbours kept; weights of a node sum to 1. Visits to the node
+    itself do not count. Among equally visited nodes the first visited come first. With several relations
+    blocks have the relation (type, "walks", type); nodes and seeds of other types stay as given.
 
-    The minibatch depends on seeds, seed, epoch, step and graph alone. sample() raises ValueError for a
+    The minibatch depends only on seeds, seed, epoch, step and graph. sample() raises ValueError for a
     metapath that the graphs do not have, or that does not lead back.
     """
 
@@ -54,19 +54,19 @@ class RandomWalk(LayeredSampler):
     ) -> None:
         super().__init__(num_neighbors, threads)
         if not all(isinstance(n, int) for n in self._per_layer):
-            raise ValueError(f"num_neighbors={self._per_layer}; give a number per layer, not by relation")
+            raise ValueError(f"num_neighbors={self._per_layer}: give one number per layer, not by relation")
         for name, value in (("num_walks", num_walks), ("walk_length", walk_length)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name}={value!r}; it must be 1 or more")
+                raise ValueError(f"{name} must be 1 or more (got {value!r})")
         if not 0 <= restart < 1:
-            raise ValueError(f"restart={restart!r}; it is a probability, from 0 to less than 1")
+            raise ValueError(f"restart must be a probability, 0 or more and below 1 (got {restart!r})")
         self.num_walks, self.walk_length, self.restart = num_walks, walk_length, float(restart)
         self.metapath = None if metapath is None else [(src, name, dst) for src, name, dst in metapath]
         if self.metapath is not None and not self.metapath:
-            raise ValueError("metapath=[]; give one relation or more, or None")
+            raise ValueError("metapath=[]: give one relation or more, or None")
         if num_walks * walk_length * (1 + len(self.metapath or [0])) >= _MOST_NUMBERS:
             raise ValueError(
-                f"num_walks={num_walks}, walk_length={walk_length}; a node may draw less than 2^31 numbers"
+                f"num_walks={num_walks}, walk_length={walk_length}: a node must draw fewer than 2^31 numbers"
             )
 
     @property
@@ -100,24 +100,22 @@ class RandomWalk(LayeredSampler):
         return minibatch
 
     def _path_in(self, topology: Topology) -> list[int]:
-        """The relations of a traversal."""
+        """The indices of the relations of a traversal."""
         if self.metapath is None:
             if len(topology.relations) > 1:
                 named = ", ".join(map(describe_type, topology.relations))
-                raise ValueError(
-                    f"metapath=None, and there are several relations ({named}); give the way to walk"
-                )
+                raise ValueError(f"metapath=None, but there are several relations ({named})")
             path = [0]
         else:
             if unknown := [r for r in self.metapath if r not in topology.relations]:
-                raise ValueError(f"metapath names {unknown[0]!r}, and no graph has that relation")
+                raise ValueError(f"metapath names {unknown[0]!r}, but no graph has that relation")
             path = [topology.relations.index(r) for r in self.metapath]
         ways = [topology.relations[r] for r in path]
         for one, following in zip(ways, [*ways[1:], ways[0]], strict=True):
             if one[0] != following[2]:
                 raise ValueError(
-                    f"metapath: against its direction {one!r} leads to {one[0]!r}, and {following!r} goes on "
-                    f"from {following[2]!r}; a traversal must lead back to where it began"
+                    f"metapath: {one!r} leads (against its direction) to {one[0]!r}, but {following!r} "
+                    f"starts from {following[2]!r}; a traversal must lead back to its start"
                 )
         return path
 

@@ -1,4 +1,4 @@
-"""The relations that a sampler walks over, with types and relations numbered; and what a sampler is."""
+"""Topology: numbered relations and node types for samplers; and the Sampler protocol."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Graphs = AnyGraph | Sequence[AnyGraph] | Mapping[Relation, AnyGraph]
 
 
 class Sampler(Protocol):
-    """What gids.NodeLoader takes. The minibatch is a function of the arguments alone."""
+    """The sampler argument of gids.NodeLoader. The minibatch depends only on the arguments."""
 
     def sample(
         self, graphs: Graphs | Topology, seeds: PerType, *, seed: int = 0, epoch: int = 0, step: int = 0
@@ -30,16 +30,16 @@ class Sampler(Protocol):
 
 
 class Topology:
-    """What is sampled: one graph, or several relations, all on the CPU or all pinned for one device.
+    """The graphs to sample from: one or several relations, all on the CPU or all pinned for one device.
 
-    It can be made once for many minibatches. A single graph from a type to the same type is homogeneous:
-    seeds and results are tensors. A sequence of graphs, or a dictionary of them, is heterogeneous: seeds and
-    results are dictionaries by node type.
+    Make it once for many minibatches. A single graph from a type to itself is homogeneous: seeds and results
+    are tensors. A sequence or dictionary of graphs is heterogeneous: seeds and results are dictionaries by
+    node type.
 
     Attributes: graphs; pinned (empty on the CPU); device (None: the CPU); homogeneous; relations; node_types
     and node_counts, in order of first mention.
 
-    Raises TypeError and ValueError for graphs that contradict each other or themselves.
+    Raises TypeError and ValueError for inconsistent graphs.
     """
 
     def __init__(self, graphs: Graphs) -> None:
@@ -51,7 +51,7 @@ class Topology:
             given = list(graphs.values() if isinstance(graphs, Mapping) else graphs)
         if not given or not all(isinstance(g, Graph | PinnedGraph) for g in given):
             raise TypeError(
-                "graphs must be a Graph or a PinnedGraph, or a sequence or dictionary of one or more"
+                "graphs must be a Graph or a PinnedGraph, or a sequence or dictionary of one or more of them"
             )
         self.pinned = [g for g in given if isinstance(g, PinnedGraph)]
         self.device: Device | None = self.pinned[0].device if self.pinned else None
@@ -59,7 +59,7 @@ class Topology:
             len(self.pinned) < len(given) or any(g.device is not self.device for g in self.pinned)
         ):
             raise ValueError(
-                "some graphs are pinned and others are not, or not for one device; pin all, or none"
+                "some graphs are not pinned, or for another device: pin all for one device, or none"
             )
         self.graphs = [g.graph if isinstance(g, PinnedGraph) else g for g in given]
         counts: dict[str, int] = {}
@@ -67,7 +67,7 @@ class Topology:
             for ntype, count in ((graph.relation[0], graph.num_src), (graph.relation[2], graph.num_dst)):
                 if counts.setdefault(ntype, count) != count:
                     raise ValueError(
-                        f"{describe_type(graph.relation)} has {count} {ntype!r} nodes, and another "
+                        f"{describe_type(graph.relation)} has {count} {ntype!r} nodes, but another "
                         f"relation has {counts[ntype]}"
                     )
         for graph in self.graphs:
@@ -75,7 +75,7 @@ class Topology:
         for ntype, count in counts.items():
             if count > _core.MAX_NODES:
                 raise ValueError(
-                    f"{count} {ntype!r} nodes; samplers number at most {_core.MAX_NODES} of a type"
+                    f"{count} {ntype!r} nodes: samplers support at most {_core.MAX_NODES} of a type"
                 )
         self.relations = [g.relation for g in self.graphs]
         if len(set(self.relations)) < len(self.relations):
@@ -90,7 +90,7 @@ class Topology:
 
     @classmethod
     def of(cls, graphs: Graphs | Topology) -> Topology:
-        """graphs itself when it is a Topology already."""
+        """graphs itself if it is a Topology."""
         return graphs if isinstance(graphs, Topology) else cls(graphs)
 
     @cached_property
@@ -100,13 +100,13 @@ class Topology:
         return [(index[r[0]], index[r[2]]) for r in self.relations]
 
     def check_open(self) -> None:
-        """Raises ValueError when a graph is pinned no longer."""
+        """Raise ValueError if a PinnedGraph is closed."""
         if any(p.closed for p in self.pinned):
-            raise ValueError("a PinnedGraph of this topology is closed; pin the graph again")
+            raise ValueError("a PinnedGraph of this topology is closed: pin the graph again")
 
     @cached_property
     def native(self) -> _core.NeighborTopology:
-        """For the samplers on the CPU."""
+        """The topology for the native CPU samplers."""
         topology = _core.NeighborTopology(
             [(count, repr(ntype)) for ntype, count in zip(self.node_types, self.node_counts, strict=True)]
         )
@@ -115,12 +115,13 @@ class Topology:
         return topology
 
     def seeds_by_type(self, seeds: PerType) -> list[torch.Tensor]:
-        """int64[n] for each of node_types. seeds: int64[n], or bool[num_nodes], by type where there are
-        several. Raises TypeError, KeyError and ValueError for what is no seeds.
+        """int64[n] for each of node_types. seeds: int64[n] or bool[num_nodes], by type if there are several.
+
+        Raises TypeError, KeyError and ValueError for wrong seeds.
         """
         if self.homogeneous:
             if isinstance(seeds, dict):
-                raise TypeError("seeds is a dictionary; with one graph give a tensor, int64[n]")
+                raise TypeError("seeds is a dictionary: with one graph give a tensor, int64[n]")
             return [_check_ids(seeds, self.node_types[0], self.node_counts[0])]
         if not isinstance(seeds, dict):
             raise TypeError("seeds must be a dictionary, node type -> int64[n], with several relations")
@@ -134,17 +135,17 @@ class Topology:
 
 
 def _check_arrays(graph: Graph) -> None:
-    """Of a Graph that no store made."""
+    """Check a Graph that was not made by a store."""
     what = f"the graph of {describe_type(graph.relation)}"
     if graph.indptr.dtype != np.int64 or graph.indices.dtype not in (np.int32, np.int64):
         raise TypeError(
-            f"{what} has indptr {graph.indptr.dtype} and indices {graph.indices.dtype}; they must be "
-            "int64, and int32 or int64"
+            f"{what} must have indptr int64 and indices int32 or int64 (got indptr {graph.indptr.dtype} and "
+            f"indices {graph.indices.dtype})"
         )
     if graph.indptr.shape != (graph.num_dst + 1,) or graph.indices.ndim != 1:
         raise ValueError(
-            f"{what} has indptr of shape {graph.indptr.shape} and {graph.num_dst} destinations; it needs one "
-            "entry more than those, and indices one dimension"
+            f"{what} has {graph.num_dst} destinations; it needs indptr[{graph.num_dst + 1}] and indices of "
+            f"one dimension (got {list(graph.indptr.shape)} and {graph.indices.ndim})"
         )
 
 
@@ -152,13 +153,13 @@ def _check_ids(ids: torch.Tensor | np.ndarray, ntype: str, count: int) -> torch.
     tensor = torch.from_numpy(np.ascontiguousarray(ids)) if isinstance(ids, np.ndarray) else ids
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(
-            f"seeds of {ntype!r} are {type(ids).__name__}; give a tensor, int64[n] or bool[{count}]"
+            f"seeds of {ntype!r} are {type(ids).__name__}: give a tensor, int64[n] or bool[{count}]"
         )
     if tensor.dtype == torch.bool and tensor.shape == (count,):
         return tensor.nonzero().view(-1)
     if tensor.dtype != torch.int64 or tensor.dim() != 1:
         raise TypeError(
-            f"seeds of {ntype!r} are {tensor.dtype} of shape {list(tensor.shape)}; give int64[n], or "
-            f"bool[{count}], a mask of all nodes"
+            f"seeds of {ntype!r} are {tensor.dtype}{list(tensor.shape)}: give int64[n], or bool[{count}], a "
+            "mask of all nodes"
         )
     return tensor.contiguous()

@@ -1,9 +1,9 @@
-"""Datasets on disk: open, read, check. See docs/internals/format.md. `gids.write` makes them."""
+"""Open, read and check datasets on disk. See docs/internals/format.md. `gids.write` makes them."""
 
 from gids.store.feature_store import FeatureStore, graphs_of, open_store
 from gids.store.graph import Graph
 from gids.store.rows import GeneratedRows, Rows
 from gids.store.table import Table
-from gids.store.verify import verify
+from gids.store.verification import verify
 
 __all__ = ["FeatureStore", "GeneratedRows", "Graph", "Rows", "Table", "graphs_of", "open_store", "verify"]

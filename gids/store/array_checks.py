@@ -18,23 +18,21 @@ _NO_COUNTS = np.empty(0, np.uint32)
 
 
 def check_ids(values: np.ndarray, limit: int, what: str, start: int) -> np.ndarray:
-    """values (int64[n], at position start of `what`) if all are in [0, limit); else raises FormatError."""
+    """Return values (int64[n], from position start of `what`); FormatError unless all are in [0, limit)."""
     bad = _core.count_sources(values, limit, 0, _NO_COUNTS)
     if bad is not None:
-        must = f"it must be from 0 to {limit - 1}" if limit else "there are no nodes to name"
+        must = f"it must be from 0 to {limit - 1}" if limit else "there are no nodes"
         raise FormatError(f"{what}[{start + bad}] is {values[bad]}; {must}")
     return values
 
 
 def as_int64(values: torch.Tensor, what: str, start: int) -> torch.Tensor:
-    """Whole numbers (at position start of `what`) as int64. Raises FormatError for one of 2^63 or more."""
+    """Integers (from position start of `what`) as int64. Raises FormatError for 2^63 or more."""
     found = values.to(torch.int64)
     if values.dtype == torch.uint64 and bool((found < 0).any()):
         row = int(torch.nonzero((found < 0).reshape(-1))[0])
         value = int(values.reshape(-1)[row].item())
-        raise FormatError(
-            f"{what} is {value} near position {start + row}; the largest that can be is 2^63 - 1"
-        )
+        raise FormatError(f"{what} is {value} near position {start + row}; it must be less than 2^63")
     return found
 
 
@@ -47,14 +45,14 @@ def check_whole(rows: Rows, what: str) -> None:
 
 
 def checked_ids(rows: Rows, limit: int, what: str, block_bytes: int) -> Iterator[np.ndarray]:
-    """The pieces, int64, of an array of ids in [0, limit). Raises FormatError."""
+    """Yield an array of ids in [0, limit) in pieces, int64. Raises FormatError."""
     check_whole(rows, what)
     for start, block in blocks(rows, block_bytes):
         yield check_ids(as_int64(block, what, start).numpy(), limit, what, start)
 
 
 def checked_indptr(rows: Rows, edge_count: int, block_bytes: int) -> Iterator[np.ndarray]:
-    """The pieces, int64, of an indptr that runs from 0 to edge_count and never falls. Raises FormatError."""
+    """Yield an indptr in pieces, int64. Raises FormatError unless it rises from 0 to edge_count."""
     check_whole(rows, "indptr")
     last = 0
     for start, block in blocks(rows, block_bytes):
@@ -76,8 +74,8 @@ MARK_ROWS = 64 << 20
 
 
 def checked_order(order: Rows, block_bytes: int) -> Iterator[np.ndarray]:
-    """The pieces of an order of rows. Raises FormatError, at the end at the latest, unless each position is
-    there once. Memory: 64 MB and a block; more than 64 M rows are read several times."""
+    """Yield an order of rows in pieces. Raises FormatError, at the end at the latest, unless it has each
+    position once. Memory: 64 MB and a block; more than 64 M rows are read several times."""
     count = order.shape[0]
     for first in range(0, max(1, count), MARK_ROWS):
         marks = np.zeros(min(MARK_ROWS, count - first), np.uint8)
@@ -86,14 +84,14 @@ def checked_order(order: Rows, block_bytes: int) -> Iterator[np.ndarray]:
             bad = _core.mark_positions(values, count, first, marks)
             if bad is not None:
                 raise FormatError(
-                    f"order[{start + bad}] is {values[bad]}; each of 0 to {count - 1} must be there once"
+                    f"order[{start + bad}] is {values[bad]}; each of 0 to {count - 1} must occur once"
                 )
             if first == 0:
                 yield values
 
 
 def file_crc32c(path: Path, block_bytes: int = 8 << 20) -> int:
-    """CRC32C of a whole file; leaves nothing of it in the page cache."""
+    """CRC32C of a whole file, which is then dropped from the page cache."""
     crc = 0
     buffer = np.empty(block_bytes, np.uint8)
     with open(path, "rb", buffering=0) as file:

@@ -1,7 +1,7 @@
-"""The element types that tables and arrays may have, by the names that manifests use.
+"""The element types of tables and arrays, by their names in manifests. Called by every file of this folder.
 
-Called by every file of this folder. A table's type is a torch.dtype, because NumPy has no bfloat16; an
-array's (graph, labels, splits) is a NumPy type. All are little-endian, as are the machines supported.
+A table has a torch.dtype, because NumPy has no bfloat16. Arrays (graph, labels, splits) have NumPy types. All
+are little-endian.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from gids.errors import FormatError
 
 if sys.byteorder != "little":
-    raise ImportError("gids reads and writes little-endian data in place; this processor is big-endian")
+    raise ImportError("gids needs a little-endian processor; this one is big-endian")
 
 TABLE_DTYPES: dict[str, torch.dtype] = {
     "float16": torch.float16,
@@ -34,7 +34,7 @@ ARRAY_DTYPES: dict[str, np.dtype[np.generic]] = {
 
 
 def table_dtype(name: str) -> torch.dtype:
-    """The torch type called ``name``. Raises FormatError, with the names there are, for any other."""
+    """The torch type with this name. Raises FormatError, which lists the known names."""
     try:
         return TABLE_DTYPES[name]
     except KeyError:
@@ -42,7 +42,7 @@ def table_dtype(name: str) -> torch.dtype:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The manifest's name of a torch type. Raises FormatError for a type that tables cannot have."""
+    """The name of a torch type in manifests. Raises FormatError for a type that tables cannot have."""
     for name, known in TABLE_DTYPES.items():
         if known == dtype:
             return name
@@ -51,9 +51,9 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def torch_dtype_of(dtype: np.dtype[np.generic]) -> torch.dtype | None:
-    """The torch type with the values of a NumPy type of numbers or bool, or None (text, complex, …).
+    """The torch type that equals a NumPy type of numbers or bool, or None (text, complex, …).
 
-    int16, uint16, uint32 and uint64 can be read, but tables cannot hold them.
+    int16, uint16, uint32 and uint64 can be read, but not stored in tables.
     """
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
         return None
@@ -63,14 +63,14 @@ def torch_dtype_of(dtype: np.dtype[np.generic]) -> torch.dtype | None:
 
 
 def is_whole(dtype: torch.dtype) -> bool:
-    """Whether a type is of whole numbers, which ids are."""
+    """Whether a type is an integer type."""
     return not dtype.is_floating_point and dtype != torch.bool
 
 
 def make_bools_proper(values: torch.Tensor) -> torch.Tensor:
-    """The same tensor; where it is bool, bytes that are neither 0 nor 1 have become 1.
+    """Return the same tensor; if it is bool, set bytes other than 0 and 1 to 1, in place.
 
-    Called for all that comes from files: what torch and NumPy make of a bool of another byte is undefined.
+    Called for all data from files, because torch and NumPy do not define a bool with another byte.
     """
     if values.dtype == torch.bool:
         values.view(torch.uint8).clamp_(max=1)
@@ -78,7 +78,7 @@ def make_bools_proper(values: torch.Tensor) -> torch.Tensor:
 
 
 def byte_view(rows: torch.Tensor) -> np.ndarray:
-    """The bytes of a contiguous CPU tensor of any dtype as uint8[bytes], without a copy."""
+    """A contiguous CPU tensor of any dtype as uint8[bytes], without a copy."""
     if rows.numel() == 0:
         return np.empty(0, np.uint8)
     return rows.reshape(-1).view(torch.uint8).numpy()

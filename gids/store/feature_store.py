@@ -1,4 +1,4 @@
-"""FeatureStore: opens a dataset directory. Called by loaders, adapters, users. Immutable and shared."""
+"""FeatureStore: an open dataset. Called by loaders, adapters and users. Immutable and shared."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ T = TypeVar("T")
 class FeatureStore:
     """An open dataset.
 
-    path: the dataset's directory. allow_dirs: directories outside it in which shards may lie; a manifest
-    that names another is refused.
+    path: the dataset's directory. allow_dirs: directories outside it that may contain its shards.
 
-    Opening reads the manifest and looks at every file's size and header, not at data (`gids verify` does).
-    Raises FormatError (one cause: altered manifest, other version, truncated shard, …), FileNotFoundError.
+    Opening reads the manifest and the size and header of every file, but no data (`gids verify` reads all).
+    Raises FileNotFoundError; FormatError if the manifest was changed, has another version or names a shard
+    that is not allowed, or if a file is missing or truncated.
 
     Attributes: path; name (`mag.gids`); tables (name -> Table, in the order written); labels (node type ->
-    Tensor, loaded when first asked for); splits (node type -> {"train", "val", "test": int64 ids}).
+    Tensor, loaded when first used); splits (node type -> {"train", "val", "test": int64 ids}).
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class FeatureStore:
         return f"FeatureStore({os.fspath(self.path)!r}, tables={list(self.tables)})"
 
     def close(self) -> None:
-        """Let `gids restripe` move the dataset, which it refuses while a store is open. Idempotent.
+        """Close the store, so that `gids restripe` can move the dataset. Idempotent.
 
-        Tables that were read stay readable. A store that is garbage is closed.
+        Tables that are in use stay readable. Garbage collection also closes a store.
         """
         if self._unlock is not None:
             self._unlock()
@@ -88,7 +88,7 @@ class FeatureStore:
         return list(self._relations)
 
     def table(self, name: str) -> Table:
-        """The table with this exact name, or with this key when only one table has it. Raises KeyError."""
+        """The table with this name, or with this key if only one table has it. Raises MissingError."""
         if name in self.tables:
             return self.tables[name]
         found = [t for t in self.tables.values() if t.key == name]
@@ -100,32 +100,32 @@ class FeatureStore:
         raise MissingError(f"no table {name!r} in {self.name} (has {names or 'none'})")
 
     def find_table(self, kind: str, type_: str | Relation, key: str) -> Table | None:
-        """The table of kind "node" or "edge", of a node type or (src, rel, dst), and of a key; or None."""
+        """The table of a kind ("node" or "edge"), type (node type or (src, rel, dst)) and key, or None."""
         for table in self.tables.values():
             if (table.kind, table.type, table.key) == (kind, type_, key):
                 return table
         return None
 
     def reopen(self) -> FeatureStore:
-        """The dataset as it is now: with tables and heat that were added since it was opened."""
+        """Open the dataset again, to see tables and heat that were added since."""
         return FeatureStore(self.path, allow_dirs=self._allow_dirs)
 
     def read_rows(
         self, ids: torch.Tensor | np.ndarray | Sequence[int], table: str | None = None
     ) -> torch.Tensor:
-        """`Table.read_rows` of the named table, or of the only one."""
+        """Call `Table.read_rows` of this table, or of the only table."""
         return (self.table(table) if table is not None else self._only(self.tables, "table")).read_rows(ids)
 
     def num_nodes(self, ntype: str | None = None) -> int:
-        """How many nodes of a type, or of the only type."""
+        """The number of nodes of a type, or of the only type."""
         return self._nodes_entry(ntype).count
 
     def num_edges(self, relation: Relation | None = None) -> int:
-        """How many edges of a relation, or of the only one."""
+        """The number of edges of a relation, or of the only relation."""
         return self._relation_entry(relation).count
 
     def graph(self, relation: Relation | None = None) -> Graph:
-        """The topology of a relation, or of the only one, memory-mapped. Raises KeyError without one."""
+        """The memory-mapped topology of a relation, or of the only relation. Raises MissingError."""
         entry = self._relation_entry(relation)
         if not entry.arrays:
             raise MissingError(
@@ -144,7 +144,7 @@ class FeatureStore:
     def split(self, name: str, ntype: str | None = None) -> torch.Tensor:
         """The int64 ids of a split ("train", "val" or "test"), on the CPU.
 
-        ntype: may be left out when exactly one node type has this split. Raises MissingError, a KeyError,
+        ntype: optional if exactly one node type has this split. Raises MissingError, a KeyError,
         that lists the splits of the dataset.
         """
         found = [t for t in self.splits if name in self._split_entries(t) and ntype in (None, t)]
@@ -153,7 +153,7 @@ class FeatureStore:
         if found:
             types = ", ".join(map(repr, found))
             raise MissingError(
-                f"{len(found)} node types of {self.name} have a split {name!r}: give ntype, one of {types}"
+                f"{len(found)} node types of {self.name} have a split {name!r}: say which ({types})"
             )
         if ntype is not None:
             self._nodes_entry(ntype)
@@ -162,31 +162,33 @@ class FeatureStore:
         raise MissingError(f"no split {name!r}{of_type} in {self.name} (has {', '.join(listed) or 'none'})")
 
     def out_degrees(self, ntype: str | None = None) -> np.ndarray | None:
-        """How often each node is the source of an edge, over all relations, at most 2^32 - 1.
+        """The number of out-edges of each node in all relations, at most 2^32 - 1.
 
-        uint32[num_nodes], a read-only memory map; None when the dataset has no graph from that type.
+        uint32[num_nodes], a read-only memory map; None if no graph of the dataset has this source type.
         """
         return self.heat("out-degree", ntype) if "out-degree" in self.heat_methods(ntype) else None
 
     def heat_methods(self, ntype: str | None = None) -> list[str]:
-        """By which methods the heat of a node type is stored, the best first (measured: docs/cache.md).
+        """The methods whose heat is stored for a node type, the best first.
 
-        "out-degree" comes with conversion; "reverse-pagerank" and "sampled" with `gids heat`.
+        Conversion stores "out-degree"; `gids heat` stores "reverse-pagerank" and "sampled".
         """
         arrays = self._nodes_entry(ntype).arrays
         return [method for method, role in HEAT_ROLES.items() if role in arrays]
 
     def heat(self, method: str, ntype: str | None = None) -> np.ndarray:
-        """How hot each node is expected to be, in a unit of the method's own.
+        """The expected heat of each node; its unit depends on the method.
 
-        Returns float32[num_nodes] (uint32 for "out-degree"), a read-only memory map. Raises KeyError when
-        there is none of that method, and says how to compute it.
+        Returns float32[num_nodes] (uint32 for "out-degree"), a read-only memory map. Raises MissingError if
+        no heat of this method is stored.
         """
         nodes = self._nodes_entry(ntype)
         entry = nodes.arrays.get(HEAT_ROLES.get(method, ""))
         if entry is None:
             stored = ", ".join(map(repr, self.heat_methods(nodes.type))) or "none"
-            cure = f"; `gids heat {self.path} --method {method}` computes it" if method in HEAT_ROLES else ""
+            cure = (
+                f": compute it with `gids heat {self.path} --method {method}`" if method in HEAT_ROLES else ""
+            )
             raise MissingError(
                 f"no heat {method!r} of {nodes.type!r} nodes in {self.name} (has {stored}){cure}"
             )
@@ -195,11 +197,11 @@ class FeatureStore:
             return map_array(path, entry)
         except FileNotFoundError:
             raise FormatError(
-                f"{path} is gone: this heat was computed anew since the dataset was opened; open it again"
+                f"{path} is gone, because this heat was computed again: open the dataset again"
             ) from None
 
     def parse_table_name(self, name: str) -> tuple[str | Relation, str]:
-        """(type, key) of a table's name; of several types that it begins with, the longest."""
+        """Split a table name into (type, key); if several types match, the longest. Raises MissingError."""
         types: list[str | Relation] = [*self._nodes, *self._relations]
         found = [t for t in types if name.startswith(table_name(t, ""))]
         if not found and "." not in name:
@@ -207,7 +209,7 @@ class FeatureStore:
         if not found:
             listed = ", ".join(map(describe_type, types))
             raise MissingError(
-                f"table {name!r} names no type of {self.name} ({listed}): give TYPE.KEY, or type_="
+                f"table name {name!r} has no type of {self.name} ({listed}): use TYPE.KEY, or give type_="
             )
         type_ = max(found, key=lambda t: len(table_name(t, "")))
         return type_, name.removeprefix(table_name(type_, ""))
@@ -258,9 +260,9 @@ class FeatureStore:
 
 
 class _Loaded(Mapping[str, T]):
-    """Values read from their files when first asked for, then kept. describe: in words, without reading.
+    """Values that are read from files when first used, and kept. describe: for repr, without reading.
 
-    missing: how the error of a node type begins that has none.
+    missing: the beginning of the error for a node type without a value.
     """
 
     def __init__(
@@ -271,8 +273,8 @@ class _Loaded(Mapping[str, T]):
 
     def __getitem__(self, key: str) -> T:
         if key not in self._keys:
-            known = ", ".join(map(repr, self._keys)) or "none"
-            raise MissingError(f"{self._missing} of node type {key!r} (those that have: {known})")
+            known = f" (only for {', '.join(map(repr, self._keys))})" if self._keys else ""
+            raise MissingError(f"{self._missing} for node type {key!r}{known}")
         if key not in self._values:
             self._values[key] = self._load(key)
         return self._values[key]
@@ -288,7 +290,7 @@ class _Loaded(Mapping[str, T]):
 
 
 def open_store(store: FeatureStore | str | os.PathLike[str], closing: ExitStack) -> FeatureStore:
-    """The store that is given, or the one at a path, which `closing` then closes. Raises as FeatureStore."""
+    """Return the store, or open the one at a path, which `closing` then closes. Raises as FeatureStore."""
     if isinstance(store, FeatureStore):
         return store
     opened = FeatureStore(store)
@@ -301,13 +303,13 @@ def _reopen(path: str, allow_dirs: tuple[str, ...]) -> FeatureStore:
 
 
 def graphs_of(store: FeatureStore) -> list[Graph]:
-    """Every relation that has a topology. Raises FormatError when none has."""
+    """The graphs of all relations with a topology. Raises FormatError if there are none."""
     graphs = []
     for relation in store.relations:
         try:
             graphs.append(store.graph(relation))
-        except KeyError:  # a relation of edge features alone
+        except MissingError:  # a relation with edge features only
             continue
     if not graphs:
-        raise FormatError(f"{store.name} has no topology: convert the edges, too")
+        raise FormatError(f"{store.name} has no topology: convert the edges too")
     return graphs

@@ -1,7 +1,7 @@
-"""The files of a dataset: where a manifest's paths lead, whether they may, and their headers and sizes.
+"""The files of a dataset: find them, check that they may be used, and check their headers and sizes.
 
-Called by FeatureStore, `verify` and the writer. Array files are `.npy` with exactly the header that
-`npy_header` makes, so none is ever parsed; nothing is unpickled.
+Called by FeatureStore, `verify` and the writers. Array files are `.npy` with exactly the header that
+`npy_header` makes, so headers are compared, never parsed. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from gids.errors import FormatError
 from gids.store.dtypes import ARRAY_DTYPES, make_bools_proper
 from gids.store.manifest import MANIFEST, MAX_MANIFEST_BYTES, ArrayEntry, Manifest, TableEntry, load_manifest
 from gids.store.quantize import check_scales
+from gids.store.rows import FileRows
 
 
 def npy_header(dtype: str, shape: Sequence[int]) -> bytes:
@@ -32,7 +33,7 @@ def npy_header(dtype: str, shape: Sequence[int]) -> bytes:
 
 
 def array_header(entry: ArrayEntry) -> bytes:
-    """What precedes an array's data in its file: nothing for raw files (checksums)."""
+    """The bytes before an array's data in its file: none in raw files (checksums)."""
     return npy_header(entry.dtype, entry.shape) if entry.path.endswith(".npy") else b""
 
 
@@ -42,19 +43,19 @@ def array_bytes(entry: ArrayEntry) -> int:
 
 
 def read_manifest(root: Path) -> Manifest:
-    """The manifest of the dataset at root. Raises FormatError or FileNotFoundError that names the path."""
+    """Read the manifest of the dataset at root. Raises FormatError or FileNotFoundError."""
     if not root.exists():
         replaced = root.with_name(f"{root.name}.partial") / "replaced"
         if replaced.is_dir():
             raise FileNotFoundError(
-                f"no dataset at {root}: a conversion that was replacing it was killed; "
-                f"run the same command again, or rename {replaced} to {root}"
+                f"no dataset at {root}: a conversion was killed while it replaced the dataset. "
+                f"Run the same command again, or rename {replaced} to {root}"
             )
-        raise FileNotFoundError(f"no dataset at {root}; `gids convert SOURCE {root}` makes one")
+        raise FileNotFoundError(f"no dataset at {root}: make one with `gids convert SOURCE {root}`")
     path = root / MANIFEST
     if not path.is_file():
         cure = (
-            "finish it with the `gids convert` command that began it"
+            "to finish it, run the same `gids convert` command again"
             if root.suffix == ".partial"
             else "is it a gids dataset?"
         )
@@ -68,34 +69,36 @@ def read_manifest(root: Path) -> Manifest:
 
 
 class Locator:
-    """Turns the paths of one manifest into paths of files, and refuses those that lead where they may not.
+    """Turns the paths in a manifest into paths of files, and refuses those that are not allowed.
 
-    A path is judged by where it leads after symbolic links: inside the dataset, or (shards only) inside one
-    of ``allow_dirs``.
+    After symbolic links are followed, a path must be inside the dataset, or (shards only) inside one of
+    ``allow_dirs``.
     """
 
     def __init__(self, root: Path, allow_dirs: Sequence[str | os.PathLike[str]] = ()) -> None:
         if isinstance(allow_dirs, (str, bytes, os.PathLike)):
-            raise TypeError("allow_dirs must be a list of directories, not one path")
+            raise TypeError("allow_dirs must be a list of directories, not a single path")
         self.root = root
         self.allowed = tuple(Path(d).resolve() for d in allow_dirs)
 
     def array(self, entry: ArrayEntry) -> Path:
         path = self.root / entry.path
         if not path.resolve().is_relative_to(self.root.resolve()):
-            raise FormatError(f"{path} leads outside the dataset, to {path.resolve()}; only shards may")
+            raise FormatError(
+                f"{path} leads to {path.resolve()}, outside the dataset; only shards may be outside"
+            )
         return path
 
     def shard(self, path: str, among: Sequence[str] = ()) -> Path:
-        """among: all shards of the table, whose places the error names, too."""
+        """The path of a shard. among: all shards of the table; the error lists their directories too."""
         full = self.root / path
         if not self._is_allowed(full):
             outside = [self.root / s for s in (path, *among) if not self._is_allowed(self.root / s)]
-            places = sorted({str(_place_of(shard.resolve())) for shard in outside})
-            options = " ".join(f"--allow-dir {shlex.quote(place)}" for place in places)
+            directories = sorted({str(_stripe_dir_of(shard.resolve())) for shard in outside})
+            options = " ".join(f"--allow-dir {shlex.quote(d)}" for d in directories)
             raise FormatError(
-                f"shard {full.resolve()} lies outside the dataset {self.root.name}; if you trust it, "
-                f"open with allow_dirs={places} (or gids ... {options})"
+                f"shard {full.resolve()} is outside the dataset {self.root.name}; if you trust it, "
+                f"open with allow_dirs={directories} (or gids ... {options})"
             )
         return full
 
@@ -104,15 +107,15 @@ class Locator:
         return any(real.is_relative_to(d) for d in (self.root.resolve(), *self.allowed))
 
 
-def _place_of(shard: Path) -> Path:
-    """The directory that `--stripe` named: above NAME.shards-ID/TABLE/, where shards are put."""
+def _stripe_dir_of(shard: Path) -> Path:
+    """The directory that was given to `--stripe`; its shards are in NAME.shards-ID/TABLE/."""
     return (
         shard.parents[2] if len(shard.parents) > 2 and ".shards-" in shard.parents[1].name else shard.parent
     )
 
 
 def faults(manifest: Manifest, locate: Locator) -> Iterator[str]:
-    """One line per file that is missing, elsewhere, or of another size or type. Reads headers, no data."""
+    """Yield one line per file that is missing, not allowed or of a wrong size or type. Reads only headers."""
     for entry in manifest.arrays():
         try:
             path = locate.array(entry)
@@ -121,7 +124,7 @@ def faults(manifest: Manifest, locate: Locator) -> Iterator[str]:
             if header and path.is_file():
                 with open(path, "rb") as file:
                     if file.read(len(header)) != header:
-                        yield f"{path}: its header is not that of a {what} .npy file"
+                        yield f"{path} does not have the header of a .npy file with {what}"
         except (FormatError, OSError) as error:
             yield str(error)
     for table in manifest.tables:
@@ -147,7 +150,7 @@ def _size_faults(path: Path, expected: int, what: str) -> Iterator[str]:
     elif found.st_size != expected:
         verb = "truncated" if found.st_size < expected else "too long"
         sizes = f"{found.st_size} bytes, expected {expected} ({what})"
-        yield f"{path} is {verb}: {sizes}; restore it or convert again"
+        yield f"{path} is {verb}: {sizes}; restore it, or convert the source again"
 
 
 def map_array(path: Path, entry: ArrayEntry) -> np.ndarray:
@@ -160,7 +163,7 @@ def map_array(path: Path, entry: ArrayEntry) -> np.ndarray:
 
 
 def load_array(path: Path, entry: ArrayEntry) -> np.ndarray:
-    """The array in memory of its own."""
+    """Read the array into memory."""
     values = np.fromfile(path, ARRAY_DTYPES[entry.dtype], offset=len(array_header(entry)))
     if values.size != math.prod(entry.shape):
         raise FormatError(f"{path} was truncated after the dataset was opened")
@@ -169,8 +172,14 @@ def load_array(path: Path, entry: ArrayEntry) -> np.ndarray:
     return values.reshape(entry.shape)
 
 
+def array_rows(path: Path, entry: ArrayEntry, dtype: torch.dtype | None = None) -> FileRows:
+    """The array as rows that are read from the file. dtype: read the bytes as this type."""
+    dtype = dtype or getattr(torch, entry.dtype)
+    return FileRows(path, entry.shape, dtype, offset=len(array_header(entry)))
+
+
 def load_scales(path: Path, entry: ArrayEntry) -> np.ndarray:
-    """The scales of a table's columns, float32. Raises FormatError for one that is not finite or below 0."""
+    """Read the column scales of a table, float32. Raises FormatError if one is negative or not finite."""
     scales = load_array(path, entry)
     check_scales(scales.reshape(-1), str(path))
     return scales

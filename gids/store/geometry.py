@@ -1,20 +1,18 @@
-"""Where the rows of a table lie: rows in pages, pages in shards. Pure arithmetic; knows no files.
+"""The layout of a table: rows in pages, pages in shards. Pure arithmetic; knows no files.
 
-A page holds whole rows only, from its start; what is left of it is zero. Page p lies in shard p % S, at
-byte (p // S) * page_bytes.
+A page has whole rows only, from its start; the rest is zero. Page p is in shard p % S, at byte
+(p // S) * page_bytes.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gids.errors import FormatError
 
 DEFAULT_PAGE_BYTES = 4096
-SECTOR_BYTES = 512  # the finest alignment that direct I/O has
+SECTOR_BYTES = 512  # the smallest alignment of direct I/O
 MAX_PAGE_BYTES = 64 << 20
 MAX_SHARDS = 256
 MAX_ROWS = 1 << 48
@@ -29,7 +27,7 @@ def align_up(a: int, b: int) -> int:
 
 
 def table_page_bytes(row_bytes: int, page_bytes: int) -> int:
-    """Bytes of a table's pages, given the page size asked for: a longer row makes one long page of its own.
+    """The page size of a table: page_bytes, or, if a row is longer, one long page per row.
 
     Raises FormatError when page_bytes is not a multiple of 512, or either is zero or above 64 MiB.
     """
@@ -61,19 +59,13 @@ class Geometry:
     def page_count(self) -> int:
         return div_ceil(self.row_count, self.rows_per_page)
 
-    @classmethod
-    def of(cls, shape: Sequence[int], itemsize: int, *, page_bytes: int, shard_count: int) -> Geometry:
-        """The layout of values[shape] of itemsize bytes, for a page size asked for. Raises FormatError."""
-        row_bytes = math.prod(shape[1:]) * itemsize
-        return cls(shape[0], row_bytes, table_page_bytes(row_bytes, page_bytes), shard_count)
-
     def shard_page_count(self, shard: int) -> int:
-        """How many pages lie in one shard."""
+        """The number of pages in one shard."""
         return max(0, div_ceil(self.page_count - shard, self.shard_count))
 
     def shard_bytes(self, shard: int) -> int:
         return self.shard_page_count(shard) * self.page_bytes
 
     def page_location(self, pages: Any) -> tuple[Any, Any]:
-        """(shard, byte offset into it) of pages: an int, or an array or tensor of them."""
+        """(shard, byte offset in it) of pages: an int, or an array or tensor of ints."""
         return pages % self.shard_count, pages // self.shard_count * self.page_bytes

@@ -1,4 +1,4 @@
-"""Graph: one relation's topology, memory-mapped, as in-edges by destination (CSC). Made by FeatureStore."""
+"""Graph: the topology of one relation, memory-mapped, as in-edges (CSC). Made by FeatureStore."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gids.store.names import Relation
 class Graph:
     """In-edges of one relation (source type, relation, destination type).
 
-    indptr: int64[num_dst + 1]; indices: int32 or int64[num_edges], the sources of destination v at
-    indptr[v]:indptr[v + 1]; edge_ids: the id of each edge in that order, or None when it is the position.
-    All are read-only memory maps; `gids verify` checks their values, opening does not.
+    indptr: int64[num_dst + 1]. indices: int32 or int64[num_edges]; the sources of destination v are at
+    indptr[v]:indptr[v + 1]. edge_ids: the id of each edge in that order, or None if ids are positions.
+    All are read-only memory maps. `gids verify` checks their values; opening does not.
     """
 
     relation: Relation

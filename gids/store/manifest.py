@@ -1,11 +1,12 @@
-"""manifest.json: what it holds, its checksum, and the one `validate` that writer and reader share.
+"""manifest.json: its fields, its checksum, and `validate`, which writers and readers share.
 
-Called by FeatureStore, DatasetWriter and `gids verify`. Judges text only: that files exist and have the
-right sizes is `files.py`'s part. docs/format.md describes every field.
+Called by FeatureStore, DatasetWriter and `gids verify`. Checks only the text; `files.py` checks the files.
+docs/internals/format.md describes every field.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -24,7 +25,7 @@ from gids.store.quantize import check_scale, stored_row_bytes
 
 FORMAT = "gids"
 VERSIONS = (1, 2, 3)
-"""Those that are read. A manifest has the lowest that can say what it says."""
+"""The versions that can be read. A manifest has the lowest version that supports its content."""
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 16 << 20
 _CHECKSUM = re.compile(rb'"checksum": "crc32c:([0-9a-f]{8})"\n\}\n\Z')
@@ -40,9 +41,6 @@ class ArrayEntry:
     shape: tuple[int, ...]
     crc32c: int
 
-    def to_json(self) -> dict[str, Any]:
-        return {"path": self.path, "dtype": self.dtype, "shape": list(self.shape), "crc32c": self.crc32c}
-
     def describe(self) -> str:
         """Such as `int64[20000]`."""
         return f"{self.dtype}{list(self.shape)}"
@@ -50,51 +48,36 @@ class ArrayEntry:
 
 @dataclass(frozen=True)
 class NodesEntry:
-    """One node type: how many, and its arrays by role (label, train_idx, val_idx, test_idx, and heat)."""
+    """One node type: its number of nodes and its arrays by role (label, train_idx, …, and heat)."""
 
     type: str
     count: int
     arrays: Mapping[str, ArrayEntry]
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "type": self.type,
-            "count": self.count,
-            "arrays": {k: a.to_json() for k, a in self.arrays.items()},
-        }
-
 
 @dataclass(frozen=True)
 class RelationEntry:
-    """One relation: how many edges, and its arrays by role (indptr, indices, edge_ids), or none of them."""
+    """One relation: its number of edges, and its arrays by role (indptr, indices, edge_ids) or none."""
 
     type: Relation
     count: int
     arrays: Mapping[str, ArrayEntry]
 
-    def to_json(self) -> dict[str, Any]:
-        arrays = {k: a.to_json() for k, a in self.arrays.items()}
-        return {"type": list(self.type), "count": self.count, "arrays": arrays}
-
 
 @dataclass(frozen=True)
 class ScaleEntry:
-    """What the values of an int8 table are multiplied by. per: "row" (it ends each row) or "column".
+    """The factors of the values of an int8 table. per: "row" (at the end of each row) or "column".
 
-    columns: float32[*shape of a row], of scales per column.
+    columns: the scales per column, float32[*shape of a row].
     """
 
     per: str
     columns: ArrayEntry | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        columns = {} if self.columns is None else {"columns": self.columns.to_json()}
-        return {"per": self.per} | columns
-
 
 @dataclass(frozen=True)
 class TableEntry:
-    """One table: rows of one node or edge type in the shards of one folder each."""
+    """One table: the rows of one node or edge type."""
 
     kind: str
     type: str | Relation
@@ -107,7 +90,7 @@ class TableEntry:
     checksums: ArrayEntry
     scale: ScaleEntry | None = None
     order: ArrayEntry | None = None
-    """Where each row lies, when that is not its id."""
+    """The position of each row on disk; None if it is the id."""
 
     @property
     def name(self) -> str:
@@ -119,34 +102,17 @@ class TableEntry:
         row_bytes = stored_row_bytes(self.shape, TABLE_DTYPES[self.dtype].itemsize, scale)
         return Geometry(self.row_count, row_bytes, self.page_bytes, len(self.shards))
 
-    def to_json(self) -> dict[str, Any]:
-        return (
-            {
-                "kind": self.kind,
-                "type": self.type if isinstance(self.type, str) else list(self.type),
-                "key": self.key,
-                "shape": list(self.shape),
-                "dtype": self.dtype,
-                "page_bytes": self.page_bytes,
-                "row_count": self.row_count,
-                "shards": list(self.shards),
-                "checksums": self.checksums.to_json(),
-            }
-            | ({} if self.scale is None else {"scale": self.scale.to_json()})
-            | ({} if self.order is None else {"order": self.order.to_json()})
-        )
-
 
 @dataclass(frozen=True)
 class Manifest:
-    """The whole of manifest.json, valid. Order is the writer's."""
+    """A valid manifest.json. Entries are in the order in which they were written."""
 
     nodes: tuple[NodesEntry, ...]
     relations: tuple[RelationEntry, ...]
     tables: tuple[TableEntry, ...]
 
     def arrays(self) -> Iterator[ArrayEntry]:
-        """Every array file, tables' checksums and scales included."""
+        """Every array file, including the checksums, scales and orders of tables."""
         for nodes in self.nodes:
             yield from nodes.arrays.values()
         for relation in self.relations:
@@ -169,14 +135,24 @@ class Manifest:
         return {
             "format": FORMAT,
             "version": self.version,
-            "nodes": [n.to_json() for n in self.nodes],
-            "relations": [r.to_json() for r in self.relations],
-            "tables": [t.to_json() for t in self.tables],
+            "nodes": entry_json(self.nodes),
+            "relations": entry_json(self.relations),
+            "tables": entry_json(self.tables),
         }
 
 
+def entry_json(value: Any) -> Any:
+    """An entry, or a collection of entries, as in manifest.json: all fields that are not None."""
+    if dataclasses.is_dataclass(value):
+        fields = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
+        return {name: entry_json(found) for name, found in fields if found is not None}
+    if isinstance(value, Mapping):
+        return {key: entry_json(found) for key, found in value.items()}
+    return [entry_json(found) for found in value] if isinstance(value, (tuple, list)) else value
+
+
 def dump_manifest(manifest: Manifest) -> bytes:
-    """The file's bytes. Validates first, so that what is written can be read. Raises FormatError."""
+    """The bytes of the file. Validates first, so that it can be read again. Raises FormatError."""
     fields = manifest.to_json()
     validate(fields)
     text = json.dumps(fields | {"checksum": f"crc32c:{_BLANK.decode()}"}, indent=1).encode() + b"\n"
@@ -184,15 +160,15 @@ def dump_manifest(manifest: Manifest) -> bytes:
 
 
 def load_manifest(data: bytes) -> Manifest:
-    """The manifest in a file's bytes, valid. Raises FormatError with one cause."""
+    """The valid manifest in the bytes of a file. Raises FormatError with one cause."""
     if len(data) > MAX_MANIFEST_BYTES:
-        raise FormatError(f"{len(data)} bytes or more; a manifest may have {MAX_MANIFEST_BYTES}")
+        raise FormatError(f"{len(data)} bytes or more; a manifest may have at most {MAX_MANIFEST_BYTES}")
     try:
         fields = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"not JSON ({error}); it was damaged: convert the source again") from None
+        raise FormatError(f"not JSON ({error}); the file is damaged: convert the source again") from None
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-        raise FormatError('does not say "format": "gids"; is it of a gids dataset?')
+        raise FormatError('has no "format": "gids"; is it a gids dataset?')
     if type(fields.get("version")) is not int or fields["version"] not in VERSIONS:
         known = f"{VERSIONS[0]} to {VERSIONS[-1]}"
         raise FormatError(
@@ -201,12 +177,12 @@ def load_manifest(data: bytes) -> Manifest:
         )
     found = _CHECKSUM.search(data)
     if found is None:
-        raise FormatError("no checksum at its end; it was damaged: convert the source again")
+        raise FormatError("has no checksum at its end; the file is damaged: convert the source again")
     actual = _checksum(data[: found.start(1)] + _BLANK + data[found.end(1) :])
     if actual != found[1]:
         raise FormatError(
-            f"its checksum is {found[1].decode()} but its bytes give {actual.decode()}; "
-            "it was altered or damaged: convert the source again"
+            f"its checksum is {found[1].decode()}, but its bytes have {actual.decode()}; "
+            "the file was changed or damaged: convert the source again"
         )
     del fields["checksum"]
     return validate(fields)
@@ -217,9 +193,9 @@ def _checksum(text: bytes) -> bytes:
 
 
 def validate(fields: object) -> Manifest:
-    """Check every field of a manifest (without its checksum) and their agreement; trust none.
+    """Check every field of a manifest (without its checksum), and that they agree.
 
-    Returns the manifest. Raises FormatError that names the field, what was found and what was expected.
+    Returns the manifest. Raises FormatError with the field, what was found and what was expected.
     """
     top = _fields(fields, "manifest", ("format", "version", "nodes", "relations", "tables"))
     version = top["version"]
@@ -268,7 +244,7 @@ def _nodes(value: object, where: str, version: int) -> NodesEntry:
 
 
 def heat_dtype(role: str) -> str:
-    """The type of an array of heat."""
+    """The element type of an array of heat."""
     return "uint32" if role == "out_degree" else "float32"
 
 
@@ -278,7 +254,7 @@ def _relation(value: object, where: str, counts: Mapping[str, int]) -> RelationE
     count = _integer(fields["count"], f"{where}.count", MAX_ROWS)
     for end in (type_[0], type_[2]):
         if end not in counts:
-            raise FormatError(f"{where} joins node type {end!r}, which nodes does not list")
+            raise FormatError(f"{where} uses node type {end!r}, which is not in nodes")
     arrays = {
         r: _array(a, f"{where}.arrays.{r}")
         for r, a in _roles(fields, where, ("indptr", "indices", "edge_ids"))
@@ -286,7 +262,7 @@ def _relation(value: object, where: str, counts: Mapping[str, int]) -> RelationE
     if not arrays:
         return RelationEntry(type_, count, arrays)
     if "indptr" not in arrays or "indices" not in arrays:
-        raise FormatError(f"{where} has {', '.join(arrays)} only; a graph needs indptr and indices")
+        raise FormatError(f"{where} has only {', '.join(arrays)}; a graph needs indptr and indices")
     indptr, indices = arrays["indptr"], arrays["indices"]
     nodes = counts[type_[2]]
     _expect(
@@ -330,7 +306,7 @@ def _table(
     else:
         raise FormatError(f"{where}.kind is {kind!r}; it must be 'node' or 'edge'")
     if count is None:
-        raise FormatError(f"{where} is about {describe_type(type_)}, which the manifest does not list")
+        raise FormatError(f"{where} belongs to {describe_type(type_)}, which is not in the manifest")
     if fields["dtype"] not in list(TABLE_DTYPES):  # a list: the value may not be hashable
         raise FormatError(f"{where}.dtype is {fields['dtype']!r}; known are {', '.join(TABLE_DTYPES)}")
     _check_version(fields["dtype"], version, where)
@@ -387,11 +363,11 @@ def _table(
 
 def _check_version(dtype: str, version: int, where: str) -> None:
     if dtype == "bool" and version < 3:
-        raise FormatError(f"{where}.dtype is 'bool', which format version {version} does not have")
+        raise FormatError(f"{where}.dtype is 'bool', which format version {version} does not support")
 
 
 def position_dtype(row_count: int) -> str:
-    """The type of the positions of so many rows."""
+    """The element type of the positions of row_count rows."""
     return "int32" if row_count <= 1 << 31 else "int64"
 
 
@@ -482,7 +458,7 @@ def _path(value: object, where: str, may_be_absolute: bool) -> str:
     if path is None or ".." in path.parts or str(path) in (".", "/"):
         raise FormatError(f"{where} is {str(value)[:80]!r}; it must be a path without '..'")
     if path.is_absolute() and not may_be_absolute:
-        raise FormatError(f"{where} is {str(path)!r}; only shards may lie outside the dataset")
+        raise FormatError(f"{where} is {str(path)!r}; only shards may be outside the dataset")
     return str(path)
 
 

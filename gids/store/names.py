@@ -1,7 +1,7 @@
 """Names of types, relations and tables, and the file names made from them. Knows no files.
 
-A type or key may be any text; what is not a letter, a digit, `_` or `-` is percent-encoded in a path, so
-that no name can leave the dataset's directory or collide with another's.
+A type or key may be any text. In a path, all characters but letters, digits, `_` and `-` are percent-encoded,
+so that a name cannot leave the dataset's directory or collide with another name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HEAT_ROLES = {
     "sampled": "heat_sampled",
     "out-degree": "out_degree",
 }
-"""How the heat of nodes can be computed, the best first; what each is called in a manifest."""
+"""Methods that compute heat, the best first, and their names in a manifest."""
 MAX_NAME_BYTES = 120
 MAX_ENCODED_BYTES = 200  # a file name may have 255, and suffixes follow
 
@@ -28,7 +28,7 @@ _SAFE = frozenset((string.ascii_letters + string.digits + "_-").encode())
 
 
 def check_name(name: object, what: str) -> str:
-    """``name`` if it can name a type, relation or table key; raises FormatError otherwise."""
+    """Return ``name`` if it is a valid name of a type, relation or table key; else raise FormatError."""
     if not isinstance(name, str) or not name:
         raise FormatError(f"{what} must be a non-empty text, not {name!r}")
     try:
@@ -41,7 +41,7 @@ def check_name(name: object, what: str) -> str:
 
 
 def encode_path(*names: str) -> str:
-    """One path component that spells ``names`` apart, such as `paper.feat` or `a%2Fb.feat`."""
+    """One path component made from ``names``, such as `paper.feat` or `a%2Fb.feat`."""
     encoded = ".".join(
         "".join(chr(b) if b in _SAFE else f"%{b:02X}" for b in name.encode()) for name in names
     )
@@ -56,6 +56,11 @@ def encode_path(*names: str) -> str:
 def table_name(type_: str | Relation, key: str) -> str:
     """`paper.feat`, or `src.rel.dst.key` for a table of edges."""
     return f"{type_}.{key}" if isinstance(type_, str) else ".".join((*type_, key))
+
+
+def table_path(type_: str | Relation, key: str) -> str:
+    """The path component of a table: `table_name`, encoded."""
+    return encode_path(*((type_,) if isinstance(type_, str) else type_), key)
 
 
 def describe_type(type_: str | Relation) -> str:

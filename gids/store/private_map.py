@@ -1,4 +1,4 @@
-"""A memory-mapped array as a tensor that may be written to, without copying it. Called by the adapters."""
+"""A memory-mapped array as a writable tensor, without a copy. Called by the adapters."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 def private_tensor(array: np.ndarray) -> torch.Tensor:
-    """int64 values of an array of int32 or int64, in a tensor.
+    """An array of int32 or int64 as an int64 tensor that may be written.
 
-    A memory map of int64 is mapped anew, privately: code of frameworks that sorts a graph's rows in place
-    would crash on a store's read-only mapping. Pages that nobody writes stay the file's own, and the file
-    itself never changes. Any other array is copied.
+    A memory map of int64 is mapped again, privately: frameworks that sort a graph's rows in place would crash
+    on the read-only map of a store. Only pages that are written are copied; the file never changes. Any other
+    array is copied.
     """
     if array.dtype != np.int64 or not isinstance(array, np.memmap) or not array.size or not array.filename:
         return torch.from_numpy(array.astype(np.int64))
@@ -23,8 +23,7 @@ def private_tensor(array: np.ndarray) -> torch.Tensor:
         mapping = mmap.mmap(
             file.fileno(),
             0,
-            flags=mmap.MAP_PRIVATE
-            | _MAP_NORESERVE,  # else the kernel asks for as much memory as the file is long
+            flags=mmap.MAP_PRIVATE | _MAP_NORESERVE,  # else the kernel reserves memory for the whole file
             prot=mmap.PROT_READ | mmap.PROT_WRITE,
         )
     return torch.frombuffer(mapping, dtype=torch.int64, count=array.size, offset=array.offset)

@@ -1,8 +1,9 @@
-"""int8 with a scale: how such rows lie on disk, how they are made, and what they become. See docs/format.md.
+"""int8 with a scale: encode and decode such rows. See docs/internals/format.md. Called by the writer, Table
+and `gids verify`.
 
-A value x of scale s is stored as round(x / s), a whole number from -127 to 127, and becomes that times s, a
-float32. Of a row (scale "row") or of a column ("column"), s is the largest |x| / 127. Called by the writer,
-Table and `gids verify`; gathering does the same in native code, with the same bits.
+A value x with scale s is stored as the integer round(x / s), -127 to 127, and read as that times s, a
+float32. The scale of a row (or column) is its largest |x| / 127. Native code decodes when it gathers, with
+the same bits.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ SCALES = ("row", "column")
 STEPS = 127
 SCALE_BYTES = 4
 RELATIVE_BOUND = 0.5 + 2.0**-15
-"""Of a scale: no value is further from what was stored; the half, and what float32 rounds away."""
+"""The largest error, as a multiple of the scale: one half, and the rounding of float32."""
 
-_LEAST = torch.finfo(torch.float32).tiny  # a smaller scale would be rounded too coarsely, or to 0
+_LEAST = torch.finfo(torch.float32).tiny  # a smaller scale loses precision or becomes 0
 
 
 def check_scale(scale: object, where: str) -> str:
-    """``scale`` if it is one of SCALES; raises FormatError otherwise."""
+    """Return ``scale`` if it is one of SCALES; else raise FormatError."""
     if scale not in SCALES:
         raise FormatError(f"{where} is {scale!r}; it must be {' or '.join(map(repr, SCALES))}")
     return str(scale)
 
 
 def stored_row_bytes(shape: tuple[int, ...], itemsize: int, scale: str | None) -> int:
-    """Bytes of a row of so many values: with a scale per row, a multiple of 4 that ends with the scale."""
+    """Bytes of a row. With a scale per row they are a multiple of 4, and the scale is at the end."""
     values = math.prod(shape)
     if scale == "row" and values:
         return align_up(values, SCALE_BYTES) + SCALE_BYTES
@@ -42,29 +43,29 @@ def stored_row_bytes(shape: tuple[int, ...], itemsize: int, scale: str | None) -
 def stored_geometry(
     shape: tuple[int, ...], itemsize: int, scale: str | None, *, page_bytes: int, shard_count: int
 ) -> Geometry:
-    """The layout of values[shape], for a page size asked for. Raises FormatError."""
+    """The layout of values[shape]. Raises FormatError."""
     row_bytes = stored_row_bytes(shape[1:], itemsize, scale)
     return Geometry(shape[0], row_bytes, table_page_bytes(row_bytes, page_bytes), shard_count)
 
 
 def scales_of(maxima: torch.Tensor) -> torch.Tensor:
-    """The scale for each largest magnitude, float32 alike: 0 for 0, else what makes 127 steps of it."""
+    """The scale for each largest magnitude: 0 for 0, else 1/127 of it. float32, same shape."""
     scales = maxima / STEPS
     scales = torch.where((maxima > 0) & (scales < _LEAST), torch.full_like(scales, _LEAST), scales)
-    # 127 steps of the scale of the largest float32 of all may be rounded to infinity.
+    # 127 times the scale of the largest float32 may round to infinity.
     return torch.where(torch.isinf(scales * STEPS), torch.nextafter(scales, torch.zeros(())), scales)
 
 
 def quantized(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """int8, the steps of finite float32 values[n, width] by scales[n, 1] or [width]."""
+    """finite float32 values[n, width] divided by scales[n, 1] or [width], as int8."""
     steps = torch.where(scales > 0, values / scales, torch.zeros(()))
     return steps.round_().clamp_(-STEPS, STEPS).to(torch.int8)
 
 
 def pack_rows(values: torch.Tensor, columns: torch.Tensor | None, out: np.ndarray) -> torch.Tensor:
-    """Write finite float32[n, width] as rows uint8[n, row_bytes], and return what they become.
+    """Encode finite float32[n, width] to rows uint8[n, row_bytes]; return the decoded values.
 
-    columns: float32[width], the scales of the columns; None gives each row its own.
+    columns: float32[width], the scales of the columns; None: one scale per row.
     """
     width = values.shape[1]
     scales = scales_of(values.abs().amax(1, keepdim=True)) if columns is None else columns
@@ -79,7 +80,7 @@ def pack_rows(values: torch.Tensor, columns: torch.Tensor | None, out: np.ndarra
 def unpack_rows(
     data: np.ndarray, shape: tuple[int, ...], scale: str, columns: np.ndarray | None
 ) -> torch.Tensor:
-    """What rows uint8[n, row_bytes] become: float32[n, *shape]."""
+    """Decode rows uint8[n, row_bytes] to float32[n, *shape]."""
     steps, scales = split_rows(data, shape, scale)
     if scales is None:
         assert columns is not None
@@ -90,7 +91,7 @@ def unpack_rows(
 def split_rows(
     data: np.ndarray, shape: tuple[int, ...], scale: str
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(int8[n, *shape], the float32 scales that multiply it, or None when the columns have them)."""
+    """(int8[n, *shape], the float32 scales of the rows, or None if columns have the scales)."""
     width = math.prod(shape)
     steps = np.ascontiguousarray(data[:, :width]).view(np.int8).reshape(len(data), *shape)
     if scale == "column":
@@ -100,7 +101,7 @@ def split_rows(
 
 
 def check_scales(scales: np.ndarray, where: str) -> None:
-    """Raise FormatError for the first of float32[n] that is no scale: not finite, or below 0."""
+    """Raise FormatError if a scale in float32[n] is negative or not finite."""
     wrong = np.flatnonzero(~(np.isfinite(scales) & (scales >= 0)))
     if len(wrong):
         raise FormatError(f"{where}: scale {wrong[0]} is {scales[wrong[0]]}; it must be finite, 0 or more")

@@ -1,7 +1,7 @@
-"""Who reads a dataset keeps it from being moved: a shared lock of readers, an exclusive one of restripe.
+"""Readers lock a dataset (shared), so that restripe (exclusive) does not move it. Called by both.
 
-Called by FeatureStore and restripe. The lock is the system's (`flock`), on a file that a dataset keeps for
-life: it ends with the process that holds it, and where the file system has no locks there is none.
+The lock is an `flock` on a file that is never replaced. The system releases it when the process ends. On file
+systems without locks there is none.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from gids.errors import FormatError
 
 
 def read_while_alive(owner: object, path: Path) -> Callable[[], object]:
-    """Lock `path` for reading until `owner` is gone, or what is returned is called.
+    """Lock `path` for reading until `owner` is garbage, or until the returned function is called.
 
-    Raises FormatError while its dataset is being moved.
+    Raises FormatError while the dataset is being moved.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     unlock = weakref.finalize(owner, os.close, fd)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise FormatError(f"{_dataset_of(path)} is being restriped; open it when that is done") from None
+        raise FormatError(f"{_dataset_of(path)} is being restriped: open it when that is done") from None
     except OSError:
         pass  # no locks here
     return unlock
@@ -35,7 +35,7 @@ def read_while_alive(owner: object, path: Path) -> Callable[[], object]:
 
 @contextlib.contextmanager
 def without_readers(path: Path | None) -> Iterator[None]:
-    """Lock `path` against readers. Raises FormatError when there is one."""
+    """Lock `path` against readers. Raises FormatError if there is a reader."""
     if path is None:
         yield
         return
@@ -45,12 +45,11 @@ def without_readers(path: Path | None) -> Iterator[None]:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                gc.collect()  # a FeatureStore that nobody refers to any more may be garbage still
+                gc.collect()  # an unused FeatureStore may not be collected yet
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise FormatError(
-                f"{_dataset_of(path)} is open in another process, or in this one: "
-                "end what reads it, and try again"
+                f"{_dataset_of(path)} is open in this or another process: close it there, and try again"
             ) from None
         except OSError:
             pass  # no locks here

@@ -1,7 +1,6 @@
-"""Rows: an array that can be read a range at a time, wherever it is. What tables and arrays are written from.
+"""Rows: an array that can be read one range at a time. The input of writers.
 
-Called by the writer (which asks for ranges from several threads at once) and made by the converters. Knows
-nothing of pages or datasets.
+Made by the converters; writers read ranges from several threads at once. Knows no pages or datasets.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class ArrayRows:
         dtype = torch_dtype_of(values.dtype)
         if dtype is None:
             raise FormatError(
-                f"cannot store elements of type {values.dtype}; cast them to another type first"
+                f"cannot store elements of type {values.dtype}: cast them to a number type first"
             )
         self._values = values
         self.shape = values.shape
@@ -63,7 +62,7 @@ class ArrayRows:
 
 
 class GeneratedRows:
-    """Rows that a function makes: fill(start, out) writes rows start … start + len(out) to out."""
+    """Rows from a function: fill(start, out) writes rows start … start + len(out) to out."""
 
     def __init__(
         self, shape: tuple[int, ...], dtype: torch.dtype, fill: Callable[[int, torch.Tensor], None]
@@ -74,10 +73,10 @@ class GeneratedRows:
 
 
 class FileRows:
-    """Rows of a C-order array in a file, from byte `offset` on; the file is open only while it is read.
+    """Rows of a C-order array in a file, from byte `offset` on. byte_swapped: the file is big-endian.
 
-    Reads go around memory maps, and what was read leaves the page cache: converting does not push out
-    what others use. byte_swapped: the file is big-endian.
+    The file is open only while it is read. Data that was read is dropped from the page cache, so that a
+    conversion does not evict the data of other programs.
     """
 
     def __init__(
@@ -114,17 +113,17 @@ class FileRows:
         make_bools_proper(out)
 
     def row(self, index: int) -> FileRows:
-        """One row, as rows of its own."""
+        """The elements of one row, as rows."""
         offset = self._offset + index * self._row_bytes
         return FileRows(self.path, self.shape[1:], self.dtype, offset=offset, byte_swapped=self._byte_swapped)
 
     def reshaped(self, shape: tuple[int, ...]) -> FileRows:
-        """The same elements in rows of another shape."""
+        """The same elements, in rows of another shape."""
         return FileRows(self.path, shape, self.dtype, offset=self._offset, byte_swapped=self._byte_swapped)
 
 
 class ColumnRows:
-    """Rows of a Fortran-order array in a file: gathered from its columns, each contiguous there."""
+    """Rows of a Fortran-order array in a file, gathered from its contiguous columns."""
 
     def __init__(self, elements: FileRows, shape: tuple[int, ...]) -> None:
         self.elements = elements  # all of them, in the order of the file
@@ -135,22 +134,24 @@ class ColumnRows:
         column = torch.empty(len(out), dtype=self.dtype)
         for index in range(math.prod(self.shape[1:])):
             self.elements.read_into(index * self.shape[0] + start, column)
-            place = np.ravel_multi_index(np.unravel_index(index, self.shape[1:], order="F"), self.shape[1:])
-            out.view(len(out), -1)[:, int(place)] = column
+            position = np.ravel_multi_index(
+                np.unravel_index(index, self.shape[1:], order="F"), self.shape[1:]
+            )
+            out.view(len(out), -1)[:, int(position)] = column
 
 
 Values = Rows | torch.Tensor | np.ndarray
 
 
 def as_rows(values: Values) -> Rows:
-    """Rows of a tensor or array; Rows are returned as they are."""
+    """Rows of a tensor or array. Rows are returned unchanged."""
     if isinstance(values, torch.Tensor):
         return TensorRows(values)
     return ArrayRows(values) if isinstance(values, np.ndarray) else values
 
 
 def read_range(rows: Rows, start: int, stop: int) -> torch.Tensor:
-    """Rows start … stop in memory of their own."""
+    """Read rows start … stop into new memory."""
     out = torch.empty((stop - start, *rows.shape[1:]), dtype=rows.dtype)
     if stop > start:
         rows.read_into(start, out)
@@ -158,14 +159,14 @@ def read_range(rows: Rows, start: int, stop: int) -> torch.Tensor:
 
 
 def blocks(rows: Rows, block_bytes: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """(first row, rows) of successive pieces of at most block_bytes, at least one row each."""
+    """Yield (first row, rows) of pieces of at most block_bytes, or one row if a row is longer."""
     step = max(1, block_bytes // max(1, math.prod(rows.shape[1:]) * rows.dtype.itemsize))
     for start in range(0, rows.shape[0], step):
         yield start, read_range(rows, start, min(start + step, rows.shape[0]))
 
 
 def read_exactly(fd: int, out: np.ndarray, offset: int, path: str | os.PathLike[str]) -> None:
-    """Fill out (uint8[bytes]) from a file. Raises StorageError on an error or when the file ends early."""
+    """Fill out (uint8[bytes]) from a file. Raises StorageError on an error or at the end of the file."""
     view = memoryview(out.data)
     done = 0
     while done < len(view):

@@ -1,8 +1,7 @@
-"""Scan: the rows of a table from first to last, a block at a time, read ahead. Called by Table.scan; its
-pages by restripe.
+"""Reads a table from the first row to the last, one block at a time, with read-ahead. Called by Table.scan.
 
-Reads go around the memory map, a page-aligned extent of every shard at a time, and what was read leaves the
-page cache. Memory: two blocks.
+Reads page-aligned extents of every shard, without the memory map, and drops them from the page cache. Memory:
+two blocks. restripe uses `read_pages`.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ def scan(
     rows_per_block: int,
     starts: Sequence[int],
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """(first row, rows) of the blocks that begin at starts, in that order; the next is read meanwhile.
+    """Yield (first row, rows) of the blocks that begin at starts, in that order. Reads one block ahead.
 
-    decode: makes rows of their bytes, uint8[n, row_bytes], which are a view of a buffer.
+    decode: turns bytes, uint8[n, row_bytes], a view of a buffer, into rows.
     """
     with ExitStack() as stack:
-        fds = [_open(stack, path) for path in shards]
+        fds = [open_file(stack, path) for path in shards]
         pool = stack.enter_context(ThreadPoolExecutor(1, "gids-scan"))
 
         def read(start: int) -> torch.Tensor:
@@ -46,7 +45,8 @@ def scan(
             yield start, future.result()
 
 
-def _open(stack: ExitStack, path: Path) -> int:
+def open_file(stack: ExitStack, path: Path) -> int:
+    """Open a file for reading until the stack closes."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     stack.callback(os.close, fd)
     return fd
@@ -69,7 +69,7 @@ def _read(
 def read_pages(
     layout: Geometry, fds: Sequence[int], shards: Sequence[Path], first: int, count: int
 ) -> np.ndarray:
-    """Pages first … first + count, uint8[count, page_bytes], by one read of each shard."""
+    """Read pages first … first + count, uint8[count, page_bytes], with one read per shard."""
     pages = np.empty((count, layout.page_bytes), np.uint8)
     for shard, fd in enumerate(fds):
         mine = pages[(shard - first) % len(fds) :: len(fds)]
@@ -77,7 +77,7 @@ def read_pages(
             continue
         page = first + (shard - first) % len(fds)
         _, offset = layout.page_location(page)
-        # With one shard the pages lie in place already; with several they are read together, then spread.
+        # The pages of one of several shards are read together, then copied to their positions.
         extent = mine if len(fds) == 1 else np.empty(mine.shape, np.uint8)
         read_exactly(fd, extent.reshape(-1), offset, shards[shard])
         os.posix_fadvise(fd, offset, extent.size, os.POSIX_FADV_DONTNEED)

@@ -1,7 +1,7 @@
 """Table: the rows of one (type, key), as pages in shards. Made by FeatureStore; read by loaders.
 
-Immutable and picklable. `read_rows` is a convenience through memory maps; loaders read pages through
-`gids.io` instead.
+Immutable and picklable. `read_rows` is for convenience and reads memory maps; loaders read pages with
+`gids.io`.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from gids.store.scan import scan
 
 
 def positions_of(ids: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Where rows lie: int64[n]. ids: int64[n]; one out of range stays as it is. order: Table.order."""
+    """The positions of rows: int64[n]. ids: int64[n]; ids out of range are unchanged. order: Table.order."""
     out = np.empty(len(ids), np.int64)
     _core.to_positions(order, np.ascontiguousarray(ids), out)
     return out
 
 
 class Table:
-    """One table of a dataset. Rows go by their ids everywhere but in page_location.
+    """One table of a dataset. All methods but page_location take row ids.
 
-    Attributes: name (`paper.feat`), dataset (its store's name), kind ("node" or "edge"), type (node type, or
-    (src, rel, dst)), key, row_count, shape (of one row), dtype (of rows that are read), stored_dtype (on
-    disk: int8 where scale is not None, else the same), scale (None, "row" or "column"), row_bytes (on disk),
-    page_bytes, rows_per_page, page_count, shard_paths.
+    Attributes: name (`paper.feat`), dataset (name of the store), kind ("node" or "edge"), type (node type, or
+    (src, rel, dst)), key, row_count, shape (of one row), dtype (of rows in memory), stored_dtype (on disk:
+    int8 if scale is not None, else dtype), scale (None, "row" or "column"), row_bytes (on disk), page_bytes,
+    rows_per_page, page_count, shard_paths.
     """
 
     def __init__(self, entry: TableEntry, locate: Locator, store_name: str) -> None:
@@ -78,7 +78,7 @@ class Table:
         return f"Table({self.name!r}, {dtype}{[self.row_count, *self.shape]}, {pages})"
 
     def named(self, name: str) -> Table:
-        """The same table by another name, to tell it from one of another dataset."""
+        """The same table with another name, to distinguish it from a table of another dataset."""
         other = copy.copy(self)
         other.name = name
         return other
@@ -87,23 +87,23 @@ class Table:
         return self.__dict__ | {"_maps": None, "_order_map": None}  # each process maps the files itself
 
     def checksums(self) -> np.ndarray:
-        """CRC32C of each page, padding included: uint32[page_count], a read-only memory map."""
+        """CRC32C of each page with its padding: uint32[page_count], a read-only memory map."""
         return map_array(self._checksums_path, self._checksums)
 
     @property
     def order(self) -> np.ndarray | None:
-        """Where each row lies: int32 or int64[row_count], a read-only memory map; None: where its id says.
+        """The position of each row: int32 or int64[row_count], a read-only memory map; None: its id.
 
-        Row r is in page order[r] // rows_per_page. A dataset converted with `--order` has one.
+        Row r is in page order[r] // rows_per_page. Datasets converted with `--order` have it.
         """
         if self._order is not None and self._order_map is None:
             self._order_map = map_array(*self._order)
         return self._order_map
 
     def column_scales(self) -> np.ndarray | None:
-        """float32[values of a row], what the values of a table with a scale per column are multiplied by.
+        """The scales of the columns, float32[values of a row], or None if the table has none.
 
-        None for other tables. Raises FormatError when a scale is not finite or below 0.
+        Raises FormatError if a scale is negative or not finite.
         """
         if self._column_scales is None and self._columns is not None:
             assert self._columns_path is not None
@@ -111,23 +111,23 @@ class Table:
         return self._column_scales
 
     def rows_of_pages(self, pages: np.ndarray) -> np.ndarray:
-        """What is true of a row's page: bool[row_count]. pages: bool[page_count]."""
+        """The value of each row's page: bool[row_count]. pages: bool[page_count]."""
         by_position = pages.repeat(self.rows_per_page)[: self.row_count]
         return by_position if self.order is None else by_position[self.order]
 
     def page_location(self, pages: Any) -> tuple[Any, Any]:
-        """(shard, byte offset into it) of pages: an int, or an array or tensor of ints."""
+        """(shard, byte offset in it) of pages: an int, or an array or tensor of ints."""
         return self._layout.page_location(pages)
 
     def shard_page_count(self, shard: int) -> int:
-        """How many of the pages lie in one shard."""
+        """The number of pages in one shard."""
         return self._layout.shard_page_count(shard)
 
     def read_rows(self, ids: torch.Tensor | np.ndarray | Sequence[int]) -> torch.Tensor:
-        """Read rows through memory maps, into memory of the caller's own.
+        """Read rows through memory maps into a new tensor.
 
-        ids: int64[n] on the CPU, may repeat. Returns dtype[n, *shape]. Blocks. Raises IndexError when an id
-        is negative or too large, TypeError for ids of another type, StorageError when a shard was truncated.
+        ids: int64[n] on the CPU, may repeat. Returns dtype[n, *shape]. Blocks. Raises IndexError if an id is
+        out of range, TypeError for ids of another type, StorageError if a shard was truncated.
         """
         rows = self._checked(ids)
         if not len(rows):
@@ -145,29 +145,28 @@ class Table:
         return out
 
     def _gather(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Copy rows as they are on disk to uint8[bytes]; at least one."""
+        """Copy one or more rows, as they are on disk, to uint8[bytes]."""
         pages, slots = np.divmod(self._positions(rows), self.rows_per_page)
         shards, offsets = self.page_location(pages)
-        places = offsets // self.page_bytes
+        in_shard = offsets // self.page_bytes
         target = out.view(f"V{self.row_bytes}")
         for shard, view in enumerate(self._mapped()):
             if len(self.shard_paths) == 1:
-                target[:] = view[places, slots]
+                target[:] = view[in_shard, slots]
             else:
                 mine = np.flatnonzero(shards == shard)
-                target[mine] = view[places[mine], slots[mine]]
+                target[mine] = view[in_shard[mine], slots[mine]]
 
     def scan(
         self, rows_per_block: int, *, order: Sequence[int] | None = None, stored: bool = False
     ) -> Iterator[tuple[int, torch.Tensor]]:
-        """All rows in blocks: (first row, dtype[n, *shape]), n = rows_per_block but in the last block.
+        """Yield all rows in blocks: (first row, dtype[n, *shape]); n is rows_per_block, less at the end.
 
-        order: the numbers of the blocks to read, in any order; default 0, 1, 2, … to the end. stored: give
-        the rows' bytes as they are on disk, uint8[n, row_bytes]. Each block is memory of the caller's own.
-        The next block is read while one is in use: memory is four blocks. Blocks when reading is slower
-        than its use; leaves nothing in the page cache. Of a table whose rows lie in another order, a block
-        is gathered from its pages through memory maps instead. Raises ValueError,
-        IndexError for a block that is none, StorageError (when a block is reached).
+        order: numbers of the blocks to read (default: 0, 1, 2, … to the end). stored: yield the bytes on
+        disk, uint8[n, row_bytes]. Each block is new memory. The next block is read while one is used, in four
+        blocks of memory; nothing stays in the page cache. A table with reordered rows is gathered through
+        memory maps instead. Raises ValueError, IndexError for a block number out of range, and StorageError
+        when a block cannot be read.
         """
         if rows_per_block < 1:
             raise ValueError(f"rows_per_block is {rows_per_block}; it must be at least 1")
@@ -183,7 +182,7 @@ class Table:
         return scan(self._layout, self.shard_paths, decode, rows_per_block, starts)
 
     def decode(self, data: np.ndarray) -> torch.Tensor:
-        """Rows of their bytes on disk, uint8[n, row_bytes]: dtype[n, *shape] in memory of their own."""
+        """Decode rows from their bytes on disk, uint8[n, row_bytes], to a new dtype[n, *shape]."""
         if self.scale is not None:
             return unpack_rows(data, self.shape, self.scale, self.column_scales())
         out = torch.empty((len(data), *self.shape), dtype=self.dtype)
@@ -205,7 +204,7 @@ class Table:
         if isinstance(ids, torch.Tensor):
             if ids.device.type != "cpu":
                 raise TypeError(
-                    f"ids are on {ids.device}; read_rows of {self._where} takes CPU ids: ids.cpu()"
+                    f"ids are on {ids.device}; read_rows of {self._where} takes CPU ids: use ids.cpu()"
                 )
             rows = ids.numpy()
         else:
@@ -222,12 +221,12 @@ class Table:
         return rows
 
     def _mapped(self) -> list[np.ndarray]:
-        # Checked each time: touching a map beyond a file's end would kill the process, not raise.
+        # Checked each time: access beyond the end of a mapped file kills the process.
         for shard, path in enumerate(self.shard_paths):
             try:
                 size_bytes = os.path.getsize(path)
             except FileNotFoundError:
-                what = "the table was replaced or removed since the dataset was opened; open it again"
+                what = "the table was replaced or removed after the dataset was opened: open it again"
                 raise StorageError(errno.ENOENT, what, path) from None
             if size_bytes < self._layout.shard_bytes(shard):
                 raise StorageError(errno.ENODATA, "shard was truncated after the dataset was opened", path)

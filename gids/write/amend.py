@@ -1,7 +1,7 @@
-"""Changing a dataset that is there: one writer at a time, and a manifest that is replaced in one step.
+"""Changes an existing dataset: one writer at a time, and the manifest is replaced in one step.
 
-Called by the writers of heat and of tables, by restripe, and by publish. A reader sees the old manifest or
-the new one, whole; so new files are synced before a manifest names them, and old ones removed after.
+Called by the writers of heat and tables, by restripe and by Workplace. A reader sees the old manifest or the
+new one. So new files are synced before the manifest names them, and old files are removed after that.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from gids.errors import StorageError
 from gids.store.files import read_manifest
 from gids.store.manifest import MANIFEST
 from gids.write.sync import sync_directory, write_synced
@@ -21,20 +22,20 @@ _NEW_MANIFEST = f"{MANIFEST}.new"
 
 @contextlib.contextmanager
 def only_writer(root: Path) -> Iterator[None]:
-    """Hold the dataset's directory against other writers; the end of the process releases it, too."""
-    read_manifest(root)  # says better than open() what is missing
+    """Lock the dataset against other writers. The end of the process also releases the lock."""
+    read_manifest(root)  # its errors are clearer than those of open()
     with locked_directory(root):
         yield
 
 
 @contextlib.contextmanager
 def locked_directory(path: Path) -> Iterator[None]:
-    """Lock the directory that is at `path` once the lock is there. Raises OSError."""
+    """Lock the directory at `path`, waiting for other holders. Raises OSError."""
     while True:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            if os.path.samestat(os.fstat(fd), os.stat(path)):  # else it was replaced meanwhile
+            if os.path.samestat(os.fstat(fd), os.stat(path)):  # else it was replaced while we waited
                 yield
                 return
         finally:
@@ -42,9 +43,21 @@ def locked_directory(path: Path) -> Iterator[None]:
 
 
 def replace_manifest(root: Path, data: bytes) -> None:
-    """Write the manifest anew, durably. The caller is the only writer. Raises OSError."""
+    """Replace the manifest, durably. The caller holds only_writer. Raises OSError."""
     new = root / _NEW_MANIFEST
     write_synced(new, data)
-    sync_directory(root)  # the names of directories that were made beside it
+    sync_directory(root)  # the names of new directories beside it
     os.rename(new, root / MANIFEST)
     sync_directory(root)
+
+
+@contextlib.contextmanager
+def unchanged_on_error(root: Path, what: str) -> Iterator[None]:
+    """Turn an OSError into a StorageError which says that `what` failed and the dataset is unchanged."""
+    try:
+        yield
+    except (StorageError, FileExistsError, FileNotFoundError):
+        raise
+    except OSError as error:
+        message = f"{what} failed ({error.strerror}); the dataset is unchanged"
+        raise StorageError(error.errno or 0, message, root) from error

@@ -1,12 +1,10 @@
-"""ArrayFile: writes one `.npy` (or raw) file front to back, with its checksum. Called by DatasetWriter."""
+"""ArrayFile: writes one `.npy` file from front to back, with its checksum. Called by the writers."""
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
@@ -14,10 +12,11 @@ from gids import _core
 from gids.store.dtypes import ARRAY_DTYPES
 from gids.store.files import npy_header
 from gids.store.manifest import ArrayEntry
+from gids.write.sync import sync_files
 
 
 class ArrayFile:
-    """An array of known type and shape, appended a piece at a time. Use as a context manager."""
+    """An array of known type and shape, appended in pieces. Use as a context manager."""
 
     def __init__(self, root: Path, path: str, dtype: str, shape: Sequence[int]) -> None:
         self._path, self._dtype, self._shape = path, dtype, tuple(shape)
@@ -29,7 +28,7 @@ class ArrayFile:
         self._write(np.frombuffer(npy_header(dtype, self._shape), np.uint8))
 
     def append(self, values: np.ndarray) -> None:
-        """Append elements; they are converted to the array's type, which must hold them exactly."""
+        """Append elements, converted to the array's type, which must represent them exactly."""
         values = np.ascontiguousarray(values, ARRAY_DTYPES[self._dtype])
         assert values.size <= self._left, f"{self._path}: {values.size - self._left} elements too many"
         self._left -= values.size
@@ -37,11 +36,10 @@ class ArrayFile:
             self._write(values.reshape(-1).view(np.uint8))
 
     def finish(self) -> ArrayEntry:
-        """Sync the file; its entry for the manifest."""
+        """Sync the file and return its entry for the manifest."""
         assert self._left == 0, f"{self._path}: {self._left} elements missing"
         self._file.flush()
-        os.fdatasync(self._file.fileno())
-        os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        sync_files([self._file.fileno()])
         self._file.close()
         return ArrayEntry(self._path, self._dtype, self._shape, self._crc)
 
@@ -57,7 +55,5 @@ class ArrayFile:
     def __enter__(self) -> ArrayFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()

@@ -1,7 +1,6 @@
-"""The scales of a table's columns: a pass over the source before its pages are written. Called by the writer.
+"""Computes the column scales of a table in one pass over the source. Called by DatasetWriter.
 
-The largest magnitudes so far lie in a file of the workplace, so that a pass that was killed goes on from the
-last sync.
+The largest magnitudes so far are saved in the workplace, so that a killed pass resumes.
 """
 
 from __future__ import annotations
@@ -9,16 +8,17 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from gids.store.manifest import entry_json
 from gids.store.quantize import scales_of
 from gids.store.rows import Rows
 from gids.write.array_file import ArrayFile
 from gids.write.narrow import finite_float32, pieces
+from gids.write.sync import write_synced
 from gids.write.workplace import Workplace
 
 _BLOCK_BYTES = 8 << 20
@@ -27,17 +27,17 @@ _BLOCK_BYTES = 8 << 20
 def write_column_scales(
     place: Workplace, path: str, rows: Rows, *, sync_bytes: int, on_rows: Callable[[int], None]
 ) -> dict[str, Any]:
-    """Write float32[*shape of a row], a scale for each column, to path. Returns its entry as JSON.
+    """Write a scale per column, float32[*shape of a row], to path. Returns its entry as JSON.
 
-    on_rows(n): progress. Raises FormatError for a value that is not finite.
+    on_rows(n): progress. Raises FormatError if a value is not finite.
     """
     item = f"scales {path}"
 
-    def work() -> dict[str, Any]:
+    def work() -> Any:
         maxima = _column_maxima(place, item, rows, sync_bytes=sync_bytes, on_rows=on_rows)
         with ArrayFile(place.root, path, "float32", rows.shape[1:]) as file:
             file.append(scales_of(maxima).numpy())
-            return file.finish().to_json()
+            return entry_json(file.finish())
 
     found: dict[str, Any] = place.once(item, work, on_skip=lambda: on_rows(rows.shape[0]))
     return found
@@ -46,7 +46,7 @@ def write_column_scales(
 def _column_maxima(
     place: Workplace, item: str, rows: Rows, *, sync_bytes: int, on_rows: Callable[[int], None]
 ) -> torch.Tensor:
-    """float32[width], the largest magnitude in each column."""
+    """The largest magnitude in each column, float32[width]."""
     width, row_count = math.prod(rows.shape[1:]), rows.shape[0]
     saved = place.partial / "column-maxima"
     first = place.pages_done(item)
@@ -65,16 +65,9 @@ def _column_maxima(
         on_rows(count)
         unsaved += count * row_bytes
         if unsaved >= sync_bytes:
-            _save(saved, maxima)
+            new = saved.with_suffix(".new")
+            write_synced(new, maxima.numpy().tobytes())
+            os.replace(new, saved)
             place.record_pages(item, start + count)
             unsaved = 0
     return maxima
-
-
-def _save(path: Path, maxima: torch.Tensor) -> None:
-    new = path.with_suffix(".new")
-    with open(new, "wb") as file:
-        file.write(maxima.numpy().data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)

@@ -1,7 +1,7 @@
-"""DatasetWriter: builds a dataset beside its final place, syncs it, and renames it into place.
+"""DatasetWriter: builds a dataset beside its final path, syncs it, and renames it to that path.
 
-Called by the converters and by tests. A reader of the final path sees the whole dataset or none. With a
-`resume_key`, what was written before a kill is kept and continued.
+Called by the converters and by users. A reader of the final path sees the whole dataset or none. With a
+`resume_key`, a killed conversion resumes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from gids.errors import FormatError, StorageError
 from gids.store.array_checks import checked_ids, checked_order, file_crc32c
 from gids.store.dtypes import dtype_name, is_whole
-from gids.store.files import array_header, load_scales, map_array
+from gids.store.files import array_rows, load_scales, map_array
 from gids.store.geometry import DEFAULT_PAGE_BYTES, table_page_bytes
 from gids.store.manifest import (
     ArrayEntry,
@@ -32,11 +32,12 @@ from gids.store.manifest import (
     ScaleEntry,
     TableEntry,
     dump_manifest,
+    entry_json,
     position_dtype,
 )
-from gids.store.names import SPLITS, Relation, describe_type, encode_path, table_name
+from gids.store.names import SPLITS, Relation, describe_type, encode_path, table_name, table_path
 from gids.store.quantize import check_scale, stored_geometry
-from gids.store.rows import FileRows, Rows, Values, as_rows, blocks
+from gids.store.rows import Rows, Values, as_rows, blocks
 from gids.write.array_file import ArrayFile
 from gids.write.column_scales import write_column_scales
 from gids.write.edges import EdgeSource, out_degrees
@@ -54,25 +55,21 @@ Positions = np.ndarray | torch.Tensor
 RowOrder = Positions | Callable[[], Positions]
 
 
-def _ignore(_: int) -> None:
-    pass
-
-
 class DatasetWriter:
-    """Write a dataset; a context manager that publishes it on success.
+    """Writes a dataset. A context manager that publishes the dataset on success.
 
-    path: the dataset to make, NAME.gids. page_bytes: of every table whose rows fit (default 4096). stripe:
-    the number of shards, in the dataset's directory, or the directories to put one shard each in. workers:
-    threads that write a table. memory_bytes: bound on buffers. overwrite: replace a dataset that is there.
-    resume_key: what the dataset is made from, JSON; a later writer with an equal key continues this one's
-    work. Without, work that is not finished is removed. sync_bytes: how much may be lost to a kill.
-    on_bytes(n): progress, from any thread.
+    path: the dataset to make, NAME.gids. page_bytes: page size of tables, a multiple of 512; longer rows get
+    longer pages. stripe: number of shards in the dataset's directory, or directories that get one shard each.
+    workers: number of threads. memory_bytes: limit of the memory for buffers. overwrite: replace an existing
+    dataset. resume_key: JSON that describes the input. A later writer with an equal key resumes unfinished
+    work; without a key, unfinished work is removed. sync_bytes: bytes between syncs; a kill loses at most
+    this much. on_bytes(n): progress, from any thread.
 
-    Raises FileExistsError, FormatError, and StorageError when the disk is full (errno ENOSPC, EDQUOT, EFBIG):
-    nothing is published then.
+    Raises FileExistsError, FormatError, and StorageError if the disk is full (errno ENOSPC, EDQUOT, EFBIG).
+    Then nothing is published.
 
-    Attributes: resumed (work of an earlier writer is continued); restart_reason (why work that was found is
-    not, or "").
+    Attributes: resumed (whether work of an earlier writer is resumed); restart_reason (why existing work is
+    not resumed, or "").
     """
 
     def __init__(
@@ -86,17 +83,17 @@ class DatasetWriter:
         overwrite: bool = False,
         resume_key: Mapping[str, Any] | None = None,
         sync_bytes: int = 256 << 20,
-        on_bytes: Callable[[int], None] = _ignore,
+        on_bytes: Callable[[int], None] = lambda _: None,
     ) -> None:
         table_page_bytes(1, page_bytes)
         if workers < 1 or memory_bytes < 1 << 20:
             raise ValueError(
-                f"workers={workers}, memory_bytes={memory_bytes}; at least 1 and 1 MiB are needed"
+                f"workers={workers}, memory_bytes={memory_bytes}; they must be at least 1 and 1 MiB"
             )
         stripe_dirs = [] if isinstance(stripe, int) else [Path(d) for d in stripe]
         self._shard_count = stripe if isinstance(stripe, int) else len(stripe_dirs)
         if self._shard_count < 1:
-            raise ValueError("stripe needs at least one shard or directory")
+            raise ValueError(f"stripe={stripe!r}; it must be 1 or more shards, or a list of directories")
         self.path = dataset_path(path)
         self._page_bytes, self._workers, self._memory_bytes = page_bytes, workers, memory_bytes
         self._sync_bytes, self._on_bytes = sync_bytes, on_bytes
@@ -106,40 +103,40 @@ class DatasetWriter:
         self._tables: list[TableEntry] = []
         self._tallies: dict[str, Tally] = {}
         self._resumable = resume_key is not None
-        self._place = Workplace(self.path, stripe_dirs, resume_key, overwrite=overwrite)
-        self._root = self._place.root
-        self.resumed = self._place.resumed
-        self.restart_reason = self._place.restart_reason
+        self._workplace = Workplace(self.path, stripe_dirs, resume_key, overwrite=overwrite)
+        self._root = self._workplace.root
+        self.resumed = self._workplace.resumed
+        self.restart_reason = self._workplace.restart_reason
 
     @property
     def scratch(self) -> Path:
-        """A directory for files that are only needed while writing; emptied by the next writer."""
-        return self._place.scratch
+        """A directory for temporary files. The next writer empties it."""
+        return self._workplace.scratch
 
     @property
     def folders(self) -> list[Path]:
-        """Where shards go: the directory that is being built, or one folder in each stripe directory."""
-        return self._place.folders or [self._root]
+        """The folders of shards: the new dataset, or one folder in each stripe directory."""
+        return self._workplace.folders or [self._root]
 
     @property
     def has_progress(self) -> bool:
-        """Whether a later writer with the same key would find work to continue."""
-        return self._place.has_progress
+        """Whether a later writer with the same key would find work to resume."""
+        return self._workplace.has_progress
 
     def expect_bytes(self, size_bytes: int) -> None:
-        """Say how many bytes will be written in all, for the error when the disk fills up."""
-        self._place.needed_bytes = size_bytes
+        """Set the total number of bytes, for the error when the disk is full."""
+        self._workplace.needed_bytes = size_bytes
 
     def explain_full(self, error: OSError) -> StorageError | None:
-        """What to do about an error when it says that the disk is full, else None."""
-        return self._place.explain_full(error, "it")
+        """A StorageError with advice if the error means that the disk is full, else None."""
+        return self._workplace.explain_full(error, "it")
 
     def add_nodes(self, ntype: str, count: int) -> None:
-        """Declare a node type. Tables, labels and graphs that come first declare theirs by themselves."""
+        """Declare a node type. Writing a table, labels or a graph also declares its types."""
         known = self._counts.setdefault(ntype, count)
         if known != count:
             raise FormatError(
-                f"node type {ntype!r} has {known} nodes, but another part of the source has {count}"
+                f"node type {ntype!r} has {known} nodes in one part of the source and {count} in another"
             )
 
     def write_table(
@@ -155,20 +152,20 @@ class DatasetWriter:
     ) -> tuple[Narrowing, Tally] | None:
         """Write one table.
 
-        kind: "node" or "edge"; type_: node type or (src, rel, dst); rows: values[row_count, *shape], in edge
-        id order for edges. dtype: cast to it; rounding to a shorter floating type is allowed, any other
-        change of a value raises FormatError. scale: with dtype int8 and floating rows, "row" or "column":
-        store multiples of a scale of each row or column; "column" reads the source twice.
-        order: where each row is to lie, int[row_count], each position once, or what computes that; readers
-        ask for rows by their ids all the same. The rows take their bytes on disk once more meanwhile.
+        kind: "node" or "edge". type_: node type or (src, rel, dst). rows: values[row_count, *shape], for
+        edges in order of edge ids. dtype: cast to this type. Rounding to a shorter floating type is allowed;
+        any other change of a value raises FormatError. scale: "row" or "column", for floating rows stored as
+        int8: one scale per row or column; "column" reads the source twice. order: the position of each row on
+        disk, int[row_count], each position once, or a function that returns it. Readers still use ids. An
+        order needs the size of the table as scratch space on disk.
 
-        Returns how values were rounded and the largest error that it made, None when all are exact.
+        Returns how values were rounded and the largest error, or None if all values are exact.
         """
         rows = as_rows(rows)
         dtype = dtype or rows.dtype
         name = table_name(type_, key)
         if not rows.shape:
-            raise FormatError(f"table {name!r} would be a single number; its first dimension must be rows")
+            raise FormatError(f"table {name!r} is a single number; its first dimension must be rows")
         if isinstance(type_, str):
             self.add_nodes(type_, rows.shape[0])
         else:
@@ -182,7 +179,7 @@ class DatasetWriter:
             )
         except FormatError as error:
             raise FormatError(f"table {name!r}: {error}") from None
-        folder = encode_path(*((type_,) if isinstance(type_, str) else type_), key)
+        folder = table_path(type_, key)
         shards = self._shard_paths(folder)
         entry = TableEntry(
             kind=kind,
@@ -215,13 +212,13 @@ class DatasetWriter:
         return (
             None
             if narrowing is None
-            else (narrowing, self._tallies.get(item) or Tally(self._place.recall(item)))
+            else (narrowing, self._tallies.get(item) or Tally(self._workplace.recall(item)))
         )
 
     def _write_column_scales(self, folder: str, rows: Rows, entry: TableEntry) -> ArrayEntry:
         row_bytes = entry.geometry.row_bytes
         fields = write_column_scales(
-            self._place,
+            self._workplace,
             f"tables/{folder}/scale.npy",
             rows,
             sync_bytes=self._sync_bytes,
@@ -230,35 +227,37 @@ class DatasetWriter:
         return _array_entry(fields)
 
     def _write_order(self, folder: str, name: str, row_count: int, order: RowOrder) -> ArrayEntry:
-        def write() -> dict[str, Any]:
+        def write() -> Any:
             positions = as_positions(order() if callable(order) else order, row_count, name)
             path = f"tables/{folder}/order.npy"
             with ArrayFile(self._root, path, position_dtype(row_count), positions.shape) as file:
                 for values in checked_order(as_rows(positions), _PIECE_BYTES):
                     file.append(values)
-                return file.finish().to_json()
+                return entry_json(file.finish())
 
         return _array_entry(self._once(f"order {folder}", 0, write))
 
     def _scattered(self, item: str, rows: Rows, entry: TableEntry) -> ScatteredRows:
-        """The table's rows in its order, once they are put aside in buckets."""
+        """The rows in the table's order, after they are scattered to buckets."""
         assert entry.order is not None
-        bucket_rows = self._place.once(
+        bucket_rows = self._workplace.once(
             f"buckets of {item}", lambda: bucket_rows_for(rows, self._memory_bytes), on_skip=lambda: None
         )
-        path = self._place.aside / encode_path(entry.name)
+        path = self._workplace.aside / encode_path(entry.name)
         scattering = f"scattering {item}"
-        first_row = self._place.pages_done(scattering)
+        first_row = self._workplace.pages_done(scattering)
         if not path.is_file() or path.stat().st_size != bytes_needed(rows):
             first_row = 0
         scattered = ScatteredRows(rows, self._map(entry.order), path, bucket_rows)
-        scattered.scatter(first_row, lambda n: self._place.record_pages(scattering, n), self._sync_bytes)
+        scattered.scatter(first_row, lambda n: self._workplace.record_pages(scattering, n), self._sync_bytes)
         return scattered
 
     def _shard_paths(self, folder: str) -> list[str]:
-        if not self._place.folders:
+        if not self._workplace.folders:
             return [f"tables/{folder}/shard-{i:02d}.bin" for i in range(self._shard_count)]
-        return [str(outside / folder / f"shard-{i:02d}.bin") for i, outside in enumerate(self._place.folders)]
+        return [
+            str(outside / folder / f"shard-{i:02d}.bin") for i, outside in enumerate(self._workplace.folders)
+        ]
 
     def _write_pages(
         self, item: str, rows: Rows, dtype: torch.dtype, entry: TableEntry, narrowing: Narrowing | None
@@ -267,12 +266,12 @@ class DatasetWriter:
         checksums = self._root / entry.checksums.path
         paths = [self._root / s for s in entry.shards]
         sizes = [layout.shard_bytes(i) for i in range(layout.shard_count)]
-        first_page = self._place.pages_done(item)
+        first_page = self._workplace.pages_done(item)
         if any(not p.is_file() or p.stat().st_size != s for p, s in zip(paths, sizes, strict=True)):
             first_page = 0
         self._on_bytes(first_page * layout.page_bytes)
         source_row_bytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize
-        tally = self._tallies[item] = Tally(self._place.recall(item) if first_page else None)
+        tally = self._tallies[item] = Tally(self._workplace.recall(item) if first_page else None)
         memory_bytes = self._memory_bytes
         if entry.order is not None and first_page < layout.page_count:
             rows, memory_bytes = self._scattered(item, rows, entry), memory_bytes // 2
@@ -283,8 +282,8 @@ class DatasetWriter:
 
         def on_sync(pages: int) -> None:
             if narrowing is not None:
-                self._place.remember(item, tally.to_json())
-            self._place.record_pages(item, pages)
+                self._workplace.remember(item, tally.to_json())
+            self._workplace.record_pages(item, pages)
 
         with contextlib.ExitStack() as stack:
             fds = [open_sized(stack, p, s) for p, s in zip(paths, sizes, strict=True)]
@@ -302,7 +301,7 @@ class DatasetWriter:
                 on_sync=on_sync,
                 on_bytes=self._on_bytes,
             ).write(first_page)
-        shutil.rmtree(self._place.aside, ignore_errors=True)
+        shutil.rmtree(self._workplace.aside, ignore_errors=True)
         return file_crc32c(checksums)
 
     def _column_scales(self, entry: TableEntry) -> torch.Tensor | None:
@@ -321,11 +320,11 @@ class DatasetWriter:
         edge_ids: Values | None = None,
         index_dtype: str = "int64",
     ) -> None:
-        """Write a relation's topology as in-edges (CSC): the sources of destination v are
-        indices[indptr[v]:indptr[v + 1]].
+        """Write the topology of a relation as in-edges (CSC).
 
-        num_src: needed unless the source type is declared. edge_ids: the id of each edge in that order.
-        Raises FormatError for an indptr that is not one or an id out of range.
+        The sources of destination v are indices[indptr[v]:indptr[v + 1]]. num_src: required unless the source
+        type is declared. edge_ids: the id of each edge in that order. Raises FormatError for an invalid
+        indptr or an id out of range.
         """
         indptr, indices = as_rows(indptr), as_rows(indices)
         ids = None if edge_ids is None else as_rows(edge_ids)
@@ -349,18 +348,20 @@ class DatasetWriter:
         dedup: bool = False,
         index_dtype: str = "int64",
     ) -> None:
-        """Sort edges by destination (stable) and write the relation's topology.
+        """Sort edges by destination (stable) and write the topology of the relation.
 
-        edges: see topology.edge_list and out_edges. keep_ids: write edge_ids, unless the edges were sorted.
-        sort_neighbors: sort the edges of one destination by source. dedup: of equal edges keep one (needs
-        keep_ids=False; sorts neighbors).
+        edges: made by `edge_list` or `out_edges`. keep_ids: write edge_ids, unless ids are positions.
+        sort_neighbors: sort the edges of one destination by source. dedup: remove duplicate edges; needs
+        keep_ids=False and sorts neighbors.
         """
         self._declare(relation, edges.num_src, edges.num_dst)
         order = EdgeOrder(keep_ids=keep_ids, sort_neighbors=sort_neighbors, dedup=dedup)
 
         def write(files: GraphWriter) -> dict[str, ArrayEntry]:
             memory_bytes = self._memory_bytes // 2
-            return files.write_sorted(edges, self._place.scratch, memory_bytes, order, workers=self._workers)
+            return files.write_sorted(
+                edges, self._workplace.scratch, memory_bytes, order, workers=self._workers
+            )
 
         self._add_graph(relation, edges.count, index_dtype, write, is_exact=not dedup)
 
@@ -375,7 +376,8 @@ class DatasetWriter:
         known, arrays = self._relations.setdefault(relation, (count, {}))
         if known != count:
             raise FormatError(
-                f"relation {describe_type(relation)} has {known} edges, but another part has {count}"
+                f"relation {describe_type(relation)} has {known} edges in one part of the source "
+                f"and {count} in another"
             )
         return arrays
 
@@ -388,11 +390,11 @@ class DatasetWriter:
         *,
         is_exact: bool = True,
     ) -> None:
-        """is_exact: edge_count is how many there will be, not only at most."""
+        """is_exact: edge_count is the exact number of edges, not an upper bound."""
         if is_exact:
             self._add_edges(relation, edge_count)
 
-        def work() -> dict[str, Any]:
+        def work() -> Any:
             try:
                 with GraphWriter(
                     self._root,
@@ -403,7 +405,7 @@ class DatasetWriter:
                     index_dtype=index_dtype,
                     on_bytes=self._on_bytes,
                 ) as files:
-                    return {role: entry.to_json() for role, entry in write(files).items()}
+                    return entry_json(write(files))
             except FormatError as error:
                 raise FormatError(f"relation {describe_type(relation)}: {error}") from None
 
@@ -412,12 +414,10 @@ class DatasetWriter:
         arrays.update({role: _array_entry(fields) for role, fields in found.items()})
 
     def write_labels(self, ntype: str, labels: Values) -> None:
-        """Write one label per node: labels[num_nodes, …]. In one dimension whole numbers and bool become
-        int64.
-        """
+        """Write one label per node: labels[num_nodes, …]. Integers and bool of one dimension become int64."""
         labels = as_rows(labels)
         if not labels.shape:
-            raise FormatError(f"labels of {ntype!r} are a single number")
+            raise FormatError(f"labels of {ntype!r} are a single number; there must be one per node")
         self.add_nodes(ntype, labels.shape[0])
         is_class = len(labels.shape) == 1 and not labels.dtype.is_floating_point
         dtype = (
@@ -441,22 +441,22 @@ class DatasetWriter:
     def _write_node_array(
         self, ntype: str, role: str, dtype: str, shape: Sequence[int], pieces: Iterable[np.ndarray]
     ) -> None:
-        def write() -> dict[str, Any]:
+        def write() -> Any:
             with ArrayFile(self._root, f"nodes/{encode_path(ntype)}.{role}.npy", dtype, shape) as file:
                 for values in pieces:
                     file.append(values)
-                return file.finish().to_json()
+                return entry_json(file.finish())
 
         found = self._once(f"nodes {encode_path(ntype)}.{role}", 0, write)
         self._node_arrays.setdefault(ntype, {})[role] = _array_entry(found)
 
     def in_edges(self, ntype: str) -> list[InEdges]:
-        """The graphs written that join nodes of one type with each other, memory-mapped."""
+        """The memory-mapped graphs written so far between nodes of this type."""
         arrays = [a for r, (_, a) in self._relations.items() if r[0] == r[2] == ntype and a]
         return [(self._map(a["indptr"]), self._map(a["indices"])) for a in arrays]
 
     def order(self, table: str) -> np.ndarray | None:
-        """Where the rows of a table that was written lie, memory-mapped; None: where their ids say."""
+        """The positions of the rows of a written table, memory-mapped; None: they are the ids."""
         (entry,) = (t.order for t in self._tables if t.name == table)
         return None if entry is None else self._map(entry)
 
@@ -464,7 +464,7 @@ class DatasetWriter:
         return map_array(self._root / entry.path, entry)
 
     def out_degrees(self, ntype: str) -> np.ndarray | None:
-        """How often each node is a source in the graphs, all of which are there; None without. uint32[n]."""
+        """The out-degrees of nodes, uint32[n], or None without a graph. Call after all graphs are written."""
         self._write_out_degrees()
         entry = self._node_arrays.get(ntype, {}).get("out_degree")
         return None if entry is None else self._map(entry)
@@ -476,23 +476,20 @@ class DatasetWriter:
             ]
             if not entries:
                 continue
-            indices = [
-                FileRows(self._root / e.path, e.shape, _torch(e.dtype), offset=len(array_header(e)))
-                for e in entries
-            ]
+            indices = [array_rows(self._root / e.path, e) for e in entries]
             pieces = out_degrees(indices, count, self._memory_bytes)
             self._write_node_array(ntype, "out_degree", "uint32", (count,), pieces)
 
     def commit(self) -> None:
-        """Finish, sync and publish the dataset. Raises FormatError when its parts do not agree."""
+        """Finish, sync and publish the dataset. Raises FormatError if its parts do not agree."""
         self._write_out_degrees()
         nodes = [NodesEntry(t, n, self._node_arrays.get(t, {})) for t, n in self._counts.items()]
         relations = [RelationEntry(r, n, arrays) for r, (n, arrays) in self._relations.items()]
-        self._place.publish(dump_manifest(Manifest(tuple(nodes), tuple(relations), tuple(self._tables))))
+        self._workplace.publish(dump_manifest(Manifest(tuple(nodes), tuple(relations), tuple(self._tables))))
 
     def close(self, *, discard: bool) -> None:
-        """Stop without publishing; discard: remove what was written, else leave it to be resumed."""
-        self._place.close(discard=discard)
+        """Stop without publishing. discard: remove what was written; else it can be resumed."""
+        self._workplace.close(discard=discard)
 
     def __enter__(self) -> DatasetWriter:
         return self
@@ -510,7 +507,7 @@ class DatasetWriter:
         self.close(discard=not self._resumable)
 
     def _once(self, item: str, size_bytes: int, work: Callable[[], Any]) -> Any:
-        return self._place.once(item, work, on_skip=lambda: self._on_bytes(size_bytes))
+        return self._workplace.once(item, work, on_skip=lambda: self._on_bytes(size_bytes))
 
 
 def _array_entry(fields: Mapping[str, Any]) -> ArrayEntry:

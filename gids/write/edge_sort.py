@@ -1,9 +1,9 @@
-"""Sorts any number of edges by destination in bounded memory. Called by DatasetWriter.
+"""Sorts any number of edges by destination in bounded memory. Called by GraphWriter and row_order.
 
-What fits is sorted in memory by counting. What does not is split by destination over scratch files, and each
-file is sorted in the same way, several at a time; one destination's edges are only copied. The sort is
-stable: edges of one destination keep their order, unless they are to be sorted by source too. Then the edges
-of one destination that do not fit are split by source.
+Edges that fit in memory are sorted by counting. Others are split by destination into scratch files, and each
+file is sorted in the same way, several at once. The edges of one destination are only copied. The sort is
+stable: edges of one destination keep their order, unless they are sorted by source too. In that case the
+edges of one destination that do not fit in memory are split by source.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ EDGE_BYTES = 24  # source, destination, id
 _HELD_BYTES = 64  # per edge sorted in memory: 24 as read, 16 sorted, 24 while the sinks write them
 _BINS = 1 << 16
 _PARTS = 64  # scratch files per split
-_SOURCE, _DESTINATION = 0, 1  # what edges are sorted by: their position in Edges
+_SOURCE, _DESTINATION = 0, 1  # the sort key: its position in Edges
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 class EdgeSorter:
-    """Sorts into two sinks, called in destination order.
+    """Sorts edges and passes them to two functions, in destination order.
 
     emit_degrees(int64[k]): the in-degrees of the next k destinations. emit_edges(sources, ids): their edges.
-    scratch: a directory for the files of a split, 24 bytes per edge and split. workers: threads. num_src: how
-    many sources there are, to sort the edges of a destination by source too, or None. dedup: of equal edges,
-    keep the first (needs num_src).
+    scratch: a directory for the files of a split, 24 bytes per edge and split. workers: number of threads.
+    num_src: number of source nodes, to sort the edges of one destination by source; None: keep their order.
+    dedup: keep only the first of equal edges (needs num_src).
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class EdgeSorter:
         self._scratch, self._memory_bytes = scratch, memory_bytes
         self._emit_degrees, self._emit_edges = emit_degrees, emit_edges
         self._workers, self._num_src, self._dedup = workers, num_src, dedup
-        # A piece is held as read, as records and in order, by every worker and whoever writes it.
+        # Every worker and the writer hold a piece as read, as records and in order.
         self._piece_bytes = max(8, min(8 << 20, memory_bytes // (16 * (workers + 1))))
         self._part_bytes = memory_bytes // (workers + 1) if workers > 1 else memory_bytes
         self._hub_degree = 0
@@ -86,7 +86,7 @@ class EdgeSorter:
         return edge_count * _HELD_BYTES + node_count * 16
 
     def _emit(self, key: int, degrees: np.ndarray, sources: np.ndarray, ids: np.ndarray) -> None:
-        """Hand on sorted edges: of many destinations, or of one, sorted by source."""
+        """Emit sorted edges: of many destinations, or of one, sorted by source."""
         if key == _DESTINATION:
             self._emit_degrees(degrees)
         else:
@@ -94,7 +94,7 @@ class EdgeSorter:
         self._emit_edges(sources, ids)
 
     def _copy(self, pieces: EdgePieces, edge_count: int, key: int) -> None:
-        """Hand on edges that are of one destination (and of one source, when that is the key)."""
+        """Emit edges of one destination (and of one source, if that is the key)."""
         for sources, _, ids in pieces(self._piece_bytes):
             kept = min(edge_count, 1) if self._dedup else len(sources)
             self._emit_edges(sources[:kept], ids[:kept])
@@ -109,14 +109,14 @@ class EdgeSorter:
     def _sort_in_memory(
         self, pieces: EdgePieces, edge_count: int, first: int, last: int, key: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(how often each key occurs, sources, ids) of edges, sorted by key."""
+        """Sort edges by key. Returns (number of edges per key, sources, ids)."""
         read = np.empty((3, edge_count), np.int64)
         at = 0
         for piece in pieces(self._piece_bytes):
             for column, values in zip(read, piece, strict=True):
                 column[at : at + len(values)] = values
             at += len(piece[0])
-        assert at == edge_count, f"{at} edges came, {edge_count} were announced"
+        assert at == edge_count, f"{at} edges instead of {edge_count}"
         offsets = np.empty(last - first + 1, np.int64)
         others, ids = np.empty(edge_count, np.int64), np.empty(edge_count, np.int64)
         bad = _core.sort_edges(read[1 - key], read[key], read[2], first, offsets, others, ids)
@@ -158,7 +158,7 @@ class EdgeSorter:
         paths = [self._scratch / f"edges-{key}-{first}-{last}-{part}" for part in range(len(starts))]
 
         def grouped(piece: Edges) -> list[np.ndarray]:
-            """The piece's records by part."""
+            """The records of the piece, grouped by part."""
             parts = part_of_bin[(piece[key] - first) // width]
             records = np.stack(piece, axis=1)[np.argsort(parts, kind="stable")]
             ends = np.cumsum(np.bincount(parts, minlength=len(starts)))
@@ -173,7 +173,7 @@ class EdgeSorter:
         self._sort_parts(pool, paths, bounds, key)
 
     def _sort_parts(self, pool: ThreadPoolExecutor, paths: list[Path], bounds: list[int], key: int) -> None:
-        """Sort each file, in order: those that fit several at a time, the others one by one."""
+        """Sort the files in order: those that fit in memory several at once, the others one by one."""
 
         def work(part: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
             count = paths[part].stat().st_size // EDGE_BYTES
@@ -188,13 +188,13 @@ class EdgeSorter:
                 self._sort(pool, _read_edges(paths[part], count), count, bounds[part], bounds[part + 1], key)
             else:
                 self._emit(key, *found)
-                found = None  # not to be held while the next is waited for
+                found = None  # free it while waiting for the next
             paths[part].unlink()
 
     def _in_order(
         self, pool: ThreadPoolExecutor, work: Callable[[Item], Result], items: Iterable[Item]
     ) -> Iterator[Result]:
-        """work(item) of each, in order; as many at once as there are workers, and no more."""
+        """Yield work(item) of each item, in order, with at most `workers` at once."""
         if self._workers == 1:
             yield from map(work, items)
             return
@@ -211,7 +211,7 @@ class EdgeSorter:
                 future.cancel()
 
     def _part_starts(self, counts: np.ndarray, width: int) -> list[int]:
-        """The first bin of each part, so that a part fits in memory where that takes no more than _PARTS."""
+        """The first bin of each part. A part fits in memory unless that takes more than _PARTS."""
         costs = self._cost(1, 0) * counts + self._cost(0, width)
         most = max(self._part_bytes, -(-2 * int(costs.sum()) // (_PARTS - 1)))
         starts, held = [0], 0
@@ -224,7 +224,7 @@ class EdgeSorter:
 
 
 def _write(fd: int, records: np.ndarray) -> None:
-    """Append records, whole; a write may be short near a full disk."""
+    """Append all records; a single write may be short."""
     data = memoryview(records.reshape(-1).view(np.uint8).data) if len(records) else memoryview(b"")
     while data:
         data = data[os.write(fd, data) :]

@@ -1,7 +1,4 @@
-"""Edges on their way into a dataset: check in-edges, list edges, count sources. Called by DatasetWriter.
-
-Everything is a stream of bounded pieces; ids are checked before they index anything.
-"""
+"""Sources of edges for DatasetWriter, as streams of bounded pieces. Ids are checked before use."""
 
 from __future__ import annotations
 
@@ -16,12 +13,12 @@ from gids.store.array_checks import as_int64, check_ids, check_whole, checked_id
 from gids.store.rows import Rows, Values, as_rows, blocks, read_range
 
 Edges = tuple[np.ndarray, np.ndarray, np.ndarray]  # sources, destinations, ids: int64[n] each
-EdgePieces = Callable[[int], Iterator[Edges]]  # takes the bytes that one array of a piece may have
+EdgePieces = Callable[[int], Iterator[Edges]]  # argument: maximum bytes of one array of a piece
 
 
 @dataclass(frozen=True)
 class EdgeSource:
-    """Edges in any order: how many, between how many nodes, and pieces of them with checked ids."""
+    """Edges in any order: their number, the numbers of nodes, and pieces with checked ids."""
 
     count: int
     num_src: int
@@ -29,15 +26,12 @@ class EdgeSource:
     pieces: EdgePieces
 
 
-_NO_COUNTS = np.empty(0, np.uint32)
-
-
 def edge_list(sources: Values, destinations: Values, *, num_src: int, num_dst: int) -> EdgeSource:
-    """The edges of two arrays (COO), int[count]; the id of an edge is its position."""
+    """Edges from two arrays (COO), int[count]. The id of an edge is its position."""
     src_rows, dst_rows = as_rows(sources), as_rows(destinations)
     if src_rows.shape != dst_rows.shape or len(src_rows.shape) != 1:
         raise FormatError(
-            f"sources are {src_rows.shape}, destinations {dst_rows.shape}; both must be int[count]"
+            f"sources have shape {src_rows.shape}, destinations {dst_rows.shape}; both must be int[count]"
         )
 
     def pieces(block_bytes: int) -> Iterator[Edges]:
@@ -55,7 +49,7 @@ def edge_list(sources: Values, destinations: Values, *, num_src: int, num_dst: i
 
 
 def out_edges(indptr: Values, indices: Values, *, num_dst: int) -> EdgeSource:
-    """The edges of a CSR matrix, whose row u lists the destinations of u; an edge's id is its position."""
+    """Edges from a CSR matrix: row u lists the destinations of u. The id of an edge is its position."""
     pointers, columns = as_rows(indptr), as_rows(indices)
     check_whole(columns, "indices")
 
@@ -80,13 +74,13 @@ def out_edges(indptr: Values, indices: Values, *, num_dst: int) -> EdgeSource:
 def in_edges(
     indptr: Values, indices: Values, edge_ids: Values | None, *, num_src: int, num_dst: int
 ) -> EdgeSource:
-    """The edges of topology that is sorted by destination (CSC), to be sorted anew or added to."""
+    """Edges from a topology that is sorted by destination (CSC), to sort again or to extend."""
     turned = out_edges(indptr, indices, num_dst=num_src)
     ids_of = None if edge_ids is None else as_rows(edge_ids)
     if ids_of is not None:
         check_whole(ids_of, "edge_ids")
         if ids_of.shape != (turned.count,):
-            raise FormatError(f"there are {turned.count} edges, but {ids_of.shape[0]} edge_ids")
+            raise FormatError(f"there are {turned.count} edges but {ids_of.shape[0]} edge_ids")
 
     def pieces(block_bytes: int) -> Iterator[Edges]:
         for destinations, sources, positions in turned.pieces(block_bytes):
@@ -101,9 +95,9 @@ def in_edges(
 
 
 def out_degrees(indices: Sequence[Rows], num_src: int, memory_bytes: int) -> Iterator[np.ndarray]:
-    """uint32 pieces of: how often each node occurs in all of these arrays, at most 2^32 - 1.
+    """Yield how often each node occurs in these arrays, at most 2^32 - 1, as uint32 pieces.
 
-    One pass over the arrays for each piece of memory_bytes / 2.
+    Makes one pass over the arrays per piece of memory_bytes / 2.
     """
     step = max(1, memory_bytes // 8)
     for first in range(0, num_src, step):

@@ -1,7 +1,7 @@
 """Writes the topology of one relation: indptr, indices, edge ids. Called by DatasetWriter.
 
-How many edges there are is in the header of a file, before them. So where repeats are dropped, the sorted
-edges go to a scratch file first, and are copied when they are counted.
+The header of a file needs the number of edges. So if duplicates are removed, the sorted edges are first
+written to a scratch file, and copied when their number is known.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _PIECE_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class EdgeOrder:
-    """How edges are sorted beyond by destination.
+    """Options of sorting by destination.
 
-    keep_ids: write which edge of the source each is. sort_neighbors: those of one destination by source, else
-    they keep their order. dedup: of equal edges keep one, which sorts neighbors; ids are not kept then.
+    keep_ids: write edge ids. sort_neighbors: sort the edges of one destination by source; else they keep
+    their order. dedup: remove duplicate edges, which sorts neighbors; needs keep_ids=False.
     """
 
     keep_ids: bool = True
@@ -40,13 +40,14 @@ class EdgeOrder:
 
     def __post_init__(self) -> None:
         if self.dedup and self.keep_ids:
-            raise ValueError("dedup leaves out edges, so that ids would have gaps: give keep_ids=False")
+            raise ValueError("dedup removes edges, so ids would have gaps: give keep_ids=False")
 
 
 class GraphWriter:
-    """The files of one relation, empty at first. Use as a context manager; write once, by either method.
+    """The files of one relation. Use as a context manager; call one of the two write methods once.
 
-    root: the dataset's directory. index_dtype: of indices and edge ids. on_bytes(n): progress, 8 per edge.
+    root: the dataset's directory. index_dtype: type of indices and edge ids. on_bytes(n): progress, 8 bytes
+    per edge.
     """
 
     def __init__(
@@ -62,11 +63,11 @@ class GraphWriter:
     ) -> None:
         if index_dtype == "int32" and max(num_src, edge_count) > 1 << 31:
             raise FormatError(
-                f"int32 cannot number {num_src} nodes and {edge_count} edges; use int64 indices"
+                f"int32 is too small for {num_src} nodes and {edge_count} edges: use int64 indices"
             )
         self._num_src, self._num_dst, self._edge_count = num_src, num_dst, edge_count
         self._on_bytes = on_bytes
-        self._are_positions = True  # whether every edge's id is its position, and need not be kept
+        self._are_positions = True  # whether the id of every edge is its position and need not be stored
         self._position = 0
         folder = f"graph/{encode_path(*relation)}"
         self._indptr = ArrayFile(root, f"{folder}/indptr.npy", "int64", (num_dst + 1,))
@@ -75,7 +76,7 @@ class GraphWriter:
         self._edge_ids: ArrayFile | None = None
 
     def _open_edges(self, edge_count: int, *, with_ids: bool) -> ArrayFile:
-        """Begin the files that have an entry per edge."""
+        """Open the files with one entry per edge."""
         files = {}
         for role in ("indices", *(("edge_ids",) if with_ids else ())):
             files[role] = ArrayFile(
@@ -85,7 +86,7 @@ class GraphWriter:
         return files["indices"]
 
     def write_in_edges(self, indptr: Rows, indices: Rows, edge_ids: Rows | None) -> dict[str, ArrayEntry]:
-        """Copy arrays that are sorted by destination, checking them. Raises FormatError."""
+        """Check and copy arrays that are sorted by destination. Raises FormatError."""
         indices_file = self._open_edges(self._edge_count, with_ids=edge_ids is not None)
         for values in checked_indptr(indptr, self._edge_count, _PIECE_BYTES):
             self._indptr.append(values)
@@ -122,7 +123,7 @@ class GraphWriter:
             self._on_bytes(ids.nbytes)
 
         if not self._num_dst and edges.count:
-            raise FormatError(f"there are {edges.count} edges to a type without nodes")
+            raise FormatError(f"there are {edges.count} edges, but the destination type has no nodes")
         with contextlib.ExitStack() as stack:
             if order.dedup:
                 spool = stack.enter_context(open(spooled, "wb"))

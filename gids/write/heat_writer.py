@@ -1,7 +1,6 @@
-"""Adds the heat of nodes to a dataset that is there, in one step. Called by `gids heat`.
+"""Adds the heat of nodes to an existing dataset, in one step. Called by `gids heat`.
 
-Tables, graph, labels and splits stay as they are: new array files are written beside the old ones, and the
-manifest that names them replaces the old manifest by one rename.
+New array files are written beside the old ones; then a manifest that names them replaces the old manifest.
 """
 
 from __future__ import annotations
@@ -13,24 +12,24 @@ from pathlib import Path
 
 import numpy as np
 
-from gids.errors import FormatError, StorageError
+from gids.errors import FormatError
 from gids.store.files import read_manifest
 from gids.store.manifest import ArrayEntry, NodesEntry, dump_manifest, heat_dtype
 from gids.store.names import HEAT_ROLES, encode_path
-from gids.write.amend import only_writer, replace_manifest
+from gids.write.amend import only_writer, replace_manifest, unchanged_on_error
 from gids.write.array_file import ArrayFile
 from gids.write.sync import sync_directory
 
 
 def write_heat(path: str | os.PathLike[str], method: str, heat: Mapping[str, np.ndarray]) -> None:
-    """Store one method's heat of some node types; what that method stored of them before is replaced.
+    """Store the heat of some node types, and replace what this method stored for them before.
 
-    method: a key of HEAT_ROLES. heat: node type -> number[num_nodes], finite, 0 or more; stored as float32
+    method: a key of HEAT_ROLES. heat: node type -> number[num_nodes], finite and 0 or more; stored as float32
     (uint32 for "out-degree").
 
-    A reader sees the dataset with all of it or as it was, whenever this process ends; what an ended one left
-    goes with the next. Blocks while another process does the same. Raises FormatError for heat
-    that does not fit the dataset, StorageError when it cannot be written.
+    Even if this process is killed, a reader sees all of the new heat or none; the next call removes what was
+    left. Blocks while another process writes to the dataset. Raises FormatError for heat that does not match
+    the dataset, StorageError if it cannot be written.
     """
     root = Path(os.path.abspath(path))
     role = HEAT_ROLES[method]
@@ -38,18 +37,13 @@ def write_heat(path: str | os.PathLike[str], method: str, heat: Mapping[str, np.
         manifest = read_manifest(root)
         _check(heat, {n.type: n.count for n in manifest.nodes}, root.name)
         replaced = [n.arrays[role].path for n in manifest.nodes if n.type in heat and role in n.arrays]
-        try:
+        with unchanged_on_error(root, "storing heat"):
             nodes = tuple(
                 _with_array(n, role, _write_array(root, n, role, heat[n.type])) if n.type in heat else n
                 for n in manifest.nodes
             )
             sync_directory(root / "nodes")
             replace_manifest(root, dump_manifest(dataclasses.replace(manifest, nodes=nodes)))
-        except StorageError:
-            raise
-        except OSError as error:
-            what = f"cannot store heat ({error.strerror}); the dataset is as it was"
-            raise StorageError(error.errno or 0, what, root) from error
         for old in replaced:
             (root / old).unlink(missing_ok=True)
 
@@ -63,12 +57,12 @@ def _check(heat: Mapping[str, np.ndarray], counts: Mapping[str, int], name: str)
                 f"heat of {ntype!r} is {list(values.shape)}, but {name} has {counts[ntype]} nodes"
             )
         if not (np.isfinite(values).all() and (values >= 0).all()):
-            raise FormatError(f"heat of {ntype!r} has values that are not finite, or below 0")
+            raise FormatError(f"heat of {ntype!r} has values that are negative or not finite")
 
 
 def _write_array(root: Path, nodes: NodesEntry, role: str, values: np.ndarray) -> ArrayEntry:
-    # Of two names, the one that the manifest does not use: so the old file stays whole until the rename. What
-    # a process that was killed left behind goes, and is not written over: it may have been read before.
+    # There are two names; take the one that the manifest does not use, so that the old file stays until the
+    # rename. A file that a killed process left is removed, not overwritten: a reader may have mapped it.
     stem = f"nodes/{encode_path(nodes.type)}.{role}"
     used = nodes.arrays[role].path if role in nodes.arrays else ""
     name = f"{stem}.1.npy" if used == f"{stem}.npy" else f"{stem}.npy"

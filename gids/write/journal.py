@@ -1,8 +1,8 @@
-"""Journal: what an unfinished dataset has safely on disk, so that a killed conversion resumes.
+"""Journal: records which parts of an unfinished dataset are on disk, so that a killed conversion resumes.
 
-Called by DatasetWriter. One line of JSON per record, appended and synced after the data it speaks of; a torn
-last line is ignored. It lies beside the dataset that is being built, never in it. Whoever holds its lock is
-the only writer of that dataset's name.
+Called by Workplace. Each record is a line of JSON, appended and synced after its data; an incomplete last
+line is ignored. The file is beside the new dataset, not in it. The holder of its lock is the only writer of
+that dataset's name.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _HEADER = "gids journal 2"
 
 
 class Journal:
-    """An open, locked journal, in a directory that is made for it.
+    """An open, locked journal. Makes its directory.
 
-    Attributes: resumed (its work can be continued with this key); difference (why not, or ""); id (8 hex
-    digits, kept when resuming); done (item -> what was recorded when it was finished); pages (item -> pages
-    of it on disk); folders (where shards go, if elsewhere); publication (what was recorded before publishing,
-    whatever the key, or None). Raises BlockingIOError when another process holds it.
+    Attributes: resumed (whether its work can be resumed with this key); difference (why not, or ""); id (8
+    hex digits, kept when resuming); done (item -> its recorded result); pages (item -> number of its pages on
+    disk); folders (of shards outside the dataset); publication (recorded before publishing, with any key, or
+    None). Raises BlockingIOError if another process holds it.
     """
 
     def __init__(self, path: Path, key: Mapping[str, Any] | None) -> None:
@@ -42,19 +42,19 @@ class Journal:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was recorded."""
+        """Whether it has no records."""
         return os.fstat(self._file.fileno()).st_size == 0
 
     def abandon(self) -> None:
-        """Record that this work is not to be continued, before any of it is removed; folders are kept."""
+        """Record that this work must not be resumed, before any of it is removed. Keeps the folders."""
         try:
             self.record({"abandoned": True})
-        except OSError:  # no room even for that
+        except OSError:  # the disk is full
             self._file.truncate(0)
         self.resumed, self.publication = False, None
 
     def clear(self) -> None:
-        """Forget all that was recorded."""
+        """Remove all records."""
         self.done.clear()
         self.pages.clear()
         self.folders, self.difference = [], ""
@@ -62,13 +62,13 @@ class Journal:
         self._file.truncate(0)
 
     def restart(self, key: Mapping[str, Any] | None, folders: list[str]) -> None:
-        """Forget what was recorded; begin with what this dataset is made from."""
+        """Remove all records and begin again with this key."""
         self.clear()
         self.folders = folders
         self.record({"journal": _HEADER, "id": self.id, "key": key, "folders": folders})
 
     def record(self, fields: Mapping[str, Any]) -> None:
-        """Append a record and wait until it is on disk. Raises OSError; the journal is as it was then."""
+        """Append a record and sync it. Raises OSError, which leaves the journal unchanged."""
         data = json.dumps(fields).encode() + b"\n"
         size_bytes = os.fstat(self._file.fileno()).st_size
         try:
@@ -103,11 +103,11 @@ class Journal:
             except ValueError:
                 break
             length += len(line) + 1
-        self._file.truncate(length)  # a torn line must not swallow the next record
+        self._file.truncate(length)  # the next record must not continue an incomplete line
         if not records:
             return False
         if not isinstance(records[0], dict) or records[0].get("journal") != _HEADER:
-            self.difference = "another version of gids began it"
+            self.difference = "it was begun by another version of gids"
             return False
         self.folders = records[0]["folders"]
         if any("abandoned" in r for r in records):
@@ -126,12 +126,12 @@ class Journal:
 
 
 def _locked(path: Path) -> io.FileIO:
-    """The file, made where there is none, once this process holds it. Raises BlockingIOError, OSError."""
+    """Open or make the file and lock it. Raises BlockingIOError, OSError."""
     while True:
         path.parent.mkdir(exist_ok=True)
         try:
             file = io.FileIO(path, "a+")
-        except FileNotFoundError:  # whoever had it removes the directory just now
+        except FileNotFoundError:  # another process is removing the directory
             continue
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,6 @@
-"""Rows stored in fewer bits than they have: what is refused, what the rounding costs, and what it may cost.
+"""Stores floating rows in fewer bits: a shorter floating type, or int8 with a scale. Measures the errors.
 
-Called by the writer and `gids verify`. A narrowing is of floating values: to a shorter floating type, or to
-int8 with a scale.
+Called by the writers and by `gids verify --against`.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from gids.store.dtypes import dtype_name
 from gids.store.quantize import RELATIVE_BOUND, pack_rows, scales_of, stored_row_bytes
 from gids.store.rows import Rows, read_range
 
-_PIECE_BYTES = 1 << 20  # of the source are converted at a time, so that a thread's temporaries stay small
+_PIECE_BYTES = 1 << 20  # of the source per conversion step, so that temporaries are small
 
 
 @dataclass(frozen=True)
 class Narrowing:
-    """From a floating dtype to a narrower one; of int8, with a scale per "row" or "column"."""
+    """A cast of a floating dtype to a shorter one, or to int8 with a scale ("row" or "column")."""
 
     source: torch.dtype
     dtype: torch.dtype
@@ -32,7 +31,7 @@ class Narrowing:
 
     @classmethod
     def of(cls, source: torch.dtype, dtype: torch.dtype, scale: str | None) -> Narrowing | None:
-        """The narrowing of a cast, None when no value is rounded. FormatError for a misplaced scale."""
+        """The narrowing of a cast; None if no value is rounded. Raises FormatError for an invalid scale."""
         if scale is not None and (dtype != torch.int8 or not source.is_floating_point):
             raise FormatError(
                 f"a scale is for floating values stored as int8, not for {dtype_name(source)} stored as "
@@ -45,13 +44,13 @@ class Narrowing:
         return None if torch.promote_types(source, dtype) == dtype else cls(source, dtype)
 
     def bound(self, largest: float) -> float:
-        """The largest error of values up to a magnitude."""
+        """The bound on the error of values up to a magnitude."""
         if self.scale is not None:
             return float(scales_of(torch.tensor(largest))) * RELATIVE_BOUND
         return largest * self._relative + self._absolute
 
     def bounds(self, values: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
-        """The largest error of each value, float64. scales: those stored, of the values' steps."""
+        """The bound on the error of each value, float64. scales: the stored scale of each value, if any."""
         if scales is not None:
             return scales.to(torch.float64) * RELATIVE_BOUND
         return values.to(torch.float64).abs() * self._relative + self._absolute
@@ -62,12 +61,12 @@ class Narrowing:
 
     @property
     def _absolute(self) -> float:
-        """Half of the smallest step, of the smallest values."""
+        """Half of the smallest subnormal step."""
         return torch.finfo(self.dtype).tiny * torch.finfo(self.dtype).eps / 2
 
 
 class Tally:
-    """The largest error and magnitude so far, from any thread. before: as to_json gave them."""
+    """The largest error and magnitude so far. Any thread may add. before: the result of to_json."""
 
     def __init__(self, before: Mapping[str, float] | None = None) -> None:
         self.error = before["error"] if before else 0.0
@@ -75,7 +74,7 @@ class Tally:
         self._lock = threading.Lock()
 
     def add(self, values: torch.Tensor, stored: torch.Tensor) -> None:
-        """values, and what they became. Those that are not finite stay as they are, and are left out."""
+        """Add values and the values that were stored. Ignores values that are not finite."""
         if not values.numel():
             return
         wide = torch.promote_types(values.dtype, stored.dtype)
@@ -92,7 +91,7 @@ class Tally:
 
 
 def describe_rounding(narrowing: Narrowing, tally: Tally) -> str:
-    """A sentence: what became what, the largest error that it made, and the bound that it keeps."""
+    """A sentence with both types, the largest error and its bound."""
     kind = dtype_name(narrowing.dtype) + (f" with a scale per {narrowing.scale}" if narrowing.scale else "")
     return (
         f"{dtype_name(narrowing.source)} stored as {kind}, largest error {tally.error:.3g} "
@@ -101,7 +100,7 @@ def describe_rounding(narrowing: Narrowing, tally: Tally) -> str:
 
 
 class NarrowedRows:
-    """Rows in a shorter floating type. Raises FormatError, with row and column, for one out of its range."""
+    """Rows in a shorter floating type. Raises FormatError, with row and column, for a value out of range."""
 
     def __init__(self, rows: Rows, dtype: torch.dtype, tally: Tally) -> None:
         self._rows, self._tally = rows, tally
@@ -117,10 +116,10 @@ class NarrowedRows:
 
 
 class QuantizedRows:
-    """Rows as int8 with a scale, as the bytes that they have in a page: uint8[row_count, row_bytes].
+    """Rows as int8 with a scale, encoded as in a page: uint8[row_count, row_bytes].
 
     columns: float32[*shape of a row], or None for a scale per row. Raises FormatError, with row and column,
-    for a value that is not finite.
+    if a value is not finite.
     """
 
     def __init__(self, rows: Rows, columns: torch.Tensor | None, tally: Tally) -> None:
@@ -139,9 +138,9 @@ class QuantizedRows:
 
 
 def pieces(rows: Rows, start: int, count: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """(first row, rows) of rows start … start + count, about a MiB each.
+    """Yield (first row, rows) of rows start … start + count in pieces of about a MiB.
 
-    They are read at once: of a stream, threads must not ask for pieces of distant blocks in turn.
+    Reads them all at once, because threads must not alternate between distant pieces of a stream.
     """
     step = max(1, _PIECE_BYTES // max(1, math.prod(rows.shape[1:]) * rows.dtype.itemsize))
     values = read_range(rows, start, start + count)
@@ -150,7 +149,7 @@ def pieces(rows: Rows, start: int, count: int) -> Iterator[tuple[int, torch.Tens
 
 
 def finite_float32(values: torch.Tensor, start: int) -> torch.Tensor:
-    """The values as float32. FormatError for one that is not finite; start: the first row's number."""
+    """The values as float32. Raises FormatError if one is not finite. start: number of the first row."""
     narrow = values.to(torch.float32)
     wrong = ~torch.isfinite(narrow)
     if bool(wrong.any()):
@@ -162,19 +161,21 @@ def finite_float32(values: torch.Tensor, start: int) -> torch.Tensor:
 
 
 def refuse_overflow(values: torch.Tensor, stored: torch.Tensor, start: int) -> None:
-    """FormatError, with row and column, for a value beyond a shorter floating type. start: the first row."""
+    """Raise FormatError, with row and column, if a finite value became infinite. start: the first row."""
     if not stored.dtype.is_floating_point or not values.dtype.is_floating_point:
         return
     lost = torch.isinf(stored) & ~torch.isinf(values)
     if bool(lost.any()):
         where, found = first_place(values, lost, start)
         most = torch.finfo(stored.dtype).max
-        cure = "bfloat16 and float32 reach 3e38" if abs(found) < 3e38 else "only float64 holds it"
-        raise FormatError(f"{where}: {found} does not fit in {stored.dtype}, which ends at {most:g}; {cure}")
+        cure = "use bfloat16 or float32" if abs(found) < 3e38 else "use float64"
+        raise FormatError(
+            f"{where}: {found} does not fit in {stored.dtype}, whose largest value is {most:g}: {cure}"
+        )
 
 
 def first_place(values: torch.Tensor, wrong: torch.Tensor, start: int) -> tuple[str, float]:
-    """Where the first such value is, in words, and the value."""
+    """The row and column of the first wrong value, as text, and the value."""
     position = np.unravel_index(int(np.flatnonzero(wrong.numpy())[0]), values.shape)
     row, *columns = (int(i) for i in position)
     column = f", column {', '.join(map(str, columns))}" if columns else ""

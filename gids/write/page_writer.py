@@ -1,7 +1,7 @@
-"""Writes the pages of one table: reads rows, casts, pads, checksums and writes, a block per thread at a time.
+"""Writes the pages of one table: reads rows, casts, pads, checksums and writes them, in several threads.
 
-Called by DatasetWriter. Memory: a few blocks per worker. Every so often what was written is synced, reported
-and dropped from the page cache.
+Called by DatasetWriter. Memory: a few blocks per worker. Every `sync_bytes`, written pages are synced,
+reported and dropped from the page cache.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,16 +22,17 @@ from gids.errors import FormatError
 from gids.store.geometry import Geometry, div_ceil
 from gids.store.rows import Rows
 from gids.write.direct_write import aligned_zeros, write_directly, write_exactly
+from gids.write.sync import sync_files
 
 MAX_BLOCK_BYTES = 8 << 20
 
 
 class PageWriter:
-    """One table being written.
+    """Writes one table.
 
-    shard_fds, checksum_fd: files open for writing, already of their final size. source_row_bytes: of a row
-    where rows come from, which may hold it while it makes theirs. on_sync(pages): called, never
-    by two threads at once, after pages 0 … pages are on disk. on_bytes(n): progress, from any thread.
+    shard_fds, checksum_fd: files open for writing, with their final size. source_row_bytes: bytes of a row in
+    the source, which takes memory while it is converted. on_sync(n): called, by one thread at a time, when
+    the first n pages are on disk. on_bytes(n): progress, from any thread.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class PageWriter:
         self._shard_fds, self._checksum_fd = shard_fds, checksum_fd
         self._workers = workers
         self._on_sync, self._on_bytes = on_sync, on_bytes
-        # A worker holds, per page: the page, its copy for one shard, its rows as read and as cast.
+        # Memory of a worker per page: the page, its copy for a shard, its rows as read and as cast.
         source_bytes = layout.rows_per_page * source_row_bytes
         held_bytes = 2 * layout.page_bytes + source_bytes + layout.rows_per_page * layout.row_bytes
         most = min(
@@ -63,12 +64,12 @@ class PageWriter:
         self._sync_pages = max(1, sync_bytes // layout.page_bytes)
         self._lock = threading.Lock()
         self._next = self._written = self._synced = 0
-        self._finished: set[int] = set()  # first pages of blocks written out of order
+        self._finished: set[int] = set()  # first pages of blocks that finished out of order
         self._syncing = threading.Lock()
         self._stop = False
 
     def write(self, first_page: int) -> None:
-        """Write pages from first_page to the last and sync them. Raises what a worker raised."""
+        """Write and sync all pages from first_page on. Raises the errors of the workers."""
         self._next = self._written = self._synced = first_page
         for fd in self._shard_fds:
             write_directly(fd)
@@ -78,7 +79,7 @@ class PageWriter:
                 for future in futures:
                     future.result()
             finally:
-                self._stop = True  # lets the others end when one failed or the user pressed Ctrl-C
+                self._stop = True  # stops the others after an error or Ctrl-C
         self._sync()
 
     def _work(self) -> None:
@@ -107,7 +108,7 @@ class PageWriter:
 
     @property
     def _is_plain(self) -> bool:
-        """Whether pages are the rows' own bytes, so that they are read straight into place."""
+        """Whether pages are exactly the bytes of the rows, so that rows are read directly into them."""
         layout = self._layout
         return (
             self._rows.dtype == self._dtype and layout.rows_per_page * layout.row_bytes == layout.page_bytes
@@ -118,7 +119,7 @@ class PageWriter:
         start = first * layout.rows_per_page
         count = min(len(pages) * layout.rows_per_page, layout.row_count - start)
         if count < len(pages) * layout.rows_per_page:
-            pages[-1] = 0  # the last page, rows short
+            pages[-1] = 0  # the last page is not full
         if scratch is None:
             data = pages.reshape(-1)[: count * layout.row_bytes]
             self._rows.read_into(start, _typed(data, self._dtype, (count, *self._rows.shape[1:])))
@@ -130,7 +131,7 @@ class PageWriter:
         pages[whole : whole + 1, : rest * layout.row_bytes] = data[whole * used :]
 
     def _store(self, first: int, pages: np.ndarray, stripe: np.ndarray | None) -> None:
-        """stripe: room for the pages of one of several shards."""
+        """stripe: a buffer for the pages of one of several shards."""
         store_pages(self._layout, first, pages, self._shard_fds, self._checksum_fd, stripe)
         self._on_bytes(pages.nbytes)
 
@@ -156,7 +157,7 @@ class PageWriter:
 
 
 class _Scratch:
-    """One worker's rows as read, and as cast when the table has another type."""
+    """Buffers of one worker for rows as read and, if the table has another type, as cast."""
 
     def __init__(self, row_count: int, rows: Rows, dtype: torch.dtype) -> None:
         elements = row_count * math.prod(rows.shape[1:])
@@ -165,7 +166,7 @@ class _Scratch:
         self._dtype = dtype
 
     def load(self, rows: Rows, start: int, count: int) -> np.ndarray:
-        """The bytes of rows start … start + count in the table's type."""
+        """The bytes of rows start … start + count in the type of the table."""
         shape = (count, *rows.shape[1:])
         elements = math.prod(shape)
         data = self._read[: elements * rows.dtype.itemsize]
@@ -188,8 +189,8 @@ def store_pages(
 ) -> None:
     """Write pages first, first + 1, …, uint8[n, page_bytes], and their checksums. Raises OSError.
 
-    stripe: uint8[m, page_bytes], room for the pages of one of several shards; aligned for files that are
-    written directly.
+    stripe: uint8[m, page_bytes], a buffer for the pages of one of several shards; aligned for direct
+    writes.
     """
     write_pages(layout, first, pages, shard_fds, stripe)
     write_exactly(checksum_fd, _core.crc32c(pages).view(np.uint8), first * 4)
@@ -202,7 +203,7 @@ def write_pages(
     shard_fds: Sequence[int],
     stripe: np.ndarray | None = None,
 ) -> None:
-    """store_pages without checksums."""
+    """As store_pages, without checksums."""
     for index in range(min(layout.shard_count, len(pages))):
         shard, offset = layout.page_location(first + index)
         mine = pages[index :: layout.shard_count]
@@ -212,25 +213,20 @@ def write_pages(
         write_exactly(shard_fds[shard], np.ascontiguousarray(mine).reshape(-1), offset)
 
 
-def sync_files(fds: Iterable[int]) -> None:
-    """Wait until what was written is on disk, and let it leave the page cache. Raises OSError."""
-    for fd in fds:
-        os.fdatasync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def open_sized(stack: ExitStack, path: Path, size_bytes: int) -> int:
-    """A file of this size, open for reading and writing until the stack closes; what it holds stays."""
+def open_sized(stack: ExitStack, path: Path, size_bytes: int, flags: int = 0) -> int:
+    """Open or make a file of this size, until the stack closes. Keeps existing content. flags: of os.open."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags, 0o666)
     stack.callback(os.close, fd)
     os.ftruncate(fd, size_bytes)
     return fd
 
 
 def cast_exactly(values: torch.Tensor, out: torch.Tensor) -> None:
-    """Cast values into out. Rounding to a shorter floating type is narrow.py's part; here anything that would
-    change a value (a fraction, an integer that has no exact image) raises FormatError."""
+    """Cast values into out. Raises FormatError if a fraction is lost or an integer is not exact in out.
+
+    Does not check the rounding to a shorter floating type; narrow.py does.
+    """
     out.copy_(values)
     if values.dtype.is_floating_point:
         if not out.dtype.is_floating_point:

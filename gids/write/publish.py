@@ -1,18 +1,19 @@
-"""Puts a finished dataset in its place, in one step, and removes what no dataset refers to any more.
+"""Publishes a finished dataset in one step, and removes files that no dataset uses any more.
 
-Called by Workplace and restripe. A conversion publishes like this, so that a kill or a loss of power at any
-moment leaves the old dataset or the new one at NAME, and the next writer of NAME finishes the rest:
+Called by Workplace and restripe. After a kill or a loss of power at any moment, NAME is the old dataset or
+the new one, and the next writer of NAME finishes the rest. The steps are:
 
-1. Its journal lists the folders of shards outside the dataset before they are made.
-2. All files of the new dataset, and the directories that name them, are synced.
-3. The journal records "publish": the checksum of the new manifest, and the folders of the dataset at NAME.
-4. NAME and NAME.partial/dataset are exchanged; both parent directories are synced. (Where the system cannot
-   exchange: NAME becomes NAME.partial/replaced, then NAME.partial/dataset becomes NAME.)
-5. What was replaced becomes NAME.partial/replaced. Its folders of shards are removed, then it, then the rest
-   of NAME.partial, the journal last.
+1. The journal lists the folders of shards outside the dataset before they are made.
+2. All files of the new dataset and their directories are synced.
+3. The journal records "publication": the checksum of the new manifest, and the shard folders of the old
+   dataset.
+4. NAME and NAME.partial/dataset are exchanged; both parent directories are synced. (If the system cannot
+   exchange, NAME becomes NAME.partial/replaced, then NAME.partial/dataset becomes NAME.)
+5. The old dataset becomes NAME.partial/replaced. Its shard folders are removed, then itself, then the rest of
+   NAME.partial, with the journal last.
 
-A "publish" without its manifest in NAME.partial/dataset means that step 4 is done: only step 5 is left.
-Whatever removes a folder of shards first reads the manifests that may refer to it (remove_shard_folder).
+If the journal has a publication whose manifest is not in NAME.partial/dataset, step 4 is done and step 5 is
+left. Before a shard folder is removed, all manifests that may use it are read (remove_shard_folder).
 """
 
 from __future__ import annotations
@@ -39,24 +40,24 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 def dataset_path(path: str | os.PathLike[str]) -> Path:
-    """The absolute path of a dataset; of a symbolic link to one, where that leads."""
+    """The absolute path of a dataset, with symbolic links resolved."""
     absolute = Path(os.path.abspath(path))
     return absolute.resolve() if absolute.is_symlink() else absolute
 
 
 def partial_path(path: str | os.PathLike[str]) -> Path:
-    """Where the work of a conversion to `path` lies while it is not finished."""
+    """The directory of an unfinished conversion to `path`."""
     dataset = dataset_path(path)
     return dataset.with_name(f"{dataset.name}.partial")
 
 
 def shard_folder(directory: str | os.PathLike[str], dataset: Path, id_: str) -> Path:
-    """Where a dataset's shards lie in a directory of the user's."""
+    """The folder of a dataset's shards in a stripe directory."""
     return Path(directory).resolve() / f"{dataset.name}.shards-{id_}"
 
 
 def make_shard_folder(folder: Path, dataset: Path) -> None:
-    """Make a folder for shards, durably, with a mark that says for which dataset."""
+    """Make a folder for shards, durably, with a mark that names its dataset."""
     folder.mkdir(exist_ok=True)
     mark = {"format": "gids shards", "dataset": str(dataset)}
     write_synced(folder / _MARK, json.dumps(mark).encode() + b"\n")
@@ -65,10 +66,10 @@ def make_shard_folder(folder: Path, dataset: Path) -> None:
 
 
 def remove_shard_folder(folder: Path, dataset: Path) -> None:
-    """Remove a folder that make_shard_folder made, unless a dataset refers to it.
+    """Remove a folder made by make_shard_folder, unless a dataset uses it.
 
-    Asked are the dataset at `dataset` and the one that the folder's mark names; one that cannot be read may
-    refer to it. A folder that is none of shards is left alone.
+    Reads the manifests of `dataset` and of the dataset in the folder's mark; if one cannot be read, keeps the
+    folder. Ignores folders that have no shards.
     """
     if ".shards-" not in folder.name or not folder.is_dir() or folder.is_symlink():
         return
@@ -80,11 +81,11 @@ def remove_shard_folder(folder: Path, dataset: Path) -> None:
         if named is None or folder.resolve() in named:
             return
     remove_tree(folder, last=_MARK)
-    sync_directory(folder.parent)  # before whatever lists it forgets it
+    sync_directory(folder.parent)  # before it is removed from any list
 
 
 def shard_folders_of(path: Path) -> set[Path] | None:
-    """The folders outside it in which the dataset at `path` has shards; None when it cannot be read."""
+    """The shard folders outside the dataset at `path`; None if its manifest cannot be read."""
     try:
         manifest = read_manifest(path)
     except FileNotFoundError:
@@ -98,13 +99,13 @@ def shard_folders_of(path: Path) -> set[Path] | None:
 
 
 def write_leftovers(path: Path, folders: Iterable[Path]) -> None:
-    """Write down in a dataset, durably, the folders of shards of which some will be left over."""
+    """List shard folders in a dataset, durably, before some of them become unused."""
     write_synced(path / _LEFTOVERS, json.dumps([str(f) for f in folders]).encode() + b"\n")
     sync_directory(path)
 
 
 def leftovers(path: Path) -> list[Path]:
-    """The folders that write_leftovers wrote down."""
+    """The folders listed by write_leftovers."""
     try:
         with open(path / _LEFTOVERS, "rb") as file:
             found = json.loads(file.read(_MAX_LEFTOVERS_BYTES))
@@ -114,14 +115,14 @@ def leftovers(path: Path) -> list[Path]:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove of the folders that were written down those that nothing refers to, and the list."""
+    """Remove the listed folders that no dataset uses, and the list."""
     for folder in leftovers(path):
         remove_shard_folder(folder, path)
     (path / _LEFTOVERS).unlink(missing_ok=True)
 
 
 def remove_tree(root: Path, *, last: str) -> None:
-    """Remove a directory, after everything else the file that says what it is."""
+    """Remove a directory; the file `last` is removed after all others."""
     for entry in list(os.scandir(root)):
         if entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.path)
@@ -132,12 +133,12 @@ def remove_tree(root: Path, *, last: str) -> None:
     try:
         root.rmdir()
     except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):  # another writer has begun to use it
+        if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):  # another writer uses it
             raise
 
 
 def is_dataset(path: Path) -> bool:
-    """Whether a directory's manifest begins as that of a dataset does."""
+    """Whether a directory has the manifest of a gids dataset."""
     manifest = path / MANIFEST
     if not manifest.is_file():
         return False
@@ -146,29 +147,31 @@ def is_dataset(path: Path) -> bool:
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise FormatError unless `path` holds a dataset or nothing."""
+    """Raise FormatError unless `path` is a dataset or an empty directory."""
     if path.is_dir() and not any(path.iterdir()):
         return
     if not is_dataset(path):
-        raise FormatError(f"{path} exists and is not a gids dataset; it is left alone: choose another name")
+        raise FormatError(
+            f"{path} exists and is not a gids dataset, so it is not replaced: choose another name"
+        )
 
 
 def publication(partial: Path, path: Path) -> dict[str, Any]:
-    """Step 3: what the journal is to record of NAME.partial/dataset, which is synced."""
+    """Step 3: the record of NAME.partial/dataset for the journal."""
     old = (shard_folders_of(path) or set()) | set(leftovers(path))
     return {"manifest": file_crc32c(partial / "dataset" / MANIFEST), "replaces": sorted(map(str, old))}
 
 
 def put_in_place(partial: Path, path: Path, *, replace: bool) -> None:
-    """Step 4. The caller is the only writer of the dataset at `path`, which is there if it is to be replaced.
+    """Step 4. The caller is the only writer of the dataset at `path`. replace: there is a dataset to replace.
 
-    Raises FileExistsError when something else is there, OSError: nothing is changed then.
+    Raises FileExistsError if `path` is something else, OSError; then nothing has changed.
     """
     new = partial / "dataset"
     if replace:
         try:
             check_replaceable(path)
-        except FormatError as error:  # it came meanwhile: the work is not to be thrown away
+        except FormatError as error:  # made by another process; the work must not be discarded
             raise FileExistsError(str(error)) from None
         if not _exchange(new, path):
             aside = partial / "replaced"
@@ -184,19 +187,21 @@ def put_in_place(partial: Path, path: Path, *, replace: bool) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
-            raise FileExistsError(f"{path} exists by now; choose another name, or --overwrite it") from None
+            raise FileExistsError(
+                f"{path} already exists: choose another name, or replace it with --overwrite"
+            ) from None
     sync_directory(path.parent)
     sync_directory(partial)
 
 
 def is_published(partial: Path, record: Mapping[str, Any]) -> bool:
-    """Whether step 4 was done for a dataset whose publication was recorded."""
+    """Whether step 4 is done for this record."""
     manifest = partial / "dataset" / MANIFEST
     return not (manifest.is_file() and file_crc32c(manifest) == record["manifest"])
 
 
 def clean_up(partial: Path, path: Path, record: Mapping[str, Any]) -> None:
-    """Step 5, as far as the dataset that was replaced. May be done again. Raises OSError."""
+    """Step 5 for the replaced dataset. May be repeated. Raises OSError."""
     new, replaced = partial / "dataset", partial / "replaced"
     if new.exists():
         os.rename(new, replaced)
@@ -207,17 +212,17 @@ def clean_up(partial: Path, path: Path, record: Mapping[str, Any]) -> None:
 
 
 def take_back(partial: Path, path: Path) -> None:
-    """Give a dataset its name back that step 4 was about to replace, in two steps, and did not.
+    """Rename a dataset back that an interrupted step 4 had moved away.
 
-    Raises FileExistsError when something else has the name by now.
+    Raises FileExistsError if `path` exists.
     """
     replaced = partial / "replaced"
     if not replaced.exists():
         return
     if os.path.lexists(path):
         raise FileExistsError(
-            f"{path} is in the way of the dataset that was there, which is now {replaced}: "
-            "move one of them to another place"
+            f"{path} exists, so the dataset that had this name and is now {replaced} cannot be restored: "
+            "move one of them to another path"
         )
     os.rename(replaced, path)
     sync_directory(path.parent)
@@ -225,7 +230,7 @@ def take_back(partial: Path, path: Path) -> None:
 
 
 def _dataset_of(folder: Path) -> str:
-    """The path of the dataset that a folder of shards was made for; "" when it is none."""
+    """The path of the dataset that a shard folder was made for, or ""."""
     try:
         return str(json.loads((folder / _MARK).read_bytes())["dataset"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -233,7 +238,7 @@ def _dataset_of(folder: Path) -> str:
 
 
 def _exchange(a: Path, b: Path) -> bool:
-    """Swap two paths atomically. False when the system cannot."""
+    """Exchange two paths atomically. Returns False if the system cannot."""
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
     except AttributeError:

@@ -1,7 +1,7 @@
-"""Orders of rows: which rows of a table should share pages, by degree, by community, or by what was read.
+"""Orders of rows, which decide the rows that share a page: by degree, by community or by a recorded run.
 
-Called by conversion and by `gids bench hit-ratio`. An order is an array of positions: where each row lies,
-int32 or int64[row_count]. Knows arrays only; writing rows in an order is scattered_rows.py's part.
+Called by conversion and by `gids bench hit-ratio`. An order is an array with the position of each row, int32
+or int64[row_count]. Knows only arrays; scattered_rows.py writes rows in an order.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ InEdges = tuple[np.ndarray, np.ndarray]
 
 MAX_ROWS = (1 << 32) - 1
 COMMUNITY_BYTES = 20
-"""Memory per row that an order by community takes, and one by a trace."""
+"""Memory per row of an order by community or by a trace."""
 
 DEGREE_BYTES = 12
-"""Memory per row that an order by degree takes."""
+"""Memory per row of an order by degree."""
 
-_COMMUNITY_ROWS = 4096  # of a community, at most: its rows are so near each other, whatever their order in it
-_LEAST_ROWS = 16  # smaller communities fill no page: their rows go by weight, behind all others
+_COMMUNITY_ROWS = 4096  # maximum size of a community: its rows are near each other in any order
+_LEAST_ROWS = 16  # rows of smaller communities come last, by weight
 _ROUNDS = 12
-_SETTLED = 100  # one row in so many still moves: it is left at that
-_NEAR = 4  # rows of a minibatch this near to each other in it count as read together
+_SETTLED = 100  # stop when fewer than one row in this many moves
+_NEAR = 4  # rows of a minibatch at most this far apart count as read together
 
 
 def degree_order(weights: np.ndarray) -> np.ndarray:
-    """Positions by falling weight (out-degrees, say), equals by id. weights: uint32[row_count]."""
+    """Positions by decreasing weight (such as the out-degree), then by id. weights: uint32[row_count]."""
     nodes = np.empty(len(weights), np.uint32)
     _core.by_weight(np.ascontiguousarray(weights, np.uint32), nodes)
     order = np.empty(len(weights), position_dtype(len(weights)))
@@ -48,11 +48,11 @@ def degree_order(weights: np.ndarray) -> np.ndarray:
 
 
 def community_order(graphs: Sequence[InEdges], weights: np.ndarray) -> np.ndarray:
-    """Positions by community, the largest first, and by falling weight within each.
+    """Positions by community, the largest first, and by decreasing weight in each.
 
-    graphs: in-edges among the rows, of one relation each. weights: uint32[row_count]. Communities come from
-    label propagation with bounded sizes (Raghavan et al. 2007; Meyerhenke et al. 2014, section III): passes
-    over all edges, at most a dozen. Deterministic. Raises ValueError for a damaged topology.
+    graphs: in-edges between the rows, one relation each. weights: uint32[row_count]. Finds communities by
+    label propagation with bounded sizes (Raghavan et al. 2007; Meyerhenke et al. 2014, section III), in at
+    most 12 passes over all edges. Deterministic. Raises ValueError for a damaged topology.
     """
     count = len(weights)
     labels, sizes = np.arange(count, dtype=np.uint32), np.ones(count, np.uint32)
@@ -74,9 +74,9 @@ def community_order(graphs: Sequence[InEdges], weights: np.ndarray) -> np.ndarra
 
 
 def _rank_communities(sizes: np.ndarray) -> np.ndarray:
-    """Replace each label's size by its community's rank; where each rank begins, uint64[ranks].
+    """Replace the size of each label by the rank of its community. Small communities share the last rank.
 
-    The last rank is that of all communities which are too small for a page.
+    Returns the start of each rank, uint64[ranks].
     """
     large = np.flatnonzero(sizes >= _LEAST_ROWS)
     large = large[np.argsort(-sizes[large].astype(np.int64), kind="stable")]
@@ -94,11 +94,10 @@ def co_read_order(
     *,
     workers: int = 1,
 ) -> np.ndarray:
-    """Positions by what was read together: rows that follow each other in minibatches make the graph.
+    """Positions by what was read together: the communities of rows that are neighbors in minibatches.
 
-    minibatches: gives, each time from the first on, the rows of each, int64[n], in the order of their first
-    use, which keeps the neighbours of one seed together. scratch: a directory for the edges between them,
-    some 100 bytes per row read. Rows that were never read come last.
+    minibatches: returns the rows of all minibatches, int64[n] each, in order of first use; called more than
+    once. scratch: a directory for about 100 bytes per row read. Rows that were never read come last.
     """
     weights = np.zeros(row_count, np.uint32)
     edge_count = 0
@@ -143,19 +142,19 @@ def _near_pairs(minibatches: Callable[[], Iterable[np.ndarray]]) -> EdgePieces:
 
 
 def check_memory(method: str, row_count: int, memory_bytes: int) -> None:
-    """Raise FormatError, with what is needed, when an order of so many rows does not fit."""
+    """Raise FormatError, with the bytes needed, if an order of row_count rows does not fit in memory."""
     if row_count > MAX_ROWS:
-        raise FormatError(f"--order {method} numbers at most {MAX_ROWS} rows, not {row_count}")
+        raise FormatError(f"--order {method} supports at most {MAX_ROWS} rows, not {row_count}")
     needed = row_count * (DEGREE_BYTES if method == "degree" else COMMUNITY_BYTES)
     if needed > memory_bytes:
         raise FormatError(
-            f"--order {method} of {row_count} rows needs {needed} bytes, and --memory is {memory_bytes}: "
-            f"give --memory {needed // 1_000_000 + 1}MB, or keep --order original"
+            f"--order {method} of {row_count} rows needs {needed} bytes, but --memory is {memory_bytes}: "
+            f"give --memory {needed // 1_000_000 + 1}MB, or --order original"
         )
 
 
 def as_positions(order: np.ndarray | torch.Tensor, row_count: int, what: str) -> np.ndarray:
-    """An order as it is stored. Raises FormatError for one that is none for so many rows."""
+    """Convert an order to its stored type. Raises FormatError unless it is int[row_count]."""
     values = order.numpy() if isinstance(order, torch.Tensor) else np.asarray(order)
     if values.shape != (row_count,) or values.dtype.kind not in "iu":
         raise FormatError(

@@ -1,8 +1,7 @@
-"""Rows in another order, from a source that is read once, front to back. Used by DatasetWriter.
+"""Rows in another order, from a source that is read once, from front to back. Called by DatasetWriter.
 
-Two passes, both in long pieces: every row goes to the bucket of its position in a scratch file, in the order
-of the source; then a bucket at a time is put in order in memory, as the table's writer asks for it. No row is
-read or written by itself.
+Two passes, both in long pieces: first, every row is written to the bucket of its position in a scratch file.
+Then one bucket at a time is sorted in memory, when the writer of the table reads it.
 """
 
 from __future__ import annotations
@@ -22,16 +21,17 @@ from gids.errors import StorageError
 from gids.store.dtypes import byte_view
 from gids.store.geometry import div_ceil
 from gids.store.rows import Rows, read_exactly, read_range
+from gids.write.sync import sync_files
 
-_SHARE = 6  # of memory: a bucket. Two are held in order and one as read; before, rows and their records
-_HELD = 2  # buckets in order: threads that ask for neighbouring rows may stand in two
+_SHARE = 6  # a bucket takes 1/6 of memory: two are held sorted, one as read
+_HELD = 2  # sorted buckets: threads that read neighboring rows may need two
 
 
 class ScatteredRows:
-    """A source's rows in the order of their positions, once scatter() has run.
+    """The rows of a source in the order of their positions, after scatter() has run.
 
-    order: positions, int32 or int64[row_count]. path: of the scratch file, made here, `bytes_needed` long;
-    the caller removes it. bucket_rows: of the unfinished file that is there, or those of `bucket_rows_for`.
+    order: positions, int32 or int64[row_count]. path: the scratch file, of `bytes_needed`; made here, removed
+    by the caller. bucket_rows: as in the unfinished file, or from `bucket_rows_for`.
     """
 
     def __init__(self, rows: Rows, order: np.ndarray, path: Path, bucket_rows: int) -> None:
@@ -48,7 +48,7 @@ class ScatteredRows:
         self._buckets: dict[int, np.ndarray] = {}
 
     def scatter(self, first_row: int, on_sync: Callable[[int], None], sync_bytes: int) -> None:
-        """Write all rows from first_row on; those before it are on disk. on_sync(rows): so many are now."""
+        """Write all rows from first_row on. on_sync(n): called when the first n rows are on disk."""
         count = self.shape[0]
         filled = self._filled(first_row)
         unsynced = 0
@@ -61,8 +61,7 @@ class ScatteredRows:
                 raise OSError(error, os.strerror(error), os.fspath(self._path))
             unsynced += values.nbytes
             if unsynced >= sync_bytes or stop == count:
-                os.fdatasync(self._fd)
-                os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                sync_files([self._fd])
                 on_sync(stop)
                 unsynced = 0
 
@@ -78,7 +77,7 @@ class ScatteredRows:
             done += len(part)
 
     def _filled(self, first_row: int) -> np.ndarray:
-        """Records that each bucket has once the rows before first_row are written."""
+        """The number of records in each bucket after the rows before first_row are written."""
         filled = np.zeros(div_ceil(self.shape[0], self._bucket_rows), np.int64)
         for start in range(0, first_row, self._bucket_rows):
             part = self._order[start : min(start + self._bucket_rows, first_row)]
@@ -86,7 +85,7 @@ class ScatteredRows:
         return filled.view(np.uint64)
 
     def _bucket(self, number: int) -> np.ndarray:
-        """uint8[rows, row_bytes] of a bucket, in order."""
+        """The sorted rows of a bucket, uint8[rows, row_bytes]."""
         if number in self._buckets:
             return self._buckets[number]
         while len(self._buckets) >= _HELD:
@@ -99,18 +98,18 @@ class ScatteredRows:
         os.posix_fadvise(self._fd, offset, records.nbytes, os.POSIX_FADV_DONTNEED)
         bucket = np.empty((count, self._row_bytes), np.uint8)
         if not _core.place_rows(records, bucket):
-            raise StorageError(0, "rows that were put aside here are damaged; convert again", self._path)
+            raise StorageError(0, "the scratch file of reordered rows is damaged; convert again", self._path)
         self._buckets[number] = bucket
         return bucket
 
 
 def bucket_rows_for(rows: Rows, memory_bytes: int) -> int:
-    """Rows of a bucket, so that scattering and ordering keep within memory_bytes."""
+    """The number of rows per bucket, so that scattering and sorting fit in memory_bytes."""
     row_bytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize + _core.SLOT_BYTES
-    # A row's position takes 8 bytes beside it.
+    # The position of a row takes 8 more bytes.
     return int(max(1, min(memory_bytes // _SHARE // (row_bytes + 8), rows.shape[0], (1 << 32) - 1)))
 
 
 def bytes_needed(rows: Rows) -> int:
-    """Of scratch, for a table's rows."""
+    """The size of the scratch file for the rows of a table."""
     return math.prod(rows.shape) * rows.dtype.itemsize + rows.shape[0] * _core.SLOT_BYTES

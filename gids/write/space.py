@@ -1,4 +1,4 @@
-"""Whether the disks have room for a dataset, before anything is written. Called by run.py."""
+"""Checks that the disks have enough space before anything is written. Called by all that write."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from gids.sizes import format_bytes
 
 
 def total_bytes(needed: Iterable[tuple[Path, int]]) -> int:
-    """Bytes that will be written, everywhere."""
+    """The total number of bytes to be written."""
     return sum(size_bytes for _, size_bytes in needed)
 
 
 def check_space(needed: Iterable[tuple[Path, int]], written: Iterable[Path]) -> None:
-    """Raise StorageError (ENOSPC) when a file system lacks room.
+    """Raise StorageError (ENOSPC) if a file system has too little space.
 
-    needed: (directory, bytes that will be written there). written: directories whose files count as already
-    there (a conversion that resumes).
+    needed: (directory, bytes to be written there). written: directories whose files are already written, when
+    a conversion resumes.
     """
     totals: Counter[int] = Counter()
-    places: dict[int, Path] = {}
+    directories: dict[int, Path] = {}
     for directory, size_bytes in needed:
         device = directory.stat().st_dev
         totals[device] += size_bytes
-        places.setdefault(device, directory)
+        directories.setdefault(device, directory)
     for root in written:
         for file in root.rglob("*"):
             if file.is_file():
                 found = file.stat()
                 totals[found.st_dev] -= found.st_blocks * 512
-    for device, place in places.items():
-        disk = os.statvfs(place)
+    for device, directory in directories.items():
+        disk = os.statvfs(directory)
         free = disk.f_bavail * disk.f_frsize
         if totals[device] > free:
             message = (
                 f"not enough room, and nothing more was written: {format_bytes(totals[device])} needed, "
                 f"{format_bytes(free)} free on the disk of"
             )
-            raise StorageError(errno.ENOSPC, message, place)
+            raise StorageError(errno.ENOSPC, message, directory)

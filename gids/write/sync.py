@@ -1,8 +1,9 @@
-"""Makes files and names durable: what was synced is there after a loss of power. Called by all that write."""
+"""Makes files and names durable, so that they survive a loss of power. Called by all that write."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -16,7 +17,7 @@ def sync_directory(path: Path) -> None:
 
 
 def sync_tree(root: Path) -> None:
-    """Make the names of all files below root durable (their data is synced as it is written)."""
+    """Make the names of all files below root durable. Their data is synced when it is written."""
     for folder, _, _ in os.walk(root):
         sync_directory(Path(folder))
 
@@ -27,3 +28,10 @@ def write_synced(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def sync_files(fds: Iterable[int]) -> None:
+    """Sync files and drop them from the page cache. Raises OSError."""
+    for fd in fds:
+        os.fdatasync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,9 +1,8 @@
-"""The folder of a table that is being written: where its files go, and what killed writers left. Called by
-TableWriter.
+"""The folder of a table that is being written. Removes the folders of killed writers. Called by TableWriter.
 
-A new table has a folder of a name of its own, `tables/TABLE.XXXXXXXX` (and one of that name in every place
-for shards elsewhere), which no manifest names until it is published. Its writer holds it by a lock (`flock`);
-one that nobody holds and no manifest names is what a killed writer left, and goes.
+A new table gets a folder with a unique name, `tables/TABLE.XXXXXXXX` (and one with this name in every stripe
+directory), which no manifest names until it is published. Its writer locks it (`flock`). A folder without a
+lock that no manifest names was left by a killed writer.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ _OURS = re.compile(r"[\w-]+\.(bin|npy)")
 
 
 class TableFolder:
-    """A new folder, locked until close(). Made while the caller is the dataset's only writer.
+    """A new folder, locked until close(). The caller holds only_writer.
 
-    stem: what its name begins with. Shards are laid out as those of the dataset's first table: as many, in
-    the dataset or in the same places outside it. Removes what killed writers left. Raises FormatError for a
-    place that may not be used, OSError.
+    stem: the beginning of its name. Shards are as many as in the first table of the dataset, and in the same
+    directories. Removes the folders of killed writers. Raises FormatError for a directory that is
+    not allowed, OSError.
 
-    Attributes: shards (paths as a manifest has them), checksums (the same), directories (of all the files).
+    Attributes: name; shards, checksums (paths as in a manifest); directories (of all files).
     """
 
     def __init__(self, root: Path, manifest: Manifest, locate: Locator, stem: str) -> None:
@@ -45,18 +44,18 @@ class TableFolder:
         self.name = f"{stem}.{secrets.token_hex(4)}"
         main = root / _TABLES / self.name
         main.mkdir(parents=True)
-        for parent in (main.parent, root):  # the others are looked for where it is
+        for parent in (main.parent, root):  # leftovers are found by this folder
             sync_directory(parent)
         self._fd = os.open(main, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self._fd, fcntl.LOCK_EX)
-        self.directories = [main, *dict.fromkeys(place / self.name for place in outside)]
+        self.directories = [main, *dict.fromkeys(parent / self.name for parent in outside)]
         self.checksums = f"{_TABLES}/{self.name}/checksum.bin"
-        places = [str(p / self.name) for p in outside] or [f"{_TABLES}/{self.name}"] * max(1, len(like))
-        self.shards = tuple(f"{place}/shard-{i:02d}.bin" for i, place in enumerate(places))
+        folders = [str(p / self.name) for p in outside] or [f"{_TABLES}/{self.name}"] * max(1, len(like))
+        self.shards = tuple(f"{folder}/shard-{i:02d}.bin" for i, folder in enumerate(folders))
 
     @property
-    def is_in_place(self) -> bool:
-        """Whether it is still the dataset's: not when the whole dataset was replaced meanwhile."""
+    def is_in_dataset(self) -> bool:
+        """Whether the folder is still in the dataset; False if the whole dataset was replaced."""
         try:
             return os.path.samestat(os.fstat(self._fd), os.stat(self.directories[0]))
         except FileNotFoundError:
@@ -64,18 +63,18 @@ class TableFolder:
 
     def remove(self) -> None:
         """Remove the files, unless the manifest names them."""
-        with contextlib.suppress(FormatError, OSError):  # no dataset is there any more
+        with contextlib.suppress(FormatError, OSError):  # the dataset is gone
             if self.name in _named(read_manifest(self._root)):
                 return
         _remove_folders(*self.directories)
 
     def close(self) -> None:
-        """Give up the lock."""
+        """Release the lock."""
         os.close(self._fd)
 
 
 def remove_replaced(entry: TableEntry, locate: Locator, manifest: Manifest) -> None:
-    """Remove the files of a table that this manifest no longer names; what cannot be removed stays."""
+    """Remove the files of a table that this manifest no longer names. Ignores errors."""
     with contextlib.suppress(FormatError, OSError):
         main = locate.array(entry.checksums).parent
         outside = {locate.shard(shard).parent for shard in entry.shards} - {main}
@@ -84,7 +83,7 @@ def remove_replaced(entry: TableEntry, locate: Locator, manifest: Manifest) -> N
 
 
 def _named(manifest: Manifest) -> set[str]:
-    """Names of the folders that a manifest's tables have."""
+    """The names of the table folders in a manifest."""
     return {Path(p).parent.name for t in manifest.tables for p in (t.checksums.path, *t.shards)}
 
 
@@ -98,15 +97,15 @@ def _remove_leftovers(root: Path, manifest: Manifest, outside: Sequence[Path]) -
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove_folders(folder, *(place / folder.name for place in outside))
+            _remove_folders(folder, *(parent / folder.name for parent in outside))
         except BlockingIOError:
-            pass  # somebody writes it
+            pass  # another writer uses it
         finally:
             os.close(fd)
 
 
 def _remove_folders(main: Path, *outside: Path) -> None:
-    """Remove the folders of a table, that in the dataset last: it is where the others are looked for."""
+    """Remove the folders of a table, last the one in the dataset, by which leftovers are found."""
     for folder in outside:
         _remove_folder(folder)
         with contextlib.suppress(OSError):
@@ -115,7 +114,7 @@ def _remove_folders(main: Path, *outside: Path) -> None:
 
 
 def _remove_folder(folder: Path) -> None:
-    """Remove a table's files, and the folder when nothing else is in it."""
+    """Remove the files of a table, and the folder if it is then empty."""
     with contextlib.suppress(OSError):
         for file in folder.iterdir():
             if _OURS.fullmatch(file.name):

@@ -1,7 +1,7 @@
-"""TableWriter: adds a table to a dataset that is there, block by block; a reader sees all of it or none.
+"""TableWriter: adds a table to an existing dataset, block by block. A reader sees all of it or none.
 
-Made by create_table. It takes rows in any order and from several threads, makes pages of them,
-and publishes the table with the manifest that names it.
+Made by create_table. Takes rows in any order and from several threads, and publishes the table by replacing
+the manifest.
 """
 
 from __future__ import annotations
@@ -11,28 +11,29 @@ import dataclasses
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 import torch
 
-from gids.errors import FormatError, StorageError
+from gids.errors import FormatError
 from gids.store.array_checks import file_crc32c
 from gids.store.dtypes import byte_view, dtype_name, make_bools_proper
 from gids.store.feature_store import FeatureStore
 from gids.store.files import Locator, read_manifest
-from gids.store.geometry import DEFAULT_PAGE_BYTES, Geometry
+from gids.store.geometry import DEFAULT_PAGE_BYTES
 from gids.store.manifest import ArrayEntry, TableEntry, dump_manifest
-from gids.store.names import Relation, check_name, describe_type, encode_path, table_name
+from gids.store.names import Relation, check_name, describe_type, table_name, table_path
+from gids.store.quantize import stored_geometry
 from gids.store.table import Table
-from gids.write.amend import only_writer, replace_manifest
+from gids.write.amend import only_writer, replace_manifest, unchanged_on_error
 from gids.write.narrow import refuse_overflow
-from gids.write.page_writer import MAX_BLOCK_BYTES, cast_exactly, open_sized, store_pages, sync_files
+from gids.write.page_writer import MAX_BLOCK_BYTES, cast_exactly, open_sized, store_pages
 from gids.write.row_ranges import RowRanges
 from gids.write.space import check_space
-from gids.write.sync import sync_directory
+from gids.write.sync import sync_directory, sync_files
 from gids.write.table_folder import TableFolder, remove_replaced
 
 _SYNC_BYTES = 256 << 20
@@ -49,29 +50,29 @@ def create_table(
     page_bytes: int = DEFAULT_PAGE_BYTES,
     replace: bool = False,
 ) -> TableWriter:
-    """A writer that adds a table to the dataset, block by block, and publishes it in one step.
+    """Make a writer that adds a table to the dataset, block by block, and publishes it in one step.
 
-    name: TYPE.KEY, as tables are named; a key alone where there is one node type. rows: how many the type
-    has. dim: of a row, or its shape. type_: the node type or relation; name is then the key alone.
-    page_bytes: as of DatasetWriter. replace: the table of this name, if there is one, by the new one.
-    Shards lie as those of the dataset's first table.
+    name: TYPE.KEY, or KEY if there is one node type. rows: number of nodes or edges of the type. dim: length
+    or shape of a row. type_: node type or relation; then name is the key alone. page_bytes: as in
+    DatasetWriter. replace: replace an existing table of this name. Shards are in the same directories as
+    those of the first table.
 
         with create_table(store, "paper.embedding", 1000, 64) as writer:
             for start, block in blocks:
                 writer.write(start, block)
         store = store.reopen()  # the dataset with the table
 
-    This store, like all that are open, stays what it was: it does not see the table. Of one that was
-    replaced, what is open is read on (loaders hold their files open); else it is gone.
+    Stores that are open do not see the new table. If a table is replaced, loaders that have the old one open
+    can still read it; others cannot.
 
-    Raises KeyError for a type that is not there, FileExistsError for a name that is taken, ValueError and
-    FormatError for other arguments, StorageError when the disk has no room: nothing is written then.
+    Raises MissingError for an unknown type, FileExistsError for an existing name, ValueError and FormatError
+    for other arguments, StorageError if the disk has too little space. Then nothing is written.
     """
     type_, key = (type_, name) if type_ is not None else store.parse_table_name(name)
     count = store.num_nodes(type_) if isinstance(type_, str) else store.num_edges(type_)
     if rows != count:
         raise ValueError(
-            f"rows={rows}, but {store.name} has {count} of {describe_type(type_)}: a table has a row for each"
+            f"rows={rows}, but {store.name} has {count} of {describe_type(type_)}: give rows={count}"
         )
     shape = (count, dim) if isinstance(dim, int) else (count, *dim)
     return TableWriter(store, store.locate, type_, key, shape, dtype, page_bytes=page_bytes, replace=replace)
@@ -80,25 +81,25 @@ def create_table(
 def temporary_table(
     store: FeatureStore, type_: str | Relation, rows: int, dim: int | Sequence[int], dtype: torch.dtype
 ) -> TableWriter:
-    """A table of any number of rows that the dataset never has: for what is written and then read again.
+    """Make a writer of a temporary table, with any number of rows, that is never added to the dataset.
 
-    It lies with the dataset's tables. `finish` gives the table, `discard` removes it; what a killed
-    process leaves is removed when a table is created next. Raises as `create_table`.
+    Its files are beside those of the dataset's tables. `finish` returns the table, `discard` removes it. The
+    files of a killed process are removed when the next table is created. Raises as `create_table`.
     """
     shape = (rows, dim) if isinstance(dim, int) else (rows, *dim)
     return TableWriter(store, store.locate, type_, "temporary", shape, dtype, temporary=True)
 
 
 class TableWriter:
-    """A table that is being added to a dataset. A context manager that publishes it, or on an exception (and
-    always, when it is temporary) removes what was written.
+    """A table that is being added to a dataset.
 
-    `write` takes blocks of rows in any order, each row once; several threads may call it at once. Memory: a
-    few MiB per thread, and a page for each end of a block that is not on a page's border, until its
-    neighbour comes (blocks that begin at multiples of `rows_per_page` have none).
+    A context manager that publishes the table; after an exception, or if it is temporary, it removes the
+    files. `write` takes blocks of rows in any order, each row once; several threads may call it at once.
+    Memory: a few MiB per thread, and one page per incomplete page. Blocks that begin at multiples of
+    `rows_per_page` leave no incomplete pages.
 
-    Whenever the process ends before `publish` is through, the dataset is as it was; what was left is removed
-    when a table is created next. Attributes: name, row_count, shape, dtype, rows_per_page.
+    If the process is killed before `publish` is done, the dataset is unchanged; the files are removed when
+    the next table is created. Attributes: name, row_count, shape, dtype, rows_per_page.
     """
 
     def __init__(
@@ -121,24 +122,26 @@ class TableWriter:
         self.row_count, *row = shape
         self.shape, self.dtype = tuple(row), dtype
         element = dtype_name(dtype)
-        stem = encode_path(*((type_,) if isinstance(type_, str) else type_), key)
-        self._lock = threading.Lock()  # guards the five below
+        stem = table_path(type_, key)
+        self._lock = threading.Lock()  # protects the next five
         self._written = RowRanges()
-        self._partial: dict[int, tuple[np.ndarray, int]] = {}  # page -> its bytes, rows that it lacks
-        self._writing = 0  # calls of write under way
+        self._partial: dict[int, tuple[np.ndarray, int]] = {}  # page -> (bytes, missing rows)
+        self._writing = 0  # running calls of write
         self._unsynced_bytes = 0
         self._state = "open"
         self._table: Table | None = None
         self._resources = contextlib.ExitStack()
         try:
-            with self._explaining("making its files"), only_writer(store.path):
+            with self._explaining("creating"), only_writer(store.path):
                 manifest = read_manifest(store.path)
                 if not self.replace and self.name in (t.name for t in manifest.tables):
                     raise FileExistsError(
-                        f"{store.name} has a table {self.name!r}; give another name, or replace=True"
+                        f"{store.name} already has a table {self.name!r}: give another name, or replace=True"
                     )
                 shards = len(manifest.tables[0].shards) if manifest.tables else 1
-                self._layout = Geometry.of(shape, dtype.itemsize, page_bytes=page_bytes, shard_count=shards)
+                self._layout = stored_geometry(
+                    shape, dtype.itemsize, None, page_bytes=page_bytes, shard_count=shards
+                )
                 self.rows_per_page = self._layout.rows_per_page
                 self._folder = TableFolder(store.path, manifest, locate, stem)
                 self._resources.callback(self._folder.close)
@@ -155,7 +158,7 @@ class TableWriter:
                 shards=self._folder.shards,
                 checksums=ArrayEntry(self._folder.checksums, "uint32", (self._layout.page_count,), 0),
             )
-            with self._explaining("making its files"):
+            with self._explaining("creating"):
                 self._fds = [
                     open_sized(self._resources, store.path / shard, self._layout.shard_bytes(i))
                     for i, shard in enumerate(self.entry.shards)
@@ -166,17 +169,17 @@ class TableWriter:
         except BaseException:
             self._resources.close()
             raise
-        self._finalizer = weakref.finalize(self, self._resources.close)  # when it is dropped
+        self._finalizer = weakref.finalize(self, self._resources.close)  # if it is never discarded
 
     def write(self, start: int, rows: torch.Tensor | np.ndarray) -> None:
         """Write rows start, start + 1, … of the table.
 
-        rows: number[n, *shape] on any device; cast to the table's dtype: rounding to a shorter floating type
-        is allowed, and NaN and infinities stay. Blocks.
+        rows: number[n, *shape] on any device; cast to the table's dtype. Rounding to a shorter floating type
+        is allowed; NaN and infinities are kept. Blocks.
 
-        Raises ValueError for rows of another shape, beyond the table or written before, FormatError for a
-        value that the table's dtype does not hold, StorageError when the disk is full or fails: the table can
-        then only be discarded.
+        Raises ValueError for rows of another shape, out of range or written before; FormatError for a value
+        that does not fit the table's dtype; StorageError if the disk is full or fails. Then the table can
+        only be discarded.
         """
         given = torch.as_tensor(rows).detach().cpu()
         stop = start + len(given) if given.dim() else start
@@ -186,7 +189,7 @@ class TableWriter:
             )
         if start < 0 or stop > self.row_count:
             raise ValueError(
-                f"rows {start} to {stop - 1} are not all of {self.name!r}, which has {self.row_count} rows"
+                f"rows {start} to {stop - 1} are out of range for {self.name!r} ({self.row_count} rows)"
             )
         values = given.contiguous()
         if values.dtype != self.dtype:
@@ -203,7 +206,7 @@ class TableWriter:
             self._written.add(start, stop)
             self._writing += 1
         try:
-            with self._explaining("writing it"):
+            with self._explaining("writing"):
                 self._write(start, stop, byte_view(values))
         except BaseException:
             self._state = "broken by an error"
@@ -215,7 +218,7 @@ class TableWriter:
     def _write(self, start: int, stop: int, data: np.ndarray) -> None:
         layout = self._layout
         per_page, row_bytes = layout.rows_per_page, layout.row_bytes
-        first, last = -(-start // per_page), stop // per_page  # pages that the block has whole
+        first, last = -(-start // per_page), stop // per_page  # complete pages of the block
         if first > last:  # within one page
             self._add(start, data)
             return
@@ -235,16 +238,16 @@ class TableWriter:
             self._add(last * per_page, data[(head + whole) * row_bytes :])
 
     def _add(self, start: int, data: np.ndarray) -> None:
-        """Rows of one page; it is written when it has all of its rows."""
+        """Add rows of one page; write the page when it is complete."""
         layout = self._layout
         page, slot = divmod(start, layout.rows_per_page)
         whole = min(layout.rows_per_page, layout.row_count - page * layout.rows_per_page)
         with self._lock:
-            content, lacking = self._partial.get(page) or (np.zeros(layout.page_bytes, np.uint8), whole)
+            content, missing = self._partial.get(page) or (np.zeros(layout.page_bytes, np.uint8), whole)
             content[slot * layout.row_bytes :][: len(data)] = data
-            lacking -= len(data) // layout.row_bytes
-            self._partial[page] = content, lacking
-            if lacking:
+            missing -= len(data) // layout.row_bytes
+            self._partial[page] = content, missing
+            if missing:
                 return
             del self._partial[page]
         self._store_pages(page, content[None])
@@ -260,9 +263,9 @@ class TableWriter:
             sync_files((*self._fds, self._checksum_fd))
 
     def finish(self) -> Table:
-        """Sync what was written; the table, which can be read, and which no store has before `publish`.
+        """Sync the files and return the table, which can be read. No store has it before `publish`.
 
-        Blocks. Idempotent. Raises ValueError when rows are missing or a write is under way, StorageError.
+        Blocks. Idempotent. Raises ValueError if rows are missing or a write is running, StorageError.
         """
         if self._table is not None:
             return self._table
@@ -270,16 +273,16 @@ class TableWriter:
             if self._state != "open":
                 raise ValueError(f"{self.name!r} is {self._state}")
             if self._writing:
-                raise ValueError(f"{self.name!r} is still being written by another thread; wait for it")
+                raise ValueError(f"another thread is still writing {self.name!r}: wait for it")
             gap = self._written.first_gap(self.row_count)
             if gap is not None:
                 raise ValueError(
-                    f"rows {gap[0]} to {gap[1]} of {self.name!r} were never written; a table has all "
+                    f"rows {gap[0]} to {gap[1]} of {self.name!r} were never written: write all "
                     f"{self.row_count} rows"
                 )
             self._state = "finished"
-        self._check_place()
-        with self._explaining("syncing it"):
+        self._check_folder()
+        with self._explaining("syncing"):
             sync_files((*self._fds, self._checksum_fd))
             crc = file_crc32c(self._store.path / self._folder.checksums)
             for directory in self._folder.directories:
@@ -291,15 +294,15 @@ class TableWriter:
         return self._table
 
     def publish(self) -> FeatureStore:
-        """`finish`, and add the table to the dataset; the dataset as it is then, opened anew.
+        """Call `finish`, add the table to the dataset, and return the dataset, opened again.
 
-        Raises what `finish` raises, FileExistsError when a table of this name came meanwhile, FormatError
-        when the dataset was replaced by another, StorageError: the dataset is then as it was.
+        Raises as `finish`; FileExistsError if the dataset has a table of this name by now, FormatError if the
+        dataset was replaced, StorageError. The dataset is unchanged then.
         """
         return publish_tables([self])
 
     def discard(self) -> None:
-        """Remove what was written, unless it is published. Idempotent."""
+        """Remove the files, unless the table is published. Idempotent."""
         if self._state != "published":
             self._state = "discarded"
         self._finalizer()
@@ -316,13 +319,13 @@ class TableWriter:
         finally:
             self.discard()
 
-    def _check_place(self) -> None:
-        """Raise FormatError unless the files that were written are still those of the dataset."""
+    def _check_folder(self) -> None:
+        """Raise FormatError unless the written files are still in the dataset."""
         shards = [self._store.path / shard for shard in self._folder.shards]
-        if not self._folder.is_in_place or not all(map(_is_open_at, self._fds, shards)):
+        if not self._folder.is_in_dataset or not all(map(_is_open_at, self._fds, shards)):
             raise FormatError(
-                f"{self._store.path} was replaced or restriped while {self.name!r} was written; "
-                "create the table anew"
+                f"{self._store.path} was replaced or restriped while {self.name!r} was written: "
+                "create the table again"
             )
 
     def _check_space(self) -> None:
@@ -331,15 +334,8 @@ class TableWriter:
         root = self._store.path
         check_space([((root / file).parent.parent, size) for file, size in files.items()], [])
 
-    @contextlib.contextmanager
-    def _explaining(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except (StorageError, FileExistsError, FileNotFoundError):
-            raise
-        except OSError as error:
-            message = f"{what} of table {self.name!r} failed ({error.strerror}); the dataset is as it was"
-            raise StorageError(error.errno or 0, message, self._store.path) from error
+    def _explaining(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return unchanged_on_error(self._store.path, f"{what} table {self.name!r}")
 
 
 def publish_tables(writers: Sequence[TableWriter]) -> FeatureStore:
@@ -347,17 +343,17 @@ def publish_tables(writers: Sequence[TableWriter]) -> FeatureStore:
     store, locate = writers[0]._store, writers[0]._locate
     for writer in writers:
         if writer.temporary:
-            raise ValueError(f"{writer.name!r} is temporary: it cannot be published")
+            raise ValueError(f"{writer.name!r} is temporary and cannot be published")
         writer.finish()
     with writers[0]._explaining("publishing"), only_writer(store.path):
         manifest = read_manifest(store.path)
         tables = {table.name: table for table in manifest.tables}
         replaced = [tables[w.name] for w in writers if w.name in tables]
         for writer in writers:
-            writer._check_place()
+            writer._check_folder()
             if writer.name in tables and not writer.replace:
                 raise FileExistsError(
-                    f"{store.name} has a table {writer.name!r} by now; the new one is discarded"
+                    f"{store.name} has a table {writer.name!r} by now; the new table is discarded"
                 )
             tables[writer.name] = writer.entry
         manifest = dataclasses.replace(manifest, tables=tuple(tables.values()))

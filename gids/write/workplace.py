@@ -1,8 +1,8 @@
-"""Workplace: where a dataset is built before it is published, and what is done. Called by DatasetWriter.
+"""Workplace: the directory in which a dataset is built before it is published. Called by DatasetWriter.
 
-NAME.partial/ holds `journal`, `dataset/` (which becomes NAME), `scratch/`, and `aside/`, whose files outlive
-a kill as those of dataset/ do; and for a moment `replaced/`, the dataset that was at NAME. publish.py says
-how NAME is taken. Knows none of their contents.
+NAME.partial/ contains `journal`; `dataset/`, which becomes NAME; `scratch/`, for temporary files; `aside/`,
+for temporary files that are kept when a conversion resumes; and, while publishing, `replaced/`, the old
+dataset. publish.py describes the steps.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class Workplace:
     """An open workplace, locked against other processes.
 
-    path: see dataset_path. key: what the dataset is made from, JSON, or None when work is never to be
-    resumed. stripe_dirs: where shards go instead of dataset/. Raises FileExistsError, FileNotFoundError,
+    path: see dataset_path. key: JSON that describes the input, or None if the work must not be resumed.
+    stripe_dirs: directories for shards, in place of dataset/. Raises FileExistsError, FileNotFoundError,
     FormatError.
 
-    Attributes: root (dataset/), scratch, aside (made by whoever needs it), folders (one for shards in each
-    stripe directory), resumed, restart_reason (why work that was found is not continued, or "").
+    Attributes: root (dataset/), scratch, aside (made when needed), folders (of shards, one per stripe
+    directory), resumed, restart_reason (why existing work is not resumed, or "").
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class Workplace:
         self.scratch = self.partial / "scratch"
         self.aside = self.partial / "aside"
         self._overwrite = overwrite
-        self._check_places(stripe_dirs)
+        self._check_paths(stripe_dirs)
         self._resumable = key is not None
         self._is_published = False
-        self.needed_bytes = 0  # of the whole dataset, when the caller knows
+        self.needed_bytes = 0  # of the whole dataset, if known
         self.folders: list[Path] = []
         try:
             self._journal = _open_journal(self.partial, key)
@@ -72,9 +72,9 @@ class Workplace:
             if error.errno not in _FULL:
                 raise
             what = f"{os.strerror(error.errno)} to begin {self.path.name} ({_free([self.path.parent])})"
-            with contextlib.suppress(OSError):  # it holds an earlier writer's work, or was never made
+            with contextlib.suppress(OSError):  # it has earlier work, or does not exist
                 self.partial.rmdir()
-            cure = "nothing was written; make room on its disk, or choose another, at"
+            cure = "nothing was written; free space on this disk, or choose another, at"
             raise StorageError(error.errno, f"{what}; {cure}", self.path) from error
         try:
             self._settle()
@@ -94,7 +94,7 @@ class Workplace:
             raise explained from error
 
     def _settle(self) -> None:
-        """Do what a writer left to do that was killed while it published."""
+        """Finish or undo the publication of a killed writer."""
         record = self._journal.publication
         if record is not None and is_published(self.partial, record):
             clean_up(self.partial, self.path, record)
@@ -103,7 +103,7 @@ class Workplace:
             take_back(self.partial, self.path)
 
     def _prepare(self, stripe_dirs: Sequence[Path], key: Mapping[str, Any] | None) -> None:
-        """Continue the journal's work, or begin."""
+        """Resume the work of the journal, or begin."""
         self.resumed = self._journal.resumed and self.root.is_dir()
         self.restart_reason = self._journal.difference
         if not self.resumed:
@@ -111,9 +111,9 @@ class Workplace:
                 self._journal.abandon()
             for stale in self._journal.folders:
                 remove_shard_folder(Path(stale), self.path)
-            for place in (self.root, self.aside):
-                if place.exists():
-                    shutil.rmtree(place)
+            for directory in (self.root, self.aside):
+                if directory.exists():
+                    shutil.rmtree(directory)
             folders = [str(shard_folder(d, self.path, self._journal.id)) for d in stripe_dirs]
             self._journal.restart(key, folders)
         self.folders = [Path(f) for f in self._journal.folders]
@@ -123,49 +123,51 @@ class Workplace:
         for folder in self.folders:
             make_shard_folder(folder, self.path)
 
-    def _check_places(self, stripe_dirs: Sequence[Path]) -> None:
-        """Raise what is wrong before a file is made."""
+    def _check_paths(self, stripe_dirs: Sequence[Path]) -> None:
+        """Raise errors before any file is made."""
         for directory in stripe_dirs:
             if not directory.is_dir():
                 raise FileNotFoundError(f"stripe directory {directory} does not exist")
         if not self.path.parent.is_dir():
-            raise FileNotFoundError(f"{self.path.parent} does not exist; make it first")
+            raise FileNotFoundError(f"{self.path.parent} does not exist: make it first")
         if not self.partial.exists():
             self._check_name()
         elif not (self.partial / _JOURNAL).exists() and any(self.partial.iterdir()):
-            raise FileExistsError(f"{self.partial} is in the way and is not a conversion's; remove it")
+            raise FileExistsError(f"{self.partial} exists and does not belong to a conversion: remove it")
 
     def _check_name(self) -> None:
         if os.path.lexists(self.path):
             if not self._overwrite:
-                raise FileExistsError(f"{self.path} exists; choose another name, or --overwrite it")
+                raise FileExistsError(
+                    f"{self.path} already exists: choose another name, or replace it with --overwrite"
+                )
             check_replaceable(self.path)
 
     @property
     def has_progress(self) -> bool:
-        """Whether a later writer with the same key would find work to continue."""
+        """Whether a later writer with the same key would find work to resume."""
         return self._resumable and bool(self._journal.done or self._journal.pages)
 
     def pages_done(self, item: str) -> int:
-        """How many pages of an unfinished item are on disk."""
+        """The number of pages of an unfinished item that are on disk."""
         return self._journal.pages.get(item, 0)
 
     def record_pages(self, item: str, pages: int) -> None:
-        """Remember that so many pages of an item are on disk."""
+        """Record the number of pages of an item that are on disk."""
         if self._resumable:
             self._journal.record_pages(item, pages)
 
     def remember(self, item: str, value: Any) -> None:
-        """Keep something about an unfinished item, as JSON; it is on disk when this returns."""
+        """Store a JSON value for an unfinished item, durably."""
         if self._resumable:
             self._journal.record_done(f"about {item}", value)
 
     def recall(self, item: str) -> Any:
-        """What was last remembered about an item, or None."""
+        """The last value stored by `remember`, or None."""
         return self._journal.done.get(f"about {item}")
 
     def once(self, item: str, work: Callable[[], Any], on_skip: Callable[[], None]) -> Any:
-        """Do one piece of work unless it is done already; what it returned, as JSON."""
+        """Call `work`, unless this item is done already. Returns its result, as JSON."""
         if item in self._journal.done:
             on_skip()
             return self._journal.done[item]
@@ -177,16 +179,14 @@ class Workplace:
         return result
 
     def _sync_names(self) -> None:
-        for place in (self.root, *self.folders):
-            sync_tree(place)
+        for folder in (self.root, *self.folders):
+            sync_tree(folder)
 
     def publish(self, manifest: bytes) -> None:
-        """Write the manifest, sync everything and put the dataset in its place; close the workplace.
+        """Write the manifest, sync everything, rename the dataset to its path, and close the workplace.
 
-        Waits for other writers of the dataset that is replaced.
-
-        Raises FormatError for a file that is not as the manifest says, FileExistsError when something has the
-        name by now that is not to be replaced, StorageError.
+        Waits for other writers of the dataset that is replaced. Raises FormatError if a file does not match
+        the manifest, FileExistsError if something else has the name by now, StorageError.
         """
         with self._explaining("the manifest"):
             write_synced(self.root / MANIFEST, manifest)
@@ -204,13 +204,13 @@ class Workplace:
             clean_up(self.partial, self.path, record)
             remove_tree(self.partial, last=_JOURNAL)
         except OSError as error:
-            what = f"it is published, but {error.strerror} while removing what it replaced; remove"
+            what = f"the dataset is published, but {error.strerror} while removing the old files; remove"
             raise StorageError(error.errno or 0, what, self.partial) from error
         finally:
             self._journal.close()
 
     def close(self, *, discard: bool) -> None:
-        """Leave without publishing; discard: remove the work, else leave it to be resumed."""
+        """Close without publishing. discard: remove the work; else it can be resumed."""
         if discard and not self._is_published:
             self._journal.abandon()
             with contextlib.suppress(OSError):
@@ -230,22 +230,25 @@ class Workplace:
             raise explained from error
 
     def explain_full(self, error: OSError, item: str) -> StorageError | None:
-        """An error that says what to do, for one that says that the disk is full; else None."""
+        """A StorageError with advice if the error means that the disk is full, else None."""
         if error.errno not in _FULL or isinstance(error, StorageError):
             return None
         free = _free([self.path.parent, *(folder.parent for folder in self.folders)])
         if self.needed_bytes:
-            free += f", {format_bytes(self.needed_bytes)} needed in all"
-        cure = "nothing was published; make room and try again, at"
+            free += f", {format_bytes(self.needed_bytes)} needed in total"
+        cure = "nothing was published; free space and try again, at"
         if self.has_progress:
-            cure = "make room and run the same command again, it resumes; or delete"
+            cure = "free space and run the same command again to resume, or delete"
         what = f"{os.strerror(error.errno)} while writing {item} ({free}); {cure}"
         return StorageError(error.errno, what, self.partial if self.has_progress else self.path)
 
 
 def finish_published(path: Path, key: Mapping[str, Any]) -> bool:
-    """Clean up behind a writer that was killed when it had published; whether what it made from an equal key
-    is still the dataset at `path`. Raises FileExistsError while another process writes there, OSError."""
+    """Clean up after a writer that was killed after it had published.
+
+    Returns whether it had an equal key and its dataset is still at `path`. Raises FileExistsError while
+    another process writes there, OSError.
+    """
     partial = partial_path(path)
     if not (partial / _JOURNAL).is_file():
         return False
@@ -254,7 +257,7 @@ def finish_published(path: Path, key: Mapping[str, Any]) -> bool:
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        return False  # whoever writes next says that the disk is full
+        return False  # the next writer reports that the disk is full
     with contextlib.closing(opened) as journal:
         record = journal.publication
         if record is None or not is_published(partial, record):
@@ -270,20 +273,20 @@ def _open_journal(partial: Path, key: Mapping[str, Any] | None) -> Journal:
     try:
         return Journal(partial / _JOURNAL, key)
     except BlockingIOError:
-        raise FileExistsError(f"another process is writing {partial}; wait for it") from None
+        raise FileExistsError(f"another process is writing {partial}: wait for it") from None
 
 
-def _free(places: Sequence[Path]) -> str:
-    """What the fullest of these directories' disks has left, for an error that says that one is full."""
+def _free(directories: Sequence[Path]) -> str:
+    """The free space on the fullest of the disks of these directories, as text."""
 
-    def bytes_free(place: Path) -> int:
-        disk = os.statvfs(place)
+    def bytes_free(directory: Path) -> int:
+        disk = os.statvfs(directory)
         return disk.f_bavail * disk.f_frsize
 
-    def lacks_inodes(place: Path) -> bool:
-        disk = os.statvfs(place)
+    def lacks_inodes(directory: Path) -> bool:
+        disk = os.statvfs(directory)
         return disk.f_files > 0 and disk.f_favail == 0
 
-    place = min(places, key=lambda p: (not lacks_inodes(p), bytes_free(p)))
-    where = f" on the disk of {place}" if len(places) > 1 else ""
-    return f"{format_bytes(bytes_free(place))}{', no inodes' * lacks_inodes(place)} free{where}"
+    fullest = min(directories, key=lambda d: (not lacks_inodes(d), bytes_free(d)))
+    where = f" on the disk of {fullest}" if len(directories) > 1 else ""
+    return f"{format_bytes(bytes_free(fullest))}{', no inodes' * lacks_inodes(fullest)} free{where}"

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <optional>
 #include <unordered_map>
 
@@ -17,6 +18,8 @@
 #include "bind/signals.h"
 #include "cache/buffers.h"
 #include "cache/page_cache.h"
+#include "gids/device_cache.h"
+#include "gids/row_copy.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -48,6 +51,43 @@ Policy policy_of(const std::string& name) {
   if (name == "lru") return Policy::lru;
   if (name == "static") return Policy::fixed;
   throw std::invalid_argument("no policy '" + name + "' (there are lookahead, window-pin, random, lru, static)");
+}
+
+// Policies of the cache in device memory, in their order there.
+nb::dict device_policies() {
+  nb::dict d;
+  d["lookahead"] = static_cast<u32>(score::Policy::lookahead);
+  d["window-pin"] = static_cast<u32>(score::Policy::window_pin);
+  d["random"] = static_cast<u32>(score::Policy::random);
+  d["static"] = static_cast<u32>(score::Policy::fixed);
+  return d;
+}
+
+// The word of a device::Counters that holds each counter.
+nb::dict device_counters() {
+  using device::Counters;
+  nb::dict d;
+  d["pages"] = offsetof(Counters, pages) / sizeof(u64);
+  d["bad"] = offsetof(Counters, bad) / sizeof(u64);
+  d["misses"] = offsetof(Counters, misses) / sizeof(u64);
+  d["coalesced"] = offsetof(Counters, coalesced) / sizeof(u64);
+  d["loads"] = offsetof(Counters, loads) / sizeof(u64);
+  d["bypasses"] = offsetof(Counters, bypasses) / sizeof(u64);
+  d["evictions"] = offsetof(Counters, evictions) / sizeof(u64);
+  d["failures"] = offsetof(Counters, failures) / sizeof(u64);
+  d["unresolved"] = offsetof(Counters, unresolved) / sizeof(u64);
+  return d;
+}
+
+nb::dict value_types() {
+  nb::dict d;
+  d["unchanged"] = u64{unchanged};
+  d["float32"] = u64{float32};
+  d["float16"] = u64{float16};
+  d["bfloat16"] = u64{bfloat16};
+  d["int8_by_row"] = u64{int8_by_row};
+  d["int8_by_column"] = u64{int8_by_column};
+  return d;
 }
 
 nb::dict dict_of(const cache::PlannerStats& s) {
@@ -147,7 +187,7 @@ class OwningCache {
     if (out) {
       const auto held = held_.find(step);
       if (held == held_.end()) throw nb::value_error("out: the step is not planned");
-      if (!held->second.late) throw nb::value_error("out: plan() has it already");
+      if (!held->second.late) throw nb::value_error("out: plan() already got the output");
       check_output(held->second.ids, *out);
       late_out = bytes_of(*out);
       held->second.out = std::move(out);
@@ -234,7 +274,7 @@ class OwningCache {
   static std::byte* bytes_of(const Rows& rows) { return reinterpret_cast<std::byte*>(rows.data()); }
   bool forked() const { return getpid() != pid_; }
   void refuse_forked() const {
-    if (forked()) throw std::runtime_error("the cache was made before a fork: make one in this process");
+    if (forked()) throw std::runtime_error("the cache was made before a fork: make a new one in this process");
   }
   // For stats() of other threads, which have the GIL while the planner may be at work without it.
   void publish() {
@@ -284,14 +324,26 @@ nb::ndarray<nb::numpy, u8, nb::ndim<1>> take(const std::shared_ptr<BufferPool>& 
 
 void bind_cache(nb::module_& m) {
   m.attr("USE_BITS") = word::use_bits;
-  m.attr("SCORE_BUCKETS") = score::buckets;
-  m.attr("LINE_METADATA_BYTES") = 16;
+  m.attr("HEAT_LEVELS") = word::heat_levels;
+  m.attr("HEAT_SHIFT") = word::heat_shift;
+  m.attr("LINE_SHIFT") = word::line_shift;
+  m.attr("STATE_SHIFT") = word::state_shift;
+  m.attr("ABSENT") = static_cast<u32>(PageState::absent);
+  m.attr("RESIDENT") = static_cast<u32>(PageState::resident);
+  m.attr("LINE_METADATA_BYTES") = cache::BucketLists::node_bytes;
   m.attr("LISTS_BYTES") = Planner::least_line_bytes();
   m.attr("PLANNED_ROW_BYTES") = cache::planned_row_bytes;
   m.attr("PLANNING_ROW_BYTES") = cache::planning_row_bytes;
   m.attr("LOAD_BYTES") = cache::load_bytes;
   m.attr("LATE_ROWS") = cache::late_parts * cache::late_rows;
   m.attr("MAX_LINES") = word::line_mask;
+  m.attr("VALUE_TYPES") = value_types();
+  m.attr("DEVICE_POLICIES") = device_policies();
+  m.attr("DEVICE_COUNTERS") = device_counters();
+  m.attr("DEVICE_COUNTER_WORDS") = sizeof(device::Counters) / sizeof(u64);
+  m.attr("DEVICE_CHOICE_BYTES") = sizeof(device::Choice);
+  m.def("device_candidates", &device::candidates, "lines"_a, "misses"_a, "Lines that a plan of the GPU cache looks at.");
+  m.def("copy_as", &copy_as, "count"_a, "stored_as"_a, "wanted_as"_a, "RowCopy::as, from the items of a row copy.");
 
   nb::class_<Workers>(m, "Workers", "Threads that copy rows.")
       .def(nb::init<u32>(), "threads"_a);
@@ -300,11 +352,11 @@ void bind_cache(nb::module_& m) {
       .def("__init__", [](BufferPool*, u64) { throw nb::type_error("use BufferPool.create"); })
       .def_static("create", [](u64 keep) { return std::make_shared<BufferPool>(keep); }, "keep_bytes"_a)
       .def("take", &take, "bytes"_a, "room"_a = 0,
-           "uint8[bytes]; goes back to the pool when the last view of it is gone. room: see the header.")
+           "uint8[bytes]. The buffer returns to the pool with the last view of it. room: see the header.")
       .def_prop_ro("taken_bytes", &BufferPool::taken_bytes)
       .def_prop_ro("peak_bytes", &BufferPool::peak_bytes);
 
-  nb::class_<Planner>(m, "Planner", "Which pages are in the cache: metadata only, no features.")
+  nb::class_<Planner>(m, "Planner", "The metadata of a cache, without pages.")
       .def("__init__",
            [](Planner* self, u64 pages, u32 lines, const std::string& policy, u64 seed, std::optional<Bytes> heat) {
              std::span<const u8> h;
@@ -317,7 +369,7 @@ void bind_cache(nb::module_& m) {
              nb::gil_scoped_release release;
              return p.enter(step, span_of(pages), p.page_count(), 1).pages.size();
            },
-           "step"_a, "pages"_a.noconvert(), "Marks a minibatch's pages. Returns how many are unique.")
+           "step"_a, "pages"_a.noconvert(), "Marks a minibatch's pages. Returns the number of unique pages.")
       .def("plan",
            [](Planner& p, u64 step) {
              cache::Step* s;
@@ -349,7 +401,7 @@ void bind_cache(nb::module_& m) {
       .def("check", &OwningCache::check, "ids"_a.noconvert())
       .def("enter", &OwningCache::enter, "step"_a, "ids"_a.noconvert())
       .def("plan", &OwningCache::plan, "step"_a, "ids"_a.noconvert(), nb::arg("out").noconvert() = nb::none(),
-           "out: the step's output; None: gather() gets it.")
+           "out: the step's output. None: gather() gets it.")
       .def("gather", &OwningCache::gather, "step"_a, nb::arg("out").noconvert() = nb::none())
       .def("retire", &OwningCache::retire, "step"_a)
       .def("cancel", &OwningCache::cancel)
@@ -359,7 +411,7 @@ void bind_cache(nb::module_& m) {
            [](OwningCache& c) { auto w = c.planner().words(); return nb::ndarray<nb::numpy, const u64, nb::ndim<1>>(w.data(), {w.size()}, nb::handle()); },
            nb::rv_policy::copy)
       .def("stats", &OwningCache::stats)
-      .def_prop_ro("plan_bytes", &OwningCache::plan_bytes, "Requests of planned steps, and memory to plan in, at most.");
+      .def_prop_ro("plan_bytes", &OwningCache::plan_bytes, "Peak bytes of requests of planned steps and of memory to plan in.");
 }
 
 }  // namespace gids

@@ -70,21 +70,21 @@ void read(io::Engine& engine, Files files, Offsets offsets, Out out, Errors erro
   });
 }
 
-// Each extent to its own place in a flat buffer: what Engine.read does where lengths differ.
-void read_extents(io::Engine& engine, Files files, Offsets offsets, Offsets lengths, FlatOut out, Offsets places,
+// Reads each extent to its own offset in a flat buffer: Engine.read for extents of different lengths.
+void read_extents(io::Engine& engine, Files files, Offsets offsets, Offsets lengths, FlatOut out, Offsets out_offsets,
                   Errors errors) {
   const size_t n = files.shape(0);
-  if (offsets.shape(0) != n || lengths.shape(0) != n || places.shape(0) != n || errors.shape(0) != n)
-    throw std::invalid_argument("Engine.read_extents: files, offsets, lengths, places and errors differ in length");
+  if (offsets.shape(0) != n || lengths.shape(0) != n || out_offsets.shape(0) != n || errors.shape(0) != n)
+    throw std::invalid_argument("Engine.read_extents: files, offsets, lengths, out_offsets and errors differ in length");
   if (n == 0) return;
   const int64_t size = static_cast<int64_t>(out.shape(0));
   read_each(engine, n, errors, [&](size_t i) -> io::Read {
-    const int64_t offset = offsets.data()[i], length = lengths.data()[i], place = places.data()[i];
-    if (offset < 0 || place < 0 || length < 1 || length > INT32_MAX || length > size - place)
+    const int64_t offset = offsets.data()[i], length = lengths.data()[i], out_offset = out_offsets.data()[i];
+    if (offset < 0 || out_offset < 0 || length < 1 || length > INT32_MAX || length > size - out_offset)
       throw std::invalid_argument("Engine.read_extents: extent " + std::to_string(i) + " (" + std::to_string(length) +
-                                  " B at " + std::to_string(offset) + ") does not fit at " + std::to_string(place) +
+                                  " B at " + std::to_string(offset) + ") does not fit at " + std::to_string(out_offset) +
                                   " of " + std::to_string(size) + " B");
-    return {static_cast<u64>(offset), reinterpret_cast<std::byte*>(out.data()) + place, static_cast<u32>(length),
+    return {static_cast<u64>(offset), reinterpret_cast<std::byte*>(out.data()) + out_offset, static_cast<u32>(length),
             files.data()[i], i};
   });
 }
@@ -151,7 +151,7 @@ void bind_io(nb::module_& m) {
       .def("read", &read, nb::arg("files").noconvert(), nb::arg("offsets").noconvert(), nb::arg("out").noconvert(),
            nb::arg("errors").noconvert())
       .def("read_extents", &read_extents, nb::arg("files").noconvert(), nb::arg("offsets").noconvert(),
-           nb::arg("lengths").noconvert(), nb::arg("out").noconvert(), nb::arg("places").noconvert(),
+           nb::arg("lengths").noconvert(), nb::arg("out").noconvert(), nb::arg("out_offsets").noconvert(),
            nb::arg("errors").noconvert())
       .def("stats", &stats)
       .def("latencies", &latencies)

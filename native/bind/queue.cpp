@@ -96,6 +96,8 @@ nb::dict stats(const OwningService& service) {
 
 void bind_queue(nb::module_& m) {
   m.attr("QUEUE_TABLE_SHIFT") = queue::page_bits;
+  m.attr("QUEUE_TABLES_MAX") = queue::tables_max;
+  m.attr("QUEUE_SLOT_UNIT") = queue::slot_unit;
   m.attr("QUEUE_DOORBELLS") = queue::doorbells;
   m.attr("QUEUE_PAIRS_MAX") = u32{io::QueueOptions::kPairsMax};
 

@@ -138,12 +138,12 @@ nb::list run(OwnSampler& self, const Topology& topology, const Batches& seeds, c
              size_t in_a_layer, const Numbers& numbers, sampler::Dependency dependency, const Sample& sample) {
   std::vector<std::vector<std::span<const i64>>> spans;
   for (const auto& by_type : seeds) {
-    if (by_type.size() != topology.node_types.size()) throw nb::value_error("seeds: one array per node type");
+    if (by_type.size() != topology.node_types.size()) throw nb::value_error("seeds must have one array per node type");
     auto& given = spans.emplace_back();
     for (const Ids& ids : by_type) given.emplace_back(ids.data(), ids.size());
   }
   for (const auto& layer : fanouts)
-    if (layer.size() != in_a_layer) throw nb::value_error("fanouts: one per relation in each layer");
+    if (layer.size() != in_a_layer) throw nb::value_error("fanouts must have one number per relation in each layer");
   std::vector<sampler::Minibatch> made;
   {
     nb::gil_scoped_release unlocked;
@@ -166,16 +166,16 @@ nb::list sample_neighbors(OwnSampler& self, const OwningTopology& graph, const B
   const sampler::Dependency dependency(kappa_nested.first, kappa_nested.second);
   sampler::NeighborOptions options{replace, dependency.gradual(), {}, {}, factor};
   const auto& relations = graph.topology().relations;
-  if (weights.size() > relations.size()) throw nb::value_error("weights: at most one array per relation");
+  if (weights.size() > relations.size()) throw nb::value_error("weights must have at most one array per relation");
   for (size_t r = 0; r < weights.size(); ++r) {
     if (weights[r] && weights[r]->size() != relations[r].num_edges)
-      throw nb::value_error("weights: one for each edge of a relation");
+      throw nb::value_error("weights must have one value per edge of a relation");
     options.weights.push_back(weights[r] ? weights[r]->data() : nullptr);
   }
-  if (near.size() > relations.size()) throw nb::value_error("near: at most one array per relation");
+  if (near.size() > relations.size()) throw nb::value_error("near must have at most one array per relation");
   for (size_t r = 0; r < near.size(); ++r) {
     if (near[r] && near[r]->size() != div_ceil(graph.topology().node_types[relations[r].src].count, 8))
-      throw nb::value_error("near: a bit for each source of a relation");
+      throw nb::value_error("near must have one bit per source of a relation");
     options.near.push_back(near[r] ? near[r]->data() : nullptr);
   }
   return run(self, graph.topology(), seeds, fanouts, relations.size(), numbers, dependency,
@@ -210,8 +210,8 @@ nb::list sample_walks(OwnSampler& self, const OwningTopology& graph, const Batch
     if (path[i] >= graph.topology().relations.size()) throw nb::index_error("path: no such relation");
   for (size_t i = 0; i < path.size(); ++i)
     if (graph.topology().relations[path[i]].src != graph.topology().relations[path[(i + 1) % path.size()]].dst)
-      throw nb::value_error("path: it must lead back to where it began");
-  if (path.empty()) throw nb::value_error("path: one relation or more");
+      throw nb::value_error("path must lead back to its start");
+  if (path.empty()) throw nb::value_error("path must have one relation or more");
   const sampler::WalkOptions options{path, walks, length, restart};
   return run(self, graph.topology(), seeds, counts, 1, numbers, 1,
              [&](sampler::Samplers& samplers, sampler::Seeds spans, const sampler::Moment& moment) {
@@ -221,7 +221,7 @@ nb::list sample_walks(OwnSampler& self, const OwningTopology& graph, const Batch
 
 void draw_variates(const Numbers& numbers, u64 kappa, u32 layer, u32 number, Ids nodes,
                    nb::ndarray<u64, nb::ndim<1>, nb::c_contig, nb::device::cpu> out) {
-  if (out.size() != nodes.size()) throw nb::value_error("out: one number per node");
+  if (out.size() != nodes.size()) throw nb::value_error("out must have one value per node");
   const sampler::Variates variates(moment_of(numbers, kappa), layer, number);
   sampler::Lanes node = {}, bits;
   for (size_t first = 0; first < nodes.size(); first += sampler::draw_lanes) {

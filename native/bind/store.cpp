@@ -97,7 +97,7 @@ nb::object carry_to_sources(Ids indptr, Indices<Index> indices, Shares shares, V
     bad = store::carry_to_sources(ids_of(indptr), shares.size(), indices.data(), indices.size(), shares.data(),
                                   visits.data(), visits.size());
   }
-  if (bad == store::kBadIndptr) throw nb::value_error("indptr falls, or leaves the indices");
+  if (bad == store::kBadIndptr) throw nb::value_error("indptr decreases or exceeds the indices");
   return position_or_none(bad);
 }
 

@@ -1,7 +1,7 @@
-// Planning for the cache in device memory: which pages a minibatch hits, which missing ones get a line, which
-// lines they replace. Metadata only; the rows are device_cache_rows.cu's. Launched by gids/cache/device/feature_cache.py,
-// all on one stream, so that kernels see what the ones before them left. Grids may have any size; blocks are
-// multiples of 32 threads.
+// Planning for the cache in device memory: the pages that a minibatch hits, the missing pages that get a line, and
+// the lines that they replace. Metadata only; device_cache_rows.cu copies rows. Launched by
+// gids/cache/device/feature_cache.py, all on one stream, so that kernels see the results of those before them. Grids
+// may have any size; blocks are multiples of 32 threads.
 //
 // A plan: clear_set -> look_up -> scan_lines -> cut -> take_lines -> admit_pages. Its cost follows the minibatch.
 #include "gids/device_cache.h"
@@ -22,13 +22,13 @@ __device__ u64 thread_index() { return u64{blockIdx.x} * blockDim.x + threadIdx.
 __device__ u64 thread_count() { return u64{gridDim.x} * blockDim.x; }
 __device__ u32 lane() { return threadIdx.x % 32; }
 
-// Adds the lanes that say so to a counter, by one atomic. All lanes call.
+// Adds the number of lanes with a true argument to a counter, by one atomic. All lanes call.
 __device__ void count(u64& counter, bool mine) {
   const u32 votes = __ballot_sync(~0u, mine);
   if (votes && lane() == 0) local_ref<u64>(counter).fetch_add(static_cast<u64>(__popc(votes)), relaxed);
 }
 
-// Numbers for the lanes that want one, consecutive within the warp, by one atomic. All lanes call.
+// Consecutive numbers for the lanes that want one, by one atomic per warp. All lanes call.
 template <class T>
 __device__ T draw(T& counter, bool mine) {
   const u32 votes = __ballot_sync(~0u, mine);
@@ -62,8 +62,8 @@ __device__ void for_each(u64 n, F&& f) {
 
 }  // namespace
 
-// Where rows lie that a table's order (int or i64 each, of `width` bytes) puts elsewhere than their ids say. An id
-// out of range stays as it is.
+// The positions of rows by a table's order, whose entries have `width` bytes (int or i64). An id out of range stays
+// as it is.
 extern "C" __global__ void gids_find_rows(const device::Table* table, const void* order, u64 width, const i64* ids,
                                           u64 n, i64* rows) {
   const device::Table t = *table;
@@ -90,7 +90,7 @@ extern "C" __global__ void gids_enter_window(const device::Table* table, device:
   });
 }
 
-// Takes the marks back, and forgets the step's counters.
+// Removes the marks and zeroes the step's counters.
 extern "C" __global__ void gids_retire_window(const device::Table* table, device::Counters* counters, const i64* ids,
                                               u64 n, u64 bit) {
   const device::Table t = *table;
@@ -115,11 +115,11 @@ extern "C" __global__ void gids_look_up(const device::Table* table, device::Coun
   clear_histogram(histogram);
   for_each(n, [&](u64 i, bool inside) {
     bool missing = false, loading = false;
-    u64 page = 0, place = 0, w = 0;
+    u64 page = 0, cell = 0, w = 0;
     if (inside && t.holds(ids[i])) {
       page = t.page_of(ids[i]);
       w = t.words[page];
-      if (word::state_of(w) != gids::PageState::resident && m.set.insert(page, place)) {
+      if (word::state_of(w) != gids::PageState::resident && m.set.insert(page, cell)) {
         missing = word::state_of(w) == gids::PageState::absent;
         loading = !missing;
       }
@@ -133,7 +133,7 @@ extern "C" __global__ void gids_look_up(const device::Table* table, device::Coun
       m.lines[index] = device::bypassed;
       atomicAdd(&histogram[bucket], 1u);
     }
-    if (missing || loading) m.set.values[place] = missing ? static_cast<u32>(index) : device::bypassed;
+    if (missing || loading) m.set.values[cell] = missing ? static_cast<u32>(index) : device::bypassed;
   });
   add_histogram(histogram, choice->misses);
 }

@@ -1,5 +1,5 @@
-// The rows of the cache in device memory: pages that were read go into lines, rows go from lines and from pages
-// without a line into the output, converted on the way if asked to. Launched by gids/cache/device/feature_cache.py on the
+// The rows of the cache in device memory: copies pages that were read into lines, and rows from lines, and from pages
+// without a line, into the output, converting them if needed. Launched by gids/cache/device/feature_cache.py on the
 // stream that planned. Grids may have any size; blocks are multiples of 32 threads.
 #include "gids/device_cache.h"
 #include "gids/row_copy.h"
@@ -26,8 +26,8 @@ __device__ u64 round_size(const device::Counters& counters, u64 first, u64 round
   return left < round_max ? left : round_max;
 }
 
-// Copies rows to out[0, n): source(i) is the address of row i, or 0 to leave it. Each warp takes as many rows at
-// once as spread the minibatch evenly over all warps, at most one a lane.
+// Copies rows to out[0, n): source(i) is the address of row i, or 0 to skip it. Each warp takes so many rows at once
+// that the minibatch is spread evenly over all warps, up to one per lane.
 template <class Source>
 __device__ void gather(u64 n, u8* out, const gids::RowCopy& copy, Source&& source) {
   const u64 turns = gids::div_ceil(n, 32 * warp_count());
@@ -93,17 +93,17 @@ extern "C" __global__ __launch_bounds__(256, 4) void
     if (!t.holds(ids[i])) return 0;
     const u64 page = t.page_of(ids[i]);
     if (word::state_of(t.words[page]) == gids::PageState::resident) return 0;
-    const u64 place = m.set.find(page);
-    if (place == gids::PageSet::none) return 0;
-    const u64 index = m.set.values[place];  // of a page that was LOADING: beyond every round
+    const u64 cell = m.set.find(page);
+    if (cell == gids::PageSet::none) return 0;
+    const u64 index = m.set.values[cell];  // of a page that was LOADING: beyond every round
     if (index < first || index - first >= size || m.lines[index] != device::bypassed) return 0;
     return address(round.page(index - first)) + t.offset_in_page(ids[i]);
   });
 }
 
-// All rows that are in lines. The word is trusted, not the plan: a row is taken from the line that it names if
-// it says RESIDENT. misses: those of the step, whose bypassed pages were gathered from their rounds; or null.
-// Rows that are in neither are counted, and left[] holds their positions where it is not null.
+// Copies all rows that are in lines. It trusts the word, not the plan: it copies from the line that the word names, if
+// the word is RESIDENT. misses: of the step, whose bypassed pages were gathered from their rounds; or null. Rows found
+// in neither are counted, and their positions go to left[] if it is not null.
 extern "C" __global__ __launch_bounds__(256, 4) void
     gids_gather_lines(const device::Table* table, device::Counters* counters, const device::Misses* misses,
                       const i64* ids, u64 n, u8* out, u64 as, u64 row_items, u64 out_row_bytes,
@@ -120,9 +120,9 @@ extern "C" __global__ __launch_bounds__(256, 4) void
     if (word::state_of(w) == gids::PageState::resident)
       return address(t.line(word::line_of(w))) + t.offset_in_page(id);
     if (misses) {
-      const u64 place = misses->set.find(page);
-      if (place != gids::PageSet::none) {
-        const u32 index = misses->set.values[place];
+      const u64 cell = misses->set.find(page);
+      if (cell != gids::PageSet::none) {
+        const u32 index = misses->set.values[cell];
         if (index != device::bypassed && misses->lines[index] == device::bypassed) return 0;
       }
     }

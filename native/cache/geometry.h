@@ -1,4 +1,4 @@
-// How a table's rows lie in pages and its pages in shards. Shared by the cache's parts; knows no files.
+// The layout of a table's rows in pages and of its pages in shards. Shared by the cache's parts; knows no files.
 #pragma once
 
 #include <stdexcept>

@@ -1,8 +1,8 @@
-// Lines in order of worth: one doubly linked list per bucket, so that taking the least worthy lines costs
-// as much as is taken, however many lines there are. Called by the planner; a page is a number to it.
+// Lines in order of worth: one doubly linked list per bucket, so that the cost of taking the least worthy lines
+// depends only on their number. Called by the planner; a page is a number here.
 //
 // A line is in one list, or in none while a planned minibatch needs it (or while it is free). Its owner, the
-// page that it holds, lies beside its links: whoever follows the links wants both, and each is a cache miss.
+// page that it holds, is stored beside its links: both are needed together, and each is a cache miss.
 //
 // Following links is one dependent cache miss after another. So each line also remembers which line was
 // pushed `hint_distance` after it: a hint for prefetching, free to be stale, worth a factor of three once
@@ -20,6 +20,7 @@ namespace gids::cache {
 
 class BucketLists {
  public:
+  static constexpr size_t node_bytes = 16;  // metadata of a line
   static constexpr u64 max_pages = u64{1} << (64 - word::line_bits);
 
   BucketLists(u32 lines, u32 buckets) : lines_(lines), nodes_(size_t{lines} + buckets), heads_(buckets) {
@@ -92,7 +93,7 @@ class BucketLists {
     u64 owner_and_hint;  // page in the high 34 bits, a line in the low 30
     u32 prev, next;
   };
-  static_assert(sizeof(Node) == 16, "four lines of the cache to a line of the processor's");
+  static_assert(sizeof(Node) == node_bytes, "four lines of the cache to a line of the processor's");
 
   struct Head {
     u32 count = 0, pushed = 0;

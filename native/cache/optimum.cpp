@@ -25,8 +25,8 @@ u64 unique_pages(std::span<const i64> ids, u32 rows_per_page, std::span<u32> mar
   return count;
 }
 
-// Which pages are held does not matter, only how many are used next by each minibatch: those of minibatch t
-// are its hits, and what goes is whatever is used last.
+// Only the number of held pages by next use matters: those used next by minibatch t are its hits, and the pages
+// used last are dropped.
 void min_hits(std::span<const u32> next, std::span<const i64> ends, u64 lines, u64 warm, std::span<i64> hits) {
   const size_t batches = hits.size();
   if (ends.size() != batches + 1 || static_cast<u64>(ends[batches]) != next.size() || ends[0] != 0)

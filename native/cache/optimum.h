@@ -1,5 +1,5 @@
-// What a trace of minibatches says of caches without running one: which pages a minibatch reads, and how many
-// of them the best possible replacement would have found (Belady's MIN with bypass).
+// Facts of a trace of minibatches that need no cache: the pages that a minibatch reads, and the hits of the best
+// possible replacement (Belady's MIN with bypass).
 // Called by bind/ for gids.bench. Knows nothing of planners, files or features.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace gids::cache {
 
-// Writes the pages of `ids`, each once, in order of first appearance; returns how many. marks: one per page,
+// Writes the pages of `ids`, each once, in order of first appearance; returns their number. marks: one per page,
 // none equal to `mark` before. Throws std::out_of_range for an id without a page.
 u64 unique_pages(std::span<const i64> ids, u32 rows_per_page, std::span<u32> marks, u32 mark, i64* out);
 

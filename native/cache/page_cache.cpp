@@ -46,9 +46,9 @@ class ReadsInFlight {
 }  // namespace
 
 // The reads of one step (or of one read past the cache): pages into lines, and pages without a line into
-// rows of the output. Of a page without a line only the rows are read that are wanted, and those between them, where
-// that is half of the page at most and no neighbour of it is read: one long request costs less than two short ones.
-// A page whose checksum is compared is read whole.
+// rows of the output. If a page without a line has no neighbour that is read, and its wanted rows, with those between
+// them, are at most half of the page, only these rows are read. Otherwise it is read whole, as one long request costs
+// less than two short ones; so is a page whose checksum is compared.
 class PageCache::Fill final : public io::Batch {
  public:
   enum class Row : u8 { not_mine, pending, delivered };
@@ -102,12 +102,12 @@ class PageCache::Fill final : public io::Batch {
     }
   }
 
-  // Whose a row of the output is: this batch writes those that it was given, and nobody else may before it ends.
+  // Claims rows of the output: only this batch may write them until it ends.
   Row row_state(size_t position) const {
     if (rows_.empty()) return Row::not_mine;
     return std::atomic_ref<Row>(const_cast<Row&>(rows_[position])).load(std::memory_order_acquire);
   }
-  // Appends the positions that it was given and did not deliver. It has ended.
+  // Appends the positions that the batch did not deliver. The batch has ended.
   void add_undelivered(std::vector<u32>& to) const {
     for (const u32 position : positions_)
       if (rows_[position] != Row::delivered) to.push_back(position);
@@ -197,7 +197,7 @@ PageCache::PageCache(std::shared_ptr<io::Engine> engine, std::shared_ptr<Workers
   form_.row_bytes = geometry_.row_bytes;
   form_.validate();
   if (!checksums_.empty() && checksums_.size() != geometry_.page_count())
-    throw std::invalid_argument("checksums: one per page");
+    throw std::invalid_argument("checksums must have one value per page");
   if (geometry_.page_bytes > engine_->max_read_bytes())
     throw std::invalid_argument("pages of " + std::to_string(geometry_.page_bytes) +
                                 " B; the engine was opened for reads of " +
@@ -207,7 +207,7 @@ PageCache::PageCache(std::shared_ptr<io::Engine> engine, std::shared_ptr<Workers
                                 std::to_string(u64{geometry_.first_file} + geometry_.shard_count - 1) +
                                 "; the engine has " + std::to_string(engine_->file_count()));
   if (geometry_.page_count() / geometry_.shard_count >= io::kOffsetMax / geometry_.page_bytes)
-    throw std::invalid_argument("a table of more bytes than any file holds");
+    throw std::invalid_argument("the table has more bytes than any file can hold");
   if (lines_->size()) engine_->register_memory(lines_->data(), lines_->bytes(), lines_);
 }
 
@@ -262,8 +262,8 @@ void PageCache::submit(const Step& s, std::span<const i64> ids, std::byte* out) 
   engine_->submit(std::move(fill));
 }
 
-// Copies rows whose words say RESIDENT. fill: rows that it has delivered are done, and those that it may still write
-// are left, though a later step may have brought their pages into lines meanwhile.
+// Copies rows whose words are RESIDENT. fill: rows that it has delivered are done; rows that it may still write are
+// left out, even if a later step has brought their pages into lines meanwhile.
 void PageCache::copy_resident(std::span<const i64> ids, std::byte* out, const Fill* fill,
                               std::vector<u32>& positions) {
   const size_t n = positions.size();

@@ -23,7 +23,7 @@
 
 namespace gids::cache {
 
-// A page that could not be read, twice.
+// A page whose read failed twice.
 struct Failure {
   u32 file;
   u64 offset;
@@ -39,9 +39,9 @@ struct CacheOptions {
   RowForm form;                     // how rows are handed out; row_bytes is the geometry's
 };
 
-// Bytes that a minibatch of `n` rows takes while it is planned, at most, by what needs them.
+// Upper bounds of the bytes of a planned minibatch, per row or page.
 constexpr size_t planned_row_bytes = sizeof(io::Read) + 9;  // a row of a page that wins no line
-constexpr size_t planning_row_bytes = 16;                   // of one minibatch at a time, whatever it finds
+constexpr size_t planning_row_bytes = 16;                   // of one minibatch at a time, for any hits and misses
 constexpr size_t load_bytes = sizeof(io::Read) + 16;        // a page that wins a line
 constexpr size_t late_rows = 32 << 10;                      // rows that are read together into a late output
 constexpr size_t late_parts = 2;                            // such reads at a time
@@ -56,15 +56,15 @@ class PageCache {
 
   void enter(u64 step, std::span<const i64> ids);
 
-  // Decides, and submits the reads. `ids` are those entered; `out` holds ids.size() rows of the form. Both must stay
-  // valid until the step is retired: pages that win no line are read into `out`. When it throws they need not, and
-  // the step is still to be retired. out may be null: then gather_ready gets it.
+  // Plans the step and submits its reads. `ids`: as entered. `out`: ids.size() rows of the form, or null if
+  // gather_ready gets it. Both must stay valid until the step retires, as pages without a line are read into `out`;
+  // if it throws they need not, but the step must still be retired.
   void plan(u64 step, std::span<const i64> ids, std::byte* out);
 
   // Copies the rows whose pages are there already, while the rest is being read. late_out: the output, if plan had none.
   void gather_ready(u64 step, std::byte* late_out);
   bool wait_for(u64 step, u32 timeout_ms);  // true: all reads of the step are complete
-  // Copies what is left and reads again what failed. What fails twice is returned; its rows are arbitrary.
+  // Copies the other rows and repeats failed reads. Returns pages that failed twice; their rows are arbitrary.
   // check: see Engine::wait. When it throws, gather_ready may begin again.
   std::vector<Failure> gather_rest(u64 step, const std::function<void()>& check);
   void retire(u64 step);

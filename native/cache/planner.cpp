@@ -23,16 +23,16 @@ void prefetch(const u64& w) { __builtin_prefetch(&w, 1, 3); }
 
 Planner::Planner(u64 pages, u32 lines, Policy policy, u64 seed, std::span<const u8> heat)
     : policy_(policy), words_(pages), line_count_(lines), lists_(lines, buckets), random_state_(seed) {
-  if (lines > word::line_mask) throw std::invalid_argument("a table's cache has at most 2^30 - 1 lines");
-  if (pages > BucketLists::max_pages) throw std::invalid_argument("a table has at most 2^34 pages");
-  if (!heat.empty() && heat.size() != pages) throw std::invalid_argument("heat: one byte per page");
+  if (lines > word::line_mask) throw std::invalid_argument("a table can have at most 2^30 - 1 lines");
+  if (pages > BucketLists::max_pages) throw std::invalid_argument("a table can have at most 2^34 pages");
+  if (!heat.empty() && heat.size() != pages) throw std::invalid_argument("heat must have one byte per page");
   for (u64 p = 0; p < heat.size(); ++p) words_[p] = word::fresh(heat[p]);
 }
 
 Step& Planner::step(u64 number) {
   if (number < retired_ || number >= entered_)
     throw std::logic_error("step " + std::to_string(number) + " is not live (live: " + std::to_string(retired_) +
-                           " to " + std::to_string(entered_) + ", exclusive)");
+                           " <= step < " + std::to_string(entered_) + ")");
   return *live_[number - retired_];
 }
 
@@ -55,7 +55,7 @@ u64 Planner::lines_in_use() {
     step(number).pages.visit([&](auto pages) {
       for (const u64 page : pages) {
         const u64 w = word::load(words_[page]);
-        // Counted where it is used next, and not again where it is used later.
+        // Counted at its next use only.
         if (state_of(w) != PageState::absent && word::next_use(uses_of(w), retired_) == number - retired_) ++found;
       }
     });
@@ -74,9 +74,9 @@ void Planner::check(std::span<const i64> ids, u64 row_count) {
 
 Step& Planner::enter(u64 number, std::span<const i64> ids, u64 row_count, u32 rows_per_page) {
   if (live_.empty() && number > entered_) entered_ = planned_ = retired_ = number;
-  if (number != entered_) throw std::logic_error("steps enter in order: expected " + std::to_string(entered_));
+  if (number != entered_) throw std::logic_error("steps must enter in order: expected " + std::to_string(entered_));
   if (entered_ - retired_ >= word::use_bits)
-    throw std::logic_error("more than 24 minibatches between entering and retiring");
+    throw std::logic_error("at most " + std::to_string(word::use_bits) + " steps may be live: retire one first");
   check(ids, row_count);
 
   if (recycled_.empty()) recycled_.push_back(std::make_unique<Step>());
@@ -93,7 +93,7 @@ Step& Planner::enter(u64 number, std::span<const i64> ids, u64 row_count, u32 ro
   return s;
 }
 
-// scratch: the page of each id, and then, in place, the unique ones.
+// scratch: the page of each id; then, in the same memory, the unique pages.
 template <class Page>
 void Planner::mark(Step& s, std::span<const i64> ids, u32 rows_per_page, std::vector<Page>& scratch) {
   const size_t n = ids.size();
@@ -185,7 +185,7 @@ void Planner::evict(u64 page, u32 line) {
 
 Step& Planner::plan(u64 number) {
   Step& s = step(number);
-  if (number != planned_) throw std::logic_error("steps are planned in order: expected " + std::to_string(planned_));
+  if (number != planned_) throw std::logic_error("steps must be planned in order: expected " + std::to_string(planned_));
   {
     std::lock_guard lock(failed_mutex_);
     spare_.insert(spare_.end(), failed_.begin(), failed_.end());
@@ -301,7 +301,7 @@ void Planner::plan_by_chance(Step& s) {
 
 void Planner::retire(u64 number) {
   Step& s = step(number);
-  if (number != retired_) throw std::logic_error("steps retire in order: expected " + std::to_string(retired_));
+  if (number != retired_) throw std::logic_error("steps must retire in order: expected " + std::to_string(retired_));
   const bool was_planned = s.planned;
   const u32 bit = word::use_bit(number);
   if (!was_planned) planned_ = number + 1;  // withdrawn: the next uses are seen from the step after

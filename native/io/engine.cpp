@@ -67,10 +67,10 @@ Engine::~Engine() = default;
 // --- submission ---
 
 void Engine::submit(std::shared_ptr<Batch> batch) {
-  if (getpid() != pid_) throw std::runtime_error("the I/O engine was opened before a fork: open one in this process");
+  if (getpid() != pid_) throw std::runtime_error("the I/O engine was opened before a fork: open a new one in this process");
   std::vector<Read>& reads = batch->reads;
-  if (!batch->finished()) throw std::logic_error("the batch is still being read: submit it again when it has finished");
-  if (reads.size() >= ~0u) throw std::invalid_argument("a batch holds fewer than 2^32 reads");
+  if (!batch->finished()) throw std::logic_error("the batch is still being read: wait until it has finished before submitting it again");
+  if (reads.size() >= ~0u) throw std::invalid_argument("a batch must have fewer than 2^32 reads");
   for (const Read& r : reads) {
     if (r.file >= file_count_) refuse(r, "file " + std::to_string(r.file) + " of " + std::to_string(file_count_));
     if (r.bytes == 0 || r.bytes > options_.max_read_bytes)

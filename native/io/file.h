@@ -1,4 +1,4 @@
-// A shard file, open for reading, and what its file system asks of direct I/O. Called by the engines.
+// A shard file, open for reading, and the requirements of its file system for direct I/O. Called by the engines.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// How long requests took: a histogram in buckets that double 16 at a time, so that a percentile is known to
-// 1 part in 16 from nanoseconds to hours. Owned and locked by Engine, which adds one count per request.
+// A histogram of request latencies with 16 buckets per factor of 2, so that a percentile is known to 1 part in 16
+// from nanoseconds to hours. Owned and locked by Engine, which adds one count per request.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@ namespace gids::io {
 class LatencyHistogram {
  public:
   static constexpr u32 steps = 16;                    // buckets to a doubling
-  static constexpr u32 octaves = 44;                  // up to 2^44 ns: five hours; longer counts as that
+  static constexpr u32 octaves = 44;                  // up to 2^44 ns, five hours; longer requests count as that
   static constexpr u32 buckets = steps * (octaves - 3);
   using Counts = std::array<u64, buckets>;
 

@@ -19,8 +19,8 @@ constexpr u32 kThreadsMax = 1024;
 
 void check_range(const char* what, u32 value, u32 low, u32 high) {
   if (value >= low && value <= high) return;
-  throw std::invalid_argument(std::string(what) + " is " + std::to_string(value) + "; it must be from " +
-                              std::to_string(low) + " to " + std::to_string(high));
+  throw std::invalid_argument(std::string(what) + " must be " + std::to_string(low) + " to " + std::to_string(high) +
+                              " (got " + std::to_string(value) + ")");
 }
 
 }  // namespace

@@ -53,13 +53,14 @@ void carve_local(Carver& c, queue::Pair& q) {
 
 QueueMemory::QueueMemory(const QueueOptions& options) : options_(options) {
   require(options.pairs >= 1 && options.pairs <= QueueOptions::kPairsMax,
-          "pairs is " + std::to_string(options.pairs) + "; it must be from 1 to " +
-              std::to_string(QueueOptions::kPairsMax));
-  require(options.slot_bytes >= 16 && options.slot_bytes % 16 == 0,
-          "slot_bytes is " + std::to_string(options.slot_bytes) + "; it must be a positive multiple of 16");
+          "pairs must be 1 to " + std::to_string(QueueOptions::kPairsMax) + " (got " +
+              std::to_string(options.pairs) + ")");
+  require(options.slot_bytes >= queue::slot_unit && options.slot_bytes % queue::slot_unit == 0,
+          "slot_bytes must be a positive multiple of " + std::to_string(queue::slot_unit) + " (got " +
+              std::to_string(options.slot_bytes) + ")");
   require(options.rounds_max >= 1 && options.rounds_max <= queue::doorbells,
-          "rounds_max is " + std::to_string(options.rounds_max) + "; it must be from 1 to " +
-              std::to_string(queue::doorbells));
+          "rounds_max must be 1 to " + std::to_string(queue::doorbells) + " (got " +
+              std::to_string(options.rounds_max) + ")");
   const u64 slots = options.staging_bytes / options.pairs / options.slot_bytes;
   require(slots >= options.rounds_max,
           "staging_bytes is " + std::to_string(options.staging_bytes) + "; " + std::to_string(options.pairs) +
@@ -67,7 +68,7 @@ QueueMemory::QueueMemory(const QueueOptions& options) : options_(options) {
               std::to_string(options.slot_bytes) + " B need " +
               std::to_string(u64{options.pairs} * options.rounds_max * options.slot_bytes));
   depth_ = std::bit_floor(slots);
-  require(depth_ <= kDepthMax, "a pair has 2^24 slots at most: take more pairs or less staging");
+  require(depth_ <= kDepthMax, "a pair can have at most 2^24 slots: use more pairs or less staging");
 
   queue::Pair q = pair(0, nullptr);
   Carver shared{0}, local{0};

@@ -1,5 +1,5 @@
 // The memory of queue pairs: what host and GPU share, in one piece that can be registered with CUDA as a whole,
-// and what the posting side keeps for itself. Made by the owner of a queue (the GPU cache, or a test); knows
+// and the posting side's private memory. Made by the owner of a queue (the GPU cache, or a test); knows
 // the layout of gids/request_queue.h and nothing of who reads or writes it.
 #pragma once
 
@@ -14,7 +14,7 @@ namespace gids::io {
 struct QueueOptions {
   static constexpr u32 kPairsMax = 1024;
   u64 staging_bytes = 256u << 20;  // over all pairs; the depth is what fits, a power of two
-  u32 slot_bytes = 4096;           // the largest page; a multiple of the engine's alignment and of 16
+  u32 slot_bytes = 4096;           // the largest page; a multiple of the engine's alignment and of queue::slot_unit
   u32 pairs = 1;
   u32 rounds_max = 2;              // of a pair, posted and not collected: round_max is depth / rounds_max
   u64 spin_limit = u64{1} << 28;   // polls of a lane; longer than the service's time-out

@@ -310,8 +310,8 @@ QueueService::QueueService(std::shared_ptr<Engine> engine, std::vector<QueueTabl
       timeout_ns_(u64{timeout_ms} * 1'000'000),
       wake_(std::make_shared<Wake>()),
       engine_(std::move(engine)) {
-  require(!pairs.empty(), "it needs at least one queue pair");
-  require(tables.size() <= (1u << queue::table_bits), "at most 32768 tables");
+  require(!pairs.empty(), "needs at least one queue pair");
+  require(tables.size() <= queue::tables_max, "can have at most " + std::to_string(queue::tables_max) + " tables");
   for (size_t i = 0; i < tables.size(); ++i) {
     const QueueTable& t = tables[i];
     const std::string name = "table " + std::to_string(i);
@@ -341,10 +341,10 @@ QueueService::~QueueService() {
 
 u64 QueueService::arm(u32 pair) {
   if (getpid() != pid_)
-    throw std::runtime_error("the request queue was opened before a fork: open one in this process");
+    throw std::runtime_error("the request queue was opened before a fork: open a new one in this process");
   if (broken())
     throw std::runtime_error(
-        "the request queue is broken: a kernel gave up waiting for an answer, and the memory of that request may yet "
+        "the request queue is broken: a kernel gave up waiting for an answer, and the memory of its request may still "
         "be written to. Close the loader and make a new one");
   if (stop_.load(std::memory_order_acquire)) throw std::runtime_error("the request queue is closed");
   const u64 round = pairs_.at(pair)->arm();

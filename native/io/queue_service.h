@@ -8,8 +8,8 @@
 //   50 us when there is nothing to do.
 // * every request that it takes is answered once: by its read, by the time-out, or by close().
 // * after close() `completed` is queue::closed: every waiter is released and every request that was not answered
-//   counts as canceled. The service closes by itself when somebody on the posting side gave up waiting: the queue is
-//   broken then.
+//   counts as canceled. The service closes by itself when a poster gave up waiting: then the queue
+//   is broken.
 #pragma once
 
 #include <atomic>
@@ -39,7 +39,7 @@ struct QueueTable {
 
 struct QueueStats {
   u64 taken = 0;      // submissions
-  u64 failed = 0;     // answered with an error, whatever it was
+  u64 failed = 0;     // answered with an error
   u64 timed_out = 0;  // of these: no completion in time
   u64 corrupt = 0;    // of these: the page has another checksum
   u64 late = 0;       // completions that came after the answer
@@ -58,7 +58,7 @@ class QueueService {
   QueueService(const QueueService&) = delete;
   QueueService& operator=(const QueueService&) = delete;
 
-  // Tells that a kernel is about to post a round to this pair. Returns the round's number (0, 1, 2, ...), for
+  // Announces that a kernel will post a round to this pair. Returns the round's number (0, 1, 2, ...), for
   // the kernel and for the wait. A kernel that was armed must be launched. Any thread. Throws
   // std::runtime_error after close(), in a forked child, and when the queue is broken.
   u64 arm(u32 pair);

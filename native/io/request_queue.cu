@@ -24,7 +24,7 @@ extern "C" __global__ void gids_post_round(const queue::Pair* pair, gids::u64 ro
   if (threadIdx.x == 0) queue::end_round(q, round, size, gridDim.x);
 }
 
-// Wait `stream`, where cuStreamWaitValue64 is not to be had: one thread waits in the stream's place.
+// Wait `stream` without cuStreamWaitValue64: one thread waits instead of the stream.
 extern "C" __global__ void gids_await_round(const queue::Pair* pair, gids::u64 round) {
   if (thread_index() == 0) queue::await_round(*pair, round);
 }

@@ -1,6 +1,5 @@
-// Many minibatches in one call. A thread makes whole minibatches, one after the other, with memory of its own: threads
-// wait for nobody, and what a minibatch is made in stays in their caches. Called by the bindings; knows nothing of how
-// one is drawn.
+// Makes many minibatches in one call. Each thread makes whole minibatches with its own memory: threads do not wait for
+// each other, and the memory stays in their caches. Called by the bindings; knows nothing of how edges are drawn.
 #pragma once
 
 #include <functional>
@@ -12,7 +11,7 @@
 
 namespace gids::sampler {
 
-// What one minibatch at a time is made with.
+// The state for one minibatch at a time.
 struct Samplers {
   Samplers(u32 threads, std::shared_ptr<cache::BufferPool> pool) : host(threads, std::move(pool)) {}
   HostSampler host;
@@ -26,16 +25,16 @@ class Bulk {
   // keep_bytes: of the pool of buffers, which all threads share.
   Bulk(u32 threads, size_t keep_bytes);
 
-  // Makes minibatch i. What it makes depends on i alone, so that all of these are the same.
+  // Makes minibatch i. The result depends on i only.
   using Make = std::function<Minibatch(Samplers&, size_t i)>;
 
-  // make(samplers, i) for i in [0, count). Few minibatches for the threads: all threads make one after the other.
-  // Throws what the first one that fails throws: out_of_range, BadTopology and length_error with "step N: " before the
-  // message, N = first_step + i, where there are several. One caller at a time.
+  // Calls make(samplers, i) for i in [0, count). With few minibatches per thread, all threads together make one after
+  // the other. Throws the error of the first one that fails; with several minibatches, the message of out_of_range,
+  // BadTopology and length_error begins with "step N: ", N = first_step + i. One caller at a time.
   std::vector<Minibatch> make(size_t count, u64 first_step, const Make& make);
 
-  // What is kept between calls: scratch memory, of all threads and of those that make one minibatch together; and
-  // buffers, of minibatches that are in use and of those that are not.
+  // Memory kept between calls: scratch (of all threads, and of those that make one minibatch together) and buffers
+  // of minibatches (in use, and idle).
   size_t scratch_bytes() const;
   size_t together_bytes() const { return together_.bytes(); }
   size_t taken_bytes() const { return pool_->taken_bytes(); }

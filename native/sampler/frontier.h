@@ -39,12 +39,12 @@ struct Frontier {
     const size_t bytes = relation.wide ? 8 : 4;
     __builtin_prefetch(static_cast<const std::byte*>(relation.indices) + position * bytes, 0, 3);
   }
-  // The source of the edge at a position; 0, and a fault noted, where that is no node.
+  // The source of the edge at a position; if it is out of range, notes a fault and returns 0.
   u64 source(u64 position) const {
     return relation.wide ? checked(static_cast<const i64*>(relation.indices), position)
                          : checked(static_cast<const int*>(relation.indices), position);
   }
-  // Those of `count` edges from a position on.
+  // The sources of `count` edges from a position on.
   void sources(u64 position, u32 count, u64* out) const {
     if (relation.wide)
       read(static_cast<const i64*>(relation.indices), position, count, out);

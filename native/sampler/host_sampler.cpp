@@ -11,7 +11,7 @@ constexpr size_t node_piece = 512;  // nodes that one thread takes at a time
 constexpr size_t lists_ahead = 4;   // destinations whose first in-edges are fetched while another's are read
 
 template <class T>
-T* place(std::byte*& at, size_t count) {
+T* carve(std::byte*& at, size_t count) {
   T* here = reinterpret_cast<T*>(at);
   at += align_up(count * sizeof(T), 64);
   return here;
@@ -72,7 +72,7 @@ void HostSampler::read_ranges(const Relation& relation, std::span<const i64> nod
     }
   });
   if (bad_node.at() != FirstFault::none)
-    throw BadTopology(relation, "indptr falls, or leaves the indices, at node " + std::to_string(bad_node.at()));
+    throw BadTopology(relation, "indptr decreases or exceeds the indices at node " + std::to_string(bad_node.at()));
 }
 
 Block HostSampler::make_block(u64 num_dst, u64 num_edges, bool weighted) {
@@ -83,10 +83,10 @@ Block HostSampler::make_block(u64 num_dst, u64 num_edges, bool weighted) {
                        (weighted ? align_up(num_edges * sizeof(float), 64) : 0);
   block.memory = pool_->take(bytes);
   std::byte* at = block.memory->memory.data();
-  block.indptr = place<i64>(at, num_dst + 1);
-  block.indices = place<i64>(at, num_edges);
-  block.positions = place<i64>(at, num_edges);
-  if (weighted) block.weights = place<float>(at, num_edges);
+  block.indptr = carve<i64>(at, num_dst + 1);
+  block.indices = carve<i64>(at, num_edges);
+  block.positions = carve<i64>(at, num_edges);
+  if (weighted) block.weights = carve<float>(at, num_edges);
   block.indptr[0] = 0;
   return block;
 }

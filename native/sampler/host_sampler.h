@@ -1,4 +1,4 @@
-// What all samplers on the host share: threads, the nodes found so far, memory, and the way from layer to layer. A
+// The common part of samplers on the host: threads, the nodes found so far, memory, and the loop over layers. A
 // sampler is a function that turns a frontier into a block; see neighbor.h and labor.h. Knows arrays and threads;
 // nothing of files, features or Python.
 #pragma once
@@ -23,7 +23,7 @@ struct EdgeList {
   Scratch<float> weights;
   size_t count = 0, room = 0;
 
-  // Before add: room for so many more.
+  // Reserves room for this many more edges, before add.
   void reserve(size_t more) {
     if (count + more <= room) return;
     room = std::max(count + more, 2 * room);
@@ -59,14 +59,14 @@ class HostSampler {
   // is no node, BadTopology. One caller at a time.
   Minibatch run(const Topology& graph, Seeds seeds, u32 layers, const Expand& expand);
 
-  // For `expand`: a block with room for so many edges; indptr[0] is 0.
+  // For `expand`: a block with room for this many edges; indptr[0] is 0.
   Block make_block(u64 num_dst, u64 num_edges, bool weighted);
   // A block of the edges that choose(v, list) adds for each destination v, on several threads.
   Block collect(const Frontier& frontier, const std::function<void(size_t v, EdgeList&)>& choose,
                 bool weighted = true);
 
   cache::Workers& workers() { return workers_; }
-  // What is kept between minibatches, without the pool's.
+  // Memory kept between minibatches, without the pool.
   size_t bytes() const;
 
  private:

@@ -1,4 +1,4 @@
-// LADIES on the host: the sources of a layer are drawn together, in proportion to how much they weigh for the layer's
+// LADIES on the host: the sources of a layer are drawn together, in proportion to their weight for the layer's
 // destinations. Called by the bindings. See docs/internals/sampling-methods.md for the formulas.
 #pragma once
 
@@ -9,8 +9,8 @@ namespace gids::sampler {
 
 class Ladies {
  public:
-  // sizes: how many sources to draw, as sample_neighbors takes fanouts. poisson: each source by its own number, so many
-  // in expectation, instead of so many draws with replacement. Blocks have weights.
+  // sizes: numbers of sources, in the form of sample_neighbors' fanouts. poisson: take each source independently, on
+  // average `size` of them, instead of `size` draws with replacement. Blocks have weights.
   Minibatch sample(HostSampler& host, const Topology& graph, Seeds seeds, std::span<const std::vector<int>> sizes,
                    bool poisson, const Moment& moment);
   size_t bytes() const { return neighborhood_.bytes() + norms_.bytes() + sums_.bytes() + counts_.bytes(); }

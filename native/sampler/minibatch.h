@@ -1,4 +1,4 @@
-// What the samplers on the host make: arrays in buffers that are used again. Knows nothing of how they were drawn.
+// The result of samplers on the host: arrays in recycled buffers.
 #pragma once
 
 #include <memory>
@@ -14,9 +14,9 @@ namespace gids::sampler {
 // Arrays of one length in a buffer of their own.
 using Buffer = std::shared_ptr<cache::BufferPool::Buffer>;
 
-// What one relation contributes to one layer. Edge e leads from source indices[e], a local id, to the destination
-// whose range of indptr holds e; it stands at positions[e] of the relation's indices, and counts weights[e] times
-// in a sum over all neighbours (null: nothing to correct).
+// The edges of one relation in one layer. Edge e leads from source indices[e], a local id, to the destination whose
+// range of indptr holds e. It is at positions[e] of the relation's indices, and has weights[e] in a sum over all
+// neighbours (null: all are 1).
 struct Block {
   Buffer memory;
   i64 *indptr = nullptr, *indices = nullptr, *positions = nullptr;
@@ -35,11 +35,11 @@ struct Minibatch {
   std::vector<std::vector<Block>> layers;  // the seeds' first; by relation
 };
 
-// A topology that contradicts itself.
+// The error of an inconsistent topology.
 struct BadTopology : std::runtime_error {
   using std::runtime_error::runtime_error;
   BadTopology(const Relation& relation, const std::string& what)
-      : std::runtime_error("topology of " + relation.name + ": " + what + "; `gids verify` says more") {}
+      : std::runtime_error("topology of " + relation.name + ": " + what + "; run `gids verify` for details") {}
 };
 
 }  // namespace gids::sampler

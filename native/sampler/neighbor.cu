@@ -1,10 +1,9 @@
-// Uniform neighbour sampling by GPU threads that read the topology where it lies: in pinned host memory, by
-// zero-copy, or on the device. Compiled at run time; launched by gids.sampler.device.sampling, which says in which order.
+// Uniform neighbour sampling by GPU threads that read the topology in pinned host memory, by zero-copy, or on the
+// device. Compiled at run time; launched by gids.sampler.device.sampling, which says in which order.
 // Chooses and numbers exactly as native/sampler/neighbor.cpp does on the host. Grids may have any size; blocks are
 // multiples of 32 threads.
 //
-// What a place is, and what edges leave there: gids/sampled_edges.h. An edge that finds its own place in the id map
-// leads to a new node.
+// gids/sampled_edges.h defines places. An edge whose own place is in the id map leads to a new node.
 #include "gids/id_map.h"
 #include "gids/labor.h"
 #include "gids/neighbor.h"
@@ -20,7 +19,7 @@ using gids::u32;
 using gids::u64;
 using gids::variates::Variates;
 
-// fault: the least place of a seed that is no node.
+// fault: the first position of a seed that is no node.
 extern "C" __global__ void gids_check_seeds(const i64* seeds, u64 n, u64 node_count, u64* fault) {
   for (u64 i = thread_index(); i < n; i += thread_count())
     if (static_cast<u64>(seeds[i]) >= node_count) note_fault(fault, i);
@@ -151,8 +150,8 @@ extern "C" __global__ void gids_draw_least(const i64* nodes, u64 n, const i64* b
   }
 }
 
-// How many in-edges LABOR-0 takes of each node that has more than the fanout; a warp takes one node. A source that is
-// no node is found out when it is taken.
+// Counts the in-edges that LABOR-0 takes of each node with more than the fanout; a warp takes one node. A source out of
+// range is detected when its edge is taken.
 extern "C" __global__ void gids_count_labor(u64 n, const i64* begins, const u64* degrees, u64 now, u64 next,
                                             double cos, double sin, u32 fanout, const void* indices, u32 wide,
                                             u64 num_src, i64* counts, u64* fault) {
@@ -199,7 +198,7 @@ extern "C" __global__ void gids_draw_labor(u64 n, const i64* begins, const u64* 
   }
 }
 
-// Takes all neighbours of each node; a thread per edge, so that a node with many keeps nobody waiting.
+// Takes all neighbours of each node; a thread per edge, so that nodes with many neighbours do not delay others.
 // edge_count = offsets[n].
 extern "C" __global__ void gids_take_neighbors(u64 n, const i64* begins, const i64* offsets, u64 edge_count,
                                                const void* indices, u32 wide, u64 num_src, u64 known, u64 base,
@@ -216,7 +215,7 @@ extern "C" __global__ void gids_take_neighbors(u64 n, const i64* begins, const i
   }
 }
 
-// first[base + e] = 1 where edge e leads to a node that stands nowhere before, 0 else, and 0 from *edge_count on.
+// first[base + e] = 1 if edge e is the first one that leads to a new node, else 0; and 0 from *edge_count on.
 extern "C" __global__ void gids_mark_first(const u64* slots, const u32* slot_of, const i64* edge_count, u64 capacity,
                                            u64 known, u64 base, int* first) {
   const u64 edges = static_cast<u64>(*edge_count);

@@ -1,5 +1,5 @@
-// All in-edges of a frontier, their sources numbered: what samplers look at that weigh the sources of a layer against
-// each other. Called by LABOR-i and LADIES.
+// All in-edges of a frontier with numbered sources, for samplers that compare the sources of a layer. Called by
+// LABOR-i and LADIES.
 #pragma once
 
 #include "sampler/host_sampler.h"

@@ -29,7 +29,7 @@ void NodeSet::start(std::span<const i64> seeds) {
 
 void NodeSet::relabel(i64* ids, size_t n, cache::Workers& workers) {
   if (count_ + n >= id_map::max_ids)
-    throw std::length_error("one minibatch samples 2^32 edges or more; use fewer seeds or smaller fanouts");
+    throw std::length_error("one minibatch samples 2^32 edges or more: use fewer seeds or smaller fanouts");
   if (workers.threads() >= threads_worth_it && n > piece)
     relabel_at_once(ids, n, workers);
   else
@@ -57,7 +57,7 @@ void NodeSet::relabel_in_turn(i64* ids, size_t n) {
   }
 }
 
-// Each id is noted at its place after all nodes that are known; those whose own place is kept are new.
+// Each id is noted at its position after all known nodes. Ids whose own position is kept are new.
 void NodeSet::relabel_at_once(i64* ids, size_t n, cache::Workers& workers) {
   reserve(count_ + n);
   u64* slots = slots_.data();

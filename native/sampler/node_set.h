@@ -1,5 +1,5 @@
 // The nodes of one type in the minibatch being made: in order of first appearance, each with its local id. Called
-// by the samplers; whatever they draw, they relabel here.
+// by the samplers, which relabel their edges here.
 #pragma once
 
 #include <span>
@@ -12,7 +12,7 @@ namespace gids::sampler {
 
 class NodeSet {
  public:
-  // Starts a minibatch. Seeds that repeat keep a place each, and edges refer to the first.
+  // Starts a minibatch. Repeated seeds keep one local id each; edges refer to the first.
   void start(std::span<const i64> seeds);
 
   // Replaces ids, each below id_map::max_ids, by local ids; new nodes get the next ones, in order of appearance.

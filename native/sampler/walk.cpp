@@ -7,7 +7,7 @@ namespace gids::sampler {
 
 namespace {
 
-// The relations of a traversal, each with the places where it is wrong.
+// The relations of a traversal, each with the positions of its faults.
 class Path {
  public:
   Path(const Topology& graph, const std::vector<u32>& path) {
@@ -45,7 +45,7 @@ class Path {
   void raise() const {
     for (const auto& [relation, num_src, faults] : hops_) {
       if (faults->nodes.at() != FirstFault::none)
-        throw BadTopology(*relation, "indptr falls, or leaves the indices, at node " +
+        throw BadTopology(*relation, "indptr decreases or exceeds the indices at node " +
                                          std::to_string(faults->nodes.at()));
       if (faults->edges.at() != FirstFault::none)
         throw BadTopology(*relation, "indices[" + std::to_string(faults->edges.at()) + "] is outside 0 to " +
@@ -70,7 +70,7 @@ struct Visited {
   u64 times;
 };
 
-// The nodes that walks from `start` visit, other than itself; by how often, then by who came first.
+// The nodes that walks from `start` visit, without itself: by number of visits, then by first visit.
 void visit(const Path& path, const WalkOptions& options, const Variates& variates, u64 start,
            std::vector<Visited>& visits) {
   const u32 numbers = 1 + path.numbers();

@@ -14,7 +14,7 @@ struct WalkOptions {
   double restart = 0;     // before every traversal but the first: the probability to go back to the start
 };
 
-// counts: by layer, the seeds' first: how many of the nodes visited most become neighbours. There is one block in a
+// counts: by layer, the seeds' first: the number of most visited nodes that become neighbours. There is one block in a
 // layer, between nodes of the path's type; its weights are shares of the visits, its positions are -1.
 Minibatch sample_walks(HostSampler& host, const Topology& graph, Seeds seeds, std::span<const std::vector<int>> counts,
                        const WalkOptions& options, const Moment& moment);

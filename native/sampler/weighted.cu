@@ -1,7 +1,7 @@
-// Neighbour sampling in proportion to weights, by GPU threads that read topology and weights where they lie: in pinned
-// host memory, by zero-copy. Between the kernels of neighbor.cu, launched by gids.sampler.device.sampling; a warp takes one
-// node. Chooses exactly as native/sampler/neighbor.cpp does on the host, and counts what it chose as there. Grids may
-// have any size; blocks are multiples of 32 threads.
+// Neighbour sampling in proportion to weights, by GPU threads that read topology and weights in pinned host memory, by
+// zero-copy. Launched between the kernels of neighbor.cu by gids.sampler.device.sampling; a warp takes one node. Chooses
+// the same edges with the same weights as native/sampler/neighbor.cpp on the host. Grids may have any size; blocks are
+// multiples of 32 threads.
 #include "gids/neighbor.h"
 #include "gids/random.h"
 #include "gids/sampled_edges.h"
@@ -20,8 +20,8 @@ using gids::variates::Variates;
 
 namespace {
 
-// How readily each edge is drawn. weights: of all edges of the relation; null: all 1. near: a bit for each source, on
-// the device; null: none is.
+// The rate of each edge. weights: of all edges of the relation; null: all 1. near: a bit for each source, on the
+// device; null: none is near.
 struct Rates {
   const float* weights;
   const u8* near;
@@ -44,8 +44,8 @@ __device__ double add_up(double sum, float weight, u32 lane, double& up_to_mine)
 
 }  // namespace
 
-// How many in-edges are sampled of each node, where weights can be 0: those edges never are. Reads no more weights
-// than it takes to know.
+// Counts the in-edges sampled of each node if weights can be 0; edges of weight 0 are never sampled. Reads only as
+// many weights as needed.
 extern "C" __global__ void gids_count_weighted(u64 n, const i64* begins, const u64* degrees, const float* weights,
                                                int fanout, u32 replace, i64* counts) {
   const u32 lane = threadIdx.x % warp_lanes;

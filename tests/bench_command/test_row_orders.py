@@ -100,8 +100,8 @@ def test_bad_orders_of_a_conversion(
     pages_only = tmp_path / "pages.trace"
     bench("hit-ratio", convert(graph, "original"), *SMALL, "--batches", 5, "--record", pages_only)
     for order, cause in (
-        ("trace", "--order trace needs a file, as trace:FILE"),
-        ("degree:x", "a file goes with trace only"),
+        ("trace", "--order trace needs a file: --order trace:FILE"),
+        ("degree:x", "--order degree takes no file; only trace does"),
         ("hilbert", "unknown order 'hilbert'; choose original, degree, community, trace"),
         (f"trace:{pages_only}", "is a trace of pages, and an order needs a trace of rows"),
         (f"trace:{graph / 'feat.npy'}", "is not a trace of gids"),

@@ -1,4 +1,4 @@
-"""Sharing memory out."""
+"""HostBudget: how memory is shared out."""
 
 from __future__ import annotations
 
@@ -57,34 +57,34 @@ def total(plan: MemoryPlan) -> int:
     return sum(plan.purposes.values())
 
 
-def test_what_is_left_becomes_lines() -> None:
+def test_the_rest_of_the_memory_becomes_lines() -> None:
     plan = share()
     assert 0 < plan.lines["paper.feat"] < Shape.page_count
     assert total(plan) <= 8 << 20
     assert total(plan) > (8 << 20) - 2 * (4096 + 16)
 
 
-def test_there_are_no_more_lines_than_pages_and_no_more_than_the_cache_may_have() -> None:
+def test_lines_are_limited_by_pages_and_by_cache_bytes() -> None:
     assert share(memory_bytes=1 << 30).lines["paper.feat"] == Shape.page_count
     assert share(cache_bytes=0).lines["paper.feat"] == 0
     assert share(cache_bytes=10 * (4096 + 16)).lines["paper.feat"] == 10
 
 
-def test_outputs_are_one_for_each_planned_minibatch_and_one_for_the_consumer() -> None:
+def test_there_is_one_output_per_planned_minibatch_and_one_for_the_consumer() -> None:
     one = 4096 * -(-125 * 1024 // 4096)
     for planned in (1, 2, 3):
         plan = share(planned_batches=planned, most_planned_batches=planned)
         assert plan.purposes["outputs"] == (planned + 1) * one
 
 
-def test_minibatches_that_wait_for_the_window_count_with_it() -> None:
+def test_minibatches_that_wait_for_the_window_count_as_window() -> None:
     without, with_three = share(), share(waiting_batches=3)
     more = with_three.purposes["window"] - without.purposes["window"]
     assert 3 * 1000 <= more < 3 * 2000
     assert total(with_three) <= 8 << 20
 
 
-def test_the_sampler_counts_where_there_is_room() -> None:
+def test_the_sampler_gets_memory_if_there_is_room() -> None:
     def source_bytes(waiting: int) -> int:
         return 100_000 * (1 + waiting)
 
@@ -94,8 +94,8 @@ def test_the_sampler_counts_where_there_is_room() -> None:
     assert total(tight) <= 280_000
 
 
-def test_a_window_that_sees_more_than_the_lines_can_hold_is_shortened() -> None:
-    """Of minibatches that read 400 pages, 2500 lines hold six. The tables of docs/performance.md say why."""
+def test_a_window_that_reaches_beyond_the_lines_is_shortened() -> None:
+    """2500 lines hold six minibatches of 400 pages. See the tables of docs/performance.md."""
     table = Shape(page_count=100_000)
     wide: dict[str, object] = {
         "rows": {"paper.feat": 400},
@@ -112,15 +112,15 @@ def test_a_window_that_sees_more_than_the_lines_can_hold_is_shortened() -> None:
     assert lines[-1].sizes.window_batches == 16
 
 
-def test_a_window_is_kept_where_a_shorter_one_would_not_give_lines() -> None:
+def test_a_window_is_kept_if_a_shorter_one_would_not_add_lines() -> None:
     much: dict[str, object] = {"window_batches": 16, "minibatch_bytes": 1 << 20}
     assert share(memory_bytes=1 << 30, **much).sizes.window_batches == 16  # the whole table is in lines
     assert share(memory_bytes=1 << 28, cache_bytes=5000, **much).sizes.window_batches == 16
     assert share(memory_bytes=20 << 20, **much).sizes.window_batches < 16
 
 
-def test_outputs_come_late_before_the_lines_starve() -> None:
-    """Three outputs of 400 kB, or two of them."""
+def test_outputs_are_given_late_before_the_lines_get_too_few() -> None:
+    """Three outputs of 400 kB, or two."""
     large: dict[str, object] = {"rows": {"paper.feat": 400}, "page_bytes": 400 * 4096}
     roomy, scarce, starved = (share(memory_bytes=n, **large) for n in (4_000_000, 1_700_000, 1_400_000))
     assert (roomy.late_outputs, scarce.late_outputs, starved.late_outputs) == (False, False, True)
@@ -139,12 +139,12 @@ def test_a_fixed_number_of_planned_minibatches_stays() -> None:
         share(least_planned_batches=4, **less)  # type: ignore[arg-type]
 
 
-def test_more_minibatches_are_planned_where_their_outputs_are_small() -> None:
+def test_more_minibatches_are_planned_if_their_outputs_are_small() -> None:
     assert share(most_planned_batches=8).sizes.planned_batches == 3
     assert share(most_planned_batches=8, memory_bytes=1 << 30).sizes.planned_batches == 8
 
 
-def test_too_little_says_the_sum_and_how_much_is_enough() -> None:
+def test_the_error_for_too_little_memory_lists_the_sum_and_advises_enough() -> None:
     with pytest.raises(MemoryBudgetError, match=r"outputs .* = \d+ bytes") as caught:
         share(memory_bytes=100_000)
     found = re.search(r"Give memory_bytes=([\d_]+) or more", str(caught.value))
@@ -156,7 +156,7 @@ def test_too_little_says_the_sum_and_how_much_is_enough() -> None:
 
 
 def random_case(rng: np.random.Generator) -> tuple[list[Shape], Sizes, dict[str, int], int]:
-    """(tables, sizes, bytes of rows as they are handed out, bounce pool)."""
+    """(tables, sizes, bytes of an output row, bounce pool)."""
     tables = []
     for n in range(rng.integers(1, 4)):
         page = int(512 << rng.integers(0, 5))
@@ -181,8 +181,8 @@ def random_case(rng: np.random.Generator) -> tuple[list[Shape], Sizes, dict[str,
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_random_budgets_are_kept_whenever_the_least_fits(seed: int) -> None:
-    """And more memory never gives less to what works ahead: outputs, window, requests and lines together."""
+def test_random_budgets_are_never_exceeded(seed: int) -> None:
+    """And more memory never gives less to outputs, window, requests and lines together."""
     rng = np.random.default_rng(seed)
     tables, sizes, of_rows, bounce = random_case(rng)
     cache_bytes = None if rng.random() < 0.7 else int(10 ** rng.uniform(3, 9))
@@ -254,7 +254,7 @@ def test_rows_of_512_bytes_with_a_quarter_of_their_bytes_as_memory(page_bytes: i
     assert total(shared(430_000)) <= 512_000_000
 
 
-def test_the_bounce_pool_is_small_where_memory_is() -> None:
+def test_a_small_budget_has_a_small_bounce_pool() -> None:
     pages = [Shape(page_bytes=512)]
     assert budget.bounce_pool_bytes(pages, 256) == 256 * (32 << 10)
     for memory_bytes in (1 << 20, 32 << 20, 512_000_000, 8 << 30):
@@ -263,7 +263,7 @@ def test_the_bounce_pool_is_small_where_memory_is() -> None:
         assert budget.longest_read_bytes([Shape()], memory_bytes=memory_bytes, queue_depth=256) >= 4096
 
 
-def test_the_least_of_the_control_groups_limits_counts(
+def test_the_lowest_limit_of_the_control_groups_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, limit, usage in (("", "max", 0), ("a", 5000, 1000), ("a/b", 9000, 10)):
@@ -275,5 +275,5 @@ def test_the_least_of_the_control_groups_limits_counts(
     assert budget.available_bytes() == 4000
 
 
-def test_this_process_has_memory() -> None:
+def test_available_bytes_is_positive_here() -> None:
     assert budget.available_bytes() > 1 << 20

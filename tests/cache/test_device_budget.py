@@ -1,4 +1,4 @@
-"""Sharing device memory out."""
+"""DeviceBudget: how device memory is shared out."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ def share(
     return on_device.share(replace(SIZES, **changed))  # type: ignore[arg-type]
 
 
-def test_what_is_left_becomes_lines() -> None:
+def test_the_rest_of_the_memory_becomes_lines() -> None:
     plan = share()
     assert 0 < plan.lines["paper.feat"] < Shape.page_count
     assert sum(plan.purposes.values()) <= 8 << 20
     assert sum(plan.purposes.values()) > (8 << 20) - 2 * (4096 + 8)
 
 
-def test_outputs_count_as_they_are_handed_out() -> None:
+def test_outputs_count_in_their_own_dtype() -> None:
     narrow = share(output_row_bytes=512)
     assert narrow.purposes["outputs"] * 2 == share().purposes["outputs"]
 
 
-def test_lines_are_no_more_than_pages_and_no_more_than_the_cache_may_have() -> None:
+def test_lines_are_limited_by_pages_and_by_cache_bytes() -> None:
     assert share(memory_bytes=1 << 30).lines["paper.feat"] == Shape.page_count
     assert share(cache_bytes=0).lines["paper.feat"] == 0
     assert share(cache_bytes=10 * (4096 + 8)).lines["paper.feat"] == 10
@@ -77,12 +77,12 @@ def test_the_host_tier_holds_what_the_device_does_not() -> None:
     assert (whole.lines["paper.feat"], whole.host_lines["paper.feat"]) == (Shape.page_count, 0)
 
 
-def test_more_minibatches_are_planned_where_their_outputs_are_small() -> None:
+def test_more_minibatches_are_planned_if_their_outputs_are_small() -> None:
     assert share(most_planned_batches=8).sizes.planned_batches == 3
     assert share(most_planned_batches=8, memory_bytes=1 << 30).sizes.planned_batches == 8
 
 
-def test_too_little_lists_the_sum_and_says_how_much_is_enough() -> None:
+def test_the_error_for_too_little_memory_lists_the_sum_and_advises_enough() -> None:
     with pytest.raises(MemoryBudgetError, match=r"outputs .* = \d+ bytes") as caught:
         share(memory_bytes=100_000)
     found = re.search(r"Give memory_bytes=([\d_]+) or more", str(caught.value))
@@ -91,7 +91,7 @@ def test_too_little_lists_the_sum_and_says_how_much_is_enough() -> None:
     assert sum(share(memory_bytes=enough).purposes.values()) <= enough
 
 
-def test_where_lines_would_get_little_the_window_is_shorter_and_fewer_are_planned() -> None:
+def test_with_few_lines_the_window_is_shorter_and_fewer_minibatches_are_planned() -> None:
     """Minibatches of 500 pages, whose outputs take 500 kB each."""
     large: dict[str, object] = {"rows": {"paper.feat": 500}, "page_bytes": 500 * 4096, "window_batches": 16}
     plans = [share(memory_bytes=n, **large) for n in range(2_900_000, 12_000_000, 100_000)]
@@ -104,7 +104,7 @@ def test_where_lines_would_get_little_the_window_is_shorter_and_fewer_are_planne
     assert (plans[-1].sizes.planned_batches, plans[-1].sizes.window_batches) == (3, 16)
 
 
-def test_more_than_is_free_says_what_is_free() -> None:
+def test_asking_for_more_than_free_memory_reports_what_is_free() -> None:
     check_device_memory({"cache_bytes": None, "memory_bytes": 5}, free_bytes=5, device="cuda:0")
     with pytest.raises(MemoryBudgetError, match=r"cache_bytes=4096 .* cuda:0 has 1.0 kB free"):
         check_device_memory({"cache_bytes": 4096}, free_bytes=1024, device="cuda:0")

@@ -1,4 +1,4 @@
-"""The cache in device memory on a device that runs behind: nobody looks before what is looked at is there."""
+"""The cache in device memory on a slow device: nothing is read before it is complete."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def batches_of(table: RawTable, count: int, seed: int) -> list[dict[str, torch.T
 
 
 @pytest.mark.parametrize("planned", [1, 2, 3, 5])
-def test_rows_are_there_when_they_are_handed_out(
+def test_rows_are_complete_when_gather_returns(
     cache: DeviceFeatureCache, table: RawTable, planned: int
 ) -> None:
     batches, kept, entered, ahead = batches_of(table, 15, planned), [], 0, 0
@@ -96,7 +96,7 @@ def test_ids_made_on_another_stream_do_not_wait_for_the_current_one(
     trained.passed.set()
 
 
-def test_errors_are_those_of_the_minibatch(cache: DeviceFeatureCache, table: RawTable) -> None:
+def test_errors_belong_to_their_minibatch(cache: DeviceFeatureCache, table: RawTable) -> None:
     cache._host._engine.inject_faults([(1, 0, errno.EIO, 1 << 30)])  # page 1, row 1
     wanted = [[0, 2], [1, 5], [3], [400, 3], [1], [0]]
     for step, ids in enumerate(wanted):
@@ -116,7 +116,7 @@ def test_errors_are_those_of_the_minibatch(cache: DeviceFeatureCache, table: Raw
     cache.audit()
 
 
-def test_cancelling_waits_for_what_was_posted(cache: DeviceFeatureCache, table: RawTable) -> None:
+def test_cancel_waits_for_posted_reads(cache: DeviceFeatureCache, table: RawTable) -> None:
     for seed in range(4):
         first = cache.next_step
         for i, batch in enumerate(batches_of(table, 10, seed)):
@@ -126,5 +126,5 @@ def test_cancelling_waits_for_what_was_posted(cache: DeviceFeatureCache, table: 
         cache.cancel()
         words = cache.page_words(table.name)
         assert not np.any(words & np.uint64(0xFFFFFF))
-        assert not np.any(words >> np.uint64(62) == 1), "a page is LOADING for ever"
+        assert not np.any(words >> np.uint64(62) == 1), "a page stays LOADING"
         cache.audit()

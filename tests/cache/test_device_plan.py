@@ -21,7 +21,7 @@ Trace = list[npt.NDArray[np.int64]]
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> RawTable:
-    """A page a row, and short ones: only metadata is looked at."""
+    """One short row per page, as only metadata matters."""
     rows = torch.arange(20_000, dtype=torch.int64).repeat_interleave(64).view(-1, 64)
     return write_raw_table(tmp_path_factory.mktemp("plan"), rows, page_bytes=512)
 
@@ -52,7 +52,7 @@ def open_cache(device: Device) -> Iterator[object]:
 
 
 def random_trace(rng: np.random.Generator, pages: int, steps: int, batch: int) -> Trace:
-    """Minibatches with repeated and with skewed pages."""
+    """Minibatches with repeated and skewed pages."""
     return [(pages * rng.random(rng.integers(0, batch + 1)) ** 2.5).astype(np.int64) for _ in range(steps)]
 
 
@@ -107,7 +107,7 @@ def test_plan_keeps_as_many_pages_of_each_worth_as_the_model(
 
 @pytest.mark.parametrize("policy", ["random", "window-pin"])
 @pytest.mark.parametrize("seed", range(6))
-def test_victims_by_chance_are_never_pages_that_are_needed(
+def test_random_victims_are_never_pages_that_are_needed(
     table: RawTable, open_cache: object, policy: str, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -128,7 +128,7 @@ def test_victims_by_chance_are_never_pages_that_are_needed(
         cache.plan(t)
         after = held_pages(cache, table)
         assert needed <= after
-        # Every missing page gets a line as long as there is one that may go.
+        # Every missing page gets a line while some line may be replaced.
         missing = set(trace[t].tolist()) - before
         assert len(after - before) == min(len(missing), lines - len(needed))
         cache.audit()

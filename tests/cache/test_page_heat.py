@@ -1,4 +1,4 @@
-"""Quantising weights of rows to the heat of pages."""
+"""Quantizing weights of rows to the heat of pages."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def test_the_scale_is_logarithmic_in_any_unit(
     assert found.max() == 255
 
 
-def test_degrees_keep_their_order_and_nothing_is_zero() -> None:
+def test_heat_keeps_the_order_of_degrees_and_is_not_zero() -> None:
     degrees = np.array([0, 1, 2, 3, 100, 100_000], np.uint32)
     found = page_heat(degrees, 1)
     assert found[0] == 0
     assert (np.diff(found.astype(int)) > 0).all()
 
 
-def test_one_stray_weight_does_not_flatten_the_others() -> None:
+def test_one_tiny_weight_does_not_flatten_the_others() -> None:
     weights = np.array([1e-30, 1.0, 2.0, 4.0, 1000.0])
     found = page_heat(weights, 1).astype(int)
     assert found[0] == 0

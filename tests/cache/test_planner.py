@@ -16,7 +16,7 @@ Trace = list[npt.NDArray[np.int64]]
 
 
 def random_trace(rng: np.random.Generator, pages: int, steps: int, batch: int) -> Trace:
-    """Minibatches with repeated and with skewed pages."""
+    """Minibatches with repeated and skewed pages."""
     return [(pages * rng.random(rng.integers(0, batch + 1)) ** 2.5).astype(np.int64) for _ in range(steps)]
 
 
@@ -85,7 +85,7 @@ def test_random_victims_are_never_pages_that_are_needed(policy: str, seed: int) 
 
 
 @pytest.mark.parametrize("policy", ALL_POLICIES)
-def test_closing_a_stream_early_leaves_no_mark_and_the_next_one_plans_right(policy: str) -> None:
+def test_after_a_stream_closed_early_no_mark_is_left_and_the_next_one_works(policy: str) -> None:
     rng = np.random.default_rng(7)
     pages = 300
     heat = rng.integers(0, 256, pages).astype(np.uint8)
@@ -141,13 +141,13 @@ def test_steps_out_of_order_are_refused() -> None:
         planner.retire(1)
 
 
-def test_an_unknown_policy_lists_what_there_is() -> None:
+def test_an_unknown_policy_lists_the_known_ones() -> None:
     with pytest.raises(ValueError, match="lookahead, window-pin, random, lru, static"):
         _core.Planner(10, 4, "mru")
 
 
-def test_a_table_of_more_than_2_to_the_32_pages_is_planned_as_a_small_one() -> None:
-    """A minibatch keeps 8 bytes for each of its pages. 34 GB of page words, of which little is touched."""
+def test_a_table_of_more_than_2_to_the_32_pages_is_planned_like_a_small_one() -> None:
+    """A minibatch keeps 8 bytes per page. Of 34 GB of page words only a few are touched."""
     pages = (1 << 32) + 1000
     try:
         planner = _core.Planner(pages, 30)

@@ -1,4 +1,4 @@
-"""`gids convert`: every source comes out bit for bit, and what cannot be converted says why on one line."""
+"""`gids convert`: every source is converted bit for bit; an error is one line with the reason."""
 
 import errno
 import os
@@ -77,7 +77,7 @@ def test_raw_binary(tmp_path, shape):
 
 
 @pytest.mark.parametrize("name", ["x.npz", "x.npy"])
-def test_tables_are_stored_in_fewer_bits_and_the_rounding_is_told(tmp_path, capsys, name):
+def test_tables_are_stored_in_fewer_bits_and_rounding_is_reported(tmp_path, capsys, name):
     if name == "x.npz":  # a stream, which is read twice for the scales of columns
         np.savez_compressed(
             tmp_path / name, feat=FEAT, pos=FEAT[:, :3].astype(np.float64), year=np.arange(50)
@@ -111,7 +111,7 @@ def test_values_that_cannot_be_stored_in_fewer_bits_leave_nothing(tmp_path, caps
             "table '_N.feat': row 31, column 2 is nan, which int8 with a scale cannot hold",
         ),
         (["--dtype", "int8", "--scale", "column"], "row 31, column 2 is nan"),
-        (["--dtype", "float16"], "which ends at 65504; bfloat16 and float32 reach 3e38"),
+        (["--dtype", "float16"], "whose largest value is 65504: use bfloat16 or float32"),
     ):
         assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids"), *options]) == 2
         assert said in capsys.readouterr().err
@@ -432,7 +432,7 @@ BAD = {kind: message for kind, (_, message) in BAD_DIRECTORIES.items()} | {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_bad_source_is_one_line_and_leaves_nothing(tmp_path, capsys, kind):
+def test_invalid_source_prints_one_line_and_leaves_nothing(tmp_path, capsys, kind):
     source = source_of(kind, tmp_path)
     before = sorted(tmp_path.rglob("*"))
     assert main(["convert", str(source), str(tmp_path / "x.gids")]) == 2
@@ -456,7 +456,7 @@ def test_a_bad_source_is_one_line_and_leaves_nothing(tmp_path, capsys, kind):
         (["--memory", "1k"], "1 MiB"),
     ],
 )
-def test_bad_options_are_one_line(tmp_path, capsys, arguments, message):
+def test_invalid_options_print_one_line(tmp_path, capsys, arguments, message):
     np.save(tmp_path / "x.npy", FEAT)
     assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids"), *arguments]) == 2
     assert message in capsys.readouterr().err
@@ -466,7 +466,7 @@ def test_bad_options_are_one_line(tmp_path, capsys, arguments, message):
 @pytest.mark.parametrize(
     "arguments", [["--shape", "a,b"], ["--split", "half"], ["--memory", "lots"], ["--index-dtype", "int8"]]
 )
-def test_options_that_cannot_be_read_show_the_usage(arguments, capsys):
+def test_unreadable_options_print_the_usage(arguments, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["convert", "x.npy", "x.gids", *arguments])
     assert "usage: gids convert" in capsys.readouterr().err
@@ -504,7 +504,7 @@ def test_options_that_do_not_apply_are_refused(tmp_path, capsys, arguments, mess
         (["--skip", "pos"], "has no array of that name"),
     ],
 )
-def test_options_that_a_directory_has_no_use_for(tmp_path, capsys, arguments, message):
+def test_options_that_do_not_apply_to_a_directory_are_refused(tmp_path, capsys, arguments, message):
     save(tmp_path / "s", feat=FEAT)
     assert main(["convert", str(tmp_path / "s"), str(tmp_path / "x.gids"), *arguments]) == 2
     assert message in capsys.readouterr().err
@@ -519,7 +519,7 @@ def test_options_that_a_directory_has_no_use_for(tmp_path, capsys, arguments, me
         (np.ones((50, 3), bool), "has shape (50, 3): choose one of its 3 splits with --split-column, 0 to 2"),
     ],
 )
-def test_a_mask_that_is_none(tmp_path, capsys, mask, message):
+def test_invalid_mask_is_refused(tmp_path, capsys, mask, message):
     save(tmp_path / "s", feat=FEAT, train_mask=mask)
     assert main(["convert", str(tmp_path / "s"), str(tmp_path / "x.gids")]) == 2
     assert message.format(s=tmp_path / "s") in capsys.readouterr().err
@@ -537,7 +537,7 @@ def test_one_of_several_splits_and_ids_that_are_a_mask(tmp_path, capsys):
     assert "is a mask: rename it to train_mask" in capsys.readouterr().err
 
 
-def test_labels_of_another_length_and_edge_tables_name_both_sides(tmp_path, capsys):
+def test_errors_about_lengths_name_both_arrays(tmp_path, capsys):
     save(tmp_path / "s", feat=FEAT, label=np.zeros(49))
     assert main(["convert", str(tmp_path / "s"), str(tmp_path / "x.gids")]) == 2
     said = (
@@ -546,7 +546,7 @@ def test_labels_of_another_length_and_edge_tables_name_both_sides(tmp_path, caps
     assert said in capsys.readouterr().err
 
 
-def test_a_random_split_and_float64_are_told(tmp_path, capsys):
+def test_random_split_and_float64_are_reported(tmp_path, capsys):
     save(tmp_path / "s", feat=FEAT.astype(np.float64), label=np.arange(50) - 10)
     convert(tmp_path / "s", tmp_path / "x.gids", "--seed", "3")
     told = capsys.readouterr().err
@@ -557,7 +557,7 @@ def test_a_random_split_and_float64_are_told(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("values", [FEAT.astype(object), FEAT + 1j])
-def test_features_that_cannot_be_stored_are_refused_or_told(tmp_path, capsys, values):
+def test_features_that_cannot_be_stored_are_refused_or_reported(tmp_path, capsys, values):
     np.savez(tmp_path / "x.npz", feat=values, edge_index=EDGES, num_nodes=50)
     assert main(["convert", str(tmp_path / "x.npz"), str(tmp_path / "x.gids"), "--quiet"]) == 2
     assert "cast it, or give --skip feat" in capsys.readouterr().err
@@ -568,10 +568,10 @@ def test_features_that_cannot_be_stored_are_refused_or_told(tmp_path, capsys, va
     assert "num_nodes.npy; left out 'emb' of y.npz: Python objects" in capsys.readouterr().err
 
 
-def test_what_only_float64_holds_is_told_so(tmp_path, capsys):
+def test_error_for_a_value_above_float32_names_float64(tmp_path, capsys):
     np.save(tmp_path / "x.npy", np.array([[1e300]]))
     assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids"), "--dtype", "float32"]) == 2
-    assert "ends at 3.40282e+38; only float64 holds it" in capsys.readouterr().err
+    assert "whose largest value is 3.40282e+38: use float64" in capsys.readouterr().err
 
 
 def test_dtypes_in_one_list(tmp_path):
@@ -606,7 +606,7 @@ def test_scipys_sparse_files(tmp_path, capsys):
     assert "in coo form; write it as CSR: save_npz('x.npz', matrix.tocsr())" in capsys.readouterr().err
 
 
-def test_striped_pages_say_how_to_open_them(tmp_path, capsys):
+def test_conversion_to_several_disks_prints_how_to_open_the_dataset(tmp_path, capsys):
     np.save(tmp_path / "x.npy", np.ones((5000, 8), np.float32))
     stripes = [tmp_path / "disk a", tmp_path / "b"]
     for stripe in stripes:
@@ -623,7 +623,7 @@ def test_striped_pages_say_how_to_open_them(tmp_path, capsys):
     assert "usage: gids convert SRC DST [option ...]" in capsys.readouterr().err
 
 
-def test_a_dataset_and_a_torn_torch_file_are_named_for_what_they_are(tmp_path, capsys):
+def test_dataset_or_damaged_torch_file_as_source_is_recognized(tmp_path, capsys):
     np.save(tmp_path / "x.npy", FEAT)
     convert(tmp_path / "x.npy", tmp_path / "x.gids")
     assert main(["convert", str(tmp_path / "x.gids"), str(tmp_path / "y.gids")]) == 2
@@ -634,7 +634,7 @@ def test_a_dataset_and_a_torn_torch_file_are_named_for_what_they_are(tmp_path, c
     assert "is not a file of torch.save, or is truncated" in capsys.readouterr().err
 
 
-def test_ctrl_c_says_what_resumes(tmp_path, capsys, monkeypatch):
+def test_ctrl_c_prints_how_to_resume(tmp_path, capsys, monkeypatch):
     np.savez(tmp_path / "x.npz", x=FEAT, edge_index=EDGES)
     source, target = str(tmp_path / "x.npz"), tmp_path / "x.gids"
 
@@ -644,7 +644,9 @@ def test_ctrl_c_says_what_resumes(tmp_path, capsys, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("gids.write.dataset_writer.DatasetWriter.write_table", interrupt)  # after the graph
         assert main(["convert", source, str(target)]) == 130
-    assert f"interrupted; the same command resumes, from {target}.partial" in capsys.readouterr().err
+    assert (
+        f"interrupted; run the same command again to resume from {target}.partial" in capsys.readouterr().err
+    )
     convert(source, target)
     assert "resuming an unfinished conversion" in capsys.readouterr().err
 
@@ -659,7 +661,7 @@ def run_gids(command, **environment):
     )
 
 
-def test_output_that_nobody_reads_or_that_lacks_characters():
+def test_closed_or_ascii_output_is_no_error():
     gids = f"{sys.executable} -m gids convert"
     done = run_gids(f"{gids} --list | head -1", PYTHONUNBUFFERED="1")
     assert "Error" not in done.stderr
@@ -668,7 +670,7 @@ def test_output_that_nobody_reads_or_that_lacks_characters():
     assert done.returncode == 0
 
 
-def test_a_full_disk_leaves_nothing_that_cannot_be_resumed(tmp_path, capsys, monkeypatch):
+def test_full_disk_leaves_only_what_can_be_resumed(tmp_path, capsys, monkeypatch):
     np.save(tmp_path / "x.npy", FEAT)
 
     def full(*_):
@@ -678,12 +680,12 @@ def test_a_full_disk_leaves_nothing_that_cannot_be_resumed(tmp_path, capsys, mon
     assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids")]) == 2
     error = capsys.readouterr().err
     assert "No space left on device while writing x.gids" in error
-    assert f"make room and try again, at: {tmp_path / 'x.gids'}" in error
+    assert f"free space and try again, at: {tmp_path / 'x.gids'}" in error
     assert [p.name for p in tmp_path.iterdir()] == ["x.npy"]
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_disk_with_no_room_to_begin_says_what_to_do(tmp_path, capsys, monkeypatch, begun):
+def test_error_of_a_full_disk_at_the_start_says_what_to_do(tmp_path, capsys, monkeypatch, begun):
     np.save(tmp_path / "x.npy", FEAT)
     if begun:  # by an earlier command, whose work stays
         (tmp_path / "x.gids.partial").mkdir()
@@ -697,21 +699,24 @@ def test_a_disk_with_no_room_to_begin_says_what_to_do(tmp_path, capsys, monkeypa
     assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids")]) == 2
     error = capsys.readouterr().err
     assert "No space left on device to begin x.gids (" in error
-    assert " free); nothing was written; make room on its disk, or choose another, at: " in error
+    assert " free); nothing was written; free space on this disk, or choose another, at: " in error
     assert str(tmp_path / "x.gids") in error
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_dataset_is_only_replaced_when_asked(tmp_path, capsys):
+def test_dataset_is_only_replaced_with_overwrite(tmp_path, capsys):
     np.save(tmp_path / "x.npy", FEAT)
     convert(tmp_path / "x.npy", tmp_path / "x.gids")
     np.save(tmp_path / "x.npy", -FEAT)
     assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids")]) == 2
-    assert "x.gids exists; choose another name, or --overwrite it" in capsys.readouterr().err
+    assert (
+        "x.gids already exists: choose another name, or replace it with --overwrite"
+        in capsys.readouterr().err
+    )
     assert np.array_equal(rows(convert(tmp_path / "x.npy", tmp_path / "x.gids", "--overwrite")), -FEAT)
 
 
-def test_room_is_checked_before_anything_is_written(tmp_path, capsys):
+def test_free_space_is_checked_before_anything_is_written(tmp_path, capsys):
     header = np.lib.format.header_data_from_array_1_0(FEAT) | {"shape": (1 << 30, 1024)}
     with open(tmp_path / "x.npy", "wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
@@ -727,7 +732,7 @@ def test_room_is_checked_before_anything_is_written(tmp_path, capsys):
 
 
 def peak_bytes(*arguments):
-    """What a conversion in a fresh process has resident at most."""
+    """The peak resident memory of a conversion in a new process."""
     code = (
         "import sys; from gids.cli import main; status = main(sys.argv[1:]);"
         "peak = next(line for line in open('/proc/self/status') if line.startswith('VmHWM'));"
@@ -760,7 +765,7 @@ def test_a_packed_array_is_never_in_memory_nor_unpacked(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--dedup", "--reverse-edges"]])
-def test_edges_are_sorted_in_the_memory_that_is_given(tmp_path, options):
+def test_edges_are_sorted_in_the_given_memory(tmp_path, options):
     """2.5 million edges, which in memory would take 160 MB."""
     edges = RNG.integers(0, 150_000, (2, 2_500_000))
     save(tmp_path / "s", edge_index=edges, num_nodes=np.array(150_000))

@@ -1,4 +1,4 @@
-"""`gids export`: what was converted comes back out, byte for byte."""
+"""`gids export`: an exported table equals the source, byte for byte."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ RNG = np.random.default_rng(12)
     "dtype", ["float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool"]
 )
 @pytest.mark.parametrize("shape", [(999,), (500, 7), (40, 2, 3), (0, 5)])
-def test_an_array_comes_back_byte_for_byte(tmp_path, dtype, shape):
+def test_exported_array_equals_the_source_byte_for_byte(tmp_path, dtype, shape):
     np.save(tmp_path / "x.npy", RNG.integers(0, 100, shape).astype(dtype))
     assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids"), "--quiet"]) == 0
     arguments = ["export", str(tmp_path / "x.gids"), "feat", str(tmp_path / "y.npy"), "--memory", "20k"]
@@ -30,7 +30,7 @@ def dataset(path):
     return values
 
 
-def test_bfloat16_is_widened_and_shards_elsewhere_are_allowed(tmp_path, capsys):
+def test_bfloat16_is_exported_as_float32_and_shards_outside_are_allowed(tmp_path, capsys):
     values = dataset(tmp_path / "d.gids")
     allow = ["--allow-dir", str(tmp_path)]
     assert main(["export", str(tmp_path / "d.gids"), "a.x", str(tmp_path / "x.npy"), *allow]) == 0
@@ -38,7 +38,7 @@ def test_bfloat16_is_widened_and_shards_elsewhere_are_allowed(tmp_path, capsys):
     assert capsys.readouterr().out == f"{tmp_path}/x.npy: float32[30, 4], 480 B\n"
 
 
-def test_a_table_that_is_not_there_or_not_one_is_one_line(tmp_path, capsys):
+def test_missing_or_ambiguous_table_prints_one_line(tmp_path, capsys):
     dataset(tmp_path / "d.gids")
     for table, message in (("y", "no table 'y' in d.gids"), ("x", "2 tables of d.gids have key 'x'")):
         arguments = [str(tmp_path / "d.gids"), table, str(tmp_path / "x.npy"), "--allow-dir", str(tmp_path)]
@@ -47,20 +47,20 @@ def test_a_table_that_is_not_there_or_not_one_is_one_line(tmp_path, capsys):
     assert not (tmp_path / "x.npy").exists()
 
 
-def test_a_file_is_only_replaced_when_asked(tmp_path, capsys):
+def test_file_is_only_replaced_with_overwrite(tmp_path, capsys):
     dataset(tmp_path / "d.gids")
     (tmp_path / "x.npy").write_text("mine")
     arguments = ["export", str(tmp_path / "d.gids"), "b.x", str(tmp_path / "x.npy")]
     arguments += ["--allow-dir", str(tmp_path)]
     assert main(arguments) == 2
-    assert "exists; choose another name, or --overwrite it" in capsys.readouterr().err
+    assert "already exists: choose another name, or replace it with --overwrite" in capsys.readouterr().err
     assert (tmp_path / "x.npy").read_text() == "mine"
     assert main([*arguments, "--overwrite"]) == 0
     assert np.load(tmp_path / "x.npy").tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("scale", ["row", "column"])
-def test_int8_with_a_scale_is_widened_or_given_with_its_scales(tmp_path, capsys, scale):
+def test_int8_with_a_scale_is_exported_as_float32_or_with_its_scales(tmp_path, capsys, scale):
     values = RNG.standard_normal((500, 6), np.float32)
     np.save(tmp_path / "x.npy", values)
     arguments = ["--dtype", "int8", "--scale", scale, "--quiet"]
@@ -77,7 +77,7 @@ def test_int8_with_a_scale_is_widened_or_given_with_its_scales(tmp_path, capsys,
     assert np.array_equal(wide, steps * (scales[:, None] if scale == "row" else scales))
     assert np.abs(wide - values).max() < np.abs(values).max() / 250
     assert main([*command, str(tmp_path / "raw.npy"), "--raw"]) == 2
-    assert "raw.npy exists" in capsys.readouterr().err
+    assert "raw.npy already exists" in capsys.readouterr().err
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "raw.npy",
         "raw.scale.npy",
@@ -87,7 +87,7 @@ def test_int8_with_a_scale_is_widened_or_given_with_its_scales(tmp_path, capsys,
     ]
 
 
-def test_raw_is_as_ever_without_a_scale(tmp_path):
+def test_raw_without_a_scale_changes_nothing(tmp_path):
     np.save(tmp_path / "x.npy", RNG.standard_normal((50, 6), np.float32))
     assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids"), "--quiet"]) == 0
     assert (

@@ -1,4 +1,4 @@
-"""`gids generate`: a graph that converts, in one type or two; the same options give the same bytes."""
+"""`gids generate`: graphs of one or two types that convert; the same options give the same bytes."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def test_one_type_converts(tmp_path, capsys):
     assert set(store.labels["_N"].tolist()) == set(range(5))
 
 
-def test_two_types_convert_and_both_relations_tell_the_class(tmp_path):
+def test_two_types_convert_and_both_relations_show_the_class(tmp_path):
     generate(tmp_path / "g", "--hetero")
     assert main(["convert", str(tmp_path / "g"), str(tmp_path / "g.gids"), "--reverse-edges"]) == 0
     store = FeatureStore(tmp_path / "g.gids")
@@ -78,24 +78,24 @@ def test_skew_makes_few_sources_popular(tmp_path):
         (["--dim", "0"], "node_count and dim must be 1 or more"),
     ],
 )
-def test_bad_sizes_are_one_line_and_leave_nothing(tmp_path, capsys, arguments, message):
+def test_invalid_sizes_print_one_line_and_leave_nothing(tmp_path, capsys, arguments, message):
     assert main(["generate", str(tmp_path / "g"), *SMALL, *arguments]) == 2
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_few_nodes_have_as_many_classes(tmp_path):
+def test_few_nodes_have_one_class_each(tmp_path):
     assert main(["generate", str(tmp_path / "g"), "--nodes", "10", "--dim", "4"]) == 0
     assert np.load(tmp_path / "g/labels.npy").max() == 9
 
 
-def test_what_is_there_is_kept(tmp_path, capsys):
+def test_existing_directory_is_kept(tmp_path, capsys):
     assert main(["generate", str(tmp_path), *SMALL]) == 2
-    assert "exists; choose another name" in capsys.readouterr().err
+    assert "already exists: choose another name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [["--nodes", "1.5"], ["--edges", "many"], ["--split", "0.9,0.9,0"]])
-def test_numbers_that_are_none_show_the_usage(arguments, capsys):
+def test_invalid_numbers_print_the_usage(arguments, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["generate", "g", *arguments])
     assert "usage: gids generate" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`gids heat`: each method, its options, and what ends it."""
+"""`gids heat`: each method, its options and its errors."""
 
 import json
 
@@ -41,7 +41,7 @@ def test_damped_walks_are_stored(dataset, capsys):
     assert list(verify(dataset)) == []
 
 
-def test_without_damping_it_is_the_visits_of_sampling(dataset):
+def test_heat_without_damping_equals_the_visits_of_sampling(dataset):
     for options, fanouts in ((["--fanouts", "5,-1,2"], [5, -1, 2]), ([], [10, 10, 10])):
         arguments = ["--method", "reverse-pagerank", *options, "--seeds", "all", "--quiet"]
         assert main(["heat", str(dataset), *arguments]) == 0
@@ -87,15 +87,21 @@ def test_info_lists_the_methods(dataset, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--method", "out-degree", "--seed", "1"], "--seed means nothing to --method out-degree"),
-        (["--method", "reverse-pagerank", "--batch-size", "1"], "--batch-size means nothing to --method rev"),
-        (["--method", "reverse-pagerank", "--fanouts", "3", "--damping", "0.9"], "leave one out"),
+        (["--method", "out-degree", "--seed", "1"], "--seed does not apply to --method out-degree"),
+        (
+            ["--method", "reverse-pagerank", "--batch-size", "1"],
+            "--batch-size does not apply to --method rev",
+        ),
+        (
+            ["--method", "reverse-pagerank", "--fanouts", "3", "--damping", "0.9"],
+            "exclude each other: remove one",
+        ),
         (["--method", "reverse-pagerank", "--damping", "1.5"], "damping=1.5"),
         (["--method", "sampled", "--fanouts", "0"], "fanouts=[0]"),
         (["--method", "sampled", "--fanouts", "3", "--batches", "0"], "batches=0"),
     ],
 )
-def test_what_makes_no_sense_is_one_line_and_changes_nothing(dataset, capsys, arguments, message):
+def test_invalid_options_print_one_line_and_change_nothing(dataset, capsys, arguments, message):
     before = (dataset / "manifest.json").read_bytes()
     assert main(["heat", str(dataset), *arguments]) == 2
     error = capsys.readouterr().err
@@ -105,13 +111,13 @@ def test_what_makes_no_sense_is_one_line_and_changes_nothing(dataset, capsys, ar
     assert (dataset / "manifest.json").read_bytes() == before
 
 
-def test_what_argparse_refuses(dataset, capsys):
+def test_unreadable_options_are_refused(dataset, capsys):
     for arguments in (["--method", "luck"], ["--method", "sampled", "--fanouts", "3,x"], []):
         with pytest.raises(SystemExit):
             main(["heat", str(dataset), *arguments])
-    assert "'3,x' is not a list of numbers such as 10,5,5" in capsys.readouterr().err
+    assert "'3,x' is not a list of integers: write them as 10,5,5" in capsys.readouterr().err
 
 
-def test_what_is_not_there_is_an_error(tmp_path, capsys):
+def test_missing_dataset_is_an_error(tmp_path, capsys):
     assert main(["heat", str(tmp_path / "none.gids"), "--method", "out-degree"]) == 2
     assert capsys.readouterr().err.startswith(f"gids heat: no dataset at {tmp_path}/none.gids")

@@ -1,4 +1,4 @@
-"""`gids info`, `gids --help` and how the command ends."""
+"""`gids info`, `gids --help` and the exit of the command."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def dataset(tmp_path_factory):
     return folder / "mag.gids"
 
 
-def test_it_says_what_a_dataset_holds(dataset, capsys):
+def test_info_prints_the_content(dataset, capsys):
     assert main(["info", str(dataset)]) == 0
     assert (
         capsys.readouterr().out
@@ -53,7 +53,7 @@ relations
     )
 
 
-def test_json_has_the_same_facts(dataset, capsys):
+def test_json_has_the_same_content(dataset, capsys):
     assert main(["info", str(dataset), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["tables"][0] == {
@@ -77,7 +77,7 @@ def test_json_has_the_same_facts(dataset, capsys):
     assert found["relations"][1] == {"type": ["paper", "cites", "paper"], "edges": 9, "topology": None}
 
 
-def test_the_balance_of_shards_is_said(tmp_path, capsys):
+def test_info_prints_the_size_of_each_shard(tmp_path, capsys):
     np.save(tmp_path / "feat.npy", np.zeros((50, 100), np.float32))
     disks = [str(tmp_path / d) for d in ("ssd0", "ssd1")]
     for disk in disks:
@@ -90,7 +90,7 @@ def test_the_balance_of_shards_is_said(tmp_path, capsys):
     assert shards == ["12.3 kB, 60.0%", "8.2 kB, 40.0%"]
 
 
-def test_what_is_no_dataset_is_one_line(tmp_path, capsys):
+def test_path_without_dataset_prints_one_line(tmp_path, capsys):
     assert main(["info", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"gids info: {tmp_path} has no manifest.json; is it a gids dataset?\n"
 
@@ -107,7 +107,7 @@ def test_help_and_version_need_no_torch():
         assert expected in done.stdout
 
 
-def test_an_unexpected_error_is_one_line_unless_asked_for_more(dataset, capsys, monkeypatch):
+def test_unexpected_error_prints_one_line_or_a_traceback_on_request(dataset, capsys, monkeypatch):
     monkeypatch.setattr("gids.cli.info.describe", lambda _: 1 / 0)
     assert main(["info", str(dataset)]) == 2
     assert (
@@ -128,7 +128,7 @@ def test_ctrl_c_ends_without_a_traceback(dataset, capsys, monkeypatch):
     assert capsys.readouterr().err == "\ngids info: interrupted\n"
 
 
-def test_a_scale_is_told(tmp_path, capsys):
+def test_info_prints_the_scale(tmp_path, capsys):
     np.save(tmp_path / "x.npy", np.ones((9, 6), np.float32))
     command = ["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids"), "--dtype", "int8", "--quiet"]
     assert main(command) == 0

@@ -1,4 +1,4 @@
-"""`gids info --system`: with and without everything that it looks for."""
+"""`gids info --system`, with and without each item."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def look(root: Path, load: object, path: Path | None = None, kvikio: KvikioProbe
 
 @pytest.fixture
 def packages(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What is installed; empty."""
+    """The installed packages; none."""
     installed: dict[str, str] = {}
 
     def version(name: str) -> str:
@@ -116,11 +116,11 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 def test_a_machine_without_anything_is_described(tmp_path: Path, packages: dict[str, str]) -> None:
     found = look(tmp_path, no_library)
-    assert found["memory"].found == "unknown: /proc/meminfo does not say"
+    assert found["memory"].found == "unknown: not in /proc/meminfo"
     assert found["huge pages"].found.startswith("unknown")
-    assert found["CUDA driver"] == Item("CUDA driver", "no NVIDIA driver (libcuda.so.1 is not there)")
+    assert found["CUDA driver"] == Item("CUDA driver", "no NVIDIA driver (libcuda.so.1 not found)")
     assert found["nvidia-fs"] == Item("nvidia-fs", "not loaded")
-    assert found["cuFile (GPUDirect Storage)"].found == "not there"
+    assert found["cuFile (GPUDirect Storage)"].found == "not found"
     for name in ("torch", "dgl", "cupy", "kvikio"):
         assert found[name] == Item(name, "not installed"), "nothing to advise without a GPU"
     assert not [name for name in found if name.startswith(("PCIe", "CUDA device"))]
@@ -157,12 +157,12 @@ def test_a_machine_with_everything_needs_no_advice(tmp_path: Path, packages: dic
     assert [found[n].advice for n in names] == [""] * len(names)
 
 
-def test_what_a_gpu_lacks_is_advised(tmp_path: Path, packages: dict[str, str]) -> None:
+def test_advice_names_what_a_gpu_needs(tmp_path: Path, packages: dict[str, str]) -> None:
     packages |= {"torch": "2.13.0+cpu"}
     link = gpu_on_bus("0000:0a:00.0", max_link_speed="16.0 GT/s", max_link_width="16", current_link_width="8")
     found = look(machine(tmp_path, BARE | link), FakeCuda(devices=2))
     assert found["PCIe of 0000:0a:00.0"].found == "generation 4, 8 lanes"
-    assert found["PCIe of 0000:0a:00.0"].advice == "the link has 8 of 16 lanes: use a slot with all of them"
+    assert found["PCIe of 0000:0a:00.0"].advice == "use a slot with 16 lanes: the link has 8"
     assert found["PCIe of 0000:0a:00.1"].found.startswith("unknown")
     assert found["host-native atomics 1"].found == "yes"
     assert "modprobe nvidia-fs" in found["nvidia-fs"].advice
@@ -186,21 +186,21 @@ def test_what_a_gpu_lacks_is_advised(tmp_path: Path, packages: dict[str, str]) -
         ),
     ],
 )
-def test_what_kvikio_answers_is_told(
+def test_answer_of_kvikio_is_shown(
     tmp_path: Path, packages: dict[str, str], probe: KvikioProbe, found: str, advice: str
 ) -> None:
     item = f"GPUDirect Storage at {tmp_path}"
     assert look(tmp_path, FakeCuda(), kvikio=probe)[item] == Item(item, found, advice)
 
 
-def test_a_gpu_without_its_driver_is_seen_on_the_bus(tmp_path: Path, packages: dict[str, str]) -> None:
+def test_gpu_without_driver_is_found_on_the_bus(tmp_path: Path, packages: dict[str, str]) -> None:
     other = gpu_on_bus("0000:00:01.0", vendor="0x1af4", **{"class": "0x030000"})
     found = look(machine(tmp_path, H100 | other), no_library)
     assert "install its driver" in found["CUDA driver"].advice
     assert [name for name in found if name.startswith("PCIe")] == ["PCIe of 0000:0a:00.0"]
 
 
-def test_a_driver_that_does_not_start_says_why() -> None:
+def test_driver_that_does_not_start_gives_the_reason() -> None:
     assert ask_driver(FakeCuda(init=802)).fault == "the driver does not start: failure 802"
     none = ask_driver(FakeCuda(devices=0))
     assert (none.version, none.devices, none.fault) == ((13, 1), [], "the driver has no device")
@@ -209,7 +209,7 @@ def test_a_driver_that_does_not_start_says_why() -> None:
 
 
 @pytest.mark.parametrize("name", ["sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"])
-def test_a_control_groups_limit_is_what_counts(tmp_path: Path, packages: dict[str, str], name: str) -> None:
+def test_limit_of_the_control_group_is_shown(tmp_path: Path, packages: dict[str, str], name: str) -> None:
     found = look(machine(tmp_path, BARE | {name: "1000000000\n"}), no_library)["memory"]
     assert found.found == "8.2 GB, 6.1 GB available, limited to 1.0 GB"
     assert "control group" in found.advice
@@ -217,7 +217,9 @@ def test_a_control_groups_limit_is_what_counts(tmp_path: Path, packages: dict[st
         assert look(machine(tmp_path, {name: fine}), no_library)["memory"].advice == ""
 
 
-def test_limits_are_judged(tmp_path: Path, packages: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_low_limits_get_advice(
+    tmp_path: Path, packages: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     limits = {resource.RLIMIT_MEMLOCK: (8 << 20, 8 << 20), resource.RLIMIT_NOFILE: (1024, 4096)}
     monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
@@ -240,7 +242,7 @@ def test_limits_are_judged(tmp_path: Path, packages: dict[str, str], monkeypatch
     assert look(root, no_library)["RLIMIT_MEMLOCK"].advice == ""
 
 
-def test_direct_io_and_io_uring_are_told_with_why_not(
+def test_missing_direct_io_and_io_uring_give_a_reason(
     tmp_path: Path, packages: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = {
@@ -271,11 +273,11 @@ def test_direct_io_and_io_uring_are_told_with_why_not(
     assert tried[1] == tmp_path / "manifest.json"
     answer |= {"direct": True, "alignment": 512, "file_system": "ext4", "io_uring_note": ""}
     found = look(tmp_path, no_library)
-    assert found[name] == Item(name, "ext4, O_DIRECT in multiples of 512 B")
+    assert found[name] == Item(name, "ext4, O_DIRECT, alignment 512 B")
     assert found["io_uring"] == Item("io_uring", "yes")
 
 
-def test_a_path_that_is_not_there_does_not_end_it(tmp_path: Path, packages: dict[str, str]) -> None:
+def test_missing_path_is_reported_and_the_rest_is_shown(tmp_path: Path, packages: dict[str, str]) -> None:
     found = look(tmp_path, no_library, tmp_path / "none")
     why = found[f"direct I/O at {tmp_path}/none"].found
     assert why.startswith("not tried: ")
@@ -300,6 +302,6 @@ def test_the_command_runs_on_this_machine(tmp_path: Path, capsys: pytest.Capture
     assert "direct I/O at ." in done.stdout
 
 
-def test_without_path_or_system_it_says_what_to_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_without_path_or_system_asks_for_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info"]) == 2
-    assert capsys.readouterr().err == "gids info: name a dataset, or ask for --system\n"
+    assert capsys.readouterr().err == "gids info: PATH is missing: give a dataset, or --system\n"

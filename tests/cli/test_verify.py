@@ -1,4 +1,4 @@
-"""`gids verify`: one flipped bit anywhere is found, named and reported by the exit status."""
+"""`gids verify`: a flipped bit anywhere is found, reported and sets the exit status."""
 
 import os
 import random
@@ -38,7 +38,7 @@ def all_files(dataset):
     return sorted(p for p in files if p.is_file() and p.name != "gids-shards.json")
 
 
-def test_a_sound_dataset_has_no_faults(dataset, capfd):
+def test_valid_dataset_has_no_faults(dataset, capfd):
     assert run(dataset) == 0
     assert capfd.readouterr() == (f"{dataset}: no faults\n", "")
     assert run(dataset, "--quiet", "--workers", "1") == 0
@@ -70,7 +70,7 @@ def test_a_flipped_bit_in_any_file_is_found(dataset, capsys):
     assert run(dataset) == 0
 
 
-def test_a_fault_in_a_page_names_page_and_rows(dataset, capsys):
+def test_fault_in_a_page_is_reported_with_page_and_rows(dataset, capsys):
     shard = next((dataset.parent / "ssd").glob("*/_N.feat/shard-01.bin"))
     data = shard.read_bytes()
     # The second page of shard 1 is page 3: rows 6 and 7. Its last byte is padding.
@@ -78,7 +78,7 @@ def test_a_fault_in_a_page_names_page_and_rows(dataset, capsys):
     assert run(dataset) == 1
     assert (
         capsys.readouterr().out
-        == f"{shard} at byte 512: page 3 of '_N.feat' (rows 6 to 7) fails its CRC32C\n"
+        == f"{shard} at byte 512: page 3 of '_N.feat' (rows 6 to 7) fails its CRC32C check\n"
     )
     shard.write_bytes(data)
 
@@ -105,7 +105,7 @@ def test_every_fault_has_a_line(dataset, capsys):
         ("nodes/_N.test_idx.npy", 40, "test_idx[7] is 40"),
     ],
 )
-def test_ids_out_of_range_are_found_though_every_checksum_is_right(dataset, capsys, name, value, message):
+def test_ids_out_of_range_are_found_with_valid_checksums(dataset, capsys, name, value, message):
     path, manifest = dataset / name, dataset / "manifest.json"
     saved, saved_manifest = path.read_bytes(), manifest.read_bytes()
     path.write_bytes(saved[:-8] + np.int64(value).tobytes())
@@ -121,12 +121,12 @@ def test_ids_out_of_range_are_found_though_every_checksum_is_right(dataset, caps
     assert output.startswith(f"{path}: {message}")
 
 
-def test_shards_elsewhere_need_leave(dataset, capsys):
+def test_shards_outside_the_dataset_need_allow_dir(dataset, capsys):
     assert main(["verify", str(dataset)]) == 1
     assert "--allow-dir" in capsys.readouterr().out
 
 
-def test_what_is_not_there_is_an_error(tmp_path, capsys):
+def test_missing_dataset_is_an_error(tmp_path, capsys):
     assert main(["verify", str(tmp_path / "none.gids")]) == 2
     assert capsys.readouterr().err == f"gids verify: no dataset at {tmp_path}/none.gids\n"
 
@@ -199,7 +199,7 @@ def test_an_error_just_beyond_the_bound_is_found(tmp_path, capsys):
     ("scale", "said"),
     [("row", "; 8 values differ"), ("column", "'_N.feat': the scales of columns do not fit")],
 )
-def test_a_bound_is_by_the_source_and_not_by_the_scale_that_is_stored(tmp_path, capsys, scale, said):
+def test_bound_depends_on_the_source_not_on_the_stored_scale(tmp_path, capsys, scale, said):
     """Else a scale that is too large would excuse any value."""
     values = np.random.default_rng(3).uniform(-1, 1, (40, 8)).astype(np.float32)
     values[3, 0] = 1000
@@ -225,7 +225,7 @@ def test_tables_that_only_one_side_has_are_faults(tmp_path, source, capsys):
     ]
 
 
-def test_a_raw_source_is_described(tmp_path, capsys):
+def test_raw_source_is_compared(tmp_path, capsys):
     np.arange(60, dtype=np.float32).tofile(tmp_path / "x.bin")
     describe = ["--dtype", "float32", "--shape=-1,6", "--table", "paper.emb"]
     assert main(["convert", str(tmp_path / "x.bin"), str(tmp_path / "a.gids"), *describe, "--quiet"]) == 0

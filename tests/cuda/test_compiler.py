@@ -1,4 +1,4 @@
-"""Device sources become machine code, with the product's options, and again only when something changed."""
+"""Device sources are compiled with the product's options, and again only after a change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNIT = str(Path(__file__).parent / "kernels.cu")
 
 
 class FakeNvrtc:
-    """Machine code is the source and its options."""
+    """A compiler whose machine code is the source and its options."""
 
     class NVRTCError(Exception):
         pass
@@ -75,9 +75,7 @@ def cccl(tmp_path: Path) -> Path:
     return tmp_path / "cccl"
 
 
-def test_a_unit_is_compiled_again_only_when_something_changed(
-    sources: Sources, cccl: Path, tmp_path: Path
-) -> None:
+def test_a_unit_is_recompiled_only_after_a_change(sources: Sources, cccl: Path, tmp_path: Path) -> None:
     nvrtc, cache = FakeNvrtc(), tmp_path / "cache"
 
     def compile_once(target: str = "sm_90") -> bytes:
@@ -113,18 +111,18 @@ def test_a_damaged_file_in_the_cache_is_not_used(sources: Sources, cccl: Path, t
     assert nvrtc.compiled == 4
 
 
-def test_without_a_place_for_the_cache_it_compiles_and_says_so(
+def test_without_a_writable_cache_it_compiles_and_warns(
     sources: Sources, cccl: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
     compiler = Compiler(sources, FakeNvrtc(), cccl, tmp_path / "file" / "cache")
     with caplog.at_level(logging.WARNING, "gids.cuda"):
         assert compiler.compile(sources.unit("noun/unit.cu"), "sm_90")
-    assert "not kept" in caplog.text
+    assert "cannot store compiled kernels" in caplog.text
     assert "GIDS_KERNEL_CACHE" in caplog.text
 
 
-def test_a_unit_that_does_not_compile_shows_the_log(sources: Sources, cccl: Path, tmp_path: Path) -> None:
+def test_a_compile_error_shows_the_log(sources: Sources, cccl: Path, tmp_path: Path) -> None:
     (sources.root / "noun" / "unit.cu").write_text('extern "C" __global__ void broken() {')
     nvrtc = FakeNvrtc()
     compiler = Compiler(sources, nvrtc, cccl, tmp_path / "cache")
@@ -134,17 +132,17 @@ def test_a_unit_that_does_not_compile_shows_the_log(sources: Sources, cccl: Path
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_device_gets_its_own_code_or_that_of_the_newest_known(
+def test_the_target_is_the_device_or_the_newest_known_one(
     sources: Sources, cccl: Path, tmp_path: Path
 ) -> None:
     compiler = Compiler(sources, FakeNvrtc(), cccl, tmp_path)
     assert [compiler.target(c) for c in [(7, 5), (9, 0), (10, 0)]] == ["sm_75", "sm_90", "sm_100"]
     assert [compiler.target(c) for c in [(8, 9), (12, 1)]] == ["compute_80", "compute_100"]
-    with pytest.raises(RuntimeError, match=r"capability 7\.0; CUDA 13\.4 compiles for 7\.5 and newer"):
+    with pytest.raises(RuntimeError, match=r"capability 7\.0; CUDA 13\.4 supports 7\.5 and newer"):
         compiler.target((7, 0))
 
 
-def test_the_cache_is_where_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_user_chooses_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIDS_KERNEL_CACHE", "/chosen")
     assert cache_folder() == Path("/chosen")
     monkeypatch.delenv("GIDS_KERNEL_CACHE")
@@ -171,7 +169,7 @@ def test_the_installed_sources_are_those_of_the_repository() -> None:
     [(UNIT, "sm_75"), (UNIT, "compute_90"), *((unit, "sm_90") for unit in UNITS)],
     ids=lambda value: Path(value).name,
 )
-def test_the_cupy_that_is_installed_compiles(
+def test_the_installed_cupy_compiles(
     unit: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("cupy", reason="no CuPy: pip install 'cupy-cuda13x[ctk]'")
@@ -182,7 +180,7 @@ def test_the_cupy_that_is_installed_compiles(
     assert compiler.compile(compiler.sources.unit(unit), target) == code
 
 
-def test_cupy_itself_takes_cccl_from_the_same_folder() -> None:
+def test_cupy_uses_the_same_cccl_folder() -> None:
     core = pytest.importorskip("cupy._core.core", reason="no CuPy: pip install 'cupy-cuda13x[ctk]'")
     options = core.assemble_cupy_compiler_options(("-std=c++20",))
     assert f"-I{open_compiler(installed_sources())._cccl}" in options

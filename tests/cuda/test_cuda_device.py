@@ -1,4 +1,4 @@
-"""The CUDA device without a GPU: what it asks of the driver, here of a libcuda that writes it down."""
+"""The CUDA device without a GPU: its calls to a libcuda that records them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def made(driver: Libcuda, compiler: FakeCompiler) -> CudaDevice:
 
 @pytest.fixture
 def record(stub: ctypes.CDLL) -> Callable[[], list[str]]:
-    """What the driver was asked since the last look."""
+    """The driver calls since the last call of record()."""
 
     def look() -> list[str]:
         lines: str = stub.stub_record().decode()
@@ -102,7 +102,7 @@ def record(stub: ctypes.CDLL) -> Callable[[], list[str]]:
     return look
 
 
-def test_a_device_says_what_it_is(made: CudaDevice) -> None:
+def test_a_device_has_a_name_and_attributes(made: CudaDevice) -> None:
     assert (made.name, made.sm_count, made.torch_device) == ("Stub 100", 132, torch.device("cuda:0"))
 
 
@@ -126,7 +126,7 @@ def test_a_launch_passes_grid_stream_and_arguments(
     assert compiler.compiled == [("noun/unit.cu", "sm_90")]
 
 
-def test_units_are_loaded_before_their_first_launch_when_asked(
+def test_preload_loads_units_before_their_first_launch(
     made: CudaDevice, compiler: FakeCompiler, record: Callable[[], list[str]]
 ) -> None:
     threads = [threading.Thread(target=made.preload, args=("noun/unit.cu",)) for _ in range(4)]
@@ -143,10 +143,10 @@ def test_wrong_arguments_are_refused_before_the_launch(
 ) -> None:
     made.preload("noun/unit.cu")
     record()
-    sizes = r"first takes arguments of \[8, 4, 4\] bytes; \[8, 8, 4\] were given"
+    sizes = r"first: arguments must have \[8, 4, 4\] bytes \(got \[8, 8, 4\]\)"
     with pytest.raises(RuntimeError, match=sizes):
         made.launch(STREAM, "noun/unit.cu", "first", 1, 32, 1, 2, np.float32(3))
-    with pytest.raises(ValueError, match="argument 0 is a tensor on cpu, the kernel on cuda:0"):
+    with pytest.raises(ValueError, match=r"argument 0 must be a tensor on cuda:0 \(got cpu\)"):
         made.launch(STREAM, "noun/unit.cu", "first", 1, 32, torch.zeros(1), np.uint32(2), np.float32(3))
     with pytest.raises(KeyError, match=r"no kernel 'third' in noun/unit.cu \(has first, second\)"):
         made.launch(STREAM, "noun/unit.cu", "third", 1, 32)
@@ -155,7 +155,7 @@ def test_wrong_arguments_are_refused_before_the_launch(
     assert record() == []
 
 
-def test_a_failed_launch_names_the_failure(made: CudaDevice, stub: ctypes.CDLL) -> None:
+def test_a_failed_launch_names_the_error(made: CudaDevice, stub: ctypes.CDLL) -> None:
     made.preload("noun/unit.cu")
     stub.stub_fail_next(700)
     with pytest.raises(CudaError, match=r"cuLaunchKernel: a failure \(CUDA error 700\)"):
@@ -174,7 +174,7 @@ def test_host_memory_is_registered_and_released_once(
     assert record()[0] == f"register 7000 4096 flags 11 in {CONTEXT}"
 
 
-def test_a_device_that_cannot_map_read_only_maps(
+def test_a_device_without_read_only_mappings_maps_read_write(
     driver: Libcuda, compiler: FakeCompiler, record: Callable[[], list[str]]
 ) -> None:
     CudaDevice(1, driver, compiler).map_host(0x7000, 4096, read_only=True).close()  # type: ignore[arg-type]
@@ -184,8 +184,8 @@ def test_a_device_that_cannot_map_read_only_maps(
 @pytest.mark.parametrize(
     ("status", "message"),
     [
-        (2, "does not pin 4096 bytes of host memory at 0x7000: free host memory, or raise `ulimit -l`"),
-        (712, "some of it is mapped already; close that mapping first"),
+        (2, "cannot pin 4096 bytes of host memory at 0x7000: free host memory, or raise `ulimit -l`"),
+        (712, "part of it is already mapped; close that mapping first"),
         (801, r"at 0x7000 \(cuMemHostRegister_v2: a failure \(CUDA error 801\)\)"),
     ],
 )
@@ -196,11 +196,11 @@ def test_memory_that_cannot_be_pinned_says_why(
     with pytest.raises(RuntimeError, match=message):
         made.map_host(0x7000, 4096)
     for address, nbytes in [(0x7001, 4096), (0x7000, 0)]:
-        with pytest.raises(ValueError, match="cannot be mapped"):
+        with pytest.raises(ValueError, match=r"cannot map \d+ bytes"):
             made.map_host(address, nbytes)
 
 
-def test_the_end_of_cuda_ends_a_mapping_too(made: CudaDevice, stub: ctypes.CDLL) -> None:
+def test_closing_a_mapping_after_the_end_of_cuda_is_no_error(made: CudaDevice, stub: ctypes.CDLL) -> None:
     for status, fails in [(4, False), (1, True)]:
         mapping = made.map_host(0x7000, 4096)
         stub.stub_fail_next(status)
@@ -228,7 +228,7 @@ def test_new_streams_have_another_priority_than_torch_s(
     assert made.new_stream() == (torch.device("cuda:0"), -1)
 
 
-def test_a_stream_is_told_to_wait_by_the_second_version_of_the_function(
+def test_streams_wait_with_the_v2_function(
     made: CudaDevice, driver: Libcuda, compiler: FakeCompiler, record: Callable[[], list[str]]
 ) -> None:
     assert made.wait_value(STREAM, 0x1000000007008, (1 << 62) + 5)
@@ -238,7 +238,7 @@ def test_a_stream_is_told_to_wait_by_the_second_version_of_the_function(
     assert record() == []
 
 
-def test_an_older_driver_does_without_the_newer_functions(
+def test_an_older_driver_works_without_the_newer_functions(
     stub: ctypes.CDLL, compiler: FakeCompiler, record: Callable[[], list[str]]
 ) -> None:
     class Older:
@@ -268,7 +268,7 @@ def test_an_older_driver_does_without_the_newer_functions(
 def with_cuda(
     monkeypatch: pytest.MonkeyPatch, stub: ctypes.CDLL, compiler: FakeCompiler
 ) -> Callable[[str], ctypes.CDLL]:
-    """torch, CuPy and a driver with two devices are there, all for CUDA 13. Returns the loader."""
+    """torch, CuPy and a driver with two devices, all for CUDA 13. Returns the loader."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
@@ -288,12 +288,12 @@ def test_a_device_is_opened_once_for_each_index(with_cuda: Callable[[str], Any])
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("cpu", "'cpu' is no CUDA device"),
-        ("gpu", "no device 'gpu': write 'cuda' or 'cuda:0'"),
+        ("cpu", r"device must be 'cuda' or 'cuda:0' \(got 'cpu'\)"),
+        ("gpu", r"device must be 'cuda' or 'cuda:0' \(got 'gpu'\)"),
         ("cuda:2", "no device cuda:2: the driver has cuda:0 Stub 100, cuda:1 Stub 101; CUDA_VISIBLE_DEVICES"),
     ],
 )
-def test_a_name_without_a_device_is_refused(with_cuda: Callable[[str], Any], name: str, message: str) -> None:
+def test_an_unknown_device_name_is_refused(with_cuda: Callable[[str], Any], name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         opening.open_cuda(name, load=with_cuda)
 
@@ -302,7 +302,7 @@ def no_driver(name: str) -> Any:
     raise OSError(name)
 
 
-def test_what_is_missing_is_named(
+def test_the_error_names_what_is_missing(
     with_cuda: Callable[[str], Any], compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(RuntimeError, match=r"no CUDA device: no NVIDIA driver .*`gids info --system`"):
@@ -318,23 +318,23 @@ def test_what_is_missing_is_named(
         opening.open_cuda("cuda", load=with_cuda)
 
 
-def test_ptx_that_the_driver_does_not_read_is_refused(
+def test_ptx_that_the_driver_cannot_read_is_refused(
     with_cuda: Callable[[str], Any], compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiler, "target", lambda capability: "compute_80")
     monkeypatch.setattr(compiler, "version", (13, 2))
-    message = r"Stub 100 takes PTX .* CUDA 13\.2; .* CUDA 13\.1 and older: .*'nvidia-cuda-nvrtc==13\.1\.\*'"
+    message = r"Stub 100 needs PTX .* CUDA 13\.2; .* CUDA 13\.1 and older: .*'nvidia-cuda-nvrtc==13\.1\.\*'"
     with pytest.raises(RuntimeError, match=message):
         opening.open_cuda("cuda:0", load=with_cuda)
     monkeypatch.setattr(compiler, "version", (13, 1))
     assert opening.open_cuda("cuda:0", load=with_cuda).name == "Stub 100"
 
 
-def test_the_public_name_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_device_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(RuntimeError, match="CUDA build of torch"):
         cuda.open_device()
-    with pytest.raises(ValueError, match="'cpu' is no CUDA device"):
+    with pytest.raises(ValueError, match=r"device must be 'cuda' .*got 'cpu'"):
         cuda.open_device("cpu")
     assert cuda.Device.__module__ == "gids.cuda.device"
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):

@@ -1,4 +1,4 @@
-"""The emulator finds what a GPU would leave to chance."""
+"""The emulator detects errors that a GPU would leave to chance."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def words(device: EmulatedDevice, count: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_missing_barrier_shows(seed: int) -> None:
+def test_a_missing_barrier_gives_wrong_results(seed: int) -> None:
     device = EmulatedDevice(seed)
     source, to = torch.arange(64, dtype=torch.int32), words(device, 64)
     launch(device, "reverse", 1, 64, to, source, np.uint32(1))
@@ -33,7 +33,7 @@ def test_a_missing_barrier_shows(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_lanes_are_not_in_step(seed: int) -> None:
+def test_lanes_do_not_run_in_lockstep(seed: int) -> None:
     device = EmulatedDevice(seed)
     values = torch.arange(32, dtype=torch.int32)
     launch(device, "rotate", 1, 32, values, np.uint32(1))
@@ -42,7 +42,7 @@ def test_lanes_are_not_in_step(seed: int) -> None:
     assert values.tolist() != [*range(2, 32), 0, 1]
 
 
-def test_a_seed_repeats_a_launch() -> None:
+def test_the_same_seed_repeats_a_launch() -> None:
     outcomes = set()
     for seed in [*SEEDS, *SEEDS]:
         device = EmulatedDevice(seed)
@@ -59,7 +59,7 @@ def test_shared_memory_is_not_zero_in_any_block() -> None:
     assert [v & 0xFFFFFFFF for v in to.tolist()] == [0xA5A5A5A5] * 8
 
 
-def test_two_blocks_run_at_the_same_time_and_no_more() -> None:
+def test_at_most_two_blocks_run_at_the_same_time() -> None:
     device = EmulatedDevice(limit_s=1)
     launch(device, "meet_across_blocks", 2, 32, words(device, 1))
     with pytest.raises(RuntimeError, match="time limit"):
@@ -88,14 +88,14 @@ def test_threads_that_do_not_meet_end_the_launch(kernel: str, message: str) -> N
     launch(device, "reverse", 1, 64, words(device, 64), words(device, 64), np.uint32(1))
 
 
-def test_a_lane_that_is_not_in_the_mask_says_nothing_sensible() -> None:
+def test_a_lane_outside_the_mask_gives_a_marker_value() -> None:
     device = EmulatedDevice()
     to = words(device, 16)
     launch(device, "hear_from_nobody", 1, 32, to)
     assert [v & 0xFFFFFFFF for v in to.tolist()] == [0xA5A5A5A5] * 16
 
 
-def test_a_wait_without_end_ends() -> None:
+def test_an_endless_wait_is_ended() -> None:
     device = EmulatedDevice(limit_s=0.2)
     with pytest.raises(RuntimeError, match="longer than the emulator's time limit"):
         launch(device, "wait_for_ever", 3, 64, words(device, 1))
@@ -109,7 +109,7 @@ def test_a_wait_without_end_ends() -> None:
 def test_access_beyond_a_tensor_ends_the_launch(write: int, nbytes: int) -> None:
     device = EmulatedDevice()
     memory = device.empty(nbytes, torch.uint8)
-    assert memory.unique().tolist() == [0xA5], "what nobody wrote is not 0"
+    assert memory.unique().tolist() == [0xA5], "memory that was never written is not 0"
     launch(device, "touch", 1, 32, memory, nbytes - 1, np.uint32(write))
     with pytest.raises(RuntimeError, match=rf"thread 7 accesses byte {nbytes} of a tensor of {nbytes} bytes"):
         launch(device, "touch", 1, 32, memory, nbytes, np.uint32(write))
@@ -127,7 +127,7 @@ def test_a_write_into_the_slack_behind_a_tensor_is_found() -> None:
     assert memory.sum() == 1
 
 
-def test_memory_goes_back_with_its_last_tensor() -> None:
+def test_memory_is_freed_with_its_last_tensor() -> None:
     device = EmulatedDevice()
     part = device.zeros(1 << 20, torch.uint8)[5:7]
     for _ in range(100):
@@ -168,11 +168,11 @@ def test_a_source_that_does_not_compile_says_why(tmp_path: Path) -> None:
     device = EmulatedDevice()
     with pytest.raises(RuntimeError, match=r"broken.cu:1:\d+: error: .nothing. was not declared"):
         device.preload(str(tmp_path / "broken.cu"))
-    with pytest.raises(ValueError, match=r'odd.cu: each kernel is written extern "C" __global__ void'):
+    with pytest.raises(ValueError, match=r'odd.cu: write each kernel as extern "C" __global__ void'):
         device.preload(str(tmp_path / "odd.cu"))
 
 
-def test_a_wait_for_a_value_that_does_not_come_ends() -> None:
+def test_a_wait_for_a_value_that_never_comes_is_ended() -> None:
     device = EmulatedDevice(limit_s=0.1)
     memory = torch.zeros(1024, dtype=torch.int64)
     address = -(-memory.data_ptr() // 4096) * 4096

@@ -1,4 +1,4 @@
-"""What a GPU alone can show of the device layer; test_device.py has what every device promises."""
+"""Tests of the device layer that need a GPU. test_device.py has the contract of every device."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_every_installed_unit_loads(gpu: Device) -> None:
     gpu.preload(*units)
 
 
-def test_nothing_behind_a_wait_runs_before_the_word_is_written(gpu: Device) -> None:
+def test_work_after_a_wait_does_not_run_before_the_word_is_written(gpu: Device) -> None:
     memory = mmap.mmap(-1, 4096)
     words = torch.frombuffer(memory, dtype=torch.int64)
     address = ctypes.addressof((ctypes.c_char * 4096).from_buffer(memory))
@@ -49,7 +49,7 @@ def test_nothing_behind_a_wait_runs_before_the_word_is_written(gpu: Device) -> N
             gpu.launch(other, UNIT, "write_word", 1, 32, mapping.device_address + 8, 3)
             beside, end = other.record_event(), time.monotonic() + 5
             while not beside.query():  # synchronize() would never return
-                assert time.monotonic() < end, "no other stream goes on meanwhile"
+                assert time.monotonic() < end, "no other stream makes progress"
                 time.sleep(0.01)
             assert words[1].item() == 3
             words[0] = 4
@@ -91,12 +91,12 @@ def test_arguments_of_another_size_are_refused(gpu: Device) -> None:
         pytest.skip("the driver does not tell the sizes of parameters")
     word = gpu.zeros(1, torch.int64)
     with pytest.raises(
-        RuntimeError, match=r"write_word takes arguments of \[8, 8\] bytes; \[8, 4\] were given"
+        RuntimeError, match=r"write_word: arguments must have \[8, 8\] bytes \(got \[8, 4\]\)"
     ):
         gpu.launch(gpu.current_stream(), UNIT, "write_word", 1, 32, word, np.uint32(1))
 
 
-def test_ptx_runs_where_there_is_no_machine_code_for_the_device(gpu: Device) -> None:
+def test_ptx_runs_without_machine_code_for_the_device(gpu: Device) -> None:
     compiler = open_compiler(installed_sources())
     if (ask_driver().version or (0, 0)) < compiler.version:
         pytest.skip("the driver does not know the PTX of a newer toolkit")

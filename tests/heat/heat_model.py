@@ -1,4 +1,4 @@
-"""The obvious model of heat: one dense matrix over all nodes of all types."""
+"""A simple model of heat: one dense matrix over all nodes of all types."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Dense:
         return vector
 
     def reachable(self, start: int, hops: int) -> np.ndarray:
-        """bool[nodes]: what sampling all neighbours finds from one node."""
+        """bool[nodes]: the nodes that sampling all neighbors finds from one node."""
         found = np.zeros(self.nodes)
         found[start] = 1
         for _ in range(hops):

@@ -47,7 +47,7 @@ def test_reverse_pagerank_solves_its_equation(
 
 @pytest.mark.parametrize(("seed", "heterogeneous"), GRAPHS)
 @pytest.mark.parametrize("fanouts", [[3], [5, 2], [1, -1, 4]])
-def test_expected_visits_are_products_of_matrices(
+def test_expected_visits_equal_products_of_matrices(
     tmp_path: Path, seed: int, heterogeneous: bool, fanouts: list[int]
 ) -> None:
     counts, edges = random_graph(seed, heterogeneous=heterogeneous)
@@ -60,7 +60,7 @@ def test_expected_visits_are_products_of_matrices(
     np.testing.assert_allclose(dense.vector(found), expected, rtol=1e-12)
 
 
-def test_a_walk_goes_against_the_edges_and_ends_without_in_edges(tmp_path: Path) -> None:
+def test_walk_follows_edges_backwards_and_ends_without_in_edges(tmp_path: Path) -> None:
     # 0 -> 1 -> 2, and 3 -> 2; node 4 is alone.
     store = write(
         tmp_path / "g.gids", {"_N": 5}, {("_N", "_E", "_N"): (np.array([0, 1, 3]), np.array([1, 2, 2]))}
@@ -69,7 +69,7 @@ def test_a_walk_goes_against_the_edges_and_ends_without_in_edges(tmp_path: Path)
     assert visits.tolist() == [0.125, 0.25, 1, 0.25, 1]
 
 
-def test_the_visits_that_may_be_missing_are_bounded_by_the_tolerance(tmp_path: Path) -> None:
+def test_missing_visits_are_bounded_by_the_tolerance(tmp_path: Path) -> None:
     ring = np.arange(10)
     store = write(tmp_path / "g.gids", {"_N": 10}, {("_N", "_E", "_N"): (ring, (ring + 1) % 10)})
     seeds = {"_N": np.array([0])}
@@ -97,11 +97,11 @@ def test_progress_counts_every_pass(tmp_path: Path) -> None:
     assert sum(done) == 2 * sum(store.graph(r).indices.nbytes for r in store.relations)
 
 
-def test_bad_arguments_say_what_is_wrong(tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
     counts, edges = random_graph(1, heterogeneous=False)
     store = write(tmp_path / "g.gids", counts, edges)
     good = {"_N": np.arange(3)}
-    with pytest.raises(ValueError, match=r"damping=1.0, tolerance=0.01; both must lie between 0 and 1"):
+    with pytest.raises(ValueError, match=r"damping=1.0, tolerance=0.01; both must be between 0 and 1"):
         reverse_pagerank(store, good, damping=1.0)
     with pytest.raises(ValueError, match=r"fanouts=\[3, 0\]; give one per layer"):
         expected_visits(store, good, [3, 0])
@@ -111,7 +111,7 @@ def test_bad_arguments_say_what_is_wrong(tmp_path: Path) -> None:
         reverse_pagerank(store, {"_N": np.array([0, 40])})
     with pytest.raises(ValueError, match="there are no seeds"):
         reverse_pagerank(store, {"_N": np.array([], np.int64)})
-    with pytest.raises(ValueError, match=r"g.gids has no train split; take seeds='all'"):
+    with pytest.raises(ValueError, match=r"g.gids has no train split: use seeds='all'"):
         choose_seeds(store, "train")
     with pytest.raises(ValueError, match="seeds='some'"):
         choose_seeds(store, "some")
@@ -121,7 +121,7 @@ def test_bad_arguments_say_what_is_wrong(tmp_path: Path) -> None:
 def test_a_dataset_without_topology_is_refused(tmp_path: Path) -> None:
     with DatasetWriter(tmp_path / "t.gids") as writer:
         writer.write_table("node", "_N", "feat", np.zeros((4, 2), np.float32))
-    with pytest.raises(FormatError, match=r"t.gids has no topology: convert the edges, too"):
+    with pytest.raises(FormatError, match=r"t.gids has no topology: convert the edges too"):
         reverse_pagerank(FeatureStore(tmp_path / "t.gids"), {"_N": np.arange(2)})
 
 
@@ -132,7 +132,7 @@ def damage(path: Path, position: int, value: int) -> None:
 
 
 @pytest.mark.parametrize("value", [40, -1, 1 << 62])
-def test_sources_out_of_range_are_named_and_nothing_is_written_there(tmp_path: Path, value: int) -> None:
+def test_sources_out_of_range_are_reported_and_not_written(tmp_path: Path, value: int) -> None:
     counts, edges = random_graph(1, heterogeneous=False)
     store = write(tmp_path / "g.gids", counts, edges)
     damage(store.path / "graph/_N._E._N/indices.npy", -8, value)
@@ -147,7 +147,7 @@ def test_a_damaged_indptr_is_refused(tmp_path: Path, value: int) -> None:
     counts, edges = random_graph(1, heterogeneous=False)
     store = write(tmp_path / "g.gids", counts, edges)
     damage(store.path / "graph/_N._E._N/indptr.npy", -80, value)
-    with pytest.raises(FormatError, match="indptr falls, or leaves the indices"):
+    with pytest.raises(FormatError, match="indptr decreases or exceeds the indices"):
         expected_visits(store, {"_N": np.arange(40)}, [-1])
 
 

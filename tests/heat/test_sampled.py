@@ -1,4 +1,4 @@
-"""Sampled counts: seeded, without replacement, and as often as probability says."""
+"""Sampled counts: seeded, without replacement, with the right probabilities."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gids.heat import sample_in_edges, sampled_counts
 
 
 def distinct_in_edges(rng: np.random.Generator, degrees: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A CSC whose every edge has a source of its own."""
+    """A CSC in which every edge has a different source."""
     indptr = np.concatenate([[0], np.cumsum(degrees)])
     return indptr, rng.permutation(indptr[-1])
 
 
 @pytest.mark.parametrize("fanout", [1, 2, 5, 30, -1])
-def test_each_node_draws_distinct_in_edges_of_its_own(fanout: int) -> None:
+def test_each_node_draws_distinct_own_in_edges(fanout: int) -> None:
     rng = np.random.default_rng(3)
     degrees = rng.integers(0, 20, 200)
     indptr, indices = distinct_in_edges(rng, degrees)
@@ -56,9 +56,7 @@ def test_no_nodes_draw_nothing() -> None:
 
 @pytest.mark.parametrize("heterogeneous", [False, True])
 @pytest.mark.parametrize("hops", [1, 2])
-def test_with_all_neighbours_the_counts_are_those_of_reachability(
-    tmp_path: Path, heterogeneous: bool, hops: int
-) -> None:
+def test_counts_with_all_neighbors_equal_reachability(tmp_path: Path, heterogeneous: bool, hops: int) -> None:
     counts, edges = random_graph(6, heterogeneous=heterogeneous)
     store, dense = write(tmp_path / "g.gids", counts, edges), Dense(counts, edges)
     seeds = {ntype: np.arange(1, count, 3) for ntype, count in counts.items()}
@@ -67,7 +65,7 @@ def test_with_all_neighbours_the_counts_are_those_of_reachability(
     assert np.array_equal(dense.vector(found), sum(dense.reachable(s, hops).astype(int) for s in starts))
 
 
-def test_counts_are_as_probability_says(tmp_path: Path) -> None:
+def test_counts_match_the_probabilities(tmp_path: Path) -> None:
     star = np.arange(1, 21), np.zeros(20, np.int64)  # node 0 has 20 in-edges
     store = write(tmp_path / "g.gids", {"_N": 21}, {("_N", "_E", "_N"): star})
     found = sampled_counts(store, {"_N": np.array([0])}, [5], batches=4000)["_N"]
@@ -88,7 +86,7 @@ def test_the_same_seed_gives_the_same_counts(tmp_path: Path) -> None:
     assert not np.array_equal(one, other)
 
 
-def test_an_epoch_takes_every_seed_once_and_more_batches_begin_another(tmp_path: Path) -> None:
+def test_epoch_has_every_seed_once_and_further_batches_begin_a_new_one(tmp_path: Path) -> None:
     lonely = (np.array([9]), np.array([9]))
     store = write(tmp_path / "g.gids", {"_N": 10}, {("_N", "_E", "_N"): lonely})
     totals: list[int] = []
@@ -100,7 +98,7 @@ def test_an_epoch_takes_every_seed_once_and_more_batches_begin_another(tmp_path:
     assert found.tolist() == [2] * 8 + [0, 0]
 
 
-def test_bad_arguments_say_what_is_wrong(tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
     counts, edges = random_graph(1, heterogeneous=False)
     store = write(tmp_path / "g.gids", counts, edges)
     good = {"_N": np.arange(3)}
@@ -119,5 +117,7 @@ def test_sources_out_of_range_are_refused(tmp_path: Path) -> None:
     store = write(tmp_path / "g.gids", counts, edges)
     path = store.path / "graph/_N._E._N/indices.npy"
     path.write_bytes(path.read_bytes()[:-8] + np.int64(-3).tobytes())
-    with pytest.raises(FormatError, match=r"has sources from -3 to .* for 40 nodes; `gids verify` says more"):
+    with pytest.raises(
+        FormatError, match=r"has sources from -3 to .* for 40 nodes; `gids verify` lists all faults"
+    ):
         sampled_counts(store, {"_N": np.arange(40)}, [-1])

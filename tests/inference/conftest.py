@@ -1,4 +1,4 @@
-"""Fixtures of this folder: a homogeneous and a heterogeneous dataset, and what is in them."""
+"""Fixtures of this folder: a homogeneous and a heterogeneous dataset, and their contents."""
 
 from __future__ import annotations
 

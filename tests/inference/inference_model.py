@@ -1,4 +1,4 @@
-"""Layers in plain torch, the same over a whole graph in memory, which the tests compare with, and graphs."""
+"""Layers in plain torch; the reference over a whole graph in memory; and graphs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RELATIONS = [
 
 
 def uneven_in_edges(num_src: int, num_dst: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """With parallel edges, nodes without any, and one with very many."""
+    """With parallel edges, isolated nodes, and one hub."""
     rng = np.random.default_rng(seed)
     degrees = rng.integers(0, 12, num_dst) if num_src else np.zeros(num_dst, np.int64)
     degrees[:30] = 0
@@ -58,7 +58,7 @@ class Sage(torch.nn.Module):
 
 
 class EdgeSage(Sage):
-    """What comes along an edge is scaled by a function of the edge's row."""
+    """Scales the message of an edge by a function of the edge's row."""
 
     def __init__(self, in_dim: int, out_dim: int, edge_dim: int, seed: int) -> None:
         super().__init__(in_dim, out_dim, seed)
@@ -71,7 +71,7 @@ class EdgeSage(Sage):
 
 
 class HeteroSage(torch.nn.Module):
-    """Sums over the relations that lead from a type with rows; types that none leads to have no output."""
+    """Sums over the relations from types with rows. Types without such a relation have no output."""
 
     def __init__(self, dims: dict[str, int], relations: list[Relation], out_dim: int, seed: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Layers are given the rows of their blocks' edges: layer by layer equals the graph in memory."""
+"""Layers get the rows of their blocks' edges: layer by layer equals the graph in memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Rows = dict[str, torch.Tensor]
 
 
 def write(path: Path, nodes: torch.Tensor, edges: Rows, *, with_ids: bool) -> FeatureStore:
-    """One type. edges: tables of edges by key; with_ids: edges have ids of their own."""
+    """One type. edges: tables of edges by key. with_ids: edges have ids."""
     indptr, indices = uneven_in_edges(len(nodes), len(nodes), 1)
     ids = np.random.default_rng(7).permutation(len(indices)) if with_ids else None
     with DatasetWriter(path) as writer:
@@ -79,7 +79,7 @@ def test_one_type_equals_the_graph_in_memory(tmp_path: Path, rows: Rows, window:
 
 
 def test_several_types_equal_the_graphs_in_memory(tmp_path: Path, rows: Rows) -> None:
-    """One relation's edges have floats, one's have integers, the others' have nothing."""
+    """Edges of one relation have floats, of one integers, of the others nothing."""
     cites, _, has, written, _ = RELATIONS
     edges: dict[Relation, torch.Tensor] = {}
     with DatasetWriter(tmp_path / "mag.gids") as writer:
@@ -126,7 +126,7 @@ def test_several_types_equal_the_graphs_in_memory(tmp_path: Path, rows: Rows) ->
 def test_every_layer_gets_the_same_rows(
     tmp_path: Path, rows: Rows, key: str, dtype: torch.dtype, feature_dtype: torch.dtype | None
 ) -> None:
-    """Whatever the types of what is stored, and of what the layers give."""
+    """For all dtypes of stored rows and of layers."""
     count = len(edge_rows(1))
     tables = {"w": edge_rows(3), "half": edge_rows(3).half(), "kind": torch.arange(count).view(-1, 1)}
     store = write(tmp_path / "one.gids", rows["paper"], tables, with_ids=True)
@@ -154,7 +154,7 @@ def test_every_layer_gets_the_same_rows(
 
 
 def test_memory_counts_the_rows_of_edges(tmp_path: Path) -> None:
-    """Of nodes of few bytes and edges of many, and of more edges than there are nodes."""
+    """With small node rows and large edge rows, and with more edges than nodes."""
     nodes, edges = torch.randn(1500, 2), edge_rows(128)
     store = write(tmp_path / "one.gids", nodes, {"w": edges}, with_ids=False)
     model = sage(128, 2, 3)
@@ -180,7 +180,7 @@ def test_memory_counts_the_rows_of_edges(tmp_path: Path) -> None:
 
 
 def test_memory_counts_more_edges_than_nodes(tmp_path: Path) -> None:
-    """Of each edge a row is read, also where all of them come from few nodes."""
+    """One row per edge is read, even if all edges come from few nodes."""
     degrees = np.full(60, 100)
     degrees[40] = 5000
     nodes, edges = torch.randn(60, 2), torch.randn(int(degrees.sum()), 128)
@@ -224,7 +224,7 @@ def test_edges_alone_have_features(tmp_path: Path, rows: Rows) -> None:
     close(result.values, total + torch.arange(1500)[:, None])
 
 
-def test_node_types_may_be_called_as_relations_are(tmp_path: Path) -> None:
+def test_node_types_may_have_the_names_of_relations(tmp_path: Path) -> None:
     names = ("a", "a.to.a")
     rows = {t: torch.randn(30, 3) for t in names}
     relations: list[Relation] = [("a", "to", "a"), ("a.to.a", "to", "a"), ("a", "to.a.to", "a")]
@@ -246,14 +246,18 @@ def test_node_types_may_be_called_as_relations_are(tmp_path: Path) -> None:
     close(found["a"], expected["a"])  # type: ignore[index, call-overload]
 
 
-def test_what_is_refused(tmp_path: Path, rows: Rows) -> None:
+def test_wrong_arguments_are_refused(tmp_path: Path, rows: Rows) -> None:
     edges = edge_rows(1)
     store = write(tmp_path / "one.gids", rows["paper"], {"w": edges, "v": edges}, with_ids=False)
     w, v = "_N._E._N.w", "_N._E._N.v"
     for arguments, error, message in (
-        ({"tables": [w]}, ValueError, r"_N\._E\._N\.w is of edges: name it in edge_tables="),
-        ({"edge_tables": ["feat"]}, ValueError, r"_N\.feat is of nodes: name it in tables="),
-        ({"edge_tables": [w, v]}, ValueError, r"w and _N\._E\._N\.v are of '_N\._E\._N' edges: say which"),
+        ({"tables": [w]}, ValueError, r"_N\._E\._N\.w is a table of edges: pass it as edge_tables="),
+        ({"edge_tables": ["feat"]}, ValueError, r"_N\.feat is a table of nodes: pass it as tables="),
+        (
+            {"edge_tables": [w, v]},
+            ValueError,
+            r"w and _N\._E\._N\.v are tables of the same '_N\._E\._N' edges: choose one",
+        ),
         ({"edge_tables": w}, TypeError, "give a list"),
         ({"edge_tables": ["x"]}, KeyError, "no table 'x'"),
     ):
@@ -265,7 +269,7 @@ def test_what_is_refused(tmp_path: Path, rows: Rows) -> None:
             )  # type: ignore[arg-type]
 
 
-def test_rows_are_handed_over_on_the_device(
+def test_layers_get_rows_on_the_device(
     tmp_path: Path, device: Device, cuda_is: Callable[[Device], None]
 ) -> None:
     cuda_is(device)

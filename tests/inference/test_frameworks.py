@@ -24,7 +24,7 @@ def edges_of(graph: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(np.array(graph.indices, np.int64)), dst
 
 
-def test_layers_of_dgl(one_type: Path, rows: Rows) -> None:
+def test_dgl_layers_equal_the_graph_in_memory(one_type: Path, rows: Rows) -> None:
     pytest.importorskip("gids.dgl")
     import dgl
     from dgl.nn import SAGEConv
@@ -45,7 +45,7 @@ def test_layers_of_dgl(one_type: Path, rows: Rows) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_layers_of_pyg(one_type: Path, rows: Rows) -> None:
+def test_pyg_layers_equal_the_graph_in_memory(one_type: Path, rows: Rows) -> None:
     pytest.importorskip("torch_geometric")
     from torch_geometric.nn import GATConv, SAGEConv
 
@@ -64,7 +64,7 @@ def test_layers_of_pyg(one_type: Path, rows: Rows) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_layers_of_pyg_with_edge_features(one_type: Path, rows: Rows) -> None:
+def test_pyg_layers_with_edge_features_equal_the_graph_in_memory(one_type: Path, rows: Rows) -> None:
     pytest.importorskip("torch_geometric")
     from torch_geometric.nn import GATv2Conv
 
@@ -87,7 +87,7 @@ def test_layers_of_pyg_with_edge_features(one_type: Path, rows: Rows) -> None:
     torch.testing.assert_close(found, x, rtol=1e-5, atol=1e-5)
 
 
-def test_several_types_in_pyg(several_types: Path, rows: Rows) -> None:
+def test_pyg_layers_with_several_types_equal_the_graph_in_memory(several_types: Path, rows: Rows) -> None:
     pytest.importorskip("torch_geometric")
     from torch_geometric.nn import SAGEConv
 

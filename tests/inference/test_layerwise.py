@@ -1,4 +1,4 @@
-"""Layer by layer from disk equals the graph in memory, within the memory given; nothing is left behind."""
+"""Layer by layer from disk equals the graph in memory, within the given memory, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_memory_bounds_the_blocks_and_the_cache(one_type: Path, rows: Rows) -> N
     assert blocks[0] > blocks[1] > blocks[2]
     with pytest.raises(MemoryBudgetError, match=r"'_N' node 40 and its in-neighbours are up to 301 rows"):
         layerwise(model, gids.open(one_type, memory=1200 << 10))
-    with pytest.raises(MemoryBudgetError, match="does not hold blocks of four rows"):
+    with pytest.raises(MemoryBudgetError, match="too small for blocks of four rows"):
         layerwise(model, gids.open(one_type, memory=1000))
     assert folders(one_type) == ["_N.feat"]
 
@@ -136,7 +136,7 @@ def test_a_social_network_equals_the_graph_in_memory(tmp_path: Path) -> None:
     assert list(verify(dataset)) == []
 
 
-def test_only_what_some_nodes_need_is_computed(one_type: Path, rows: Rows) -> None:
+def test_only_needed_nodes_are_computed(one_type: Path, rows: Rows) -> None:
     model = sage(100, 40, 16, 5)
     expected = expected_of_one(one_type, model, rows)
     nodes = torch.tensor([1400, 2, 77, 2])  # 2 has no edges
@@ -147,7 +147,7 @@ def test_only_what_some_nodes_need_is_computed(one_type: Path, rows: Rows) -> No
     assert 3 < counts[1] < counts[0] < 1500
 
 
-def test_output_goes_to_a_table_that_comes_back(one_type: Path, rows: Rows, tmp_path: Path) -> None:
+def test_output_goes_to_a_table_of_the_result(one_type: Path, rows: Rows, tmp_path: Path) -> None:
     model = sage(100, 40, 5)
     expected = expected_of_one(one_type, model, rows)
     store = FeatureStore(one_type)
@@ -161,7 +161,7 @@ def test_output_goes_to_a_table_that_comes_back(one_type: Path, rows: Rows, tmp_
     assert "_N.h" not in store.tables
     assert main(["export", str(one_type), "h", str(tmp_path / "h.npy"), "--quiet"]) == 0
     close(torch.from_numpy(np.load(tmp_path / "h.npy")), expected)
-    with pytest.raises(FileExistsError, match=r"one\.gids has a table '_N\.h'; give another key"):
+    with pytest.raises(FileExistsError, match=r"one\.gids already has a table '_N\.h': give another key"):
         layerwise(model, result.store, tables=["feat"], output="h")
     again = layerwise(
         model[:1], gids.open(result.store, memory=MEMORY), tables=["feat"], output="h", replace=True
@@ -174,7 +174,7 @@ def test_output_goes_to_a_table_that_comes_back(one_type: Path, rows: Rows, tmp_
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_shorter_intermediates_are_rounded_and_come_back_in_the_layers_type(
+def test_intermediates_are_rounded_to_dtype_and_returned_in_the_dtype_of_the_layer(
     one_type: Path, rows: Rows, dtype: torch.dtype
 ) -> None:
     model = sage(100, 40, 5)
@@ -191,7 +191,7 @@ def test_shorter_intermediates_are_rounded_and_come_back_in_the_layers_type(
     assert set(seen) == {(0, torch.float32), (1, torch.float32)}
 
 
-def test_a_function_is_told_the_layer_and_types_without_a_table_come_as_ids(one_type: Path) -> None:
+def test_a_function_gets_the_layer_index_and_ids_of_types_without_a_table(one_type: Path) -> None:
     embedding = torch.randn(1500, 8)
 
     def layer(i: int, block: Any, h: torch.Tensor) -> torch.Tensor:
@@ -205,7 +205,7 @@ def test_a_function_is_told_the_layer_and_types_without_a_table_come_as_ids(one_
     close(result.values, embedding + 3)  # type: ignore[arg-type]
 
 
-def test_rows_of_any_shape_and_whole_numbers(one_type: Path) -> None:
+def test_rows_of_any_shape_and_of_integers(one_type: Path) -> None:
     def layer(i: int, block: Any, h: torch.Tensor) -> torch.Tensor:
         if i == 0:
             return torch.full((block.num_dst, 2, 3), float("nan"))
@@ -254,11 +254,15 @@ def grows(i: int, block: Any, h: torch.Tensor) -> torch.Tensor:
         (
             lambda i, b, h: h,
             ValueError,
-            r"layer 0 returned \[\d+, 100\] for \d+ '_N' nodes; it must be a row",
+            r"layer 0 returned \[\d+, 100\] for \d+ '_N' nodes; it must return one row",
         ),
         (lambda i, b, h: h.sum(), ValueError, r"layer 0 returned \[\] for"),
-        (lambda i, b, h: None, TypeError, "layer 0 returned NoneType for '_N' nodes; it must be a tensor"),
-        (grows, ValueError, r"layer 0 returned rows of shape \[\d\] for '_N' nodes, and for those"),
+        (
+            lambda i, b, h: None,
+            TypeError,
+            "layer 0 returned NoneType for '_N' nodes; it must return a tensor",
+        ),
+        (grows, ValueError, r"layer 0 returned rows of shape \[\d\] for '_N' nodes, but "),
         (
             lambda i, b, h: torch.full((b.num_dst, 1), 1e30),
             FormatError,
@@ -266,7 +270,7 @@ def grows(i: int, block: Any, h: torch.Tensor) -> torch.Tensor:
         ),
     ],
 )
-def test_layers_that_return_no_output_are_told(
+def test_layers_that_return_no_output_raise(
     one_type: Path, layer: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -285,22 +289,22 @@ def test_layers_that_return_no_output_are_told(
             "nodes of '_N' run from 1500 to 1500; ids",
         ),
         ({"nodes": torch.tensor([1.0])}, TypeError, r"must be a tensor, int64\[n\]"),
-        ({"nodes": {"_N": None}}, TypeError, r"nodes is dict; give int64\[n\]"),
+        ({"nodes": {"_N": None}}, TypeError, r"nodes must be int64\[n\] \(got dict\)"),
         (
             {"nodes": torch.tensor([1]), "output": "h"},
             ValueError,
-            "output= makes tables of all nodes, and",
+            "output= needs all nodes, but",
         ),
-        ({"model": []}, ValueError, "the model has 0 layers; give one or more"),
-        ({"model": 5}, TypeError, "the model is int; give a list of layers, or a function"),
+        ({"model": []}, ValueError, r"model must have one or more layers.*got 0"),
+        ({"model": 5}, TypeError, r"model must be a list of layers or a function \(got int\)"),
         ({"model": lambda i, b, h: h}, ValueError, "give layer_count as well"),
-        ({"layer_count": 3}, ValueError, "layer_count=3, and the model has 2 layers: leave it out"),
-        ({"output": "feat"}, FileExistsError, r"has a table '_N\.feat'"),
+        ({"layer_count": 3}, ValueError, "layer_count=3, but the model has 2 layers: leave it out"),
+        ({"output": "feat"}, FileExistsError, r"already has a table '_N\.feat'"),
         ({"dtype": torch.complex64}, FormatError, "tables cannot hold complex64"),
         ({"device": "tpu"}, RuntimeError, "tpu"),
     ],
 )
-def test_what_is_refused(
+def test_wrong_arguments_are_refused(
     one_type: Path, arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     given: dict[str, Any] = {
@@ -313,12 +317,12 @@ def test_what_is_refused(
     assert folders(one_type) == ["_N.feat"]
 
 
-def test_with_several_types_dictionaries_are_wanted(several_types: Path, tmp_path: Path) -> None:
+def test_with_several_types_dictionaries_are_required(several_types: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        TypeError, match="layer 0 returned Tensor; with several types it must be a dictionary"
+        TypeError, match="layer 0 returned Tensor; with several types it must return a dictionary"
     ):
         layerwise([lambda b, h: h["paper"]], gids.open(several_types, memory=MEMORY))
-    with pytest.raises(TypeError, match="nodes is Tensor; give a dictionary"):
+    with pytest.raises(TypeError, match=r"nodes must be a dictionary.*\(got Tensor\)"):
         layerwise([lambda b, h: h], several_types, nodes=torch.tensor([1]))
     with pytest.raises(KeyError, match="nodes of type 'venue': no relation has it"):
         layerwise([lambda b, h: h], several_types, nodes={"venue": None})
@@ -330,11 +334,13 @@ def test_with_several_types_dictionaries_are_wanted(several_types: Path, tmp_pat
         writer.write_table("node", "_N", "a", torch.zeros(4, 4))
         writer.write_table("node", "_N", "b", torch.zeros(4, 4))
         writer.write_graph(RELATION, torch.tensor([0, 1, 1, 1, 1]), torch.tensor([3]))
-    with pytest.raises(ValueError, match=r"_N\.a and _N\.b are of '_N' nodes: say which, tables="):
+    with pytest.raises(
+        ValueError, match=r"_N\.a and _N\.b are tables of the same '_N' nodes: choose one with tables="
+    ):
         layerwise([lambda b, h: h], tmp_path / "two.gids")
 
 
-def test_a_model_in_training_mode_is_warned_of(one_type: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_in_training_mode_gives_a_warning(one_type: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = torch.nn.ModuleList(sage(100, 8))
     layerwise(model, gids.open(one_type, memory=MEMORY))
     assert "call model.eval() first" in caplog.text
@@ -343,7 +349,7 @@ def test_a_model_in_training_mode_is_warned_of(one_type: Path, caplog: pytest.Lo
     assert caplog.text == ""
 
 
-def test_rows_are_handed_over_on_the_device(
+def test_layers_get_rows_on_the_device(
     one_type: Path, rows: Rows, device: Device, cuda_is: Callable[[Device], None]
 ) -> None:
     cuda_is(device)
@@ -357,7 +363,7 @@ def test_rows_are_handed_over_on_the_device(
     close(result.values, expected_of_one(one_type, sage(100, 16, 5), rows)[nodes])  # type: ignore[arg-type]
 
 
-def test_a_layer_gets_the_type_that_the_one_before_it_gave(one_type: Path) -> None:
+def test_a_layer_gets_the_dtype_of_the_one_before(one_type: Path) -> None:
     given = []
 
     def layer(index: int, block: Block, h: torch.Tensor) -> torch.Tensor:
@@ -369,7 +375,7 @@ def test_a_layer_gets_the_type_that_the_one_before_it_gave(one_type: Path) -> No
     assert result.values.dtype == torch.float64  # type: ignore[union-attr]
 
 
-def test_options_may_be_none_and_windows_as_long_as_the_loaders(one_type: Path, rows: Rows) -> None:
+def test_options_may_be_none_and_the_window_as_long_as_in_a_loader(one_type: Path, rows: Rows) -> None:
     model = sage(100, 16, 5)
     result = layerwise(
         model,

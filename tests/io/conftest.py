@@ -1,4 +1,4 @@
-"""What the I/O tests share: three shards with known contents, and memory of any alignment."""
+"""Fixtures of the I/O tests: shards with known contents, and memory of any alignment."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="session")
 def contents(shards: list[Path]) -> list[np.ndarray]:
-    """The model: what each shard holds."""
+    """The model: the bytes of each shard."""
     return [np.fromfile(path, dtype=np.uint8) for path in shards]
 
 
@@ -42,7 +42,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def memory() -> Callable[..., np.ndarray]:
-    """(rows, bytes, offset) -> uint8[rows, bytes] of 170s, `offset` bytes behind a page boundary."""
+    """(rows, bytes, offset) -> uint8[rows, bytes] of 170s, `offset` bytes after a page boundary."""
 
     def make(rows: int, row_bytes: int, offset: int = 0) -> np.ndarray:
         raw = np.full(rows * row_bytes + 2 * 4096, 170, np.uint8)

@@ -39,7 +39,7 @@ SLOT = 4096
 
 
 class Tables:
-    """Two tables: pages of 4096 B over three shards, and of 512 B in one; what each page holds."""
+    """Two tables: pages of 4096 B over three shards, and of 512 B in one; and the contents of each page."""
 
     def __init__(self, folder: Path) -> None:
         generator = torch.Generator().manual_seed(5)
@@ -90,7 +90,7 @@ def engine(request: pytest.FixtureRequest, tables: Tables) -> Iterator[Engine]:
 
 @contextlib.contextmanager
 def open_files(paths: list[Path], kind: str = "threads", depth: int = 64) -> Iterator[Engine]:
-    """Opened for direct reads, or buffered where the file system has none."""
+    """Opened for direct reads, or buffered if the file system has no direct I/O."""
     try:
         engine = open_engine(paths, kind, depth=depth, threads=4 if kind == "threads" else 0)
     except OSError:
@@ -100,7 +100,7 @@ def open_files(paths: list[Path], kind: str = "threads", depth: int = 64) -> Ite
 
 
 def slow_down(engine: Engine) -> None:
-    """From now on each read takes a good part of a millisecond: it looks through faults of other reads."""
+    """Make each read take almost a millisecond: it searches the faults of other reads."""
     engine.inject_faults([(0, 1 << 40, errno.EIO, 1)] * 200_000)
 
 
@@ -111,7 +111,7 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-@functools.cache  # kernels may read it at any time: it is never freed
+@functools.cache  # never freed, as kernels may read it at any time
 def count_of(device: Device, count: int) -> torch.Tensor:
     return torch.tensor([count], dtype=torch.int64, device=device.torch_device)
 
@@ -137,7 +137,7 @@ def read(
 
 
 def check_pages(tables: Tables, requests: torch.Tensor, to: np.ndarray, errors: np.ndarray) -> None:
-    """Where there is no error the page is right; else the row is untouched."""
+    """Pages without an error are right; rows with one are untouched."""
     for request, row, error in zip(requests.tolist(), to, errors, strict=True):
         if error:
             assert (row == 170).all()
@@ -187,7 +187,7 @@ def test_tiny_rings_go_round_many_times(
 def test_rounds_of_any_size_are_posted_ahead_and_collected_in_order(
     device: Device, tables: Tables, rng: np.random.Generator, rounds_max: int, pairs: int
 ) -> None:
-    """Random posts and collections against a model; counts below, at and above round_max, and none at all."""
+    """Random posts and collections against a model; counts below, at and above round_max, and zero."""
     streams = [device.new_stream() for _ in range(3)]
     posted: list[tuple[Round, torch.Tensor, int, int]] = []
     seen = 0
@@ -251,24 +251,24 @@ def test_a_post_beyond_rounds_max_is_refused_until_the_oldest_is_collected(
     ):
         rounds = [queue.post(stream, requests, count, 0) for _ in range(queue.room)]
         assert (len(rounds), queue.room) == (3, 0)
-        with pytest.raises(RuntimeError, match="holds 3 rounds that are not collected"):
+        with pytest.raises(RuntimeError, match="rounds_max=3 rounds are posted and not collected"):
             queue.post(stream, requests, count, 0)
-        with pytest.raises(RuntimeError, match="collected before any stream waited"):
+        with pytest.raises(RuntimeError, match=r"call wait\(\) before collected"):
             queue.collected(rounds[1])
-        for i in (1, 2):  # the younger ones do not help
+        for i in (1, 2):  # collecting later ones does not help
             queue.wait(stream, rounds[i])
             queue.collected(rounds[i])
-            with pytest.raises(RuntimeError, match="holds 3 rounds"):
+            with pytest.raises(RuntimeError, match="rounds_max=3 rounds"):
                 queue.post(stream, requests, count, 0)
         queue.wait(stream, rounds[0])
         queue.collected(rounds[0])
         queue.collected(rounds[0])
-        with pytest.raises(RuntimeError, match="was collected"):
+        with pytest.raises(RuntimeError, match="already collected"):
             queue.wait(stream, rounds[0])
         again = queue.post(stream, requests, count, 0)
         assert (again.number, queue.stats()["uncollected"]) == (3, 1)
         with DeviceQueue(device, engine, tables.queue_tables(), staging_bytes=1 << 20) as other:
-            with pytest.raises(ValueError, match="another queue's"):
+            with pytest.raises(ValueError, match="belongs to another queue"):
                 other.wait(stream, again)
 
 
@@ -360,15 +360,15 @@ def test_injected_faults_belong_to_their_own_requests(
         expected |= {p: code for p, (_, _, code, _) in zip(bad.tolist(), faults, strict=True)}
         for request, error in zip(requests.tolist(), errors.tolist(), strict=True):
             wanted = expected[request]
-            assert error == (0 if wanted == errno.EINTR else wanted)  # an interrupted read is repeated
+            assert error == (0 if wanted == errno.EINTR else wanted)  # an interrupted read is retried
         check_pages(tables, requests, to, errors)
         to, errors = read(device, queue, requests)
-        assert not errors.any(), "the queue goes on"
+        assert not errors.any(), "the queue continues"
         check_pages(tables, requests, to, errors)
 
 
 @pytest.mark.parametrize("wait", WAITS)
-def test_requests_that_name_nothing_and_files_that_end_early_are_errors_of_their_own(
+def test_wrong_requests_and_truncated_files_get_their_own_errors(
     device: Device, tmp_path: Path, wait: str
 ) -> None:
     path = tmp_path / "short.bin"
@@ -386,7 +386,7 @@ def test_requests_that_name_nothing_and_files_that_end_early_are_errors_of_their
 
 
 @pytest.mark.parametrize("wait", WAITS)
-def test_a_page_with_another_checksum_is_an_error(
+def test_a_page_with_a_wrong_checksum_is_an_error(
     device: Device, engine: Engine, tables: Tables, rng: np.random.Generator, wait: str
 ) -> None:
     sums = [s.copy() for s in tables.sums]
@@ -409,7 +409,7 @@ def test_a_page_with_another_checksum_is_an_error(
 def test_requests_that_take_too_long_time_out_and_the_queue_goes_on(
     device: Device, tables: Tables, wait: str
 ) -> None:
-    """One reader of one page at a time, and a millisecond: reads at the end of the queue come late."""
+    """With one reader and a time-out of a millisecond, reads at the end of the queue come late."""
     requests = requests_of(0, torch.arange(301).repeat(20))
     with open_files(tables.paths, depth=1) as engine:
         with DeviceQueue(
@@ -427,7 +427,7 @@ def test_requests_that_take_too_long_time_out_and_the_queue_goes_on(
                 assert set(errors.tolist()) <= {0, errno.ETIMEDOUT}
                 check_pages(tables, requests, to, errors)
             stats = queue.stats()
-        if wait == "stream":  # a round is taken as a whole: with `warp`, few pages are in flight at once
+        if wait == "stream":  # a round is taken as a whole; with `warp`, few pages are in flight at once
             assert stats["timed_out"] > 0
         assert stats["timed_out"] <= stats["failed"]
 
@@ -435,7 +435,7 @@ def test_requests_that_take_too_long_time_out_and_the_queue_goes_on(
 def test_closing_with_requests_in_flight_releases_the_streams_that_wait(
     device: Device, tables: Tables, rng: np.random.Generator
 ) -> None:
-    """One slow reader of one page at a time: closing comes long before all are read."""
+    """With one slow reader of one page at a time, closing comes long before the end."""
     requests = tables.requests(rng, 8192).to(device.torch_device)
     count = count_of(device, 8192)
     stream = device.new_stream()
@@ -459,7 +459,7 @@ def test_closing_with_requests_in_flight_releases_the_streams_that_wait(
                 call()
 
 
-def test_closing_waits_for_who_enqueues_kernels_that_read_a_round(
+def test_closing_waits_for_a_thread_that_is_reading_a_round(
     device: Device, tables: Tables, rng: np.random.Generator
 ) -> None:
     requests, count, stream = tables.requests(rng, 40), count_of(device, 40), device.current_stream()
@@ -481,9 +481,7 @@ def test_closing_waits_for_who_enqueues_kernels_that_read_a_round(
     check_pages(tables, requests, to.cpu().numpy(), errors.cpu().numpy())
 
 
-def test_a_queue_that_is_forgotten_is_closed(
-    device: Device, tables: Tables, rng: np.random.Generator
-) -> None:
+def test_garbage_collection_closes_a_queue(device: Device, tables: Tables, rng: np.random.Generator) -> None:
     with open_files(tables.paths) as engine:
         queue = DeviceQueue(device, engine, tables.queue_tables(), staging_bytes=64 * SLOT)
         end = queue._end
@@ -578,7 +576,7 @@ print("fine", len(device.mapped))
 
 
 def test_a_forked_child_is_refused_and_ends(tmp_path: Path) -> None:
-    """In a process of its own, whose end closes what is open."""
+    """Runs in a separate process, whose end closes everything."""
     path = tmp_path / "file.bin"
     path.write_bytes(os.urandom(10 * 4096))
     built = emulator.folder or tmp_path
@@ -588,7 +586,7 @@ def test_a_forked_child_is_refused_and_ends(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "fine 1"
 
 
-def test_what_does_not_fit_is_refused(device: Device, tables: Tables) -> None:
+def test_arguments_that_do_not_fit_are_refused(device: Device, tables: Tables) -> None:
     with open_files(tables.paths) as engine:
 
         def make(given: list[QueueTable] | None = None, **options: object) -> DeviceQueue:
@@ -597,20 +595,23 @@ def test_what_does_not_fit_is_refused(device: Device, tables: Tables) -> None:
 
         refused: list[tuple[str, Callable[[], DeviceQueue]]] = [
             ("must be 'stream' or 'warp'", lambda: make(wait="thread")),
-            ("no tables", lambda: make([])),
-            ("pairs is 0", lambda: make(pairs=0)),
-            ("rounds_max is 65", lambda: make(rounds_max=65)),
-            ("rounds_max is 0", lambda: make(rounds_max=0)),
-            ("timeout_s is 0", lambda: make(timeout_s=0)),
+            ("at least one table", lambda: make([])),
+            (r"pairs must be .*got 0", lambda: make(pairs=0)),
+            (r"rounds_max must be .*got 65", lambda: make(rounds_max=65)),
+            (r"rounds_max must be .*got 0", lambda: make(rounds_max=0)),
+            (r"timeout_s must be .*got 0", lambda: make(timeout_s=0)),
             ("2 pairs of at least 2 pages of 4096 B need 16384", lambda: make(staging_bytes=9000, pairs=2)),
-            ("staging_bytes is -1", lambda: make(staging_bytes=-1)),
-            ("page_bytes of a table is 4294967296", lambda: make([QueueTable(1, 0, 1, 1 << 32)])),
+            (r"staging_bytes must be .*got -1", lambda: make(staging_bytes=-1)),
+            (r"page_bytes of a table must be .*got 4294967296", lambda: make([QueueTable(1, 0, 1, 1 << 32)])),
             ("the engine has 4", lambda: make([QueueTable(8, 3, 2, 4096)])),
             ("reads of 1048576 B at most", lambda: make([QueueTable(8, 0, 1, 1 << 21)])),
             ("8 pages and 3 checksums", lambda: make([QueueTable(8, 0, 1, 512, np.zeros(3, np.uint32))])),
             ("must be uint32", lambda: make([QueueTable(8, 0, 1, 512, np.zeros(8, np.int64))])),  # type: ignore[arg-type]
-            ("page_count of a table is -1", lambda: make([QueueTable(-1, 0, 1, 512)])),
-            ("first_file of a table is 4294967296", lambda: make([QueueTable(1, 1 << 32, 1, 512)])),
+            (r"page_count of a table must be .*got -1", lambda: make([QueueTable(-1, 0, 1, 512)])),
+            (
+                r"first_file of a table must be .*got 4294967296",
+                lambda: make([QueueTable(1, 1 << 32, 1, 512)]),
+            ),
             ("table 0 has no files", lambda: make([QueueTable(1, 0, 0, 512)])),
         ]
         for text, call in refused:
@@ -622,26 +623,26 @@ def test_what_does_not_fit_is_refused(device: Device, tables: Tables) -> None:
             long = torch.zeros(4, dtype=torch.int64, device=device.torch_device)
             one = count_of(device, 4)
             calls: list[tuple[str, Callable[[], Round]]] = [
-                ("requests is torch.int32", lambda: queue.post(stream, long.int(), one, 0)),
-                ("requests is not contiguous", lambda: queue.post(stream, long[::2], one, 0)),
-                ("count has shape", lambda: queue.post(stream, long, long, 0)),
-                ("first is -1", lambda: queue.post(stream, long, one, -1)),
+                (r"requests must be .*got torch.int32", lambda: queue.post(stream, long.int(), one, 0)),
+                ("requests must be contiguous", lambda: queue.post(stream, long[::2], one, 0)),
+                ("count must have shape", lambda: queue.post(stream, long, long, 0)),
+                (r"first must be .*got -1", lambda: queue.post(stream, long, one, -1)),
             ]
             for text, post in calls:
                 with pytest.raises(ValueError, match=text):
                     post()
             to = torch.zeros((4, SLOT + 16), dtype=torch.uint8, device=device.torch_device)
             errors = torch.zeros(4, dtype=torch.int32, device=device.torch_device)
-            with pytest.raises(ValueError, match="the largest page has 4096 B"):
+            with pytest.raises(ValueError, match="at most 4096 bytes"):
                 queue.read_pages(stream, long, one, 0, to, errors)
-            with pytest.raises(ValueError, match="4 rows, errors has 3"):
+            with pytest.raises(ValueError, match="got 3 for 4 rows"):
                 queue.read_pages(stream, long, one, 0, to[:, :SLOT].contiguous(), errors[:3])
         with make(staging_bytes=64 * SLOT, wait="warp") as queue:
-            with pytest.raises(RuntimeError, match="needs a queue with wait 'stream'"):
+            with pytest.raises(RuntimeError, match="needs a queue with wait='stream'"):
                 queue.post(stream, long, one, 0)
 
 
-def test_memory_is_told_and_kept_no_longer_than_it_must(device: Device, tables: Tables) -> None:
+def test_memory_is_reported_and_freed_when_unused(device: Device, tables: Tables) -> None:
     with open_files(tables.paths) as engine:
         with DeviceQueue(device, engine, tables.queue_tables(), staging_bytes=1 << 20, pairs=2) as queue:
             memory = queue.memory()
@@ -655,7 +656,7 @@ def test_memory_is_told_and_kept_no_longer_than_it_must(device: Device, tables: 
 def test_a_hundred_thousand_requests(
     device: Device, tables: Tables, rng: np.random.Generator, wait: str
 ) -> None:
-    """Each is answered once, with its own page: the first bytes of all rows are compared."""
+    """Every request gets its own page once: compares the first bytes of all rows."""
     count, bytes = 100_000, 32
     requests = tables.requests(rng, count)
     to = torch.empty((count, bytes), dtype=torch.uint8, device=device.torch_device)

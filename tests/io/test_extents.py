@@ -1,4 +1,4 @@
-"""Extents read into device memory: by pinned staging, by the faster of two readers, and what they share."""
+"""Extents read into device memory: by pinned staging, by the faster of two readers, and their shared code."""
 
 from __future__ import annotations
 
@@ -40,35 +40,35 @@ def reader(device: Device, engine: Engine, shards: list[Path]) -> Iterator[Pinne
 
 
 def columns(rows: list[tuple[int, int, int, int]]) -> Extents:
-    files, offsets, lengths, places = zip(*rows, strict=True) if rows else ((), (), (), ())
-    numbers = (np.array(column, np.int64) for column in (offsets, lengths, places))
+    files, offsets, lengths, out_offsets = zip(*rows, strict=True) if rows else ((), (), (), ())
+    numbers = (np.array(column, np.int64) for column in (offsets, lengths, out_offsets))
     return Extents(np.array(files, np.uint32), *numbers)
 
 
 def random_extents(rng: np.random.Generator, sizes: list[int], unit: int, count: int) -> tuple[Extents, int]:
     """Extents in random order, some of them neighbours in file and out; and the bytes of out."""
-    rows, place = [], 0
+    rows, out_offset = [], 0
     while len(rows) < count:
         file = int(rng.integers(2))
         offset = int(rng.integers(sizes[file] // unit)) * unit
         for _ in range(int(rng.integers(1, 5))):
             length = min(int(rng.integers(0, 4)) * unit, sizes[file] - offset)
-            rows.append((file, offset, length, place))
-            offset, place = offset + length, place + length
-        place += unit * int(rng.integers(0, 2))
+            rows.append((file, offset, length, out_offset))
+            offset, out_offset = offset + length, out_offset + length
+        out_offset += unit * int(rng.integers(0, 2))
     order = rng.permutation(len(rows))
-    return columns([rows[i] for i in order]), place
+    return columns([rows[i] for i in order]), out_offset
 
 
 def read(reader: module.ExtentReader, extents: Extents, out: torch.Tensor) -> None:
-    reader.read(extents.files, extents.offsets, extents.lengths, out, extents.places)
+    reader.read(extents.files, extents.offsets, extents.lengths, out, extents.out_offsets)
 
 
 def expected(extents: Extents, contents: list[np.ndarray], out_bytes: int) -> np.ndarray:
     """The model: out of 170s, with the extents copied in."""
     out = np.full(out_bytes, 170, np.uint8)
-    for file, offset, length, place in zip(*(column.tolist() for column in extents), strict=True):
-        out[place : place + length] = contents[file][offset : offset + length]
+    for file, offset, length, out_offset in zip(*(column.tolist() for column in extents), strict=True):
+        out[out_offset : out_offset + length] = contents[file][offset : offset + length]
     return out
 
 
@@ -77,7 +77,7 @@ def blank(device: Device, nbytes: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("unit", [PAGE, 512, 1, 977, 20_000])
-def test_bytes_are_those_of_the_files(
+def test_extents_equal_the_files(
     device: Device, reader: PinnedExtentReader, contents: list[np.ndarray], unit: int
 ) -> None:
     for seed in range(3):
@@ -112,7 +112,7 @@ def test_neighbours_reach_the_disk_as_one_request(device: Device, engine: Engine
     assert engine.stats()["requests"] <= count // 16
 
 
-def test_work_on_the_current_stream_is_waited_for(
+def test_read_waits_for_work_on_the_current_stream(
     device: Device, reader: PinnedExtentReader, contents: list[np.ndarray]
 ) -> None:
     stream = device.new_stream()
@@ -122,7 +122,7 @@ def test_work_on_the_current_stream_is_waited_for(
     assert np.array_equal(out.cpu().numpy(), contents[0][: 150 * PAGE])
 
 
-def test_a_fault_names_shard_offset_and_errno_and_the_reader_lives_on(
+def test_an_error_names_shard_offset_and_errno_and_the_reader_stays_usable(
     device: Device, engine: Engine, reader: PinnedExtentReader, shards: list[Path], contents: list[np.ndarray]
 ) -> None:
     extents = columns([(0, i * PAGE, PAGE, i * PAGE) for i in range(40)])
@@ -157,30 +157,30 @@ def test_a_truncated_shard_ends_before_the_extent(device: Device, tmp_path: Path
     [
         ((9, 0, 1, 0), "does not fit 4 files"),
         ((0, -1, 1, 0), "at byte -1"),
-        ((0, 0, -1, 0), "-1 B"),
-        ((0, 0, 1, 100), "an out of 100 B"),
-        ((0, 0, 101, 0), "101 B"),
-        ((0, 0, 1, -1), "place -1"),
+        ((0, 0, -1, 0), "-1 bytes"),
+        ((0, 0, 1, 100), "an out of 100 bytes"),
+        ((0, 0, 101, 0), "101 bytes"),
+        ((0, 0, 1, -1), "byte -1 of out"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_arguments_that_do_not_fit_are_refused(
     device: Device, reader: PinnedExtentReader, row: tuple[int, int, int, int], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         read(reader, columns([(0, 0, 1, 0), row]), blank(device, 100))
 
 
-def test_other_types_are_refused(device: Device, reader: PinnedExtentReader) -> None:
+def test_wrong_dtypes_are_refused(device: Device, reader: PinnedExtentReader) -> None:
     one = columns([(0, 0, 1, 0)])
-    with pytest.raises(ValueError, match=r"out must be a contiguous uint8\[m\], not torch.float32\[4\]"):
+    with pytest.raises(ValueError, match=r"out must be a contiguous uint8\[m\] \(got torch.float32\[4\]\)"):
         read(reader, one, torch.zeros(4, device=device.torch_device))
     with pytest.raises(ValueError, match="contiguous"):
         read(reader, one, blank(device, 8)[::2])
-    with pytest.raises(ValueError, match=r"lengths must be int64\[1\], not int32"):
+    with pytest.raises(ValueError, match=r"lengths must be int64\[1\] \(got int32"):
         read(reader, one._replace(lengths=one.lengths.astype(np.int32)), blank(device, 1))
-    with pytest.raises(ValueError, match=r"places must be int64\[1\], not int64\[2\]"):
-        read(reader, one._replace(places=np.zeros(2, np.int64)), blank(device, 1))
-    with pytest.raises(ValueError, match="out is on meta; this reader reads to"):
+    with pytest.raises(ValueError, match=r"out_offsets must be int64\[1\] \(got int64\[2\]\)"):
+        read(reader, one._replace(out_offsets=np.zeros(2, np.int64)), blank(device, 1))
+    with pytest.raises(ValueError, match=r"out must be on .*\(got meta\)"):
         read(reader, one, torch.empty(4, dtype=torch.uint8, device="meta"))
     reader.close()
     with pytest.raises(RuntimeError, match="closed"):
@@ -206,7 +206,7 @@ def test_merging_and_splitting_keep_the_bytes() -> None:
 
 
 class Paced:
-    """A reader that another one serves, on a clock of its own."""
+    """A reader that forwards to another one and advances a clock."""
 
     def __init__(self, name: str, reader: module.ExtentReader, seconds: float, clock: list[float]) -> None:
         self.name, self.reads, self.closed = name, 0, 0
@@ -238,14 +238,14 @@ def test_the_faster_of_two_readers_is_kept(
     out = blank(device, 40 * PAGE)
     assert chooser.name == "a or b, not yet measured"
     read(chooser, columns([(0, 0, PAGE, 0)]), out)
-    assert [r.reads for r in both] == [1, 0], "one page tells nothing"
+    assert [r.reads for r in both] == [1, 0], "one page is too little to measure"
     with caplog.at_level(logging.INFO, "gids"):
         for size in (5, 9, 40):  # a trial is four pages: one, then two, then the last and the rest
             read(chooser, columns([(0, i * PAGE, PAGE, i * PAGE) for i in range(size)]), out)
     assert np.array_equal(out.cpu().numpy(), contents[0][: 40 * PAGE])
     assert chooser.name == "ab"[faster]
     assert len(caplog.records) == 1
-    assert f"read by {'ab'[faster]}" in caplog.text
+    assert f"reading extents with {'ab'[faster]}" in caplog.text
     chooser.close()
     assert [r.closed for r in both] == [1, 1]
 
@@ -296,7 +296,7 @@ def test_without_gds_extents_go_through_pinned_memory(
             opened = open_extent_reader(device, engine, shards, kind=kind)  # type: ignore[arg-type]
             assert opened.name == f"{engine.name}+pinned"
             opened.close()
-    said = [f"extents are read by {engine.name}+pinned: nvidia-fs is not loaded"]
+    said = [f"reading extents with {engine.name}+pinned: nvidia-fs is not loaded"]
     assert [r.getMessage() for r in caplog.records] == (said if kind == "auto" else [])
     assert len(probes) == (2 if tried else 0)
 
@@ -312,7 +312,7 @@ def test_without_gds_extents_go_through_pinned_memory(
         ),
     ],
 )
-def test_kvikio_that_cannot_be_had_is_an_error(
+def test_missing_kvikio_is_an_error_if_asked_for(
     device: Device,
     engine: Engine,
     shards: list[Path],
@@ -327,7 +327,7 @@ def test_kvikio_that_cannot_be_had_is_an_error(
 
 
 def test_an_unknown_kind_is_refused(device: Device, engine: Engine, shards: list[Path]) -> None:
-    with pytest.raises(ValueError, match="'auto', 'kvikio' or 'pinned', not 'gds'"):
+    with pytest.raises(ValueError, match=r"'auto', 'kvikio' or 'pinned' \(got 'gds'\)"):
         open_extent_reader(device, engine, shards, kind="gds")  # type: ignore[arg-type]
 
 
@@ -345,7 +345,7 @@ def test_staging_that_fails_to_be_mapped_leaves_nothing(
 
 
 class NoKvikio:
-    """A KvikioReader that opens, or does not."""
+    """A KvikioReader that may fail to open."""
 
     name = "kvikio (GDS)"
 
@@ -361,7 +361,7 @@ class NoKvikio:
         self.small.close()
 
 
-def test_with_gds_both_readers_are_opened_and_a_file_that_kvikio_refuses_is_told(
+def test_with_gds_both_readers_are_opened_and_a_refused_file_is_reported(
     device: Device,
     engine: Engine,
     shards: list[Path],

@@ -1,4 +1,4 @@
-"""A file on a device with 4096-byte blocks: smaller reads ask for the enclosing blocks, each once."""
+"""A file on a device with 4096-byte blocks: smaller reads read each enclosing block once."""
 
 from __future__ import annotations
 

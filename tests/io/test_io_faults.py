@@ -18,7 +18,7 @@ OFFSETS = np.arange(16) * PAGE
 
 
 @pytest.mark.parametrize("max_merge_bytes", [0, 131072])
-def test_an_injected_error_is_delivered_once_to_the_read_that_it_touches(
+def test_an_injected_error_is_returned_once_by_the_read_of_its_byte(
     shards: list[Path], contents: list[np.ndarray], kind: str, max_merge_bytes: int, memory: Memory
 ) -> None:
     with gids.io.open_engine(shards, kind, max_merge_bytes=max_merge_bytes) as engine:
@@ -36,7 +36,7 @@ def test_an_injected_error_is_delivered_once_to_the_read_that_it_touches(
 
 
 @pytest.mark.parametrize("error", [errno.EAGAIN, errno.EINTR])
-def test_eagain_and_eintr_are_repeated_until_the_bound(
+def test_eagain_and_eintr_are_retried_up_to_a_bound(
     shards: list[Path], contents: list[np.ndarray], kind: str, error: int, memory: Memory
 ) -> None:
     with gids.io.open_engine(shards, kind) as engine:
@@ -50,7 +50,7 @@ def test_eagain_and_eintr_are_repeated_until_the_bound(
         assert errors.tolist() == [error] + [0] * 15
 
 
-def test_a_device_error_is_delivered(kind: str, memory: Memory) -> None:
+def test_a_device_error_is_returned(kind: str, memory: Memory) -> None:
     if kind == "mmap":
         pytest.skip("a failed page fault is a signal: the mmap engine cannot deliver it")
     with gids.io.open_engine(["/proc/self/mem"], kind, direct=False) as engine:  # EIO at address 0

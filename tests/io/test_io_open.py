@@ -1,4 +1,4 @@
-"""Opening, choosing and closing engines; what is refused, and in which words."""
+"""Opening, choosing and closing engines; errors and their messages."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_directory_is_refused(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["auto", "uring", "threads"])
-def test_a_file_system_without_direct_io_is_named_with_the_cure(kind: str) -> None:
+def test_the_error_for_a_file_system_without_direct_io_says_what_to_do(kind: str) -> None:
     with pytest.raises(
         OSError, match=r"/proc/version: the proc file system refuses .*direct=False.*ext4"
     ) as caught:
@@ -103,7 +103,7 @@ def test_an_unknown_kind_lists_the_known_ones(shards: list[Path]) -> None:
     ids=lambda option: next(iter(option)),
 )
 def test_numbers_out_of_range_are_refused(shards: list[Path], kind: str, option: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(option))} is .*it must be from"):
+    with pytest.raises(ValueError, match=f"{next(iter(option))} must be .* to .*got"):
         gids.io.open_engine(shards, kind, **option)
 
 
@@ -119,7 +119,7 @@ def test_bad_reads_are_refused_before_any_is_issued(shards: list[Path], kind: st
             engine.read(*good, 2 * PAGE, np.empty((1, 2 * PAGE), np.uint8))
         with pytest.raises(ValueError, match="differ in length: 1, 2, 1, 1"):
             engine.read(good[0], np.zeros(2, np.int64), PAGE, out)
-        with pytest.raises(ValueError, match=r"must be \[n, 4096\]"):
+        with pytest.raises(ValueError, match=r"must have shape \[n, 4096\]"):
             engine.read(*good, PAGE, out[:, :100])
         with pytest.raises(TypeError):  # int32 offsets are not silently converted
             engine.read(good[0], np.zeros(1, np.int32), PAGE, out)  # type: ignore[arg-type]
@@ -131,7 +131,7 @@ def test_bad_reads_are_refused_before_any_is_issued(shards: list[Path], kind: st
 
 
 def test_closing_is_final_idempotent_and_leaves_nothing(shards: list[Path], kind: str) -> None:
-    gc.collect()  # what earlier tests left
+    gc.collect()  # from earlier tests
     before, descriptors = threads().keys(), len(os.listdir("/proc/self/fd"))
     engine = gids.io.open_engine(shards, kind)
     assert f"gids-{kind}" in threads().values()
@@ -166,7 +166,7 @@ def test_descriptors_are_close_on_exec_and_an_idle_engine_uses_no_cpu(shards: li
             time.sleep(0.1)
             return used == [cpu_time_ns(thread) for thread in started]
 
-        wait_until(idle)  # once they have begun to wait
+        wait_until(idle)  # after they have begun to wait
 
 
 def test_an_engine_names_itself_and_what_it_found(shards: list[Path], kind: str) -> None:
@@ -257,7 +257,7 @@ def test_a_forked_child_cannot_use_the_engine_and_ends_without_it(shards: list[P
     """
     done = python(script, kind, *shards)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("the I/O engine was opened before a fork: open one in this process\n")
+    assert done.stdout.endswith("the I/O engine was opened before a fork: open a new one in this process\n")
 
 
 def test_ctrl_c_ends_a_long_read(shards: list[Path], kind: str) -> None:
@@ -267,7 +267,7 @@ def test_ctrl_c_ends_a_long_read(shards: list[Path], kind: str) -> None:
         import numpy as np
         import gids.io
         from children import go_once
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes ignore SIGINT
         count = 3_000_000
         engine = gids.io.open_engine(sys.argv[3:], sys.argv[2], depth=1, max_merge_bytes=0)
         files, offsets = np.zeros(count, np.uint32), np.arange(count) * 4096 % (200 * 4096)
@@ -295,7 +295,7 @@ def test_ctrl_c_ends_a_long_read(shards: list[Path], kind: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["uring", "threads", "workers"])
-def test_threads_that_cannot_be_had_are_an_error_that_leaves_none(shards: list[Path], what: str) -> None:
+def test_failing_to_start_a_thread_is_an_error_and_leaves_no_thread(shards: list[Path], what: str) -> None:
     if what == "uring" and _core.why_no_uring():
         pytest.skip("no io_uring")
     if 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 4096:

@@ -1,4 +1,4 @@
-"""Reads through every engine give what np.fromfile gives."""
+"""Reads through every engine equal np.fromfile."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_random_reads_equal_the_files(
             if step % 3 == 0:  # pages, many of them neighbours or duplicates
                 nbytes, shift = PAGE, 0
                 offsets = rng.integers(0, 160, count) * PAGE
-            elif step % 3 == 1:  # rows of any length at any place
+            elif step % 3 == 1:  # rows of any length at any offset
                 nbytes, shift = int(rng.integers(1, 40001)), int(rng.integers(0, PAGE))
                 offsets = rng.integers(0, 160 * PAGE, count)
             else:  # neighbours of less than a block
@@ -108,7 +108,7 @@ def test_unaligned_neighbours_read_each_block_once(shards: list[Path], memory: M
         assert engine.stats()["bytes_read"] == PAGE
 
 
-def test_a_read_amid_two_blocks_asks_for_the_enclosing_extent(shards: list[Path], memory: Memory) -> None:
+def test_a_read_across_two_blocks_reads_both(shards: list[Path], memory: Memory) -> None:
     with gids.io.open_engine(shards, "threads") as engine:
         a = engine.alignment
         engine.read(np.zeros(1, np.uint32), np.array([a - 1]), 2, memory(1, 2))
@@ -126,7 +126,7 @@ def test_no_reads_and_reads_of_nothing_return_at_once(shards: list[Path], kind: 
         assert engine.stats()["reads"] == 0
 
 
-def test_a_read_beyond_the_end_leaves_its_neighbours_alone(
+def test_a_read_beyond_the_end_does_not_affect_its_neighbours(
     shards: list[Path], contents: list[np.ndarray], kind: str, memory: Memory
 ) -> None:
     with gids.io.open_engine(shards, kind) as engine:

@@ -29,7 +29,7 @@ TESTS = Path(__file__).parents[1]
 has_kvikio = pytest.mark.skipif(importlib.util.find_spec("kvikio") is None, reason="kvikio is not installed")
 no_driver = pytest.mark.skipif(not ask_driver().fault, reason="this machine has a CUDA device")
 
-# What kvikio looks up in libcuda. Each function says CUDA_ERROR_NOT_INITIALIZED, so memory is the host's.
+# libcuda's functions that kvikio looks up. All return CUDA_ERROR_NOT_INITIALIZED, so memory is on the host.
 DRIVER_FUNCTIONS = """
     cuMemHostAlloc cuMemFreeHost cuMemHostRegister_v2 cuMemHostUnregister cuMemcpyHtoDAsync_v2
     cuMemcpyDtoHAsync_v2 cuMemcpyAsync cuPointerGetAttribute cuPointerGetAttributes cuCtxCreate_v4
@@ -57,7 +57,7 @@ paths = {paths!r}
 def columns(rows):
     f, o, n, p = (np.array(column) for column in zip(*rows))
     return f.astype(np.uint32), o, n, p
-print("begin")  # after what an editable build prints
+print("begin")  # after the output of an editable build
 """
 
 
@@ -76,7 +76,7 @@ def stub_libcuda(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def run(code: str, *, library: str, paths: list[Path], **environment: str) -> str:
-    """What code prints in a child, after PREAMBLE."""
+    """The output of code in a child, after PREAMBLE."""
     text = PREAMBLE.format(tests=str(TESTS), library=library, paths=[str(p) for p in paths]) + code
     done = subprocess.run(
         [sys.executable, "-P", "-c", text],
@@ -94,32 +94,32 @@ def run(code: str, *, library: str, paths: list[Path], **environment: str) -> st
 def test_kvikio_reads_the_same_bytes_as_the_pinned_reader(stub_libcuda: str, shards: list[Path]) -> None:
     code = """
 rng = np.random.default_rng(3)
-rows, place = [], 0
+rows, out_offset = [], 0
 for _ in range(150):  # runs of up to 40 KiB and single small extents, of odd lengths, in any order
     file = int(rng.integers(2))
     offset = int(rng.integers(100 * 4096))
     for _ in range(int(rng.integers(1, 6))):
         length = int(rng.integers(0, 8192))
-        rows.append((file, offset, length, place))
-        offset, place = offset + length, place + length
+        rows.append((file, offset, length, out_offset))
+        offset, out_offset = offset + length, out_offset + length
 rows = [rows[i] for i in rng.permutation(len(rows))]
 before = os.environ.get("KVIKIO_COMPAT_MODE")
 with open_engine(paths) as engine:
     small = PinnedExtentReader(device, engine, paths)
     readers = [KvikioReader(device, paths, gds=False), KvikioReader(device, paths, gds=False, small=small)]
-    outs = [torch.full((place,), 170, dtype=torch.uint8) for _ in range(3)]
+    outs = [torch.full((out_offset,), 170, dtype=torch.uint8) for _ in range(3)]
     PinnedExtentReader(device, engine, paths).read(*columns(rows)[:3], outs[2], columns(rows)[3])
     reads = engine.stats()["reads"]
     for reader, out in zip(readers, outs):
-        files, offsets, lengths, places = columns(rows)
-        reader.read(files, offsets, lengths, out, places)
+        files, offsets, lengths, out_offsets = columns(rows)
+        reader.read(files, offsets, lengths, out, out_offsets)
         assert reader.name == "kvikio (compat)"
         reads_before, reads = reads, engine.stats()["reads"]
         assert (reads > reads_before) == (reader is readers[1]), "only short extents go to the engine"
         reader.close()
         reader.close()
         try:
-            reader.read(files, offsets, lengths, out, places)
+            reader.read(files, offsets, lengths, out, out_offsets)
         except RuntimeError as error:
             assert "closed" in str(error)
         else:
@@ -144,9 +144,9 @@ reader = KvikioReader(device, paths, gds=False)
 os.truncate(paths[1], 100_000)
 out = torch.zeros(400_000, dtype=torch.uint8)
 def attempt(*rows):
-    files, offsets, lengths, places = columns(rows)
+    files, offsets, lengths, out_offsets = columns(rows)
     try:
-        reader.read(files, offsets, lengths, out, places)
+        reader.read(files, offsets, lengths, out, out_offsets)
     except StorageError as error:
         print(error.errno, os.path.basename(error.filename), error.offset, error)
     else:
@@ -177,7 +177,7 @@ except StorageError as error:
 @pytest.mark.gpu
 @has_kvikio
 def test_kvikio_on_a_device_reads_what_the_pinned_reader_reads(device: Device, shards: list[Path]) -> None:
-    """By GPUDirect Storage where the machine has it, else in compatibility mode."""
+    """By GPUDirect Storage if the machine has it, else in compatibility mode."""
     if device.torch_device.type != "cuda":
         pytest.skip("kvikio needs a CUDA device")
     found = probe_kvikio(shards[0], device.torch_device.index or 0)
@@ -185,19 +185,19 @@ def test_kvikio_on_a_device_reads_what_the_pinned_reader_reads(device: Device, s
     print(found)
     rows = np.random.default_rng(2).permutation(150)
     files, offsets = np.zeros(150, np.uint32), rows * 4096 + 7
-    lengths, places = np.full(150, 4001), np.arange(150) * 4096
+    lengths, out_offsets = np.full(150, 4001), np.arange(150) * 4096
     outs = [device.zeros(150 * 4096, torch.uint8) for _ in range(2)]
     with open_engine(shards) as engine:
         for kind, out in zip(("kvikio", "pinned"), outs, strict=True):
             reader = open_extent_reader(device, engine, shards, kind=kind)  # type: ignore[arg-type]
-            reader.read(files, offsets, lengths, out, places)
+            reader.read(files, offsets, lengths, out, out_offsets)
             reader.close()
     assert np.array_equal(outs[0].cpu().numpy(), outs[1].cpu().numpy())
 
 
 @pytest.fixture
 def fake_kvikio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The __init__.py of a package kvikio, empty, for children; nothing is remembered of earlier probes."""
+    """The __init__.py of a package kvikio, empty, for children. Forgets earlier probes."""
     package = tmp_path / "packages" / "kvikio"
     package.mkdir(parents=True)
     (package / "cufile_driver.py").write_text("")
@@ -216,16 +216,16 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_kvikio_that_hangs_is_given_up(fake_kvikio: Path, file: Path) -> None:
+def test_a_hanging_kvikio_is_killed_after_the_timeout(fake_kvikio: Path, file: Path) -> None:
     fake_kvikio.write_text("import time\ntime.sleep(3600)\n")
     found = probe_kvikio(file, timeout_s=0.5)
     assert found == KvikioProbe(
-        "of unknown version", False, False, "kvikio reads nothing: no answer within 0.5 s in mode ON"
+        "of unknown version", False, False, "kvikio cannot read: no answer within 0.5 s in mode ON"
     )
-    assert probe_kvikio(file) is found, "tried once in a process"
+    assert probe_kvikio(file) is found, "tried once per process"
 
 
-def test_a_mode_that_hangs_is_given_up_and_the_other_is_taken(
+def test_after_a_hanging_mode_the_other_mode_is_used(
     fake_kvikio: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = '{"version": "26.10", "fault": "", "nvfs": false}'
@@ -252,7 +252,7 @@ def test_a_mode_that_hangs_is_given_up_and_the_other_is_taken(
             {"fault": "", "nvfs": False},
             {"fault": ""},
             "AUTO",
-            KvikioProbe("1", False, True, "cuFile works, but not by nvidia-fs, so through host memory"),
+            KvikioProbe("1", False, True, "cuFile works, but through host memory, without nvidia-fs"),
         ),
         (
             {"fault": "cuFile error"},
@@ -262,9 +262,9 @@ def test_a_mode_that_hangs_is_given_up_and_the_other_is_taken(
         ),
         (
             {"fault": "cuFile error"},
-            {"fault": "it read other bytes than the file's"},
+            {"fault": "it read wrong bytes"},
             "",
-            KvikioProbe("1", False, False, "kvikio reads nothing: it read other bytes than the file's"),
+            KvikioProbe("1", False, False, "kvikio cannot read: it read wrong bytes"),
         ),
         (
             None,
@@ -274,7 +274,7 @@ def test_a_mode_that_hangs_is_given_up_and_the_other_is_taken(
         ),
     ],
 )
-def test_answers_are_put_in_words(
+def test_probe_results_have_a_reason_in_words(
     fake_kvikio: Path,
     file: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -304,19 +304,19 @@ def test_without_nvidia_fs_the_mode_that_may_hang_is_not_tried(
         "assert os.environ['KVIKIO_COMPAT_MODE'] == 'ON', 'tried'\n"
         f"print('''{answer}''', flush=True)\nsys.exit()\n"
     )
-    reason = "nvidia-fs is not loaded, which GPUDirect Storage needs"
+    reason = "GPUDirect Storage needs nvidia-fs, which is not loaded"
     assert module.why_no_gds() == reason
     assert probe_kvikio(file) == KvikioProbe("1", False, True, reason)
 
 
-def test_a_kvikio_that_breaks_tells_how(fake_kvikio: Path, file: Path) -> None:
+def test_a_crash_of_kvikio_is_reported(fake_kvikio: Path, file: Path) -> None:
     fake_kvikio.write_text("import a_library_that_is_not_there\n")
     found = probe_kvikio(file)
     assert (found.gds, found.compat) == (False, False)
     assert "No module named 'a_library_that_is_not_there'" in found.reason
 
 
-def test_a_missing_kvikio_and_a_missing_file_are_told(
+def test_a_missing_kvikio_and_a_missing_file_are_reported(
     file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(module, "_found", {})
@@ -328,7 +328,7 @@ def test_a_missing_kvikio_and_a_missing_file_are_told(
 
 @has_kvikio
 @no_driver
-def test_kvikio_without_a_driver_is_told_and_does_not_hang(
+def test_kvikio_without_a_driver_is_reported_and_does_not_hang(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_found", {})
@@ -337,4 +337,4 @@ def test_kvikio_without_a_driver_is_told_and_does_not_hang(
     assert (found.gds, found.compat) == (False, False)
     assert found.version
     assert "no NVIDIA driver" in found.reason
-    assert ("kvikio" in sys.modules) == loaded, "the probe imports nothing here"
+    assert ("kvikio" in sys.modules) == loaded, "the probe must not import kvikio here"

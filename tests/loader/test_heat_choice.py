@@ -84,7 +84,7 @@ def test_heat_that_is_not_stored_names_the_command(path: Path) -> None:
             gids.open(path, heat="sampled", memory=1 << 28),
             ["paper.feat"],
         )
-    assert f"`gids heat {path} --method sampled` computes it" in str(caught.value)
+    assert f"compute it with `gids heat {path} --method sampled`" in str(caught.value)
     with pytest.raises(ValueError, match=r"no heat 'pagerank' \(there are 'auto', 'reverse-pagerank', "):
         FeatureLoader(
             gids.open(path, heat="pagerank", memory=1 << 28),

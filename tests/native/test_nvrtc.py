@@ -93,6 +93,6 @@ def test_kernels_compile_for_every_gpu(nvrtc: Nvrtc, kernel: str) -> None:
     compile_all(nvrtc, ((source, arch) for arch in ARCHS))
 
 
-def test_what_the_device_tests_launch_compiles_too(nvrtc: Nvrtc) -> None:
+def test_the_kernels_of_the_device_tests_compile(nvrtc: Nvrtc) -> None:
     source = TRIALS.read_text()
     compile_all(nvrtc, ((source, arch) for arch in ARCHS))

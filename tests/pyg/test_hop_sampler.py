@@ -152,5 +152,5 @@ def test_what_is_refused() -> None:
     with pytest.raises(TypeError, match="give int64"):
         HopSampler([1]).sample(whole, seeds.int())
     broken = Graph(("a", "to", "a"), 3, 3, np.array([0, 2, 1, 2]), np.array([0, 1]), None)
-    with pytest.raises(gids.FormatError, match="indptr falls"):
+    with pytest.raises(gids.FormatError, match="indptr decreases"):
         HopSampler([-1]).sample(broken, seeds)

@@ -1,4 +1,4 @@
-"""LABOR, obviously: one node at a time, c_s by bisection."""
+"""The obvious model of LABOR: one node at a time, c_s by bisection."""
 
 from __future__ import annotations
 

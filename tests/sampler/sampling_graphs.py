@@ -9,7 +9,7 @@ from gids.store import Graph
 
 
 def mixed_degrees(nodes: int, seed: int = 0) -> np.ndarray:
-    """None, few, about the fanout, and some hubs of far more."""
+    """Degrees of 0, few, about the fanout, and some hubs with many more."""
     rng = np.random.default_rng(seed)
     kind = rng.integers(0, 10, nodes)
     degrees = np.where(kind < 2, 0, rng.integers(1, 25, nodes))

@@ -1,4 +1,4 @@
-"""Neighbour sampling, obviously: the random numbers, the choice and the numbering, one node at a time."""
+"""The obvious model of neighbour sampling: random numbers, choice and numbering, one node at a time."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def halves(out: tuple[int, int, int, int]) -> tuple[int, int]:
 
 
 def layer_key(seed: int, epoch: int, step: int, layer: int, relation: int) -> int:
-    """Of what one relation draws in one layer of one minibatch; layer 0 is next to the seeds."""
+    """The key of one relation in one layer of one minibatch. Layer 0 is the seeds' layer."""
     minibatch = halves(philox((*words(epoch), *words(step)), words(seed)))[0]
     return halves(philox((*words(layer), *words(relation)), words(minibatch)))[0]
 
 
 def choose(degree: int, fanout: int, key: int, node: int) -> list[int]:
-    """Which of a node's in-edges are sampled, in order: Floyd's algorithm."""
+    """A node's sampled in-edges, in order: Floyd's algorithm."""
     if fanout == -1 or degree <= fanout:
         return list(range(degree))
     chosen: list[int] = []

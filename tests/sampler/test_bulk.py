@@ -62,7 +62,7 @@ def assert_same(one: Minibatch, other: Minibatch) -> None:
 
 
 def seeds_of_steps() -> list[torch.Tensor]:
-    """Of very different sizes; none, repeated ones and isolated ones among them."""
+    """Seeds of very different numbers, with none, repeated and isolated ones."""
     rng = np.random.default_rng(5)
     sizes = (40, 0, 1, 700, 3, 64, 64, 64, 0, 200, 17)
     steps = [torch.from_numpy(rng.integers(0, NODES, size)) for size in sizes]
@@ -71,7 +71,7 @@ def seeds_of_steps() -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
-def test_each_minibatch_is_the_one_that_is_sampled_alone(kind: str) -> None:
+def test_each_minibatch_equals_the_one_sampled_alone(kind: str) -> None:
     graph = make_graph(mixed_degrees(NODES), dtype=np.int32)
     assert (np.diff(graph.indptr) == 0).any()
     numbers: dict[str, Any] = {"seed": 3, "epoch": 2}
@@ -92,7 +92,7 @@ def test_each_minibatch_is_the_one_that_is_sampled_alone(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
-def test_several_relations(kind: str) -> None:
+def test_bulk_equals_single_with_several_relations(kind: str) -> None:
     graphs = citations()
     path = {"metapath": PATH} if kind == "walks" else {}
     steps: list[Any] = [
@@ -110,7 +110,7 @@ def test_several_relations(kind: str) -> None:
             assert_same(one, other)
 
 
-def test_weights_and_fanouts_by_relation() -> None:
+def test_bulk_equals_single_with_weights_and_fanouts_by_relation() -> None:
     graphs = citations()
     cites = graphs[0]
     weights = {cites.relation: np.random.default_rng(1).random(cites.num_edges).astype(np.float32)}
@@ -123,14 +123,14 @@ def test_weights_and_fanouts_by_relation() -> None:
         assert_same(found, one.sample(graphs, steps[step], seed=9, step=step))
 
 
-def test_sources_that_a_cache_holds() -> None:
+def test_bulk_equals_single_with_a_locality_bias() -> None:
     graph, near = make_graph(mixed_degrees(NODES)), torch.arange(NODES) % 3 == 0
     one, many = (Neighbor([3, 5], locality=LocalityBias(near, 4), threads=n) for n in (1, 2))
     for step, found in enumerate(many.sample_bulk(graph, seeds_of_steps())):
         assert_same(found, one.sample(graph, seeds_of_steps()[step], step=step))
 
 
-def test_minibatches_are_the_callers_to_keep() -> None:
+def test_minibatches_belong_to_the_caller() -> None:
     graph = make_graph(mixed_degrees(NODES))
     sampler = Neighbor([3, 5], threads=2)
     steps = seeds_of_steps()
@@ -144,7 +144,7 @@ def test_minibatches_are_the_callers_to_keep() -> None:
     assert sampler.nbytes > held > 0  # their memory came back, and is told
 
 
-def test_none_and_one() -> None:
+def test_bulk_of_no_step_and_of_one_step() -> None:
     graph, sampler = make_graph([4] * 20), Neighbor([2], threads=2)
     assert sampler.sample_bulk(graph, []) == []
     [minibatch] = sampler.sample_bulk(graph, [torch.arange(5)], first_step=7)
@@ -169,7 +169,7 @@ def test_a_device_samples_one_after_the_other(device: Device) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 16])
-def test_an_error_says_which_step_is_the_first_to_fail(threads: int) -> None:
+def test_an_error_names_the_first_step_that_fails(threads: int) -> None:
     graph, sampler = make_graph([4] * 20), Neighbor([2], threads=threads)
     steps = [torch.arange(5)] * 7
     steps[3], steps[5] = torch.tensor([20]), torch.tensor([-1])
@@ -189,7 +189,7 @@ def test_an_error_says_which_step_is_the_first_to_fail(threads: int) -> None:
 
 @pytest.mark.parametrize("kind", ["neighbor", "labor-1", "ladies", "walks"])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_topology_that_contradicts_itself(kind: str, threads: int) -> None:
+def test_an_inconsistent_topology_is_a_format_error(kind: str, threads: int) -> None:
     good = make_graph([4] * 60)
     indices = good.indices.copy()
     indices[4 * 40 :] = 60
@@ -202,10 +202,10 @@ def test_a_topology_that_contradicts_itself(kind: str, threads: int) -> None:
     assert len(sampler.sample_bulk(spoiled, steps[:2])) == 2
 
 
-def test_numbers_out_of_range() -> None:
+def test_numbers_out_of_range_are_refused() -> None:
     graph, sampler, last = make_graph([4] * 20), Neighbor([2]), (1 << 64) - 1
     steps = [torch.arange(2)] * 2
     assert sampler.sample_bulk(graph, steps, first_step=last - 1)[1].step == last
     for numbers in ({"first_step": last}, {"first_step": -1}, {"seed": -1}, {"epoch": 1 << 64}):
-        with pytest.raises(ValueError, match=r"each must be from 0 to 2\^64 - 1"):
+        with pytest.raises(ValueError, match=r"seed, epoch and step must be 0 to 2\^64 - 1"):
             sampler.sample_bulk(graph, steps, **numbers)

@@ -1,4 +1,4 @@
-"""Dependent minibatches: numbers that are uniform in each and change slowly between them. Seeds are fixed."""
+"""Dependent minibatches: numbers are uniform in each one and change slowly. Seeds are fixed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNLIKELY = 1e-3  # one correct sampler in a thousand fails; these seeds do not
 
 
 def variates(step: int, kappa: int, *, seed: int = 3, epoch: int = 1, nodes: int = 20_000) -> np.ndarray:
-    """In [0, 1), of nodes 0, 1, …"""
+    """The numbers of nodes 0, 1, … in [0, 1)."""
     out = np.empty(nodes, np.uint64)
     _core.variates((seed, epoch, step), kappa, 0, 0, np.arange(nodes), out)
     return out / 2.0**64
@@ -51,8 +51,8 @@ def test_numbers_are_uniform_at_every_c(kappa: int) -> None:
 
 
 @pytest.mark.parametrize("kappa", [2, 8, 64])
-def test_a_group_leads_from_its_own_numbers_to_those_of_the_next(kappa: int) -> None:
-    """As the formula says, and with the correlation that it says."""
+def test_numbers_change_gradually_from_one_group_to_the_next(kappa: int) -> None:
+    """Numbers and their correlation equal the formula."""
     ends = [variates(group, 1) for group in (5, 6)]
     np.testing.assert_array_equal(variates(5 * kappa, kappa), ends[0])
     np.testing.assert_array_equal(variates(6 * kappa, kappa), ends[1])
@@ -63,14 +63,14 @@ def test_a_group_leads_from_its_own_numbers_to_those_of_the_next(kappa: int) -> 
         np.testing.assert_allclose(variates(5 * kappa + i, kappa), stats.norm.cdf(n), atol=1e-12)
 
 
-def test_without_end_only_the_epoch_matters() -> None:
+def test_with_infinite_dependency_numbers_depend_only_on_the_epoch() -> None:
     np.testing.assert_array_equal(variates(0, 0), variates(1 << 40, 0))
     np.testing.assert_array_equal(variates(7, 0), variates(0, 1))
     assert abs(np.corrcoef(variates(7, 0), variates(7, 0, epoch=2))[0, 1]) < 0.03
 
 
 @pytest.mark.parametrize("kind", ["neighbor", "labor"])
-def test_one_is_independent_and_infinity_the_same_for_an_epoch(kind: str) -> None:
+def test_dependency_one_is_independent_and_infinity_is_constant_in_an_epoch(kind: str) -> None:
     graph, seeds = dense(), torch.arange(100)
     plain: Any = {"neighbor": Neighbor, "labor": Labor}[kind]([5, 5])
     for step in (0, 9):
@@ -106,7 +106,7 @@ def test_the_larger_kappa_the_more_two_minibatches_share(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["neighbor", "labor"])
-def test_full_neighbourhoods_gain_nothing(kind: str) -> None:
+def test_full_neighbourhoods_do_not_depend_on_kappa(kind: str) -> None:
     graph, seeds = dense(500, 30), torch.arange(20)
     plain: Any = {"neighbor": Neighbor, "labor": Labor}[kind]
     for fanouts in ([-1, -1], [30, 30]):
@@ -118,7 +118,7 @@ def test_full_neighbourhoods_gain_nothing(kind: str) -> None:
 def lru_miss_rate(
     sampler: Sampler, graph: Graph, seeds: Sequence[torch.Tensor], *, lines: int, warm: int = 10
 ) -> float:
-    """Of the pages of these minibatches, a node each, that are asked for after the first `warm`."""
+    """Miss rate of an LRU cache with one page per node, after the first `warm` minibatches."""
     planner = _core.Planner(graph.num_src, lines, policy="lru")
     missed = nodes = 0
     for step, ids in enumerate(seeds):
@@ -132,7 +132,7 @@ def lru_miss_rate(
 
 
 def fresh_seeds(graph: Graph, size: int, steps: int) -> list[torch.Tensor]:
-    """An epoch's: no node comes twice."""
+    """The seeds of one epoch, without repeats."""
     order = torch.from_numpy(np.random.default_rng(1).permutation(graph.num_dst))
     return list(order[: steps * size].split(size))
 
@@ -164,8 +164,8 @@ def test_labor_on_a_dense_graph_misses_a_fraction_with_large_kappas() -> None:
     assert rates[-1] < rates[0] / 4
 
 
-def test_neighbor_gains_where_destinations_come_again() -> None:
-    """Its numbers belong to a destination's edges: what was drawn for other seeds does not help."""
+def test_neighbor_gains_if_destinations_repeat() -> None:
+    """Numbers belong to a destination's edges, so draws of other seeds do not help."""
     graph = dense(20_000, 300)
     fresh = fresh_seeds(graph, 16, 60)
     rates = {}

@@ -1,4 +1,4 @@
-"""Neighbor with dependent minibatches, or with replacement, on a device: bit by bit what the CPU samples."""
+"""Neighbor with dependent minibatches, or with replacement, on a device, equal to the CPU bit by bit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 def lists(minibatch: Minibatch) -> list[Any]:
-    """All that is in a minibatch."""
+    """All tensors of a minibatch."""
     nodes = minibatch.input_nodes
     found: list[Any] = [nodes] if isinstance(nodes, torch.Tensor) else list(nodes.values())
     for layer in minibatch.blocks:
@@ -39,7 +39,7 @@ def lists(minibatch: Minibatch) -> list[Any]:
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_a_device_samples_what_the_cpu_does(device: Device, options: dict[str, Any]) -> None:
+def test_minibatches_of_a_device_equal_those_of_the_cpu(device: Device, options: dict[str, Any]) -> None:
     graph = make_graph(mixed_degrees(600), dtype=np.int32)
     seeds = torch.from_numpy(np.random.default_rng(1).permutation(600)[:30])
     with PinnedGraph(graph, device, topology_on="host") as pinned:
@@ -68,7 +68,7 @@ def test_relations_are_sampled_as_on_the_cpu(device: Device, options: dict[str, 
 
 
 @pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[3]], ids=str)
-def test_a_source_that_is_no_node(device: Device, options: dict[str, Any]) -> None:
+def test_a_source_out_of_range_is_a_format_error(device: Device, options: dict[str, Any]) -> None:
     good = make_graph([4] * 20)
     indices = good.indices.copy()
     indices[40:44] = 20

@@ -1,4 +1,4 @@
-"""Models learn from dependent minibatches, and from those drawn by locality, what they learn from others."""
+"""Models learn as well from dependent minibatches, and from those with a locality bias, as from others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def accuracy(store: FeatureStore, sampler: Sampler) -> float:
     return found
 
 
-def test_accuracy_stays_whatever_kappa_and_factor(store: FeatureStore) -> None:
+def test_accuracy_does_not_depend_on_kappa_and_factor(store: FeatureStore) -> None:
     independent = accuracy(store, Neighbor(FANOUTS))
     assert independent > 0.7  # a row alone tells the class in half of the cases
     held = hottest_nodes(store, "_N.feat", CACHE_BYTES)

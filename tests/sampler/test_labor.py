@@ -1,4 +1,4 @@
-"""LABOR: bit by bit what its model says, with any threads; what it refuses."""
+"""LABOR equals its model bit by bit, with any number of threads; errors."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def assert_equal(
     ],
     ids=str,
 )
-def test_it_samples_what_the_model_does(options: dict[str, Any]) -> None:
+def test_minibatches_equal_the_model(options: dict[str, Any]) -> None:
     graph = make_graph(mixed_degrees(200), dtype=np.int32)
     type_ = graph.relation[0]
     seeds = torch.from_numpy(np.random.default_rng(1).permutation(200)[:20])
@@ -105,7 +105,7 @@ def test_a_relation_may_be_left_out() -> None:
     ],
     ids=str,
 )
-def test_the_number_of_threads_changes_nothing(options: dict[str, Any]) -> None:
+def test_minibatches_do_not_depend_on_threads(options: dict[str, Any]) -> None:
     graph = make_graph(mixed_degrees(10_000), dtype=np.int32)
     seeds = torch.from_numpy(np.random.default_rng(2).permutation(10_000)[:500])
     samplers = [Labor([5, 10], threads=n, **options) for n in (1, 2, 8)]
@@ -132,7 +132,7 @@ def test_seeds_may_be_none_may_repeat_and_may_be_isolated(seeds: list[int]) -> N
             assert_equal(sampler.sample(graph, ids, seed=7), [graph], {graph.relation[0]: ids}, sampler)
 
 
-def test_a_sampler_travels_as_its_arguments_and_says_them() -> None:
+def test_pickle_and_repr_of_a_sampler_hold_its_arguments() -> None:
     sampler = Labor([2, 3], importance_sampling=1, batch_dependency=math.inf, fixed_count=True, threads=1)
     assert repr(sampler) == "Labor([2, 3], importance_sampling=1, fixed_count=True, batch_dependency=inf)"
     assert repr(Labor([4])) == "Labor([4])"
@@ -157,7 +157,7 @@ def test_bad_batch_dependencies(kappa: Any) -> None:
 
 @pytest.mark.parametrize("times", [-2, 1.0, True, None], ids=str)
 def test_bad_importance_sampling(times: Any) -> None:
-    with pytest.raises(ValueError, match=r"importance_sampling=.*-1 for convergence"):
+    with pytest.raises(ValueError, match=r"importance_sampling must be .*-1 for convergence"):
         Labor([2], importance_sampling=times)
 
 
@@ -169,7 +169,7 @@ def test_bad_fanouts_and_seeds() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"fixed_count": True}, {"importance_sampling": 1}], ids=str)
-def test_a_topology_that_contradicts_itself(options: dict[str, Any]) -> None:
+def test_an_inconsistent_topology_is_a_format_error(options: dict[str, Any]) -> None:
     good = make_graph([4] * 20)
     indices = good.indices.copy()
     indices[[41, 42]] = 20, -1

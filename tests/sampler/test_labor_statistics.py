@@ -1,4 +1,4 @@
-"""LABOR: the probabilities it promises, estimates without bias, fewer nodes. Seeds are fixed."""
+"""LABOR: its probabilities, unbiased estimates, fewer nodes. Seeds are fixed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def assert_p(p: float) -> None:
 
 @pytest.mark.parametrize(("degree", "fanout"), [(2, 1), (7, 3), (33, 32), (200, 10)])
 def test_every_edge_is_taken_with_probability_k_over_d(degree: int, fanout: int) -> None:
-    """Every node with sources of its own, so that all are independent."""
+    """Every node has different sources, so that all are independent."""
     nodes = 4000
     indptr = np.arange(nodes + 1) * degree
     graph = Graph(("a", "to", "b"), nodes * degree, nodes, indptr, np.arange(nodes * degree), None)
@@ -109,7 +109,7 @@ def friends() -> Graph:
 
 
 def mean_nodes(sampler: Sampler, graph: Graph, seeds: int, steps: int = 8) -> npt.NDArray[np.float64]:
-    """By layer: how many nodes are known after it."""
+    """The number of known nodes after each layer."""
     order = torch.from_numpy(np.random.default_rng(0).permutation(graph.num_dst)[:seeds])
     sizes = []
     for step in range(steps):
@@ -119,7 +119,7 @@ def mean_nodes(sampler: Sampler, graph: Graph, seeds: int, steps: int = 8) -> np
 
 
 @pytest.mark.parametrize("make", [dense, friends])
-def test_labor_samples_fewer_nodes_and_the_more_it_improves_the_fewer(make: Any) -> None:
+def test_labor_samples_fewer_nodes_with_more_rounds_of_importance_sampling(make: Any) -> None:
     graph = make()
     fanouts = [10, 10]
     neighbor = mean_nodes(Neighbor(fanouts), graph, 200)

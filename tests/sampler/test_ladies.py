@@ -1,4 +1,4 @@
-"""LADIES: which sources come how often, estimates without bias, every edge from them. Seeds are fixed."""
+"""LADIES: probabilities of sources, unbiased estimates, every edge from them. Seeds are fixed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def one_block(sampler: Ladies, graph: Graph, step: int) -> tuple[np.ndarray, Blo
 
 
 def shares(graph: Graph) -> np.ndarray:
-    """Obviously: squared column norms of the row-normalised adjacency matrix, normalised."""
+    """The obvious model: squared column norms of the row-normalised adjacency matrix, normalised."""
     matrix = np.zeros((graph.num_dst, graph.num_src))
     for v in range(graph.num_dst):
         begin, end = graph.indptr[v], graph.indptr[v + 1]
@@ -45,7 +45,7 @@ def inclusion(share: np.ndarray, size: int) -> np.ndarray:
 
 
 def test_draws_with_replacement_follow_the_column_norms() -> None:
-    """The first of one draw; then what weights say of many."""
+    """First with one draw, then with many draws and their weights."""
     graph, steps = distinct_graph(40, 60, (0, 12)), 4000
     share = shares(graph)
     counts = np.zeros(60)
@@ -109,7 +109,7 @@ def test_sums_are_estimated_without_bias(poisson: bool) -> None:
 
 
 @pytest.mark.parametrize("poisson", [False, True])
-def test_every_edge_from_what_was_drawn_whatever_the_threads(poisson: bool) -> None:
+def test_every_edge_from_drawn_sources_is_taken_for_any_number_of_threads(poisson: bool) -> None:
     graph = make_graph(mixed_degrees(3000), dtype=np.int32)
     seeds = torch.arange(300)
     kinds = [Ladies([400, 200], poisson=poisson, threads=n) for n in (1, 2, 8)]

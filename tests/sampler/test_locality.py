@@ -1,4 +1,4 @@
-"""Neighbor with a LocalityBias: probabilities, estimates, what it saves, what is refused. Seeds are fixed."""
+"""Neighbor with a LocalityBias: probabilities, estimates, pages saved, errors. Seeds are fixed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def same(one: Minibatch, other: Minibatch) -> bool:
 
 
 @pytest.mark.parametrize("factor", [1.5, 4])
-def test_pairs_come_as_if_drawn_one_after_the_other_by_their_factors(factor: float) -> None:
+def test_pairs_have_the_probabilities_of_successive_weighted_draws(factor: float) -> None:
     nodes = 20_000
     graph = Graph(("a", "to", "b"), 5, nodes, np.arange(nodes + 1) * 5, np.tile(np.arange(5), nodes), None)
     sampler = Neighbor([2], locality=LocalityBias({"a": HELD}, factor))
@@ -115,7 +115,7 @@ def test_only_relations_from_a_masked_type_are_biased() -> None:
         assert (block.weights is not None) == (relation[0] == "author")
 
 
-def test_samplers_that_print_alike_sample_alike() -> None:
+def test_samplers_with_equal_repr_sample_equally() -> None:
     masks = [HELD, HELD.copy(), ~HELD]
     told = [repr(Neighbor([2], locality=LocalityBias(m, f))) for m, f in itertools.product(masks, (2, 3))]
     assert (
@@ -191,7 +191,7 @@ def test_the_hottest_nodes_are_those_of_the_hottest_pages(dataset: FeatureStore)
 
 
 @pytest.mark.parametrize("device_name", ["cpu", "cuda"])
-def test_a_loader_says_which_rows_its_cache_holds(
+def test_a_loader_reports_the_rows_in_its_cache(
     dataset: FeatureStore, device_name: str, device: Device, cuda_is: Callable[[Device], None]
 ) -> None:
     cuda_is(device)
@@ -208,7 +208,7 @@ def test_a_loader_says_which_rows_its_cache_holds(
         loader.cached_rows("paper.feat")
 
 
-def test_a_resumed_epoch_wants_the_same_mask(dataset: FeatureStore) -> None:
+def test_a_resumed_epoch_needs_the_same_mask(dataset: FeatureStore) -> None:
     def loader(held: torch.Tensor) -> gids.NodeLoader:
         sampler = Neighbor([3], locality=LocalityBias(held, 4))
         return gids.NodeLoader(dataset, torch.arange(400), sampler, batch_size=100, shuffle=True, tables=[])
@@ -229,22 +229,22 @@ def test_a_resumed_epoch_wants_the_same_mask(dataset: FeatureStore) -> None:
 
 def test_bad_masks_and_factors() -> None:
     for factor in (0.5, 0, -1, float("nan"), float("inf"), True, "2"):
-        with pytest.raises(ValueError, match=r"it must be 1 \(all alike\) or more"):
+        with pytest.raises(ValueError, match=r"factor must be 1 \(no bias\) or more"):
             LocalityBias(HELD, factor)  # type: ignore[arg-type]
     for wrong in (HELD.astype(float), HELD.astype(np.uint8), HELD[:, None], torch.ones(5)):
-        with pytest.raises(TypeError, match=r"give bool\[num_nodes\]"):
+        with pytest.raises(TypeError, match=r"must be bool\[num_nodes\]"):
             LocalityBias(wrong, 2)
-    with pytest.raises(TypeError, match=r"mask of 'a' is float64"):
+    with pytest.raises(TypeError, match=r"mask of 'a' must be .*got float64"):
         LocalityBias({"a": HELD.astype(float)}, 2)
-    with pytest.raises(TypeError, match=r"locality is ndarray; give a gids\.sampler\.LocalityBias"):
+    with pytest.raises(TypeError, match=r"locality must be a gids\.sampler\.LocalityBias \(got ndarray\)"):
         Neighbor([2], locality=HELD)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"beyond float32; scale them down"):
+    with pytest.raises(ValueError, match=r"exceed float32: scale them down"):
         Neighbor([2], weights=np.full(9, 1e38), locality=LocalityBias(HELD, 4))
     graph = make_graph([3, 4, 0, 2, 9, 1])
     for factor in (1, 2):
-        with pytest.raises(ValueError, match="has 5 entries, and there are 6"):
+        with pytest.raises(ValueError, match=r"must have 6 entries \(got 5\)"):
             Neighbor([2], locality=LocalityBias(HELD, factor)).sample(graph, torch.arange(2))
-    with pytest.raises(ValueError, match="name 'venues'; the graphs have 'paper', 'author', 'venue'"):
+    with pytest.raises(ValueError, match="for 'venues', but the graphs have 'paper', 'author', 'venue'"):
         Neighbor([2], locality=LocalityBias({"venues": HELD}, 2)).sample(
             citations(), {"paper": torch.arange(2)}
         )

@@ -1,4 +1,4 @@
-"""Neighbour sampling is uniform, and what is drawn at different places is independent. Seeds are fixed."""
+"""Neighbour sampling is uniform, and different draws are independent. Seeds are fixed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def assert_equally_likely(outcomes: npt.NDArray[np.int64], kinds: int) -> None:
 
 @pytest.mark.parametrize(("degree", "fanout"), [(2, 1), (6, 2), (6, 3), (7, 4), (9, 8), (10, 2)])
 def test_every_subset_is_equally_likely(degree: int, fanout: int) -> None:
-    """Which covers single neighbours and pairs."""
+    """This covers single neighbours and pairs."""
     chosen = np.sort(offsets(degree, fanout), axis=1)
     assert (np.diff(chosen, axis=1) > 0).all(), "no neighbour twice"
     assert chosen.min() >= 0
@@ -62,7 +62,7 @@ def test_every_neighbour_is_equally_likely(degree: int, fanout: int) -> None:
 
 
 @pytest.mark.parametrize("other", ["step", "seed", "node"])
-def test_draws_at_different_places_are_independent(other: str) -> None:
+def test_draws_of_different_nodes_steps_and_seeds_are_independent(other: str) -> None:
     first = offsets(7, 1)[:, 0]
     second = {
         "step": offsets(7, 1, step=1)[:, 0],

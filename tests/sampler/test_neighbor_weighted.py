@@ -1,4 +1,4 @@
-"""Neighbor with weights and with replacement: probabilities, estimates, what is refused. Seeds are fixed."""
+"""Neighbor with weights and with replacement: probabilities, estimates, errors. Seeds are fixed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def assert_distributed(outcomes: np.ndarray, probabilities: dict[tuple[int, ...]
     assert p > UNLIKELY, p
 
 
-def test_weighted_pairs_come_as_if_drawn_one_after_the_other() -> None:
+def test_weighted_pairs_have_the_probabilities_of_successive_draws() -> None:
     drawn, block = draw(2, 5, weights=np.tile(WEIGHTS, NODES))
     probabilities: dict[tuple[int, ...], float] = {}
     total = WEIGHTS.sum()
@@ -151,15 +151,15 @@ def test_bad_weights() -> None:
     graph = make_graph([3, 4])
     for bad, message in (
         ([1, 2, np.nan], "weight 2 is nan"),
-        ([1, -2, 0], r"weight 1 is -2\.0; they must be 0 or more"),
+        ([1, -2, 0], r"must be 0 or more and finite \(weight 1 is -2\.0\)"),
         ([np.inf], "weight 0 is inf"),
     ):
         with pytest.raises(ValueError, match=message):
             Neighbor([2], weights=np.array(bad, float))
     for wrong in (np.arange(7), np.ones((7, 1)), torch.ones(7, dtype=torch.int64)):
-        with pytest.raises(TypeError, match=r"give float\[num_edges\]"):
+        with pytest.raises(TypeError, match=r"must be float\[num_edges\]"):
             Neighbor([2], weights=wrong)
-    with pytest.raises(ValueError, match=r"6 weights of .* which has 7 edges"):
+    with pytest.raises(ValueError, match=r"weights of .* must have 7 values.*\(got 6\)"):
         Neighbor([2], weights=np.ones(6)).sample(graph, torch.arange(2))
     with pytest.raises(ValueError, match="give a dictionary by relation"):
         Neighbor([2], weights=np.ones(6)).sample(citations(), {"paper": torch.arange(2)})

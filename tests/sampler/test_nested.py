@@ -1,4 +1,4 @@
-"""Nested minibatches: kappa of them together are the large minibatch of all their seeds. Seeds are fixed."""
+"""Nested minibatches: kappa of them make up the large minibatch of all their seeds. Seeds are fixed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def assert_nested(sampler: Any, graphs: Graphs, pieces: list[PerType], large: Mi
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_minibatches_of_a_group_are_one_large_one(kind: str) -> None:
+def test_the_minibatches_of_a_group_are_parts_of_one_large_minibatch(kind: str) -> None:
     graph = make_graph(mixed_degrees(NODES))
     order = torch.from_numpy(np.random.default_rng(0).permutation(NODES)[: KAPPA * BATCH])
     fanouts = [3, -1, 4]
@@ -71,7 +71,7 @@ def test_the_minibatches_of_a_group_are_one_large_one(kind: str) -> None:
 
 
 @pytest.mark.parametrize("make", [Neighbor, Labor])
-def test_relations_nest_too(make: Any) -> None:
+def test_nesting_works_with_relations(make: Any) -> None:
     graphs = citations()
     papers, authors = torch.arange(0, 60), torch.arange(20, 50)
     pieces: list[PerType] = [{"paper": papers[i::3], "author": authors[i::3]} for i in range(3)]
@@ -98,10 +98,10 @@ def test_infinity_is_one_minibatch_of_the_whole_epoch() -> None:
     assert first != edges_of(nested.sample(graph, seeds, epoch=3))
 
 
-def test_what_cannot_be_nested() -> None:
+def test_impossible_nesting_is_refused() -> None:
     for make in (Neighbor, Labor):
-        with pytest.raises(ValueError, match="nests nothing; give how many minibatches"):
+        with pytest.raises(ValueError, match="nested=True needs batch_dependency"):
             make([3], nested=True)  # type: ignore[operator]
     for times in (1, -1):
-        with pytest.raises(ValueError, match="take importance_sampling=0"):
+        with pytest.raises(ValueError, match="use importance_sampling=0"):
             Labor([3], importance_sampling=times, batch_dependency=4, nested=True)

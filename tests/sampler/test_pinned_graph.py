@@ -1,4 +1,4 @@
-"""Graph.pin: the topology where a device reads it, its memory counted, given back, refused when short."""
+"""PinnedGraph: a device samples from it; its memory is counted, freed, and refused when short."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_pinned_graph_samples_as_the_graph_does(device: Device, topology_on: s
 
 
 def test_ids_beyond_31_bits(device: Device) -> None:
-    """Which only int64 indices have; their last is the greatest that samplers tell apart."""
+    """They need int64 indices. The last one is the largest id that samplers support."""
     most = (1 << 32) - 1
     edges = np.array([most - 1, 1 << 31, 5, most - 1, (1 << 31) - 1, 0])
     relation = ("page", "links", "site")
@@ -53,7 +53,7 @@ def test_ids_beyond_31_bits(device: Device) -> None:
                 assert minibatch.blocks[0][relation].indices.tolist() == [0, 1, 2, 0, 3, 4]  # type: ignore[index]
 
 
-def test_ids_that_int32_would_turn_into_others_are_found_out(device: Device) -> None:
+def test_ids_that_do_not_fit_int32_are_detected(device: Device) -> None:
     good = make_graph([2] * 40, seed=1)
     spoiled = good.indices.copy()
     spoiled[[33, 41]] = (1 << 32) + 3, -(1 << 32)
@@ -88,7 +88,7 @@ def test_closing_is_idempotent_and_dropping_closes(device: Device) -> None:
     assert not released.alive
 
 
-def test_by_default_the_device_holds_what_takes_an_eighth_of_its_free_memory(
+def test_by_default_the_device_holds_arrays_up_to_an_eighth_of_its_free_memory(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = make_graph([2] * 1000)
@@ -108,18 +108,18 @@ def test_short_memory_is_refused_with_the_sum(device: Device, monkeypatch: pytes
     graph = make_graph([2] * 1000, relation=("a", "b", "a"))
     monkeypatch.setattr(device, "memory_info", lambda: (12000, 1 << 40))
     message = (
-        r"'a\.b\.a' takes indptr 8008 \+ indices 8000 = 16008 bytes of device memory, and 12000 are free"
+        r"'a\.b\.a' needs indptr 8008 \+ indices 8000 = 16008 bytes of device memory, but 12000 are free"
     )
     with pytest.raises(MemoryError, match=message):
         PinnedGraph(graph, device, topology_on="device")
     monkeypatch.setattr(pinned_graph, "_available_bytes", lambda: 7999)
     with pytest.raises(
-        MemoryError, match=r"indices 8000 = 8000 bytes of host memory, and 7999 are available"
+        MemoryError, match=r"indices 8000 = 8000 bytes of host memory, but 7999 are available"
     ):
         PinnedGraph(graph, device, topology_on="indptr")
 
 
-def test_a_driver_that_refuses_to_pin(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_refuses_to_pin_is_reported(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(address: int, nbytes: int, *, read_only: bool = False) -> None:
         raise RuntimeError("cudaErrorMemoryAllocation")
 

@@ -1,4 +1,4 @@
-"""Philox4x32-10. The keys made of it are tested by what samplers draw."""
+"""Philox4x32-10. The tests of samplers check the keys."""
 
 from __future__ import annotations
 

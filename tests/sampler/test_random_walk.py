@@ -1,4 +1,4 @@
-"""RandomWalk: step by step what the model says; restarts and neighbours as likely as they should be."""
+"""RandomWalk equals its model step by step; probabilities of restarts and neighbours."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def visited(sampler: RandomWalk, path: Sequence[Graph], key: int, start: int) ->
 def assert_walks(
     sampler: RandomWalk, path: Sequence[Graph], blocks: Sequence[Block], nodes: list[int]
 ) -> None:
-    """The seeds' layer first. nodes: the input nodes."""
+    """Layers, the seeds' first. nodes: the input nodes."""
     counts = list(reversed(sampler.num_neighbors))
     for layer, (block, most) in enumerate(zip(blocks, counts, strict=True)):
         key = layer_key(7, 1, 5, layer, 0)
@@ -68,7 +68,7 @@ def assert_walks(
         assert set(block.positions.tolist()) <= {-1}
 
 
-def test_it_walks_as_the_model_does() -> None:
+def test_walks_equal_the_model() -> None:
     graph = make_graph(mixed_degrees(400), dtype=np.int32)
     seeds = torch.tensor([3, 7, 7, 100, 20])
     for restart in (0.0, 0.5):
@@ -80,7 +80,7 @@ def test_it_walks_as_the_model_does() -> None:
         assert_walks(sampler, [graph], minibatch.blocks[::-1], nodes)  # type: ignore[arg-type]
 
 
-def test_it_walks_along_a_metapath() -> None:
+def test_walks_follow_a_metapath() -> None:
     graphs = citations()
     by_relation = {g.relation: g for g in graphs}
     path = [("author", "writes", "paper"), ("paper", "written by", "author")]
@@ -109,7 +109,7 @@ def test_a_step_takes_every_in_edge_equally_often() -> None:
 
 @pytest.mark.parametrize("restart", [0.1, 0.5, 0.85])
 def test_walks_restart_with_the_given_probability(restart: float) -> None:
-    """On a ring, the second step is one away from the start where the walk restarted, else two."""
+    """On a ring, the second step is one away from the start after a restart, else two."""
     nodes, walks = 1000, 20
     graph = Graph(("a", "b", "a"), nodes, nodes, np.arange(nodes + 1), np.roll(np.arange(nodes), -1), None)
     sampler = RandomWalk([2], num_walks=walks, walk_length=2, restart=restart)
@@ -122,7 +122,7 @@ def test_walks_restart_with_the_given_probability(restart: float) -> None:
     assert stats.binomtest(restarts, nodes * walks, restart).pvalue > UNLIKELY
 
 
-def test_neither_threads_nor_pickling_change_anything() -> None:
+def test_minibatches_do_not_depend_on_threads_or_pickling() -> None:
     graph = make_graph(mixed_degrees(3000))
     kinds = [RandomWalk([5, 5], threads=n) for n in (1, 2, 8)]
     kinds.append(pickle.loads(pickle.dumps(kinds[0])))
@@ -149,14 +149,14 @@ def test_bad_arguments() -> None:
     for bad in ([], [0], [-1], [{("a", "b", "a"): 1}]):
         with pytest.raises(ValueError, match="num_neighbors="):
             RandomWalk(bad)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="num_walks=0"):
+    with pytest.raises(ValueError, match=r"num_walks must be 1 or more \(got 0\)"):
         RandomWalk([3], num_walks=0)
-    with pytest.raises(ValueError, match=r"walk_length=2\.5"):
+    with pytest.raises(ValueError, match=r"walk_length must be 1 or more \(got 2\.5\)"):
         RandomWalk([3], walk_length=2.5)  # type: ignore[arg-type]
     for restart in (1, -0.1, float("nan")):
-        with pytest.raises(ValueError, match="from 0 to less than 1"):
+        with pytest.raises(ValueError, match="0 or more and below 1"):
             RandomWalk([3], restart=restart)
-    with pytest.raises(ValueError, match="less than 2\\^31"):
+    with pytest.raises(ValueError, match="fewer than 2\\^31"):
         RandomWalk([3], num_walks=1 << 20, walk_length=1 << 10)
     with pytest.raises(ValueError, match="metapath=\\[\\]"):
         RandomWalk([3], metapath=[])
@@ -169,17 +169,17 @@ def test_bad_arguments() -> None:
         RandomWalk([3], metapath=[("author", "writes", "paper")]).sample(graphs, seeds)
 
 
-def test_a_topology_that_contradicts_itself() -> None:
+def test_an_inconsistent_topology_is_a_format_error() -> None:
     good = make_graph([4] * 20)
     indices, indptr = good.indices.copy(), good.indptr.copy()
     indices[:] = 20
     indptr[11] = 10
     with pytest.raises(FormatError, match=r"indices\[\d+\] is outside 0 to 19"):
         RandomWalk([3]).sample(Graph(good.relation, 20, 20, good.indptr, indices, None), torch.arange(20))
-    with pytest.raises(FormatError, match="indptr falls, or leaves the indices, at node 10"):
+    with pytest.raises(FormatError, match="indptr decreases or exceeds the indices at node 10"):
         RandomWalk([3]).sample(Graph(good.relation, 20, 20, indptr, good.indices, None), torch.arange(20))
 
 
-def test_prints_all_that_its_minibatches_depend_on() -> None:
+def test_repr_shows_everything_that_minibatches_depend_on() -> None:
     walk = RandomWalk([2], restart=0.25, metapath=[("a", "b", "a")], threads=3)
     assert repr(walk) == "RandomWalk([2], restart=0.25, metapath=[('a', 'b', 'a')])"

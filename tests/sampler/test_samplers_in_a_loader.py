@@ -1,4 +1,4 @@
-"""NodeLoader with every sampler: the same minibatches whatever the window, and from any epoch on."""
+"""NodeLoader with every sampler: the same minibatches for every window and from every epoch on."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def contents(minibatch: Minibatch) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
-def test_minibatches_depend_on_neither_window_nor_what_came_before(dataset: Path, kind: str) -> None:
+def test_minibatches_do_not_depend_on_the_window_or_earlier_minibatches(dataset: Path, kind: str) -> None:
     def epochs(window: int, first: int, count: int) -> list[list[list[float]]]:
         found = []
         options: dict[str, Any] = {"memory": 64 << 20, "window": window, "threads": 2}

@@ -1,4 +1,4 @@
-"""Neighbor with weights and masks on a device: bit by bit what the CPU samples; the weights' memory."""
+"""Neighbor with weights and masks on a device equals the CPU bit by bit; the weights' memory."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def lists(minibatch: Minibatch) -> list[Any]:
-    """All that is in a minibatch; of weights the bits."""
+    """All tensors of a minibatch, weights as bits."""
     nodes = minibatch.input_nodes
     found: list[Any] = [nodes] if isinstance(nodes, torch.Tensor) else list(nodes.values())
     for layer in minibatch.blocks:
@@ -57,7 +57,7 @@ def lists(minibatch: Minibatch) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", OPTIONS)
-def test_a_device_samples_what_the_cpu_does(device: Device, kind: str) -> None:
+def test_minibatches_of_a_device_equal_those_of_the_cpu(device: Device, kind: str) -> None:
     seeds = torch.from_numpy(np.random.default_rng(1).permutation(NODES)[:30])
     with PinnedGraph(GRAPH, device, topology_on="host") as pinned:
         for fanouts, step in (([3, 5], 5), ([40], 4), ([-1, 2], 7), ([1], 1)):
@@ -73,7 +73,7 @@ def test_a_device_samples_what_the_cpu_does(device: Device, kind: str) -> None:
 
 @pytest.mark.parametrize("replace", [False, True])
 def test_relations_are_sampled_as_on_the_cpu(device: Device, replace: bool) -> None:
-    """Two relations lead from one type, of which one has weights; another has a mask alone."""
+    """Two relations lead from one type, one with weights; another has only a mask."""
     graphs = citations()
     cites, _, written, _ = (g.relation for g in graphs)
     fanouts = [
@@ -101,8 +101,8 @@ def test_relations_are_sampled_as_on_the_cpu(device: Device, replace: bool) -> N
         p.close()
 
 
-def test_a_hub_of_which_little_can_be_drawn(device: Device) -> None:
-    """As many as wanted, one less, one more, none; far from each other."""
+def test_a_hub_with_few_drawable_edges(device: Device) -> None:
+    """As many drawable edges as wanted, one less, one more, none; far from each other."""
     graph = make_graph([3000] * 6, num_src=3000, relation=("a", "to", "b"))
     weights = np.zeros(graph.num_edges, np.float32)
     for v, possible in enumerate((0, 1, 4, 5, 40)):
@@ -117,7 +117,7 @@ def test_a_hub_of_which_little_can_be_drawn(device: Device) -> None:
 
 
 @pytest.mark.parametrize("kind", ["weights", "replaced", "locality", "locality, replaced"])
-def test_a_source_that_is_no_node(device: Device, kind: str) -> None:
+def test_a_source_out_of_range_is_a_format_error(device: Device, kind: str) -> None:
     good = make_graph([4] * 20)
     indices = good.indices.copy()
     indices[40:44] = 20
@@ -135,7 +135,7 @@ def test_a_source_that_is_no_node(device: Device, kind: str) -> None:
 
 
 @pytest.mark.parametrize("topology_on", ["host", "indptr", "device"])
-def test_weights_lie_where_indices_do_once_and_are_given_back(device: Device, topology_on: str) -> None:
+def test_weights_are_copied_once_beside_the_indices_and_freed(device: Device, topology_on: str) -> None:
     weights, seeds = POSITIVE.copy(), torch.arange(20)
     with PinnedGraph(GRAPH, device, topology_on=topology_on) as pinned:
         topology = pinned.host_bytes, pinned.device_bytes
@@ -161,13 +161,13 @@ def test_weights_lie_where_indices_do_once_and_are_given_back(device: Device, to
         kept = Neighbor([2], weights=POSITIVE)
         expected = lists(kept.sample(GRAPH, seeds))
         assert lists(kept.sample(pinned, seeds)) == expected
-    with pytest.raises(ValueError, match="closed; pin the graph again"):
+    with pytest.raises(ValueError, match="closed: pin the graph again"):
         kept.sample(pinned, seeds)
     with PinnedGraph(GRAPH, device) as again:
         assert lists(kept.sample(again, seeds)) == expected
 
 
-def test_weights_lie_on_the_host_where_the_device_has_little_room(
+def test_weights_go_to_the_host_if_the_device_has_little_room(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with PinnedGraph(GRAPH, device, topology_on="device") as pinned:
@@ -176,7 +176,7 @@ def test_weights_lie_on_the_host_where_the_device_has_little_room(
         assert pinned.host_bytes >= POSITIVE.nbytes
 
 
-def test_masks_are_counted(device: Device) -> None:
+def test_memory_of_masks_is_counted(device: Device) -> None:
     with PinnedGraph(GRAPH, device) as pinned:
         biased, plain = Neighbor([2], locality=LocalityBias(HELD, 2)), Neighbor([2])
         plain.sample(pinned, torch.arange(0))
@@ -191,7 +191,7 @@ def test_weights_that_do_not_fit_are_refused(device: Device, monkeypatch: pytest
         with monkeypatch.context() as short:
             short.setattr(pinned_graph, "_available_bytes", lambda: 27)
             message = (
-                r"pinning the weights of '_N\._E\._N' takes weights 28 = 28 bytes of host memory, and 27"
+                r"pinning the weights of '_N\._E\._N' needs weights 28 = 28 bytes of host memory, but 27"
             )
             with pytest.raises(MemoryError, match=message):
                 sampler.sample(pinned, torch.arange(2))
@@ -204,5 +204,5 @@ def test_weights_that_do_not_fit_are_refused(device: Device, monkeypatch: pytest
             with pytest.raises(RuntimeError, match=r"weights of '_N\._E\._N': .*`ulimit -l`\)$"):
                 sampler.sample(pinned, torch.arange(2))
         assert sampler.sample(pinned, torch.arange(2)).blocks[0].num_edges == 4  # type: ignore[union-attr]
-        with pytest.raises(ValueError, match=r"6 weights of .* which has 7 edges"):
+        with pytest.raises(ValueError, match=r"weights of .* must have 7 values.*\(got 6\)"):
             Neighbor([2], weights=np.ones(6)).sample(pinned, torch.arange(2))

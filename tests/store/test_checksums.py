@@ -1,4 +1,4 @@
-"""CRC32C: known values, and the instruction against the table."""
+"""CRC32C: known values, and the CPU instruction compared with the table."""
 
 import numpy as np
 import pytest
@@ -40,6 +40,6 @@ def test_a_checksum_can_be_continued():
 @pytest.mark.parametrize(
     "pages", [np.zeros((2, 8), np.int8), np.zeros(8, np.uint8), np.zeros((2, 16), np.uint8)[:, ::2]]
 )
-def test_pages_of_another_type_or_layout_are_refused(pages):
+def test_checksums_of_other_types_and_layouts_are_refused(pages):
     with pytest.raises(TypeError):
         _core.crc32c(pages)

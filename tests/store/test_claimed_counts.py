@@ -1,5 +1,5 @@
-"""Manifests that agree with themselves and claim 2^31 of something: refused by the sizes of files, before any
-work for so many rows. Where the files are as long as that too, but hold nothing, little is read."""
+"""Consistent manifests that claim 2^31 rows, nodes or edges: refused by file sizes, before any work.
+If the files have these sizes but no data, only little is read."""
 
 import errno
 import json
@@ -57,7 +57,7 @@ def claim(path, fields):
 
 
 def claim_rows(table, count):
-    """Let a table of a manifest have so many rows."""
+    """Set the number of rows of a table in a manifest."""
     scale = table["scale"]["per"] if "scale" in table else None
     row_bytes = stored_row_bytes(table["shape"], TABLE_DTYPES[table["dtype"]].itemsize, scale)
     layout = Geometry(count, row_bytes, table["page_bytes"], len(table["shards"]))
@@ -68,7 +68,7 @@ def claim_rows(table, count):
 
 
 def claim_nodes(fields, ntype, count):
-    """Let a node type of a manifest have so many nodes, in all that goes by nodes."""
+    """Set the number of nodes of a type in a manifest, and in all arrays of nodes."""
     for nodes in fields["nodes"]:
         if nodes["type"] == ntype:
             nodes["count"] = count
@@ -164,7 +164,7 @@ def test_counts_are_compared_with_the_sizes_of_files_first(datasets, name, tmp_p
     assert not out.exists()
 
 
-def test_every_file_that_is_too_short_is_named(datasets):
+def test_every_truncated_file_is_reported(datasets):
     """The first error ends the opening; verify lists all, so each kind of count is compared."""
     for path in datasets:
         fields = read(path)
@@ -244,18 +244,18 @@ def test_a_scan_lists_no_blocks_before_the_first(hollow, monkeypatch):
     blocks.close()
 
 
-def test_verify_reads_little_of_files_that_are_not_those_that_were_written(hollow, monkeypatch):
+def test_verify_stops_early_if_most_sampled_pages_are_wrong(hollow, monkeypatch):
     module = sys.modules[verify.__module__]
     monkeypatch.setattr(module, "file_crc32c", lambda _: pytest.fail("a whole file is read"))
     faults = list(verify(hollow))
     assert len(faults) == 2
     assert faults[0].startswith(
-        "paper.year: 63 of 64 pages, spread over the whole table, fail their CRC32C; its shards are not those"
+        "paper.year: 63 of 64 pages, sampled from the whole table, fail their CRC32C check. These are not"
     )
 
 
 @pytest.mark.parametrize("wrong", [90, 130])
-def test_many_wrong_pages_of_a_table_are_told_together(tmp_path, wrong):
+def test_many_wrong_pages_of_a_table_are_summed_up(tmp_path, wrong):
     path = tmp_path / "a.gids"
     with DatasetWriter(path, page_bytes=512, stripe=2) as writer:
         writer.write_table("node", "n", "k", torch.arange(64 * 2000))

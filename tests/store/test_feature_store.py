@@ -1,4 +1,4 @@
-"""Opening a dataset and asking for what is in it and what is not."""
+"""Open a dataset and ask for existing and missing things."""
 
 import os
 import pickle
@@ -15,7 +15,7 @@ from gids.store.manifest import load_manifest
 from gids.write import DatasetWriter
 
 
-def test_it_says_what_it_holds(dataset):
+def test_store_lists_its_content(dataset):
     store = FeatureStore(dataset)
     assert gids.FeatureStore is FeatureStore
     assert store.name == "mag.gids"
@@ -55,7 +55,7 @@ def test_the_graph_is_mapped_read_only(dataset):
     assert store.out_degrees("paper").sum() == 100
 
 
-def test_labels_and_splits_are_read_when_asked_for(dataset):
+def test_labels_and_splits_are_read_when_first_used(dataset):
     store = FeatureStore(dataset)
     assert list(store.labels) == list(store.splits) == ["paper"]
     assert store.labels["paper"].tolist() == [0, 1, 2, 3] * 5
@@ -84,7 +84,7 @@ def test_split_of_several_node_types_needs_a_type(tmp_path):
     assert store.split("train", "author").tolist() == [3, 4]
     with pytest.raises(
         KeyError,
-        match=re.escape("2 node types of a.gids have a split 'train': give ntype, one of 'paper', 'author'"),
+        match=re.escape("2 node types of a.gids have a split 'train': say which ('paper', 'author')"),
     ):
         store.split("train")
     with pytest.raises(
@@ -111,9 +111,9 @@ def test_split_of_several_node_types_needs_a_type(tmp_path):
         (lambda s: s.num_nodes(), "mag.gids has 2 node types ('paper', 'author'): say which"),
         (
             lambda s: s.labels["author"],
-            "mag.gids has no labels of node type 'author' (those that have: 'paper')",
+            "mag.gids has no labels for node type 'author' (only for 'paper')",
         ),
-        (lambda s: s.splits["author"], "mag.gids has no splits of node type 'author'"),
+        (lambda s: s.splits["author"], "mag.gids has no splits for node type 'author'"),
         (
             lambda s: s.split("val"),
             "no split 'val' in mag.gids (has 'train' of 'paper', 'test' of 'paper')",
@@ -125,7 +125,7 @@ def test_split_of_several_node_types_needs_a_type(tmp_path):
         (lambda s: s.split("train", "venue"), "no node type 'venue' in mag.gids (has 'paper', 'author')"),
     ],
 )
-def test_what_is_not_there_is_a_key_error_that_says_what_is(dataset, ask, message):
+def test_missing_name_is_a_key_error_that_lists_the_known_names(dataset, ask, message):
     with pytest.raises(KeyError, match=re.escape(message)):
         ask(FeatureStore(dataset))
 
@@ -146,7 +146,7 @@ def test_bad_ids_are_refused(dataset, ids, error, message):
         FeatureStore(dataset).read_rows(ids, "paper.feat")
 
 
-def test_no_ids_are_no_rows(dataset):
+def test_no_ids_give_no_rows(dataset):
     assert FeatureStore(dataset).read_rows([], "paper.feat").shape == (0, 50)
 
 
@@ -160,7 +160,7 @@ def test_stores_and_tables_are_pickled_by_name(dataset):
     assert torch.equal(pickle.loads(data).read_rows([3, 4]), before)
 
 
-def test_two_stores_of_one_dataset_live_side_by_side(dataset):
+def test_two_stores_can_open_one_dataset(dataset):
     first, second = FeatureStore(dataset), FeatureStore(str(dataset))
     assert torch.equal(first.read_rows([1], "year"), second.read_rows([1], "year"))
 
@@ -181,12 +181,12 @@ def test_types_with_odd_names_stay_inside_the_dataset(tmp_path):
     assert all(re.fullmatch(r"[A-Za-z0-9_.%/-]+", str(p.relative_to(tmp_path))) for p in files)
 
 
-def test_shards_elsewhere_must_be_allowed(tmp_path):
+def test_shards_outside_the_dataset_must_be_allowed(tmp_path):
     for name in ("ssd0", "ssd1"):
         (tmp_path / name).mkdir()
     path = write_dataset(tmp_path / "mag.gids", stripe=[tmp_path / "ssd0", tmp_path / "ssd1"])
     assert not (path / "tables/paper.feat/shard-00.bin").exists()
-    with pytest.raises(FormatError, match=r"lies outside the dataset mag\.gids; .* allow_dirs=\["):
+    with pytest.raises(FormatError, match=r"is outside the dataset mag\.gids; .* allow_dirs=\["):
         FeatureStore(path)
     with pytest.raises(FormatError, match="ssd1"):
         FeatureStore(path, allow_dirs=[tmp_path / "ssd0"])
@@ -200,17 +200,17 @@ def test_shards_elsewhere_must_be_allowed(tmp_path):
     ]
 
 
-def test_a_link_out_of_the_dataset_is_outside(dataset, tmp_path):
+def test_link_that_leaves_the_dataset_is_refused(dataset, tmp_path):
     shard = dataset / "tables/paper.feat/shard-00.bin"
     shard.rename(tmp_path / "elsewhere.bin")
     shard.symlink_to(tmp_path / "elsewhere.bin")
-    with pytest.raises(FormatError, match=r"elsewhere\.bin lies outside"):
+    with pytest.raises(FormatError, match=r"elsewhere\.bin is outside"):
         FeatureStore(dataset)
     FeatureStore(dataset, allow_dirs=[tmp_path])
     labels = dataset / "nodes/paper.label.npy"
     labels.rename(tmp_path / "label.npy")
     labels.symlink_to(tmp_path / "label.npy")
-    with pytest.raises(FormatError, match="leads outside the dataset"):
+    with pytest.raises(FormatError, match=r"leads to .*, outside the dataset"):
         FeatureStore(dataset, allow_dirs=[tmp_path])
 
 
@@ -240,14 +240,14 @@ def test_a_damaged_dataset_is_not_opened(dataset, change, error, message):
         FeatureStore(dataset)
 
 
-def test_an_npy_header_that_says_something_else_is_refused(dataset):
+def test_wrong_npy_header_is_refused(dataset):
     path = dataset / "nodes/paper.label.npy"
     path.write_bytes(path.read_bytes().replace(b"(20,)", b"(02,)"))
-    with pytest.raises(FormatError, match=r"header is not that of a int64\[20\]"):
+    with pytest.raises(FormatError, match=r"does not have the header of a \.npy file with int64\[20\]"):
         FeatureStore(dataset)
 
 
-def test_a_shard_that_is_no_file_is_refused(dataset):
+def test_shard_that_is_not_a_file_is_refused(dataset):
     path = dataset / "tables/paper.feat/shard-00.bin"
     path.unlink()
     os.mkfifo(path)
@@ -263,12 +263,12 @@ def test_truncation_after_opening_is_a_storage_error_not_a_crash(dataset):
     assert caught.value.filename.endswith("shard-00.bin")
 
 
-def test_an_unfinished_dataset_says_how_to_finish_it(tmp_path):
+def test_error_for_an_unfinished_dataset_says_how_to_finish_it(tmp_path):
     (tmp_path / "a.gids.partial").mkdir()
-    with pytest.raises(FormatError, match="finish it with the `gids convert` command"):
+    with pytest.raises(FormatError, match="to finish it, run the same `gids convert` command again"):
         FeatureStore(tmp_path / "a.gids.partial")
 
 
-def test_a_manifest_is_what_was_written(dataset):
+def test_manifest_lists_the_written_tables(dataset):
     manifest = load_manifest((dataset / "manifest.json").read_bytes())
     assert [t.name for t in manifest.tables] == list(FeatureStore(dataset).tables)

@@ -1,4 +1,4 @@
-"""Memory for a device: what it is, and what a forked child has of it."""
+"""Host memory for a device, also in a forked child."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gids.cuda.host_memory import host_memory
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 5000, 3 << 20])
-def test_it_is_zeroed_begins_a_page_and_goes_with_the_last_array(nbytes: int) -> None:
+def test_host_memory_is_zeroed_page_aligned_and_freed_with_the_last_array(nbytes: int) -> None:
     memory = host_memory(nbytes)
     array, gone = np.frombuffer(memory, np.uint8), weakref.ref(memory)
     del memory

@@ -1,4 +1,4 @@
-"""Manifests that lie: each is refused with one error that names the field."""
+"""Hostile manifests: each is refused with one error that names the field."""
 
 import json
 import re
@@ -44,7 +44,7 @@ TABLE, NODES, EDGES = ("tables", 0), ("nodes", 0), ("relations", 0)
 
 HOSTILE = {
     "a label dtype that is a list": (edit(*NODES, "arrays", "label", "dtype", to=[]), "dtype is []"),
-    "another format": (edit("format", to="zarr"), 'does not say "format": "gids"'),
+    "another format": (edit("format", to="zarr"), 'has no "format": "gids"'),
     "a later version": (edit("version", to=4), "version 4; this gids reads versions 1 to 3"),
     "a version that is text": (edit("version", to="1"), "version '1'"),
     "a missing part": (edit("tables", to=DELETE), "manifest lacks ['tables']"),
@@ -57,7 +57,7 @@ HOSTILE = {
     "an unknown kind": (edit(*TABLE, "kind", to="page"), "tables[0].kind is 'page'"),
     "a table of an unknown type": (
         edit(*TABLE, "type", to="venue"),
-        "about 'venue', which the manifest does not list",
+        "belongs to 'venue', which is not in the manifest",
     ),
     "an edge table of a node type": (edit(*TABLE, "kind", to="edge"), "tables[0].type must be a list"),
     "an empty key": (edit(*TABLE, "key", to=""), "tables[0].key must be a non-empty text"),
@@ -90,7 +90,7 @@ HOSTILE = {
     "a shard that is a number": (edit(*TABLE, "shards", 0, to=5), "tables[0].shards[0] is '5'"),
     "a shard elsewhere": (
         edit(*TABLE, "shards", 0, to="/etc/passwd"),
-        "/etc/passwd lies outside the dataset",
+        "/etc/passwd is outside the dataset",
     ),
     "the dataset as a shard": (edit(*TABLE, "shards", 0, to="."), "must be a path"),
     "a shard twice": (
@@ -106,7 +106,7 @@ HOSTILE = {
     "too few checksums": (edit(*TABLE, "checksums", "shape", to=[9]), "expected uint32[10] checksums"),
     "checksums elsewhere": (
         edit(*TABLE, "checksums", "path", to="/etc/passwd"),
-        "only shards may lie outside",
+        "only shards may be outside",
     ),
     "checksums of another type": (edit(*TABLE, "checksums", "dtype", to="int64"), "expected uint32[10]"),
     "a crc that is text": (edit(*TABLE, "checksums", "crc32c", to="0"), "crc32c must be an integer"),
@@ -132,7 +132,7 @@ HOSTILE = {
     ),
     "arrays that are a list": (edit(*NODES, "arrays", to=[]), "nodes[0].arrays must be an object"),
     "a relation of two names": (edit(*EDGES, "type", to=["a", "b"]), "not 2 names"),
-    "a relation between unknown types": (edit(*EDGES, "type", 0, to="venue"), "joins node type 'venue'"),
+    "a relation between unknown types": (edit(*EDGES, "type", 0, to="venue"), "uses node type 'venue'"),
     "a relation twice": (edit("relations", 1, "type", to=["author", "writes", "paper"]), "occurs twice"),
     "a graph without indptr": (
         edit(*EDGES, "arrays", "indptr", to=DELETE),
@@ -159,7 +159,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_it_is_refused_with_its_cause(honest, name):
+def test_hostile_manifest_is_refused_with_the_cause(honest, name):
     change, message = HOSTILE[name]
     manifest = honest / "manifest.json"
     data = manifest.read_bytes()
@@ -181,13 +181,13 @@ def test_it_is_refused_with_its_cause(honest, name):
         (b"", "not JSON"),
         (b"\xff\xfe", "not JSON"),
         (b"[" * 100_000, "not JSON"),
-        (b"[]", "does not say"),
+        (b"[]", 'has no "format"'),
         (b"9" * 5000, "not JSON"),
         (b'{"format": "gids", "version": 1}', "no checksum at its end"),
         (b" " * (17 << 20), "bytes or more"),
     ],
 )
-def test_what_is_no_manifest_is_refused(data, message):
+def test_invalid_manifest_file_is_refused(data, message):
     with pytest.raises(FormatError, match=message):
         load_manifest(data)
 
@@ -202,7 +202,7 @@ def test_any_flipped_bit_of_a_manifest_is_found(honest):
                 load_manifest(altered)
 
 
-def test_the_writer_uses_the_same_rules(honest):
+def test_writer_validates_as_the_reader_does(honest):
     manifest = load_manifest((honest / "manifest.json").read_bytes())
     assert dump_manifest(manifest) == (honest / "manifest.json").read_bytes()
     with pytest.raises(FormatError, match="nodes must be a list"):

@@ -208,7 +208,7 @@ def test_literal_bytes_are_read(tmp_path):
     assert {split: ids.tolist() for split, ids in store.splits["_N"].items()} == {"train": [3, 1]}
 
 
-def test_npy_headers_are_those_of_numpy():
+def test_npy_headers_equal_those_of_numpy():
     assert npy_header("float32", (3, 4)).startswith(b"\x93NUMPY\x01\x00\x76\x00{'descr': '<f4', ")
     assert len(npy_header("float32", (3, 4))) == 128
     assert b"'shape': (), }" in npy_header("int8", ())

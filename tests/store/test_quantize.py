@@ -1,4 +1,4 @@
-"""Tables stored in fewer bits: the bytes are those of the format, and the error keeps its bound."""
+"""Tables in fewer bits: their bytes match the format, and errors are within the bound."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def write(path, values, dtype, scale=None, **options):
 @pytest.mark.parametrize("scale", ["row", "column"])
 @pytest.mark.parametrize("source", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("shape", [(7,), (), (3, 2), (128,), (700,)])
-def test_int8_rows_are_those_of_the_model(tmp_path, scale, source, shape):
+def test_int8_rows_equal_the_model(tmp_path, scale, source, shape):
     values = torch.randn(ROW_COUNT, *shape, generator=torch.Generator().manual_seed(3)).to(source)
     values[5] = 0
     table, (narrowing, tally) = write(
@@ -90,7 +90,7 @@ def test_extreme_values_keep_the_bound(tmp_path, dtype, scale):
             [[1.0, 65520.0]],
             torch.float16,
             None,
-            "row 0, column 1: 65520.0 does not fit in torch.float16, which",
+            "row 0, column 1: 65520.0 does not fit in torch.float16, whose",
         ),
         (
             [[1.0]],
@@ -102,7 +102,7 @@ def test_extreme_values_keep_the_bound(tmp_path, dtype, scale):
         ([[1.0]], torch.int8, "page", "scale is 'page'; it must be 'row' or 'column'"),
     ],
 )
-def test_what_cannot_be_stored_is_named_by_row_and_column(tmp_path, values, dtype, scale, message):
+def test_value_that_cannot_be_stored_is_reported_with_row_and_column(tmp_path, values, dtype, scale, message):
     with pytest.raises(FormatError, match=re.escape(message)):
         write(tmp_path / "a.gids", torch.tensor(values), dtype, scale)
     assert list(tmp_path.iterdir()) == []
@@ -114,7 +114,7 @@ def test_a_double_beyond_float32_is_refused(tmp_path):
             write(tmp_path / "a.gids", torch.tensor([[1e300]], dtype=torch.float64), dtype, scale)
 
 
-def test_a_row_far_in_is_named_by_its_own_number(tmp_path):
+def test_error_in_a_later_block_has_the_row_number_of_the_table(tmp_path):
     values = torch.zeros(300_000, 3)
     values[299_990, 2] = torch.nan
     for scale in ("row", "column"):
@@ -123,7 +123,7 @@ def test_a_row_far_in_is_named_by_its_own_number(tmp_path):
 
 
 @pytest.mark.parametrize(("dtype", "scale"), NARROW)
-def test_a_table_of_many_blocks_is_that_of_one(tmp_path, dtype, scale):
+def test_table_of_many_blocks_equals_the_table_of_one_block(tmp_path, dtype, scale):
     values = torch.randn(20_003, 60, generator=torch.Generator().manual_seed(1)) * 3
     rows = GeneratedRows(values.shape, values.dtype, lambda at, out: out.copy_(values[at : at + len(out)]))
     options = {"workers": 3, "memory": 1 << 20, "sync_bytes": 100_000, "stripe": 2}
@@ -135,7 +135,7 @@ def test_a_table_of_many_blocks_is_that_of_one(tmp_path, dtype, scale):
 
 
 def test_pages_shrink_with_the_rows(tmp_path):
-    """What the arithmetic says: the pages that a minibatch of random rows reads, by stored type."""
+    """The number of pages that a minibatch of random rows reads, by stored type."""
     values = torch.randn(4000, 256, generator=torch.Generator().manual_seed(0))
     expected = {"float32": 4, "float16": 8, "row": 15, "column": 16}  # rows of a page of 4096 bytes
     kinds = {"float32": (None, None), "float16": (torch.float16, None)}
@@ -151,7 +151,7 @@ def test_pages_shrink_with_the_rows(tmp_path):
             list(loader.attach([ids], lambda ids: {"n.k": ids}))
             assert loader.stats()["misses"] == len(np.unique(ids.numpy() // expected[kind]))
             assert loader.stats()["bytes_read"] == 4096 * loader.stats()["misses"]
-    # A row that had a page to itself: pages as short as the rows, where the disk can read them.
+    # One row per page: shorter rows need shorter pages, if the disk can read them.
     wide = torch.randn(50, 1024)
     for page_bytes, dtype, scale, length in (
         (4096, None, None, 4096),
@@ -172,7 +172,7 @@ def scaled(tmp_path):
     return tmp_path / "a.gids", read_manifest(tmp_path / "a.gids").to_json()
 
 
-def test_the_manifest_says_what_is_needed_and_has_the_lowest_version(tmp_path, scaled):
+def test_manifest_has_the_scale_and_the_lowest_version(tmp_path, scaled):
     path, fields = scaled
     assert fields["version"] == 2
     row, column = fields["tables"]
@@ -214,7 +214,7 @@ def test_the_manifest_says_what_is_needed_and_has_the_lowest_version(tmp_path, s
         (lambda f: f["tables"][1]["scale"]["columns"].update(path="../scale.npy"), "a path without '..'"),
         (
             lambda f: f["tables"][1]["scale"]["columns"].update(path="/etc/passwd"),
-            "only shards may lie outside",
+            "only shards may be outside",
         ),
         (
             lambda f: f["tables"][1]["scale"]["columns"].update(path="tables/n.row/shard-00.bin"),
@@ -222,7 +222,7 @@ def test_the_manifest_says_what_is_needed_and_has_the_lowest_version(tmp_path, s
         ),
     ],
 )
-def test_a_manifest_that_lies_about_a_scale_is_refused(scaled, change, message):
+def test_manifest_with_a_wrong_scale_is_refused(scaled, change, message):
     _, fields = scaled
     fields = json.loads(json.dumps(fields))
     change(fields)

@@ -1,4 +1,4 @@
-"""Rows come back bit for bit and lie where the format says: every type, row size, number of shards."""
+"""Rows are read back bit for bit, from the right positions: all types, row sizes and shard counts."""
 
 import math
 
@@ -33,7 +33,7 @@ def model_row(table, row):
 
 @pytest.mark.parametrize("dtype", TABLE_DTYPES)
 @pytest.mark.parametrize("shards", [1, 2, 3])
-def test_rows_of_every_size_come_back(tmp_path, dtype, shards):
+def test_rows_of_every_size_are_read_back(tmp_path, dtype, shards):
     type_ = TABLE_DTYPES[dtype]
     rows = {n: random_rows(ROW_COUNT, (n // type_.itemsize,), type_, n + shards) for n in ROW_BYTES}
     with DatasetWriter(tmp_path / "a.gids", page_bytes=PAGE_BYTES, stripe=shards) as writer:
@@ -53,7 +53,7 @@ def test_rows_of_every_size_come_back(tmp_path, dtype, shards):
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (1, 2, 2)])
 @pytest.mark.parametrize("row_count", [0, 1, 2, 1000])
-def test_rows_of_every_shape_and_number_come_back(tmp_path, shape, row_count):
+def test_rows_of_every_shape_and_count_are_read_back(tmp_path, shape, row_count):
     values = random_rows(row_count, shape, torch.int32, 1)
     with DatasetWriter(tmp_path / "a.gids", stripe=3) as writer:
         writer.write_table("node", "n", "k", values)
@@ -62,7 +62,7 @@ def test_rows_of_every_shape_and_number_come_back(tmp_path, shape, row_count):
     assert torch.equal(table.read_rows(range(row_count)), values)
 
 
-def test_a_longer_row_makes_one_page_of_4096s_unless_finer_pages_were_asked_for(tmp_path):
+def test_long_row_gets_one_page_aligned_to_4096_or_to_smaller_pages(tmp_path):
     for page_bytes, expected in ((4096, 8192), (8192, 8192), (512, 5120), (1536, 5120)):
         with DatasetWriter(tmp_path / "a.gids", page_bytes=page_bytes, overwrite=True) as writer:
             writer.write_table("node", "n", "k", torch.zeros(3, 5000, dtype=torch.uint8))
@@ -70,7 +70,7 @@ def test_a_longer_row_makes_one_page_of_4096s_unless_finer_pages_were_asked_for(
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_table_of_many_blocks_comes_back(tmp_path, workers):
+def test_table_of_many_blocks_is_read_back(tmp_path, workers):
     """1 MiB of memory makes blocks of few pages, written out of order by several threads."""
     values = random_rows(5003, (100,), torch.float32, 3)
     writer = DatasetWriter(
@@ -86,7 +86,7 @@ def test_a_table_of_many_blocks_comes_back(tmp_path, workers):
     assert list(verify(tmp_path / "a.gids", workers=workers)) == []
 
 
-def test_casts_round_but_change_nothing_else(tmp_path):
+def test_casts_only_round(tmp_path):
     values = torch.randn(100, 7)
     with DatasetWriter(tmp_path / "a.gids") as writer:
         for dtype in (torch.float16, torch.bfloat16, torch.float64):

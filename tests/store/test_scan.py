@@ -61,7 +61,7 @@ def test_a_scan_may_be_left_early(tmp_path):
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-def test_what_is_no_block_is_refused(tmp_path):
+def test_invalid_block_is_refused(tmp_path):
     table = write(tmp_path / "a.gids", torch.arange(ROWS))
     with pytest.raises(ValueError, match="rows_per_block is 0"):
         table.scan(0)

@@ -40,7 +40,7 @@ def save(folder, kind, flags=FLAGS):
 
 
 @pytest.mark.parametrize("kind", ["C order", "Fortran order", "npz", "compressed", "raw", "torch"])
-def test_a_source_of_bools_becomes_a_table_of_bools_and_comes_back(tmp_path, kind):
+def test_bool_source_becomes_a_bool_table_and_is_read_back(tmp_path, kind):
     source, arguments = save(tmp_path, kind)
     table = convert(source, tmp_path / "d.gids", *arguments).table("feat")
     assert (table.dtype, table.stored_dtype, table.row_bytes) == (torch.bool, torch.bool, 7)
@@ -65,7 +65,7 @@ def test_bools_in_parquet(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["C order", "compressed", "raw"])
-def test_other_bytes_of_a_source_are_true(tmp_path, kind):
+def test_other_bytes_in_a_bool_source_are_true(tmp_path, kind):
     """Such an array is what .view(bool) of numbers gives."""
     odd = np.where(FLAGS, RNG.integers(1, 256, FLAGS.shape), 0).astype(np.uint8)
     source, arguments = save(tmp_path, kind, odd.view(bool))
@@ -109,7 +109,7 @@ def test_an_order_of_rows_and_shards_and_short_pages(tmp_path):
     assert torch.equal(torch.cat([rows for _, rows in table.scan(64)]), flags)
 
 
-def test_a_table_that_is_added(tmp_path):
+def test_bool_table_can_be_added(tmp_path):
     with DatasetWriter(tmp_path / "d.gids") as writer:
         writer.write_table("node", "n", "x", torch.ones(500, 2))
     store = FeatureStore(tmp_path / "d.gids")
@@ -140,7 +140,7 @@ def test_labels_of_several_columns_stay_bools(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["train_idx", "indices", "edge_index"])
-def test_bools_are_no_ids(tmp_path, capsys, name):
+def test_bools_are_refused_as_ids(tmp_path, capsys, name):
     arrays = {"feat": np.ones((9, 2)), name: np.ones((2, 9) if name == "edge_index" else 9, bool)}
     if name == "indices":
         arrays["indptr"] = np.arange(10)
@@ -161,13 +161,13 @@ def dataset(tmp_path):
     return tmp_path / "d.gids"
 
 
-def test_older_versions_cannot_say_it(dataset):
+def test_older_format_versions_refuse_bool(dataset):
     fields = json.loads(json.dumps(read_manifest(dataset).to_json()))
     assert fields["version"] == 3
     assert load_manifest(dump_manifest(validate(fields))).version == 3
     for version in (1, 2):
         fields["version"] = version
-        with pytest.raises(FormatError, match=f"'bool', which format version {version} does not have"):
+        with pytest.raises(FormatError, match=f"'bool', which format version {version} does not support"):
             validate(fields)
         fields["nodes"][0]["arrays"]["label"]["dtype"] = "uint8"
         with pytest.raises(FormatError, match=re.escape("tables[0].dtype is 'bool'")):
@@ -179,7 +179,7 @@ def test_older_versions_cannot_say_it(dataset):
         validate(fields)
 
 
-def test_bytes_that_are_no_bool_are_a_fault_and_are_read_as_true(dataset):
+def test_other_bytes_in_a_bool_table_are_a_fault_and_are_read_as_true(dataset):
     for file in ("tables/n.flag/shard-00.bin", "nodes/n.label.npy"):
         path = dataset / file
         data = path.read_bytes()
@@ -187,7 +187,7 @@ def test_bytes_that_are_no_bool_are_a_fault_and_are_read_as_true(dataset):
         path.write_bytes(data[:at] + b"\xfe\x00\x03" + data[at + 3 :])
         faults = list(verify(dataset))
         assert any("CRC32C" in fault for fault in faults)
-        assert any("a bool must be 0 or 1, and other bytes are read as 1" in fault for fault in faults)
+        assert any("a bool must be 0 or 1; other bytes are read as 1" in fault for fault in faults)
         store = FeatureStore(dataset)
         read = [store.table("flag").read_rows(range(500)), store.labels["n"]]
         read += [torch.cat([rows for _, rows in store.table("flag").scan(100)])]

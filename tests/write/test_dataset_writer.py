@@ -1,4 +1,4 @@
-"""Publishing: all or nothing, whatever goes wrong."""
+"""A dataset is published completely or not at all, whatever fails."""
 
 import contextlib
 import errno
@@ -23,7 +23,7 @@ from gids.write.publish import _exchange
 ROWS = torch.arange(2000, dtype=torch.float32)[:, None].repeat(1, 256)
 
 
-def test_nothing_is_seen_before_it_is_all_there(tmp_path):
+def test_dataset_appears_only_when_complete(tmp_path):
     path = tmp_path / "a.gids"
     with DatasetWriter(path) as writer:
         writer.write_table("node", "n", "k", ROWS)
@@ -58,10 +58,10 @@ def test_an_error_of_the_source_reaches_the_caller(tmp_path, workers):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_there_is_only_replaced_when_asked(tmp_path):
+def test_existing_dataset_is_only_replaced_with_overwrite(tmp_path):
     path = write_dataset(tmp_path / "a.gids")
     before = (path / "manifest.json").read_bytes()
-    with pytest.raises(FileExistsError, match=r"a\.gids exists"):
+    with pytest.raises(FileExistsError, match=r"a\.gids already exists"):
         DatasetWriter(path)
     with pytest.raises(ValueError, match="changed my mind"), DatasetWriter(path, overwrite=True):
         raise ValueError("changed my mind")
@@ -72,14 +72,14 @@ def test_what_is_there_is_only_replaced_when_asked(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_is_no_dataset_is_never_replaced(tmp_path):
+def test_other_directories_are_never_replaced(tmp_path):
     (tmp_path / "home").mkdir()
     (tmp_path / "home/thesis.tex").write_text("all of it")
-    with pytest.raises(FormatError, match="is not a gids dataset; it is left alone"):
+    with pytest.raises(FormatError, match="is not a gids dataset, so it is not replaced"):
         DatasetWriter(tmp_path / "home", overwrite=True)
     (tmp_path / "b.gids.partial").mkdir()
     (tmp_path / "b.gids.partial/notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="is in the way"):
+    with pytest.raises(FileExistsError, match="exists and does not belong to a conversion"):
         DatasetWriter(tmp_path / "b.gids")
     assert sorted(p.name for p in tmp_path.rglob("*")) == [
         "b.gids.partial",
@@ -115,7 +115,7 @@ def test_two_writers_of_one_dataset_are_refused(tmp_path):
     [
         (
             lambda w: [w.add_nodes("n", 3), w.write_table("node", "n", "k", ROWS)],
-            "'n' has 3 nodes, but .* has 2000",
+            "'n' has 3 nodes in one part of the source and 2000 in another",
         ),
         (lambda w: w.write_table("node", "n", "k", torch.zeros(())), "single number"),
         (lambda w: w.write_table("node", "n", "k", torch.zeros(3, 0)), "table 'n.k': rows of 0 bytes"),
@@ -148,7 +148,7 @@ def test_parts_that_do_not_agree_are_refused(tmp_path, write, message):
     ("options", "error", "message"),
     [
         ({"page_bytes": 1000}, FormatError, "multiple of 512"),
-        ({"stripe": 0}, ValueError, "at least one shard"),
+        ({"stripe": 0}, ValueError, "must be 1 or more shards"),
         (
             {"stripe": ["/proc/nonexistent"]},
             FileNotFoundError,
@@ -166,7 +166,7 @@ def test_bad_options_are_refused_before_anything_is_written(tmp_path, options, e
 
 @contextlib.contextmanager
 def small_disk(size):
-    """A file system of its own with that many bytes, where we may mount one."""
+    """A new file system of this size. Skips if mounting is not allowed."""
     place = Path(tempfile.mkdtemp())
     if (
         os.geteuid()
@@ -183,7 +183,7 @@ def small_disk(size):
 
 
 @pytest.mark.parametrize("key", [None, {"source": 1}])
-def test_a_full_disk_publishes_nothing_and_says_so(key):
+def test_full_disk_raises_and_publishes_nothing(key):
     with small_disk("1m") as place:
         writer = DatasetWriter(place / "a.gids", resume_key=key, sync_bytes=100_000)
         with (
@@ -197,7 +197,7 @@ def test_a_full_disk_publishes_nothing_and_says_so(key):
             assert "nothing was published" in str(caught.value)
             assert list(place.iterdir()) == []
         else:
-            assert "make room and try again" in str(caught.value)  # nothing was on disk yet to resume from
+            assert "free space and try again" in str(caught.value)  # nothing was on disk yet to resume from
             subprocess.run(["mount", "-o", "remount,size=8m", place], check=True)
             again = DatasetWriter(place / "a.gids", resume_key=key)
             assert again.resumed
@@ -207,16 +207,16 @@ def test_a_full_disk_publishes_nothing_and_says_so(key):
 
 
 @pytest.mark.parametrize("inodes", [1, 2])
-def test_a_disk_that_takes_no_file_says_so_at_the_start(inodes):
+def test_disk_without_inodes_is_reported_at_the_start(inodes):
     with small_disk(f"1m,nr_inodes={inodes}") as place:  # one for the root, one for NAME.partial
-        match = r"No space left .* to begin a\.gids \(.*, no inodes free\); nothing was written; make room"
+        match = r"No space left .* to begin a\.gids \(.*, no inodes free\); nothing was written; free space"
         with pytest.raises(StorageError, match=match) as caught:
             DatasetWriter(place / "a.gids", resume_key={"source": 1})
         assert caught.value.errno == errno.ENOSPC
         assert list(place.iterdir()) == []
 
 
-def test_a_full_disk_among_those_of_the_shards_is_named(tmp_path):
+def test_error_names_the_full_disk_among_several(tmp_path):
     with small_disk("64k") as place:
         (place / "else").write_bytes(bytes(64 << 10))
         with pytest.raises(
@@ -227,7 +227,7 @@ def test_a_full_disk_among_those_of_the_shards_is_named(tmp_path):
     assert not (tmp_path / "a.gids.partial").exists()
 
 
-def test_a_limit_on_file_sizes_is_reported_alike(tmp_path):
+def test_file_size_limit_is_reported_as_a_full_disk(tmp_path):
     code = f"""
 import torch
 from gids.write import DatasetWriter
@@ -246,7 +246,7 @@ with DatasetWriter({str(tmp_path / "a.gids")!r}) as writer:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_journal_with_a_torn_line_is_continued(tmp_path):
+def test_journal_with_an_incomplete_line_is_resumed(tmp_path):
     writer = DatasetWriter(tmp_path / "a.gids", resume_key={"source": 1})
     writer.write_table("node", "n", "k", ROWS)
     writer.close(discard=False)
@@ -268,7 +268,7 @@ def test_a_journal_with_a_torn_line_is_continued(tmp_path):
     assert list(verify(tmp_path / "a.gids")) == []
 
 
-def test_another_key_starts_again_and_says_why(tmp_path):
+def test_other_key_starts_again_and_gives_the_reason(tmp_path):
     writer = DatasetWriter(tmp_path / "a.gids", resume_key={"source": 1, "--page-bytes": 512})
     writer.write_table("node", "n", "k", ROWS)
     writer.close(discard=False)
@@ -307,7 +307,7 @@ def test_a_kill_after_publishing_is_not_resumed_into_the_replaced_dataset(tmp_pa
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_file_system_that_cannot_swap_replaces_in_two_steps(tmp_path, monkeypatch):
+def test_dataset_is_replaced_in_two_steps_without_exchange(tmp_path, monkeypatch):
     path = write_dataset(tmp_path / "a.gids")
     monkeypatch.setattr("gids.write.publish._exchange", lambda *_: False)
     with DatasetWriter(path, overwrite=True) as writer:
@@ -316,7 +316,7 @@ def test_a_file_system_that_cannot_swap_replaces_in_two_steps(tmp_path, monkeypa
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_lock_is_gone_when_the_writer_is(tmp_path):
+def test_lock_is_released_with_the_writer(tmp_path):
     writer = DatasetWriter(tmp_path / "a.gids", resume_key={})
     writer.close(discard=False)
     with open(tmp_path / "a.gids.partial/journal") as file:

@@ -1,4 +1,4 @@
-"""Writes around the page cache, and through it where that cannot be: the same bytes."""
+"""Direct writes and writes through the page cache give the same bytes."""
 
 import fcntl
 import mmap
@@ -28,7 +28,7 @@ def is_direct(fd):
     return bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
 
 
-def test_aligned_pages_are_written_as_they_are(fd):
+def test_aligned_pages_are_written_without_a_copy(fd):
     pages = aligned_zeros(16, 4096)
     assert not pages.any()
     pages.reshape(-1)[:] = DATA
@@ -42,7 +42,7 @@ def test_aligned_pages_are_written_as_they_are(fd):
 
 
 @pytest.mark.parametrize(("start", "size", "offset"), [(1, 4096, 0), (0, 1000, 0), (0, 4096, 7)])
-def test_what_cannot_be_written_directly_is_written_nonetheless(fd, start, size, offset):
+def test_write_falls_back_to_the_page_cache(fd, start, size, offset):
     memory = aligned_zeros(2, 4096).reshape(-1)
     memory[:] = DATA[:8192]
     write_directly(fd)

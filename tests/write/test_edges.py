@@ -1,4 +1,4 @@
-"""Edges: sorting in any amount of memory against a stable argsort, counting, and what is refused."""
+"""Edges: sorting in any amount of memory equals a stable argsort; counting; invalid input."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def sort(edges, memory_bytes, scratch):
 
 @pytest.mark.parametrize("memory_bytes", [1 << 30, 100_000, 10_000, 2_000])
 @pytest.mark.parametrize("shape", ["uniform", "power law", "one hub", "empty"])
-def test_edges_are_sorted_alike_in_any_amount_of_memory(tmp_path, memory_bytes, shape):
+def test_sorted_edges_do_not_depend_on_the_memory(tmp_path, memory_bytes, shape):
     rng = np.random.default_rng(7)
     count, num_dst = (0 if shape == "empty" else 3000), 500
     destinations = {
@@ -56,7 +56,7 @@ def test_edges_are_sorted_alike_in_any_amount_of_memory(tmp_path, memory_bytes, 
 
 
 @pytest.mark.parametrize("block_bytes", [8, 40, 1 << 20])
-def test_a_csr_matrix_lists_its_edges(block_bytes):
+def test_edges_of_a_csr_matrix_are_listed(block_bytes):
     rng = np.random.default_rng(3)
     degrees = np.where(rng.random(50) < 0.4, 0, rng.integers(0, 9, 50))
     indptr, indices = np.concatenate([[0], np.cumsum(degrees)]), rng.integers(0, 20, degrees.sum())
@@ -95,7 +95,7 @@ def test_a_sorted_list_needs_no_edge_ids(tmp_path):
     assert (store.graph().num_src, store.graph().num_dst, store.num_edges()) == (8, 3, 3)
 
 
-def test_a_graph_that_is_sorted_is_copied(tmp_path):
+def test_sorted_graph_is_copied(tmp_path):
     indptr, indices, ids = np.array([0, 2, 2, 3]), np.array([1, 0, 1], np.int32), np.array([2, 0, 1])
     with DatasetWriter(tmp_path / "a.gids") as writer:
         writer.write_graph(RELATION, indptr, indices, num_src=2, edge_ids=ids)
@@ -119,7 +119,7 @@ def test_a_graph_that_is_sorted_is_copied(tmp_path):
         ([0, 2, 2, 3], [0, 1, 0], [0, 1], "3 edges but"),
     ],
 )
-def test_a_graph_that_is_none_is_refused(tmp_path, indptr, indices, edge_ids, message):
+def test_invalid_graph_is_refused(tmp_path, indptr, indices, edge_ids, message):
     ids = None if edge_ids is None else np.array(edge_ids)
     with pytest.raises(FormatError, match=message), DatasetWriter(tmp_path / "a.gids") as writer:
         writer.write_graph(RELATION, np.array(indptr), np.array(indices), num_src=2, edge_ids=ids)
@@ -129,14 +129,14 @@ def test_a_graph_that_is_none_is_refused(tmp_path, indptr, indices, edge_ids, me
 @pytest.mark.parametrize(
     ("src", "dst", "message"), [(9, 0, r"source\[0\] is 9"), (0, -1, r"destination\[0\] is -1")]
 )
-def test_edges_between_nodes_that_are_not_are_refused(tmp_path, src, dst, message):
+def test_edges_with_ids_out_of_range_are_refused(tmp_path, src, dst, message):
     with pytest.raises(FormatError, match=message), DatasetWriter(tmp_path / "a.gids") as writer:
         writer.write_edges(
             RELATION, edge_list(torch.tensor([src]), torch.tensor([dst]), num_src=9, num_dst=3)
         )
 
 
-def test_repeated_edges_loops_and_neighbors_in_any_order_are_no_fault(tmp_path):
+def test_duplicate_edges_loops_and_unsorted_neighbors_are_valid(tmp_path):
     indptr, indices = np.array([0, 4, 4, 6]), np.array([2, 0, 0, 1, 2, 2])
     with DatasetWriter(tmp_path / "a.gids") as writer:
         writer.write_graph(("n", "to", "n"), indptr, indices, num_src=3)

@@ -1,4 +1,4 @@
-"""Heat is added to a dataset in one step, and whatever ends the writer, the dataset is whole."""
+"""Heat is added in one step. The dataset stays valid, however the writer ends."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ def files(dataset):
     return {str(p.relative_to(dataset)): p.read_bytes() for p in dataset.rglob("*") if p.is_file()}
 
 
-def test_heat_is_stored_beside_what_is_there(dataset):
+def test_heat_is_added_to_a_dataset(dataset):
     before = files(dataset)
     write_heat(dataset, "sampled", heat_of(5.0, 0.25))
     after = files(dataset)
@@ -51,7 +51,7 @@ def test_methods_are_listed_with_the_best_first(dataset):
     assert FeatureStore(dataset).out_degrees("author").tolist() == [1, 1, 1 << 31]
 
 
-def test_heat_computed_anew_replaces_the_old_and_leaves_nothing(dataset):
+def test_new_heat_replaces_the_old_heat_and_its_file(dataset):
     write_heat(dataset, "sampled", heat_of(1.0, 1.0))
     opened_before = FeatureStore(dataset)
     names = files(dataset).keys()
@@ -62,7 +62,7 @@ def test_heat_computed_anew_replaces_the_old_and_leaves_nothing(dataset):
         assert list(verify(dataset)) == []
     assert files(dataset).keys() == names  # an even number of times: the names alternate
     write_heat(dataset, "sampled", heat_of(7.0, 1.0))
-    with pytest.raises(FormatError, match=r"heat_sampled.npy is gone: .* open it again"):
+    with pytest.raises(FormatError, match=r"heat_sampled.npy is gone, because .* open the dataset again"):
         opened_before.heat("sampled", "paper")
 
 
@@ -81,7 +81,7 @@ heat_writer.write_heat(sys.argv[1], "sampled", {"paper": np.full(20, 9.0)})
 
 @pytest.mark.parametrize("moment", ["rename", "manifest"])
 @pytest.mark.parametrize("had_heat", [False, True])
-def test_a_writer_that_is_killed_leaves_the_dataset_as_it_was(dataset, moment, had_heat):
+def test_killed_writer_leaves_the_dataset_unchanged(dataset, moment, had_heat):
     if had_heat:
         write_heat(dataset, "sampled", {"paper": np.full(20, 3.0)})
     before = files(dataset)
@@ -114,10 +114,10 @@ def test_a_flipped_bit_of_heat_is_found(dataset):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -1.0])
-def test_heat_that_is_no_weight_is_refused_when_written_and_when_verified(dataset, value):
+def test_negative_or_infinite_heat_is_refused_by_the_writer_and_by_verify(dataset, value):
     bad = np.ones(20, np.float32)
     bad[6] = value
-    with pytest.raises(FormatError, match="heat of 'paper' has values that are not finite, or below 0"):
+    with pytest.raises(FormatError, match="heat of 'paper' has values that are negative or not finite"):
         write_heat(dataset, "sampled", {"paper": bad})
     write_heat(dataset, "sampled", {"paper": np.ones(20)})
     path = dataset / "nodes/paper.heat_sampled.npy"
@@ -127,7 +127,7 @@ def test_heat_that_is_no_weight_is_refused_when_written_and_when_verified(datase
         if nodes["type"] == "paper":
             nodes["arrays"]["heat_sampled"]["crc32c"] = file_crc32c(path)
     (dataset / "manifest.json").write_bytes(dump_manifest(validate(fields)))
-    assert list(verify(dataset)) == [f"{path}: [6] is {value}; heat must be finite, 0 or more"]
+    assert list(verify(dataset)) == [f"{path}: [6] is {value}; heat must be finite and 0 or more"]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_heat_that_is_no_weight_is_refused_when_written_and_when_verified(datase
         ({"shape": [19]}, "expected float32[20] in heat_sampled"),
     ],
 )
-def test_a_manifest_with_heat_of_another_kind_is_refused(dataset, change, message):
+def test_manifest_with_unknown_heat_is_refused(dataset, change, message):
     write_heat(dataset, "sampled", {"paper": np.ones(20)})
     fields = read_manifest(dataset).to_json()
     for nodes in fields["nodes"]:
@@ -159,13 +159,13 @@ def test_heat_that_does_not_fit_the_dataset_changes_nothing(dataset):
     assert files(dataset) == before
 
 
-def test_a_disk_that_refuses_is_a_storage_error_and_the_dataset_is_as_it_was(dataset, monkeypatch):
+def test_disk_error_is_a_storage_error_and_leaves_the_dataset_unchanged(dataset, monkeypatch):
     def refuse(*_):
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr("gids.write.heat_writer.os.fsync", refuse)
     before = files(dataset)
-    with pytest.raises(StorageError, match=r"cannot store heat \(No space left on device\); the"):
+    with pytest.raises(StorageError, match=r"storing heat failed \(No space left on device\); the"):
         write_heat(dataset, "sampled", {"paper": np.ones(20)})
     monkeypatch.undo()
     left = files(dataset)
@@ -173,7 +173,7 @@ def test_a_disk_that_refuses_is_a_storage_error_and_the_dataset_is_as_it_was(dat
     assert list(verify(dataset)) == []
 
 
-def test_writers_at_once_do_not_lose_each_others_heat(dataset):
+def test_concurrent_writers_keep_each_others_heat(dataset):
     barrier = threading.Barrier(2)
 
     def write(method):
@@ -190,13 +190,13 @@ def test_writers_at_once_do_not_lose_each_others_heat(dataset):
     assert list(verify(dataset)) == []
 
 
-def test_heat_that_is_not_there_names_the_command(dataset):
+def test_error_for_missing_heat_gives_the_command(dataset):
     store = FeatureStore(dataset)
     with pytest.raises(KeyError) as caught:
         store.heat("sampled", "paper")
     assert str(caught.value) == (
-        "no heat 'sampled' of 'paper' nodes in mag.gids (has 'out-degree'); "
-        f"`gids heat {dataset} --method sampled` computes it"
+        "no heat 'sampled' of 'paper' nodes in mag.gids (has 'out-degree'): "
+        f"compute it with `gids heat {dataset} --method sampled`"
     )
     with pytest.raises(KeyError, match=r"no heat 'luck' of 'paper' nodes in mag.gids \(has 'out-degree'\)$"):
         store.heat("luck", "paper")

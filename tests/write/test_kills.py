@@ -1,4 +1,4 @@
-"""Commands that write datasets are killed at their calls; and the disk in memory that loses power."""
+"""Kills commands at their system calls, and simulates a loss of power on a disk in memory."""
 
 import random
 import shutil
@@ -78,7 +78,7 @@ def test_a_rename_survives_in_both_directories_or_in_neither(disk, tmp_path):
     assert survivors(disk, tmp_path / "3", names=False) == {"ssd/b.gids/manifest.json": b"old"}
 
 
-def test_a_call_that_is_not_simulated_is_no_silent_success(disk):
+def test_call_that_is_not_simulated_fails(disk):
     with pytest.raises(NotImplementedError, match="not simulated"):
         apply(disk, ("unknown", "x"))
     apply(disk, ("failed", "y"))
@@ -108,7 +108,7 @@ def found(disk, *calls):
     )
 
 
-def test_a_right_order_has_no_faults(disk):
+def test_correct_order_has_no_faults(disk):
     assert found(disk, *MADE, *PUBLISHED, *REMOVED) == []
 
 
@@ -128,7 +128,7 @@ def test_a_right_order_has_no_faults(disk):
         (MADE, "nothing was published"),
     ],
 )
-def test_a_wrong_order_is_told(disk, calls, message):
+def test_wrong_order_is_reported(disk, calls, message):
     faults = found(disk, *calls)
     assert faults
     assert message in faults[0]

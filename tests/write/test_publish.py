@@ -1,6 +1,6 @@
-"""Publishing: a kill, an error or another process leaves the old dataset or the new; the next run clears up.
+"""Publishing: after a kill, an error or a race, the old dataset or the new one is there; then a cleanup.
 
-test_kills.py kills every command at many calls; here are the cases that have a name.
+test_kills.py kills every command at many calls; these are the named cases.
 """
 
 import contextlib
@@ -84,7 +84,7 @@ def folders(disks):
     return sorted(folder for disk in disks for folder in disk.iterdir())
 
 
-def test_the_same_command_after_a_kill_keeps_the_shards_of_the_published_dataset(
+def test_same_command_after_a_kill_keeps_the_shards_of_the_published_dataset(
     tmp_path, disks, source, monkeypatch
 ):
     path, stripe = tmp_path / "a.gids", tuple(map(str, disks))
@@ -99,7 +99,7 @@ def test_the_same_command_after_a_kill_keeps_the_shards_of_the_published_dataset
     assert not (tmp_path / "a.gids.partial").exists()
 
 
-def test_a_first_conversion_that_was_killed_when_published_is_through_when_it_is_run_again(
+def test_first_conversion_killed_after_publishing_is_done_when_run_again(
     tmp_path, disks, source, monkeypatch
 ):
     path, stripe = tmp_path / "a.gids", tuple(map(str, disks))
@@ -108,17 +108,17 @@ def test_a_first_conversion_that_was_killed_when_published_is_through_when_it_is
     converted(source, path, stripe=stripe)
     check_rows(path, disks)
     assert not (tmp_path / "a.gids.partial").exists()
-    with pytest.raises(FileExistsError, match=r"a\.gids exists; choose another name, or --overwrite it"):
+    with pytest.raises(FileExistsError, match=r"a\.gids already exists: choose another name, or replace it"):
         converted(source, path, stripe=stripe)
 
 
-def test_another_command_after_a_kill_leaves_the_published_dataset_until_it_is_through(
+def test_other_command_after_a_kill_keeps_the_published_dataset_until_it_is_done(
     tmp_path, disks, source, monkeypatch
 ):
     path = tmp_path / "a.gids"
     converted(source, path, stripe=tuple(map(str, disks)), page_bytes=512)
     killed_when_published(source, path, monkeypatch, disks, overwrite=True)
-    with pytest.raises(FileExistsError, match=r"a\.gids exists"):
+    with pytest.raises(FileExistsError, match=r"a\.gids already exists"):
         DatasetWriter(path, resume_key={"other": 1})
     check_rows(path, disks)
     writer = DatasetWriter(path, resume_key={"other": 1}, overwrite=True)
@@ -130,7 +130,7 @@ def test_another_command_after_a_kill_leaves_the_published_dataset_until_it_is_t
     check_rows(path, disks)
 
 
-def test_a_dataset_that_was_moved_keeps_its_shards(tmp_path, disks, source, monkeypatch):
+def test_moved_dataset_keeps_its_shards(tmp_path, disks, source, monkeypatch):
     path, moved, stripe = tmp_path / "a.gids", tmp_path / "b.gids", tuple(map(str, disks))
     killed_when_published(source, path, monkeypatch, disks)
     path.rename(moved)
@@ -140,9 +140,7 @@ def test_a_dataset_that_was_moved_keeps_its_shards(tmp_path, disks, source, monk
         check_rows(dataset, disks)
 
 
-def test_a_copy_that_is_replaced_leaves_the_shards_to_the_dataset_that_they_were_made_for(
-    tmp_path, disks, source
-):
+def test_replacing_a_copy_keeps_the_shards_of_the_original_dataset(tmp_path, disks, source):
     converted(source, tmp_path / "a.gids", stripe=tuple(map(str, disks)))
     shutil.copytree(tmp_path / "a.gids", tmp_path / "b.gids")
     converted(source, tmp_path / "b.gids", overwrite=True)
@@ -151,9 +149,7 @@ def test_a_copy_that_is_replaced_leaves_the_shards_to_the_dataset_that_they_were
     assert folders(disks) == []
 
 
-def test_a_dataset_that_was_removed_meanwhile_takes_no_other_data_with_it(
-    tmp_path, disks, source, monkeypatch
-):
+def test_removed_dataset_does_not_affect_other_data(tmp_path, disks, source, monkeypatch):
     path, stripe = tmp_path / "a.gids", tuple(map(str, disks))
     killed_when_published(source, path, monkeypatch, disks)
     shutil.rmtree(path)
@@ -162,9 +158,7 @@ def test_a_dataset_that_was_removed_meanwhile_takes_no_other_data_with_it(
 
 
 @pytest.mark.parametrize("same_command", [True, False])
-def test_without_an_exchange_a_kill_between_the_two_renames_is_made_good(
-    tmp_path, disks, source, monkeypatch, same_command
-):
+def test_kill_between_two_renames_is_repaired(tmp_path, disks, source, monkeypatch, same_command):
     path, stripe = tmp_path / "a.gids", tuple(map(str, disks))
     converted(source, path, stripe=stripe, page_bytes=512)
     monkeypatch.setattr(publish, "_exchange", lambda *_: False)
@@ -182,7 +176,7 @@ def test_without_an_exchange_a_kill_between_the_two_renames_is_made_good(
 
     killed(work, monkeypatch, publish, "clean_up", after=False)
     with pytest.raises(
-        FileNotFoundError, match=r"no dataset at .*a\.gids: a conversion .* run the same command"
+        FileNotFoundError, match=r"no dataset at .*a\.gids: a conversion .* Run the same command"
     ):
         FeatureStore(path)
     if same_command:
@@ -190,13 +184,13 @@ def test_without_an_exchange_a_kill_between_the_two_renames_is_made_good(
         assert FeatureStore(path, allow_dirs=disks).table("feat").page_bytes == 4096
         assert not (tmp_path / "a.gids.partial").exists()
     else:
-        with pytest.raises(FileExistsError, match=r"a\.gids exists"):
+        with pytest.raises(FileExistsError, match=r"a\.gids already exists"):
             DatasetWriter(path, resume_key={"other": 1})
         assert FeatureStore(path, allow_dirs=disks).table("feat").page_bytes == 512
     check_rows(path, disks)
 
 
-def test_what_took_the_name_between_the_two_renames_is_left_alone(tmp_path, source, monkeypatch):
+def test_directory_that_took_the_name_between_two_renames_is_kept(tmp_path, source, monkeypatch):
     path = tmp_path / "a.gids"
     converted(source, path)
     (tmp_path / "a.gids.partial").mkdir()
@@ -210,11 +204,11 @@ def test_what_took_the_name_between_the_two_renames_is_left_alone(tmp_path, sour
     path.mkdir()
     for overwrite in (False, True):
         with pytest.raises(
-            FileExistsError, match=r"a\.gids is in the way of the dataset that was there, which"
+            FileExistsError, match=r"a\.gids exists, so the dataset that had this name and is now .* cannot"
         ):
             DatasetWriter(path, resume_key={"k": 1}, overwrite=overwrite)
     path.rmdir()
-    with pytest.raises(FileExistsError, match=r"a\.gids exists"):
+    with pytest.raises(FileExistsError, match=r"a\.gids already exists"):
         DatasetWriter(path, resume_key={"k": 1})
     check_rows(path, [])
 
@@ -228,7 +222,7 @@ def test_an_error_after_publishing_does_not_remove_the_new_shards(tmp_path, disk
             raise PermissionError(13, "Permission denied")
 
         patch.setattr(workplace, "clean_up", fail)
-        match = r"it is published, but Permission denied while removing .*; remove.*a\.gids\.partial"
+        match = r"the dataset is published, but Permission denied while removing .*; remove.*a\.gids\.partial"
         with pytest.raises(StorageError, match=match):
             with DatasetWriter(path, stripe=disks, overwrite=True) as writer:
                 writer.write_table("node", "_N", "feat", torch.arange(4000.0).reshape(500, 8))
@@ -241,7 +235,7 @@ def test_an_error_after_publishing_does_not_remove_the_new_shards(tmp_path, disk
 
 
 @pytest.mark.parametrize("other_key", [False, True])
-def test_work_that_is_being_removed_is_never_resumed(tmp_path, monkeypatch, other_key):
+def test_work_that_is_being_removed_is_not_resumed(tmp_path, monkeypatch, other_key):
     """Killed while it throws work away, because the source is no good or because another command begins."""
     path = tmp_path / "a.gids"
     writer = DatasetWriter(path, resume_key={"k": 1})
@@ -268,7 +262,7 @@ def test_work_that_is_being_removed_is_never_resumed(tmp_path, monkeypatch, othe
     assert list(verify(path)) == []
 
 
-def test_a_finished_file_that_is_gone_is_found_before_publishing(tmp_path):
+def test_missing_finished_file_is_found_before_publishing(tmp_path):
     path = write_dataset(tmp_path / "a.gids")
     writer = DatasetWriter(path, resume_key={"k": 1}, overwrite=True)
     writer.write_table("node", "n", "k", torch.ones(5))
@@ -283,7 +277,7 @@ def test_a_finished_file_that_is_gone_is_found_before_publishing(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_name_that_was_taken_meanwhile_is_not_replaced_and_no_work_is_lost(tmp_path, source):
+def test_name_taken_by_another_writer_is_not_replaced_and_no_work_is_lost(tmp_path, source):
     path = tmp_path / "a.gids"
     taken = []
 
@@ -295,9 +289,7 @@ def test_a_name_that_was_taken_meanwhile_is_not_replaced_and_no_work_is_lost(tmp
         open_source = lambda scratch: read_source(source, scratch)  # noqa: E731
         convert([source], open_source, path, Options(**options), on_bytes=take)
 
-    with pytest.raises(
-        FileExistsError, match=r"a\.gids exists by now; choose another name, or --overwrite it"
-    ):
+    with pytest.raises(FileExistsError, match=r"a\.gids already exists: choose another name, or replace it"):
         run()
     assert list(verify(path)) == []
     assert "paper.feat" in FeatureStore(path).tables
@@ -342,7 +334,7 @@ def test_a_dataset_is_not_replaced_while_another_writer_changes_it(tmp_path, sou
     assert list(FeatureStore(path).tables) == ["n.k"]
 
 
-def test_a_writer_that_waited_changes_the_dataset_that_is_there_then(tmp_path, source, monkeypatch):
+def test_waiting_writer_changes_the_new_dataset(tmp_path, source, monkeypatch):
     path, flock = tmp_path / "a.gids", fcntl.flock
     converted(source, path)
 
@@ -360,7 +352,7 @@ def test_a_writer_that_waited_changes_the_dataset_that_is_there_then(tmp_path, s
         os.close(fd)
 
 
-def test_a_journal_that_its_writer_removed_meanwhile_is_not_used(tmp_path, monkeypatch):
+def test_journal_removed_by_its_writer_is_not_used(tmp_path, monkeypatch):
     path, flock = tmp_path / "a.gids.partial/journal", fcntl.flock
 
     def remove_first(file, operation):
@@ -378,7 +370,7 @@ def test_a_journal_that_its_writer_removed_meanwhile_is_not_used(tmp_path, monke
     journal.close()
 
 
-def test_a_record_that_does_not_fit_leaves_the_journal_as_it_was(tmp_path, monkeypatch):
+def test_failed_record_leaves_the_journal_unchanged(tmp_path, monkeypatch):
     journal = Journal(tmp_path / "a.gids.partial/journal", {"k": 1})
     journal.restart({"k": 1}, [])
     size = os.path.getsize(tmp_path / "a.gids.partial/journal")
@@ -394,7 +386,7 @@ def test_a_record_that_does_not_fit_leaves_the_journal_as_it_was(tmp_path, monke
     journal.close()
 
 
-def test_the_work_of_another_version_is_not_continued_and_takes_nothing_with_it(tmp_path, source):
+def test_work_of_another_version_is_removed_without_other_data(tmp_path, source):
     """A version that recorded other things may have left the dataset that it replaced in dataset/."""
     path, partial = tmp_path / "a.gids", tmp_path / "a.gids.partial"
     converted(source, path)
@@ -406,7 +398,7 @@ def test_the_work_of_another_version_is_not_continued_and_takes_nothing_with_it(
     )
     writer = DatasetWriter(path, resume_key={"k": 1}, overwrite=True)
     assert not writer.resumed
-    assert writer.restart_reason == "another version of gids began it"
+    assert writer.restart_reason == "it was begun by another version of gids"
     writer.close(discard=True)
     check_rows(path, [])
     assert not partial.exists()
@@ -428,7 +420,7 @@ def test_a_table_whose_shards_were_moved_away_is_not_published(tmp_path, disks):
     assert "paper.h" not in FeatureStore(path).tables
 
 
-def test_a_folder_without_a_mark_is_left_alone(tmp_path):
+def test_folder_without_a_mark_is_kept(tmp_path):
     folder = tmp_path / "a.gids.shards-00000000"
     folder.mkdir()
     (folder / "thesis.tex").touch()
@@ -439,7 +431,7 @@ def test_a_folder_without_a_mark_is_left_alone(tmp_path):
     assert not folder.exists()
 
 
-def test_a_folder_is_kept_while_a_dataset_that_may_refer_to_it_cannot_be_read(tmp_path, disks, source):
+def test_folder_is_kept_if_a_dataset_that_may_use_it_cannot_be_read(tmp_path, disks, source):
     path = tmp_path / "a.gids"
     converted(source, path, stripe=tuple(map(str, disks)))
     data = (path / "manifest.json").read_bytes()

@@ -1,4 +1,4 @@
-"""restripe: the rows stay, the shards move; whatever happens, the dataset is whole."""
+"""restripe moves the shards. Rows do not change, and the dataset stays valid whatever happens."""
 
 import errno
 import json
@@ -51,7 +51,7 @@ def check(path, disks):
     return named, {p for root in path.parent.iterdir() for p in root.rglob("shard-*.bin")}
 
 
-def test_shards_move_wherever_they_are_told_to(dataset, disks):
+def test_shards_move_to_the_given_directories(dataset, disks):
     for stripe in ([disks[2]], disks, [disks[1], disks[0]], [], [], disks[:2]):
         restripe(dataset, stripe, allow_dirs=disks, workers=2)
         named, there = check(dataset, disks)
@@ -63,7 +63,7 @@ def test_shards_move_wherever_they_are_told_to(dataset, disks):
     assert not list(disks[2].iterdir())
 
 
-def test_the_command_says_what_it_did(dataset, disks, capsys):
+def test_command_prints_the_result(dataset, disks, capsys):
     allowed = [word for d in disks for word in ("--allow-dir", str(d))]
     assert main(["restripe", str(dataset), "--stripe", *map(str, disks), *allowed]) == 0
     done, how = capsys.readouterr().out.splitlines()
@@ -75,18 +75,18 @@ def test_the_command_says_what_it_did(dataset, disks, capsys):
     check(dataset, disks)
 
 
-def test_what_cannot_be_is_one_error_and_changes_nothing(dataset, disks, tmp_path, monkeypatch):
+def test_invalid_arguments_raise_and_change_nothing(dataset, disks, tmp_path, monkeypatch):
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    with pytest.raises(ValueError, match="named twice"):
+    with pytest.raises(ValueError, match="given twice"):
         restripe(dataset, [disks[0], disks[1] / "../ssd0"], allow_dirs=disks)
     with pytest.raises(FileNotFoundError, match="does not exist"):
         restripe(dataset, [tmp_path / "nowhere"], allow_dirs=disks)
     with pytest.raises(FileNotFoundError, match="no dataset at"):
         restripe(tmp_path / "b.gids", disks)
-    with pytest.raises(FormatError, match="lies outside the dataset"):
+    with pytest.raises(FormatError, match="is outside the dataset"):
         restripe(dataset, disks[:1])
     store = FeatureStore(dataset, allow_dirs=disks)
-    with pytest.raises(FormatError, match=r"a\.gids is open in another process, or in this one"):
+    with pytest.raises(FormatError, match=r"a\.gids is open in this or another process"):
         restripe(dataset, disks, allow_dirs=disks)
     del store
     with monkeypatch.context() as patch:
@@ -102,7 +102,7 @@ def test_what_cannot_be_is_one_error_and_changes_nothing(dataset, disks, tmp_pat
 
 
 @pytest.mark.parametrize("stage", ["write_pages", "sync_tree", "replace_manifest", "make_shard_folder"])
-def test_a_failure_on_the_way_leaves_the_dataset_as_it_was(dataset, disks, tmp_path, monkeypatch, stage):
+def test_failure_leaves_the_dataset_unchanged(dataset, disks, tmp_path, monkeypatch, stage):
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
 
     def fail(*_):
@@ -112,7 +112,7 @@ def test_a_failure_on_the_way_leaves_the_dataset_as_it_was(dataset, disks, tmp_p
         with monkeypatch.context() as patch:
             patch.setattr(sys.modules[restripe_function.__module__], stage, fail)
             if stripe or stage in ("write_pages", "replace_manifest"):
-                with pytest.raises(StorageError, match="the dataset is as it was"):
+                with pytest.raises(StorageError, match="the dataset is unchanged"):
                     restripe(dataset, stripe, allow_dirs=disks)
                 assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
 
@@ -127,13 +127,13 @@ def test_a_damaged_page_is_not_copied(dataset, disks):
     assert not list(disks[2].iterdir())
 
 
-def test_no_reader_opens_a_dataset_that_is_being_moved(dataset, disks, monkeypatch):
+def test_dataset_cannot_be_opened_while_it_is_moved(dataset, disks, monkeypatch):
     module = sys.modules[restripe_function.__module__]
     copy = module.write_pages
     refused = []
 
     def write(*arguments):
-        with pytest.raises(FormatError, match="is being restriped; open it when that is done"):
+        with pytest.raises(FormatError, match="is being restriped: open it when that is done"):
             FeatureStore(dataset, allow_dirs=disks)
         refused.append(True)
         copy(*arguments)
@@ -166,7 +166,9 @@ def killed(moment, dataset, disks):
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("next_stripe", [[0, 1, 2], [2], []])
-def test_killed_it_leaves_a_whole_dataset_and_the_next_one_clears_up(dataset, disks, moment, next_stripe):
+def test_killed_restripe_leaves_a_valid_dataset_and_the_next_one_cleans_up(
+    dataset, disks, moment, next_stripe
+):
     killed(moment, dataset, disks)
     named, there = check(dataset, disks)
     assert named < there
@@ -177,7 +179,7 @@ def test_killed_it_leaves_a_whole_dataset_and_the_next_one_clears_up(dataset, di
     assert not (dataset / "leftovers.json").exists()
 
 
-def test_the_shards_of_a_dataset_that_was_moved_are_not_taken_for_leftovers(dataset, disks, tmp_path):
+def test_shards_of_a_renamed_dataset_are_kept(dataset, disks, tmp_path):
     restripe(dataset, disks, allow_dirs=disks)
     moved = dataset.rename(tmp_path / "b.gids")
     with DatasetWriter(dataset, stripe=disks[:1]) as writer:
@@ -188,7 +190,7 @@ def test_the_shards_of_a_dataset_that_was_moved_are_not_taken_for_leftovers(data
         assert np.array_equal(FeatureStore(path, allow_dirs=disks).table("feat").read_rows([7]), rows[7:8])
 
 
-def test_a_list_of_leftovers_removes_nothing_that_a_dataset_refers_to(dataset, disks, tmp_path):
+def test_listed_leftovers_that_a_dataset_uses_are_kept(dataset, disks, tmp_path):
     folders = [str(folder) for disk in disks for folder in disk.iterdir()]
     (tmp_path / "x.shards-1").mkdir()
     (tmp_path / "x.shards-1/letter.txt").write_text("mine")
@@ -201,7 +203,7 @@ def test_a_list_of_leftovers_removes_nothing_that_a_dataset_refers_to(dataset, d
     assert not list(verify(dataset, allow_dirs=disks))
 
 
-def test_a_loader_that_is_closed_holds_no_dataset(dataset, disks):
+def test_closed_loader_releases_the_dataset(dataset, disks):
     restripe(dataset, [], allow_dirs=disks)
     for loader in (
         FeatureLoader(dataset, ["feat"]),

@@ -1,4 +1,4 @@
-"""Orders of rows: permutations that put together what is read together; readers see no difference."""
+"""Orders of rows: rows that are read together share pages; readers see no difference."""
 
 import contextlib
 import copy
@@ -37,7 +37,7 @@ def clustered(node_count=2000, clusters=50, degree=8, stray=0.1, seed=0):
     return np.arange(node_count + 1) * degree, indices.reshape(-1), cluster
 
 
-def test_degree_order_is_a_stable_sort_by_falling_weight():
+def test_degree_order_is_a_stable_sort_by_decreasing_weight():
     weights = np.random.default_rng(1).integers(0, 90_000, 3000).astype(np.uint32)
     expected = np.empty(3000, np.int64)
     expected[np.argsort(-np.minimum(weights, 65535).astype(np.int64), kind="stable")] = np.arange(3000)
@@ -56,7 +56,7 @@ def test_community_order_finds_the_clusters_of_a_shuffled_graph():
     assert np.array_equal(order, community_order([(indptr, indices)], np.ones(2000, np.uint32)))
 
 
-def test_communities_are_bounded_and_lone_nodes_go_by_weight(monkeypatch):
+def test_communities_are_bounded_and_single_nodes_are_sorted_by_weight(monkeypatch):
     monkeypatch.setattr(row_order_module, "_COMMUNITY_ROWS", 64)
     complete = np.tile(np.arange(200), 200)
     indptr = np.append(np.arange(201) * 200, [40_000] * 50)  # 200 nodes know each other, 50 know none
@@ -75,7 +75,7 @@ def test_a_damaged_topology_is_refused():
 
 
 @pytest.mark.parametrize("memory_bytes", [1 << 15, 1 << 24])
-def test_rows_read_together_lie_together(tmp_path, memory_bytes):
+def test_rows_read_together_are_stored_together(tmp_path, memory_bytes):
     rng = np.random.default_rng(5)
     groups = rng.permutation(960).reshape(60, 16)
 
@@ -94,7 +94,7 @@ def test_rows_read_together_lie_together(tmp_path, memory_bytes):
 
 def test_an_order_is_checked():
     for order in ([0, 1, 1], [0, 1, 3], [-1, 0, 1]):
-        with pytest.raises(FormatError, match="must be there once"):
+        with pytest.raises(FormatError, match="must occur once"):
             list(checked_order(as_rows(np.array(order, np.int32)), 8))
     found = checked_order(as_rows(np.array([2, 0, 1], np.int32)), 8)
     assert np.concatenate(list(found)).tolist() == [2, 0, 1]
@@ -161,7 +161,7 @@ def test_a_wrong_order_is_refused(tmp_path, order, cause):
     assert not list(tmp_path.iterdir())
 
 
-def test_verify_finds_an_order_that_is_none(tmp_path):
+def test_verify_finds_an_invalid_order(tmp_path):
     with DatasetWriter(tmp_path / "a.gids") as writer:
         writer.write_table("node", "_N", "feat", np.zeros((10, 4), np.float32), order=np.arange(10)[::-1])
     path = tmp_path / "a.gids/tables/_N.feat/order.npy"
@@ -170,11 +170,11 @@ def test_verify_finds_an_order_that_is_none(tmp_path):
     path.write_bytes(data)
     faults = list(verify(tmp_path / "a.gids"))
     assert "CRC32C" in faults[0]
-    assert "must be there once" in faults[1]
+    assert "must occur once" in faults[1]
     assert len(faults) == 2
 
 
-def test_a_manifest_whose_order_does_not_fit_is_refused(tmp_path):
+def test_manifest_with_an_order_of_another_size_is_refused(tmp_path):
     with DatasetWriter(tmp_path / "a.gids") as writer:
         writer.write_table("node", "_N", "feat", np.zeros((10, 4), np.float32), order=np.arange(10)[::-1])
     whole = json.loads((tmp_path / "a.gids/manifest.json").read_text())
@@ -219,7 +219,7 @@ def converted(source, path, **options):
 
 
 @pytest.mark.parametrize("order", ["original", "degree", "community"])
-def test_converted_rows_are_the_sources(tmp_path, source, order):
+def test_converted_rows_equal_the_source(tmp_path, source, order):
     store, _ = converted(source, tmp_path / "a.gids", order=order)
     assert not list(verify(store.path))
     for key in ("feat", "small", "wide"):
@@ -246,7 +246,7 @@ def test_a_community_order_reads_fewer_pages(tmp_path, source):
     assert read["original"] >= 1.5 * read["community"]
 
 
-def test_what_cannot_be_ordered_is_said(tmp_path, source):
+def test_error_says_why_rows_cannot_be_ordered(tmp_path, source):
     with pytest.raises(FormatError, match="choose original, degree, community, trace"):
         converted(source, tmp_path / "a.gids", order="hilbert")
     with pytest.raises(FormatError, match=r"needs 40000 bytes.*give --memory 1MB"):
@@ -260,10 +260,10 @@ def test_what_cannot_be_ordered_is_said(tmp_path, source):
 
 
 class Stopped(BaseException):
-    """What ends a conversion in these tests, as a kill does."""
+    """Ends a conversion, as a kill does."""
 
 
-def test_a_stopped_ordered_conversion_goes_on_where_it_was(tmp_path, source, monkeypatch):
+def test_stopped_conversion_with_an_order_resumes(tmp_path, source, monkeypatch):
     options = Options(order="community", memory_bytes=1 << 20, workers=1)
     files = sorted(source.iterdir())
     convert(files, lambda s: read_source(source, s), tmp_path / "whole.gids", options)

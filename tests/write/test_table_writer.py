@@ -1,4 +1,4 @@
-"""A table is added to a dataset in one step, from blocks in any order; a writer that is killed harms none."""
+"""A table is added to a dataset in one step, from blocks in any order; a killed writer changes nothing."""
 
 import os
 import signal
@@ -66,7 +66,7 @@ def test_blocks_in_any_order_make_the_table(tmp_path, dim, page_bytes, blocks):
     assert list(verify(tmp_path / "x.gids")) == []
 
 
-def test_its_bytes_are_those_of_a_converted_table(tmp_path):
+def test_bytes_equal_those_of_a_converted_table(tmp_path):
     rows = values(999, 24)
     with DatasetWriter(tmp_path / "whole.gids") as writer:
         writer.write_table("node", "_N", "h", rows)
@@ -79,7 +79,7 @@ def test_its_bytes_are_those_of_a_converted_table(tmp_path):
     assert np.array_equal(made.checksums(), whole.checksums())
 
 
-def test_threads_write_at_once(tmp_path):
+def test_several_threads_can_write(tmp_path):
     store = make(tmp_path / "x.gids", 5000, stripe=2)
     rows = values(5000, 16)
     with create_table(store, "h", 5000, 16) as writer:
@@ -99,7 +99,7 @@ def test_threads_write_at_once(tmp_path):
     assert list(verify(tmp_path / "x.gids")) == []
 
 
-def test_an_open_store_stays_what_it_was(dataset):
+def test_open_store_does_not_see_the_new_table(dataset):
     store = FeatureStore(dataset)
     with create_table(store, "paper.h", 20, 4) as writer:
         writer.write(0, values(20, 4))
@@ -111,7 +111,7 @@ def test_an_open_store_stays_what_it_was(dataset):
         writer.write(0, values(20, 4))
     assert new.reopen().table("paper.feat").shape == (4,)
     assert list(new.reopen().tables) == list(new.tables)
-    with pytest.raises(StorageError, match="replaced or removed since the dataset was opened; open it again"):
+    with pytest.raises(StorageError, match="replaced or removed after the dataset was opened: open it again"):
         store.read_rows([0, 7], "paper.feat")
     assert list(verify(dataset)) == []
     assert not (dataset / "tables" / "paper.feat").exists()
@@ -130,7 +130,7 @@ def test_tables_of_edges_and_of_every_type(dataset):
     assert list(verify(dataset)) == []
 
 
-def test_shards_lie_with_those_of_the_other_tables(tmp_path):
+def test_shards_are_in_the_directories_of_the_other_tables(tmp_path):
     disks = [tmp_path / "ssd0", tmp_path / "ssd1", tmp_path / "ssd2"]
     for disk in disks:
         disk.mkdir()
@@ -168,7 +168,7 @@ def test_values_are_cast_or_refused(dataset):
     assert "paper.h" not in store.reopen().tables
 
 
-def test_an_exception_leaves_the_dataset_as_it_was(dataset):
+def test_exception_leaves_the_dataset_unchanged(dataset):
     before = files(dataset)
     store = FeatureStore(dataset)
     with pytest.raises(KeyboardInterrupt), create_table(store, "paper.h", 20, 4) as writer:
@@ -191,13 +191,13 @@ def test_an_exception_leaves_the_dataset_as_it_was(dataset):
         (lambda w: w.write(5, values(15, 4)), "rows 0 to 4 of"),
         (lambda w: [w.write(0, values(9, 4)), w.write(8, values(5, 4))], "row 8 was written already"),
         (lambda w: [w.write(9, values(9, 4)), w.write(8, values(5, 4))], "row 9 was written already"),
-        (lambda w: w.write(0, values(21, 4)), "rows 0 to 20 are not all of 'paper.h', which has 20 rows"),
-        (lambda w: w.write(-1, values(2, 4)), "rows -1 to 0 are not all"),
+        (lambda w: w.write(0, values(21, 4)), r"rows 0 to 20 are out of range for 'paper.h' \(20 rows\)"),
+        (lambda w: w.write(-1, values(2, 4)), "rows -1 to 0 are out of range"),
         (lambda w: w.write(0, values(20, 5)), r"rows are \[20, 5\]; a block of 'paper.h' is \[n, 4\]"),
         (lambda w: w.write(0, torch.tensor(1.0)), r"rows are \[\]"),
     ],
 )
-def test_rows_that_do_not_make_the_table_are_refused(dataset, write, message):
+def test_invalid_or_missing_rows_are_refused(dataset, write, message):
     before = files(dataset)
     with pytest.raises(ValueError, match=message), create_table(FeatureStore(dataset), "paper.h", 20, 4) as w:
         write(w)
@@ -210,14 +210,18 @@ def test_rows_that_do_not_make_the_table_are_refused(dataset, write, message):
         (
             ("paper.feat", 20, 4),
             FileExistsError,
-            "mag.gids has a table 'paper.feat'; give another",
+            "mag.gids already has a table 'paper.feat': give another",
         ),
         (
             ("paper.h", 19, 4),
             ValueError,
-            "rows=19, but mag.gids has 20 of 'paper': a table ",
+            "rows=19, but mag.gids has 20 of 'paper': give rows=20",
         ),
-        (("papr.h", 20, 4), KeyError, r"table 'papr.h' names no type of mag.gids \('paper', 'author', "),
+        (
+            ("papr.h", 20, 4),
+            KeyError,
+            r"table name 'papr.h' has no type of mag.gids \('paper', 'author', ",
+        ),
         (("h", 20, 4), KeyError, "say which"),
         (("paper.", 20, 4), FormatError, "the table's key must be a non-empty text"),
         (("paper.h", 20, 0), FormatError, "a row must have 1 to"),
@@ -225,14 +229,14 @@ def test_rows_that_do_not_make_the_table_are_refused(dataset, write, message):
         (("author.writes.paper.h", 5, 4), ValueError, "has 4 of 'author.writes.paper'"),
     ],
 )
-def test_what_no_table_can_be_is_refused_before_anything_is_written(dataset, arguments, error, message):
+def test_invalid_table_is_refused_before_anything_is_written(dataset, arguments, error, message):
     before = files(dataset)
     with pytest.raises(error, match=message):
         create_table(FeatureStore(dataset), *arguments)
     assert files(dataset) == before
 
 
-def test_a_disk_without_room_is_told_before_anything_is_written(dataset, monkeypatch):
+def test_full_disk_is_reported_before_anything_is_written(dataset, monkeypatch):
     before = files(dataset)
     with monkeypatch.context() as patch:
         patch.setattr("gids.write.space.os.statvfs", lambda _: os.statvfs_result([0] * 10))
@@ -246,7 +250,7 @@ def test_a_disk_without_room_is_told_before_anything_is_written(dataset, monkeyp
 
         with monkeypatch.context() as patch:
             patch.setattr("gids.write.page_writer.os.pwrite", full)
-            with pytest.raises(StorageError, match=r"writing it of table 'paper.h' failed \(No space left"):
+            with pytest.raises(StorageError, match=r"writing table 'paper.h' failed \(No space left"):
                 writer.write(0, values(20, 4))
         with pytest.raises(ValueError, match=r"'paper\.h' is broken by an error"):
             writer.publish()
@@ -279,7 +283,7 @@ with create_table(store, "paper.feat", 20, 4, replace=True) as writer:
         ("writer.remove_replaced", True, True),
     ],
 )
-def test_a_killed_writer_leaves_the_dataset_whole(tmp_path, at, is_new, striped):
+def test_killed_table_writer_leaves_a_valid_dataset(tmp_path, at, is_new, striped):
     disks = [tmp_path / "ssd0", tmp_path / "ssd1"] if striped else []
     for disk in disks:
         disk.mkdir()
@@ -306,7 +310,7 @@ def test_a_killed_writer_leaves_the_dataset_whole(tmp_path, at, is_new, striped)
     assert list(verify(dataset, allow_dirs=disks)) == []
 
 
-def test_what_another_writer_is_writing_is_left_alone(dataset):
+def test_files_of_another_writer_are_kept(dataset):
     store = FeatureStore(dataset)
     with create_table(store, "paper.a", 20, 4) as first:
         first.write(0, values(20, 4, seed=1))
@@ -330,7 +334,7 @@ def test_the_first_of_two_writers_of_one_name_wins(dataset):
     assert len(list((dataset / "tables").glob("paper.h*"))) == 1
 
 
-def test_several_tables_come_together(dataset):
+def test_several_tables_are_published_together(dataset):
     store = FeatureStore(dataset)
     writers = [create_table(store, "paper.h", 20, 4), create_table(store, "author.h", 3, 4)]
     for writer in writers:
@@ -338,7 +342,7 @@ def test_several_tables_come_together(dataset):
     assert {"paper.h", "author.h"}.isdisjoint(FeatureStore(dataset).tables)
     assert {"paper.h", "author.h"} <= publish_tables(writers).tables.keys()
     again = [create_table(store, "author.g", 3, 4), create_table(store, "paper.h", 20, 4, replace=True)]
-    again[1].replace = False  # as if it had come meanwhile
+    again[1].replace = False  # as if another process had added it
     for writer in again:
         writer.write(0, values(writer.row_count, 4))
     with pytest.raises(FileExistsError):
@@ -360,7 +364,7 @@ def test_a_finished_table_can_be_read_before_it_is_published(dataset):
     assert not table.shard_paths[0].exists()
 
 
-def test_a_temporary_table_has_any_number_of_rows_and_goes(dataset):
+def test_temporary_table_has_any_number_of_rows_and_is_removed(dataset):
     before = files(dataset)
     with temporary_table(FeatureStore(dataset), "paper", 50, 4, torch.float32) as writer:
         writer.write(0, values(50, 4))
@@ -370,7 +374,7 @@ def test_a_temporary_table_has_any_number_of_rows_and_goes(dataset):
     assert files(dataset) == before
 
 
-def test_a_dataset_that_was_replaced_meanwhile_is_left_alone(tmp_path):
+def test_table_is_not_added_to_a_dataset_that_was_replaced(tmp_path):
     dataset = write_dataset(tmp_path / "mag.gids")
     with create_table(FeatureStore(dataset), "paper.h", 20, 4) as writer:
         writer.write(0, values(20, 4))
@@ -390,7 +394,7 @@ def test_a_table_of_no_rows(tmp_path):
     assert list(verify(tmp_path / "x.gids")) == []
 
 
-def test_gids_export_gives_a_created_table_back(dataset, tmp_path):
+def test_created_table_can_be_exported(dataset, tmp_path):
     with create_table(FeatureStore(dataset), "author.h", 3, (2, 2), torch.float16) as writer:
         writer.write(0, values(3, 2, 2))
     assert main(["export", str(dataset), "author.h", str(tmp_path / "out.npy"), "--quiet"]) == 0

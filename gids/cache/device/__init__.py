@@ -1,4 +1,4 @@
-"""The feature cache in GPU memory: the same page words and policies, kept by kernels."""
+"""The feature cache in GPU memory: kernels keep the same page words and policies."""
 
 from gids.cache.device.budget import DeviceBudget, check_device_memory
 from gids.cache.device.feature_cache import DeviceFeatureCache

@@ -1,11 +1,11 @@
-"""DeviceFeatureCache: the software cache in device memory, filled by requests that kernels post themselves.
+"""DeviceFeatureCache: the software cache in device memory. Kernels post the requests that fill it.
 
-Called by the loader in the place of FeatureCache: the same steps in the same order. It enqueues. Which pages
-stay is decided by native/cache/device_cache_plan.cu; rows are moved by native/cache/device_cache_rows.cu.
+Called by the loader instead of FeatureCache, with the same steps in the same order. It enqueues kernels:
+native/cache/device_cache_plan.cu chooses the pages that stay; native/cache/device_cache_rows.cu copies rows.
 
-Everything runs on one stream of the cache's own in the order in which it is enqueued: no two kernels meet.
-The host waits in two places: in gather(), for the step's own rows; and, before it plans the next step or
-gathers, for the number of pages that a planned step misses, which has mostly arrived by then.
+All kernels run on one stream of the cache, in the order of the calls, so that no two overlap. The host
+waits in gather() for the step's rows. Before plan() and gather() it also waits for the number of pages that
+a planned step misses, which has usually arrived by then.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 
 from gids import _core
-from gids.cache.device.checks import check_ids, check_lines, check_memory, check_policies
+from gids.cache.device.checks import check_lines, check_memory, check_policies
 from gids.cache.device.counters import THROUGH, Counters
 from gids.cache.device.kernels import CacheKernels
 from gids.cache.device.preload import preload
@@ -37,6 +37,7 @@ from gids.cache.device.state import (
     line_bytes,
 )
 from gids.cache.feature_cache import FeatureCache
+from gids.cache.ids import check_ids
 from gids.cache.output_dtype import check_out_dtype, out_dtype_of, row_form
 from gids.cuda.device import MadeOn
 from gids.io.device.device_queue import DeviceQueue, QueueTable
@@ -51,54 +52,54 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Step:
-    """A minibatch from entering to retiring."""
+    """A minibatch from enter() to retire()."""
 
     number: int
     ids: dict[str, torch.Tensor]
     rows: dict[str, torch.Tensor]
-    """Where the rows of ids lie: the ids themselves, but in tables that have an order."""
+    """The row positions of ids: the ids themselves, except in tables that have an order."""
     planned: bool = False
     plans: list[Plan] = field(default_factory=list)
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
-    counted: Event | None = None  # from then on the host sees how many pages are missing
-    settled: bool = False  # all rounds that it needs are posted
-    done: Event | None = None  # its rows are in the outputs
+    counted: Event | None = None  # after it the host sees the number of missing pages
+    settled: bool = False  # all its rounds are posted
+    done: Event | None = None  # after it the outputs hold its rows
     accounted: bool = False
 
     @property
-    def place(self) -> int:
+    def index(self) -> int:
         return self.number % _core.USE_BITS
 
     @property
     def bit(self) -> int:
-        return 1 << self.place
+        return 1 << self.index
 
 
 class DeviceFeatureCache:
-    """Lines in device memory, and in host memory below it, for several tables, filled by one I/O engine.
+    """Cache lines of several tables in device memory and, below it, in host memory.
 
     Args:
-        device: of :func:`gids.cuda.open_device`.
+        device: from :func:`gids.cuda.open_device`.
         engine: opened on the shards of all tables, in order.
-        lines: cache lines of each table in device memory.
-        heats: uint8 per page for each table that has them.
-        host_lines: further lines in pinned host memory, whose rows are pulled over the bus.
+        lines: number of cache lines in device memory, by table.
+        heats: uint8[page_count], by table; tables without heat are left out.
+        host_lines: number of further lines in pinned host memory, which kernels read over the bus.
         policy: "lookahead", "window-pin", "random" or "static".
-        host_policy: "lookahead" replaces lines in host memory as the others; "static" fills them with the
-            hottest pages that no line in device memory holds, and leaves them.
-        output_dtype: float32, float16 or bfloat16, for the rows of tables of these three. None leaves them,
-            and hands out rows stored as int8 with a scale as float32.
-        check_crc: compare every page read with its checksum.
+        host_policy: "lookahead" replaces lines in host memory like the others; "static" fills them once with
+            the hottest pages that have no line in device memory.
+        output_dtype: float32, float16 or bfloat16, for tables of these dtypes and of int8 with a scale. None:
+            the stored dtype; float32 for int8 with a scale.
+        check_crc: compare every page that is read with its checksum.
         wait, staging_bytes, rounds_max, pairs, timeout_s: see :class:`gids.io.device.DeviceQueue`.
             A round holds pages of one table; there are at least two rounds per table.
-        reader: for preloading, see gids.io.device.extents. None reads by the engine, through host memory.
-        preload_hottest: fill lines with the hottest pages now.
+        reader: reads the preloaded pages, see gids.io.device.extents. None: the engine, through host memory.
+        preload_hottest: fill lines with the hottest pages at construction.
 
-    After construction no device memory is allocated but ids and outputs, which torch caches, and room for the
+    After construction, device memory is allocated only for ids and outputs, which torch caches, and for the
     missing pages of a minibatch that is larger than any before.
 
-    Raises ValueError for a number, dtype or policy that does not fit, MemoryBudgetError when the device's
-    free memory does not hold the cache.
+    Raises ValueError for a wrong number, dtype or policy, MemoryBudgetError if the cache does not fit in the
+    free memory of the device.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class DeviceFeatureCache:
 
         self.tables = {t.name: t for t in tables}
         self.stream: Stream = device.new_stream()
-        """What the cache runs on. Ids that were made on it are waited for on no other."""
+        """The stream of all kernels. Ids made on it need no wait."""
         self._device = device
         self._kernels = CacheKernels(device, self.stream)
         self._host = FeatureCache(
@@ -187,43 +188,44 @@ class DeviceFeatureCache:
         self._entered = self._planned = self._retired = 0
         self._planned_mask = 0
         self._steps: dict[int, _Step] = {}  # live
-        self._flights: deque[_Step] = deque()  # planned, and their rows are not on their way yet
+        self._flights: deque[_Step] = deque()  # planned steps whose last gather is not enqueued
         self._usual_rounds = dict.fromkeys(near, 1)
         self._seconds = dict.fromkeys(("enter_s", "plan_s", "wait_s", "gather_s", "retire_s"), 0.0)
-        self._outputs_peak = 0
-        self._reading = threading.Lock()  # who reads through
+        self._reading = threading.Lock()  # held while reading through
 
-    # --- the life of a step ---
+    # --- steps ---
 
     def enter(self, step: int, ids: Mapping[str, torch.Tensor]) -> None:
         """Mark the pages that minibatch `step` will read. Steps enter in order. Does not block.
 
-        ids: int64[n] for each table, on this device or on the CPU, may repeat. On the device they must stay
-        as they are until the step retires; what torch's current stream holds now comes before, with a MadeOn
-        what its stream holds instead. Raises KeyError for an unknown table, TypeError or ValueError for a
-        wrong dtype, device or shape. An id out of range marks nothing and is gather()'s error.
+        ids: int64[n] by table, on this device or on the CPU, may repeat. On the device they must not change
+        until the step retires. The cache waits for the work on torch's current stream, or on the stream of a
+        MadeOn. Raises KeyError for an unknown table, TypeError or ValueError for a wrong dtype, device or
+        shape. An id out of range marks nothing; gather() returns its error.
         """
         with self._clock("enter_s"):
-            self._check(ids)
+            check_ids(ids, self._states, self._device.torch_device)
             if not self._steps and step > self._entered:
                 self._entered = self._planned = self._retired = step
             if step != self._entered:
-                raise RuntimeError(f"steps enter in order: expected {self._entered}")
+                raise RuntimeError(f"steps must enter in order: expected {self._entered}, got {step}")
             if self._entered - self._retired >= _core.USE_BITS:
-                raise RuntimeError(f"more than {_core.USE_BITS} minibatches between entering and retiring")
+                raise RuntimeError(
+                    f"at most {_core.USE_BITS} steps may be live: retire one before entering {step}"
+                )
             here = self._on_device(ids)
             s = _Step(step, here, self._positions(here))
             self._steps[step] = s
             self._entered = self.next_step = step + 1
             for name, tensor in s.rows.items():
-                self._kernels.enter(self._states[name], self._counters.of(s.place, name), tensor, s.bit)
+                self._kernels.enter(self._states[name], self._counters.of(s.index, name), tensor, s.bit)
 
     def plan(self, step: int) -> None:
-        """Decide which pages are read, kept and dropped, and post the reads. Steps are planned in order."""
+        """Choose the pages to read, keep and drop, and post the reads. Steps are planned in order."""
         with self._clock("plan_s"):
             s = self._live(step)
             if step != self._planned:
-                raise RuntimeError(f"steps are planned in order: expected {self._planned}")
+                raise RuntimeError(f"steps must be planned in order: expected {self._planned}, got {step}")
             self._settle()
             self._planned += 1
             self._planned_mask |= s.bit
@@ -232,19 +234,18 @@ class DeviceFeatureCache:
             for name, ids in s.rows.items():
                 plan = self._new_plan(s, name, ids)
                 s.plans.append(plan)
-                counters = self._counters.of(s.place, name)
+                counters = self._counters.of(s.index, name)
                 self._kernels.choose(
                     plan.state, counters, plan.misses, ids, self._planned_mask, self._planned
                 )
-            self._counters.show(s.place)
+            self._counters.show(s.index)
             s.counted = self.stream.record_event()
-            self._outputs_peak = max(self._outputs_peak, self._output_bytes())
             for plan in s.plans:
                 most = self._reads.rounds_for(plan.most_misses)
                 for _ in range(min(self._usual_rounds[plan.state.table.name], most)):
                     self._post(plan)
-            # The minibatch that is handed out next and the one after it: their rows come over the bus while
-            # the consumer computes, and while those planned further ahead are being read.
+            # Collect for the next two minibatches only: their rows cross the bus while the consumer computes
+            # and while the pages of later ones are read.
             soon = min(self._retired + 1, step - 1)
             while self._flights[0].number <= soon:
                 self._collect()
@@ -252,9 +253,9 @@ class DeviceFeatureCache:
     def gather(self, step: int) -> tuple[dict[str, torch.Tensor], Exception | None]:
         """Wait for the step's reads and its rows.
 
-        Returns the rows of each table that the minibatch asked for, in the order of its ids, on the device
-        and ready for torch's current stream; and the error: StorageError for a page that could not be read,
-        IndexError for an id out of range. The tensors are the caller's. Blocks the host, not the device.
+        Returns ({table: rows in the order of its ids}, error). The rows are on the device, ready for torch's
+        current stream, and belong to the caller. error: StorageError for a page that could not be read,
+        IndexError for an id out of range, or None. Blocks the host, not the device.
         """
         with self._clock("gather_s"):
             s = self._live(step)
@@ -266,33 +267,33 @@ class DeviceFeatureCache:
         with self._clock("gather_s"):
             self._account(s)
             self._hand_over(done, s.outputs)
-            error: Exception | None = self._bad_id(s.place, s.ids)
-            lost = {n: i for n, i in s.ids.items() if self._counters.seen(s.place, n, "unresolved")}
-            if error is None and lost:  # a page's read failed: once more, by the host, who knows the reason
+            error: Exception | None = self._bad_id(s.index, s.ids)
+            lost = {n: i for n, i in s.ids.items() if self._counters.seen(s.index, n, "unresolved")}
+            if error is None and lost:  # a read failed: the host repeats it and learns the reason
                 again, error = self.read_through(lost)
                 s.outputs.update(again)
             return {name: make_bools_proper(rows) for name, rows in s.outputs.items()}, error
 
     def retire(self, step: int) -> None:
-        """Take the step's marks back. Steps retire in order. Does not block once the step was gathered."""
+        """Remove the step's marks. Steps retire in order. Does not block after gather()."""
         with self._clock("retire_s"):
             s = self._live(step)
             if step != self._retired:
-                raise RuntimeError(f"steps retire in order: expected {self._retired}")
+                raise RuntimeError(f"steps must retire in order: expected {self._retired}, got {step}")
             if s.planned:
                 self._finish(s)
             else:
                 self._planned = step + 1
             self._planned_mask &= ~s.bit
-            for name, state in self._states.items():  # of all tables: counters go too
-                self._kernels.retire(state, self._counters.of(s.place, name), s.rows.get(name), s.bit)
+            for name, state in self._states.items():  # of all tables, to zero the counters
+                self._kernels.retire(state, self._counters.of(s.index, name), s.rows.get(name), s.bit)
             del self._steps[step]
             self._retired += 1
 
     def cancel(self) -> None:
-        """Retire every live step, planned or not, after the reads that were posted. Nothing stays marked.
+        """Wait for the posted reads, then retire every live step. No mark is left.
 
-        Blocks until then. Does nothing in a forked child.
+        Does nothing in a forked child.
         """
         if os.getpid() != self._pid:
             return
@@ -312,11 +313,11 @@ class DeviceFeatureCache:
     def read_through(
         self, ids: Mapping[str, torch.Tensor]
     ) -> tuple[dict[str, torch.Tensor], Exception | None]:
-        """Rows without a step: from lines where they are, else from disk by the host. Changes nothing.
+        """Rows without a step: from lines, else from disk by the host. Does not change the cache.
 
-        ids: as for enter(). Returns as gather() does. Blocks. Raises IndexError for an id out of range.
+        ids: as for enter(). Returns like gather(). Blocks. Raises IndexError for an id out of range.
         """
-        self._check(ids)
+        check_ids(ids, self._states, self._device.torch_device)
         with self._reading:
             tensors, outputs, left = self._on_device(ids), {}, {}
             with self._device.use(self.stream):
@@ -343,9 +344,9 @@ class DeviceFeatureCache:
         return {name: make_bools_proper(rows) for name, rows in outputs.items()}, error
 
     def close(self) -> None:
-        """Retire every live step, end the queue, unmap host memory. May be called twice.
+        """Retire every live step, end the queue, unmap host memory. Idempotent.
 
-        Happens also when the cache is garbage. Device memory goes with the last reference to the cache.
+        Garbage collection closes the cache too. The last reference to it frees the device memory.
         """
         if self._end.alive:
             try:
@@ -353,13 +354,13 @@ class DeviceFeatureCache:
             finally:
                 self._end()
 
-    # --- what it is like ---
+    # --- statistics ---
 
     def stats(self) -> dict[str, dict[str, Any]]:
-        """Counters of each table by the names that FeatureCache gives them; bytes are of device memory.
+        """Counters by table, with the names of FeatureCache.stats(). Bytes are of device memory.
 
-        A step counts once it was gathered. Besides: host_lines; host_lines_bytes, in pinned host memory;
-        scratch_bytes. The seconds are the host's, of all tables together, shared out equally.
+        A step counts after gather(). Also: host_lines; host_lines_bytes, in pinned host memory;
+        scratch_bytes. Seconds are the host's; each table gets an equal part of the total.
         """
         tables = {}
         for name, state in self._states.items():
@@ -396,18 +397,14 @@ class DeviceFeatureCache:
             "staging": queue["staging"] + self._counters.shown.bytes.nbytes,
         }
 
-    def output_bytes(self) -> tuple[int, int]:
-        """(bytes of the outputs of live planned steps, the most there ever were). The others are torch's."""
-        return self._output_bytes(), self._outputs_peak
-
     def audit(self) -> None:
-        """Compare page words and owners; RuntimeError on a disagreement. Waits for the stream. For tests."""
+        """Raise RuntimeError if page words and owners disagree. Waits for the stream. For tests."""
         self.stream.synchronize()
         for state in self._states.values():
             state.audit()
 
     def page_words(self, table: str) -> npt.NDArray[np.uint64]:
-        """uint64[page_count]: a copy of a table's page words. Waits for the cache's stream."""
+        """A copy of a table's page words, uint64[page_count]. Waits for the cache's stream."""
         self.stream.synchronize()
         words: npt.NDArray[np.uint64] = self._states[table].words.cpu().numpy().copy().view(np.uint64)
         return words
@@ -420,7 +417,7 @@ class DeviceFeatureCache:
             out = self._new_output(state, len(ids))
             misses = self._pools[name].take(min(len(ids), state.table.page_count))
         s.outputs[name] = out
-        return Plan(s.place, state, ids, out, misses)
+        return Plan(s.index, state, ids, out, misses)
 
     def _new_output(self, state: TableState, n: int) -> torch.Tensor:
         return self._device.empty((n, *state.table.shape), state.out_dtype)
@@ -435,16 +432,16 @@ class DeviceFeatureCache:
         self._gather_complete()
 
     def _settle(self) -> None:
-        """Post what planned steps need beyond the usual number of rounds, in their order."""
+        """Post the rounds that planned steps need beyond the usual number, in the order of steps."""
         for s in list(self._flights):
             if s.settled:
                 continue
             if s.counted is None:
-                raise RuntimeError(f"the planning of step {s.number} was interrupted: close the stream")
+                raise RuntimeError(f"planning of step {s.number} was interrupted: close the stream")
             s.counted.synchronize()
             for plan in s.plans:
                 name = plan.state.table.name
-                needed = self._reads.rounds_for(self._counters.seen(s.place, name, "misses"))
+                needed = self._reads.rounds_for(self._counters.seen(s.index, name, "misses"))
                 self._usual_rounds[name] = needed
                 while plan.posted < needed:
                     self._post(plan)
@@ -452,7 +449,7 @@ class DeviceFeatureCache:
         self._gather_complete()
 
     def _finish(self, s: _Step) -> Event:
-        """Enqueue what is left of a planned step."""
+        """Enqueue the remaining work of a planned step."""
         if s.done is None:
             self._settle()
         while s.done is None:
@@ -460,50 +457,40 @@ class DeviceFeatureCache:
         return s.done
 
     def _gather_complete(self) -> None:
-        """Enqueue the gathering of the steps whose rounds are all collected."""
+        """Enqueue the gather of the steps whose rounds are all collected."""
         while self._flights:
             s = self._flights[0]
             if not s.settled or any(plan.uncollected for plan in s.plans):
                 return
             for plan in s.plans:
-                counters = self._counters.of(s.place, plan.state.table.name)
+                counters = self._counters.of(s.index, plan.state.table.name)
                 self._kernels.gather_lines(plan.state, counters, plan.misses, plan.ids, plan.out)
             self._land(s)
 
     def _land(self, s: _Step) -> None:
         for plan in s.plans:
             self._pools[plan.state.table.name].put(plan.misses)
-        self._counters.show(s.place)
+        self._counters.show(s.index)
         s.done = self.stream.record_event()
         self._flights.popleft()
 
-    # --- small things ---
+    # --- ids, outputs, clock ---
 
     def _live(self, step: int) -> _Step:
         if step not in self._steps:
-            raise RuntimeError(
-                f"step {step} is not live (live: {self._retired} to {self._entered}, exclusive)"
-            )
+            raise RuntimeError(f"step {step} is not live (live: {self._retired} <= step < {self._entered})")
         return self._steps[step]
 
     def _account(self, s: _Step) -> None:
         if not s.accounted:
             s.accounted = True
-            self._counters.add(s.place)
+            self._counters.add(s.index)
 
-    def _bad_id(self, place: int, ids: Mapping[str, torch.Tensor]) -> IndexError | None:
-        return self._counters.bad_id(place, ids, {name: t.row_count for name, t in self.tables.items()})
-
-    def _check(self, ids: Mapping[str, torch.Tensor]) -> None:
-        for name, tensor in ids.items():
-            if name not in self._states:
-                raise KeyError(
-                    f"no table '{name}' in this loader (it loads {', '.join(map(repr, self._states))})"
-                )
-            check_ids(tensor, name, self._device.torch_device)
+    def _bad_id(self, index: int, ids: Mapping[str, torch.Tensor]) -> IndexError | None:
+        return self._counters.bad_id(index, ids, {name: t.row_count for name, t in self.tables.items()})
 
     def _on_device(self, ids: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Ids where kernels of the cache's stream may read them from now on."""
+        """Ids on the device, ready for kernels on the cache's stream."""
         here = self._device.torch_device
         made_on = ids.stream if isinstance(ids, MadeOn) else self._device.current_stream()
         with self._device.use(made_on):
@@ -519,7 +506,7 @@ class DeviceFeatureCache:
         return moved
 
     def _positions(self, ids: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Where the rows of ids lie; ids out of range stay, and are found to be so."""
+        """The row positions of ids. Ids out of range stay as they are; kernels find them."""
         rows = dict(ids)
         with self._device.use(self.stream):
             for name, tensor in ids.items():
@@ -558,7 +545,7 @@ def _queue_tables(tables: Sequence[Table], check_crc: bool) -> list[QueueTable]:
 
 
 def _release(pid: int, queue: DeviceQueue, stream: Stream, mapped: list[HostArray]) -> None:
-    """End the queue, wait for the stream, unmap. A forked child has none of these."""
+    """End the queue, wait for the stream, unmap. A forked child owns none of these."""
     if os.getpid() != pid:
         return
     try:

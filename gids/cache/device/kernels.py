@@ -1,6 +1,6 @@
-"""The kernels of the cache in device memory: each is a call that enqueues it with its arguments and grid.
+"""The kernels of the cache in device memory. Each method enqueues one with its arguments and grid.
 
-Called by DeviceFeatureCache and its parts, always for one stream. What the kernels do is said beside them, in
+Called by DeviceFeatureCache and its parts, always for one stream. The kernels are described in
 native/cache/device_cache_plan.cu and device_cache_rows.cu.
 """
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gids import _core
 from gids.cache.device.state import MissBuffers, TableState
 
 if TYPE_CHECKING:
@@ -20,12 +21,12 @@ _PLAN = "cache/device_cache_plan.cu"
 _ROWS = "cache/device_cache_rows.cu"
 _THREADS = 256
 _WARPS = _THREADS // 32
-_GATHER_WAVES = 4  # what gids_gather_lines keeps on a processor at once; see its launch bounds
+_GATHER_WAVES = 4  # blocks of gids_gather_lines per multiprocessor; see its launch bounds
 
 
 @dataclass(frozen=True)
 class RoundPages:
-    """Misses [first, first + size) of a step, and where their pages are: a device::Round."""
+    """The misses [first, first + size) of a step and where their pages are: a device::Round."""
 
     first: int
     size: int
@@ -36,7 +37,7 @@ class RoundPages:
 
 
 class CacheKernels:
-    """Launches on one stream. counters: int64[COUNTER_WORDS] of a table and step, on the device."""
+    """Launches on one stream. counters: int64[WORDS] on the device, of a table and step."""
 
     def __init__(self, device: Device, stream: Stream) -> None:
         self._device = device
@@ -48,7 +49,7 @@ class CacheKernels:
         self._by_item(_PLAN, "gids_enter_window", len(ids), state.record, counters, ids, len(ids), bit)
 
     def find_rows(self, state: TableState, ids: torch.Tensor, out: torch.Tensor) -> None:
-        """Where the rows of ids lie in a table that has an order: int64[n]."""
+        """Write the row positions of ids, int64[n], in a table that has an order."""
         assert state.order is not None
         self._by_item(
             _PLAN,
@@ -63,7 +64,7 @@ class CacheKernels:
         )
 
     def retire(self, state: TableState, counters: torch.Tensor, ids: torch.Tensor | None, bit: int) -> None:
-        """Take the marks back; zero the counters."""
+        """Remove the marks and zero the counters."""
         n = len(ids) if ids is not None else 0
         self._by_item(
             _PLAN, "gids_retire_window", max(1, n), state.record, counters, 0 if ids is None else ids, n, bit
@@ -78,11 +79,14 @@ class CacheKernels:
         planned_mask: int,
         next_step: int,
     ) -> None:
-        """Hits and misses, victims, lines. planned_mask: with the step's bit. next_step: the one after it."""
+        """Find hits and misses, choose victims, assign lines.
+
+        planned_mask: the use bits of planned steps, with this one's. next_step: the step after it.
+        """
         n, unique = len(ids), min(len(ids), state.table.page_count)
         if n == 0:
             return
-        scanned = min(state.replaced, 4 * unique + 1024)
+        scanned = _core.device_candidates(state.replaced, unique)
         table, choice, pages, at = state.record, state.choice, misses.record, (planned_mask, next_step)
         self._by_item(_PLAN, "gids_clear_set", len(misses.keys), pages)
         self._by_item(_PLAN, "gids_look_up", n, table, counters, pages, choice, ids, n, *at)
@@ -94,7 +98,7 @@ class CacheKernels:
     def fill(
         self, state: TableState, counters: torch.Tensor, misses: MissBuffers, pages: RoundPages, most: int
     ) -> None:
-        """Pages of a round into their lines. most: no more than so many pages are in it."""
+        """Copy a round's pages into their lines. most: upper bound of its pages."""
         blocks = min(-(-most // _WARPS), 8 * self._device.sm_count)
         self._launch(
             _ROWS, "gids_fill_lines", blocks, state.record, counters, misses.record, *_arguments(pages)
@@ -109,7 +113,7 @@ class CacheKernels:
         ids: torch.Tensor,
         out: torch.Tensor,
     ) -> None:
-        """Rows of a round's pages that won no line."""
+        """Copy rows of a round's pages that have no line into the output."""
         self._launch(
             _ROWS,
             "gids_gather_round",
@@ -133,7 +137,7 @@ class CacheKernels:
         out: torch.Tensor,
         left: torch.Tensor | None = None,
     ) -> None:
-        """Rows that are in lines. left: int64[n] for the positions of the others."""
+        """Copy rows that are in lines into the output. left: int64[n], gets the positions of the others."""
         self._launch(
             _ROWS,
             "gids_gather_lines",
@@ -153,7 +157,7 @@ class CacheKernels:
         self._launch(_PLAN, "gids_show_counters", 1, counters, address, counters.numel())
 
     def _by_item(self, unit: str, kernel: str, items: int, *args: torch.Tensor | int) -> None:
-        """A thread for each item, up to what the device holds at once."""
+        """One thread per item, up to what the device holds at once."""
         self._launch(unit, kernel, min(-(-items // _THREADS), 8 * self._device.sm_count), *args)
 
     def _gather_blocks(self, rows: int) -> int:

@@ -1,7 +1,6 @@
-"""The hottest pages go into lines before the first minibatch. Called when a cache in device memory is built.
+"""Fills lines with the hottest pages before the first minibatch. Called when a device's cache is built.
 
-Reads are best effort: a page that cannot be read stays out of the cache, and the minibatch that needs it gets
-the error.
+A page that cannot be read stays out of the cache. The minibatch that needs it gets the error.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("gids")
 _CHUNK_BYTES = 64 << 20
 _EXTENT_BYTES = 4 << 20
-_BLOCK = 1 << 24  # counting makes eight bytes of each
+_BLOCK = 1 << 24  # bincount makes 8 bytes of each page's heat
 
 Pages = npt.NDArray[np.int64]
 
@@ -33,17 +32,17 @@ Pages = npt.NDArray[np.int64]
 def preload(
     state: TableState,
     engine: Engine,
-    place: QueueTable,
+    in_files: QueueTable,
     *,
     heat: npt.NDArray[np.uint8] | None,
     reader: ExtentReader | None,
 ) -> int:
     """Fill lines in device memory with the hottest pages, and lines in host memory with the next.
 
-    Pages without heat go into no line that can be replaced; lines that are never replaced are filled anyhow.
-    place: where the pages lie in the engine's files, and checksums to compare. reader: reads straight into
-    device memory; without one, or with checksums, the engine reads into host memory. torch's current stream
-    must be the cache's. Blocks. Returns the pages loaded.
+    Pages without heat go only into lines that are never replaced; those are always filled.
+    in_files: the table's pages in the engine's files, and checksums to compare. reader: reads straight
+    into device memory; without one, or with checksums, the engine reads into host memory. torch's current
+    stream must be the cache's. Blocks. Returns the number of pages loaded.
     """
     page_count = state.table.page_count
     near = _hottest(heat, page_count, state.device_lines)
@@ -52,8 +51,8 @@ def preload(
     if state.replaced > state.device_lines:
         far = _warm(far, heat)
     near, far = (_in_files(pages, len(state.table.shard_paths)) for pages in (near, far))
-    loader = _Loader(state, engine, place)
-    if reader is not None and place.checksums is None:
+    loader = _Loader(state, engine, in_files)
+    if reader is not None and in_files.checksums is None:
         loaded = loader.near_by_extents(near, reader)
     else:
         loaded = loader.near_by_engine(near)
@@ -62,26 +61,26 @@ def preload(
 
 
 class _Loader:
-    def __init__(self, state: TableState, engine: Engine, place: QueueTable) -> None:
+    def __init__(self, state: TableState, engine: Engine, in_files: QueueTable) -> None:
         self._state = state
         self._engine = engine
-        self._first_file = place.first_file
-        self._checksums = place.checksums
+        self._first_file = in_files.first_file
+        self._checksums = in_files.checksums
         self._chunk = max(1, _CHUNK_BYTES // state.table.page_bytes)
 
     def near_by_extents(self, pages: Pages, reader: ExtentReader) -> int:
-        """Neighbours in a file are neighbours in lines, and one extent."""
+        """Pages that are neighbours in a file are read as one extent into neighbouring lines."""
         loaded, page_bytes = 0, self._state.table.page_bytes
         flat = self._state.near.view(-1)
         for start in range(0, len(pages), self._chunk):
             part = pages[start : start + self._chunk]
-            files, offsets = self._places(part)
+            files, offsets = self._locate(part)
             begins = _run_begins(files, offsets, page_bytes)
             lengths = np.diff(np.append(begins, len(part))) * page_bytes
             try:
                 reader.read(files[begins], offsets[begins], lengths, flat, (start + begins) * page_bytes)
             except StorageError as error:
-                _log.warning("%d hot pages are not preloaded: %s", len(part), error)
+                _log.warning("%d hot pages were not preloaded: %s", len(part), error)
                 continue
             loaded += self._publish(part, np.arange(start, start + len(part)))
         return loaded
@@ -107,20 +106,20 @@ class _Loader:
             loaded += self._publish(part[read], at[read])
         return loaded
 
-    def _places(self, pages: Pages) -> tuple[npt.NDArray[np.uint32], Pages]:
+    def _locate(self, pages: Pages) -> tuple[npt.NDArray[np.uint32], Pages]:
         shards = len(self._state.table.shard_paths)
         files = (self._first_file + pages % shards).astype(np.uint32)
         return files, pages // shards * self._state.table.page_bytes
 
     def _read(self, pages: Pages, out: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-        """Which of the pages were read."""
-        files, offsets = self._places(pages)
+        """Read pages; returns bool[n], whether each was read."""
+        files, offsets = self._locate(pages)
         ok = self._engine.read(files, offsets, out.shape[1], out) == 0
         if self._checksums is not None:
             ok &= _core.crc32c(out) == self._checksums[pages]
         if not ok.all():
             _log.warning(
-                "%d of %d hot pages of '%s' cannot be read; minibatches that need them will fail",
+                "%d of %d hot pages of table '%s' cannot be read; minibatches that need them will fail",
                 np.count_nonzero(~ok),
                 len(pages),
                 self._state.table.name,
@@ -130,19 +129,19 @@ class _Loader:
     def _publish(self, pages: Pages, lines: Pages) -> int:
         device = self._state.words.device
         at, line = torch.from_numpy(pages).to(device), torch.from_numpy(lines).to(device)
-        self._state.words[at] = self._state.words[at] | line << 32 | RESIDENT
+        self._state.words[at] = self._state.words[at] | line << _core.LINE_SHIFT | RESIDENT
         self._state.owners[line] = at + 1
         return len(pages)
 
 
 def _hottest(heat: npt.NDArray[np.uint8] | None, page_count: int, count: int) -> Pages:
-    """The `count` hottest pages in order of their numbers; of equally hot ones the first."""
+    """The `count` hottest pages, ascending; among equally hot pages the first ones."""
     count = min(count, page_count)
     if heat is None or count == 0:
         return np.arange(count, dtype=np.int64)
-    by_heat = np.zeros(256, np.int64)
+    by_heat = np.zeros(_core.HEAT_LEVELS, np.int64)
     for start in range(0, page_count, _BLOCK):
-        by_heat += np.bincount(heat[start : start + _BLOCK], minlength=256)
+        by_heat += np.bincount(heat[start : start + _BLOCK], minlength=_core.HEAT_LEVELS)
     hotter = np.cumsum(by_heat[::-1])[::-1]  # pages of this heat or more
     cut = int(np.flatnonzero(hotter >= count)[-1])
     above = np.flatnonzero(heat > cut)
@@ -158,12 +157,12 @@ def _warm(pages: Pages, heat: npt.NDArray[np.uint8] | None) -> Pages:
 
 
 def _in_files(pages: Pages, shards: int) -> Pages:
-    """In the order of (shard, page)."""
+    """Sorted by shard, then page."""
     return pages[np.lexsort((pages, pages % shards))]
 
 
 def _run_begins(files: npt.NDArray[np.uint32], offsets: Pages, page_bytes: int) -> Pages:
-    """Where runs of pages begin that follow each other in a file, cut at _EXTENT_BYTES."""
+    """The first index of each run of pages that follow each other in a file, cut at _EXTENT_BYTES."""
     follows = (files[1:] == files[:-1]) & (offsets[1:] == offsets[:-1] + page_bytes)
     starts = np.flatnonzero(np.concatenate(([True], ~follows))).astype(np.int64)
     run = np.repeat(starts, np.diff(np.append(starts, len(files))))

@@ -1,6 +1,6 @@
-"""The reads of planned minibatches: rounds of the request queue, first posted, first collected.
+"""The reads of planned minibatches, as rounds of the request queue: first posted, first collected.
 
-Called by DeviceFeatureCache. It knows which round holds which missing pages; not why they are missing.
+Called by DeviceFeatureCache. It knows which round holds which missing pages, but not why they are missing.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class Plan:
-    """One table of a planned step. place: of its counters."""
+    """One table of a planned step. index: of its counters."""
 
-    place: int
+    index: int
     state: TableState
     ids: torch.Tensor
     out: torch.Tensor
@@ -38,7 +38,7 @@ class Plan:
 
 
 class Reads:
-    """Posts rounds and takes their pages. Everything is enqueued on the stream; nothing here blocks."""
+    """Posts rounds and takes their pages. Enqueues everything on the stream and never blocks."""
 
     def __init__(
         self, device: Device, stream: Stream, queue: DeviceQueue, kernels: CacheKernels, counters: Counters
@@ -47,19 +47,19 @@ class Reads:
         self._queue = queue
         self._kernels = kernels
         self._counters = counters
-        self._rounds: deque[tuple[Plan, int, Round]] = deque()  # with the first of its misses
+        self._rounds: deque[tuple[Plan, int, Round]] = deque()  # (plan, index of the first miss, round)
         rows = queue.round_max if queue.wait_kind == "warp" else 0
-        # Wait "warp": where the warps read pages to; used again by the next round, behind what this one does.
+        # For wait "warp": the warps read pages into it. The next round on the stream reuses it.
         self._buffer = device.empty((rows * queue.slot_bytes,), torch.uint8)
         self._errors = device.empty((rows,), torch.int32)
 
     @property
     def nbytes(self) -> int:
-        """Device memory, besides the queue's."""
+        """Device memory without the queue's."""
         return self._buffer.nbytes + self._errors.nbytes
 
     def rounds_for(self, misses: int) -> int:
-        """Rounds that so many missing pages take."""
+        """Number of rounds for this number of missing pages."""
         return -(-misses // self._queue.round_max)
 
     @property
@@ -68,9 +68,9 @@ class Reads:
         return len(self._rounds) >= self._queue.rounds_max
 
     def post(self, plan: Plan) -> None:
-        """One more round of a plan's misses. There must be room."""
+        """Post the next round of a plan's misses. There must be room."""
         queue, first = self._queue, plan.posted * self._queue.round_max
-        count = self._counters.misses(plan.place, plan.state.table.name)
+        count = self._counters.misses(plan.index, plan.state.table.name)
         if queue.wait_kind == "stream":
             round = queue.post(self._stream, plan.misses.requests, count, first)
             self._rounds.append((plan, first, round))
@@ -84,7 +84,7 @@ class Reads:
         self._take(plan, RoundPages(first, rows, buffer=to, errors=self._errors), rows_too=True)
 
     def collect(self) -> None:
-        """Of the oldest round: pages into lines, and rows of pages that won none into the output."""
+        """Copy the oldest round's pages into lines, and rows of pages without a line into the output."""
         plan, first, round = self._rounds[0]
         pages = RoundPages(first, self._queue.round_max, round.pair, round.number)
         with self._queue.reading(self._stream, round):
@@ -93,14 +93,14 @@ class Reads:
         plan.uncollected -= 1
 
     def abandon(self, plan: Plan) -> None:
-        """Give up a plan of the oldest step: the lines of pages that were not read become free. No rows."""
+        """Give up a plan of the oldest step: free the lines of pages that were not read, copy no rows."""
         while plan.uncollected:
             mine, first, round = self._rounds[0]
             pages = RoundPages(first, self._queue.round_max, round.pair, round.number)
             try:
                 with self._queue.reading(self._stream, round):
                     self._take(mine, pages, rows_too=False)
-            except RuntimeError:  # the queue is closed or broken: nothing comes any more
+            except RuntimeError:  # the queue is closed or broken: no more pages come
                 self._take(mine, RoundPages(first, self._queue.round_max), rows_too=False)
             self._rounds.popleft()
             mine.uncollected -= 1
@@ -109,7 +109,7 @@ class Reads:
             self._take(plan, RoundPages(first, plan.most_misses - first), rows_too=False)
 
     def _take(self, plan: Plan, pages: RoundPages, *, rows_too: bool) -> None:
-        counters = self._counters.of(plan.place, plan.state.table.name)
+        counters = self._counters.of(plan.index, plan.state.table.name)
         most = min(pages.size, max(0, plan.most_misses - pages.first))
         self._kernels.fill(plan.state, counters, plan.misses, pages, most)
         if rows_too:

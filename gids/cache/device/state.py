@@ -1,6 +1,6 @@
-"""The memory of the cache in device memory, laid out as native/include/gids/device_cache.h says.
+"""The memory of a cache on a device, in the layout of native/include/gids/device_cache.h.
 
-Called by DeviceFeatureCache. It allocates and packs; when kernels run, and on what, is the cache's business.
+Called by DeviceFeatureCache. It allocates and packs; the cache decides which kernels run, and when.
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ if TYPE_CHECKING:
     from gids.cuda.device import Device
     from gids.store import Table
 
-RESIDENT = -(1 << 63)
+RESIDENT = (_core.RESIDENT << _core.STATE_SHIFT) - (1 << 64)
 """The state RESIDENT of a page word, as an int64."""
 
-DEVICE_POLICIES = ("lookahead", "window-pin", "random", "static")
-"""In the order of score::Policy."""
-
-_CHOICE_BYTES = (2 * _core.SCORE_BUCKETS + 8) * 4 + 3 * 8
+DEVICE_POLICIES: tuple[str, ...] = tuple(_core.DEVICE_POLICIES)
 _CHUNK = 1 << 22
+_WIDEST = 16  # bytes that a lane copies at once
 
 
 class HostArray:
@@ -40,10 +38,10 @@ class HostArray:
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(host_memory(nbytes), np.uint8)[:nbytes]
         self._mapping = device.map_host(self.bytes.ctypes.data, nbytes) if nbytes else None
         self.address = self._mapping.device_address if self._mapping else 0
-        """Where the device sees it."""
+        """The address for the device."""
 
     def close(self) -> None:
-        """Unmap, once the device has used it for the last time. Idempotent."""
+        """Unmap, after the device's last use. Idempotent."""
         if self._mapping is not None:
             self._mapping.close()
 
@@ -75,11 +73,13 @@ class TableState:
         if heat is not None:
             for start in range(0, len(heat), _CHUNK):
                 part = torch.from_numpy(np.ascontiguousarray(heat[start : start + _CHUNK]))
-                self.words[start : start + len(part)] = part.to(device.torch_device).to(torch.int64) << 24
+                self.words[start : start + len(part)] = (
+                    part.to(device.torch_device).to(torch.int64) << _core.HEAT_SHIFT
+                )
         self.owners = device.zeros((lines + host_lines,), torch.int64)
         self.near = device.empty((lines, table.page_bytes), torch.uint8)
         self.far = HostArray(device, host_lines * table.page_bytes)
-        self.choice = device.zeros((_CHOICE_BYTES,), torch.uint8)
+        self.choice = device.zeros((_core.DEVICE_CHOICE_BYTES,), torch.uint8)
         self.order = _order_on(device, table.order)
         fields = [
             self.words.data_ptr(),
@@ -94,7 +94,7 @@ class TableState:
             table.row_bytes,
             table.page_bytes,
             number,
-            DEVICE_POLICIES.index(policy),
+            _core.DEVICE_POLICIES[policy],
         ]
         self.record = torch.tensor(fields, dtype=torch.int64).to(device.torch_device)
         self._scales = None
@@ -111,19 +111,16 @@ class TableState:
         return self.far.bytes.reshape(self.host_lines, self.table.page_bytes)
 
     def metadata_bytes(self) -> int:
-        """Device memory of a table besides its lines, page words and owners."""
+        """Device memory of a table without its lines, page words and owners."""
         scales = 0 if self._scales is None else self._scales.nbytes
         return self.choice.nbytes + self.record.nbytes + scales
 
     def audit(self) -> None:
-        """RuntimeError when words and owners disagree. The device must be idle."""
+        """Raise RuntimeError if words and owners disagree. The device must be idle."""
         words = self.words.cpu().numpy().view(np.uint64)
         owners = self.owners.cpu().numpy()
-        state, line = (
-            words >> np.uint64(62),
-            (words >> np.uint64(32) & np.uint64(_core.MAX_LINES)).astype(np.int64),
-        )
-        absent = state == 0
+        line = (words >> np.uint64(_core.LINE_SHIFT) & np.uint64(_core.MAX_LINES)).astype(np.int64)
+        absent = words >> np.uint64(_core.STATE_SHIFT) == _core.ABSENT
         if np.any(line[absent]):
             raise RuntimeError(f"audit of '{self.table.name}': an absent page names a line")
         pages = np.flatnonzero(~absent)
@@ -137,16 +134,16 @@ class TableState:
 
 
 class MissBuffers:
-    """What a planned minibatch keeps of a table: its missing pages, their lines, and a set to find them."""
+    """Memory for one table of a planned minibatch: its missing pages, their lines, and a set to find them."""
 
     def __init__(self, device: Device, capacity: int) -> None:
         self.capacity = capacity
-        places = 1 << max(1, math.ceil(math.log2(2 * max(1, capacity))))
-        self.keys = device.empty((places,), torch.int64)
-        self.values = device.empty((places,), torch.int32)
+        cells = 1 << max(1, math.ceil(math.log2(2 * max(1, capacity))))
+        self.keys = device.empty((cells,), torch.int64)
+        self.values = device.empty((cells,), torch.int32)
         self.requests = device.empty((capacity,), torch.int64)
         self._arrays = [device.empty((capacity,), torch.int32) for _ in range(3)]  # scores, lines, slots
-        fields = [self.keys.data_ptr(), self.values.data_ptr(), places - 1, self.requests.data_ptr()]
+        fields = [self.keys.data_ptr(), self.values.data_ptr(), cells - 1, self.requests.data_ptr()]
         fields += [array.data_ptr() for array in self._arrays]
         self.record = torch.tensor(fields, dtype=torch.int64).to(device.torch_device)
 
@@ -158,12 +155,12 @@ class MissBuffers:
 
 def miss_bytes(capacity: int) -> int:
     """Device memory of a MissBuffers of this capacity."""
-    places = 1 << max(1, math.ceil(math.log2(2 * max(1, capacity))))
-    return 12 * places + 20 * capacity + 7 * 8
+    cells = 1 << max(1, math.ceil(math.log2(2 * max(1, capacity))))
+    return 12 * cells + 20 * capacity + 7 * 8
 
 
 class MissPool:
-    """Buffers that are used again; larger ones, with headroom, when a minibatch is larger than any before.
+    """Reuses buffers, and allocates larger ones with headroom for a minibatch larger than any before.
 
     most: pages that a minibatch can miss.
     """
@@ -176,7 +173,7 @@ class MissPool:
         self.nbytes = 0
 
     def take(self, capacity: int) -> MissBuffers:
-        """Room for so many pages. Called with the stream of the cache as torch's current one."""
+        """Buffers for this many pages. The cache's stream must be torch's current one."""
         if capacity > self._largest:
             self._largest = min(self._most, int(GROWTH * capacity))
         while self._idle:
@@ -189,14 +186,14 @@ class MissPool:
         return buffers
 
     def put(self, buffers: MissBuffers) -> None:
-        """The kernels that use them are enqueued; whoever takes them next enqueues behind."""
+        """Return buffers whose kernels are enqueued. The next user enqueues after them."""
         self._idle.append(buffers)
 
 
 def line_bytes(
     tables: Sequence[Table], lines: Mapping[str, int], host_lines: Mapping[str, int]
 ) -> Iterator[tuple[str, int]]:
-    """What a cache takes of the device's memory for good: (purpose, bytes)."""
+    """The device memory that a cache allocates once: (purpose, bytes)."""
     yield "lines", sum(lines[t.name] * t.page_bytes for t in tables)
     yield "page tables", sum(8 * t.page_count for t in tables)
     if orders := order_bytes(tables):
@@ -205,7 +202,7 @@ def line_bytes(
 
 
 def order_bytes(tables: Sequence[TableShape]) -> int:
-    """Device memory that orders of rows take."""
+    """Device memory of the tables' row orders."""
     return sum(0 if t.order is None else int(t.order.nbytes) for t in tables)
 
 
@@ -220,10 +217,13 @@ def _order_on(device: Device, order: npt.NDArray[Any] | None) -> torch.Tensor | 
 
 
 def _row_copy(form: RowForm) -> tuple[int, int, int]:
-    """(how kernels copy rows, items of a row, bytes of an output row); see native/include/gids/row_copy.h."""
+    """The first three fields of a RowCopy; see native/include/gids/row_copy.h."""
     if not form.stored_as:
-        width = math.gcd(form.out_row_bytes, 16)
-        return width, form.out_row_bytes // width, form.out_row_bytes
+        width = math.gcd(form.out_row_bytes, _WIDEST)
+        return (
+            _core.copy_as(width, form.stored_as, form.wanted_as),
+            form.out_row_bytes // width,
+            form.out_row_bytes,
+        )
     count = 4 if form.values % 4 == 0 else 1
-    copy_as = count | form.stored_as << 8 | form.wanted_as << 16
-    return copy_as, form.values // count, form.out_row_bytes
+    return _core.copy_as(count, form.stored_as, form.wanted_as), form.values // count, form.out_row_bytes

@@ -1,4 +1,4 @@
-"""Reads that a GPU asks for: the request queue, and extents into device memory."""
+"""Reads for a GPU: the request queue, and extents into device memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["DeviceQueue", "QueueTable", "Round", "requests_of"]
 
 
-def __getattr__(name: str) -> Any:  # imports torch only when something that needs it is asked for
+def __getattr__(name: str) -> Any:  # imports torch on first use
     if name not in __all__:
         raise AttributeError(f"module 'gids.io.device' has no attribute {name!r}")
     from gids.io.device import device_queue, queue_table

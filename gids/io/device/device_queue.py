@@ -1,7 +1,7 @@
-"""The request queue: kernels ask for pages, a host thread reads them, the stream or the warps wait.
+"""The request queue: kernels request pages, a host thread reads them, the stream or the warps wait.
 
-Called by the GPU cache. Knows tables as files of pages; nothing of lines, steps or rows. What the words in
-memory mean is in native/include/gids/request_queue.h; who reads the files, in native/io/queue_service.h.
+Called by the GPU cache. Knows tables as files of pages, but not lines, steps or rows. The words in memory are
+described in native/include/gids/request_queue.h, the host thread in native/io/queue_service.h.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ __all__ = ["DeviceQueue", "QueueTable", "Round"]
 _UNIT = "io/request_queue.cu"
 _THREADS = 256
 _WARPS = _THREADS // 32
+_SLOT_UNIT: int = _core.QUEUE_SLOT_UNIT
 _BLOCKS_PER_SM = 8
 _SPINNING_BLOCKS_PER_SM = 1
-"""Of a kernel that spins for the host: registers are left for others, and polls do not fill the bus."""
+"""For a kernel that spins: few blocks leave registers to others and limit polls on the bus."""
 _POLLS_PER_S = 1 << 20
-"""More than a lane makes in a second: so that by default lanes outlast the service's time-out."""
+"""More polls than a lane makes per second, so that by default lanes outlast the service's time-out."""
 
 
 class Round:
-    """Requests that one kernel posted; their pages stay in the queue until they are collected.
+    """The requests that one kernel posted. Their pages stay in the queue until they are collected.
 
-    number: what kernels take as the round. pair: uint8 tensor in device memory that holds one
-    ``gids::queue::Pair``: kernels take its address as ``const queue::Pair*``. Made by
+    number: the round's number for kernels. pair: uint8 tensor in device memory that holds one
+    ``gids::queue::Pair``; kernels take its address as ``const queue::Pair*``. Made by
     :meth:`DeviceQueue.post`.
     """
 
@@ -50,7 +51,7 @@ class Round:
         self.pair = pair
         self._owner = owner
         self._index = index  # over all pairs
-        self._limit = limit  # it holds no more requests
+        self._limit = limit  # the most requests that it holds
         self._posted: Event | None = None
         self._waited_on: list[Stream] = []
         self._collected = False
@@ -59,20 +60,19 @@ class Round:
 class DeviceQueue:
     """Queue pairs that a device posts to and a host thread serves with an :class:`~gids.io.Engine`.
 
-    Life: construct, then rounds of ``post``, ``wait``, the caller's kernel that reads the staging pages (or
-    ``collect``) and ``collected``; or ``read_pages``; in the end ``close``. One thread at a time calls these,
-    any thread ``close``, from which a caller's kernel is safe within ``reading``. The service reads on a
-    thread of its own, which calls neither CUDA nor Python. Everything is enqueued on the streams that the
-    caller names, which may change from call to call: where the queue's memory asks for an order among them,
-    the queue sees to it. A queue does not survive a fork: in the child every call raises RuntimeError, and
-    closing does nothing.
+    For each round, call ``post``, ``wait``, then launch a kernel that reads the staging pages (or call
+    ``collect``), then ``collected``. Or call ``read_pages``. Call ``close`` at the end. One thread at a time
+    may call these, any thread ``close``; inside ``reading`` a kernel is safe from ``close``. The service
+    thread calls neither CUDA nor Python. Everything is enqueued on the streams that the caller passes, which
+    may differ from call to call; the queue orders them where its memory requires it. In a forked child every
+    call raises RuntimeError, and ``close`` does nothing.
 
-    A request is ``table << 48 | page`` (:func:`gids.io.requests_of`). Each has an error: 0 or an errno, that
-    of the engine or EINVAL (no such table or page), EBADMSG (wrong checksum), ETIMEDOUT (not read within
-    timeout_s), ECANCELED (the queue was closed or is broken), EAGAIN (wait "warp": no slot came free).
-    Errors are data: the queue goes on. It is broken, for good, only when a kernel gave up waiting for a
-    service that did not answer long after the time-out; requests that were posted end with an error then,
-    and ``post`` and ``read_pages`` raise RuntimeError.
+    A request is ``table << 48 | page`` (:func:`gids.io.device.requests_of`). Each gets an error: 0, an errno
+    of the engine, EINVAL (no such table or page), EBADMSG (wrong checksum), ETIMEDOUT (not read within
+    timeout_s), ECANCELED (the queue is closed or broken) or EAGAIN (wait "warp": no slot came free). The
+    queue continues after such errors. It is broken for good only if a kernel gave up waiting for a service
+    that did not answer long after the time-out. Then posted requests end with an error, and ``post`` and
+    ``read_pages`` raise RuntimeError.
     """
 
     wait_kind: str
@@ -81,11 +81,11 @@ class DeviceQueue:
     depth: int
     """Slots of a pair."""
     slot_bytes: int
-    """Bytes of a staging page: the largest page, rounded up to 16."""
+    """Bytes of a staging page: the largest page, rounded up to a multiple of 16."""
     round_max: int
-    """Most requests in one round."""
+    """The most requests of one round."""
     rounds_max: int
-    """Most rounds posted and not collected, over all pairs."""
+    """The most rounds that are posted and not collected, over all pairs."""
 
     def __init__(
         self,
@@ -102,30 +102,30 @@ class DeviceQueue:
     ) -> None:
         """Allocate the memory, register it with the device and the engine, start the service.
 
-        tables: what requests name, by index; at most 32768. staging_bytes: pinned host memory for pages in
-        flight, over all pairs; each pair has as many slots as fit, rounded down to a power of two.
-        rounds_max: 1 to 64 per pair. wait: "stream" lets the stream wait for whole rounds; with "warp"
-        (BaM's way) each warp of ``read_pages`` polls for its own page. spin_limit: polls until a kernel
-        gives up; by default they take longer than timeout_s.
+        tables: up to 32768; requests name them by index. staging_bytes: pinned host memory for pages in
+        flight, over all pairs; a pair gets as many slots as fit, rounded down to a power of two. rounds_max:
+        1 to 64 per pair. wait: "stream" lets the stream wait for whole rounds; with "warp" (BaM's way) each
+        warp of ``read_pages`` polls for its own page. spin_limit: number of polls before a kernel gives up
+        (default: longer than timeout_s).
 
-        Raises ValueError for numbers that do not fit each other, the engine or its files. The engine, too,
-        keeps the staging memory until it closes: it may still read into it.
+        Raises ValueError for numbers that do not fit each other, the engine or its files. The engine keeps
+        the staging memory until it closes, as it may still read into it.
         """
         _check_options(tables, staging_bytes, wait, pairs, rounds_max, timeout_s)
         named = [native_table(t) for t in tables]
-        places = -(-rounds_max // pairs)  # of each pair
+        pair_rounds = -(-rounds_max // pairs)
         self._memory = _core.QueueMemory(
             staging_bytes=staging_bytes,
-            slot_bytes=max(-(-t.page_bytes // 16) * 16 for t in tables),
+            slot_bytes=max(-(-t.page_bytes // _SLOT_UNIT) * _SLOT_UNIT for t in tables),
             pairs=pairs,
-            rounds_max=places,
+            rounds_max=pair_rounds,
             spin_limit=math.ceil(timeout_s * _POLLS_PER_S) if spin_limit is None else spin_limit,
         )
         self.wait_kind = wait
         self.pairs = pairs
         self.depth = self._memory.depth
         self.slot_bytes = self._memory.slot_bytes
-        self.round_max = self.depth // places
+        self.round_max = self.depth // pair_rounds
         self.rounds_max = rounds_max
         self._device = device
         with contextlib.ExitStack() as undo:
@@ -149,8 +149,8 @@ class DeviceQueue:
         self._posted = 0
         self._last_post: Event | None = None
         self._uncollected: deque[Round] = deque()
-        self._freed: dict[int, list[Event]] = {}  # what a post into the place of that round waits for
-        self._places = places * pairs
+        self._freed: dict[int, list[Event]] = {}  # by round: what the post that reuses its slots waits for
+        self._reuse_distance = pair_rounds * pairs
         self._pid = os.getpid()
         kept = (self._memory, self._local, self._pairs)
         self._end = weakref.finalize(self, _end, self._pid, self._service, self._mapping, self._streams, kept)
@@ -166,12 +166,12 @@ class DeviceQueue:
     def post(self, stream: Stream, requests: torch.Tensor, count: torch.Tensor, first: int) -> Round:
         """Enqueue a kernel that posts ``requests[first : min(count, first + round_max)]`` as one round.
 
-        requests: int64[n] on the device, the bits of requests. count: int64[1] on the device, at most n,
-        read by the kernel; with count <= first the round is empty. Neither may change or be freed before the
-        kernel has run. Does not block. Each round must be waited for and collected, also an empty one and
-        one whose pages nobody wants any more. Round r goes to pair r % pairs.
+        requests: int64[n] on the device. count: int64[1] on the device, at most n, read by the kernel; with
+        count <= first the round is empty. Neither may change or be freed before the kernel has run. Does not
+        block. Every round must be waited for and collected, even if it is empty or no longer wanted. Round r
+        goes to pair r % pairs.
 
-        Raises RuntimeError while rounds_max rounds are not collected, and when the queue is closed or broken.
+        Raises RuntimeError while rounds_max rounds are not collected, or if the queue is closed or broken.
         """
         with self._use("stream", "post"):
             self._check_requests(requests, count, first)
@@ -182,14 +182,14 @@ class DeviceQueue:
     ) -> Round:
         if self.room == 0:
             raise RuntimeError(
-                f"the request queue holds {self.rounds_max} rounds that are not collected (rounds_max): wait "
-                "for the oldest, collect it, then post"
+                f"rounds_max={self.rounds_max} rounds are posted and not collected: wait for the oldest one "
+                "and collect it before posting"
             )
         pair = self._posted % self.pairs
         number = self._service.arm(pair)
         limit = min(self.round_max, limit, max(len(requests) - first, 0))
         round = Round(self._service, self._posted, number, self._pairs[pair], limit)
-        with self._posting(stream, self._freed.pop(self._posted - self._places, [])):
+        with self._posting(stream, self._freed.pop(self._posted - self._reuse_distance, [])):
             self._launch(
                 stream,
                 "gids_post_round",
@@ -207,23 +207,23 @@ class DeviceQueue:
 
     @property
     def room(self) -> int:
-        """Rounds that may be posted before one is collected."""
+        """The number of rounds that may be posted before one is collected."""
         return self.rounds_max - len(self._uncollected)
 
     def wait(self, stream: Stream, round: Round) -> None:
         """Let the stream wait until every request of the round is answered. Does not block.
 
-        Kernels that follow on the stream may ask ``queue::outcome(*pair, ticket)`` for ``ticket =
-        queue::ticket_of(*pair, round, i)``, and where that is 0 read ``pair->page(ticket)``. Several streams
-        may wait for one round.
+        Later kernels on the stream may call ``queue::outcome(*pair, ticket)`` with ``ticket =
+        queue::ticket_of(*pair, round, i)``; if it returns 0, they may read ``pair->page(ticket)``. Several
+        streams may wait for one round.
         """
         with self._use("stream", "wait"):
             self._check_round(round)
             if round._collected:
-                raise RuntimeError(f"round {round.number} was collected: its pages may be overwritten")
+                raise RuntimeError(f"round {round.number} is already collected: its pages may be overwritten")
             assert round._posted is not None
             self._remember(stream)
-            stream.wait_event(round._posted)  # what the posting kernel left in device memory
+            stream.wait_event(round._posted)  # for what the posting kernel wrote to device memory
             completed = self._mapping.device_address + self._memory.completed_offset(
                 round._index % self.pairs
             )
@@ -243,15 +243,15 @@ class DeviceQueue:
     ) -> None:
         """Enqueue a kernel that copies the pages of a round that the stream waited for. Does not block.
 
-        count, first: as they were posted. The page of ``requests[first + i]`` goes to ``to[i]``, its error to
-        ``errors[i]``; where that is not 0 the row is untouched. to: uint8[rows, bytes] on the device,
-        contiguous, for the first bytes of the first pages. errors: int32[rows] on the device.
+        count, first: as passed to ``post``. The page of ``requests[first + i]`` goes to ``to[i]``, its error
+        to ``errors[i]``; rows with an error do not change. to: uint8[rows, bytes] on the device, contiguous,
+        for the first bytes of the first pages. errors: int32[rows] on the device.
         """
         with self._use("stream", "collect"):
             self._check_round(round)
             if round._collected or stream not in round._waited_on:
                 raise RuntimeError(
-                    f"round {round.number}: collect() comes after wait() and before collected()"
+                    f"round {round.number}: call collect() after wait() and before collected()"
                 )
             self._check_count(count, first)
             limit = min(self._check_output(to, errors), round._limit)
@@ -271,10 +271,9 @@ class DeviceQueue:
 
     @contextlib.contextmanager
     def reading(self, stream: Stream, round: Round) -> Iterator[None]:
-        """``wait``; then, inside, the caller enqueues on the stream what reads the pages; then ``collected``.
+        """A context: ``wait``, then the caller enqueues the reads of the pages, then ``collected``.
 
-        A ``close`` that another thread calls meanwhile comes after it. After an error inside the round is
-        not collected.
+        A ``close`` in another thread waits for its end. After an error inside, the round is not collected.
         """
         with self._use("stream", "reading"):
             self.wait(stream, round)
@@ -282,17 +281,17 @@ class DeviceQueue:
             self.collected(round)
 
     def collected(self, round: Round) -> None:
-        """Tell that the last kernel that reads the round's pages is enqueued, on a stream that waited for it.
+        """Declare that the last kernel that reads the round's pages is enqueued, on a stream that waited.
 
-        Frees the round's place for ``post``, once the rounds before it are collected too. May be called
-        twice. Raises RuntimeError when no stream has waited for the round: its pages may be yet to come.
+        Frees the round's slots for ``post``, once the rounds before it are collected too.
+        Idempotent. Raises RuntimeError if no stream waited for the round, as its pages may not be read yet.
         """
         with self._use("stream", "collected"):
             self._check_round(round)
             if round._collected:
                 return
             if not round._waited_on:
-                raise RuntimeError(f"round {round.number} is collected before any stream waited for it")
+                raise RuntimeError(f"round {round.number}: call wait() before collected()")
             round._collected = True
             self._freed[round._index] = [stream.record_event() for stream in round._waited_on]
             while self._uncollected and self._uncollected[0]._collected:
@@ -311,8 +310,8 @@ class DeviceQueue:
     ) -> None:
         """Enqueue the reading of ``requests[first : min(count, first + len(to))]``. Does not block.
 
-        With wait "warp" one kernel posts, waits and copies; with "stream" as many rounds as ``to`` has rows
-        for, which needs a free round. requests, count: as for ``post``; to, errors: as for ``collect``.
+        With wait "warp" one kernel posts, waits and copies. With "stream" the rows of ``to`` are split into
+        rounds; at least one must be free. requests, count: as for ``post``. to, errors: as for ``collect``.
         """
         with self._use(None, "read_pages"):
             self._check_requests(requests, count, first)
@@ -348,7 +347,7 @@ class DeviceQueue:
         to: torch.Tensor,
         errors: torch.Tensor,
     ) -> None:
-        """By rounds, with as many posted ahead as there are places."""
+        """Read in rounds, posting as many ahead as there is room for."""
         ahead: deque[tuple[Round, int]] = deque()
 
         def finish() -> None:
@@ -365,32 +364,31 @@ class DeviceQueue:
         while ahead:
             finish()
 
-    # --- the end, and what it is like ---
+    # --- close, statistics ---
 
     def close(self) -> None:
         """Stop the service, release every waiter, wait for the streams that were used, unpin the memory.
 
-        Requests in flight that were issued are waited for, at most until they time out; the others are
-        ECANCELED. Enqueued waits pass. Blocks until the kernels that were enqueued have run. May be called
-        twice, from any thread; happens too when the queue is garbage, and at the end of the interpreter.
+        Waits for issued requests, at most until they time out; the others get ECANCELED. Enqueued waits pass.
+        Blocks until the enqueued kernels have run. Idempotent, from any thread. Garbage collection and the
+        end of the interpreter close the queue too.
         """
         if os.getpid() == self._pid:
-            self._service.close()  # without the lock: lets go of a thread that waits within a call
+            self._service.close()  # without the lock, to release a thread that waits within a call
             with self._lock:
                 self._end()
 
     def stats(self) -> dict[str, int]:
         """Counters since it opened.
 
-        taken (requests that the service took), failed (answered with an error), timed_out, corrupt (of
-        these), late (completions after the time-out), rounds (complete, over all pairs), sleeps (of the
-        service, with nothing to wait for), posted (rounds; kernels for wait "warp"), uncollected (rounds
-        now).
+        taken: requests that the service took. failed: requests with an error, of these timed_out and corrupt.
+        late: completions after the time-out. rounds: complete rounds over all pairs. sleeps: how often the
+        service slept. posted: rounds (kernels for wait "warp"). uncollected: rounds now.
         """
         return self._service.stats() | {"posted": self._posted, "uncollected": len(self._uncollected)}
 
     def memory(self) -> dict[str, int]:
-        """Bytes: "staging", pinned host memory with the rings; "queue", device memory."""
+        """Bytes: "staging" (pinned host memory, including the rings) and "queue" (device memory)."""
         return {"staging": self._memory.shared_bytes, "queue": self._local.nbytes + self._pairs.nbytes}
 
     def __enter__(self) -> DeviceQueue:
@@ -412,19 +410,19 @@ class DeviceQueue:
     @contextlib.contextmanager
     def _use(self, kind: str | None, what: str) -> Iterator[None]:
         if os.getpid() != self._pid:
-            raise RuntimeError("the request queue was opened before a fork: open one in this process")
+            raise RuntimeError("the request queue was opened before a fork: open a new one in this process")
         with self._lock:
             if not self._end.alive:
                 raise RuntimeError(f"{what}: the request queue is closed")
             if kind and kind != self.wait_kind:
                 raise RuntimeError(
-                    f"{what} needs a queue with wait {kind!r}; this one has {self.wait_kind!r}"
+                    f"{what} needs a queue with wait={kind!r} (this one has wait={self.wait_kind!r})"
                 )
             yield
 
     @contextlib.contextmanager
     def _posting(self, stream: Stream, freed: list[Event]) -> Iterator[None]:
-        """Around the launch of a kernel that was armed for: one at a time posts, into free places."""
+        """Around the launch of an armed kernel: kernels post one at a time, into free slots."""
         self._remember(stream)
         self._posted += 1
         try:
@@ -433,7 +431,7 @@ class DeviceQueue:
             yield
             self._last_post = stream.record_event()
         except BaseException:
-            self._service.close()  # it waits for a doorbell that nobody will ring
+            self._service.close()  # it would wait for a doorbell that never rings
             raise
 
     def _launch(self, stream: Stream, kernel: str, blocks: int, *args: Argument) -> None:
@@ -446,7 +444,7 @@ class DeviceQueue:
 
     def _check_round(self, round: Round) -> None:
         if round._owner is not self._service:
-            raise ValueError(f"round {round.number} is another queue's")
+            raise ValueError(f"round {round.number} belongs to another queue")
 
     def _check_requests(self, requests: torch.Tensor, count: torch.Tensor, first: int) -> None:
         self._check("requests", requests, torch.int64, 1)
@@ -455,29 +453,30 @@ class DeviceQueue:
     def _check_count(self, count: torch.Tensor, first: int) -> None:
         self._check("count", count, torch.int64, 1)
         if len(count) != 1:
-            raise ValueError(f"count has shape {tuple(count.shape)}; it must be [1]")
+            raise ValueError(f"count must have shape [1] (got {list(count.shape)})")
         if first < 0:
-            raise ValueError(f"first is {first}; it must not be negative")
+            raise ValueError(f"first must be 0 or more (got {first})")
 
     def _check_output(self, to: torch.Tensor, errors: torch.Tensor) -> int:
         self._check("to", to, torch.uint8, 2)
         self._check("errors", errors, torch.int32, 1)
         if to.shape[1] > self.slot_bytes:
-            raise ValueError(f"to has rows of {to.shape[1]} B; the largest page has {self.slot_bytes} B")
+            raise ValueError(f"rows of to must have at most {self.slot_bytes} bytes (got {to.shape[1]})")
         if len(errors) != len(to):
-            raise ValueError(f"to has {len(to)} rows, errors has {len(errors)}")
+            raise ValueError(
+                f"errors must have one value per row of to (got {len(errors)} for {len(to)} rows)"
+            )
         return len(to)
 
     def _check(self, name: str, tensor: torch.Tensor, dtype: torch.dtype, dims: int) -> None:
         if tensor.dtype != dtype or tensor.dim() != dims:
             raise ValueError(
-                f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}; it must be {dtype} of {dims} "
-                "dimension(s)"
+                f"{name} must be {dtype} with {dims} dimension(s) (got {tensor.dtype}{list(tensor.shape)})"
             )
         if not tensor.is_contiguous():
-            raise ValueError(f"{name} is not contiguous; pass {name}.contiguous()")
+            raise ValueError(f"{name} must be contiguous: pass {name}.contiguous()")
         if tensor.device != self._device.torch_device:
-            raise ValueError(f"{name} is on {tensor.device}; the queue is on {self._device.torch_device}")
+            raise ValueError(f"{name} must be on {self._device.torch_device} (got {tensor.device})")
 
 
 def _check_options(
@@ -489,28 +488,28 @@ def _check_options(
     timeout_s: float,
 ) -> None:
     if wait not in ("stream", "warp"):
-        raise ValueError(f"wait is {wait!r}; it must be 'stream' or 'warp'")
+        raise ValueError(f"wait must be 'stream' or 'warp' (got {wait!r})")
     if not tables:
-        raise ValueError("the request queue got no tables; it needs at least one")
+        raise ValueError("tables is empty: the request queue needs at least one table")
     if staging_bytes < 0:
-        raise ValueError(f"staging_bytes is {staging_bytes}; it must not be negative")
+        raise ValueError(f"staging_bytes must be 0 or more (got {staging_bytes})")
     if not 1 <= pairs <= _core.QUEUE_PAIRS_MAX:
-        raise ValueError(f"pairs is {pairs}; it must be from 1 to {_core.QUEUE_PAIRS_MAX}")
+        raise ValueError(f"pairs must be 1 to {_core.QUEUE_PAIRS_MAX} (got {pairs})")
     most = _core.QUEUE_DOORBELLS * pairs
     if not 1 <= rounds_max <= most:
-        raise ValueError(f"rounds_max is {rounds_max}; with pairs={pairs} it must be from 1 to {most}")
+        raise ValueError(f"rounds_max must be 1 to {most} with pairs={pairs} (got {rounds_max})")
     if not 0 < timeout_s <= 86400:
-        raise ValueError(f"timeout_s is {timeout_s}; it must be more than 0 and at most 86400")
+        raise ValueError(f"timeout_s must be above 0 and at most 86400 seconds (got {timeout_s})")
 
 
 def _end(
     pid: int, service: _core.QueueService, mapping: Mapping, streams: list[Stream], kept: tuple[Any, ...]
 ) -> None:
-    """Close, without the queue. kept: what the kernels use until the streams are through."""
+    """close() without the queue. kept: memory that kernels use until the streams are done."""
     if os.getpid() != pid:
         return
     try:
-        service.close()  # every wait that is enqueued passes now
+        service.close()  # all enqueued waits pass now
         for stream in streams:
             stream.synchronize()
     finally:

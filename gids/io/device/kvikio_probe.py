@@ -1,9 +1,8 @@
-"""What kvikio can do on this machine, found out in a child process that may hang. Called by extents.py and
-`gids info --system`.
+"""Finds out what kvikio can do on this machine. Called by extents.py and `gids info --system`.
 
-Importing kvikio is harmless, but without a driver, opening a file hangs for good unless its compatibility
-mode is on, and the mode AUTO looks for a library and a directory, not for what works. So a child tries each
-mode, on the file itself, into device memory that it takes from libcuda: neither torch nor cupy is imported.
+Importing kvikio is harmless. But without a driver, opening a file hangs unless compatibility mode is on, and
+mode AUTO only looks for a library and a directory. So a child process, which may hang, tries each mode on
+the file itself, into device memory from libcuda. The child imports neither torch nor cupy.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ import ctypes
 try:
     cuda = ctypes.CDLL("libcuda.so.1")
 except OSError:
-    answer(version=version, fault="no NVIDIA driver (libcuda.so.1 is not there)")
+    answer(version=version, fault="no NVIDIA driver (libcuda.so.1 not found)")
 def check(status):
     if status:
         text = ctypes.c_char_p()
@@ -61,15 +60,15 @@ except Exception as error:
 back = ctypes.create_string_buffer(len(expected))
 check(cuda.cuMemcpyDtoH_v2(back, memory, ctypes.c_size_t(len(expected))))
 if done != len(expected) or back.raw != expected:
-    answer(version=version, fault="it read other bytes than the file's")
+    answer(version=version, fault="it read wrong bytes")
 answer(version=version, fault="", nvfs=bool(kvikio.cufile_driver.get("is_gds_available")))
 """
 
 
 @dataclass(frozen=True)
 class KvikioProbe:
-    """version: of kvikio, or None where it is not installed. gds: it reads into device memory by GPUDirect
-    Storage. compat: it reads through host memory. reason: in words, why there is no GDS; "" where there is.
+    """version: of kvikio, or None if it is not installed. gds: reads by GPUDirect Storage work. compat: reads
+    through host memory work. reason: why GDS does not work, or "".
     """
 
     version: str | None
@@ -84,9 +83,9 @@ _found: dict[tuple[int, int], KvikioProbe] = {}
 def probe_kvikio(
     path: str | os.PathLike[str], device_index: int = 0, *, timeout_s: float = _TIMEOUT_S
 ) -> KvikioProbe:
-    """Try kvikio on the first MiB of a file. Once per process, file system and device.
+    """Try kvikio on the first MiB of a file, once per process, file system and device.
 
-    Blocks, for at most twice timeout_s. Reads only; never raises for what kvikio or the machine lacks.
+    Blocks for at most twice timeout_s. Only reads. Never raises because kvikio or a device is missing.
     """
     try:
         key = (os.stat(path).st_dev, device_index)
@@ -98,14 +97,14 @@ def probe_kvikio(
 
 
 def why_no_gds() -> str:
-    """What rules GPUDirect Storage out at a glance, without trying anything; or ""."""
+    """Why GPUDirect Storage cannot work, as far as is known without a try; or ""."""
     if not _is_installed():
         return "kvikio is not installed"
     value = os.environ.get("KVIKIO_COMPAT_MODE", "").strip()
     if value.lower() in ("on", "true", "yes", "1"):
         return f"KVIKIO_COMPAT_MODE={value} forbids GPUDirect Storage"
     if not _NVIDIA_FS.exists():
-        return "nvidia-fs is not loaded, which GPUDirect Storage needs"
+        return "GPUDirect Storage needs nvidia-fs, which is not loaded"
     return ""
 
 
@@ -122,18 +121,18 @@ def _probe(path: str, device_index: int, timeout_s: float) -> KvikioProbe:
         version = direct["version"]
         if not direct["fault"] and direct["nvfs"]:
             return KvikioProbe(version, True, True, "")
-        reason = "cuFile works, but not by nvidia-fs, so through host memory"
+        reason = "cuFile works, but through host memory, without nvidia-fs"
         if direct["fault"]:
             reason = f"GPUDirect Storage does not work: {direct['fault']}"
     compat = _try("ON", path, device_index, timeout_s)
     version = compat["version"] or version or "of unknown version"
     if compat["fault"]:
-        return KvikioProbe(version, False, False, f"kvikio reads nothing: {compat['fault']}")
+        return KvikioProbe(version, False, False, f"kvikio cannot read: {compat['fault']}")
     return KvikioProbe(version, False, True, reason)
 
 
 def _try(mode: str, path: str, device_index: int, timeout_s: float) -> dict[str, str]:
-    """version and fault of one try; where fault is "", also nvfs: whether nvidia-fs is in use ("" if not)."""
+    """One try: version, fault and, if fault is "", nvfs ("yes" if nvidia-fs is in use, else "")."""
     environment = {
         **os.environ,
         "KVIKIO_COMPAT_MODE": mode,
@@ -148,7 +147,7 @@ def _try(mode: str, path: str, device_index: int, timeout_s: float) -> dict[str,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # Ctrl-C is the parent's, which kills it
+        start_new_session=True,  # Ctrl-C reaches only the parent, which kills the child
     )
     try:
         said, errors = child.communicate(timeout=timeout_s)
@@ -169,7 +168,7 @@ def _try(mode: str, path: str, device_index: int, timeout_s: float) -> dict[str,
 
 
 def _end(child: subprocess.Popen[str]) -> None:
-    """Kill and collect a child; one that the kernel does not let go of is left behind."""
+    """Kill and wait for a child. One that the kernel does not end within 5 s is left behind."""
     child.kill()
     for pipe in (child.stdout, child.stderr):
         if pipe is not None:

@@ -1,7 +1,7 @@
-"""Reads extents with kvikio: by GPUDirect Storage where the machine has it. Made by extents.py after a probe.
+"""Reads extents with kvikio, by GPUDirect Storage if the machine has it. Made by extents.py after a probe.
 
-For large extents only: kvikio calls CUDA, has no batches, and reads below its threshold through host memory
-in the calling thread. So it never serves the request queue, and short extents go to the pinned reader.
+For large extents only: kvikio calls CUDA, has no batches, and reads short extents through host memory in the
+calling thread. So it never serves the request queue, and the pinned reader reads short extents.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _IN_FLIGHT = 64
 class KvikioReader:
     """See :class:`gids.io.device.extents.ExtentReader`.
 
-    gds: open files for GPUDirect Storage (kvikio's mode OFF, which must have been probed: it can hang), or
-    for reading through host memory (mode ON). small: reads the extents below kvikio's GDS threshold (16 KiB
-    unless KVIKIO_GDS_THRESHOLD says otherwise) and is closed with this reader; without it kvikio reads all.
+    gds: use GPUDirect Storage (kvikio's mode OFF; probe it first, as it can hang) or read through host memory
+    (mode ON). small: reads extents below kvikio's GDS threshold (KVIKIO_GDS_THRESHOLD, default 16 KiB) and is
+    closed with this reader; without it kvikio reads all.
 
-    With GDS the memory of the first out is registered with cuFile until close(), and kept alive for as long.
-    Raises StorageError for a file that cannot be opened.
+    With GDS the memory of the first out is registered with cuFile, and kept alive, until close(). Raises
+    StorageError if a file cannot be opened.
     """
 
     def __init__(
@@ -70,19 +70,19 @@ class KvikioReader:
         offsets: npt.NDArray[np.int64],
         lengths: npt.NDArray[np.int64],
         out: torch.Tensor,
-        places: npt.NDArray[np.int64],
+        out_offsets: npt.NDArray[np.int64],
     ) -> None:
         """See :meth:`gids.io.device.extents.ExtentReader.read`."""
         if self._closed:
             raise RuntimeError("this reader is closed")
         where = self._device.torch_device
-        extents = merged(checked(len(self._paths), files, offsets, lengths, out, places, where))
+        extents = merged(checked(len(self._paths), files, offsets, lengths, out, out_offsets, where))
         small = extents.lengths < self._threshold
         if self._small is not None and small.any():
             few = extents.take(small)
-            self._small.read(few.files, few.offsets, few.lengths, out, few.places)
+            self._small.read(few.files, few.offsets, few.lengths, out, few.out_offsets)
             extents = extents.take(~small)
-        self._device.current_stream().synchronize()  # kvikio's threads know nothing of torch's streams
+        self._device.current_stream().synchronize()  # kvikio's threads ignore torch's streams
         self._register(out)
         self._read(extents, out)
 
@@ -91,21 +91,21 @@ class KvikioReader:
         waiting: deque[tuple[Any, tuple[int, int, int, int]]] = deque()
         failed: StorageError | None = None
         for row in rows:
-            file, offset, length, place = row
+            file, offset, length, out_offset = row
             if len(waiting) == _IN_FLIGHT:
                 failed = self._collect(*waiting.popleft())
                 if failed:
                     break
-            target = _buffer(out[place : place + length])
+            target = _buffer(out[out_offset : out_offset + length])
             waiting.append((self._files[file].pread(target, length, offset), row))
-        while waiting:  # those after a failure too: they write to out
+        while waiting:  # also after a failure, as the others still write to out
             late = self._collect(*waiting.popleft())
             failed = failed or late
         if failed:
             raise failed
 
     def _collect(self, future: Any, row: tuple[int, int, int, int]) -> StorageError | None:
-        """Wait for a read; its error, if it failed. kvikio gives errors, a short read too, as text only."""
+        """Wait for a read; return its error, if any. kvikio reports errors and short reads as text only."""
         file, offset, length, _ = row
         path = self._paths[file]
         try:
@@ -117,7 +117,7 @@ class KvikioReader:
             )
             return failure(code, path, offset, length, text)
         if done != length:
-            return failure(errno.ENODATA, path, offset, length, f"{done} bytes came")
+            return failure(errno.ENODATA, path, offset, length, f"read {done} bytes")
         return None
 
     def _register(self, out: torch.Tensor) -> None:
@@ -128,7 +128,7 @@ class KvikioReader:
             with self._mode():
                 self._kvikio.memory_register(_buffer(out))
         except (RuntimeError, OSError) as error:
-            _log.info("GPUDirect Storage reads into memory that cuFile does not register: %s", error)
+            _log.info("cuFile cannot register the memory for GPUDirect Storage: %s", error)
 
     def _open(self, path: str) -> Any:
         try:
@@ -142,13 +142,13 @@ class KvikioReader:
 
     @contextlib.contextmanager
     def _mode(self) -> Iterator[None]:
-        """kvikio's compatibility mode, a setting of the process, as this reader needs it."""
+        """Set kvikio's compatibility mode, which is process-wide, for this reader."""
         mode = self._kvikio.CompatMode.OFF if self._gds else self._kvikio.CompatMode.ON
         with self._kvikio.defaults.set({"compat_mode": mode}):
             yield
 
     def close(self) -> None:
-        """Close the files, end the registration, close the reader for small extents. May be called twice."""
+        """Close the files, end the registration, close the reader of small extents. Idempotent."""
         self._closed = True
         if self._registered is not None:
             with contextlib.suppress(RuntimeError, OSError), self._mode():
@@ -161,7 +161,7 @@ class KvikioReader:
 
 
 def _import_kvikio(mode: str) -> Any:
-    """kvikio, with its defaults read while the environment names the mode: no other mode is ever tried."""
+    """Import kvikio while the environment names the mode, so that it tries no other mode."""
     before = os.environ.get("KVIKIO_COMPAT_MODE")
     os.environ["KVIKIO_COMPAT_MODE"] = mode
     try:
@@ -180,7 +180,7 @@ def _import_kvikio(mode: str) -> Any:
 
 
 def _buffer(tensor: torch.Tensor) -> Any:
-    """What kvikio takes: CUDA tensors have __cuda_array_interface__, others become arrays."""
+    """A buffer for kvikio: a CUDA tensor as it is, another one as an array."""
     return tensor if tensor.is_cuda else tensor.numpy()
 
 
@@ -192,7 +192,7 @@ def _ends_before(path: str, end: int) -> bool:
 
 
 def _named_errno(error: Exception) -> int:
-    """The errno that an error of kvikio's names in words, or 0."""
+    """The errno whose text is in kvikio's error message, or 0."""
     if isinstance(error, OSError) and error.errno:
         return error.errno
     text = str(error)

@@ -1,6 +1,6 @@
 """Reads extents with an engine into pinned host memory and copies them to the device. Made by extents.py.
 
-Two halves of staging: while one is copied, on a stream of its own, the engine fills the other.
+Staging has two halves: the engine fills one while the other is copied on a separate stream.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class PinnedExtentReader:
     """See :class:`gids.io.device.extents.ExtentReader`. staging_bytes: pinned host memory of both halves.
 
-    Owns its staging, not the engine: close it before the engine. Raises what registering host memory raises.
+    Owns its staging but not the engine: close it first. Raises like Device.map_host().
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class PinnedExtentReader:
         import torch
 
         if staging_bytes < 2 * mmap.PAGESIZE:
-            raise ValueError(f"staging_bytes must be at least {2 * mmap.PAGESIZE}, not {staging_bytes}")
+            raise ValueError(f"staging_bytes must be at least {2 * mmap.PAGESIZE} (got {staging_bytes})")
         self._device, self._engine = device, engine
         self._paths = [os.fspath(p) for p in paths]
         self._half_bytes = staging_bytes // 2 // mmap.PAGESIZE * mmap.PAGESIZE
@@ -61,14 +61,14 @@ class PinnedExtentReader:
         offsets: npt.NDArray[np.int64],
         lengths: npt.NDArray[np.int64],
         out: torch.Tensor,
-        places: npt.NDArray[np.int64],
+        out_offsets: npt.NDArray[np.int64],
     ) -> None:
         """See :meth:`gids.io.device.extents.ExtentReader.read`."""
         if self._closed:
             raise RuntimeError("this reader is closed")
         where = self._device.torch_device
-        extents = checked(len(self._paths), files, offsets, lengths, out, places, where)
-        extents = extents.take(np.argsort(extents.places, kind="stable"))
+        extents = checked(len(self._paths), files, offsets, lengths, out, out_offsets, where)
+        extents = extents.take(np.argsort(extents.out_offsets, kind="stable"))
         pieces = split(extents, min(self._half_bytes, self._engine.max_read_bytes))
         copied: list[Event | None] = [None, None]
         self._stream.wait_stream(self._device.current_stream())
@@ -88,24 +88,24 @@ class PinnedExtentReader:
         errors = self._engine.read_extents(part.files, part.offsets, part.lengths, self._staging, staged)
         if errors.any():
             raise self._error(part, errors)
-        breaks = part.places[1:] != part.places[:-1] + part.lengths[:-1]
+        breaks = part.out_offsets[1:] != part.out_offsets[:-1] + part.lengths[:-1]
         first = np.flatnonzero(np.concatenate(([True], breaks)))
         sizes = np.add.reduceat(part.lengths, first)
         with self._device.use(self._stream):
             for to, source, size in zip(
-                part.places[first].tolist(), staged[first].tolist(), sizes.tolist(), strict=True
+                part.out_offsets[first].tolist(), staged[first].tolist(), sizes.tolist(), strict=True
             ):
                 out[to : to + size].copy_(self._tensor[source : source + size], non_blocking=True)
 
     def _error(self, part: Extents, errors: npt.NDArray[np.int32]) -> Exception:
         failed = np.flatnonzero(errors)
-        told = failed[errors[failed] != errno.ECANCELED]  # the cancelled ones did not meet the fault
+        told = failed[errors[failed] != errno.ECANCELED]  # cancelled reads were not the cause
         failed = told if len(told) else failed
         i = int(failed[np.lexsort((part.offsets[failed], part.files[failed]))[0]])
         return failure(int(errors[i]), self._paths[part.files[i]], int(part.offsets[i]), int(part.lengths[i]))
 
     def close(self) -> None:
-        """Free the staging memory. May be called twice."""
+        """Free the staging memory. Idempotent."""
         self._closed = True
         self._mapping.close()
 

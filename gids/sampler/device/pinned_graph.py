@@ -1,4 +1,4 @@
-"""PinnedGraph: one relation's topology where a GPU reads it in place (UVA). Made by EpochLoader."""
+"""PinnedGraph: one relation's topology in memory that a GPU reads in place (UVA). Made by EpochLoader."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _ON_DEVICE: dict[str, tuple[str, ...]] = {"host": (), "indptr": ("indptr",), "de
 """The arrays that are in device memory, by topology_on."""
 _OR_ON_DEVICE = ", or keep the topology on the device (topology_on='device')"
 _SHARE_OF_DEVICE = 8
-"""By default the device gets indptr, then indices, up to an eighth of its free memory; with these weights."""
+"""By default indptr, then indices, go to the device if they take at most an eighth of its free memory."""
 
 
 class PinnedGraph:
     """A Graph copied to page-locked host memory that a device reads by zero-copy.
 
-    The copy is anonymous memory of its exact size, rounded up to a page; indices are int32 where the sources'
-    ids fit, which halves what crosses the bus. Close it, or use it in a ``with`` block; dropping it closes it
-    too. Do so only when the device is done with what samples from it.
+    The copy is anonymous memory of its exact size, rounded up to a page. Indices are int32 if the
+    sources' ids fit, which halves the bus traffic. Close it, or use it in a ``with`` block; dropping it
+    closes it too. Do so only after the device's last sampling from it.
 
-    Attributes: graph; device; indptr_address, indices_address: what kernels take; wide: whether indices are
-    int64 there; host_bytes, device_bytes: what this copy takes of either memory; closed.
+    Attributes: graph; device; indptr_address, indices_address: for kernels; wide: whether indices are int64
+    in the copy; host_bytes, device_bytes: memory of the copy; closed.
     """
 
     def __init__(self, graph: Graph, device: Device, *, topology_on: str = "auto") -> None:
@@ -79,20 +79,20 @@ class PinnedGraph:
 
     @property
     def host_bytes(self) -> int:
-        """Pinned host memory that the topology takes, and the weights that are held."""
+        """Bytes of pinned host memory of the topology and the weights that are held."""
         return sum(h.nbytes for h in self._all_held() if isinstance(h, _OnHost))
 
     @property
     def device_bytes(self) -> int:
-        """Device memory, likewise."""
+        """Bytes of device memory of the topology and the weights that are held."""
         return sum(h.nbytes for h in self._all_held() if isinstance(h, _OnDevice))
 
     def edge_weights(self, weights: np.ndarray) -> int:
-        """Where kernels find float32[num_edges], in the order of graph.indices.
+        """The address, for kernels, of a copy of weights, float32[num_edges] in the order of graph.indices.
 
-        They are copied when asked for first, and held until the array is gone or this is closed: to device
-        memory where indices lie there and an eighth of what is free will do, else to pinned host memory.
-        Raises MemoryError and RuntimeError as the constructor does.
+        The first call copies them: to device memory if indices are there and an eighth of the free memory is
+        enough, else to pinned host memory. The copy is held until the array is gone or this is closed. Raises
+        MemoryError and RuntimeError like the constructor.
         """
         key = id(weights)
         if key not in self._weights:
@@ -131,7 +131,7 @@ class PinnedGraph:
 
 @dataclass(frozen=True)
 class _Source:
-    """An array and the type that its copy has."""
+    """An array and the dtype of its copy."""
 
     name: str
     array: np.ndarray
@@ -142,20 +142,20 @@ class _Source:
         return len(self.array) * self.dtype.itemsize
 
     def parts(self) -> Iterator[slice]:
-        """All of it, in pieces that are worth copying at once."""
+        """The array in pieces to copy one at a time."""
         step = _COPIED_AT_ONCE // self.array.itemsize
         for first in range(0, len(self.array), step):
             yield slice(first, min(first + step, len(self.array)))
 
     def copy(self, part: slice, to: np.ndarray) -> None:
-        """What the copy's type does not hold becomes -1, which is no id either."""
+        """Copy a part. Values that do not fit the copy's dtype become -1, which is not an id either."""
         np.copyto(to, self.array[part], casting="same_kind")
         if self.dtype != self.array.dtype:
             to[to != self.array[part]] = -1
 
 
 class _Held(ABC):
-    """Memory that holds an array: where the device finds it, what it takes, how to let go."""
+    """Memory that holds an array: its address on the device, its size, and its release."""
 
     address: int
     nbytes: int
@@ -183,20 +183,22 @@ class _OnDevice(_Held):
 
 
 class _OnHost(_Held):
-    """other_way: what the error adds that says that no more memory can be pinned."""
+    """other_way: added to the error if memory cannot be pinned."""
 
     def __init__(self, device: Device, source: _Source, what: str, other_way: str) -> None:
         self.nbytes = -(-max(1, source.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
             copy = np.frombuffer(host_memory(self.nbytes), source.dtype, len(source.array))
         except OSError as error:
-            raise MemoryError(f"{what}: no {self.nbytes} bytes of host memory ({error.strerror})") from None
+            raise MemoryError(
+                f"{what}: cannot allocate {self.nbytes} bytes of host memory ({error.strerror})"
+            ) from None
         for part in source.parts():
             source.copy(part, copy[part])
         try:
             self._mapping: Mapping = device.map_host(copy.ctypes.data, self.nbytes)
         except RuntimeError as error:
-            del copy  # now, whoever keeps the error
+            del copy  # even if the error is kept
             raise RuntimeError(
                 f"{what}: {self.nbytes} bytes of host memory could not be pinned ({error}). Raise the limit "
                 f"of locked memory (`ulimit -l`){other_way}"
@@ -238,7 +240,7 @@ def _check_memory(graph: Graph, device: Device, sources: list[_Source], topology
     wanted, (free, _) = sum(s.nbytes for s in on_device), device.memory_info()
     if wanted > free:
         raise MemoryError(
-            f"{what} takes {_listing(on_device)} = {wanted} bytes of device memory, and {free} are free; "
+            f"{what} needs {_listing(on_device)} = {wanted} bytes of device memory, but {free} are free: "
             "leave more on the host (topology_on='indptr' or 'host')"
         )
     _check_host_memory(what, on_host, "free some, or keep all of it on the device (topology_on='device')")
@@ -248,8 +250,8 @@ def _check_host_memory(what: str, sources: list[_Source], advice: str) -> None:
     wanted, available = sum(s.nbytes for s in sources), _available_bytes()
     if wanted > available:
         raise MemoryError(
-            f"{what} takes {_listing(sources)} = {wanted} bytes of host memory, and {available} are "
-            f"available (MemAvailable of /proc/meminfo); {advice}"
+            f"{what} needs {_listing(sources)} = {wanted} bytes of host memory, but {available} are "
+            f"available (MemAvailable of /proc/meminfo): {advice}"
         )
 
 

@@ -1,6 +1,6 @@
-"""Weights and masks of Neighbor where a device reads them. Made by DeviceSampler.
+"""Neighbor's weights and masks for a device. Made by DeviceSampler.
 
-Weights lie beside the topology, whose PinnedGraph keeps them; masks on the device.
+The PinnedGraph keeps weights beside the topology. Masks are on the device.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _NOTHING = 0
 
 @dataclass(frozen=True, eq=False)
 class Rates:
-    """How readily each edge of a relation is drawn.
+    """The rates at which the edges of a relation are drawn.
 
-    weights: the address of float32[num_edges], 0: all are 1. some_zero: whether there are weights of 0. near:
-    a bit for each source, uint8[ceil(num_src / 8)] on the device; edges from those are drawn `factor` times
-    as readily.
+    weights: the address of float32[num_edges] (0: all weights are 1). some_zero: whether some weights are 0.
+    near: uint8[ceil(num_src / 8)] on the device, one bit per source; edges from these sources are drawn
+    `factor` times as often.
     """
 
     weights: int
@@ -34,13 +34,13 @@ class Rates:
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
-        """As kernels take them."""
+        """The arguments of kernels."""
         near: Argument = _NOTHING if self.near is None else self.near
         return self.weights, near, np.float32(self.factor)
 
 
 class DeviceRates:
-    """Those of one sampler, whose weights and masks do not change: they are looked at and copied once."""
+    """The rates of one sampler. Its weights and masks do not change, so they are copied once."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -49,7 +49,7 @@ class DeviceRates:
 
     @property
     def nbytes(self) -> int:
-        """On the device."""
+        """Device memory of the masks."""
         return sum(mask.nbytes for mask in self._masks.values())
 
     def of(
@@ -59,8 +59,8 @@ class DeviceRates:
         masks: Sequence[np.ndarray | None],
         factor: float,
     ) -> list[Rates | None]:
-        """By relation; None where all edges are alike. weights: float32[num_edges], by relation, or none at
-        all; masks, factor: as LocalityBias.of gives them. Raises as PinnedGraph does.
+        """The rates by relation; None for uniform draws. weights: float32[num_edges] by relation, or empty.
+        masks, factor: from LocalityBias.of. Raises as PinnedGraph does.
         """
         given = zip(
             topology.pinned,

@@ -1,6 +1,6 @@
-"""Sampling by GPU kernels, native/sampler/*.cu: launches them, owns the memory between them.
+"""Sampling by GPU kernels (native/sampler/*.cu): launches them and owns the memory between them.
 
-Called by Neighbor and Labor. Chooses and numbers exactly as the CPU's sampler does.
+Called by Neighbor and Labor. The minibatches equal those of the CPU's sampler.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _THREADS = 256
 _BLOCKS_PER_SM = 8
 _ALL = -1
 _NO_LIMIT = np.uint64((1 << 64) - 1)
-"""A fanout of -1, for the kernels that draw by weight."""
+"""A fanout of -1 for the kernels that draw by weight."""
 _LARGEST_ASSUMED = 32
-"""Up to this fanout a layer has room for all edges that it could have; beyond, their count is waited for."""
+"""Up to this fanout, room for all possible edges is allocated; above it, the host waits for their count."""
 _NO_FAULT = -1
 _MOST_EDGES = 1 << 31
 
 
 Keys = tuple[int, int, np.float64, np.float64]
-"""Of the random numbers of one relation or node type in one layer, as kernels take them."""
+"""Keys of the random numbers of one relation or node type in one layer, for kernels."""
 
 
 class Dependency(NamedTuple):
     """How the minibatches of successive steps depend on each other.
 
-    kappa of them (0: those of a whole epoch) are a group, nested in a large minibatch, or with numbers that
-    change gradually.
+    kappa minibatches (0: a whole epoch) form a group. It is nested in a large minibatch, or its random
+    numbers change gradually.
     """
 
     kappa: int
@@ -58,13 +58,13 @@ Kind = Literal["uniform", "replaced", "least", "least sources", "labor"]
 
 @dataclass(frozen=True)
 class Choice:
-    """Which in-edges are taken.
+    """How in-edges are chosen.
 
-    kind: "uniform": `fanout` of them; "replaced": so many draws, with replacement; "least": those with the
-    least numbers of their own; "least sources": those whose sources have the least numbers; "labor": those
-    whose sources' numbers are below fanout / degree. dependency: for "uniform" not gradual. layer_dependency:
-    sources have the same numbers in all layers. rates: by relation, how readily edges are drawn, or none at
-    all; of relations that have some in proportion to these, "replaced" or not.
+    kind: "uniform": `fanout` edges, without replacement; "replaced": `fanout` draws with replacement;
+    "least": the edges with the least random numbers; "least sources": the edges whose sources have the least
+    numbers; "labor": the edges whose sources' numbers are below fanout / degree. dependency: not gradual for
+    "uniform". layer_dependency: sources have the same numbers in all layers. rates: by relation, or empty;
+    edges are drawn in proportion to them.
     """
 
     kind: Kind
@@ -74,14 +74,16 @@ class Choice:
 
     @property
     def by_source(self) -> bool:
-        """A source has one number, whichever the relation, and edges count as in LABOR."""
+        """Whether a source has one number for all relations, and edges are weighted as in LABOR."""
         return self.kind in ("least sources", "labor")
 
 
 @dataclass(eq=False)
 class _Draw:
-    """One relation in one layer. capacity: the most edges that it can have; base: its first place among the
-    edges from its source type. begins, degrees: of each destination; indptr: of its sampled edges.
+    """One relation in one layer.
+
+    capacity: upper bound of its edges. base: its first place (see gids/sampled_edges.h) among the edges from
+    its source type. begins, degrees: of each destination in the graph. indptr: of the sampled edges.
     """
 
     pinned: PinnedGraph
@@ -101,7 +103,7 @@ class _Draw:
 
 @dataclass
 class _Table:
-    """What the edges from one node type share in one layer, indexed by place (slots by hash)."""
+    """Arrays for the edges from one node type in one layer, indexed by place (slots by hash)."""
 
     slots: torch.Tensor
     log2_slots: int
@@ -113,12 +115,12 @@ class _Table:
 
 
 class DeviceSampler:
-    """Samples on one device. Memory between the kernels is kept and used again; one caller at a time."""
+    """Samples on one device. Reuses the memory between kernels. One caller at a time."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._scratch: dict[tuple[str, int], torch.Tensor] = {}
-        self._stream: Stream | None = None  # where the scratch was used last
+        self._stream: Stream | None = None  # the last stream that used the scratch
         self._rates: DeviceRates | None = None
         device.preload(_UNIT)
 
@@ -129,7 +131,7 @@ class DeviceSampler:
 
     @property
     def rates(self) -> DeviceRates:
-        """What draws by weight asks for them before it samples."""
+        """The weights and masks, for draws by weight."""
         if self._rates is None:
             self._rates = DeviceRates(self._device)
             self._device.preload(_WEIGHTED)
@@ -143,14 +145,12 @@ class DeviceSampler:
         numbers: tuple[int, int, int],
         choice: Choice,
     ) -> tuple[list[torch.Tensor], list[list[Block]]]:
-        """Nodes by type, and by layer (the seeds' first) a block of each relation. Raises as
-        Neighbor.sample.
-        """
+        """(nodes by type; by layer, the seeds' first, a block per relation). Raises like Neighbor.sample."""
         topology.check_open()
         stream = self._device.current_stream()
         if self._stream is not None and self._stream != stream:
             stream.wait_stream(self._stream)
-            for scratch in self._scratch.values():  # when it is replaced, this stream may still use it
+            for scratch in self._scratch.values():  # this stream may still use it when it is replaced
                 self._device.hand_over(scratch, self._stream, stream)
             self._scratch.clear()  # it belongs to the stream on which it was allocated
         self._stream = stream
@@ -178,7 +178,7 @@ class DeviceSampler:
         faults: torch.Tensor,
         choice: Choice,
     ) -> list[Block]:
-        """Extends nodes by those that one layer finds."""
+        """Sample one layer. Appends the nodes that it finds to nodes."""
         draws = [
             self._count(topology, r, nodes[dst], fanouts[r], faults, choice, keys[r])
             for r, (_, dst) in enumerate(topology.ends)
@@ -200,7 +200,7 @@ class DeviceSampler:
         for table, capacity in zip(tables, capacities, strict=True):
             table.ranks[:capacity].cumsum_(0)
 
-        # The one wait of a layer: how many edges and nodes it found, and whether all was well.
+        # The only wait of a layer: for the numbers of edges and nodes, and the faults.
         counts = [draw.indptr[draw.n :] for draw in draws]
         counts += [t.ranks[c - 1 : c].long() for t, c in zip(tables, capacities, strict=True) if c]
         found = torch.cat([*counts, faults]).tolist()
@@ -258,9 +258,9 @@ class DeviceSampler:
         return _Draw(pinned, number, src, fanout, n, begins, degrees, indptr, choice, rates, keys)
 
     def _capacities(self, draws: list[_Draw], types: int) -> list[int]:
-        """Gives every relation its places; returns how many each source type has."""
+        """Assign places to every relation. Returns the number of places by source type."""
         counted = [d for d in draws if d.choice.kind == "labor" or not 0 <= d.fanout <= _LARGEST_ASSUMED]
-        if counted:  # only the degrees tell: waits for them
+        if counted:  # known only from the degrees: wait for them
             counts = torch.cat([draw.indptr[draw.n :] for draw in counted]).tolist()
             for draw, count in zip(counted, counts, strict=True):
                 draw.capacity = count
@@ -272,13 +272,13 @@ class DeviceSampler:
             capacities[draw.src] += draw.capacity
         if max(capacities) >= _MOST_EDGES:
             raise ValueError(
-                f"one layer of this minibatch can have {max(capacities)} edges, and a GPU numbers at most "
-                f"{_MOST_EDGES - 1}; use fewer seeds or smaller fanouts"
+                f"one layer of this minibatch can have {max(capacities)} edges, but a GPU supports at most "
+                f"{_MOST_EDGES - 1}: use fewer seeds or smaller fanouts"
             )
         return capacities
 
     def _table(self, t: int, nodes: torch.Tensor, capacity: int, weighted: bool) -> _Table:
-        """An id map with the known nodes of a type, at most three quarters full, and room for the edges."""
+        """An id map with the known nodes of a type, at most three quarters full, and arrays for the edges."""
         log2_slots = max(10, ((len(nodes) + capacity) * 4 // 3).bit_length()) if capacity else 0
         slots = self._take("slots", t, 1 << log2_slots if capacity else 0, torch.int64)
         slots.fill_(-1)
@@ -355,7 +355,7 @@ class DeviceSampler:
         )
 
     def _numbers(self, draw: _Draw, table: _Table) -> torch.Tensor:
-        """int64 for each place."""
+        """Scratch, int64 per place."""
         return self._take("numbers", draw.src, len(table.positions), torch.int64)
 
     def _relabel(
@@ -385,13 +385,13 @@ class DeviceSampler:
         return Block(draw.indptr, indices, positions, len(nodes[draw.src]), graph, weights)
 
     def _launch(self, kernel: str, threads: int, *args: Argument, unit: str = _UNIT) -> None:
-        """threads: how many have something to do."""
+        """threads: the number of threads with work."""
         assert self._stream is not None
         blocks = min(-(-threads // _THREADS), _BLOCKS_PER_SM * self._device.sm_count)
         self._device.launch(self._stream, unit, kernel, blocks, _THREADS, *args)
 
     def _take(self, name: str, number: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """Scratch memory with any contents."""
+        """Uninitialized scratch memory."""
         held = self._scratch.get((name, number))
         if held is None or len(held) < count:
             held = self._scratch[name, number] = self._device.empty(max(1024, count * 5 // 4), dtype)
@@ -409,8 +409,10 @@ def _raise_faults(topology: Topology, nodes: list[torch.Tensor], faults: list[in
         if node == edge == _NO_FAULT:
             continue
         what = (
-            f"indptr falls, or leaves the indices, at node {node}"
+            f"indptr decreases or exceeds the indices at node {node}"
             if node != _NO_FAULT
             else f"indices[{edge}] is outside 0 to {graph.num_src - 1}"
         )
-        raise FormatError(f"topology of {describe_type(graph.relation)}: {what}; `gids verify` says more")
+        raise FormatError(
+            f"topology of {describe_type(graph.relation)}: {what}; run `gids verify` for details"
+        )

@@ -99,8 +99,7 @@ struct Round {
   }
 };
 
-// Lines that a plan looks at: a few for each missing page, so that its cost follows the minibatch and not the
-// cache.
+// Lines that a plan looks at: a few per missing page, so that its cost depends on the minibatch, not on the cache.
 GIDS_HD constexpr u64 candidates(u64 lines, u64 misses) {
   const u64 wanted = misses ? 4 * misses + 1024 : 0;
   return wanted < lines ? wanted : lines;

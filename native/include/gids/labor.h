@@ -20,7 +20,7 @@ inline u64 limit(u64 degree, u64 fanout) {
 }
 #endif
 
-// How often an edge that is taken counts in a sum over all neighbours: 1 / its probability.
+// The weight of a taken edge in a sum over all neighbours: 1 / its probability.
 GIDS_HD float weight(u64 degree, u64 fanout) {
   return static_cast<float>(static_cast<double>(degree) / static_cast<double>(fanout));
 }

@@ -11,12 +11,12 @@ namespace gids::neighbor {
 
 constexpr int all_neighbors = -1;
 
-// How many of its in-edges a node of this degree samples.
+// The number of in-edges that a node of this degree samples.
 GIDS_HD constexpr u64 sampled_count(u64 degree, int fanout) {
   return fanout == all_neighbors || degree < static_cast<u64>(fanout) ? degree : static_cast<u64>(fanout);
 }
 
-// With replacement: as many as are wanted of a node that has any.
+// The same with replacement: the fanout, if the node has any in-edge.
 GIDS_HD constexpr u64 replaced_count(u64 degree, int fanout) {
   return fanout == all_neighbors || degree == 0 ? degree : static_cast<u64>(fanout);
 }

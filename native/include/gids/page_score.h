@@ -2,8 +2,8 @@
 // as the host planner's. Called by the planning kernels, one thread per page or line. Knows nothing of lines'
 // contents, rows or I/O.
 //
-// A bucket is a worth, the least first: 0..255 the heat; then the next use in the window, the nearest last, and
-// within one by heat.
+// Buckets are in order of worth. 0..255 are the heat of pages without a use in the window. Above them are pages by
+// their next use, the nearest one last, and those with the same next use by heat.
 #pragma once
 
 #include "gids/page_word.h"
@@ -17,9 +17,9 @@ enum class Policy : u32 {
   fixed = 3,       // "static": highest heat, whatever is used
 };
 
-// Of pages that the same minibatch uses next the hotter are worth more, in so many classes: where a minibatch
-// alone fills the cache, all next uses are the same, and a line that changes hands cannot do so again before
-// the minibatches that it served have retired.
+// Pages with the same next use are ordered by heat, in this many classes. It matters if one minibatch fills the
+// cache: then all next uses are the same, and a line that was replaced cannot be replaced again before the
+// minibatches that use it have retired.
 constexpr u32 use_levels = 8;
 constexpr u32 buckets = word::heat_levels + word::use_bits * use_levels;
 constexpr u32 free_line = buckets;       // instead of a bucket: the line holds nothing
@@ -38,12 +38,12 @@ GIDS_HD constexpr u64 mix(u64 z) {
 
 GIDS_HD constexpr u32 use_level(u32 heat) { return heat * use_levels / word::heat_levels; }
 
-// Of a page that is used in so many steps from the next one on.
+// The bucket of a page whose next use is `distance` steps after the next step.
 GIDS_HD constexpr u32 of_use(u32 distance, u32 heat) {
   return word::heat_levels + (word::use_bits - 1 - distance) * use_levels + use_level(heat);
 }
 
-// By next use, then heat. `planned`: the use bits of planned steps; next_step: the first step not planned.
+// The bucket by next use, then heat. `planned`: the use bits of planned steps; next_step: the first step not planned.
 GIDS_HD constexpr u32 worth(Policy policy, u64 w, u32 planned, u64 next_step) {
   if (policy == Policy::lookahead) {
     const u32 window = word::uses_of(w) & ~planned;
@@ -52,12 +52,12 @@ GIDS_HD constexpr u32 worth(Policy policy, u64 w, u32 planned, u64 next_step) {
   return word::heat_of(w);
 }
 
-// Of a page that is missing. By chance every miss wins against any line that may go.
+// The bucket of a missing page. With a random policy it wins against every line that may be replaced.
 GIDS_HD constexpr u32 of_miss(Policy policy, u64 w, u32 planned, u64 next_step) {
   return by_chance(policy) ? buckets - 1 : worth(policy, w, planned, next_step);
 }
 
-// Of a line that holds a page with word w. By chance: a random bucket below every miss.
+// The bucket of a line that holds a page with word w. With a random policy: a random one below every miss.
 GIDS_HD constexpr u32 of_line(Policy policy, u64 w, u64 line, u32 planned, u64 next_step) {
   const u32 pins = policy == Policy::window_pin ? static_cast<u32>(word::uses_mask) : planned;
   if (word::state_of(w) != PageState::resident || (word::uses_of(w) & pins)) return protected_line;
@@ -65,13 +65,13 @@ GIDS_HD constexpr u32 of_line(Policy policy, u64 w, u64 line, u32 planned, u64 n
   return worth(policy, w, planned, next_step);
 }
 
-// Everything in buckets below goes; of the bucket itself so many lines and misses go.
+// Drops everything in lower buckets, and this many lines and misses of the bucket itself.
 struct Cut {
   u32 bucket, lines, misses;
 };
 
-// `drop` of the counted lines and misses go, the least worthy first; within the bucket of the cut, misses
-// before lines, so that no line is rewritten for an equal page. There must be as many as drop.
+// Chooses `drop` of the counted lines and misses, the least worthy first. Within the bucket of the cut, misses go
+// before lines, so that no line is rewritten for an equal page. At least `drop` must be counted.
 GIDS_HD constexpr Cut cut(const u32* lines, const u32* misses, u32 drop) {
   for (u32 b = 0; b + 1 < buckets; ++b) {
     const u32 here = lines[b] + misses[b];

@@ -16,14 +16,13 @@
 // * warp (BaM's): read_page() takes a slot, waits for its own status and copies; it spins, within spin_limit.
 // A pair is used in one of the ways only; one kernel at a time posts to it.
 //
-// Who outlasts spin_limit may leave a slot behind that the service will still write to, and so breaks the queue: it
-// says so in `abandoned`, after which nobody posts and the service ends.
+// A poster that gives up after spin_limit may leave a slot that the service will still write to. This breaks the
+// queue: the poster sets `abandoned`; from then on nobody posts, and the service ends.
 //
-// Every word that crosses the bus is 8 bytes, has one writing side and knows loads and stores only. A reader tells a
-// new word from the one that was there before by its lap, how often the slot was used, plus one (so that zeroed
-// memory is "the lap before the first"). No more bits of the lap are needed than tell two neighbours apart:
-// a slot is posted again only after it was freed, so the reader of lap L can meet nothing but lap L - 1 and
-// lap L. Tickets and rounds have 64 bits and do not wrap.
+// Every word that crosses the bus is 8 bytes, has one writing side, and is only loaded and stored. Its lap tells a new
+// word from an old one: the number of times that the slot was used before, plus one (zeroed memory is the lap before
+// the first). A few bits of the lap are enough: a slot is posted again only after it was freed, so a reader of lap L
+// sees only laps L - 1 and L. Tickets and rounds have 64 bits and do not wrap.
 #pragma once
 
 #include "gids/target.h"
@@ -39,11 +38,13 @@ using Submission = u64;  // a request with the lowest bit of its lap on top
 static_assert(sizeof(Submission) == 8, "one entry, one store: a 16-byte store is not atomic across the bus");
 
 constexpr u32 page_bits = 48, table_bits = 15;
+constexpr u32 tables_max = 1u << table_bits;
 constexpr u32 lap_shift = page_bits + table_bits;
 static_assert(lap_shift == 63, "the fields fill the entry");
 constexpr u32 error_bits = 16;   // a status: error | lap << 16
 constexpr u32 count_bits = 32;   // a doorbell: count | round's lap << 32
 constexpr u32 doorbells = 64;    // rounds posted and not collected, at most
+constexpr u32 slot_unit = 16;    // bytes: a staging page is a multiple of what a lane copies at once
 
 // What a status holds besides the errors of the I/O engine; the values of Linux.
 constexpr int try_again = 11;    // EAGAIN: no slot came free within spin_limit; nothing was posted
@@ -75,7 +76,7 @@ struct Pair {
   u64* statuses;        // [depth]
   u64* completed;       // [1] rounds complete, or `closed`
   u8* staging;          // [depth][slot_bytes]
-  // The posting side's own: device memory, or host memory when host threads play the warps.
+  // Private to the posting side: in device memory, or in host memory if host threads play the warps.
   u64* head;            // [1] the next ticket
   u64* covered;         // [1] tickets below this belong to rounds that were rung
   u64* arrived;         // [1] blocks that are through with the round
@@ -84,7 +85,7 @@ struct Pair {
 
   u64 spin_limit;       // polls until a lane gives up
   u32 depth_log2;
-  u32 slot_bytes;       // a multiple of 16
+  u32 slot_bytes;       // a multiple of slot_unit
   u32 round_max;        // requests in a round (wait `stream`)
   u32 rounds_max;       // rounds posted and not collected (wait `stream`)
 

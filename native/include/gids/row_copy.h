@@ -79,8 +79,11 @@ struct ScaledByColumn {
   }
 };
 
-// How rows are copied. as: one number that the host composes: bits 0..7 bytes (unchanged) or values (otherwise) to
-// an item, bits 8..15 the ValueType converted from, bits 16..23 the one converted to; 0 means as they are.
+// How rows are copied, as one number: bits 0..7 the bytes (unchanged) or values (otherwise) of an item, bits 8..15
+// the ValueType converted from, bits 16..23 the one converted to.
+GIDS_HD constexpr u64 copy_as(u64 count, u64 from, u64 to) { return count | from << 8 | to << 16; }
+
+// as: copy_as(), from the host.
 struct RowCopy {
   u64 as;
   u64 row_items;

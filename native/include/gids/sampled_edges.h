@@ -1,9 +1,9 @@
 // What the sampling kernels share (native/sampler/*.cu): reading sources, noting what edges lead to, and a warp's
 // choice of a node's in-edges with the least numbers. Knows memory only, wherever it lies. For device code alone.
 //
-// One layer, for each node type that edges come from: `known` nodes have local ids 0 ... known - 1. An edge of the
-// layer has a place, base + its number among its relation's edges, and what it reads is noted in the type's id map
-// at known + place.
+// In one layer, each node type that edges come from has `known` nodes with local ids 0 ... known - 1. An edge of the
+// layer has a place: base + its number among its relation's edges. Its source is noted in the type's id map at
+// known + place.
 #pragma once
 
 #include "gids/id_map.h"
@@ -59,7 +59,7 @@ struct Edges {
   }
 };
 
-// The in-edges with the least numbers that a warp has met, in memory: a number and the edge's place among the node's.
+// The in-edges with the least numbers so far, of one warp, in memory: each number and the edge's index at its node.
 struct Least {
   u64* numbers;
   i64* edges;
@@ -123,7 +123,7 @@ struct Least {
     return left;
   }
 
-  // Then: the edges, in the graph's order, in the place of their numbers.
+  // At the end, the edges in the graph's order replace their numbers.
   __device__ void put_in_order(u32 lane) const {
     for (u32 i = lane; i < count; i += warp_lanes) {
       u32 rank = 0;

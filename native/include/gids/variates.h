@@ -127,7 +127,7 @@ GIDS_HD double unit(u64 bits) { return times(plus(static_cast<double>(bits >> 11
 // Minibatches i = 0 ... kappa - 1 of a group lie between two random numbers, those of the group and of the next one.
 // With c = i / kappa, normal variates n1, n2 of the two and n = cos(c pi / 2) n1 + sin(c pi / 2) n2, which is normal
 // too, the number is Phi(n): uniform at every c, that of the group at c = 0 and that of the next one at c = 1.
-// Everything follows from (seed, epoch, step): no state is handed on. 64 random bits stand for each number.
+// Everything follows from (seed, epoch, step), without state. Each number is 64 random bits.
 struct Variates {
   u64 now, next;      // the keys of the group and of the next one
   double cos, sin;    // of c pi / 2
@@ -139,7 +139,7 @@ struct Variates {
     const u64 bits = random::draw(now, node, i);
     return smooth() ? between(bits, random::draw(next, node, i)) : bits;
   }
-  // The numbers of the in-edges of one destination, by their place among these: sources of a kind.
+  // The numbers of the in-edges of one destination, by their index among them.
   GIDS_HD Variates of_edges(u64 node) const {
     return {random::draw(now, node, 0), random::draw(next, node, 0), cos, sin};
   }

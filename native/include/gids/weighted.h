@@ -1,5 +1,5 @@
-// Neighbours drawn in proportion to weights: the waiting times whose least are taken (Efraimidis and Spirakis, 2006),
-// and how often an edge that is taken counts in a sum over all. Shared by the host and the CUDA kernels, which must
+// Neighbours drawn in proportion to weights: those with the least waiting times are taken (Efraimidis and Spirakis,
+// 2006). And the weight of a taken edge in a sum over all. Shared by the host and the CUDA kernels, which must
 // agree on every bit: as in variates.h no number here comes from a mathematical library.
 #pragma once
 
@@ -8,8 +8,8 @@
 
 namespace gids::weighted {
 
-// When an edge comes that comes at a rate of its weight, which is above 0: -ln(u) / weight. Never below +0, so that
-// times are ordered as their bits are.
+// The waiting time of an edge whose rate is its weight, above 0: -ln(u) / weight. Never below +0, so that times
+// are ordered as their bits are.
 GIDS_HD double waiting_time(u64 bits, float weight) {
   return variates::over(variates::plus(0, -variates::log(variates::unit(bits))), static_cast<double>(weight));
 }
@@ -23,14 +23,13 @@ GIDS_HD double one_minus_exp(double x) {
   return x < 50 ? variates::plus(1, -variates::exp(-x)) : 1;
 }
 
-// 1 / the probability that an edge was among those taken, given when the first of the others comes: that it came
-// before (Cohen and Kaplan, 2007).
+// 1 / the probability that an edge is taken: that it comes before the first edge that is not (Cohen and Kaplan, 2007).
 GIDS_HD float estimate(float weight, double next_time) {
   return static_cast<float>(
       variates::over(1, one_minus_exp(variates::times(static_cast<double>(weight), next_time))));
 }
 
-// Of one of k draws with replacement from edges of weights with this sum (Hansen and Hurwitz, 1943).
+// The same for one of k draws with replacement, from edges whose weights have this sum (Hansen and Hurwitz, 1943).
 GIDS_HD float replaced_estimate(float weight, double sum, u64 k) {
   return static_cast<float>(
       variates::over(sum, variates::times(static_cast<double>(k), static_cast<double>(weight))));

@@ -1,4 +1,4 @@
-"""verify: reads every byte of a dataset and reports what is not as written. Called by `gids verify`."""
+"""verify: reads every byte of a dataset and reports faults. Called by `gids verify`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gids.store.array_checks import checked_ids, checked_indptr, checked_order, 
 from gids.store.files import (
     Locator,
     array_bytes,
-    array_header,
+    array_rows,
     faults,
     load_scales,
     map_array,
@@ -30,14 +30,10 @@ from gids.store.names import HEAT_ROLES, SPLITS
 from gids.store.rows import FileRows, Rows, blocks, read_exactly
 
 _BLOCK_BYTES = 8 << 20
-_BOOLS = "a bool must be 0 or 1, and other bytes are read as 1"
+_BOOLS = "a bool must be 0 or 1; other bytes are read as 1"
 _BLOCKS_AT_ONCE = 256
 _SAMPLED_PAGES = 64
 _MOST_LINES = 100  # for pages of one table
-
-
-def _ignore(_: int) -> None:
-    pass
 
 
 def verify(
@@ -45,17 +41,17 @@ def verify(
     *,
     allow_dirs: Sequence[str | os.PathLike[str]] = (),
     workers: int = 2,
-    on_total: Callable[[int], None] = _ignore,
-    on_bytes: Callable[[int], None] = _ignore,
+    on_total: Callable[[int], None] = lambda _: None,
+    on_bytes: Callable[[int], None] = lambda _: None,
 ) -> Iterator[str]:
-    """Yield one line per fault of the dataset at path; none means that it is exactly as written.
+    """Yield one line per fault of the dataset at path. No line means that it is exactly as written.
 
-    Checks the manifest's checksum and every file's size and header, and only if they are right, every file's
-    checksum, every page (padding included), that indptr rises from 0 to the number of edges, that ids are in
-    range, heat is finite and bool is 0 or 1. Reads everything once (the graph twice), in bounded memory, and
-    leaves nothing in the page cache. If most of 64 pages, spread over a large table, are wrong, it stops
-    there. The first 100 faulty pages of a table have a line each, the others one line together.
-    on_total(bytes) and on_bytes(n): progress.
+    First checks the checksum of the manifest and the size and header of every file, and stops if one is
+    wrong. Then checks the checksum of every file and page (with padding), that indptr rises from 0 to the
+    number of edges, that ids are in range, that heat is finite and that bool is 0 or 1. Reads everything once
+    (the graph twice), in bounded memory, and leaves nothing in the page cache. Stops early if most of a
+    sample of 64 pages of a large table are wrong. Prints up to 100 faulty pages per table and the number of
+    others. on_total(bytes), on_bytes(n): progress.
     """
     root = Path(os.path.abspath(path))
     try:
@@ -67,7 +63,7 @@ def verify(
     broken = list(faults(manifest, locate))
     yield from broken
     if broken:
-        return  # what is truncated or elsewhere cannot be read as it should
+        return  # truncated or missing files cannot be read
     broken = [fault for table in manifest.tables for fault in _sampled_faults(table, locate)]
     yield from broken
     if broken:
@@ -98,8 +94,8 @@ def _dataset_bytes(manifest: Manifest) -> int:
 def _array_faults(path: Path, entry: ArrayEntry) -> Iterator[str]:
     found = file_crc32c(path)
     if found != entry.crc32c:
-        sums = f"CRC32C is {found:08x}, the manifest says {entry.crc32c:08x}"
-        yield f"{path}: {sums}; it was altered or damaged"
+        sums = f"CRC32C is {found:08x}, in the manifest {entry.crc32c:08x}"
+        yield f"{path}: {sums}; the file was changed or damaged"
 
 
 def _node_faults(nodes: NodesEntry, locate: Locator) -> Iterator[str]:
@@ -113,11 +109,9 @@ def _node_faults(nodes: NodesEntry, locate: Locator) -> Iterator[str]:
             yield from _raised(_checked_heat, *_rows(nodes.arrays[role], locate))
     label = nodes.arrays.get("label")
     if label is not None and label.dtype == "bool":
-        size = (math.prod(label.shape),)
         path = locate.array(label)
-        yield from _raised(
-            _checked_bools, path, FileRows(path, size, torch.uint8, offset=len(array_header(label)))
-        )
+        flat = array_rows(path, label, torch.uint8).reshaped((math.prod(label.shape),))
+        yield from _raised(_checked_bools, path, flat)
 
 
 def _checked_heat(rows: Rows, block_bytes: int) -> Iterator[object]:
@@ -125,7 +119,9 @@ def _checked_heat(rows: Rows, block_bytes: int) -> Iterator[object]:
         values = block.numpy()
         wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
         if len(wrong):
-            raise FormatError(f"[{start + wrong[0]}] is {values[wrong[0]]}; heat must be finite, 0 or more")
+            raise FormatError(
+                f"[{start + wrong[0]}] is {values[wrong[0]]}; heat must be finite and 0 or more"
+            )
         yield block
 
 
@@ -149,8 +145,7 @@ def _graph_faults(relation: RelationEntry, counts: Mapping[str, int], locate: Lo
 
 def _rows(entry: ArrayEntry, locate: Locator) -> tuple[Path, FileRows]:
     path = locate.array(entry)
-    dtype = getattr(torch, entry.dtype)
-    return path, FileRows(path, entry.shape, dtype, offset=len(array_header(entry)))
+    return path, array_rows(path, entry)
 
 
 def _raised(check: Callable[..., Iterator[object]], path: Path, *arguments: object) -> Iterator[str]:
@@ -171,7 +166,7 @@ def _scale_faults(table: TableEntry, locate: Locator) -> Iterator[str]:
 
 
 def _sampled_faults(table: TableEntry, locate: Locator) -> Iterator[str]:
-    """A line when most of a sample of a large table's pages are wrong."""
+    """Yield one line if most of a sample of a large table's pages are wrong."""
     layout, wrong = table.geometry, 0
     if layout.page_count < 16 * _SAMPLED_PAGES:
         return
@@ -185,13 +180,13 @@ def _sampled_faults(table: TableEntry, locate: Locator) -> Iterator[str]:
             try:
                 read_exactly(files[shard].fileno(), page.reshape(-1), offset, paths[shard])
             except StorageError:
-                return  # the whole pass says where
+                return  # the full pass reports the position
             wrong += int(_core.crc32c(page)[0] != sums[number])
     if wrong > _SAMPLED_PAGES // 2:
         yield (
-            f"{table.name}: {wrong} of {_SAMPLED_PAGES} pages, spread over the whole table, fail their "
-            "CRC32C; its shards are not those that were written, and nothing else was checked: restore the "
-            "dataset, or convert it again"
+            f"{table.name}: {wrong} of {_SAMPLED_PAGES} pages, sampled from the whole table, fail their "
+            "CRC32C check. These are not the shards that were written; nothing else was checked. Restore the "
+            "dataset, or convert the source again"
         )
 
 
@@ -203,9 +198,9 @@ def _table_faults(
         path = locate.shard(table.shards[shard])
         try:
             for found in _wrong_pages(table, shard, locate, pool, on_bytes):
-                told = found[: max(0, _MOST_LINES - wrong_pages)]
+                shown = found[: max(0, _MOST_LINES - wrong_pages)]
                 yield from (
-                    _page_fault(table, n, path, layout.page_location(n)[1], fault) for n, fault in told
+                    _page_fault(table, n, path, layout.page_location(n)[1], fault) for n, fault in shown
                 )
                 wrong_pages += len(found)
         except StorageError as error:
@@ -221,10 +216,10 @@ def _wrong_pages(
     pool: ThreadPoolExecutor,
     on_bytes: Callable[[int], None],
 ) -> Iterator[list[tuple[int, str]]]:
-    """(page, fault) of the wrong pages of a shard, a block at a time. Raises StorageError."""
+    """Yield (page, fault) of the wrong pages of a shard, one block at a time. Raises StorageError."""
     layout, path = table.geometry, locate.shard(table.shards[shard])
     step = max(1, _BLOCK_BYTES // table.page_bytes)
-    expected = FileRows(locate.array(table.checksums), (layout.page_count,), torch.int32)
+    expected = array_rows(locate.array(table.checksums), table.checksums, torch.int32)
     with open(path, "rb", buffering=0) as file:
 
         def check(first: int) -> list[tuple[int, str]]:
@@ -239,9 +234,9 @@ def _wrong_pages(
             expected.read_into(start, sums)
             wrong = np.flatnonzero(_core.crc32c(pages) != sums.numpy().view(np.uint32)[:: layout.shard_count])
             on_bytes(pages.nbytes)
-            faults = {"fails its CRC32C": wrong}
+            faults = {"fails its CRC32C check": wrong}
             if table.dtype == "bool":
-                faults[f"has other bytes than 0 and 1; {_BOOLS}"] = np.flatnonzero(pages.max(1) > 1)
+                faults[f"has bytes other than 0 and 1; {_BOOLS}"] = np.flatnonzero(pages.max(1) > 1)
             return [
                 (start + page * layout.shard_count, fault)
                 for fault, found in faults.items()

@@ -1,0 +1,40 @@
+"""Options that several subcommands have. Called by the subcommands."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def add_allow_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--allow-dir",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="allow shards in this directory outside the dataset; may be repeated",
+    )
+
+
+def add_workers(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=min(4, os.cpu_count() or 1),
+        metavar="N",
+        help="number of threads (default: %(default)s)",
+    )
+
+
+def add_quiet(parser: argparse._ActionsContainer, what: str = "errors") -> None:
+    parser.add_argument("--quiet", action="store_true", help=f"print {what} only")
+
+
+def how_to_open(dataset: Path, directories: Sequence[str]) -> str:
+    """A line with the call and the options that open a dataset with shards in these directories."""
+    paths = [os.path.abspath(d) for d in directories]
+    options = " ".join(f"--allow-dir {shlex.quote(path)}" for path in paths)
+    return f"to open it: FeatureStore({str(dataset)!r}, allow_dirs={paths}), or gids ... {options}"

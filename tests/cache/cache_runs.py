@@ -1,0 +1,78 @@
+"""Helpers for the tests of both caches: rows, minibatches, and the loader's order of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from datasets import same_bits
+from raw_table import RawTable
+
+from gids.loader.stream import Cache
+
+Batch = dict[str, torch.Tensor]
+FLOATS = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def make_rows(n: int, dim: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    """Rows of random bits."""
+    generator = torch.Generator().manual_seed(seed)
+    raw = torch.randint(
+        0, 256, (n, dim * torch.empty(0, dtype=dtype).element_size()), dtype=torch.uint8, generator=generator
+    )
+    return raw.view(dtype).view(n, dim)
+
+
+def random_batches(
+    rng: np.random.Generator, table: RawTable, count: int, size: int, *, repeat: bool = True
+) -> list[Batch]:
+    """Skewed ids, with repeats unless repeat is False; some minibatches are empty."""
+    out = []
+    for _ in range(count):
+        ids = (table.row_count * rng.random(rng.integers(0, size + 1)) ** 2).astype(np.int64)
+        if not repeat:
+            ids = rng.permutation(np.unique(ids))
+        out.append({table.name: torch.from_numpy(ids)})
+    return out
+
+
+def run(cache: Cache, batches: Sequence[Batch], window: int, planned: int) -> Iterator[Batch]:
+    """The features of each minibatch, in the loader's order: plan ahead of gathering."""
+    first = entered = planned_to = cache.next_step
+    for t in range(first, first + len(batches)):
+        while planned_to < min(first + len(batches), t + planned):
+            while entered < min(first + len(batches), planned_to + 1 + window):
+                cache.enter(entered, batches[entered - first])
+                entered += 1
+            cache.plan(planned_to)
+            planned_to += 1
+        features, error = cache.gather(t)
+        assert error is None
+        cache.retire(t)
+        yield features
+
+
+def rows_of(cache: Cache, table: RawTable, ids: torch.Tensor) -> torch.Tensor:
+    """The rows of one minibatch, on the CPU."""
+    (features,) = run(cache, [{table.name: ids}], 0, 1)
+    return features[table.name].cpu()
+
+
+def check(
+    cache: Cache, tables: Sequence[RawTable], batches: Sequence[Batch], window: int, planned: int
+) -> None:
+    """Every row equals its source, the metadata agrees after every step, and no mark is left."""
+    by_name = {t.name: t for t in tables}
+    for ids, got in zip(batches, run(cache, batches, window, planned), strict=True):
+        assert set(got) == set(ids)
+        for name, rows in got.items():
+            assert same_bits(rows, by_name[name].rows[ids[name]])
+        cache.audit()  # type: ignore[attr-defined]
+    for t in tables:
+        assert not marked(cache, t)
+
+
+def marked(cache: Cache, table: RawTable) -> bool:
+    """Whether a page word of the table still has a mark."""
+    return bool(np.any(cache.page_words(table.name) & np.uint64(0xFFFFFF)))

@@ -1,0 +1,368 @@
+"""The contract of both caches with the loader: the Cache protocol of gids/loader/stream.py.
+
+Every test runs on the cache in host memory, with outputs given to plan() and with outputs given to gather(),
+and on the cache in device memory, emulated and on a GPU where there is one.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import emulator
+import numpy as np
+import pytest
+import torch
+from cache_runs import FLOATS, check, make_rows, marked, random_batches, rows_of, run
+from datasets import same_bits
+from raw_table import RawTable, write_raw_table, write_scaled_table
+
+from gids import _core
+from gids.cache import FeatureCache
+from gids.cache.device import DeviceFeatureCache
+from gids.cuda import Device
+from gids.errors import StorageError
+from gids.io import Engine, open_engine
+
+Cache = FeatureCache | DeviceFeatureCache
+POLICIES = ["lookahead", "window-pin", "random", "static"]
+
+
+class Make:
+    """make(tables, lines, **options): a cache, closed at the end. engine: of the cache made last.
+
+    host_lines: further lines, in the host memory below a device's.
+    """
+
+    engine: Engine
+
+    def __init__(self, device: Device | None, late_outputs: bool) -> None:
+        self._device, self._late_outputs = device, late_outputs
+        self._opened: list[tuple[Cache, Engine]] = []
+
+    def __call__(
+        self,
+        tables: RawTable | list[RawTable],
+        lines: int,
+        host_lines: int = 0,
+        depth: int = 64,
+        **options: Any,
+    ) -> Cache:
+        tables = [tables] if isinstance(tables, RawTable) else tables
+        paths = [p for t in tables for p in t.shard_paths]
+        self.engine = open_engine(paths, depth=depth, max_read_bytes=max(t.page_bytes for t in tables))
+        options["heats"] = {}
+        if self._device is None:
+            lines += host_lines
+        else:
+            options |= {"staging_bytes": 1 << 20, "host_lines": {t.name: host_lines for t in tables}}
+        options["lines"] = {t.name: lines for t in tables}
+        cache: Cache
+        if self._device is None:
+            cache = FeatureCache(self.engine, tables, threads=2, late_outputs=self._late_outputs, **options)  # type: ignore[arg-type]
+        else:
+            cache = DeviceFeatureCache(self._device, self.engine, tables, **options)  # type: ignore[arg-type]
+        self._opened.append((cache, self.engine))
+        return cache
+
+    def close(self) -> None:
+        for cache, engine in self._opened:
+            cache.close()
+            cache.close()
+            engine.close()
+
+
+@pytest.fixture(params=["host", "host-late", "emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+def make(request: pytest.FixtureRequest) -> Iterator[Make]:
+    device: Device | None = None
+    if request.param == "cuda":
+        device = request.getfixturevalue("gpu")
+    elif request.param == "emulated":
+        seed = zlib.crc32(request.node.nodeid.encode()) + int(os.environ.get("GIDS_EMULATOR_SEED", "0"))
+        print(f"emulator seed {seed}")
+        device = emulator.EmulatedDevice(seed)
+    made = Make(device, late_outputs=request.param == "host-late")
+    yield made
+    made.close()
+    if isinstance(device, emulator.EmulatedDevice):
+        assert not device.mapped, "host memory is still mapped"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("lines", [0, 1, 40, 1000])
+def test_rows_equal_the_source_for_every_policy_and_size(
+    tmp_path: Path, make: Make, policy: str, lines: int
+) -> None:
+    table = write_raw_table(tmp_path, make_rows(700, 128), page_bytes=1024, shards=2)
+    batches = random_batches(np.random.default_rng(lines), table, 12, 300)
+    check(make(table, lines, policy=policy), [table], batches, 6, 3)
+
+
+@pytest.mark.parametrize(("window", "planned"), [(0, 1), (16, 2), (4, 4), (20, 4)])
+def test_rows_stay_right_for_every_window_and_however_long_they_are_kept(
+    tmp_path: Path, make: Make, window: int, planned: int
+) -> None:
+    table = write_raw_table(tmp_path, make_rows(400, 100), shards=2)
+    cache = make(table, 12)
+    batches = random_batches(np.random.default_rng(3), table, 25, 150)
+    kept = list(run(cache, batches, window, planned))
+    for ids, got in zip(batches, kept, strict=True):
+        assert same_bits(got[table.name], table.rows[ids[table.name]])
+
+
+@pytest.mark.parametrize(
+    ("dim", "dtype", "page_bytes"),
+    [
+        (1024, torch.float32, 4096),  # a row is a page
+        (100, torch.float32, 4096),  # ten rows to a page, with padding
+        (301, torch.float32, 4096),  # three rows to a page, of 4 bytes mod 16
+        (602, torch.float32, 4096),  # one row and padding
+        (3, torch.int8, 512),  # 170 rows to a page, single bytes
+        (1, torch.float16, 512),  # rows of 2 bytes
+        (1100, torch.float64, 4096),  # a row longer than a page
+        (768, torch.bfloat16, 512),  # longer than a page, three sectors
+        (1, torch.int64, 512),
+    ],
+)
+def test_rows_equal_the_source_for_every_geometry(
+    tmp_path: Path, make: Make, dim: int, dtype: torch.dtype, page_bytes: int
+) -> None:
+    rng = np.random.default_rng(dim)
+    table = write_raw_table(tmp_path, make_rows(600, dim, dtype), page_bytes=page_bytes, shards=3)
+    for lines, host_lines in ((0, 0), (20, 10), (600, 0)):
+        cache = make(table, lines, host_lines)
+        batches = random_batches(rng, table, 3, 300) + random_batches(rng, table, 3, 300, repeat=False)
+        check(cache, [table], batches, 3, 2)
+        stats = cache.stats()[table.name]
+        assert stats["bypasses"] > 0 if lines == 0 else stats["loads"] > 0
+
+
+@pytest.mark.parametrize("to", FLOATS)
+@pytest.mark.parametrize("scale", ["row", "column"])
+@pytest.mark.parametrize(("dim", "page_bytes"), [(1, 512), (7, 512), (130, 512), (128, 4096), (1020, 1024)])
+def test_int8_rows_are_widened_as_numpy_does(
+    tmp_path: Path, make: Make, to: torch.dtype, scale: str, dim: int, page_bytes: int
+) -> None:
+    rng = np.random.default_rng(dim)
+    steps = rng.integers(-127, 128, (300, dim), np.int8)
+    table = write_scaled_table(tmp_path, steps, scale, page_bytes=page_bytes, shards=2)
+    wanted = RawTable(table.name, table.rows.to(to), 0, 1, [])
+    for lines in (0, 30, 300):
+        cache = make(table, lines, output_dtype=to)
+        check(cache, [wanted], random_batches(rng, table, 4, 200), 3, 2)
+        through, error = cache.read_through({table.name: torch.arange(300)})
+        assert error is None
+        assert same_bits(through[table.name], wanted.rows)
+
+
+@pytest.mark.parametrize("to", FLOATS)
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dim", [128, 7])
+def test_converted_rows_equal_torch_bit_for_bit(
+    tmp_path: Path, make: Make, dtype: torch.dtype, to: torch.dtype, dim: int
+) -> None:
+    if dtype == torch.float32:
+        edges = torch.tensor([0x0, 0x1, 0x33000000, 0x33000001, 0x33800000, 0x387FFFFF, 0x38800000,
+                              0x477FEFFF, 0x477FF000, 0x477FFFFF, 0x7F7FFFFF, 0x7F800000, 0x7F7F8000,
+                              0x3F808000, 0x3F818000, 0x7F800001, 0x7FC00000], dtype=torch.int32)  # fmt: skip
+        draw = torch.Generator().manual_seed(1)
+        any_bits = torch.randint(-(1 << 31), 1 << 31, (1 << 16,), generator=draw).to(torch.int32)
+        magnitudes = torch.randint(0x32000000, 0x48000000, (1 << 15,), generator=draw).to(torch.int32)
+        halfway = magnitudes & ~0xFFF
+        bits = torch.cat([edges, edges | -(1 << 31), any_bits, magnitudes, halfway])
+        values = bits.view(torch.float32)
+    else:
+        values = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(dtype)  # all of them
+    rows = values[: len(values) // dim * dim].reshape(-1, dim).clone()
+    table = write_raw_table(tmp_path, rows)
+    got = rows_of(make(table, table.page_count // 2, output_dtype=to), table, torch.arange(len(rows)))
+    expected = rows.to(to)
+    assert got.dtype == to
+    nan = expected.isnan()
+    assert torch.equal(got.isnan(), nan)
+    zeros = torch.zeros((), dtype=to)
+    assert same_bits(torch.where(nan, zeros, got), torch.where(nan, zeros, expected))
+
+
+def test_integers_are_never_converted(tmp_path: Path, make: Make) -> None:
+    table = write_raw_table(tmp_path, make_rows(50, 8, torch.int32))
+    assert same_bits(rows_of(make(table, 4, output_dtype=torch.float16), table, torch.arange(50)), table.rows)
+
+
+def test_a_minibatch_gets_the_tables_that_it_asks_for(tmp_path: Path, make: Make) -> None:
+    rng = np.random.default_rng(5)
+    tables = [
+        write_raw_table(tmp_path, make_rows(300, 128), page_bytes=512, name="paper.feat", shards=2),
+        write_raw_table(tmp_path, make_rows(90, 9, torch.float16), page_bytes=1024, name="author.feat"),
+        write_raw_table(tmp_path, make_rows(40, 700), page_bytes=512, name="venue.feat", shards=3),
+    ]
+    batches = []
+    for _ in range(12):
+        chosen = [t for t in tables if rng.random() < 0.7]
+        batches.append(
+            {t.name: torch.from_numpy(rng.integers(0, t.row_count, rng.integers(0, 120))) for t in chosen}
+        )
+    check(make(tables, 25), tables, batches, 4, 3)
+
+
+@pytest.mark.parametrize("lines", [0, 16])
+def test_a_page_that_cannot_be_read_is_an_error_of_the_minibatches_that_need_it(
+    tmp_path: Path, make: Make, lines: int
+) -> None:
+    table = write_raw_table(tmp_path, make_rows(64, 1024), shards=2)
+    batches = [torch.tensor([1, 2]), torch.tensor([6, 7]), torch.tensor([8, 9]), torch.tensor([7])]
+    path, offset = table.shard_of(7)
+    cache = make(table, lines)
+    make.engine.inject_faults(table.faults(7, errno.EIO))
+    for step, ids in enumerate(batches):
+        cache.enter(step, {table.name: ids})
+        cache.plan(step)
+    for step, ids in enumerate(batches):
+        features, error = cache.gather(step)
+        if 7 in ids.tolist():
+            assert isinstance(error, StorageError)
+            assert (error.errno, error.filename, error.offset) == (errno.EIO, str(path), offset)
+        else:
+            assert error is None
+            assert same_bits(features[table.name], table.rows[ids])
+        cache.retire(step)
+    cache.audit()
+    # The line of the failed page is in use again, and so is the page once the disk recovers.
+    make.engine.inject_faults([])
+    check(cache, [table], [{table.name: torch.arange(64)}], 0, 1)
+
+
+@pytest.mark.parametrize("lines", [0, 64])
+def test_a_read_that_fails_once_is_read_again(tmp_path: Path, make: Make, lines: int) -> None:
+    table = write_raw_table(tmp_path, make_rows(64, 1024))
+    cache = make(table, lines)
+    make.engine.inject_faults([(0, 4096 * 3, errno.EIO, 1)])
+    assert same_bits(rows_of(cache, table, torch.arange(8)), table.rows[:8])
+    cache.audit()
+
+
+def test_a_wrong_checksum_is_found_when_asked_for(tmp_path: Path, make: Make) -> None:
+    table = write_raw_table(tmp_path, make_rows(32, 1024))
+    pages = np.fromfile(table.shard_paths[0], np.uint8).reshape(-1, 4096)
+    sums = _core.crc32c(pages)
+    table.checksums = lambda: sums  # type: ignore[attr-defined]
+    check(make(table, 8, check_crc=True), [table], [{table.name: torch.arange(32)}], 0, 1)
+    pages[5, 77] ^= 1
+    pages.tofile(table.shard_paths[0])
+    cache = make(table, 8, check_crc=True)
+    cache.enter(0, {table.name: torch.tensor([4, 5])})
+    cache.plan(0)
+    _, error = cache.gather(0)
+    assert isinstance(error, StorageError)
+    assert (error.errno, error.offset) == (errno.EBADMSG, 5 * 4096)
+    assert "checksum" in str(error)
+    cache.retire(0)
+
+
+def test_reading_through_needs_no_step_and_changes_no_word(tmp_path: Path, make: Make) -> None:
+    table = write_raw_table(tmp_path, make_rows(300, 100))
+    cache = make(table, 12)
+    cache.enter(0, {table.name: torch.arange(100)})
+    cache.plan(0)
+    cache.gather(0)
+    words = cache.page_words(table.name)
+    for ids in (torch.arange(300), torch.tensor([], dtype=torch.int64), torch.tensor([299, 0, 5, 5, 120])):
+        features, error = cache.read_through({table.name: ids})
+        assert error is None
+        assert same_bits(features[table.name], table.rows[ids])
+    assert np.array_equal(words, cache.page_words(table.name))
+    with pytest.raises(IndexError, match="id -3 at position 1 is out of range"):
+        cache.read_through({table.name: torch.tensor([3, -3])})
+    absent = int(np.flatnonzero(words >> np.uint64(62) == 0)[0])
+    make.engine.inject_faults(table.faults(absent, errno.EIO))
+    _, error = cache.read_through({table.name: torch.tensor([absent * table.rows_per_page])})
+    assert isinstance(error, StorageError)
+    assert error.errno == errno.EIO
+    cache.retire(0)
+
+
+def test_cancel_takes_every_mark_back_while_reads_are_in_flight(tmp_path: Path, make: Make) -> None:
+    rng = np.random.default_rng(7)
+    table = write_raw_table(tmp_path, make_rows(300, 128), page_bytes=512)
+    cache = make(table, 80, depth=4)
+    for _ in range(8):
+        batches = random_batches(rng, table, 24, 150)
+        entered = int(rng.integers(1, 25))
+        planned = int(rng.integers(0, min(entered, 5) + 1))
+        gathered = int(rng.integers(0, planned + 1))
+        step = cache.next_step
+        for i in range(entered):
+            cache.enter(step + i, batches[i])
+        for i in range(planned):
+            cache.plan(step + i)
+        for i in range(gathered):
+            features, error = cache.gather(step + i)
+            assert error is None
+            assert same_bits(features[table.name], table.rows[batches[i][table.name]])
+            cache.retire(step + i)
+        cache.cancel()
+        assert cache.next_step == step + entered
+        assert not marked(cache, table)
+        words = cache.page_words(table.name)
+        assert not np.any(words >> np.uint64(62) == 1), "a page stays LOADING"
+        cache.audit()
+    check(cache, [table], random_batches(rng, table, 5, 300), 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("ids", "error", "message"),
+    [
+        (torch.tensor([1], dtype=torch.int32), TypeError, "are torch.int32; expected torch.int64"),
+        (torch.tensor([[1]]), ValueError, "one dimension"),
+        (torch.tensor([1], device="meta"), ValueError, "on meta; expected"),
+        ([1], TypeError, "list"),
+    ],
+)
+def test_wrong_ids_are_refused_and_nothing_is_marked(
+    tmp_path: Path, make: Make, ids: torch.Tensor, error: type[Exception], message: str
+) -> None:
+    table = write_raw_table(tmp_path, make_rows(64, 16))
+    cache = make(table, 4)
+    with pytest.raises(error, match=message):
+        cache.enter(0, {table.name: ids})
+    with pytest.raises(KeyError, match="no table 'other'"):
+        cache.enter(0, {"other": torch.tensor([1])})
+    assert not marked(cache, table)
+    cache.enter(0, {table.name: torch.tensor([1])})  # step 0 was not entered
+    cache.cancel()
+
+
+def test_at_most_24_steps_are_live(tmp_path: Path, make: Make) -> None:
+    table = write_raw_table(tmp_path, make_rows(64, 1024))
+    cache, one = make(table, 8), {table.name: torch.tensor([1])}
+    for step in range(24):
+        cache.enter(step, one)
+    with pytest.raises(RuntimeError, match="24"):
+        cache.enter(24, one)
+    cache.cancel()
+    assert not marked(cache, table)
+
+
+def test_counters_add_up_and_memory_is_listed_by_purpose(tmp_path: Path, make: Make) -> None:
+    table = write_raw_table(tmp_path, make_rows(400, 100), shards=2)
+    cache = make(table, 12)
+    batches = random_batches(np.random.default_rng(0), table, 10, 150)
+    check(cache, [table], batches, 4, 2)
+    stats = cache.stats()[table.name]
+    assert stats["steps"] == 10
+    assert stats["pages"] == sum(len({i // 10 for i in b[table.name].tolist()}) for b in batches)
+    assert stats["pages"] == stats["hits"] + stats["misses"]
+    assert stats["misses"] == stats["loads"] + stats["bypasses"]
+    assert stats["failures"] == 0
+    assert 0 < stats["loads"] - stats["evictions"] <= 12
+    assert all(stats[f"{stage}_s"] > 0 for stage in ("enter", "plan", "gather", "retire"))
+    assert stats["wait_s"] >= 0
+    memory = cache.memory()
+    assert memory["lines"] == stats["lines_bytes"] == 12 * 4096
+    assert memory["page tables"] >= 8 * table.page_count
+    cache.enter(cache.next_step, {table.name: torch.arange(100)})
+    assert cache.memory()["window"] > 0
