@@ -64,7 +64,7 @@ def windowed(
     return WindowedStream(
         batches,
         lambda batch: batch,
-        lambda batch, ids: cache,  # type: ignore[arg-type, return-value]
+        lambda batch, ids, first: cache,  # type: ignore[arg-type, return-value]
         window_batches=lambda: window,
         planned_batches=lambda: planned,
         on_close=closed,
@@ -122,7 +122,7 @@ def test_a_stream_can_be_closed_early_and_read_through_beside(
     stream = windowed(cache, batches, 6, 3, lambda: ended.append(1))
     for _ in range(4):
         next(stream)
-    beside = ReadThroughStream(batches, lambda b: b, lambda b, ids: cache)  # type: ignore[arg-type, return-value]
+    beside = ReadThroughStream(batches, lambda b: b, lambda b, ids, first: cache)  # type: ignore[arg-type, return-value]
     for batch, features in beside:
         assert torch.equal(features[table.name].cpu(), table.rows[batch[table.name]])
     _, features = next(stream)

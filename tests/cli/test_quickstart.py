@@ -103,7 +103,7 @@ def test_the_table_has_both_sides_and_the_code(run, monkeypatch, capsys, tmp_pat
         r"training accuracy( +[\d.]+%){2}",
         r"validation accuracy( +[\d.]+%){2}",
         r"^gids is \d+\.\d x as fast as stock DGL\.",
-        r"    loader = gids\.dgl\.DataLoader\(.*gids=store",
+        r"    loader = gids\.dgl\.DataLoader\(.*gids=source",
     ):
         assert re.search(line, out, re.M), line
     assert list(tmp_path.iterdir()) == []

@@ -8,6 +8,7 @@ import os
 import resource
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from gids.cli import main
 from gids.cli.system import Item, as_table, describe_system
 from gids.cuda.driver import Device, ask_driver
 from gids.io.device.kvikio_probe import KvikioProbe
+from gids.measure import machine as machine_module
 
 
 def no_library(name: str) -> object:
@@ -106,10 +108,10 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
     def version(name: str) -> str:
         if name not in installed:
-            raise module.PackageNotFoundError(name)
+            raise PackageNotFoundError(name)
         return installed[name]
 
-    monkeypatch.setattr(module, "version", version)
+    monkeypatch.setattr(machine_module, "version", version)
     monkeypatch.setattr(module, "distribution", version)
     return installed
 

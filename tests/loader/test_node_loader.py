@@ -662,7 +662,7 @@ def test_an_error_ahead_of_the_consumer_keeps_no_stream_alive(one_type: Path, th
         ({"memory": "8 apples"}, ValueError, "memory='8 apples' is not a size in bytes"),
         ({"sampler": 10}, TypeError, r"sampler=10: give fanouts, such as \[10, 10\], or a sampler"),
         ({"sampler": None}, TypeError, "sampler=None"),
-        ({"seeds": [1, 2]}, TypeError, r"are list; give a tensor, int64\[n\] or bool\[2000\]"),
+        ({"seeds": [1, 2]}, TypeError, r"are list: give a tensor, int64\[n\] or bool\[2000\]"),
         ({"seeds": torch.zeros(9, dtype=torch.bool)}, TypeError, "a mask of all nodes"),
         ({"seed": -1}, ValueError, "seed=-1"),
     ],
