@@ -109,23 +109,16 @@ def _search(
     _answer(case, high, window, measured(high, window), per_batch, report)
 
 
-def _answer(
-    case: Case,
-    lines: int,
-    window: int,
-    ratio: float,
-    per_batch: float,
-    report: Report,
-) -> None:
+def _answer(case: Case, lines: int, window: int, ratio: float, per_batch: float, report: Report) -> None:
     cache = lines * case.traced.page_bytes
     share = lines / case.traced.page_count
-    of_lines = lines * _core.LINE_METADATA_BYTES
-    metadata = of_lines + case.traced.page_count * _PAGE_WORD_BYTES
+    line_metadata = lines * _core.LINE_METADATA_BYTES
+    metadata = line_metadata + case.traced.page_count * _PAGE_WORD_BYTES
     if lines:
         report.answers.append(
             f"{ratio:.1%} of pages are hits with {lines:,} lines ({format_bytes(cache)}, {share:.1%} of the "
             f"table; metadata {format_bytes(metadata)}) and a window of {window}: "
-            f"gids.open(..., window={window}, cache={cache + of_lines})"
+            f"gids.open(..., window={window}, cache={cache + line_metadata})"
         )
         minimum = case.minimum(lines)["hit_ratio"]
         report.answers.append(f"the best possible cache of this size (Belady's MIN) hits {minimum:.1%}")
@@ -160,5 +153,5 @@ def _measured_speed(case: Case, args: argparse.Namespace, report: Report) -> flo
 
 
 def _epoch_batches(case: Case) -> int:
-    """Minibatches per epoch; if unknown, those of the trace."""
+    """Minibatches per epoch; if unknown, the number in the trace."""
     return case.epoch_batches or case.trace.batch_count

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,20 +30,15 @@ _VERIFIED_ROWS = 512
 
 @dataclass(frozen=True)
 class Run:
-    """The settings of a run. state: "cold", no page of the shards in the page cache, or "warm", all of them.
-
-    memory_bytes: for the loader; None takes its default.
-    """
+    """The settings of a run."""
 
     engine: str
     depth: int
     cache_bytes: int
     window: int
     policy: str
-    state: str
     threads: int | None = None
     device: str = "cpu"
-    memory_bytes: int | None = None
 
 
 @dataclass
@@ -64,9 +58,9 @@ class Measured:
     lines: int = 0
     note: str = ""
 
-    def rate(self, series: Sequence[int], first: int = 0) -> float:
-        """The sum of a series per second, from iteration `first` on."""
-        return sum(series[first:]) / sum(self.seconds[first:])
+    def rate(self, series: Sequence[int]) -> float:
+        """The sum of a series per second."""
+        return sum(series) / sum(self.seconds)
 
     def percentile(self, share: float) -> float | None:
         """Latency in seconds that this share of the requests did not exceed; None without requests."""
@@ -132,12 +126,7 @@ def aggregate(
 
     Raises the loader's errors and OSError.
     """
-    result = Measured()
-    if run.state == "cold":
-        result.note = why_warm(table.shard_paths)
-    else:
-        for path in table.shard_paths:
-            _fill_page_cache(path)
+    result = Measured(note=why_warm(table.shard_paths))
     with _loader(store, table, run) as loader:
         stream = loader.attach(batches, lambda ids: {table.name: ids})
         before = _counters(loader, run)
@@ -166,18 +155,15 @@ def aggregate(
 
 
 def _loader(store: FeatureStore, table: Table, run: Run) -> FeatureLoader:
-    on_cpu = run.device == "cpu"
     source = open_source(
         store,
         engine=run.engine,
         queue_depth=run.depth,
         cache=run.cache_bytes,
-        memory=run.memory_bytes if on_cpu else None,
-        device_memory=None if on_cpu else run.memory_bytes,
         window=run.window,
         policy=run.policy,
         threads=run.threads,
-        direct=run.state == "cold" and direct_works(table.shard_paths),
+        direct=direct_works(table.shard_paths),
     )
     return FeatureLoader(source, [table.name], device=run.device)
 
@@ -185,17 +171,10 @@ def _loader(store: FeatureStore, table: Table, run: Run) -> FeatureLoader:
 def _counters(loader: FeatureLoader, run: Run) -> dict[str, int]:
     """Counters so far. For reads through the page cache, only the kernel counts bytes from the device."""
     stats = loader.stats()
-    buffered = run.engine == "mmap" or run.state == "warm"
-    device_bytes = device_bytes_read() if buffered else None
+    device_bytes = device_bytes_read() if run.engine == "mmap" else None
     return {
         "pages": stats["pages"],
         "hits": stats["hits"],
         "device_bytes": stats["bytes_read"] if device_bytes is None else device_bytes,
         "lines": sum(t["lines"] for t in stats["tables"].values()),
     }
-
-
-def _fill_page_cache(path: Path) -> None:
-    with open(path, "rb", buffering=0) as file:
-        while file.read(8 << 20):
-            pass
