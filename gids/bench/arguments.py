@@ -57,6 +57,7 @@ words = _type(
 )
 positive = _type(int, lambda n: n >= 1, "a whole number of 1 or more")
 natural = _type(int, lambda n: n >= 0, "a whole number of 0 or more")
+window = _type(int, lambda n: 0 <= n <= 22, "a whole number from 0 to 22")
 rate = _type(float, lambda n: 0 < n < math.inf, "a number greater than 0")
 seconds = _type(float, lambda n: 0 <= n < math.inf, "a number of seconds of 0 or more (0: no limit)")
 share = _type(_share, lambda n: 0 <= n <= 1, "a share; use 40% or 0.4")

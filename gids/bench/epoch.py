@@ -51,6 +51,7 @@ COLUMNS = [
 ]
 OURS, ADVISED, PLAIN = "gids", "stock, MADV_RANDOM", "stock"
 SIDES = {"gids": OURS, "stock-random": ADVISED, "stock": PLAIN}
+_HIDDEN = 64  # width of the hidden layers
 _LEAST_BYTES = 96 << 20  # of memory for features
 _STOCK_S, _PLAIN_S = 60.0, 15.0  # time limits of stock with and without advice: it may take hours
 _START_S = 120  # time limit of the rest of a process: imports, topology, validation
@@ -69,23 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="minibatches to train on; 0: the whole epoch (default: 40)",
     )
     add(
-        "--hidden",
-        type=arguments.positive,
-        default=64,
+        "--window",
+        type=arguments.window,
+        default=16,
         metavar="N",
-        help="width of the hidden layers (default: 64)",
+        help="minibatches sampled ahead, 0 to 22 (default: 16)",
     )
-    add(
-        "--window", type=int, default=16, metavar="N", help="minibatches sampled ahead, 0 to 22 (default: 16)"
-    )
-    add(
-        "--workers",
-        type=arguments.natural,
-        default=0,
-        metavar="N",
-        help="num_workers of DGL's DataLoader, on all sides (default: 0)",
-    )
-    add("--threads", type=arguments.positive, metavar="N", help="OpenMP threads (default: torch's number)")
     add(
         "--memory-limit",
         type=parse_bytes,
@@ -181,8 +171,6 @@ def _config(
 ) -> EpochConfig:
     from gids.measure.sides import EpochConfig
 
-    if not 0 <= args.window <= 22:
-        raise ValueError(f"--window must be 0 to 22 (got {args.window})")
     batches = -(-source.train_count // args.batch_size)
     batches = min(batches, args.batches) if args.batches > 0 else batches
     memory_bytes = _memory_bytes(args, store, source, ours=OURS in names)
@@ -194,9 +182,7 @@ def _config(
         fanouts=list(args.fanouts),
         batch_size=args.batch_size,
         batches=batches,
-        hidden=args.hidden,
         window=args.window,
-        workers=args.workers,
     )
     return EpochConfig(
         side="gids",
@@ -204,10 +190,8 @@ def _config(
         dataset=str(store.path),
         fanouts=tuple(args.fanouts),
         batch_size=args.batch_size,
-        hidden=args.hidden,
+        hidden=_HIDDEN,
         batches=batches,
-        workers=args.workers,
-        threads=args.threads or 0,
         seed=args.seed,
         memory_bytes=memory_bytes,
         gids_memory_bytes=memory_bytes,

@@ -17,13 +17,14 @@ import torch
 
 from gids.bench import epoch
 from gids.bench.epoch_source import look_at, write_links
+from gids.cli import main
 from gids.measure.isolation import FreshProcessError, FreshProcessOutOfMemory
 from gids.measure.sides import EpochResult
 from gids.store import FeatureStore
 from gids.write import DatasetWriter
 
 Bench = Callable[..., tuple[int, str, dict[str, Any]]]
-SMALL = ("--batch-size", 8, "--fanouts", "3,3", "--batches", 3, "--hidden", 8)
+SMALL = ("--batch-size", 8, "--fanouts", "3,3", "--batches", 3)
 
 
 def test_results_are_marked_warm_if_the_page_cache_cannot_be_dropped(
@@ -228,7 +229,7 @@ def test_the_least_memory_is_what_the_loader_needs(
     dataset: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(epoch, "_LEAST_BYTES", 0)
-    options = ["--batch-size", 300, "--fanouts", "8,8", "--window", 22, "--batches", 1, "--hidden", 8]
+    options = ["--batch-size", 300, "--fanouts", "8,8", "--window", 22, "--batches", 1]
     options += ["--sides", "gids", "--memory-limit"]
     status, said, _ = bench("epoch", dataset, *options, "1MB")
     assert status == 2
@@ -261,7 +262,6 @@ def test_missing_parts_of_the_dataset_are_named(
         ),
         (["--sides", "stock", "--trace", "t.json"], "--trace t.json needs the side gids: add it to --sides"),
         (["--sides", "gids", "--trace", "/nowhere/t.json"], "no directory /nowhere"),
-        (["--window", "23"], "--window must be 0 to 22 (got 23)"),
     ],
 )
 def test_bad_options_are_refused_with_the_reason(
@@ -270,3 +270,9 @@ def test_bad_options_are_refused_with_the_reason(
     status, text, _ = bench("epoch", dataset, *SMALL, *args)
     assert status == 2
     assert said in text
+
+
+def test_a_window_out_of_range_is_refused(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "epoch", str(dataset), "--window", "23"])
+    assert "--window: '23' is not a whole number from 0 to 22" in capsys.readouterr().err
