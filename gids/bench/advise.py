@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gids import _core
@@ -26,44 +25,44 @@ PRECISION = 0.01  # of the cache size: where the search ends
 _PAGE_WORD_BYTES = 8
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """A hit ratio, or the seconds to read an epoch's missing pages; the other one is None."""
-
-    hit_ratio: float | None
-    epoch_s: float | None
-
-
-def parse_wanted(value: str) -> Wanted:
-    """`60%`, `0.6` or `30s`. Raises ValueError."""
+def parse_wanted(value: str) -> tuple[float | None, float | None]:
+    """Parse `60%`, `0.6` or `30s`: (hit ratio, seconds per epoch), one of which is None. Raises ValueError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(%|s|)", value)
     if found:
         number = float(found[1])
         if found[2] == "s" and number > 0:
-            return Wanted(None, number)
+            return None, number
         ratio = number / 100 if found[2] == "%" else number
         if found[2] != "s" and 0 < ratio <= 1:
-            return Wanted(ratio, None)
+            return ratio, None
     raise ValueError(
         f"--advise {value} is not a goal: use a hit ratio such as 60%, or seconds per epoch such as 30s"
     )
 
 
-def advise(case: Case, wanted: Wanted, args: argparse.Namespace, session: Session, report: Report) -> None:
-    """Search, and add the answer to the report, with a figure for each cache that was tried."""
+def advise(
+    case: Case,
+    wanted: tuple[float | None, float | None],
+    args: argparse.Namespace,
+    session: Session,
+    report: Report,
+) -> None:
+    """Search, and add the answer to the report, with a figure for each cache that was tried.
+
+    wanted: from parse_wanted.
+    """
     from gids.trace.replay import LIVE_BATCHES
 
     per_batch = case.pages / (case.trace.batch_count - case.warm)
     if args.pages_per_s is not None:
         report.subject["pages_per_s"] = args.pages_per_s
-    if wanted.epoch_s is None:
-        assert wanted.hit_ratio is not None
-        ratio = wanted.hit_ratio
-    else:
+    ratio, epoch_s = wanted
+    if ratio is None:
+        assert epoch_s is not None
         speed = args.pages_per_s or _measured_speed(case, args, report)
         report.subject["pages_per_s"] = speed
         needed = _epoch_batches(case) * per_batch
-        ratio = max(0.0, 1 - wanted.epoch_s * speed / needed)
+        ratio = max(0.0, 1 - epoch_s * speed / needed)
     longest = LIVE_BATCHES - case.planned
 
     def measured(lines: int, window: int) -> float:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -14,7 +13,6 @@ import numpy.typing as npt
 import torch
 
 from gids import cuda
-from gids.bench.minibatches import endless, input_nodes
 from gids.bench.probe import direct_works, why_warm
 from gids.errors import FormatError
 from gids.loader import FeatureLoader
@@ -22,7 +20,6 @@ from gids.loader.source import open as open_source
 from gids.measure.counters import cpu_seconds, device_bytes_read
 
 if TYPE_CHECKING:
-    from gids.sampler import Sampler
     from gids.store import FeatureStore, Table
 
 _VERIFIED_ROWS = 512
@@ -71,31 +68,6 @@ class Measured:
         if not total:
             return None
         return float(ends[int(np.searchsorted(np.cumsum(counts), share * total))])
-
-
-def sampled_ids(
-    store: FeatureStore, table: Table, sampler: Sampler, *, seeds: str, batch_size: int, seed: int
-) -> Callable[[int], list[torch.Tensor]]:
-    """Return make(count): samples minibatches and returns their node ids, int64[n] each."""
-    minibatches = endless(store, sampler, seeds=seeds, batch_size=batch_size, seed=seed)
-
-    def make(count: int) -> list[torch.Tensor]:
-        return [input_nodes(m, str(table.type)) for m in itertools.islice(minibatches, count)]
-
-    return make
-
-
-def uniform_ids(table: Table, *, rows: int, seed: int) -> Callable[[int], list[torch.Tensor]]:
-    """Return make(count): draws minibatches of distinct random rows, int64[rows] each."""
-    rng = np.random.default_rng(seed)
-
-    def make(count: int) -> list[torch.Tensor]:
-        return [
-            torch.from_numpy(rng.choice(table.row_count, min(rows, table.row_count), replace=False))
-            for _ in range(count)
-        ]
-
-    return make
 
 
 def verify(store: FeatureStore, table: Table, run: Run, seed: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -115,7 +115,6 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     store, table = arguments.open_table(args)
     cache_bytes = _cache_bytes(args, table, report)
     _describe(store, table, engines, args, report)
-    makers = _batch_makers(store, table, args, report)
     runs = [
         Run(engine, depth, cache_bytes, args.window, args.policy, args.threads, args.device)
         for engine, depth in itertools.product(engines, args.depth)
@@ -123,9 +122,9 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     for engine in engines:
         verify(store, table, next(run for run in runs if run.engine == engine), args.seed)
         session.check()
-    left = session.repeat * len(makers) * len(runs)
+    batches = _minibatches(store, table, args, report)
+    left = session.repeat * len(batches) * len(runs)
     session.total(left)
-    batches = {name: make(args.iterations) for name, make in makers.items()}
     probe_s = min(_PROBE_S, session.left_s() / 4 / (session.repeat * len(args.depth)))
     for turn in range(session.repeat):
         # Other processes may use the disk: each round measures the ceiling again.
@@ -212,34 +211,38 @@ def _describe(
         )
 
 
-def _batch_makers(
+def _minibatches(
     store: FeatureStore, table: Table, args: argparse.Namespace, report: Report
-) -> dict[str, Callable[[int], list[torch.Tensor]]]:
-    """Name -> function that makes minibatches' ids: sampled, or uniform if there is no topology."""
-    from gids.bench.aggregation import sampled_ids, uniform_ids
-    from gids.bench.minibatches import make_sampler
+) -> dict[str, list[torch.Tensor]]:
+    """Name -> node ids of minibatches, int64[n] each: sampled, or uniform if there is no topology."""
+    import numpy as np
+    import torch
+
+    from gids.bench.minibatches import endless, input_nodes, make_sampler
     from gids.errors import FormatError
     from gids.store import graphs_of
 
     if args.rows is None and table.kind == "node":
         try:
             graphs_of(store)
-            makers = {
-                f"{seeds} seeds": sampled_ids(
-                    store,
-                    table,
-                    make_sampler(args.sampler, args.fanouts, seeds),
-                    seeds=args.seeds,
-                    batch_size=seeds,
-                    seed=args.seed,
-                )
-                for seeds in args.batch_size
-            }
+            found = {}
+            for seeds in args.batch_size:
+                sampler = make_sampler(args.sampler, args.fanouts, seeds)
+                stream = endless(store, sampler, seeds=args.seeds, batch_size=seeds, seed=args.seed)
+                first = itertools.islice(stream, args.iterations)
+                found[f"{seeds} seeds"] = [input_nodes(minibatch, str(table.type)) for minibatch in first]
             report.subject.update(sampler=args.sampler, fanouts=list(args.fanouts), seeds=args.seeds)
-            return makers
+            return found
         except FormatError as error:
             report.note(f"minibatches are uniform random rows: {error}")
-    return {f"{rows} rows": uniform_ids(table, rows=rows, seed=args.seed) for rows in args.rows or [_ROWS]}
+    rng = np.random.default_rng(args.seed)
+    return {
+        f"{rows} rows": [
+            torch.from_numpy(rng.choice(table.row_count, min(rows, table.row_count), replace=False))
+            for _ in range(args.iterations)
+        ]
+        for rows in args.rows or [_ROWS]
+    }
 
 
 def _measure_ceilings(

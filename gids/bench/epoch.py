@@ -277,9 +277,9 @@ def _add(report: Report, name: str, found: EpochResult, config: EpochConfig) -> 
     if found.cached_before > 0.01:
         report.note(f"results of {name} are WARM: {found.cached_before:.0%} of a file was in the page cache")
     if found.batches < config.batches:
-        told = f"`{name}` was stopped after {found.batches} of {config.batches} batches: compare rows/s"
-        as_ever = config.most_seconds and found.seconds >= config.most_seconds
-        (report.note if as_ever else report.cut_short)(told)
+        message = f"`{name}` was stopped after {found.batches} of {config.batches} batches: compare rows/s"
+        own_limit = config.most_seconds and found.seconds >= config.most_seconds
+        (report.note if own_limit else report.cut_short)(message)
     report.figure(side=name).add(
         epoch_s=found.seconds,
         **{f"{stage}_s": found.stages[stage] or None for stage in STAGES},
