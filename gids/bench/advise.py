@@ -26,7 +26,7 @@ _PAGE_WORD_BYTES = 8
 
 
 def parse_wanted(value: str) -> tuple[float | None, float | None]:
-    """Parse `60%`, `0.6` or `30s`: (hit ratio, seconds per epoch), one of which is None. Raises ValueError."""
+    """Parse `60%`, `0.6` or `30s`: (hit ratio, None) or (None, seconds per epoch). Raises ValueError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(%|s|)", value)
     if found:
         number = float(found[1])

@@ -111,7 +111,7 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
         )
     with tempfile.TemporaryDirectory(prefix="gids-bench-") as directory:
         write_links(store, Path(directory))
-        ours = _config(args, store, source, names, Path(directory), report)
+        ours = _config(args, store, source, Path(directory), report)
         configs = {
             OURS: ours,
             ADVISED: replace(ours, side="stock", random_access=True, most_seconds=_STOCK_S),
@@ -165,7 +165,6 @@ def _config(
     args: argparse.Namespace,
     store: FeatureStore,
     source: EpochSource,
-    names: list[str],
     directory: Path,
     report: Report,
 ) -> EpochConfig:
@@ -173,7 +172,7 @@ def _config(
 
     batches = -(-source.train_count // args.batch_size)
     batches = min(batches, args.batches) if args.batches > 0 else batches
-    memory_bytes = _memory_bytes(args, store, source, ours=OURS in names)
+    memory_bytes = _memory_bytes(args, store, source)
     report.subject.update(
         dataset=str(store.path),
         table=source.table.name,
@@ -206,44 +205,22 @@ def _config(
     )
 
 
-def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSource, *, ours: bool) -> int:
-    """--memory-limit; by default a quarter of the features, or more if the minibatches in flight need more.
-
-    ours: gids is among the sides. Raises ValueError if the limit is too small for its minibatches.
-    """
+def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSource) -> int:
+    """--memory-limit; by default a quarter of the features, or more for large minibatches."""
     from gids.bench.minibatches import endless, input_nodes, make_sampler
-    from gids.cache.budget import HostBudget, bounce_pool_bytes
-    from gids.cache.live_batches import GROWTH, Sizes
-    from gids.cache.output_dtype import out_row_bytes
-    from gids.io import QUEUE_DEPTH
-    from gids.loader.placement import HostPlacement
 
+    if args.memory_limit is not None:
+        if args.memory_limit < _LEAST_BYTES:
+            raise ValueError(
+                f"--memory-limit {format_bytes(args.memory_limit)} is too small for the minibatches in "
+                f"flight: give {format_bytes(_LEAST_BYTES)} or more"
+            )
+        return int(args.memory_limit)
     sampler = make_sampler("neighbor", args.fanouts, args.batch_size)
     minibatch = next(endless(store, sampler, seeds="train", batch_size=args.batch_size, seed=args.seed))
-    table = source.table
-    rows = len(input_nodes(minibatch, str(table.type)))
+    rows = len(input_nodes(minibatch, str(source.table.type)))
     blocks = 2 * minibatch.nbytes  # DGL's take about twice what ours do
-    if args.memory_limit is None:
-        return max(source.feature_bytes // 4, _LEAST_BYTES + 8 * rows * table.row_bytes + 24 * blocks)
-    least = _LEAST_BYTES
-    if ours:
-        planned = HostPlacement.least_planned
-        sizes = Sizes({table.name: rows}, rows * table.page_bytes, blocks, args.window, planned, planned)
-        budget = HostBudget(
-            tables=[table],
-            output_row_bytes={table.name: out_row_bytes(table, None)},
-            bounce_bytes=bounce_pool_bytes([table], QUEUE_DEPTH),
-            memory_bytes=args.memory_limit,
-            cache_bytes=None,
-        )
-        least = max(least, sum(budget.needed(sizes.grown(GROWTH)).values()))
-    if args.memory_limit < least:
-        raise ValueError(
-            f"--memory-limit {format_bytes(args.memory_limit)} is too small: {args.window + 2} minibatches "
-            f"in flight need about {format_bytes(least)}; give {format_bytes(int(1.1 * least))} or more, or "
-            "a smaller --batch-size, --fanouts or --window"
-        )
-    return int(args.memory_limit)
+    return max(source.feature_bytes // 4, _LEAST_BYTES + 8 * rows * source.table.row_bytes + 24 * blocks)
 
 
 def _run(
