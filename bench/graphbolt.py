@@ -108,10 +108,14 @@ def compare(title: str, sides: dict[str, Any], rounds: int) -> dict[str, Any]:
     """Run the sides, of which one is "gids"; print and return the results."""
     results = alternate(sides, rounds)
     speeds = {name: [r["rows_per_s"] for r in found] for name, found in results.items()}
-    ratios = {name: median_ratio(speeds["gids"], speeds[name]) for name in sides if name != "gids"}
+    ratios = {
+        name: {ours: median_ratio(speeds[ours], speeds[name]) for ours in OURS if ours in sides}
+        for name in sides
+        if name not in OURS
+    }
     for name, found in results.items():
         cpu_us = 1e6 * median(r["cpu_s_per_row"] for r in found)
-        beside = f"gids is {ratios[name]:.2f} x as fast" if name in ratios else ""
+        beside = ", ".join(f"{ours} is {r:.2f} x as fast" for ours, r in ratios.get(name, {}).items())
         speed = f"{median(speeds[name]):>9.0f} rows/s  {cpu_us:6.2f} us of CPU a row"
         print(f"{title:<10} {name:<22} {speed}  {beside}", flush=True)
     return {"rows_per_s": speeds, "ratios": ratios}
@@ -193,19 +197,6 @@ def main(argv: list[str] | None = None) -> int:
             if "hits" in wanted:
                 title = f"hits, {row_bytes} B"
                 found[title] = compare(title, sides_of_hits(config, args.newest), args.rounds)
-    for name, each in found.items():
-        told = {"pipe": "lookahead in a pipe, 4096 B rows"}.get(name, f"cold reads, {name} B rows")
-        for side in each["ratios"]:
-            if side in (STOCK, NEWEST):
-                ratios = {
-                    ours: median_ratio(each["rows_per_s"][ours], each["rows_per_s"][side])
-                    for ours in OURS
-                    if ours in each["rows_per_s"]
-                }
-                print(
-                    f"{told}, over {side}: "
-                    + ", ".join(f"{ours} {ratio:.2f}" for ours, ratio in ratios.items())
-                )
     write_json(args.json, found)
     return 0
 
