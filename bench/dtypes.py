@@ -22,6 +22,7 @@ from statistics import mean, median, stdev
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+from harness import make_parser
 from sage import GraphSage
 
 import gids
@@ -139,10 +140,10 @@ def gather(args: argparse.Namespace) -> dict[str, float]:
 
 
 def fill(loader: FeatureLoader, everything: Sequence[torch.Tensor]) -> None:
-    """Bring every page into the cache, and look at what comes out."""
+    """Read every page into the cache, and compare the rows."""
     table = loader.tables[0]
     for ids, features in loader.attach(everything, lambda ids: {TABLE: ids}):
-        assert torch.equal(features[TABLE], table.read_rows(ids).float()), "other rows than those stored"
+        assert torch.equal(features[TABLE], table.read_rows(ids).float()), "rows differ from the stored ones"
 
 
 def gather_seconds(loader: FeatureLoader, batches: Sequence[torch.Tensor]) -> float:
@@ -155,13 +156,8 @@ def gather_seconds(loader: FeatureLoader, batches: Sequence[torch.Tensor]) -> fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, "dir", "repeat")
     parser.add_argument("question", choices=["training", "gather"])
-    parser.add_argument("--small", action="store_true", help="small size for tests")
-    parser.add_argument("--repeat", type=int, default=7)
-    parser.add_argument("--dir", help="directory for datasets (default: temporary)")
     args = parser.parse_args()
     begun = time.perf_counter()
     for name, value in {"training": training, "gather": gather}[args.question](args).items():

@@ -17,14 +17,13 @@ import numpy as np
 import torch
 from device_timer import host_seconds
 from figures import Figures
-from harness import alternate, median_ratio
+from harness import PAGE_BYTES as _PAGE
+from harness import alternate, median_ratio, page_contents, write_pages
 
 import gids.io
 from gids.cuda import Device
 from gids.io.device.device_queue import DeviceQueue, QueueTable
 
-_PAGE = 4096
-_WORDS = _PAGE // 8
 _BATCH = 8192
 _IN_FLIGHT = 3
 
@@ -42,22 +41,9 @@ class QueueSizes:
 SMALL = QueueSizes(file_bytes=4 << 20, pages=300, rounds=1, depth=64, staging_bytes=256 << 10)
 
 
-def contents(pages: np.ndarray) -> np.ndarray:
-    """uint64[n, 512]: what the file holds in each page, another value in every word."""
-    words = pages.astype(np.uint64)[:, None] * np.uint64(_WORDS) + np.arange(_WORDS, dtype=np.uint64)
-    return words * np.uint64(0x9E3779B97F4A7C15)
-
-
-def make_file(path: Path, page_count: int) -> None:
-    with open(path, "wb") as file:
-        for first in range(0, page_count, _BATCH):
-            contents(np.arange(first, min(first + _BATCH, page_count))).tofile(file)
-    gids.io.drop_page_cache(path)
-
-
 def queue(device: Device, directory: Path, sizes: QueueSizes, figures: Figures) -> None:
     path, page_count = directory / "pages.bin", sizes.file_bytes // _PAGE
-    make_file(path, page_count)
+    write_pages(path, page_count)
     rng = np.random.default_rng(3)
     stream = device.new_stream()
     out = device.empty((sizes.pages, _PAGE), torch.uint8)
@@ -86,7 +72,7 @@ def queue(device: Device, directory: Path, sizes: QueueSizes, figures: Figures) 
             seconds = host_seconds(stream, lambda: read(stream, requests, count, 0, out, errors))
             assert not errors.any(), "a request failed"
             if not checked.get(wait):
-                assert np.array_equal(out.cpu().numpy().view(np.uint64), contents(pages)), wait
+                assert np.array_equal(out.cpu().numpy(), page_contents(pages)), wait
                 checked[wait] = True
             return len(pages) / seconds
 
@@ -104,7 +90,7 @@ def queue(device: Device, directory: Path, sizes: QueueSizes, figures: Figures) 
             seconds = host_seconds(stream, lambda: results.extend(pool.map(read, batches)))
             assert not any(results), "a read failed"
             if not checked.get("engine"):
-                assert all(np.array_equal(rows.view(np.uint64), contents(chosen)) for chosen, rows in batches)
+                assert all(np.array_equal(rows, page_contents(chosen)) for chosen, rows in batches)
                 checked["engine"] = True
             return len(pages) / seconds
 

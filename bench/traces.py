@@ -12,7 +12,7 @@ from gids.heat import sample_in_edges
 
 Trace = list[npt.NDArray[np.int64]]
 
-FANOUTS = (5, 5, 10)  # the last is that of the seeds
+FANOUTS = (5, 5, 10)  # the last one applies to the seeds
 
 
 def rmat(
@@ -42,7 +42,7 @@ def sample_trace(
     seeds: int,
     minibatches: int,
 ) -> Trace:
-    """Uniform neighbour sampling by FANOUTS, seeds drawn from train in random order, again and again."""
+    """Uniform neighbor sampling with FANOUTS; the seeds are train in one random order, repeated."""
     train = rng.permutation(train)
     trace = []
     for t in range(minibatches):
@@ -54,7 +54,7 @@ def sample_trace(
 
 
 def popular_pages(pages: int, rank: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The page of each rank of popularity: scattered, as pages of hot nodes are."""
+    """The page of each rank of popularity, scattered over the table."""
     return rank * 2654435761 % pages
 
 
