@@ -261,7 +261,7 @@ def gather(args: argparse.Namespace) -> dict[str, float]:
             with DatasetWriter(path) as writer:
                 writer.write_table("node", "_N", "feat", source)
             opened = gids.open(path, memory=8 << 30, window=2, threads=threads)
-            with FeatureLoader(opened, ["_N.feat"]) as loader:
+            with gids.FeatureLoader(opened, ["_N.feat"]) as loader:
                 everything = list(torch.arange(count).split(batch))
                 for ids, features in loader.attach(everything, ids_of):  # fills the cache
                     assert torch.equal(features["_N.feat"], source[ids])
