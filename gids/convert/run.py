@@ -12,11 +12,8 @@ import torch
 
 from gids.convert.damage import from_library
 from gids.convert.edge_options import add_reverse_edges, add_self_loops, as_edges, refuse_tables
-from gids.convert.labels import normalised
-from gids.convert.masks import count_masked, masks_to_splits
-from gids.convert.source import InEdges, Source, TableSource
-from gids.convert.source_limits import check_source
-from gids.convert.split import random_split
+from gids.convert.labels import count_masked, masks_to_splits, normalised, random_split
+from gids.convert.source import InEdges, Source, TableSource, check_source
 from gids.convert.table_orders import ReadRows, RowOrders, bytes_aside, check_order
 from gids.errors import FormatError
 from gids.store.dtypes import table_dtype

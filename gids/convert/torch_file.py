@@ -22,8 +22,7 @@ import torch
 
 from gids.convert.damage import MAX_MESSAGE_CHARS, parsing, said_by, shortened
 from gids.convert.source import starts_with
-from gids.convert.source_file import open_file
-from gids.convert.zip_file import open_zip
+from gids.convert.source_file import open_file, open_zip
 from gids.errors import FormatError
 from gids.store.rows import ArrayRows, FileRows, Rows, TensorRows
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 from reader_example import save
 
-from gids.convert.array_files import directory_arrays
+from gids.convert.named import directory_arrays
 from gids.store.rows import read_range
 
 pa = pytest.importorskip("pyarrow")

@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 
-from gids.convert.counts import whole_number
 from gids.convert.damage import shown
 from gids.convert.edges import count_by_edges, edge_rows, largest_id
 from gids.convert.named import LABELS, MASKS
 from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import InEdges, Source
+from gids.convert.source import InEdges, Source, whole_number
 from gids.convert.torch_file import is_torch_file, load_torch, mapped_rows
 from gids.errors import FormatError
 from gids.store.names import NODE, RELATION, Relation, check_name, describe_type
@@ -180,8 +179,7 @@ class _Graph:
             elif key in _SPLITS:
                 self.source.add_split(ntype, _SPLITS[key], rows)
             elif key in LABELS and ntype not in self.source.labels:
-                self.source.add_nodes(ntype, rows.shape[0], what, key)
-                self.source.labels[ntype] = rows
+                self.source.add_labels(ntype, rows, what, key)
             else:
                 self.source.add_node_table(ntype, key, rows, what, key)
 
