@@ -245,7 +245,7 @@ def _read_rows(order: str, trace: str) -> ReadRows | None:
         )
     from gids.trace.row_trace import RowTrace
 
-    return RowTrace(trace)
+    return RowTrace(trace).minibatches
 
 
 def load_graphs(path: str) -> Any:
