@@ -1,7 +1,6 @@
 """Parses tables of numbers in text files (.csv, .tsv, .txt, gzipped or not) to a binary scratch file.
 
-Called by the readers, which then read ranges from the scratch file. Memory holds one block only, and a line has a
-bounded length.
+Called by the readers, which then read ranges from the scratch file. Memory holds one block of lines.
 """
 
 from __future__ import annotations
