@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from gids.convert.edges import BLOCK_BYTES, column_of
-from gids.convert.source import Mask, Source, row_count
+from gids.convert.source import Mask, Source
 from gids.errors import FormatError
 from gids.store.array_checks import as_int64
 from gids.store.names import SPLITS
@@ -61,13 +61,6 @@ def _are_classes_with_gaps(labels: Rows) -> bool:
             return False
         gaps = gaps or bool(missing.any())
     return gaps
-
-
-def count_masked(source: Source) -> None:
-    """Set the numbers of nodes from masks. Raises FormatError for a mask of another length."""
-    for ntype, masks in source.masks.items():
-        for mask in masks.values():
-            source.add_nodes(ntype, row_count(mask.rows, mask.what), mask.what)
 
 
 def masks_to_splits(source: Source, column: int | None = None) -> None:

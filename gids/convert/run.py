@@ -12,7 +12,7 @@ import torch
 
 from gids.convert.damage import from_library
 from gids.convert.edge_options import add_reverse_edges, add_self_loops, as_edges, refuse_tables
-from gids.convert.labels import count_masked, masks_to_splits, normalised, random_split
+from gids.convert.labels import masks_to_splits, normalised, random_split
 from gids.convert.source import InEdges, Source, TableSource, check_source
 from gids.convert.table_orders import ReadRows, RowOrders, bytes_aside, check_order
 from gids.errors import FormatError
@@ -125,7 +125,6 @@ def convert(
         for note in source.notes:
             say(note)
         check_source(source)
-        count_masked(source)
         _check_edge_tables(source)
         _change_edges(source, options)
         _check(source, options)

@@ -20,6 +20,8 @@ from gids.store.names import Relation, check_name, describe_type, table_name
 from gids.store.rows import FileRows, Rows, read_range
 from gids.write.edges import EdgeSource
 
+LABELS = ("label", "labels", "y")
+MASKS = {"train_mask": "train", "val_mask": "val", "valid_mask": "val", "test_mask": "test"}
 MAX_TABLES = 10_000  # a manifest of 16 MiB has room for about twice as many
 MAX_DIMENSIONS = 8  # of a table's row, as in a manifest
 
@@ -118,12 +120,22 @@ class Source:
     def add_split(self, ntype: str, split: str, ids: Rows) -> None:
         self.splits.setdefault(ntype, {})[split] = ids
 
-    def add_mask(self, ntype: str, split: str, rows: Rows, what: str) -> None:
-        """Raises FormatError if the split already has a mask."""
+    def add_mask(self, ntype: str, split: str, rows: Rows, what: str, skip: str = "") -> None:
+        """Set the mask of a split. what, skip: as for add_nodes. Raises FormatError for a second mask."""
+        self.add_nodes(ntype, row_count(rows, what), what, skip)
         masks = self.masks.setdefault(ntype, {})
         if split in masks:
             raise FormatError(f"{masks[split].what} and {what} are both the {split} mask: keep one")
         masks[split] = Mask(rows, what)
+
+    def add_node_array(self, ntype: str, name: str, rows: Rows, what: str, skip: str = "") -> None:
+        """Add an array of nodes whose name gives the meaning. what, skip: as for add_nodes."""
+        if name in LABELS and ntype not in self.labels:
+            self.add_labels(ntype, rows, what, skip)
+        elif name in MASKS:
+            self.add_mask(ntype, MASKS[name], rows, what, skip)
+        else:
+            self.add_node_table(ntype, name, rows, what, skip)
 
     def node_count(self, ntype: str) -> int:
         if ntype not in self.nodes:

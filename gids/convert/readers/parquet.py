@@ -10,7 +10,6 @@ import torch
 
 from gids.convert.arrow_table import ArrowTable, is_arrow
 from gids.convert.edges import BLOCK_BYTES, count_by_edges
-from gids.convert.named import LABELS, MASKS
 from gids.convert.readers.reader import Choices, Reader
 from gids.convert.source import Source, dotted_relation
 from gids.errors import FormatError
@@ -76,15 +75,10 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
 def _read_nodes(ntype: str, table: ArrowTable, source: Source) -> None:
     source.add_nodes(ntype, table.row_count, f"the table of {ntype!r}")
     for key, columns in _grouped(table, source).items():
-        rows = table.rows(columns)
         if key in _IDS:
-            _check_positions(rows, ntype, key)
-        elif key in LABELS and ntype not in source.labels:
-            source.labels[ntype] = rows
-        elif key in MASKS:
-            source.add_mask(ntype, MASKS[key], rows, f"{key!r} of {ntype!r}")
+            _check_positions(table.rows(columns), ntype, key)
         else:
-            source.add_node_table(ntype, key, rows, f"column {key!r}")
+            source.add_node_array(ntype, key, table.rows(columns), f"{key!r} of {ntype!r}")
 
 
 def _read_edges(relation: Relation, table: ArrowTable, source: Source) -> None:

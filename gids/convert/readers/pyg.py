@@ -13,7 +13,6 @@ import torch
 
 from gids.convert.damage import shown
 from gids.convert.edges import count_by_edges, edge_rows, largest_id
-from gids.convert.named import LABELS, MASKS
 from gids.convert.readers.reader import Choices, Reader
 from gids.convert.source import InEdges, Source, whole_number
 from gids.convert.torch_file import is_torch_file, load_torch, mapped_rows
@@ -172,16 +171,11 @@ class _Graph:
                 continue
             if (rows := self._rows(key, ntype, values)) is None:
                 continue
-            what = f"{key!r} of {ntype!r} in {self._path}"
-            if key in MASKS:
-                self.source.add_nodes(ntype, rows.shape[0], what, key)
-                self.source.add_mask(ntype, MASKS[key], rows, what)
-            elif key in _SPLITS:
+            if key in _SPLITS:
                 self.source.add_split(ntype, _SPLITS[key], rows)
-            elif key in LABELS and ntype not in self.source.labels:
-                self.source.add_labels(ntype, rows, what, key)
             else:
-                self.source.add_node_table(ntype, key, rows, what, key)
+                what = f"{key!r} of {ntype!r} in {self._path}"
+                self.source.add_node_array(ntype, key, rows, what, skip=key)
 
     def count_ends(self, stores: Mapping[str | Relation, Mapping[str, Any]]) -> None:
         """Set the numbers of nodes that only the edges give, as PyG does."""
