@@ -30,8 +30,8 @@ def compare(
 ) -> Iterator[tuple[bool, str]]:
     """Compare each table with the one of the same name in the source, and report tables that only one has.
 
-    Yields (whether it is a fault, a sentence) per table. on_bytes(n): progress, in bytes of the dataset's rows. Raises StorageError, and FormatError for a damaged
-    source.
+    Yields (whether it is a fault, a sentence) per table. on_bytes(n): progress, in bytes of the dataset's
+    rows. Raises StorageError, and FormatError for a damaged source.
     """
     sources = {t.name: t for t in source.tables}
     for name in sources:
