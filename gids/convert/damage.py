@@ -41,10 +41,10 @@ def parsing(path: Path | str, fault: str) -> Iterator[None]:
     except Exception as error:  # libraries raise many kinds for damaged files
         if isinstance(error, OSError) and error.errno:
             raise
-        raise FormatError(f"{path} {fault}: {said_by(error)}") from error
+        raise FormatError(f"{path} {fault}: {message_of(error)}") from error
 
 
-def said_by(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """The first line of a library's message, cut for a message of ours."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
@@ -68,4 +68,4 @@ def from_library(error: BaseException, files: Sequence[Path]) -> FormatError | N
     if not library:
         return None
     root = os.path.commonpath(files) if files else "the source"
-    return FormatError(f"{root} cannot be read: {library} raised {type(error).__name__}: {said_by(error)}")
+    return FormatError(f"{root} cannot be read: {library} raised {type(error).__name__}: {message_of(error)}")

@@ -16,7 +16,7 @@ from typing import BinaryIO, cast
 import numpy as np
 import torch
 
-from gids.convert.damage import parsing, said_by, shown
+from gids.convert.damage import parsing, message_of, shown
 from gids.convert.source_file import open_file
 from gids.errors import FormatError
 from gids.store.rows import FileRows
@@ -78,7 +78,7 @@ def _numbers(path: Path, first: int, lines: list[str], dtype: np.dtype[np.generi
         return np.loadtxt(kept, dtype, comments="#", delimiter=delimiter, ndmin=2)
     except ValueError as error:
         where = _first_bad_line(lines, first, dtype, delimiter)
-        raise FormatError(f"{path}, {where or f'lines from {first} on: {said_by(error)}'}") from None
+        raise FormatError(f"{path}, {where or f'lines from {first} on: {message_of(error)}'}") from None
 
 
 def _first_bad_line(

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gids.convert.damage import MAX_MESSAGE_CHARS, said_by, shortened
+from gids.convert.damage import MAX_MESSAGE_CHARS, message_of, shortened
 from gids.convert.memory_guard import at_most
 from gids.errors import FormatError
 
@@ -57,7 +57,7 @@ def main(pickled: bytes) -> int:
         except FormatError as error:
             sys.stdout.write(f"\0{error}")
         except Exception as error:
-            message = shortened(f"{type(error).__name__}: {said_by(error)}", MAX_MESSAGE_CHARS)
+            message = shortened(f"{type(error).__name__}: {message_of(error)}", MAX_MESSAGE_CHARS)
             sys.stdout.write(f"\0{path} is damaged: {message}")
         else:
             return 0

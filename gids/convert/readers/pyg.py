@@ -69,8 +69,7 @@ def _stores(saved: Any, path: Path) -> dict[str | Relation, Mapping[str, Any]]:
 def _typed(stores: Mapping[Any, Any], path: Path) -> dict[str | Relation, Mapping[str, Any]]:
     """The attributes by node type and relation. Raises FormatError for another key."""
     for key in stores:
-        names = key if isinstance(key, tuple) and len(key) == 3 else (key,)
-        for name in names:
+        for name in key if isinstance(key, tuple) and len(key) == 3 else (key,):
             check_name(name, f"a node type or relation of {path}")
     return {key: _attributes(store, path) for key, store in stores.items()}
 
