@@ -16,7 +16,7 @@ from typing import BinaryIO, cast
 import numpy as np
 import torch
 
-from gids.convert.damage import parsing, message_of, shown
+from gids.convert.damage import message_of, parsing, shown
 from gids.convert.source_file import open_file
 from gids.errors import FormatError
 from gids.store.rows import FileRows

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from gids.convert.damage import MAX_MESSAGE_CHARS, parsing, message_of, shortened
+from gids.convert.damage import MAX_MESSAGE_CHARS, message_of, parsing, shortened
 from gids.convert.source import starts_with
 from gids.convert.source_file import open_file, open_zip
 from gids.errors import FormatError
@@ -125,7 +125,8 @@ def _check_pickle(path: Path) -> None:
             )
         if member.file_size > _MAX_PICKLE_BYTES:
             raise FormatError(_too_large(path))
-        _count_objects(io.BytesIO(archive.read(member)), path)
+        with archive.open(member) as packed:  # with a size, as the member's packed size may be false
+            _count_objects(io.BytesIO(packed.read(member.file_size)), path)
 
 
 def _count_objects(file: BinaryIO, path: Path) -> None:
