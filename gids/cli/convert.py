@@ -162,6 +162,7 @@ def run(args: argparse.Namespace) -> int:
     from gids.cache.budget import available_bytes
     from gids.convert import Options, convert
     from gids.convert.readers import READER_BYTES, Choices, find_reader, open_source
+    from gids.convert.source import source_files
     from gids.write.publish import partial_path
 
     # The C library's allocator, so that the limit on a batch's memory counts what Arrow allocates.
@@ -204,7 +205,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         with Progress("convert", quiet=args.quiet) as progress:
             convert(
-                [*reader.files(args.source), *([Path(trace)] if trace else [])],
+                [*source_files(args.source), *([Path(trace)] if trace else [])],
                 lambda scratch: open_source(reader, args.source, scratch, choices),
                 args.path,
                 options,
@@ -245,7 +246,7 @@ def _read_rows(order: str, trace: str) -> ReadRows | None:
         )
     from gids.trace.row_trace import RowTrace
 
-    return RowTrace(trace)
+    return RowTrace(trace).minibatches
 
 
 def load_graphs(path: str) -> Any:
