@@ -41,7 +41,7 @@ from gids.store.rows import Rows, Values, as_rows, blocks
 from gids.write.array_file import ArrayFile
 from gids.write.column_scales import write_column_scales
 from gids.write.edges import EdgeSource, out_degrees
-from gids.write.graph_writer import EdgeOrder, GraphWriter
+from gids.write.graph_writer import GraphWriter
 from gids.write.narrow import NarrowedRows, Narrowing, QuantizedRows, Tally
 from gids.write.page_writer import PageWriter, open_sized
 from gids.write.publish import dataset_path
@@ -336,7 +336,7 @@ class DatasetWriter:
         def write(files: GraphWriter) -> dict[str, ArrayEntry]:
             return files.write_in_edges(indptr, indices, ids)
 
-        self._add_graph(relation, edge_count, index_dtype, write)
+        self._add_graph(relation, edge_count, index_dtype, write, keep_ids=ids is not None)
 
     def write_edges(
         self,
@@ -354,16 +354,20 @@ class DatasetWriter:
         sort_neighbors: sort the edges of one destination by source. dedup: remove duplicate edges; needs
         keep_ids=False and sorts neighbors.
         """
+        if dedup and keep_ids:
+            raise ValueError("dedup removes edges, so ids would have gaps: give keep_ids=False")
         self._declare(relation, edges.num_src, edges.num_dst)
-        order = EdgeOrder(keep_ids=keep_ids, sort_neighbors=sort_neighbors, dedup=dedup)
 
         def write(files: GraphWriter) -> dict[str, ArrayEntry]:
-            memory_bytes = self._memory_bytes // 2
             return files.write_sorted(
-                edges, self._workplace.scratch, memory_bytes, order, workers=self._workers
+                edges,
+                self.scratch,
+                self._memory_bytes // 2,
+                sort_neighbors=sort_neighbors,
+                workers=self._workers,
             )
 
-        self._add_graph(relation, edges.count, index_dtype, write, is_exact=not dedup)
+        self._add_graph(relation, edges.count, index_dtype, write, keep_ids=keep_ids, dedup=dedup)
 
     def _declare(self, relation: Relation, num_src: int | None, num_dst: int | None) -> None:
         for ntype, count in ((relation[0], num_src), (relation[2], num_dst)):
@@ -388,10 +392,10 @@ class DatasetWriter:
         index_dtype: str,
         write: Callable[[GraphWriter], dict[str, ArrayEntry]],
         *,
-        is_exact: bool = True,
+        keep_ids: bool,
+        dedup: bool = False,
     ) -> None:
-        """is_exact: edge_count is the exact number of edges, not an upper bound."""
-        if is_exact:
+        if not dedup:
             self._add_edges(relation, edge_count)
 
         def work() -> Any:
@@ -403,7 +407,9 @@ class DatasetWriter:
                     num_dst=self._counts[relation[2]],
                     edge_count=edge_count,
                     index_dtype=index_dtype,
+                    keep_ids=keep_ids,
                     on_bytes=self._on_bytes,
+                    dedup=dedup,
                 ) as files:
                     return entry_json(write(files))
             except FormatError as error:
