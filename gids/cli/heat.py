@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from gids.store import FeatureStore
 
 _OPTIONS = {
-    "out-degree": set[str](),
     "reverse-pagerank": {"seeds", "fanouts", "damping"},
     "sampled": {"seeds", "fanouts", "batch_size", "batches", "seed"},
 }
@@ -36,9 +35,8 @@ def add_parser(subparsers: Any) -> None:
         "--method",
         required=True,
         choices=list(_OPTIONS),
-        help="out-degree: count the out-edges of each node (conversion has stored this already). "
-        "reverse-pagerank: compute how often sampling from the seeds is expected to read each node. sampled: "
-        "sample minibatches and count those that read each node",
+        help="reverse-pagerank: compute how often sampling from the seeds is expected to read each node. "
+        "sampled: sample minibatches and count those that read each node",
     )
     add(
         "--seeds",
@@ -92,12 +90,10 @@ def _check_options(method: str, options: Mapping[str, Any]) -> None:
 def _compute(
     store: FeatureStore, method: str, options: dict[str, Any], quiet: bool
 ) -> Mapping[str, np.ndarray]:
-    from gids.heat import choose_seeds, expected_visits, out_degrees, reverse_pagerank, sampled_counts
+    from gids.heat import choose_seeds, expected_visits, reverse_pagerank, sampled_counts
 
     unit = "minibatches" if method == "sampled" else "B"
     with Progress(f"heat ({method})", quiet=quiet, unit=unit) as progress:
-        if method == "out-degree":
-            return out_degrees(store, on_bytes=progress.add)
         seeds = choose_seeds(store, options.pop("seeds", "train"))
         if "damping" in options:
             return reverse_pagerank(store, seeds, **options, on_bytes=progress.add)
