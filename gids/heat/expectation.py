@@ -129,9 +129,8 @@ def _carry(
         except ValueError as error:
             raise FormatError(f"{topology}: {error}; `gids verify` lists all faults") from None
         if bad is not None:
-            raise FormatError(
-                f"{topology}: indices[{bad}] is {graph.indices[bad]}; it must be from 0 to {graph.num_src - 1}"
-            )
+            must = f"it must be from 0 to {graph.num_src - 1}"
+            raise FormatError(f"{topology}: indices[{bad}] is {graph.indices[bad]}; {must}")
         on_bytes(int(indptr[-1] - indptr[0]) * graph.indices.itemsize)
 
 

@@ -47,8 +47,9 @@ def sampled_counts(
     for step, ids in enumerate(itertools.islice(minibatches, batches)):
         known = {ntype: torch.from_numpy(ids[ntype]) for ntype in ids if ntype in topology.node_types}
         drawn = sampler.sample(topology, known, seed=seed, step=step).input_nodes
-        for ntype, nodes in {**ids, **drawn}.items():
-            counts[ntype][np.asarray(nodes)] += 1  # nodes are unique
+        assert isinstance(drawn, dict)
+        for ntype, nodes in (ids | {t: n.numpy() for t, n in drawn.items()}).items():
+            counts[ntype][nodes] += 1  # nodes are unique
         on_batch(1)
     return counts
 

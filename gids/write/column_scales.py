@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 
-from gids.store.manifest import entry_json
 from gids.store.quantize import scales_of
 from gids.store.rows import Rows
-from gids.write.array_file import ArrayFile
 from gids.write.narrow import finite_float32, pieces
 from gids.write.sync import write_synced
 from gids.write.workplace import Workplace
@@ -24,29 +21,13 @@ from gids.write.workplace import Workplace
 _BLOCK_BYTES = 8 << 20
 
 
-def write_column_scales(
-    place: Workplace, path: str, rows: Rows, *, sync_bytes: int, on_rows: Callable[[int], None]
-) -> dict[str, Any]:
-    """Write a scale per column, float32[*shape of a row], to path. Returns its entry as JSON.
-
-    on_rows(n): progress. Raises FormatError if a value is not finite.
-    """
-    item = f"scales {path}"
-
-    def work() -> Any:
-        maxima = _column_maxima(place, item, rows, sync_bytes=sync_bytes, on_rows=on_rows)
-        with ArrayFile(place.root, path, "float32", rows.shape[1:]) as file:
-            file.append(scales_of(maxima).numpy())
-            return entry_json(file.finish())
-
-    found: dict[str, Any] = place.once(item, work, on_skip=lambda: on_rows(rows.shape[0]))
-    return found
-
-
-def _column_maxima(
+def column_scales(
     place: Workplace, item: str, rows: Rows, *, sync_bytes: int, on_rows: Callable[[int], None]
-) -> torch.Tensor:
-    """The largest magnitude in each column, float32[width]."""
+) -> Iterator[np.ndarray]:
+    """Yield the scales of the columns, float32[width], once.
+
+    item: in the journal. on_rows(n): progress. Raises FormatError if a value is not finite.
+    """
     width, row_count = math.prod(rows.shape[1:]), rows.shape[0]
     saved = place.partial / "column-maxima"
     first = place.pages_done(item)
@@ -70,4 +51,4 @@ def _column_maxima(
             os.replace(new, saved)
             place.record_pages(item, start + count)
             unsaved = 0
-    return maxima
+    yield scales_of(maxima).numpy()

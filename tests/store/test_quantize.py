@@ -126,7 +126,7 @@ def test_error_in_a_later_block_has_the_row_number_of_the_table(tmp_path):
 def test_table_of_many_blocks_equals_the_table_of_one_block(tmp_path, dtype, scale):
     values = torch.randn(20_003, 60, generator=torch.Generator().manual_seed(1)) * 3
     rows = GeneratedRows(values.shape, values.dtype, lambda at, out: out.copy_(values[at : at + len(out)]))
-    options = {"workers": 3, "memory": 1 << 20, "sync_bytes": 100_000, "stripe": 2}
+    options = {"workers": 3, "memory_bytes": 1 << 20, "sync_bytes": 100_000, "stripe": 2}
     table, (_, tally) = write(tmp_path / "a.gids", rows, dtype, scale, **options)
     plain, (_, once) = write(tmp_path / "b.gids", values, dtype, scale)
     ids = range(len(values))
