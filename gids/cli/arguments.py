@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 
 def add_allow_dir(parser: argparse.ArgumentParser) -> None:
@@ -17,6 +18,19 @@ def add_allow_dir(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="allow shards in this directory outside the dataset; may be repeated",
     )
+
+
+def comma_separated(kind: type, example: str) -> Callable[[str], tuple[Any, ...]]:
+    """A type of arguments: int or float numbers, separated by commas."""
+
+    def parse(text: str) -> tuple[Any, ...]:
+        try:
+            return tuple(kind(part) for part in text.split(","))
+        except ValueError:
+            what = "integers" if kind is int else "numbers"
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of {what} such as {example}") from None
+
+    return parse
 
 
 def add_workers(parser: argparse._ActionsContainer) -> None:

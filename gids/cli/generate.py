@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from gids.cli.arguments import add_quiet
+from gids.cli.arguments import add_quiet, comma_separated
 from gids.cli.progress import Progress
 from gids.sizes import format_bytes
 
@@ -130,10 +130,7 @@ def _count(text: str) -> int:
 
 
 def _shares(text: str) -> tuple[float, ...]:
-    try:
-        shares = tuple(float(f) for f in text.split(","))
-    except ValueError:
-        shares = ()
+    shares = comma_separated(float, "0.1,0.05,0.05")(text)
     if len(shares) != 3 or min(shares) < 0 or sum(shares) > 1:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not three fractions with a sum of at most 1: write 0.1,0.05,0.05"

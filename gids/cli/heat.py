@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gids.cli.arguments import add_allow_dir, add_quiet
+from gids.cli.arguments import add_allow_dir, add_quiet, comma_separated
 from gids.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def add_parser(subparsers: Any) -> None:
     )
     add(
         "--fanouts",
-        type=_fanouts,
+        type=comma_separated(int, "10,5,5"),
         metavar="N,N,...",
         help="the fanouts of your training; as in DGL, the last one applies to the seeds; -1: all neighbors "
         "(default: 10,10,10)",
@@ -103,12 +103,3 @@ def _compute(
                 store, seeds, fanouts, **options, on_total=progress.total, on_batch=progress.add
             )
         return expected_visits(store, seeds, fanouts, on_bytes=progress.add)
-
-
-def _fanouts(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a list of integers: write them as 10,5,5"
-        ) from None

@@ -207,9 +207,9 @@ def test_manifest_has_the_scale_and_the_lowest_version(tmp_path, scaled):
         (lambda f: f["tables"][0].pop("scale"), ""),  # rows of 6 bytes: other pages, and their checksums
         (
             lambda f: f["tables"][1]["scale"]["columns"].update(shape=[5]),
-            "float32[6], a scale for each column",
+            "float32[6] scales of columns",
         ),
-        (lambda f: f["tables"][1]["scale"]["columns"].update(shape=[1 << 40]), "a scale for each column"),
+        (lambda f: f["tables"][1]["scale"]["columns"].update(shape=[1 << 40]), "scales of columns"),
         (lambda f: f["tables"][1]["scale"]["columns"].update(dtype="float64"), "expected float32[6]"),
         (lambda f: f["tables"][1]["scale"]["columns"].update(path="../scale.npy"), "a path without '..'"),
         (
