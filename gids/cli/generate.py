@@ -28,14 +28,6 @@ def add_parser(subparsers: Any) -> None:
     add("--dim", type=int, default=128, metavar="D", help="float32 features per node (default: 128)")
     add("--classes", type=int, metavar="N", help="number of classes, at most one per node (default: 16)")
     add(
-        "--homophily",
-        type=float,
-        default=0.7,
-        metavar="P",
-        help="probability that the source of an edge is drawn from the class of its destination; "
-        "otherwise its class is random (default: 0.7)",
-    )
-    add(
         "--skew",
         type=float,
         default=0.8,
@@ -68,7 +60,6 @@ def run(args: argparse.Namespace) -> int:
         degree=edges / max(1, args.nodes),
         dim=args.dim,
         classes=min(16, args.nodes) if args.classes is None else args.classes,
-        homophily=args.homophily,
         skew=args.skew,
         train_count=train,
         val_count=val,

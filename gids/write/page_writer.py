@@ -1,9 +1,11 @@
 """Writes the pages of one table: reads rows, casts, pads, checksums and writes them, in several threads.
 
 Called by DatasetWriter. Memory: a few blocks per worker. Every `sync_bytes`, written pages are synced,
-reported and dropped from the page cache. Writes are direct if the file system supports them: they make no copy
-and leave nothing in the page cache. Memory, offset and size of a direct write must be multiples of the disk's
-block size; otherwise the file is written through the page cache from then on.
+reported and dropped from the page cache.
+
+Writes are direct if the file system supports them: without a copy, and without the page cache. Memory, offset
+and size of a direct write must be multiples of the disk's block size. If they are not, or direct writes fail,
+the file is written through the page cache from then on.
 """
 
 from __future__ import annotations
