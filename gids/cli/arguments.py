@@ -1,4 +1,4 @@
-"""Options that several subcommands have. Called by the subcommands."""
+"""Options and texts that several subcommands have. Called by the subcommands."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+_MOST_CHARS = 2000
 
 
 def add_allow_dir(parser: argparse.ArgumentParser) -> None:
@@ -52,3 +54,11 @@ def how_to_open(dataset: Path, directories: Sequence[str]) -> str:
     paths = [os.path.abspath(d) for d in directories]
     options = " ".join(f"--allow-dir {shlex.quote(path)}" for path in paths)
     return f"to open it: FeatureStore({str(dataset)!r}, allow_dirs={paths}), or gids ... {options}"
+
+
+def printable(text: str) -> str:
+    """The text as one line of at most 2000 characters, with unprintable characters escaped."""
+    line = " ".join(text.split())
+    if not line.isprintable():
+        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line[:_MOST_CHARS])
+    return line if len(line) <= _MOST_CHARS else f"{line[:_MOST_CHARS]} …"

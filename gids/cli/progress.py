@@ -7,7 +7,7 @@ import threading
 
 from tqdm import tqdm
 
-from gids.cli.printable import printable
+from gids.cli.arguments import printable
 
 
 class Progress:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import threading
 import weakref
 from bisect import bisect_right
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -28,7 +26,7 @@ from gids.store.manifest import ArrayEntry, TableEntry, dump_manifest
 from gids.store.names import Relation, check_name, describe_type, table_name, table_path
 from gids.store.quantize import stored_geometry
 from gids.store.table import Table
-from gids.write.amend import only_writer, replace_manifest, unchanged_on_error
+from gids.write.amend import is_open_at, only_writer, replace_manifest, unchanged_on_error
 from gids.write.narrow import refuse_overflow
 from gids.write.page_writer import MAX_BLOCK_BYTES, cast_exactly, open_sized, store_pages
 from gids.write.space import check_space
@@ -319,7 +317,7 @@ class TableWriter:
     def _check_folder(self) -> None:
         """Raise FormatError unless the written files are still in the dataset."""
         shards = [self._store.path / shard for shard in self._folder.shards]
-        if not self._folder.is_in_dataset or not all(map(_is_open_at, self._fds, shards)):
+        if not self._folder.is_in_dataset or not all(map(is_open_at, self._fds, shards)):
             raise FormatError(
                 f"{self._store.path} was replaced or restriped while {self.name!r} was written: "
                 "create the table again"
@@ -361,14 +359,6 @@ def publish_tables(writers: Sequence[TableWriter]) -> FeatureStore:
         writer._state = "published"
         writer.discard()
     return store.reopen()
-
-
-def _is_open_at(fd: int, path: Path) -> bool:
-    """Whether a path leads to an open file."""
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
-    except FileNotFoundError:
-        return False
 
 
 def _listed(shape: tuple[int, ...]) -> str:
