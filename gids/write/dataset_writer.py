@@ -38,10 +38,9 @@ from gids.store.names import SPLITS, Relation, describe_type, encode_path, table
 from gids.store.quantize import check_scale, stored_geometry
 from gids.store.rows import Rows, Values, as_rows, blocks
 from gids.write.array_file import ArrayFile
-from gids.write.column_scales import column_scales
 from gids.write.edges import EdgeSource, out_degrees
 from gids.write.graph_writer import GraphWriter
-from gids.write.narrow import NarrowedRows, Narrowing, QuantizedRows, Tally
+from gids.write.narrow import NarrowedRows, Narrowing, QuantizedRows, Tally, column_scales
 from gids.write.page_writer import PageWriter, open_sized
 from gids.write.publish import dataset_path
 from gids.write.row_order import InEdges, as_positions
