@@ -32,7 +32,7 @@ from traces import FANOUTS, popular_pages, rmat, sample_trace, skewed_trace
 import gids
 from gids import _core
 from gids.cache import page_heat
-from gids.heat import expected_visits, out_degrees, reverse_pagerank, sampled_counts
+from gids.heat import expected_visits, reverse_pagerank, sampled_counts
 from gids.store import FeatureStore
 from gids.store.names import NODE, RELATION
 from gids.trace import Trace
@@ -59,7 +59,7 @@ def compute_heats(
 
         lengths = (50, 500) if args.small else (50, 500, 5000)
         methods: dict[str, Callable[[], Mapping[str, np.ndarray]]] = {
-            "out-degree": lambda: out_degrees(store),
+            "out-degree": lambda: {NODE: store.out_degrees()},
             "reverse-pagerank --damping 0.85": lambda: reverse_pagerank(store, {NODE: train}),
             "reverse-pagerank --fanouts 5,5,10": lambda: expected_visits(store, {NODE: train}, FANOUTS),
             "reverse-pagerank --fanouts 10,10,10": lambda: expected_visits(store, {NODE: train}, [10] * 3),

@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gids.cli.arguments import add_quiet, add_workers, how_to_open
+from gids.cli.arguments import add_quiet, add_workers, comma_separated, how_to_open
 from gids.cli.progress import Progress
 from gids.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from gids.convert.table_orders import ReadRows
+
+parse_shape = comma_separated(int, "1000000,128")
 
 _EPILOG = """\
 `gids convert --list` describes every input format. If several formats match SRC, choose one with --from.
@@ -286,26 +288,9 @@ def _report(args: argparse.Namespace) -> None:
 
 def _casts(texts: Sequence[str]) -> dict[str, str]:
     """["float16", "a=int8,b=int32"] -> {"": "float16", "a": "int8", "b": "int32"}."""
-    return dict(_cast(part) for text in texts for part in re.split(r",(?=[^,]*=)", text))
-
-
-def _cast(text: str) -> tuple[str, str]:
-    table, _, dtype = text.rpartition("=")
-    return table, dtype
-
-
-def parse_shape(text: str) -> tuple[int, ...]:
-    """ "1000000,128" -> (1000000, 128)."""
-    try:
-        return tuple(int(n) for n in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a shape: write it as 1000000,128") from None
+    parts = (part.rpartition("=") for text in texts for part in re.split(r",(?=[^,]*=)", text))
+    return {table: value for table, _, value in parts}
 
 
 def _split(text: str) -> tuple[float, ...]:
-    if text == "none":
-        return ()
-    try:
-        return tuple(float(f) for f in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a split: write 0.6,0.2,0.2 or none") from None
+    return () if text == "none" else comma_separated(float, "0.6,0.2,0.2")(text)
