@@ -172,14 +172,24 @@ def test_a_file_that_pytest_cannot_end_is_killed(
 
 def test_a_file_that_cannot_be_imported_is_named(check: Check, test_files: Path) -> None:
     (test_files / "tests/test_hangs.py").unlink()
-    (test_files / "tests/test_ends_the_process.py").write_text("import no_such_module\n")
+    (test_files / "tests/test_ends_the_process.py").write_text("import no_such_module  # gpu\n")
+    (test_files / "tests/test_no_more.py").write_text("from gids import not_here  # device\n")
+    (test_files / "tests/test_on_the_cpu.py").write_text("import no_such_module\n")
     gpu_check.run_tests(check)
-    assert [(s.name, s.result) for s in check.steps] == [
-        ("tests", "failed"),
-        ("tests/test_no_more.py", "failed"),
-        ("tests/test_passes.py", "passed"),
+    assert [(s.name, s.result, s.note.partition(" (")[0]) for s in check.steps] == [
+        ("tests", "passed", "2 GPU tests in 1 files"),
+        ("tests/test_ends_the_process.py", "skipped", "needs no_such_module"),
+        (
+            "tests/test_no_more.py",
+            "failed",
+            "cannot be imported: ImportError: cannot import name 'not_here' from 'gids'",
+        ),
+        ("tests/test_passes.py", "passed", "2 passed"),
     ]
-    assert check.steps[0].note == "cannot be imported: tests/test_ends_the_process.py"
+    (test_files / "tests/test_passes.py").unlink()
+    check.steps.clear()
+    gpu_check.run_tests(check)
+    assert check.steps[0].result == "failed"
 
 
 def test_without_a_gpu_tests_are_collected_only(check: Check, test_files: Path) -> None:

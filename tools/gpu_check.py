@@ -29,6 +29,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
+import gpu_pack
+
 ROOT = Path(__file__).resolve().parents[1]
 PART_S = 575.0  # the most that the steps of a part take together, with machine and build
 FILE_S = 90.0  # for the tests of one file
@@ -38,6 +41,9 @@ PYTHON = [sys.executable, "-P"]
 NO_SANITIZER = re.compile(
     r"device (is )?not supported|unable to (find|load)|insufficient permissions", re.IGNORECASE
 )
+
+NAMES_DEVICE = re.compile("gpu|device", re.IGNORECASE)  # a file without it has no GPU tests
+NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 
 MACHINE = r"""
 import ctypes, importlib.metadata as metadata, json, os, platform
@@ -286,6 +292,8 @@ def nvidia_smi() -> dict[str, str]:
 
 
 def commit() -> dict[str, str]:
+    with contextlib.suppress(OSError):  # in an archive of --pack
+        return dict(json.loads((ROOT / "wheels/commit.json").read_text()))
     found = output_of(["git", "-C", str(ROOT), "rev-parse", "HEAD"])
     changed = output_of(["git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no"])
     return {"commit": found + (" with changes" if changed else "")} if found else {}
@@ -302,6 +310,11 @@ def output_of(command: Sequence[str]) -> str:
 def build_commands(check: Check) -> list[list[str]]:
     pip = [*PYTHON, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--no-compile"]
     target = ["--target", str(check.site)]
+    packed = ROOT / "wheels"
+    if packed.is_dir():  # made by --pack
+        found = f"[n for n, m in {gpu_pack.NEEDED}.items() if not importlib.util.find_spec(m)]"
+        missing = output_of([*PYTHON, "-c", f"import importlib.util; print(*{found})"]).split()
+        return [[*pip, "--no-index", "--find-links", str(packed), *target, "gids", *missing]]
     commands = []
     if check.wheels:
         wheels = sorted(str(path) for path in check.wheels.glob("*.whl"))
@@ -344,27 +357,39 @@ def pytest_command(check: Check, tests: Sequence[str]) -> list[str]:
     return [*command, *tests]
 
 
-def gpu_tests(check: Check) -> tuple[Ended, Counter[str], list[str]]:
-    """The collection; the number of GPU tests per file; the files that cannot be imported."""
-    command = [*pytest_command(check, ["tests"]), "--collect-only", "-qq", "--continue-on-collection-errors"]
+def gpu_tests(check: Check) -> tuple[Ended, Counter[str], dict[str, str]]:
+    """The collection; the number of GPU tests by file; the files that cannot be imported, and why."""
+    files = [path for path in (ROOT / "tests").rglob("test_*.py") if NAMES_DEVICE.search(path.read_text())]
     if not output_of([*PYTHON, "-c", "import importlib.util as u; print(u.find_spec('dgl') or '')"]):
-        command.append("--ignore=tests/dgl")  # its tests need DGL to be collected
+        files = [path for path in files if path.parent.name not in ("dgl", "graphbolt")]
+    names = sorted(str(path.relative_to(ROOT)) for path in files)
+    command = [*pytest_command(check, names), "--collect-only", "-qq", "--continue-on-collection-errors"]
     ended = check.run("tests", command)
     counts = Counter({file: int(n) for file, n in re.findall(r"^(\S+\.py): (\d+)$", ended.output, re.M)})
-    return ended, counts, sorted(set(re.findall(r"^ERROR (\S+\.py)", ended.output, re.M)))
+    parts = re.split(r"^_+ ERROR collecting (\S+\.py) _+$", ended.output, flags=re.M)
+    faults = dict(zip(parts[1::2], parts[2::2], strict=True))
+    why = {file: re.findall(r"^E +(\S.*)", text, re.M)[-1:] for file, text in faults.items()}
+    return ended, counts, {file: "".join(last) for file, last in why.items()}
 
 
 def run_tests(check: Check) -> None:
-    """One process per file: a hang, or an error after which CUDA refuses everything, costs that file only."""
-    collected, counts, broken = gpu_tests(check)
+    """One process per file: a hang, or an error after which CUDA refuses everything, costs that file only.
+
+    A file that needs a module which this machine lacks is skipped.
+    """
+    collected, counts, faults = gpu_tests(check)
     note = f"{sum(counts.values())} GPU tests in {len(counts)} files"
-    if broken or not counts:
-        bad = f"cannot be imported: {', '.join(broken)}" if broken else collected.last_line
-        check.add("tests", collected, bad, passed=False)
+    if not counts:
+        check.add("tests", collected, passed=False)
     elif check.no_gpu:
         check.skip("tests", f"no GPU: {note}")
     else:
         check.add("tests", collected, note, passed=True)
+    for file, why in faults.items():
+        if (lacking := NO_MODULE.search(why)) and lacking[1] not in ("gids", "tests"):
+            check.skip(file, f"needs {lacking[1]}")
+        else:
+            check.add(file, collected, f"cannot be imported: {why}", passed=False, seconds=0.0)
     for file in counts if not check.no_gpu else ():
         ended = check.run("tests", pytest_command(check, ["-v", file]), limit_s=FILE_S)
         check.add(file, ended, summary(ended.output) if ended.begun else "", seconds=ended.seconds)
@@ -524,6 +549,17 @@ def dry_run(plan: Plan) -> None:
     print(f"{'':<10} at most {sum(plan.shares_s.values()):.0f} s in all")
 
 
+def make_archive(archive: Path) -> int:
+    try:
+        size = gpu_pack.pack(ROOT, archive.resolve(), commit())
+    except (gpu_pack.PackError, OSError) as error:
+        print(f"--pack {archive}: {error}", file=sys.stderr)
+        return 1
+    folder = gpu_pack.FOLDER
+    print(f"{archive}: {size / 1e6:.1f} MB. Run it: tar xf {archive.name} && {folder}/tools/gpu_check.sh")
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -540,7 +576,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="list the steps and exit")
     part = "steps to run: checks (tests, compute-sanitizer), figures (benchmarks) or all (default)"
     parser.add_argument("--part", choices=[*PARTS, "all"], default="all", help=part)
+    pack = "make an archive that runs this check on an x86-64 machine without network, and exit"
+    parser.add_argument("--pack", type=Path, metavar="FILE.tar", help=pack)
     args = parser.parse_args(arguments)
+    if args.pack:
+        return make_archive(args.pack)
     plan = (QUICK if args.quick else FULL).part(args.part)
     if args.dry_run:
         dry_run(plan)
