@@ -1,10 +1,15 @@
 """Measurements that need a GPU. Each prints ratios to peers in the same run, after verifying the results.
 
+    python bench/gpu.py bus         copies and loads from pinned host memory, in GB/s
+    python bench/gpu.py streams     which streams a waiting stream holds up
     python bench/gpu.py gather      cached rows in device memory, compared with copying and index_select
     python bench/gpu.py planning    cost of planning a minibatch, on the device and on the host
     python bench/gpu.py queue       pages read through the request queue, compared with its engine
     python bench/gpu.py extents     large reads into device memory: pinned staging, kvikio
     python bench/gpu.py sampling    input nodes/s from a topology in pinned host memory
+    python bench/gpu.py overlap     training beside reads and sampling, compared with each alone
+    python bench/gpu.py life        loaders opened and closed while little memory is free
+    python bench/gpu.py large       lines beyond 4 GiB, more than 2^31 edges
     python bench/gpu.py training    GraphSAGE from features on disk, compared with two other ways, by stage
 
 Medians of alternating repeats after a warm-up; kernels are timed by CUDA events. Each module has the details.
@@ -23,8 +28,11 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+import gpu_bus
 import gpu_cache
 import gpu_extents
+import gpu_limits
+import gpu_overlap
 import gpu_queue
 import gpu_sampling
 import gpu_training
@@ -47,11 +55,16 @@ def questions(*, small: bool, **sizes: int) -> dict[str, Callable[[Device, Path,
 
     sampling: Question = partial(gpu_sampling.sampling, pcie=pcie_link())
     return {
+        "bus": of(gpu_bus.bus, gpu_bus.BusSizes(), gpu_bus.SMALL),
+        "streams": of(gpu_bus.streams, gpu_bus.BusSizes(), gpu_bus.SMALL),
         "gather": of(gpu_cache.gather, gpu_cache.CacheSizes(), gpu_cache.SMALL),
         "planning": of(gpu_cache.planning, gpu_cache.CacheSizes(), gpu_cache.SMALL),
         "queue": of(gpu_queue.queue, gpu_queue.QueueSizes(), gpu_queue.SMALL),
         "extents": of(gpu_extents.extents, gpu_extents.ExtentSizes(), gpu_extents.SMALL),
         "sampling": of(sampling, gpu_sampling.SamplingSizes(), gpu_sampling.SMALL),
+        "overlap": of(gpu_overlap.overlap, gpu_overlap.OverlapSizes(), gpu_overlap.SMALL),
+        "life": of(gpu_limits.life, gpu_limits.LimitSizes(), gpu_limits.SMALL),
+        "large": of(gpu_limits.large, gpu_limits.LimitSizes(), gpu_limits.SMALL),
         "training": of(gpu_training.training, gpu_training.TrainingSizes(), gpu_training.SMALL),
     }
 

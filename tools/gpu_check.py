@@ -118,14 +118,21 @@ class Plan:
 
 SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
 BENCHMARKS: Mapping[str, tuple[str, Mapping[str, str]]] = {  # step -> question of bench/gpu.py, environment
+    "bus": ("bus", {}),
+    "streams-8": ("streams", {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}),
+    "streams-32": ("streams", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}),
     "gather": ("gather", {}),
     "planning": ("planning", {}),
     "queue": ("queue", {}),
     "extents": ("extents", {}),
     "sampling": ("sampling", {}),
+    "overlap": ("overlap", {}),
+    "life": ("life", {}),
+    "large": ("large", {}),
     "training": ("training", {}),
 }
-PARTS = {"checks": ("tests", *SANITIZERS), "figures": tuple(BENCHMARKS)}
+_CHECKS = ("tests", *SANITIZERS, "life", "large")
+PARTS = {"checks": _CHECKS, "figures": tuple(step for step in BENCHMARKS if step not in _CHECKS)}
 FULL = Plan(
     {
         "machine": 20,
@@ -135,11 +142,17 @@ FULL = Plan(
         "racecheck": 45,
         "synccheck": 30,
         "initcheck": 30,
+        "life": 25,
+        "large": 50,
+        "bus": 20,
+        "streams-8": 20,
+        "streams-32": 20,
         "gather": 25,
         "planning": 25,
         "queue": 40,
         "extents": 25,
         "sampling": 40,
+        "overlap": 75,
         "training": 80,
     },
     small=False,
