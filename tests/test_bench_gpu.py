@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
+import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from late_device import LateDevice
+from emulator import EmulatedDevice, EmulatedEvent, EmulatedStream
 
-from gids.cuda import Device
+from gids.cuda import Device, Stream
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 import gpu
@@ -73,38 +75,80 @@ def test_a_wrong_byte_in_the_last_round_of_the_queue_is_found(
     assert calls == 2
 
 
-@pytest.fixture(params=["late", pytest.param("cuda", marks=pytest.mark.gpu)])
-def late_device(request: pytest.FixtureRequest) -> Iterator[Device]:
-    """A device whose streams wait on their own."""
-    if request.param == "cuda":
-        yield request.getfixturevalue("gpu")
-        return
-    with contextlib.closing(LateDevice(1)) as late:
-        yield late
+class Channel(EmulatedStream):
+    """A hardware channel: does its work in order, when the host looks, and stops at a word not yet written.
+
+    Streams that share a channel are the same object.
+    """
+
+    def __init__(self) -> None:
+        self._work: deque[Callable[[], bool]] = deque()  # each returns False until it is done
+
+    def add(self, work: Callable[[], bool]) -> None:
+        self._work.append(work)
+
+    def run(self) -> bool:
+        """Do what can be done. Whether that was all."""
+        while self._work and self._work[0]():
+            self._work.popleft()
+        return not self._work
+
+    def synchronize(self) -> None:
+        assert self.run(), "the host waits for a word that it has not written"
+
+    def record_event(self) -> EmulatedEvent:
+        event, passed = EmulatedEvent(), []
+        self.add(lambda: passed.append(True) is None)
+        event.query = lambda: self.run() or bool(passed)  # type: ignore[method-assign]
+        return event
 
 
-def test_streams_beside_a_waiting_one_run(
-    late_device: Device, cuda_is: Callable[[Device], None], tmp_path: Path
-) -> None:
-    cuda_is(late_device)
+class ChannelDevice(EmulatedDevice):
+    """An emulated device whose new_stream() takes one of `channels` in turn."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self._channels = itertools.cycle([Channel() for _ in range(channels)])
+
+    def new_stream(self, *_: int) -> EmulatedStream:
+        return next(self._channels)
+
+    def launch(self, stream: Stream, *args: Any) -> None:
+        if not isinstance(stream, Channel):
+            super().launch(stream, *args)
+            return
+        stream.add(lambda: super(ChannelDevice, self).launch(EmulatedStream(), *args) is None)
+
+    def wait_value(self, stream: Stream, address: int, value: int) -> bool:
+        assert isinstance(stream, Channel)
+        stream.add(lambda: ctypes.c_int64.from_address(address).value >= value)
+        return True
+
+
+def streams_that_ran(tmp_path: Path) -> dict[str, float]:
     figures = tmp_path / "figures.json"
     assert gpu.main(["streams", "--small", "--dir", str(tmp_path), "--json", str(figures)]) == 0
-    found = {f["name"].partition(",")[0]: f["value"] for f in json.loads(figures.read_text())["figures"]}
-    assert found["a stream can wait for a word in host memory"] == 1
-    assert found["streams that run beside one that waits"] > 0
+    found = json.loads(figures.read_text())["figures"]
+    return {
+        name.partition(", ")[2].partition(",")[0] or name: f["value"] for f in found if (name := f["name"])
+    }
 
 
-def test_a_stream_that_is_held_up_is_counted(
-    cuda_is: Callable[[Device], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.gpu
+def test_training_runs_beside_a_stream_that_waits(
+    gpu: Device, cuda_is: Callable[[Device], None], tmp_path: Path
 ) -> None:
-    """The waiting stream is also one of the others."""
-    figures = tmp_path / "figures.json"
-    with contextlib.closing(LateDevice(1)) as late:
-        cuda_is(late)
-        shared = late.new_stream()
-        made = iter([late.new_stream(), late.new_stream(), shared, shared])
-        monkeypatch.setattr(late, "new_stream", lambda: next(made))
-        assert gpu.main(["streams", "--small", "--dir", str(tmp_path), "--json", str(figures)]) == 0
-    found = {f["name"]: f["value"] for f in json.loads(figures.read_text())["figures"]}
-    (held,) = [value for name, value in found.items() if "other streams of gids" in name]
-    assert held == pytest.approx(2 / 3)
+    cuda_is(gpu)
+    assert "training" in streams_that_ran(tmp_path)
+
+
+@pytest.mark.parametrize(("channels", "ran"), [(4, 1.0), (3, 2 / 3), (1, 0.0)])
+def test_streams_that_a_waiting_one_holds_up_are_counted(
+    cuda_is: Callable[[Device], None], tmp_path: Path, channels: int, ran: float
+) -> None:
+    """Three streams, then the one that waits."""
+    cuda_is(ChannelDevice(channels))
+    found = streams_that_ran(tmp_path)
+    assert found["a stream can wait for a word in host memory"] == 1
+    assert found["training"] == 1
+    assert found["other streams of gids"] == pytest.approx(ran)
