@@ -20,6 +20,7 @@ from gids.cuda import libcuda
 from gids.cuda.compiler import Compiler
 from gids.cuda.device import Argument, Device, Mapping, Stream, as_word, check_grid, check_host_range
 from gids.cuda.libcuda import CudaError, Libcuda
+from gids.cuda.numa import numa_node
 
 
 class _Kernel:
@@ -46,6 +47,9 @@ class CudaDevice(Device):
         self.torch_device = torch.device("cuda", index)
         self.name = name.value.decode(errors="replace")
         self.sm_count = driver.attribute(handle.value, libcuda.MULTIPROCESSOR_COUNT)
+        parts = (libcuda.PCI_DOMAIN, libcuda.PCI_BUS, libcuda.PCI_DEVICE)
+        pci = (driver.attribute(handle.value, part) for part in parts)
+        self.numa_node = numa_node("{:04x}:{:02x}:{:02x}.0".format(*pci))
         self._target = compiler.target(
             (
                 driver.attribute(handle.value, libcuda.CAPABILITY_MAJOR),

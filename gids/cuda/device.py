@@ -81,11 +81,15 @@ class Mapping(ABC):
 
 
 class Device(ABC):
-    """One device. torch_device: of its tensors. name: by the vendor. sm_count: number of multiprocessors."""
+    """One device. torch_device: of its tensors. name: by the vendor. sm_count: number of multiprocessors.
+
+    numa_node: whose memory is near the device; None if all memory is, or if the node is not known.
+    """
 
     torch_device: torch.device
     name: str
     sm_count: int
+    numa_node: int | None = None
 
     @abstractmethod
     def launch(

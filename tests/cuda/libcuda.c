@@ -83,6 +83,9 @@ CUresult CUDAAPI cuDeviceTotalMem_v2(size_t* bytes, CUdevice device) {
 CUresult CUDAAPI cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
   switch ((int)attribute) {
     case 16: *value = 132; break;
+    case 33: *value = 0x3b; break;
+    case 34: *value = device - 100; break;
+    case 50: *value = 1; break;
     case 75: *value = 9; break;
     case 76: *value = 0; break;
     case 86: *value = 0; break;

@@ -106,6 +106,15 @@ def test_a_device_has_a_name_and_attributes(made: CudaDevice) -> None:
     assert (made.name, made.sm_count, made.torch_device) == ("Stub 100", 132, torch.device("cuda:0"))
 
 
+def test_a_device_asks_for_the_numa_node_of_its_pci_address(
+    driver: Libcuda, compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = {"0001:3b:00.0": 1, "0001:3b:01.0": 0}
+    monkeypatch.setattr("gids.cuda.cuda_device.numa_node", nodes.pop)
+    made = [CudaDevice(index, driver, compiler) for index in (0, 1)]  # type: ignore[arg-type]
+    assert [device.numa_node for device in made] == [1, 0]
+
+
 def test_a_launch_passes_grid_stream_and_arguments(
     made: CudaDevice, compiler: FakeCompiler, record: Callable[[], list[str]]
 ) -> None:

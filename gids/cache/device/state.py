@@ -35,7 +35,9 @@ class HostArray:
     """Zeroed host memory that a device reads and writes in place. A forked child does not inherit it."""
 
     def __init__(self, device: Device, nbytes: int) -> None:
-        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(host_memory(nbytes), np.uint8)[:nbytes]
+        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(host_memory(nbytes, device.numa_node), np.uint8)[
+            :nbytes
+        ]
         self._mapping = device.map_host(self.bytes.ctypes.data, nbytes) if nbytes else None
         self.address = self._mapping.device_address if self._mapping else 0
         """The address for the device."""

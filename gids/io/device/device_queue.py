@@ -20,6 +20,7 @@ import torch
 
 from gids import _core
 from gids.cuda.device import Argument, Device, Event, Mapping, Stream
+from gids.cuda.numa import prefer_node
 from gids.io.device.queue_table import QueueTable, native_table
 from gids.io.engine import Engine
 
@@ -121,6 +122,7 @@ class DeviceQueue:
             rounds_max=pair_rounds,
             spin_limit=math.ceil(timeout_s * _POLLS_PER_S) if spin_limit is None else spin_limit,
         )
+        prefer_node(self._memory.address, self._memory.shared_bytes, device.numa_node)
         self.wait_kind = wait
         self.pairs = pairs
         self.depth = self._memory.depth

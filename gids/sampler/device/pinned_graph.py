@@ -188,11 +188,13 @@ class _OnHost(_Held):
     def __init__(self, device: Device, source: _Source, what: str, other_way: str) -> None:
         self.nbytes = -(-max(1, source.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
-            copy = np.frombuffer(host_memory(self.nbytes), source.dtype, len(source.array))
+            memory = host_memory(self.nbytes, device.numa_node)
         except OSError as error:
             raise MemoryError(
                 f"{what}: cannot allocate {self.nbytes} bytes of host memory ({error.strerror})"
             ) from None
+        copy = np.frombuffer(memory, source.dtype, len(source.array))
+        del memory
         for part in source.parts():
             source.copy(part, copy[part])
         try:
