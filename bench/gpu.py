@@ -41,56 +41,20 @@ from gpu_sampling import pcie_link
 from gids import cuda
 from gids.cuda import Device
 
-<<<<<<< HEAD
 # Name -> (question, default sizes, small sizes)
 QUESTIONS: dict[str, tuple[Callable[[Device, Path, Any, Figures], None], Any, Any]] = {
+    "bus": (gpu_bus.bus, gpu_bus.BusSizes(), gpu_bus.SMALL),
+    "streams": (gpu_bus.streams, gpu_bus.BusSizes(), gpu_bus.SMALL),
     "gather": (gpu_cache.gather, gpu_cache.CacheSizes(), gpu_cache.SMALL),
     "planning": (gpu_cache.planning, gpu_cache.CacheSizes(), gpu_cache.SMALL),
     "queue": (gpu_queue.queue, gpu_queue.QueueSizes(), gpu_queue.SMALL),
     "extents": (gpu_extents.extents, gpu_extents.ExtentSizes(), gpu_extents.SMALL),
     "sampling": (gpu_sampling.sampling, gpu_sampling.SamplingSizes(), gpu_sampling.SMALL),
+    "overlap": (gpu_overlap.overlap, gpu_overlap.OverlapSizes(), gpu_overlap.SMALL),
+    "life": (gpu_limits.life, gpu_limits.LimitSizes(), gpu_limits.SMALL),
+    "large": (gpu_limits.large, gpu_limits.LimitSizes(), gpu_limits.SMALL),
     "training": (gpu_training.training, gpu_training.TrainingSizes(), gpu_training.SMALL),
 }
-=======
-Question = Callable[[Device, Path, Any, Figures], None]
-
-
-def questions(*, small: bool, **sizes: int) -> dict[str, Callable[[Device, Path, Figures], None]]:
-    """Name -> question. sizes: feature_bytes, file_bytes, log2_nodes instead of the defaults."""
-
-    def of(question: Question, full: Any, tiny: Any) -> Callable[[Device, Path, Figures], None]:
-        chosen = tiny if small else full
-        known = {name: n for name, n in sizes.items() if n and hasattr(chosen, name)}
-        chosen = type(chosen)(**{**vars(chosen), **known})
-        return lambda device, directory, figures: question(device, directory, chosen, figures)
-
-    sampling: Question = partial(gpu_sampling.sampling, pcie=pcie_link())
-    return {
-        "bus": of(gpu_bus.bus, gpu_bus.BusSizes(), gpu_bus.SMALL),
-        "streams": of(gpu_bus.streams, gpu_bus.BusSizes(), gpu_bus.SMALL),
-        "gather": of(gpu_cache.gather, gpu_cache.CacheSizes(), gpu_cache.SMALL),
-        "planning": of(gpu_cache.planning, gpu_cache.CacheSizes(), gpu_cache.SMALL),
-        "queue": of(gpu_queue.queue, gpu_queue.QueueSizes(), gpu_queue.SMALL),
-        "extents": of(gpu_extents.extents, gpu_extents.ExtentSizes(), gpu_extents.SMALL),
-        "sampling": of(sampling, gpu_sampling.SamplingSizes(), gpu_sampling.SMALL),
-        "overlap": of(gpu_overlap.overlap, gpu_overlap.OverlapSizes(), gpu_overlap.SMALL),
-        "life": of(gpu_limits.life, gpu_limits.LimitSizes(), gpu_limits.SMALL),
-        "large": of(gpu_limits.large, gpu_limits.LimitSizes(), gpu_limits.SMALL),
-        "training": of(gpu_training.training, gpu_training.TrainingSizes(), gpu_training.SMALL),
-    }
-
-
-def pcie_link() -> str:
-    """The link at its best, such as "PCIe 5 x16"; "" where the driver does not say."""
-    query = "--query-gpu=pcie.link.gen.max,pcie.link.width.max"
-    try:
-        command = ["nvidia-smi", query, "--format=csv,noheader", "--id=0"]
-        said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
-        generation, lanes = (part.strip() for part in said.split(","))
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return ""
-    return f"PCIe {generation} x{lanes}"
->>>>>>> g-check
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -27,6 +27,7 @@ from gids.io.device.device_queue import DeviceQueue, QueueTable
 
 _BATCH = 8192
 _IN_FLIGHT = 3
+_WORDS = _PAGE // 8
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,6 @@ class QueueSizes:
 SMALL = QueueSizes(file_bytes=4 << 20, pages=300, rounds=1, depth=64, staging_bytes=256 << 10)
 
 
-<<<<<<< HEAD
-=======
-def contents(pages: np.ndarray) -> np.ndarray:
-    """uint64[n, 512]: what the file holds in each page, another value in every word."""
-    words = pages.astype(np.uint64)[:, None] * np.uint64(_WORDS) + np.arange(_WORDS, dtype=np.uint64)
-    return words * np.uint64(0x9E3779B97F4A7C15)
-
-
 def wrong_pages(found: torch.Tensor, pages: torch.Tensor) -> int:
     """The number of pages that differ from the file. found: uint8[n, 4096]; pages: int64[n]."""
     word = torch.arange(_WORDS, dtype=torch.int64, device=pages.device)
@@ -60,14 +53,6 @@ def wrong_pages(found: torch.Tensor, pages: torch.Tensor) -> int:
     return wrong
 
 
-def make_file(path: Path, page_count: int) -> None:
-    with open(path, "wb") as file:
-        for first in range(0, page_count, _BATCH):
-            contents(np.arange(first, min(first + _BATCH, page_count))).tofile(file)
-    gids.io.drop_page_cache(path)
-
-
->>>>>>> g-check
 def queue(device: Device, directory: Path, sizes: QueueSizes, figures: Figures) -> None:
     path, page_count = directory / "pages.bin", sizes.file_bytes // _PAGE
     write_pages(path, page_count)
@@ -100,14 +85,8 @@ def queue(device: Device, directory: Path, sizes: QueueSizes, figures: Figures) 
             device.current_stream().synchronize()
             seconds = host_seconds(stream, lambda: read(stream, requests, count, 0, out, errors))
             assert not errors.any(), "a request failed"
-<<<<<<< HEAD
-            if not checked.get(wait):
-                assert np.array_equal(out.cpu().numpy(), page_contents(pages)), wait
-                checked[wait] = True
-=======
             if wrong := wrong_pages(out, requests):
                 raise AssertionError(f"wait {wait}: {wrong} of {len(pages)} pages are wrong")
->>>>>>> g-check
             return len(pages) / seconds
 
         def by_engine() -> float:
@@ -123,13 +102,7 @@ def queue(device: Device, directory: Path, sizes: QueueSizes, figures: Figures) 
             results: list[int] = []
             seconds = host_seconds(stream, lambda: results.extend(pool.map(read, batches)))
             assert not any(results), "a read failed"
-<<<<<<< HEAD
-            if not checked.get("engine"):
-                assert all(np.array_equal(rows, page_contents(chosen)) for chosen, rows in batches)
-                checked["engine"] = True
-=======
-            assert all(np.array_equal(rows.view(np.uint64), contents(chosen)) for chosen, rows in batches)
->>>>>>> g-check
+            assert all(np.array_equal(rows, page_contents(chosen)) for chosen, rows in batches)
             return len(pages) / seconds
 
         sides = {"stream": lambda: by_queue("stream"), "warp": lambda: by_queue("warp"), "engine": by_engine}
