@@ -125,9 +125,22 @@ class CudaDevice(Device):
     def hand_over(self, tensor: torch.Tensor, from_stream: Stream, to_stream: Stream) -> None:
         tensor.record_stream(to_stream)  # type: ignore[arg-type]
 
-    def memory_info(self) -> tuple[int, int]:
+    def trim(self) -> None:
+        with torch.cuda.device(self.torch_device):
+            torch.cuda.empty_cache()
+
+    def _driver_memory(self) -> tuple[int, int]:
         free, total = torch.cuda.mem_get_info(self.torch_device)
         return free, total
+
+    def _idle_bytes(self) -> int:
+        stats = torch.cuda.memory_stats(self.torch_device)
+        # A free part of a block that has used parts cannot be returned, so it does not count.
+        reserved, used, parts = (
+            int(stats.get(f"{name}.all.current", 0))
+            for name in ("reserved_bytes", "allocated_bytes", "inactive_split_bytes")
+        )
+        return max(0, reserved - used - parts)
 
     def unmap(self, address: int) -> None:
         """Undo map_host(). Called by the mapping that it returned."""

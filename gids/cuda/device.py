@@ -140,9 +140,22 @@ class Device(ABC):
         order the streams.
         """
 
-    @abstractmethod
     def memory_info(self) -> tuple[int, int]:
-        """Bytes of device memory: (free, total)."""
+        """Bytes of device memory: (free, total). Memory that torch keeps and does not use is free."""
+        free, total = self._driver_memory()
+        return free + self._idle_bytes(), total
+
+    @abstractmethod
+    def trim(self) -> None:
+        """Return the memory that torch keeps and does not use to the driver. May wait for the device."""
+
+    @abstractmethod
+    def _driver_memory(self) -> tuple[int, int]:
+        """Bytes of device memory: (free, total), as the driver reports them."""
+
+    @abstractmethod
+    def _idle_bytes(self) -> int:
+        """Bytes that trim() would return, and those whose last kernels still run."""
 
     def empty(self, shape: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """An uninitialized tensor on the device, allocated on torch's current stream."""

@@ -228,6 +228,17 @@ def test_new_streams_have_another_priority_than_torch_s(
     assert made.new_stream() == (torch.device("cuda:0"), -1)
 
 
+def test_memory_that_torch_keeps_unused_is_free(made: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    stats = {"reserved_bytes": 700, "allocated_bytes": 400, "inactive_split_bytes": 50}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 2000))
+    monkeypatch.setattr(
+        torch.cuda, "memory_stats", lambda device: {f"{k}.all.current": n for k, n in stats.items()}
+    )
+    assert made.memory_info() == (1250, 2000)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {})  # torch has not started CUDA
+    assert made.memory_info() == (1000, 2000)
+
+
 def test_streams_wait_with_the_v2_function(
     made: CudaDevice, driver: Libcuda, compiler: FakeCompiler, record: Callable[[], list[str]]
 ) -> None:

@@ -223,12 +223,51 @@ def test_minibatches_larger_than_the_first_are_warned_of_unless_foretold(
 
 
 def test_more_memory_than_is_free_says_what_is_free(path: Path, cuda_is: Callable[[Device], None]) -> None:
-    emulated = EmulatedDevice()
-    emulated.free_bytes = 3 << 20
-    cuda_is(emulated)
+    cuda_is(EmulatedDevice(total_bytes=3 << 20))
     for options in ({"cache": 4 << 20}, {"device_memory": 4 << 20}):
         with pytest.raises(MemoryBudgetError, match=r"=4194304 \(4.2 MB\), but emulated has 3.1 MB free"):
             gids.FeatureLoader(gids.open(path, **options), ["paper.feat"], device="cuda")  # type: ignore[arg-type]
+
+
+def test_a_loader_of_a_large_cache_opens_again_and_again(
+    path: Path, source: Ids, cuda_is: Callable[[Device], None]
+) -> None:
+    device = EmulatedDevice(total_bytes=5 << 20)
+    cuda_is(device)
+    lines = []
+    for given in (4 << 20, None) * 3:
+        trained = device.empty(3 << 20, torch.uint8)  # torch keeps this memory when it is released
+        del trained
+        with gids.FeatureLoader(
+            gids.open(path, device_memory=given, **STAGING), ["paper.feat"], device="cuda"
+        ) as loader:
+            for minibatch, features in loader.attach([{"paper.feat": torch.arange(50)}], ids_of):
+                check(source, minibatch, features)
+            lines.append(loader.stats()["memory"]["lines"])
+    assert lines == lines[:2] * 3
+    assert lines[1] > 1 << 20
+
+
+def test_two_loaders_at_once_share_the_free_memory(
+    path: Path, source: Ids, cuda_is: Callable[[Device], None]
+) -> None:
+    device = EmulatedDevice(total_bytes=10 << 20)
+    cuda_is(device)
+    options: dict[str, Any] = {"device_memory": 5 << 20, "window": 2} | STAGING
+    batches = [{"paper.feat": torch.arange(50 * i, 50 * i + 50)} for i in range(4)]
+    with (
+        gids.FeatureLoader(gids.open(path, **options), ["paper.feat"], device="cuda") as one,
+        gids.FeatureLoader(gids.open(path, **options), ["paper.feat"], device="cuda") as other,
+    ):
+        for (minibatch, features), (_, same) in zip(
+            one.attach(batches, ids_of), other.attach(batches, ids_of), strict=True
+        ):
+            check(source, minibatch, features)
+            check(source, minibatch, same)
+        with pytest.raises(MemoryBudgetError, match="device_memory=5242880"):
+            gids.FeatureLoader(gids.open(path, **options), ["paper.feat"], device="cuda")
+    with gids.FeatureLoader(gids.open(path, **options), ["paper.feat"], device="cuda"):
+        pass
 
 
 def test_lru_is_the_cpus(path: Path) -> None:
