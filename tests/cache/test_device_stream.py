@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from emulator import EmulatedDevice
 from raw_table import RawTable, write_raw_table
 
 from gids.cache.device import DeviceFeatureCache
@@ -64,7 +65,7 @@ def windowed(
     return WindowedStream(
         batches,
         lambda batch: batch,
-        lambda batch, ids: cache,  # type: ignore[arg-type, return-value]
+        lambda batch, ids, first: cache,  # type: ignore[arg-type, return-value]
         window_batches=lambda: window,
         planned_batches=lambda: planned,
         on_close=closed,
@@ -122,7 +123,7 @@ def test_a_stream_can_be_closed_early_and_read_through_beside(
     stream = windowed(cache, batches, 6, 3, lambda: ended.append(1))
     for _ in range(4):
         next(stream)
-    beside = ReadThroughStream(batches, lambda b: b, lambda b, ids: cache)  # type: ignore[arg-type, return-value]
+    beside = ReadThroughStream(batches, lambda b: b, lambda b, ids, first: cache)  # type: ignore[arg-type, return-value]
     for batch, features in beside:
         assert torch.equal(features[table.name].cpu(), table.rows[batch[table.name]])
     _, features = next(stream)
@@ -321,3 +322,20 @@ def test_preloading_reads_runs_of_pages_as_extents(device: Device, tmp_path: Pat
         for _, features in windowed(cache, [{table.name: torch.from_numpy(hot)}], 0, 1):
             assert torch.equal(features[table.name].cpu(), table.rows[hot])
         cache.close()
+
+
+def test_a_closed_cache_returns_its_memory(table: RawTable) -> None:
+    device = EmulatedDevice()
+    with open_engine(table.shard_paths, max_read_bytes=table.page_bytes) as engine:
+        cache = make(device, table, engine)
+        for _batch, _features in windowed(cache, batches_of(table, 3), 2, 2):
+            pass
+        del _features
+        cache.close()
+        device.memory.collect()
+        assert device.memory.tensor_bytes <= cache._counters.nbytes + cache._queue.memory()["queue"]
+        assert device.memory.kept_bytes == 0
+        ids = {table.name: torch.tensor([1])}
+        for call in (lambda: cache.enter(0, ids), lambda: cache.read_through(ids)):
+            with pytest.raises(RuntimeError, match="this cache is closed"):
+                call()

@@ -203,6 +203,7 @@ class DeviceFeatureCache:
         MadeOn. Raises KeyError for an unknown table, TypeError or ValueError for a wrong dtype, device or
         shape. An id out of range marks nothing; gather() returns its error.
         """
+        self._check_open()
         with self._clock("enter_s"):
             check_ids(ids, self._states, self._device.torch_device)
             if not self._steps and step > self._entered:
@@ -317,6 +318,7 @@ class DeviceFeatureCache:
 
         ids: as for enter(). Returns like gather(). Blocks. Raises IndexError for an id out of range.
         """
+        self._check_open()
         check_ids(ids, self._states, self._device.torch_device)
         with self._reading:
             tensors, outputs, left = self._on_device(ids), {}, {}
@@ -344,15 +346,24 @@ class DeviceFeatureCache:
         return {name: make_bools_proper(rows) for name, rows in outputs.items()}, error
 
     def close(self) -> None:
-        """Retire every live step, end the queue, unmap host memory. Idempotent.
+        """Retire every live step, end the queue, free device memory, unmap host memory. Idempotent.
 
-        Garbage collection closes the cache too. The last reference to it frees the device memory.
+        Later calls raise RuntimeError. Garbage collection closes the cache too.
         """
         if self._end.alive:
             try:
                 self.cancel()
             finally:
                 self._end()
+                self._free()
+
+    def _free(self) -> None:
+        """Return the memory to the device, for its next user, who may not be torch."""
+        if os.getpid() == self._pid:
+            self._states.clear()
+            self._pools.clear()
+            self._reads.free()
+            self._device.trim()
 
     # --- statistics ---
 
@@ -475,6 +486,10 @@ class DeviceFeatureCache:
         self._flights.popleft()
 
     # --- ids, outputs, clock ---
+
+    def _check_open(self) -> None:
+        if not self._end.alive:
+            raise RuntimeError("this cache is closed: make a new one")
 
     def _live(self, step: int) -> _Step:
         if step not in self._steps:
