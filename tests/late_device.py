@@ -29,9 +29,13 @@ from gids.cuda.device import Event, Stream
 FAVORED_STEPS = 20
 """Pieces of work until other streams are favored."""
 
+PATIENCE_S = 0.02
+"""Seconds without work until slow streams go on: longer than a read of the request queue."""
+
 # What torch does without reading or writing a tensor's memory.
 _WITHOUT_MEMORY = {"__get__", "__len__", "data_ptr", "dim", "element_size", "empty", "is_contiguous", "numel"}
 _WITHOUT_MEMORY |= {"size", "storage_offset", "stride", "unbind", "untyped_storage", "view"}
+_WITHOUT_MEMORY |= {"_record_function_enter_new", "_record_function_exit._RecordFunction"}
 
 
 class LateEvent(EmulatedEvent):
@@ -50,6 +54,10 @@ class LateEvent(EmulatedEvent):
 
 
 class LateStream(EmulatedStream):
+    """slow: settable; its work is done only when the host waits and no other stream can go on."""
+
+    slow = False
+
     def __init__(self, device: LateDevice) -> None:
         self._device = device
         self.queue: deque[tuple[Callable[[], object], Callable[[], bool]]] = deque()
@@ -115,11 +123,14 @@ class LateDevice(EmulatedDevice):
 
     def run_until(self, done: Callable[[], bool]) -> None:
         """Do work until the host may go on."""
-        end = time.monotonic() + self.limit_s
+        begin = worked = time.monotonic()
         while not done():
-            if not self._work():
-                assert time.monotonic() < end, f"the host waits for what does not come: {self._errors}"
-                time.sleep(2e-5)
+            now = time.monotonic()
+            if self._work(slow_too=now > worked + PATIENCE_S):
+                worked = now
+                continue
+            assert now < begin + self.limit_s, f"the host waits for what does not come: {self._errors}"
+            time.sleep(2e-5)
 
     def wait_value(self, stream: Stream, address: int, value: int) -> bool:
         if not isinstance(stream, LateStream):
@@ -145,10 +156,10 @@ class LateDevice(EmulatedDevice):
         self.run_until(lambda: not any(stream.queue for stream in self._streams))
         assert not self._errors, self._errors
 
-    def _work(self) -> bool:
+    def _work(self, *, slow_too: bool = False) -> bool:
         """Do the next work of a stream. False if none may go on."""
         with self._working:
-            ready = [s for s in self._streams if s.queue and s.queue[0][1]()]
+            ready = [s for s in self._streams if s.queue and s.queue[0][1]() and (slow_too or not s.slow)]
             if not ready:
                 return False
             if self._done % FAVORED_STEPS == 0:
@@ -157,7 +168,8 @@ class LateDevice(EmulatedDevice):
             stream = self._random.choices(ready, [self._favors.get(s, 0) + 1e-3 for s in ready])[0]
             work, _ = stream.queue.popleft()
             try:
-                work()
+                with torch._C.DisableTorchFunction():  # what work does is in order
+                    work()
             except BaseException as error:
                 self._errors.append(error)
             return True
@@ -174,8 +186,10 @@ class _InOrder(TorchFunctionMode):
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         name = getattr(function, "__name__", "")
-        part = name == "__getitem__" and not isinstance(args[1], torch.Tensor)
+        none = name in _WITHOUT_MEMORY
+        none |= name == "__getitem__" and not isinstance(args[1], torch.Tensor)
+        none |= name == "contiguous" and args[0].is_contiguous()
         # Inside a nested use() of another stream, that stream's mode comes first.
-        if self._device.current_stream() is self._its_stream and name not in _WITHOUT_MEMORY and not part:
+        if self._device.current_stream() is self._its_stream and not none:
             self._its_stream.synchronize()
         return function(*args, **(kwargs or {}))

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 from emulator import EmulatedDevice
+from late_device import LateDevice
 from loader_example import ROWS, Ids, check, ids_of, minibatches
 
 import gids
-from gids.cuda.device import Device
+from gids.cuda.device import Device, MadeOn
 from gids.errors import MemoryBudgetError
 
 STAGING: dict[str, Any] = {"staging": 1 << 20}  # 256 MiB take a while to pin
@@ -268,6 +269,24 @@ def test_two_loaders_at_once_share_the_free_memory(
             gids.FeatureLoader(gids.open(path, **options), ["paper.feat"], device="cuda")
     with gids.FeatureLoader(gids.open(path, **options), ["paper.feat"], device="cuda"):
         pass
+
+
+def test_device_memory_stays_in_the_budget_while_training_lags(
+    path: Path, source: Ids, cuda_is: Callable[[Device], None]
+) -> None:
+    device = LateDevice(0, lazy=1.0)
+    cuda_is(device)
+    sampling, training = device.new_stream(), device.new_stream()
+    training.slow = True
+    batches = [{"paper.feat": torch.randint(0, ROWS, (300,))} for _ in range(25)]
+    options: dict[str, Any] = {"device_memory": 4 << 20, "window": 4} | STAGING
+    with gids.FeatureLoader(gids.open(path, **options), ["paper.feat"], device="cuda") as loader:
+        with device.use(training):
+            for _minibatch, features in loader.attach(batches, lambda ids: MadeOn(ids, sampling)):
+                training.put(lambda: None)  # training, which never synchronizes
+            del features
+    device.close()
+    assert 3 << 20 < device.memory.peak_bytes <= 4 << 20
 
 
 def test_lru_is_the_cpus(path: Path) -> None:

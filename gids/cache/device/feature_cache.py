@@ -189,6 +189,7 @@ class DeviceFeatureCache:
         self._planned_mask = 0
         self._steps: dict[int, _Step] = {}  # live
         self._flights: deque[_Step] = deque()  # planned steps whose last gather is not enqueued
+        self._consumed: deque[Event] = deque()  # of the consumer's streams, when rows were returned to it
         self._usual_rounds = dict.fromkeys(near, 1)
         self._seconds = dict.fromkeys(("enter_s", "plan_s", "wait_s", "gather_s", "retire_s"), 0.0)
         self._reading = threading.Lock()  # held while reading through
@@ -222,7 +223,12 @@ class DeviceFeatureCache:
                 self._kernels.enter(self._states[name], self._counters.of(s.index, name), tensor, s.bit)
 
     def plan(self, step: int) -> None:
-        """Choose the pages to read, keep and drop, and post the reads. Steps are planned in order."""
+        """Choose the pages to read, keep and drop, and post the reads. Steps are planned in order.
+
+        Blocks until the consumer's stream has used the rows of the minibatch before the last.
+        """
+        with self._clock("wait_s"):
+            self._wait_for_consumer()
         with self._clock("plan_s"):
             s = self._live(step)
             if step != self._planned:
@@ -267,6 +273,7 @@ class DeviceFeatureCache:
             done.synchronize()
         with self._clock("gather_s"):
             self._account(s)
+            self._consumed.append(self._device.current_stream().record_event())
             self._hand_over(done, s.outputs)
             error: Exception | None = self._bad_id(s.index, s.ids)
             lost = {n: i for n, i in s.ids.items() if self._counters.seen(s.index, n, "unresolved")}
@@ -321,6 +328,8 @@ class DeviceFeatureCache:
         self._check_open()
         check_ids(ids, self._states, self._device.torch_device)
         with self._reading:
+            self._wait_for_consumer()
+            self._consumed.append(self._device.current_stream().record_event())
             tensors, outputs, left = self._on_device(ids), {}, {}
             with self._device.use(self.stream):
                 for name, tensor in self._positions(tensors).items():
@@ -537,6 +546,14 @@ class DeviceFeatureCache:
         current.wait_event(done)
         for out in outputs.values():
             self._device.hand_over(out, self.stream, current)
+
+    def _wait_for_consumer(self) -> None:
+        """Before an output is taken: wait until the rows of the minibatch before the last were used.
+
+        Else a consumer that never synchronizes runs ahead of the device, which keeps an output per minibatch.
+        """
+        while len(self._consumed) > 1:
+            self._consumed.popleft().synchronize()
 
     def _output_bytes(self) -> int:
         return sum(out.nbytes for s in self._steps.values() for out in s.outputs.values())
