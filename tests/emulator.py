@@ -24,7 +24,17 @@ import numpy as np
 import torch
 from emulator_memory import EmulatedMemory
 
-from gids.cuda.device import Argument, Device, Event, Mapping, Stream, as_word, check_grid, check_host_range
+from gids.cuda.device import (
+    COPY_PRIORITY,
+    Argument,
+    Device,
+    Event,
+    Mapping,
+    Stream,
+    as_word,
+    check_grid,
+    check_host_range,
+)
 from gids.cuda.sources import Sources
 
 HERE = Path(__file__).parent
@@ -267,7 +277,7 @@ class EmulatedDevice(Device):
         for unit in units:
             _builder().unit(unit)
 
-    def new_stream(self, priority: int = -1) -> EmulatedStream:
+    def new_stream(self, priority: int = COPY_PRIORITY) -> EmulatedStream:
         return EmulatedStream()
 
     def current_stream(self) -> EmulatedStream:

@@ -24,7 +24,7 @@ import torch
 from emulator import EmulatedDevice, EmulatedEvent, EmulatedStream
 from torch.overrides import TorchFunctionMode
 
-from gids.cuda.device import Event, Stream
+from gids.cuda.device import COPY_PRIORITY, Event, Stream
 
 FAVORED_STEPS = 20
 """Pieces of work until other streams are favored."""
@@ -112,7 +112,7 @@ class LateDevice(EmulatedDevice):
         self._errors: list[BaseException] = []
         self._working = threading.RLock()
 
-    def new_stream(self, priority: int = -1) -> LateStream:
+    def new_stream(self, priority: int = COPY_PRIORITY) -> LateStream:
         self._streams.append(LateStream(self))
         return self._streams[-1]
 

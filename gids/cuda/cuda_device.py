@@ -11,6 +11,7 @@ import ctypes
 import os
 import resource
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,16 @@ import torch
 
 from gids.cuda import libcuda
 from gids.cuda.compiler import Compiler
-from gids.cuda.device import Argument, Device, Mapping, Stream, as_word, check_grid, check_host_range
+from gids.cuda.device import (
+    COPY_PRIORITY,
+    Argument,
+    Device,
+    Mapping,
+    Stream,
+    as_word,
+    check_grid,
+    check_host_range,
+)
 from gids.cuda.libcuda import CudaError, Libcuda
 
 
@@ -36,6 +46,7 @@ class CudaDevice(Device):
         self._driver, self._compiler = driver, compiler
         self._lock = threading.Lock()  # of _units
         self._units: dict[str, dict[str, _Kernel]] = {}
+        self._idle_streams: dict[int, list[int]] = {}  # handles by priority
         handle = ctypes.c_int()
         driver.call("cuDeviceGet", ctypes.byref(handle), index)
         name = ctypes.create_string_buffer(256)
@@ -81,13 +92,33 @@ class CudaDevice(Device):
         for unit in units:
             self._load(unit)
 
-    def new_stream(self) -> Stream:
-        # torch's streams are non-blocking. A stream that waits for a word stops its hardware channel, and so
-        # every stream on that channel. Streams of another priority, such as training's, use other channels.
-        return _torch_stream("Stream", self.torch_device, priority=-1)
+    def new_stream(self, priority: int = COPY_PRIORITY) -> Stream:
+        # Not torch's: two of its 32 pooled streams can be the same. A stream that waits for a word stops its
+        # hardware channel, and so every stream on that channel; other priorities use other channels.
+        idle = self._idle_streams.setdefault(priority, [])
+        try:
+            handle = idle.pop()
+        except IndexError:
+            handle = self._create_stream(priority)
+        made: Any = torch.cuda.ExternalStream  # has no annotations
+        stream: Stream = made(handle, device=self.torch_device)
+        # Never destroyed, because torch's allocator remembers it; the next owner gets its cached memory too.
+        weakref.finalize(stream, idle.append, handle).atexit = False
+        return stream
 
     def current_stream(self) -> Stream:
-        return _torch_stream("current_stream", self.torch_device)
+        stream: Any = torch.cuda.current_stream(self.torch_device)
+        current: Stream = stream
+        return current
+
+    def _create_stream(self, priority: int) -> int:
+        made = ctypes.c_void_p()
+        with self._in_context():
+            self._driver.call(
+                "cuStreamCreateWithPriority", ctypes.byref(made), libcuda.STREAM_NON_BLOCKING, priority
+            )
+        assert made.value is not None
+        return made.value
 
     @contextlib.contextmanager
     def use(self, stream: Stream) -> Iterator[None]:
@@ -221,12 +252,6 @@ class _CudaMapping(Mapping):
                 error.status != libcuda.DEINITIALIZED
             ):  # at the end of the process CUDA has released everything
                 raise
-
-
-def _torch_stream(function: str, device: torch.device, **options: int) -> Stream:
-    """A stream from torch.cuda. It implements Stream, though torch's annotations do not show it."""
-    stream: Stream = getattr(torch.cuda, function)(device, **options)
-    return stream
 
 
 def _handle(stream: Any) -> int:

@@ -282,9 +282,9 @@ def test_device_memory_stays_in_the_budget_while_training_lags(
     options: dict[str, Any] = {"device_memory": 4 << 20, "window": 4} | STAGING
     with gids.FeatureLoader(gids.open(path, **options), ["paper.feat"], device="cuda") as loader:
         with device.use(training):
-            for _minibatch, features in loader.attach(batches, lambda ids: MadeOn(ids, sampling)):
+            for _minibatch, _features in loader.attach(batches, lambda ids: MadeOn(ids, sampling)):
                 training.put(lambda: None)  # training, which never synchronizes
-            del features
+            del _features
     device.close()
     assert 3 << 20 < device.memory.peak_bytes <= 4 << 20
 

@@ -39,7 +39,7 @@ from gids.cache.device.state import (
 from gids.cache.feature_cache import FeatureCache
 from gids.cache.ids import check_ids
 from gids.cache.output_dtype import check_out_dtype, out_dtype_of, row_form
-from gids.cuda.device import MadeOn
+from gids.cuda.device import CACHE_PRIORITY, MadeOn
 from gids.io.device.device_queue import DeviceQueue, QueueTable
 from gids.store.dtypes import make_bools_proper
 
@@ -132,7 +132,7 @@ class DeviceFeatureCache:
         check_memory(device, self._fixed_bytes)
 
         self.tables = {t.name: t for t in tables}
-        self.stream: Stream = device.new_stream()
+        self.stream: Stream = device.new_stream(CACHE_PRIORITY)
         """The stream of all kernels. Ids made on it need no wait."""
         self._device = device
         self._kernels = CacheKernels(device, self.stream)
