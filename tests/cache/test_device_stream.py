@@ -135,36 +135,6 @@ def test_a_stream_can_be_closed_early_and_read_through_beside(
     assert len(list(windowed(cache, batches, 6, 3))) == 12
 
 
-def following(stream: WindowedStream[Batch], table: RawTable) -> tuple[torch.Tensor, Exception | None]:
-    """The next minibatch's rows, or its error."""
-    try:
-        return next(stream)[1][table.name].cpu(), None
-    except (StorageError, IndexError) as error:
-        return torch.empty(0), error
-
-
-@pytest.mark.parametrize("planned", [1, 3])
-def test_errors_come_at_their_minibatch_and_the_stream_goes_on(
-    cache: DeviceFeatureCache, table: RawTable, planned: int
-) -> None:
-    path, offset = table.shard_of(9)
-    cache._host._engine.inject_faults(table.faults(9, errno.EIO))
-    wanted: list[list[int]] = [[1, 2], [95, 1], [400], [3], [90], [], [5, 6]]
-    stream = windowed(
-        cache, [{table.name: torch.tensor(ids, dtype=torch.int64)} for ids in wanted], 2, planned
-    )
-    got: list[object] = []
-    for ids in wanted:
-        rows, error = following(stream, table)
-        got.append(type(error) if error else None)
-        if isinstance(error, StorageError):
-            assert (error.errno, error.filename, error.offset) == (errno.EIO, str(path), offset)
-        elif error is None:
-            assert torch.equal(rows, table.rows[torch.tensor(ids, dtype=torch.int64)])
-    assert got == [None, StorageError, IndexError, None, StorageError, None, None]
-    assert list(stream) == []
-
-
 def test_statistics_have_the_names_of_the_host_cache(cache: DeviceFeatureCache, table: RawTable) -> None:
     assert set(cache._host.stats()[table.name]) <= set(cache.stats()[table.name])
 
