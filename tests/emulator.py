@@ -77,9 +77,12 @@ class Unit:
         self._kernels = {kernel.name.decode(): kernel for kernel in table}
 
     def prepare(
-        self, kernel: str, blocks: int, threads: int, values: list[tuple[Argument, int, int]]
+        self, kernel: str, blocks: int, threads: int, waiting: int, values: list[tuple[Argument, int, int]]
     ) -> Callable[[int, float], None]:
-        """Check the arguments. Returns run(seed, limit_s), which holds their bits only."""
+        """Check the arguments. Returns run(seed, limit_s), which holds their bits only.
+
+        waiting: number of blocks that a kernel may have whose threads sleep.
+        """
         if kernel not in self._kernels:
             raise KeyError(f"no kernel {kernel!r} in {self._library._name} (has {sorted(self._kernels)})")
         entry = self._kernels[kernel]
@@ -93,7 +96,8 @@ class Unit:
         def run(seed: int, limit_s: float) -> None:
             arguments = (ctypes.c_void_p * len(words))(*map(ctypes.addressof, words))
             error, entry_at = ctypes.create_string_buffer(4000), ctypes.byref(entry)
-            if self._launch(entry_at, blocks, threads, arguments, seed, limit_s, error, len(error)):
+            grid = (blocks, threads, waiting)
+            if self._launch(entry_at, *grid, arguments, seed, limit_s, error, len(error)):
                 raise RuntimeError(f"{error.value.decode()}\n(seed {seed})")
 
         return run
@@ -124,7 +128,7 @@ class Builder:
         self._runtime = self._compile("emulator", source.read_text(), [str(source)], [])
         self.library = ctypes.CDLL(str(self._runtime))
         self.library.emulated_launch.argtypes = [
-            *(ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p),
+            *(ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p),
             *(ctypes.c_ulonglong, ctypes.c_double, ctypes.c_char_p, ctypes.c_size_t),
         ]
         self.library.emulated_allocate.argtypes = [ctypes.c_size_t, ctypes.c_int]
@@ -265,7 +269,7 @@ class EmulatedDevice(Device):
         assert isinstance(stream, EmulatedStream)
         check_grid(kernel, blocks, threads)
         values = [(arg, *as_word(kernel, i, arg, self.torch_device)) for i, arg in enumerate(args)]
-        run = _builder().unit(unit).prepare(kernel, blocks, threads, values)
+        run = _builder().unit(unit).prepare(kernel, blocks, threads, self.sm_count, values)
         self.memory.collect()
         self.launches.append(kernel)
         self._seed += 1
