@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import random_in_edges
 from emulator import EmulatedDevice
 from late_device import LateDevice
 from loader_example import ROWS, Ids, check, ids_of, minibatches
@@ -16,6 +17,7 @@ from loader_example import ROWS, Ids, check, ids_of, minibatches
 import gids
 from gids.cuda.device import Device, MadeOn
 from gids.errors import MemoryBudgetError
+from gids.write import DatasetWriter
 
 STAGING: dict[str, Any] = {"staging": 1 << 20}  # 256 MiB take a while to pin
 
@@ -287,6 +289,43 @@ def test_device_memory_stays_in_the_budget_while_training_lags(
             del _features
     device.close()
     assert 3 << 20 < device.memory.peak_bytes <= 4 << 20
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_minibatches_are_right_when_sampling_training_and_reads_are_out_of_step(
+    tmp_path: Path, cuda_is: Callable[[Device], None], seed: int
+) -> None:
+    rows, (source, indptr) = torch.randn(600, 32), random_in_edges(600, 600, 1)
+    with DatasetWriter(tmp_path / "one.gids") as writer:
+        writer.write_table("node", "paper", "feat", rows)
+        writer.write_graph(("paper", "cites", "paper"), source, indptr, num_src=600)
+    device = LateDevice(seed)
+    runs: list[list[list[int]]] = []
+    for late in (device, EmulatedDevice()):
+        cuda_is(late)
+        runs.append([])
+        options: dict[str, Any] = {"device_memory": 1 << 23, "memory": 64 << 20, "window": 3} | STAGING
+        training = late.new_stream()
+        with (
+            gids.NodeLoader(
+                gids.open(tmp_path / "one.gids", **options),
+                torch.arange(600),
+                sampler=gids.sampler.Neighbor([5, 5]),
+                batch_size=60,
+                device="cuda",
+                topology_on="host",
+                seed=3,
+            ) as loader,
+            late.use(training),
+        ):
+            for minibatch in loader:
+                training.synchronize()
+                assert torch.equal(minibatch.features["paper.feat"], rows[minibatch.input_nodes])
+                runs[-1].append(minibatch.input_nodes.tolist())
+                del minibatch
+    device.close()
+    assert runs[0] == runs[1]
+    assert len(runs[0]) == 10
 
 
 def test_lru_is_the_cpus(path: Path) -> None:
