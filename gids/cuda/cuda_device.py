@@ -11,6 +11,7 @@ import ctypes
 import os
 import resource
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,16 @@ import torch
 
 from gids.cuda import libcuda
 from gids.cuda.compiler import Compiler
-from gids.cuda.device import Argument, Device, Mapping, Stream, as_word, check_grid, check_host_range
+from gids.cuda.device import (
+    COPY_PRIORITY,
+    Argument,
+    Device,
+    Mapping,
+    Stream,
+    as_word,
+    check_grid,
+    check_host_range,
+)
 from gids.cuda.libcuda import CudaError, Libcuda
 from gids.cuda.numa import numa_node
 
@@ -37,6 +47,7 @@ class CudaDevice(Device):
         self._driver, self._compiler = driver, compiler
         self._lock = threading.Lock()  # of _units
         self._units: dict[str, dict[str, _Kernel]] = {}
+        self._idle_streams: dict[int, list[int]] = {}  # handles by priority
         handle = ctypes.c_int()
         driver.call("cuDeviceGet", ctypes.byref(handle), index)
         name = ctypes.create_string_buffer(256)
@@ -85,13 +96,33 @@ class CudaDevice(Device):
         for unit in units:
             self._load(unit)
 
-    def new_stream(self) -> Stream:
-        # torch's streams are non-blocking. A stream that waits for a word stops its hardware channel, and so
-        # every stream on that channel. Streams of another priority, such as training's, use other channels.
-        return _torch_stream("Stream", self.torch_device, priority=-1)
+    def new_stream(self, priority: int = COPY_PRIORITY) -> Stream:
+        # Not torch's: two of its 32 pooled streams can be the same. A stream that waits for a word stops its
+        # hardware channel, and so every stream on that channel; other priorities use other channels.
+        idle = self._idle_streams.setdefault(priority, [])
+        try:
+            handle = idle.pop()
+        except IndexError:
+            handle = self._create_stream(priority)
+        made: Any = torch.cuda.ExternalStream  # has no annotations
+        stream: Stream = made(handle, device=self.torch_device)
+        # Never destroyed, because torch's allocator remembers it; the next owner gets its cached memory too.
+        weakref.finalize(stream, idle.append, handle).atexit = False
+        return stream
 
     def current_stream(self) -> Stream:
-        return _torch_stream("current_stream", self.torch_device)
+        stream: Any = torch.cuda.current_stream(self.torch_device)
+        current: Stream = stream
+        return current
+
+    def _create_stream(self, priority: int) -> int:
+        made = ctypes.c_void_p()
+        with self._in_context():
+            self._driver.call(
+                "cuStreamCreateWithPriority", ctypes.byref(made), libcuda.STREAM_NON_BLOCKING, priority
+            )
+        assert made.value is not None
+        return made.value
 
     @contextlib.contextmanager
     def use(self, stream: Stream) -> Iterator[None]:
@@ -129,9 +160,22 @@ class CudaDevice(Device):
     def hand_over(self, tensor: torch.Tensor, from_stream: Stream, to_stream: Stream) -> None:
         tensor.record_stream(to_stream)  # type: ignore[arg-type]
 
-    def memory_info(self) -> tuple[int, int]:
+    def trim(self) -> None:
+        with torch.cuda.device(self.torch_device):
+            torch.cuda.empty_cache()
+
+    def _driver_memory(self) -> tuple[int, int]:
         free, total = torch.cuda.mem_get_info(self.torch_device)
         return free, total
+
+    def _idle_bytes(self) -> int:
+        stats = torch.cuda.memory_stats(self.torch_device)
+        # A free part of a block that has used parts cannot be returned, so it does not count.
+        reserved, used, parts = (
+            int(stats.get(f"{name}.all.current", 0))
+            for name in ("reserved_bytes", "allocated_bytes", "inactive_split_bytes")
+        )
+        return max(0, reserved - used - parts)
 
     def unmap(self, address: int) -> None:
         """Undo map_host(). Called by the mapping that it returned."""
@@ -212,12 +256,6 @@ class _CudaMapping(Mapping):
                 error.status != libcuda.DEINITIALIZED
             ):  # at the end of the process CUDA has released everything
                 raise
-
-
-def _torch_stream(function: str, device: torch.device, **options: int) -> Stream:
-    """A stream from torch.cuda. It implements Stream, though torch's annotations do not show it."""
-    stream: Stream = getattr(torch.cuda, function)(device, **options)
-    return stream
 
 
 def _handle(stream: Any) -> int:

@@ -25,6 +25,10 @@ Argument = torch.Tensor | int | np.uint32 | np.int32 | np.uint64 | np.float32 | 
 _ALL_BITS = (1 << 64) - 1
 
 
+CACHE_PRIORITY, SAMPLING_PRIORITY, COPY_PRIORITY = -3, -2, -1
+"""Priorities of streams, for new_stream(). Training has 0. A lower number is served first."""
+
+
 class Event(Protocol):
     """A point in a stream's work, like torch.cuda.Event."""
 
@@ -108,8 +112,12 @@ class Device(ABC):
         """Compile and load units now instead of at their first launch. Blocks."""
 
     @abstractmethod
-    def new_stream(self) -> Stream:
-        """A stream that does not wait for the default stream."""
+    def new_stream(self, priority: int = COPY_PRIORITY) -> Stream:
+        """A stream that nobody else has, and that does not wait for the default stream.
+
+        Streams of other priorities do not wait for it where it waits for a word. A device that has fewer
+        priorities takes the nearest one.
+        """
 
     @abstractmethod
     def current_stream(self) -> Stream:
@@ -144,9 +152,22 @@ class Device(ABC):
         order the streams.
         """
 
-    @abstractmethod
     def memory_info(self) -> tuple[int, int]:
-        """Bytes of device memory: (free, total)."""
+        """Bytes of device memory: (free, total). Memory that torch keeps and does not use is free."""
+        free, total = self._driver_memory()
+        return free + self._idle_bytes(), total
+
+    @abstractmethod
+    def trim(self) -> None:
+        """Return the memory that torch keeps and does not use to the driver. May wait for the device."""
+
+    @abstractmethod
+    def _driver_memory(self) -> tuple[int, int]:
+        """Bytes of device memory: (free, total), as the driver reports them."""
+
+    @abstractmethod
+    def _idle_bytes(self) -> int:
+        """Bytes that trim() would return, and those whose last kernels still run."""
 
     def empty(self, shape: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """An uninitialized tensor on the device, allocated on torch's current stream."""

@@ -16,6 +16,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from gids.cuda import Device, MadeOn
+from gids.cuda.device import SAMPLING_PRIORITY
 from gids.loader.ranks import EpochSeeds
 from gids.sampler import Minibatch, Sampler, Topology
 from gids.sampler.layered import LayeredSampler
@@ -38,7 +39,7 @@ class SampleStream:
 
     def __init__(self, device: Device | None) -> None:
         self._device = device
-        self._stream = device.new_stream() if device is not None else None
+        self._stream = device.new_stream(SAMPLING_PRIORITY) if device is not None else None
 
     def use(self) -> AbstractContextManager[object]:
         """Make what follows on this stream."""

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gids.errors import StorageError
 from gids.loader.observer import Observers
 from gids.loader.stages import Stage, stage
 
@@ -95,7 +96,7 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
         return self
 
     def __next__(self) -> tuple[T, Features]:
-        """The next minibatch. Raises StorageError if its pages cannot be read; the next one is unaffected."""
+        """The next minibatch. The stream goes on after a StorageError and ends with any other error."""
         if self._closed:
             raise StopIteration
         try:
@@ -103,6 +104,8 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
             if self._gathered == self._planned:
                 raise self._take_end()
             features, error = self._gather()
+            if error is not None and not isinstance(error, StorageError):
+                raise error
         except BaseException:
             self.close()
             raise

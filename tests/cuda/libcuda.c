@@ -158,6 +158,12 @@ CUresult CUDAAPI cuMemHostUnregister(void* p) {
   char line[200];
   return NOTE("unregister %zx in %zx", (size_t)p, (size_t)current);
 }
+CUresult CUDAAPI cuStreamCreateWithPriority(CUstream* stream, unsigned int flags, int priority) {
+  static size_t streams = 0x500;
+  char line[200];
+  *stream = (CUstream)++streams;
+  return NOTE("stream flags %u priority %d in %zx", flags, priority, (size_t)current);
+}
 CUresult CUDAAPI cuStreamWaitValue64(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned int flags) {
   char line[200];
   return NOTE("wait stream %zx %llx >= %llx flags %u in %zx", (size_t)stream, (unsigned long long)address,

@@ -230,11 +230,37 @@ def test_a_forked_child_leaves_mappings_alone(
     assert record() == []
 
 
-def test_new_streams_have_another_priority_than_torch_s(
-    made: CudaDevice, monkeypatch: pytest.MonkeyPatch
+class OwnStream:
+    """torch.cuda.ExternalStream without CUDA."""
+
+    def __init__(self, handle: int, device: torch.device) -> None:
+        self.cuda_stream, self.device = handle, device
+
+
+def test_no_two_owners_have_the_same_stream(
+    made: CudaDevice, monkeypatch: pytest.MonkeyPatch, record: Callable[[], list[str]]
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority=0: (device, priority))
-    assert made.new_stream() == (torch.device("cuda:0"), -1)
+    monkeypatch.setattr(torch.cuda, "ExternalStream", OwnStream)
+    streams: list[Any] = [made.new_stream(priority) for priority in (-3, -2, -1, -1) for _ in range(40)]
+    assert len({stream.cuda_stream for stream in streams}) == 160
+    assert record()[::40] == [f"stream flags 1 priority {p} in {CONTEXT}" for p in (-3, -2, -1, -1)]
+    assert streams[0].device == torch.device("cuda:0")
+    freed = streams.pop(0).cuda_stream
+    other: Any = made.new_stream(-2)
+    again: Any = made.new_stream(-3)
+    assert again.cuda_stream == freed != other.cuda_stream, "a stream without an owner is used again"
+    assert len(record()) == 1
+
+
+def test_memory_that_torch_keeps_unused_is_free(made: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    stats = {"reserved_bytes": 700, "allocated_bytes": 400, "inactive_split_bytes": 50}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 2000))
+    monkeypatch.setattr(
+        torch.cuda, "memory_stats", lambda device: {f"{k}.all.current": n for k, n in stats.items()}
+    )
+    assert made.memory_info() == (1250, 2000)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {})  # torch has not started CUDA
+    assert made.memory_info() == (1000, 2000)
 
 
 def test_streams_wait_with_the_v2_function(

@@ -58,6 +58,10 @@ class Reads:
         """Device memory without the queue's."""
         return self._buffer.nbytes + self._errors.nbytes
 
+    def free(self) -> None:
+        """Release the device memory, after the last round."""
+        self._buffer = self._errors = torch.empty(0)
+
     def rounds_for(self, misses: int) -> int:
         """Number of rounds for this number of missing pages."""
         return -(-misses // self._queue.round_max)
