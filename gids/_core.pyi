@@ -185,7 +185,7 @@ class QueueMemory:
     """Queue pairs in memory that host and device share. The engine and the service keep it alive."""
 
     def __init__(
-        self, *, staging_bytes: int, slot_bytes: int, pairs: int, rounds_max: int, spin_limit: int
+        self, *, staging_bytes: int, slot_bytes: int, pairs: int, rounds_max: int, spin_ns: int
     ) -> None: ...
     @property
     def address(self) -> int:

@@ -66,8 +66,8 @@ class OwningService {
   std::unique_ptr<io::QueueService> service_;
 };
 
-io::QueueMemory* make_memory(u64 staging_bytes, u32 slot_bytes, u32 pairs, u32 rounds_max, u64 spin_limit) {
-  return new io::QueueMemory({staging_bytes, slot_bytes, pairs, rounds_max, spin_limit});
+io::QueueMemory* make_memory(u64 staging_bytes, u32 slot_bytes, u32 pairs, u32 rounds_max, u64 spin_ns) {
+  return new io::QueueMemory({staging_bytes, slot_bytes, pairs, rounds_max, spin_ns});
 }
 
 nb::bytes pair_bytes(const io::QueueMemory& memory, u32 pair, u64 shared, u64 local) {
@@ -103,7 +103,7 @@ void bind_queue(nb::module_& m) {
 
   nb::class_<io::QueueMemory>(m, "QueueMemory")
       .def(nb::new_(&make_memory), nb::kw_only(), "staging_bytes"_a, "slot_bytes"_a, "pairs"_a, "rounds_max"_a,
-           "spin_limit"_a)
+           "spin_ns"_a)
       .def_prop_ro("address", [](const io::QueueMemory& q) { return reinterpret_cast<uintptr_t>(q.shared().get()); })
       .def_prop_ro("shared_bytes", &io::QueueMemory::shared_bytes)
       .def_prop_ro("local_bytes", &io::QueueMemory::local_bytes)

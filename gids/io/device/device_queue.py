@@ -30,10 +30,10 @@ _THREADS = 256
 _WARPS = _THREADS // 32
 _SLOT_UNIT: int = _core.QUEUE_SLOT_UNIT
 _BLOCKS_PER_SM = 8
-_SPINNING_BLOCKS_PER_SM = 1
-"""For a kernel that spins: few blocks leave registers to others and limit polls on the bus."""
-_POLLS_PER_S = 1 << 20
-"""More polls than a lane makes per second, so that by default lanes outlast the service's time-out."""
+_SPINNING_THREADS = 1024
+_SPINNING_WARPS = _SPINNING_THREADS // 32
+_SPINNING_WARPS_PER_SM = 8
+"""The warps of a kernel that polls. They fill a quarter of the multiprocessors; the others stay free."""
 
 
 class Round:
@@ -98,15 +98,15 @@ class DeviceQueue:
         pairs: int = 1,
         wait: Literal["stream", "warp"] = "stream",
         timeout_s: float = 30.0,
-        spin_limit: int | None = None,
+        spin_limit_s: float | None = None,
     ) -> None:
         """Allocate the memory, register it with the device and the engine, start the service.
 
         tables: up to 32768; requests name them by index. staging_bytes: pinned host memory for pages in
         flight, over all pairs; a pair gets as many slots as fit, rounded down to a power of two. rounds_max:
         1 to 64 per pair. wait: "stream" lets the stream wait for whole rounds; with "warp" (BaM's way) each
-        warp of ``read_pages`` polls for its own page. spin_limit: number of polls before a kernel gives up
-        (default: longer than timeout_s).
+        warp of ``read_pages`` polls for its own page. spin_limit_s: seconds until a kernel that polls gives up
+        (default: twice timeout_s).
 
         Raises ValueError for numbers that do not fit each other, the engine or its files. The engine keeps
         the staging memory until it closes, as it may still read into it.
@@ -119,7 +119,7 @@ class DeviceQueue:
             slot_bytes=max(-(-t.page_bytes // _SLOT_UNIT) * _SLOT_UNIT for t in tables),
             pairs=pairs,
             rounds_max=pair_rounds,
-            spin_limit=math.ceil(timeout_s * _POLLS_PER_S) if spin_limit is None else spin_limit,
+            spin_ns=math.ceil((2 * timeout_s if spin_limit_s is None else spin_limit_s) * 1e9),
         )
         self.wait_kind = wait
         self.pairs = pairs
@@ -321,11 +321,14 @@ class DeviceQueue:
                 return
             numbers = [self._service.arm(pair) for pair in range(self.pairs)]
             assert len(set(numbers)) == 1, "all pairs are armed together"
+            most = -(-self._device.sm_count * _SPINNING_WARPS_PER_SM // _SPINNING_WARPS)
             with self._posting(stream, []):
-                self._launch(
+                self._device.launch(
                     stream,
+                    _UNIT,
                     "gids_read_pages",
-                    min(-(-rows // _WARPS), self._device.sm_count * _SPINNING_BLOCKS_PER_SM),
+                    max(1, min(-(-rows // _SPINNING_WARPS), most)),
+                    _SPINNING_THREADS,
                     self._pairs,
                     self.pairs,
                     numbers[0],
