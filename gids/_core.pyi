@@ -202,8 +202,8 @@ class QueueMemory:
     def slot_bytes(self) -> int: ...
     def pair(self, pair: int, shared: int, local: int) -> bytes:
         """The bytes of a gids::queue::Pair, with device addresses of shared and local memory."""
-    def completed_offset(self, pair: int) -> int:
-        """Offset in shared memory of the word that counts complete rounds."""
+    def offsets(self, pair: int) -> tuple[int, int, int]:
+        """Offsets in shared memory of the word that counts complete rounds, the statuses, the staging."""
 
 class QueueService:
     """The thread that answers requests.

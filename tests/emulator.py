@@ -293,6 +293,16 @@ class EmulatedDevice(Device):
             time.sleep(2e-5)
         return True
 
+    def copy_from_host(self, stream: Stream, to: torch.Tensor, address: int) -> None:
+        assert isinstance(stream, EmulatedStream)
+        end = address + to.nbytes
+        if not any(start <= address and end <= start + size for start, size in self.mapped.items()):
+            raise RuntimeError(
+                f"copy of {to.nbytes} bytes at {address:#x}, which is not in mapped host memory"
+            )
+        ctypes.memmove(to.data_ptr(), address, to.nbytes)
+        self.launches.append("copy_from_host")
+
     def hand_over(self, tensor: torch.Tensor, from_stream: Stream, to_stream: Stream) -> None:
         assert isinstance(from_stream, EmulatedStream)
         assert isinstance(to_stream, EmulatedStream)

@@ -122,6 +122,12 @@ class LateDevice(EmulatedDevice):
         stream.put(lambda: wait(stream, address, value))
         return True
 
+    def copy_from_host(self, stream: Stream, to: torch.Tensor, address: int) -> None:
+        copy = super().copy_from_host
+        stream.put(lambda: copy(stream, to, address)) if isinstance(stream, LateStream) else copy(
+            stream, to, address
+        )
+
     @contextlib.contextmanager
     def use(self, stream: Stream) -> Iterator[None]:
         assert isinstance(stream, EmulatedStream)

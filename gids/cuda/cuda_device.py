@@ -122,6 +122,11 @@ class CudaDevice(Device):
             )
         return True
 
+    def copy_from_host(self, stream: Stream, to: torch.Tensor, address: int) -> None:
+        if to.nbytes:
+            with self._in_context():
+                self._driver.call("cuMemcpyHtoDAsync_v2", to.data_ptr(), address, to.nbytes, _handle(stream))
+
     def hand_over(self, tensor: torch.Tensor, from_stream: Stream, to_stream: Stream) -> None:
         tensor.record_stream(to_stream)  # type: ignore[arg-type]
 

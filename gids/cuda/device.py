@@ -133,6 +133,13 @@ class Device(ABC):
         """
 
     @abstractmethod
+    def copy_from_host(self, stream: Stream, to: torch.Tensor, address: int) -> None:
+        """Enqueue a copy of mapped host memory by a copy engine. Does not block, occupies no multiprocessor.
+
+        to: contiguous, on the device; all of it is written. address: of the first byte, on the host.
+        """
+
+    @abstractmethod
     def hand_over(self, tensor: torch.Tensor, from_stream: Stream, to_stream: Stream) -> None:
         """Allow a tensor that was allocated on one stream to be used on another.
 

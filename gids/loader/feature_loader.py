@@ -166,6 +166,7 @@ class FeatureLoader:
             check_crc=options.check_crc,
             dtype=self.dtype,
             wait=options.wait,
+            transfer=options.transfer,
             staging_bytes=options.staging,
         )
 

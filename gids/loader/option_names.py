@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 OPTIONS = (
     *("memory", "device_memory", "cache", "window", "planned", "policy", "heat", "engine", "queue_depth"),
-    *("direct", "check_crc", "threads", "host_policy", "wait", "staging", "allow_dirs"),
+    *("direct", "check_crc", "threads", "host_policy", "wait", "transfer", "staging", "allow_dirs"),
 )
 """Keyword arguments of gids.open()."""
 

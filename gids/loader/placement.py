@@ -155,6 +155,7 @@ class DevicePlacement:
         check_crc: bool,
         dtype: torch.dtype | None,
         wait: Literal["stream", "warp"],
+        transfer: Literal["kernel", "copy"],
         staging_bytes: int,
     ) -> None:
         self._device = device
@@ -162,11 +163,11 @@ class DevicePlacement:
         self._engine, self._tables = engine, tables
         self.memory_bytes, self._host_policy = memory_bytes, host_policy
         self._policy, self._check_crc, self._dtype = policy, check_crc, dtype
-        self._wait, self._staging_bytes = wait, staging_bytes
+        self._wait, self._transfer, self._staging_bytes = wait, transfer, staging_bytes
         self._budget = DeviceBudget(
             tables=tables,
             output_row_bytes={t.name: out_row_bytes(t, dtype) for t in tables},
-            bounce_bytes=staging_bytes // ROUNDS_MAX if wait == "warp" else 0,
+            bounce_bytes=staging_bytes // ROUNDS_MAX if wait == "warp" or transfer == "copy" else 0,
             memory_bytes=memory_bytes,
             cache_bytes=cache_bytes,
             host_cache_bytes=host_cache_bytes,
@@ -193,6 +194,7 @@ class DevicePlacement:
                 output_dtype=self._dtype,
                 check_crc=self._check_crc,
                 wait=self._wait,
+                transfer=self._transfer,
                 staging_bytes=self._staging_bytes,
                 rounds_max=ROUNDS_MAX,
                 reader=reader,

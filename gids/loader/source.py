@@ -52,6 +52,7 @@ class Options:
     threads: int | None = None
     host_policy: Literal["lookahead", "static"] = "lookahead"
     wait: Literal["stream", "warp"] = "stream"
+    transfer: Literal["kernel", "copy"] = "kernel"
     staging: int = 256 << 20
 
     def __post_init__(self) -> None:
@@ -70,6 +71,8 @@ class Options:
         if self.heat not in ("auto", "none", *HEAT_ROLES):
             known = ", ".join(map(repr, HEAT_ROLES))
             raise ValueError(f"no heat {self.heat!r} (there are 'auto', {known}, 'none')")
+        if self.transfer not in ("kernel", "copy"):
+            raise ValueError(f"no transfer {self.transfer!r} (there are 'kernel', 'copy')")
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads={self.threads}; at least one thread copies rows")
 
@@ -170,6 +173,7 @@ def open(
     threads: int | None = None,
     host_policy: Literal["lookahead", "static"] = "lookahead",
     wait: Literal["stream", "warp"] = "stream",
+    transfer: Literal["kernel", "copy"] = "kernel",
     staging: Size = "256MiB",
     allow_dirs: Sequence[str | os.PathLike[str]] = (),
 ) -> Source:
@@ -203,6 +207,8 @@ def open(
             the lines on the device; ``"static"`` keeps the hottest pages that are not on the device.
         wait: on CUDA, how kernels wait for pages: ``"stream"`` (default; the stream waits, no kernel spins) or
             ``"warp"`` (warps poll, as in BaM).
+        transfer: on CUDA with wait="stream", what copies pages from staging memory: ``"kernel"`` (default; a
+            few blocks of a kernel) or ``"copy"`` (a copy engine; takes a quarter of `staging` on the device).
         staging: on CUDA, pinned host memory through which pages travel (default ``"256MiB"``).
         allow_dirs: directories outside the dataset that may hold its shards.
 
@@ -227,6 +233,7 @@ def open(
         threads=threads,
         host_policy=host_policy,
         wait=wait,
+        transfer=transfer,
         staging=_bytes("staging", staging) or 0,
     )
     with ExitStack() as opening:

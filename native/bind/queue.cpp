@@ -75,8 +75,11 @@ nb::bytes pair_bytes(const io::QueueMemory& memory, u32 pair, u64 shared, u64 lo
   return nb::bytes(&q, sizeof q);
 }
 
-u64 completed_offset(const io::QueueMemory& memory, u32 pair) {
-  return reinterpret_cast<uintptr_t>(memory.pair(pair, u64{0}, u64{0}).completed);
+// Where a pair's words and pages are, from the beginning of the shared memory: completed, statuses, staging.
+std::tuple<u64, u64, u64> offsets(const io::QueueMemory& memory, u32 pair) {
+  const queue::Pair q = memory.pair(pair, u64{0}, u64{0});
+  const auto at = [](const void* p) -> u64 { return reinterpret_cast<uintptr_t>(p); };
+  return {at(q.completed), at(q.statuses), at(q.staging)};
 }
 
 nb::dict stats(const OwningService& service) {
@@ -110,7 +113,7 @@ void bind_queue(nb::module_& m) {
       .def_prop_ro("depth", &io::QueueMemory::depth)
       .def_prop_ro("slot_bytes", &io::QueueMemory::slot_bytes)
       .def("pair", &pair_bytes, "pair"_a, "shared"_a, "local"_a)
-      .def("completed_offset", &completed_offset, "pair"_a);
+      .def("offsets", &offsets, "pair"_a);
 
   nb::class_<OwningService>(m, "QueueService")
       .def(nb::init<std::shared_ptr<io::Engine>, const std::vector<Table>&, const io::QueueMemory&, u32>(), "engine"_a,

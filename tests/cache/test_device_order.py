@@ -23,7 +23,7 @@ def table(tmp_path: Path) -> RawTable:
     return write_raw_table(tmp_path, torch.randn(400, 100), page_bytes=512, shards=2)
 
 
-@pytest.fixture(params=["stream", "warp"])
+@pytest.fixture(params=[("stream", "kernel"), ("stream", "copy"), ("warp", "kernel")])
 def cache(request: pytest.FixtureRequest, table: RawTable) -> Iterator[DeviceFeatureCache]:
     device = LateDevice(seed=3)
     with open_engine(table.shard_paths, max_read_bytes=512) as engine:
@@ -34,7 +34,8 @@ def cache(request: pytest.FixtureRequest, table: RawTable) -> Iterator[DeviceFea
             lines={table.name: 50},
             host_lines={table.name: 20},
             heats={},
-            wait=request.param,
+            wait=request.param[0],
+            transfer=request.param[1],
             staging_bytes=64 * 512,
         )
         yield made

@@ -238,6 +238,16 @@ def test_streams_wait_with_the_v2_function(
     assert record() == []
 
 
+def test_mapped_host_memory_is_copied_by_a_copy_engine(
+    made: CudaDevice, record: Callable[[], list[str]]
+) -> None:
+    to = torch.zeros(3, dtype=torch.int64)
+    made.copy_from_host(STREAM, to, 0x7008)
+    assert record() == [f"copy 24 from 7008 to {to.data_ptr():x} stream abc in {CONTEXT}"]
+    made.copy_from_host(STREAM, to[:0], 0x7008)
+    assert record() == []
+
+
 def test_an_older_driver_works_without_the_newer_functions(
     stub: ctypes.CDLL, compiler: FakeCompiler, record: Callable[[], list[str]]
 ) -> None:

@@ -441,11 +441,11 @@ void what_does_not_fit_is_refused() {
                      long_pages.shared());
   });
   const auto make = [](io::QueueOptions options) { io::QueueMemory{options}; };
-  throws<std::invalid_argument>("slot_bytes is 24", [&] { make({.slot_bytes = 24}); });
+  throws<std::invalid_argument>("(got 24)", [&] { make({.slot_bytes = 24}); });
   throws<std::invalid_argument>("staging_bytes is 4096; 1 pairs of at least 2 pages of 4096 B need 8192",
                                 [&] { make({.staging_bytes = 4096}); });
-  throws<std::invalid_argument>("rounds_max is 65", [&] { make({.rounds_max = 65}); });
-  throws<std::invalid_argument>("pairs is 0", [&] { make({.pairs = 0}); });
+  throws<std::invalid_argument>("rounds_max must be 1 to 64 (got 65)", [&] { make({.rounds_max = 65}); });
+  throws<std::invalid_argument>("pairs must be 1 to 1024 (got 0)", [&] { make({.pairs = 0}); });
   throws<std::invalid_argument>("2^24 slots", [&] { make({.staging_bytes = u64{1} << 40}); });
   CHECK_EQUAL(io::QueueMemory({}).depth(), 65536u);
 }

@@ -78,6 +78,14 @@ class PinnedGraph:
         self._topology = tuple(held)
 
     @property
+    def indptr_on_host(self) -> bool:
+        return isinstance(self._topology[0], _OnHost)
+
+    @property
+    def indices_on_host(self) -> bool:
+        return isinstance(self._topology[1], _OnHost)
+
+    @property
     def host_bytes(self) -> int:
         """Bytes of pinned host memory of the topology and the weights that are held."""
         return sum(h.nbytes for h in self._all_held() if isinstance(h, _OnHost))

@@ -25,6 +25,9 @@ _UNIT = "sampler/neighbor.cu"
 _WEIGHTED = "sampler/weighted.cu"
 _THREADS = 256
 _BLOCKS_PER_SM = 8
+_BUS_BLOCKS = 64
+"""The most blocks of a kernel that reads the topology over the bus. They keep the bus full; more blocks would
+only keep registers from the kernels of training."""
 _ALL = -1
 _NO_LIMIT = np.uint64((1 << 64) - 1)
 """A fanout of -1 for the kernels that draw by weight."""
@@ -235,6 +238,7 @@ class DeviceSampler:
             *(nodes, n, graph.num_dst, pinned.indptr_address, graph.num_edges, np.int32(fanout)),
             np.uint32(choice.kind == "replaced"),
             *(begins, degrees, indptr[1:], faults[len(topology.node_types) + 2 * number :]),
+            over_bus=pinned.indptr_on_host,
         )
         rates = choice.rates[number] if choice.rates else None
         if rates is not None and rates.some_zero and fanout:
@@ -244,6 +248,7 @@ class DeviceSampler:
                 *(n, begins, degrees, rates.weights, np.int32(fanout), np.uint32(choice.kind == "replaced")),
                 indptr[1:],
                 unit=_WEIGHTED,
+                over_bus=pinned.host_bytes > 0,
             )
         if choice.kind == "labor" and fanout > 0:
             self._launch(
@@ -252,6 +257,7 @@ class DeviceSampler:
                 *(n, begins, degrees, *keys, np.uint32(fanout)),
                 *(pinned.indices_address, np.uint32(pinned.wide), graph.num_src, indptr[1:]),
                 faults[len(topology.node_types) + 2 * number + 1 :],
+                over_bus=pinned.indices_on_host,
             )
         indptr.cumsum_(0)
         src = topology.ends[number][0]
@@ -313,28 +319,42 @@ class DeviceSampler:
         if draw.rates is not None:
             self._draw_weighted(draw, draw.rates, nodes, table, edges)
             return
+        over_bus = draw.pinned.indices_on_host
         if draw.fanout == _ALL:
             self._launch(
                 "gids_take_neighbors",
                 draw.capacity,
                 *(draw.n, draw.begins, draw.indptr, draw.capacity),
                 *edges,
+                over_bus=over_bus,
             )
             return
         kind, fanout = draw.choice.kind, np.uint32(draw.fanout)
         of_nodes = (nodes, draw.n, draw.begins, draw.degrees, draw.indptr)
         some = draw.n if draw.fanout else 0
         if kind == "labor":
-            self._launch("gids_draw_labor", 32 * some, *of_nodes[1:], *draw.keys, fanout, *edges)
+            self._launch(
+                "gids_draw_labor", 32 * some, *of_nodes[1:], *draw.keys, fanout, *edges, over_bus=over_bus
+            )
         elif kind == "replaced":
-            self._launch("gids_draw_replaced", some * draw.fanout, *of_nodes, *draw.keys, fanout, *edges)
+            self._launch(
+                "gids_draw_replaced",
+                some * draw.fanout,
+                *of_nodes,
+                *draw.keys,
+                fanout,
+                *edges,
+                over_bus=over_bus,
+            )
         elif kind == "uniform":
             width = min(32, 1 << max(0, draw.fanout - 1).bit_length())
             of_layer = (draw.keys[0], fanout, np.uint32(width))
-            self._launch("gids_draw_neighbors", some * width, *of_nodes, *of_layer, *edges)
+            self._launch("gids_draw_neighbors", some * width, *of_nodes, *of_layer, *edges, over_bus=over_bus)
         else:
             which = (fanout, np.uint32(draw.choice.by_source), self._numbers(draw, table))
-            self._launch("gids_draw_least", 32 * some, *of_nodes, *draw.keys, *which, *edges)
+            self._launch(
+                "gids_draw_least", 32 * some, *of_nodes, *draw.keys, *which, *edges, over_bus=over_bus
+            )
 
     def _draw_weighted(
         self,
@@ -352,6 +372,7 @@ class DeviceSampler:
             _NO_LIMIT if draw.fanout == _ALL else np.uint64(draw.fanout),
             *(*rates.arguments, self._numbers(draw, table), table.estimates, *edges),
             unit=_WEIGHTED,
+            over_bus=draw.pinned.host_bytes > 0,
         )
 
     def _numbers(self, draw: _Draw, table: _Table) -> torch.Tensor:
@@ -384,10 +405,13 @@ class DeviceSampler:
         graph = topology.graphs[draw.number]
         return Block(draw.indptr, indices, positions, len(nodes[draw.src]), graph, weights)
 
-    def _launch(self, kernel: str, threads: int, *args: Argument, unit: str = _UNIT) -> None:
-        """threads: the number of threads with work."""
+    def _launch(
+        self, kernel: str, threads: int, *args: Argument, unit: str = _UNIT, over_bus: bool = False
+    ) -> None:
+        """threads: the number of threads with work. over_bus: whether they read host memory."""
         assert self._stream is not None
-        blocks = min(-(-threads // _THREADS), _BLOCKS_PER_SM * self._device.sm_count)
+        most = _BLOCKS_PER_SM * self._device.sm_count
+        blocks = min(-(-threads // _THREADS), min(most, _BUS_BLOCKS) if over_bus else most)
         self._device.launch(self._stream, unit, kernel, blocks, _THREADS, *args)
 
     def _take(self, name: str, number: int, count: int, dtype: torch.dtype) -> torch.Tensor:

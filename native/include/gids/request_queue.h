@@ -113,10 +113,13 @@ GIDS_HD void write_status(const Pair& q, u64 ticket, int error) {
   const u64 word = q.lap(ticket) << error_bits | static_cast<u32>(error);
   system_ref<u64>(q.statuses[q.slot(ticket)]).store(word, memory_order_release);
 }
-GIDS_HD bool read_status(const Pair& q, u64 ticket, int& error, MemoryOrder order = memory_order_acquire) {
-  const u64 word = system_ref<u64>(q.statuses[q.slot(ticket)]).load(order);
+// Whether a word is the status of this ticket, and not of the lap before.
+GIDS_HD bool is_status(const Pair& q, u64 ticket, u64 word, int& error) {
   error = static_cast<int>(word & ((1u << error_bits) - 1));
   return word >> error_bits == (q.lap(ticket) << error_bits) >> error_bits;
+}
+GIDS_HD bool read_status(const Pair& q, u64 ticket, int& error, MemoryOrder order = memory_order_acquire) {
+  return is_status(q, ticket, system_ref<u64>(q.statuses[q.slot(ticket)]).load(order), error);
 }
 
 GIDS_HD constexpr u64 doorbell(u64 round, u32 count) { return (round / doorbells + 1) << count_bits | count; }
@@ -269,6 +272,12 @@ GIDS_HD u64 ticket_of(const Pair& q, u64 round, u64 i) {
 GIDS_HD int outcome(const Pair& q, u64 ticket) {
   int error;
   if (read_status(q, ticket, error)) return error;
+  return read_completed(q) >= closed ? canceled : timed_out;
+}
+// The same, of a status that was copied to device memory after the wait.
+GIDS_HD int outcome_of(const Pair& q, u64 ticket, u64 word) {
+  int error;
+  if (is_status(q, ticket, word, error)) return error;
   return read_completed(q) >= closed ? canceled : timed_out;
 }
 
