@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import resource
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -231,7 +230,5 @@ def _why_not_mapped(address: int, nbytes: int, error: CudaError) -> str:
     if error.status == libcuda.ALREADY_REGISTERED:
         return f"{what}: part of it is already mapped; close that mapping first ({error})"
     if error.status == libcuda.OUT_OF_MEMORY:
-        limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-        text = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit} bytes"
-        return f"{what}: free host memory, or raise `ulimit -l` (now {text}) ({error})"
+        return f"{what}: free host memory, or raise the memory limit of the container ({error})"
     return f"{what} ({error})"

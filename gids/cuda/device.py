@@ -120,8 +120,8 @@ class Device(ABC):
         """Pin host memory and map it into device memory. Blocks.
 
         address: of the start of a memory page. read_only: the device only reads; required for read-only
-        memory. The memory must outlive the mapping. Raises RuntimeError, with the size and the limit, if the
-        driver refuses.
+        memory. The memory must outlive the mapping. Raises RuntimeError, with the size, if the driver
+        refuses.
         """
 
     @abstractmethod

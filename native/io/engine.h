@@ -57,7 +57,7 @@ class Batch {
   void wait();
   bool finished() const { return left_.load(std::memory_order_acquire) == 0; }
 
-  std::vector<Read> reads;  // sorted by (file, offset) at submission; fixed from then on
+  std::vector<Read> reads;  // sorted by (file, offset) at submission; fixed once submit() returns
 
  private:
   friend class Engine;
@@ -112,7 +112,8 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Sorts the reads, queues the batch and returns; never waits for I/O. Throws std::runtime_error after a
+  // Sorts the reads, queues the batch and returns; never waits for I/O. The first reads of a large batch are issued
+  // while the others are sorted. Throws std::runtime_error after a
   // fork or close, std::invalid_argument for a read that the engine cannot hold (nothing is read then).
   void submit(std::shared_ptr<Batch> batch);
 
@@ -184,6 +185,7 @@ class Engine {
     u32 index;
   };
   std::unique_lock<std::mutex> lock_stats() const;
+  void queue(Batch& batch, std::span<const Batch::Run> parts);
   bool next(Request& request);
   bool aligned(const Read& read) const;
   int fault(const Request& request);
@@ -196,6 +198,7 @@ class Engine {
   std::condition_variable queue_cv_;
   std::deque<Batch*> queue_;   // batches with reads not yet issued; guarded by queue_mutex_
   std::deque<Pending> again_;  // guarded by queue_mutex_
+  u32 submitting_ = 0;         // batches of which parts are still being sorted; guarded by queue_mutex_
   bool closing_ = false;       // guarded by queue_mutex_
   std::mutex close_mutex_;
   std::vector<std::thread> threads_;

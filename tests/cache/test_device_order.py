@@ -14,6 +14,8 @@ from late_device import LateDevice, LateEvent
 from raw_table import RawTable, write_raw_table
 
 from gids.cache.device import DeviceFeatureCache
+from gids.cache.device.kernels import CacheKernels
+from gids.cache.device.state import MissPool
 from gids.cuda import MadeOn
 from gids.io import open_engine
 
@@ -115,6 +117,22 @@ def test_errors_belong_to_their_minibatch(cache: DeviceFeatureCache, table: RawT
             assert torch.equal(features[table.name], table.rows[torch.tensor(ids)])
     assert not np.any(cache.page_words(table.name) & np.uint64(0xFFFFFF))
     cache.audit()
+
+
+def test_larger_miss_buffers_do_not_wait_for_the_stream() -> None:
+    device, released = LateDevice(seed=1), LateEvent()
+    stream = device.new_stream()
+    pool = MissPool(device, CacheKernels(device, stream), 1000)
+    stream.wait_event(released)
+    with device.use(stream):
+        buffers = pool.take(300)
+    written = [t.data_ptr() for t in (buffers.keys, buffers.values, buffers.requests, *buffers.arrays)]
+    written.insert(2, len(buffers.keys) - 1)
+    assert buffers.record.tolist() != written, "written by a copy that waits for the stream"
+    released.passed.set()
+    stream.synchronize()
+    assert buffers.record.tolist() == written
+    device.close()
 
 
 def test_cancel_waits_for_posted_reads(cache: DeviceFeatureCache, table: RawTable) -> None:

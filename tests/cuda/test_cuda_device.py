@@ -184,7 +184,7 @@ def test_a_device_without_read_only_mappings_maps_read_write(
 @pytest.mark.parametrize(
     ("status", "message"),
     [
-        (2, "cannot pin 4096 bytes of host memory at 0x7000: free host memory, or raise `ulimit -l`"),
+        (2, "cannot pin 4096 bytes of host memory at 0x7000: free host memory, or raise the memory limit"),
         (712, "part of it is already mapped; close that mapping first"),
         (801, r"at 0x7000 \(cuMemHostRegister_v2: a failure \(CUDA error 801\)\)"),
     ],

@@ -23,6 +23,7 @@ import emulator
 import numpy as np
 import pytest
 import torch
+from engines import URING
 from raw_table import RawTable, write_raw_table
 
 from gids import _core
@@ -30,10 +31,6 @@ from gids.cuda.device import Device
 from gids.io import Engine, open_engine
 from gids.io.device import DeviceQueue, QueueTable, Round, requests_of
 
-URING = pytest.param(
-    "uring",
-    marks=pytest.mark.skipif(bool(_core.why_no_uring()), reason=f"no io_uring: {_core.why_no_uring()}"),
-)
 WAITS = ["stream", "warp"]
 SLOT = 4096
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from emulator import EmulatedDevice
+from engines import URING
 from loader_example import ROWS, Ids, check, ids_of, minibatches
 
 import gids
@@ -46,7 +47,7 @@ def test_features_equal_the_source_over_epochs(
     assert stats["misses"] == stats["loads"] + stats["bypasses"]
 
 
-@pytest.mark.parametrize("engine", ["uring", "threads"])
+@pytest.mark.parametrize("engine", [URING, "threads"])
 @pytest.mark.parametrize("cache_bytes", [0, 40_000, None])
 @pytest.mark.parametrize("wait", ["stream", "warp"])
 def test_every_engine_and_wait_with_no_a_tiny_and_a_full_cache(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import mmap
+import time
 import weakref
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from datasets import make_graph
 from emulator import EmulatedDevice
+from late_device import LateDevice
 from sampling_graphs import mixed_degrees
 
 from gids.cuda import Device
@@ -58,6 +60,21 @@ def test_kernels_that_read_the_topology_over_the_bus_take_64_blocks(
     assert grids["gids_draw_neighbors"] == most
     assert grids["gids_count_neighbors"] == (64 if topology_on == "host" else 94)
     assert grids["gids_relabel"] == 94
+
+
+def test_the_topology_is_unmapped_after_the_kernels_that_read_it(device: Device) -> None:
+    late, mapped = LateDevice(seed=1), []
+    stream = late.new_stream()
+    pinned = PinnedGraph(make_graph([2] * 40), late, topology_on="host")
+    pinned.used_on(stream)
+    stream.put(lambda: (time.sleep(0.05), mapped.append(len(late.mapped))))  # type: ignore[attr-defined]
+    pinned.close()
+    assert mapped == [2]
+    assert not late.mapped
+    late.close()
+    with PinnedGraph(make_graph([2] * 40), device) as pinned:
+        sample(pinned)
+        assert pinned._streams == [device.current_stream()]
 
 
 def test_ids_beyond_31_bits(device: Device) -> None:
@@ -150,7 +167,8 @@ def test_a_driver_that_refuses_to_pin_is_reported(device: Device, monkeypatch: p
     graph = make_graph([2] * 1000)
     monkeypatch.setattr(device, "map_host", refuse)
     with pytest.raises(
-        RuntimeError, match=r"indptr of '_N\._E\._N': 8192 bytes .*MemoryAllocation.*ulimit -l"
+        RuntimeError,
+        match=r"indptr of '_N\._E\._N': 8192 bytes .*MemoryAllocation.*free host memory, or keep",
     ):
         PinnedGraph(graph, device, topology_on="host")
 

@@ -187,7 +187,7 @@ class DeviceFeatureCache:
                 self._states[t.name] = state
                 if preload_hottest:
                     preload(state, engine, queue_tables[number], heat=heats.get(t.name), reader=reader)
-        self._pools = {t.name: MissPool(device, t.page_count) for t in tables}
+        self._pools = {t.name: MissPool(device, self._kernels, t.page_count) for t in tables}
 
         self.next_step = 0
         """The first step that a new stream may enter; steps never repeat."""

@@ -77,6 +77,20 @@ class CacheKernels:
             _PLAN, "gids_retire_window", max(1, n), state.record, counters, 0 if ids is None else ids, n, bit
         )
 
+    def describe(self, misses: MissBuffers) -> None:
+        """Write the record of newly allocated buffers."""
+        self._launch(
+            _PLAN,
+            "gids_describe_misses",
+            1,
+            misses.record,
+            misses.keys,
+            misses.values,
+            len(misses.keys) - 1,
+            misses.requests,
+            *misses.arrays,
+        )
+
     def choose(
         self,
         state: TableState,

@@ -157,6 +157,8 @@ class DeviceSampler:
                 self._device.hand_over(scratch, self._stream, stream)
             self._scratch.clear()  # it belongs to the stream on which it was allocated
         self._stream = stream
+        for pinned in topology.pinned:
+            pinned.used_on(stream)
         nodes = [ids.to(self._device.torch_device) for ids in seeds]
         types, relations = len(nodes), len(topology.relations)
         faults = torch.full((types + 2 * relations,), _NO_FAULT, dtype=torch.int64, device=nodes[0].device)
