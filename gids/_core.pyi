@@ -180,6 +180,7 @@ QUEUE_SLOT_UNIT: int
 QUEUE_DOORBELLS: int
 """The most rounds of a pair that are posted and not collected."""
 QUEUE_PAIRS_MAX: int
+IO_THREADS_MAX: int
 
 class QueueMemory:
     """Queue pairs in memory that host and device share. The engine and the service keep it alive."""

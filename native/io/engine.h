@@ -38,6 +38,7 @@ struct Read {
 };
 static_assert(sizeof(Read) == 32);
 
+constexpr u32 kThreadsMax = 1024;  // of an engine
 constexpr u64 kOffsetMax = u64{1} << 62;  // of a read
 
 // A set of reads submitted together, and the sink of their completions. Kept alive by the engine
@@ -78,7 +79,7 @@ class Batch {
 
 struct Options {
   u32 depth = 256;                // requests in flight
-  u32 threads = 0;                // 0: one ring thread (uring), 32 readers (threads), one per core (mmap)
+  u32 threads = 0;                // 0: one ring per device of the files (uring), `depth` (threads), one per core (mmap)
   u32 max_read_bytes = 1u << 20;  // largest Read::bytes that will be submitted
   u32 max_merge_bytes = 1u << 17; // neighbouring reads are merged up to this size; 0: never
   bool direct = true;             // O_DIRECT

@@ -166,9 +166,7 @@ def test_warnings_of_cupy_are_no_errors(
     headers = package / "_core/include/cupy/_cccl/libcudacxx/cuda"
     headers.mkdir(parents=True)
     (headers / "atomic").touch()
-    (package / "__init__.py").write_text(
-        "import warnings\nwarnings.warn('an old NumPy')\n"
-    )
+    (package / "__init__.py").write_text("import warnings\nwarnings.warn('an old NumPy')\n")
     (package / "cuda").mkdir()
     (package / "cuda" / "nvrtc.py").write_text("def getVersion(): return 13, 1\n")
     for name in [name for name in sys.modules if name.split(".")[0] == "cupy"]:
