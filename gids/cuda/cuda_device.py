@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import resource
 import threading
 import weakref
 from collections.abc import Iterator
@@ -157,6 +156,11 @@ class CudaDevice(Device):
             )
         return True
 
+    def copy_from_host(self, stream: Stream, to: torch.Tensor, address: int) -> None:
+        if to.nbytes:
+            with self._in_context():
+                self._driver.call("cuMemcpyHtoDAsync_v2", to.data_ptr(), address, to.nbytes, _handle(stream))
+
     def hand_over(self, tensor: torch.Tensor, from_stream: Stream, to_stream: Stream) -> None:
         tensor.record_stream(to_stream)  # type: ignore[arg-type]
 
@@ -268,7 +272,5 @@ def _why_not_mapped(address: int, nbytes: int, error: CudaError) -> str:
     if error.status == libcuda.ALREADY_REGISTERED:
         return f"{what}: part of it is already mapped; close that mapping first ({error})"
     if error.status == libcuda.OUT_OF_MEMORY:
-        limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-        text = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit} bytes"
-        return f"{what}: free host memory, or raise `ulimit -l` (now {text}) ({error})"
+        return f"{what}: free host memory, or raise the memory limit of the container ({error})"
     return f"{what} ({error})"

@@ -37,6 +37,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cuModuleGetFunction": [POINTER(c_void_p), c_void_p, c_char_p],
     "cuLaunchKernel": [c_void_p, *[c_uint] * 6, c_uint, c_void_p, POINTER(c_void_p), POINTER(c_void_p)],
     "cuStreamCreateWithPriority": [POINTER(c_void_p), c_uint, c_int],
+    "cuMemcpyHtoDAsync_v2": [c_uint64, c_void_p, c_size_t, c_void_p],
     "cuMemHostRegister_v2": [c_void_p, c_size_t, c_uint],
     "cuMemHostGetDevicePointer_v2": [POINTER(c_uint64), c_void_p, c_uint],
     "cuMemHostUnregister": [c_void_p],

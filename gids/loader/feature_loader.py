@@ -103,6 +103,7 @@ class FeatureLoader:
             [path for t in self.tables for path in t.shard_paths],
             kind=options.engine,
             depth=options.queue_depth,
+            threads=options.io_threads or 0,
             direct=options.direct,
             max_read_bytes=longest_read_bytes(
                 self.tables,
@@ -166,7 +167,10 @@ class FeatureLoader:
             check_crc=options.check_crc,
             dtype=self.dtype,
             wait=options.wait,
+            transfer=options.transfer,
             staging_bytes=options.staging,
+            rounds_max=options.rounds,
+            pairs=options.pairs,
         )
 
     def _forget_plan(self) -> None:

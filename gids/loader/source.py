@@ -48,12 +48,16 @@ class Options:
     heat: str = "auto"
     engine: str = "auto"
     queue_depth: int = QUEUE_DEPTH
+    io_threads: int | None = None
     direct: bool = True
     check_crc: bool = False
     threads: int | None = None
     host_policy: Literal["lookahead", "static"] = "lookahead"
     wait: Literal["stream", "warp"] = "stream"
+    transfer: Literal["kernel", "copy"] = "kernel"
     staging: int = 256 << 20
+    rounds: int = 4
+    pairs: int = 1
 
     def __post_init__(self) -> None:
         if self.planned is not None and not 1 <= self.planned <= MAX_PLANNED:
@@ -71,6 +75,15 @@ class Options:
         if self.heat not in ("auto", "none", *HEAT_ROLES):
             known = ", ".join(map(repr, HEAT_ROLES))
             raise ValueError(f"no heat {self.heat!r} (there are 'auto', {known}, 'none')")
+        if self.transfer not in ("kernel", "copy"):
+            raise ValueError(f"no transfer {self.transfer!r} (there are 'kernel', 'copy')")
+        if self.io_threads is not None and not 1 <= self.io_threads <= _core.IO_THREADS_MAX:
+            raise ValueError(f"io_threads must be 1 to {_core.IO_THREADS_MAX} (got {self.io_threads})")
+        if not 1 <= self.pairs <= _core.QUEUE_PAIRS_MAX:
+            raise ValueError(f"pairs must be 1 to {_core.QUEUE_PAIRS_MAX} (got {self.pairs})")
+        most_rounds = _core.QUEUE_DOORBELLS * self.pairs
+        if not 1 <= self.rounds <= most_rounds:
+            raise ValueError(f"rounds must be 1 to {most_rounds} with pairs={self.pairs} (got {self.rounds})")
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads={self.threads}; at least one thread copies rows")
 
@@ -166,12 +179,16 @@ def open(
     heat: str = "auto",
     engine: str = "auto",
     queue_depth: int = QUEUE_DEPTH,
+    io_threads: int | None = None,
     direct: bool = True,
     check_crc: bool = False,
     threads: int | None = None,
     host_policy: Literal["lookahead", "static"] = "lookahead",
     wait: Literal["stream", "warp"] = "stream",
+    transfer: Literal["kernel", "copy"] = "kernel",
     staging: Size = "256MiB",
+    rounds: int = 4,
+    pairs: int = 1,
     allow_dirs: Sequence[str | os.PathLike[str]] = (),
 ) -> Source:
     """Open a dataset for loading, with the options and the memory that its loaders share.
@@ -200,6 +217,9 @@ def open(
             out-degree. Only tables of the main dataset's nodes have heat.
         engine: ``"auto"`` (default), ``"uring"``, ``"threads"`` or ``"mmap"``.
         queue_depth: requests in flight at the device (default 256).
+        io_threads: threads of the engine, 1 to 1024. Default: with io_uring, one ring per SSD (a ring gives
+            300,000 to 500,000 reads/s); with ``"threads"``, one per request of queue_depth; with ``"mmap"``,
+            one per core.
         direct: read past the page cache with O_DIRECT (default True).
         check_crc: compare every page that is read with its checksum (default False).
         threads: threads that copy rows and sample. Default: torch's number.
@@ -207,7 +227,12 @@ def open(
             the lines on the device; ``"static"`` keeps the hottest pages that are not on the device.
         wait: on CUDA, how kernels wait for pages: ``"stream"`` (default; the stream waits, no kernel spins)
             or ``"warp"`` (warps poll, as in BaM).
+        transfer: on CUDA with wait="stream", what copies pages from staging memory: ``"kernel"`` (default; a
+            few blocks of a kernel) or ``"copy"`` (a copy engine; takes staging / rounds of device memory).
         staging: on CUDA, pinned host memory through which pages travel (default ``"256MiB"``).
+        rounds: on CUDA, rounds of reads that are posted at the same time, 1 to 64 per pair (default 4). A round
+            holds staging / rounds bytes of pages of one table; there are at least two per table.
+        pairs: on CUDA, queue pairs, 1 to 1024 (default 1). Rounds go to the pairs in turn.
         allow_dirs: directories outside the dataset that may hold its shards.
 
     Raises FileNotFoundError and FormatError for a dataset that cannot be opened, ValueError for a number out
@@ -226,12 +251,16 @@ def open(
         heat=heat,
         engine=engine,
         queue_depth=queue_depth,
+        io_threads=io_threads,
         direct=direct,
         check_crc=check_crc,
         threads=threads,
         host_policy=host_policy,
         wait=wait,
+        transfer=transfer,
         staging=_bytes("staging", staging) or 0,
+        rounds=rounds,
+        pairs=pairs,
     )
     with ExitStack() as opening:
         stores = [

@@ -193,7 +193,7 @@ def test_a_device_without_read_only_mappings_maps_read_write(
 @pytest.mark.parametrize(
     ("status", "message"),
     [
-        (2, "cannot pin 4096 bytes of host memory at 0x7000: free host memory, or raise `ulimit -l`"),
+        (2, "cannot pin 4096 bytes of host memory at 0x7000: free host memory, or raise the memory limit"),
         (712, "part of it is already mapped; close that mapping first"),
         (801, r"at 0x7000 \(cuMemHostRegister_v2: a failure \(CUDA error 801\)\)"),
     ],
@@ -270,6 +270,16 @@ def test_streams_wait_with_the_v2_function(
     assert record() == [f"wait stream abc 1000000007008 >= 4000000000000005 flags 0 in {CONTEXT}"]
     other = CudaDevice(1, driver, compiler)  # type: ignore[arg-type]
     assert not other.wait_value(STREAM, 0x1000000007008, 1), "its attribute says that it cannot"
+    assert record() == []
+
+
+def test_mapped_host_memory_is_copied_by_a_copy_engine(
+    made: CudaDevice, record: Callable[[], list[str]]
+) -> None:
+    to = torch.zeros(3, dtype=torch.int64)
+    made.copy_from_host(STREAM, to, 0x7008)
+    assert record() == [f"copy 24 from 7008 to {to.data_ptr():x} stream abc in {CONTEXT}"]
+    made.copy_from_host(STREAM, to[:0], 0x7008)
     assert record() == []
 
 
