@@ -11,8 +11,8 @@ import pytest
 import torch
 from datasets import random_in_edges
 from emulator import EmulatedDevice
-from late_device import LateDevice
 from engines import URING
+from late_device import LateDevice
 from loader_example import ROWS, Ids, check, ids_of, minibatches
 
 import gids
