@@ -230,8 +230,8 @@ def open(
         transfer: on CUDA with wait="stream", what copies pages from staging memory: ``"kernel"`` (default; a
             few blocks of a kernel) or ``"copy"`` (a copy engine; takes staging / rounds of device memory).
         staging: on CUDA, pinned host memory through which pages travel (default ``"256MiB"``).
-        rounds: on CUDA, rounds of reads that are posted at the same time, 1 to 64 per pair (default 4). A round
-            holds staging / rounds bytes of pages of one table; there are at least two per table.
+        rounds: on CUDA, rounds of reads that are posted at the same time, 1 to 64 per pair (default 4). A
+            round holds staging / rounds bytes of pages of one table; there are at least two per table.
         pairs: on CUDA, queue pairs, 1 to 1024 (default 1). Rounds go to the pairs in turn.
         allow_dirs: directories outside the dataset that may hold its shards.
 
