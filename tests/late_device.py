@@ -102,7 +102,7 @@ class LateDevice(EmulatedDevice):
     """
 
     def __init__(self, seed: int, *, lazy: float | None = None, **options: Any) -> None:
-        super().__init__(seed, **options)
+        super().__init__(seed, **{"limit_s": 20.0} | options)
         self._stream: EmulatedStream = CpuStream()
         self._streams: list[LateStream] = []
         self._random = random.Random(seed)

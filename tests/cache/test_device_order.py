@@ -105,6 +105,33 @@ def test_ids_made_on_another_stream_do_not_wait_for_the_current_one(
     trained.passed = True
 
 
+def test_ids_are_kept_until_the_last_kernel_has_read_them(table: RawTable) -> None:
+    device = LateDevice(0, lazy=1.0)
+    sampling = device.new_stream()
+    with open_engine(table.shard_paths, max_read_bytes=512) as engine:
+        cache = DeviceFeatureCache(
+            device,
+            engine,
+            [table],  # type: ignore[list-item]
+            lines={table.name: 50},
+            heats={},
+            staging_bytes=64 * 512,
+        )
+        for step in range(10):
+            with device.use(sampling):
+                ids = device.empty((150,), torch.int64).random_(0, 400)
+            cache.enter(step, MadeOn({table.name: ids}, sampling))
+            del ids
+            cache.plan(step)
+            _, error = cache.gather(step)
+            assert error is None
+            cache.retire(step)  # the last kernel that reads the ids
+            sampling.synchronize()
+        assert not np.any(cache.page_words(table.name) & np.uint64(0xFFFFFF)), "a mark is left"
+        cache.close()
+    device.close()
+
+
 def test_errors_belong_to_their_minibatch(cache: DeviceFeatureCache, table: RawTable) -> None:
     cache._host._engine.inject_faults([(1, 0, errno.EIO, 1 << 30)])  # page 1, row 1
     wanted = [[0, 2], [1, 5], [3], [400, 3], [1], [0]]
@@ -198,6 +225,7 @@ def test_outputs_stay_few_when_the_consumer_never_synchronizes(
             if step == 3:
                 early = most
         assert most <= early + rows * 400, "at most one output beyond those of the first minibatches"
+        training.synchronize()
         del features
         cache.close()
     device.close()
