@@ -3,7 +3,7 @@
 // gids/cache/device/feature_cache.py, all on one stream, so that kernels see the results of those before them. Grids
 // may have any size; blocks are multiples of 32 threads.
 //
-// A plan: clear_set -> look_up -> scan_lines -> cut -> take_lines -> admit_pages. Its cost follows the minibatch.
+// A plan: clear_set -> look_up -> scan_lines -> take_lines -> admit_pages. Its cost follows the minibatch.
 #include "gids/device_cache.h"
 
 namespace device = gids::device;
@@ -47,6 +47,22 @@ __device__ void add_histogram(const u32* histogram, u32* sum) {
     if (histogram[b]) atomicAdd(&sum[b], histogram[b]);
 }
 
+__device__ void show(const u64* counters, u64* host, u64 n) {
+  for (u64 i = threadIdx.x; i < n; i += blockDim.x) host[i] = counters[i];
+}
+
+// True in all threads of the last block that calls it. What the blocks before wrote is visible to it.
+__device__ bool last_block(u32& arrived) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    last = local_ref<u32>(arrived).fetch_add(1, gids::memory_order_acq_rel) + 1 == gridDim.x;
+    if (last) local_ref<u32>(arrived).store(0, relaxed);
+  }
+  __syncthreads();
+  return last;
+}
+
 // The bucket of a line, free_line or protected_line.
 __device__ u32 bucket_of_line(const device::Table& t, u64 line, u32 planned, u64 next_step) {
   const u64 owner = t.owners[line];
@@ -58,6 +74,43 @@ __device__ u32 bucket_of_line(const device::Table& t, u64 line, u32 planned, u64
 template <class F>
 __device__ void for_each(u64 n, F&& f) {
   for (u64 first = thread_index() - lane(); first < n; first += thread_count()) f(first + lane(), first + lane() < n);
+}
+
+// By one block: decides which scores stay, moves the hand on, and leaves the histograms empty. The lanes of a warp sum
+// neighboring buckets; the one whose buckets hold the cut finds it.
+__device__ void cut(const device::Table& t, device::Choice* choice, u64 missing, u64 next_step, u32* lines,
+                    u32* misses) {
+  for (u32 b = threadIdx.x; b < score::buckets; b += blockDim.x) {
+    lines[b] = choice->lines[b];
+    misses[b] = choice->misses[b];
+    choice->lines[b] = choice->misses[b] = 0;
+  }
+  __syncthreads();
+  if (threadIdx.x >= 32) return;
+  const u64 hand = choice->hand;
+  const u32 drop = missing > choice->free ? static_cast<u32>(missing - choice->free) : 0;
+  constexpr u32 each = score::buckets / 32;
+  const u32 first = lane() * each;
+  u32 through = 0;  // counted in the buckets of this lane and of those before it
+  for (u32 b = first; b < first + each; ++b) through += lines[b] + misses[b];
+  const u32 mine = through;
+  for (u32 step = 1; step < 32; step *= 2) {
+    const u32 before = __shfl_up_sync(~0u, through, step);
+    if (lane() >= step) through += before;
+  }
+  const u32 before = through - mine;
+  score::Cut least{0, 0, 0};
+  if (before < drop && drop <= through) least = score::cut(lines, misses, drop - before, first, first + each);
+  else if (drop != 0 || lane() != 0) return;
+  choice->bucket = least.bucket;
+  choice->drop_lines = least.lines;
+  choice->drop_misses = least.misses;
+  choice->lines_dropped = choice->misses_dropped = choice->taken = choice->given = choice->free = 0;
+  choice->first = hand;
+  choice->count = device::candidates(t.replaced, missing);
+  if (t.replaced == 0) return;
+  if (score::by_chance(static_cast<score::Policy>(t.policy))) choice->hand = score::mix(next_step + 1) % t.replaced;
+  else choice->hand = (hand + choice->count) % t.replaced;
 }
 
 }  // namespace
@@ -144,10 +197,10 @@ extern "C" __global__ void gids_look_up(const device::Table* table, device::Coun
   add_histogram(histogram, choice->misses);
 }
 
-// Counts the candidates by bucket: lines from the clock's hand on.
+// Counts the candidates by bucket: lines from the clock's hand on. The last block makes the cut.
 extern "C" __global__ void gids_scan_lines(const device::Table* table, const device::Counters* counters,
                                            device::Choice* choice, u64 planned, u64 next_step) {
-  __shared__ u32 histogram[score::buckets + 1];
+  __shared__ u32 histogram[score::buckets + 1], of_misses[score::buckets];
   const device::Table t = *table;
   const u64 n = device::candidates(t.replaced, counters->misses), hand = choice->hand;
   if (threadIdx.x == 0) histogram[score::free_line] = 0;
@@ -159,45 +212,7 @@ extern "C" __global__ void gids_scan_lines(const device::Table* table, const dev
   }
   add_histogram(histogram, choice->lines);
   if (threadIdx.x == 0 && histogram[score::free_line]) atomicAdd(&choice->free, histogram[score::free_line]);
-}
-
-// One block: decides which scores stay, moves the hand on, and leaves the histograms empty. The lanes of a warp sum
-// neighboring buckets; the one whose buckets hold the cut finds it.
-extern "C" __global__ void gids_cut(const device::Table* table, const device::Counters* counters,
-                                    device::Choice* choice, u64 next_step) {
-  __shared__ u32 lines[score::buckets], misses[score::buckets];
-  for (u32 b = threadIdx.x; b < score::buckets; b += blockDim.x) {
-    lines[b] = choice->lines[b];
-    misses[b] = choice->misses[b];
-    choice->lines[b] = choice->misses[b] = 0;
-  }
-  __syncthreads();
-  if (threadIdx.x >= 32) return;
-  const device::Table t = *table;
-  const u64 missing = counters->misses, hand = choice->hand;
-  const u32 drop = missing > choice->free ? static_cast<u32>(missing - choice->free) : 0;
-  constexpr u32 each = score::buckets / 32;
-  const u32 first = lane() * each;
-  u32 through = 0;  // counted in the buckets of this lane and of those before it
-  for (u32 b = first; b < first + each; ++b) through += lines[b] + misses[b];
-  const u32 mine = through;
-  for (u32 step = 1; step < 32; step *= 2) {
-    const u32 before = __shfl_up_sync(~0u, through, step);
-    if (lane() >= step) through += before;
-  }
-  const u32 before = through - mine;
-  score::Cut cut{0, 0, 0};
-  if (before < drop && drop <= through) cut = score::cut(lines, misses, drop - before, first, first + each);
-  else if (drop != 0 || lane() != 0) return;
-  choice->bucket = cut.bucket;
-  choice->drop_lines = cut.lines;
-  choice->drop_misses = cut.misses;
-  choice->lines_dropped = choice->misses_dropped = choice->taken = choice->given = choice->free = 0;
-  choice->first = hand;
-  choice->count = device::candidates(t.replaced, missing);
-  if (t.replaced == 0) return;
-  if (score::by_chance(static_cast<score::Policy>(t.policy))) choice->hand = score::mix(next_step + 1) % t.replaced;
-  else choice->hand = (hand + choice->count) % t.replaced;
+  if (last_block(choice->arrived)) cut(t, choice, counters->misses, next_step, histogram, of_misses);
 }
 
 // Frees the lines below the cut: they become slots for this minibatch.
@@ -229,9 +244,10 @@ extern "C" __global__ void gids_take_lines(const device::Table* table, device::C
   });
 }
 
-// Gives the slots to the missing pages above the cut; the others are bypassed.
+// Gives the slots to the missing pages above the cut; the others are bypassed. The last block shows the counters to
+// the host, in mapped host memory.
 extern "C" __global__ void gids_admit_pages(const device::Table* table, device::Counters* counters,
-                                            const device::Misses* misses, device::Choice* choice) {
+                                            const device::Misses* misses, device::Choice* choice, u64* host) {
   const device::Table t = *table;
   const device::Misses m = *misses;
   const u64 n = counters->misses;
@@ -253,9 +269,10 @@ extern "C" __global__ void gids_admit_pages(const device::Table* table, device::
       m.lines[i] = line;
     }
   });
+  if (last_block(choice->arrived)) show(reinterpret_cast<const u64*>(counters), host, sizeof(device::Counters) / 8);
 }
 
 // One block: shows counters to the host, in mapped host memory.
 extern "C" __global__ void gids_show_counters(const u64* counters, u64* host, u64 n) {
-  for (u64 i = threadIdx.x; i < n; i += blockDim.x) host[i] = counters[i];
+  show(counters, host, n);
 }

@@ -128,6 +128,21 @@ def test_pages_that_cannot_be_read_are_errors_after_a_copy(tmp_path: Path, make:
             assert same_bits(features[table.name].cpu(), table.rows[ids])
 
 
+def test_a_minibatch_that_hits_all_pages_launches_nine_kernels(
+    tmp_path: Path, make: Make, device: Device
+) -> None:
+    if not isinstance(device, EmulatedDevice):
+        pytest.skip("lists the launches of the emulator")
+    table = write_raw_table(tmp_path, make_rows(300, 128), page_bytes=512)
+    cache = make(table, 300)
+    for _ in range(3):  # the second one has a round posted, as many as the first needed
+        device.launches.clear()
+        assert same_bits(rows_of(cache, table, torch.arange(300)), table.rows)
+    planning = ["clear_set", "look_up", "scan_lines", "take_lines", "admit_pages"]
+    rest = ["gather_lines", "show_counters", "retire_window"]
+    assert device.launches == [f"gids_{name}" for name in ("enter_window", *planning, *rest)]
+
+
 def test_kernels_that_the_bus_bounds_leave_the_multiprocessors_free(
     tmp_path: Path, make: Make, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

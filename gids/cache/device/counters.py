@@ -58,6 +58,11 @@ class Counters:
         """int64[1] on the device."""
         return self._views[index][self._number[table]][_MISSES : _MISSES + 1]
 
+    def shown_at(self, index: int, table: str) -> int:
+        """The address, for kernels, of the host's copy of a table's counters."""
+        first = self.shown.address + index * self._there[index].nbytes
+        return first + self._number[table] * WORDS * 8
+
     def show(self, index: int) -> None:
         """Enqueue the copy of an index's counters, of all tables, to the host."""
         self._kernels.show(self._there[index], self.shown.address + index * self._there[index].nbytes)

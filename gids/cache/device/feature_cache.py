@@ -249,9 +249,14 @@ class DeviceFeatureCache:
                 s.plans.append(plan)
                 counters = self._counters.of(s.index, name)
                 self._kernels.choose(
-                    plan.state, counters, plan.misses, ids, self._planned_mask, self._planned
+                    plan.state,
+                    counters,
+                    plan.misses,
+                    ids,
+                    self._planned_mask,
+                    self._planned,
+                    self._counters.shown_at(s.index, name),
                 )
-            self._counters.show(s.index)
             s.counted = self.stream.record_event()
             for plan in s.plans:
                 most = self._reads.rounds_for(plan.most_misses)

@@ -99,22 +99,24 @@ class CacheKernels:
         ids: torch.Tensor,
         planned_mask: int,
         next_step: int,
+        shown: int,
     ) -> None:
-        """Find hits and misses, choose victims, assign lines.
+        """Find hits and misses, choose victims, assign lines. Copy the counters to mapped host memory.
 
         planned_mask: the use bits of planned steps, with this one's. next_step: the step after it.
+        shown: the address of the copy.
         """
         n, unique = len(ids), min(len(ids), state.table.page_count)
         if n == 0:
+            self.show(counters, shown)
             return
         scanned = _core.device_candidates(state.replaced, unique)
         table, choice, pages, at = state.record, state.choice, misses.record, (planned_mask, next_step)
         self._by_item(_PLAN, "gids_clear_set", len(misses.keys), pages)
         self._by_item(_PLAN, "gids_look_up", n, table, counters, pages, choice, ids, n, *at)
-        self._by_item(_PLAN, "gids_scan_lines", scanned, table, counters, choice, *at)
-        self._by_item(_PLAN, "gids_cut", 1, table, counters, choice, next_step)
+        self._by_item(_PLAN, "gids_scan_lines", max(1, scanned), table, counters, choice, *at)
         self._by_item(_PLAN, "gids_take_lines", scanned, table, counters, pages, choice, *at)
-        self._by_item(_PLAN, "gids_admit_pages", unique, table, counters, pages, choice)
+        self._by_item(_PLAN, "gids_admit_pages", unique, table, counters, pages, choice, shown)
 
     def fill(
         self, state: TableState, counters: torch.Tensor, misses: MissBuffers, pages: RoundPages, most: int

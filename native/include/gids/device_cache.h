@@ -76,10 +76,11 @@ struct Choice {
   u32 bucket, drop_lines, drop_misses;       // the cut
   u32 lines_dropped, misses_dropped;         // tickets within the bucket of the cut
   u32 taken, given;                          // slots filled, slots handed out
+  u32 arrived, spare;                        // blocks that are through with a kernel; zero between kernels
   u64 hand;                                  // the next candidate
   u64 first, count;                          // this plan's candidates
 };
-static_assert(sizeof(Choice) == (2 * score::buckets + 8) * 4 + 3 * 8, "zeroed by the host, by its size");
+static_assert(sizeof(Choice) == (2 * score::buckets + 10) * 4 + 3 * 8, "zeroed by the host, by its size");
 
 // Where a round's pages are: in the staging of a queue pair (wait `stream`), in a buffer in device memory that warps
 // filled (wait `warp`) or a copy engine did (with the pages' statuses), or nowhere (the round was abandoned).
