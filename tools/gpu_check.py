@@ -152,7 +152,7 @@ FULL = Plan(
         "queue": 40,
         "extents": 25,
         "sampling": 40,
-        "overlap": 75,
+        "overlap": 90,
         "training": 80,
     },
     small=False,
