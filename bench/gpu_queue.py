@@ -18,16 +18,16 @@ import numpy as np
 import torch
 from device_timer import host_seconds
 from figures import Figures
-from harness import alternate, median_ratio
+from harness import PAGE_BYTES as _PAGE
+from harness import alternate, median_ratio, page_contents, write_pages
 
 import gids.io
 from gids.cuda import Device
 from gids.io.device.device_queue import DeviceQueue, QueueTable
 
-_PAGE = 4096
-_WORDS = _PAGE // 8
 _BATCH = 8192
 _IN_FLIGHT = 3
+_WORDS = _PAGE // 8
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,6 @@ class QueueSizes:
 SMALL = QueueSizes(file_bytes=4 << 20, pages=300, rounds=1, depth=64, staging_bytes=256 << 10)
 
 
-def contents(pages: np.ndarray) -> np.ndarray:
-    """uint64[n, 512]: what the file holds in each page, another value in every word."""
-    words = pages.astype(np.uint64)[:, None] * np.uint64(_WORDS) + np.arange(_WORDS, dtype=np.uint64)
-    return words * np.uint64(0x9E3779B97F4A7C15)
-
-
 def wrong_pages(found: torch.Tensor, pages: torch.Tensor) -> int:
     """The number of pages that differ from the file. found: uint8[n, 4096]; pages: int64[n]."""
     word = torch.arange(_WORDS, dtype=torch.int64, device=pages.device)
@@ -59,16 +53,9 @@ def wrong_pages(found: torch.Tensor, pages: torch.Tensor) -> int:
     return wrong
 
 
-def make_file(path: Path, page_count: int) -> None:
-    with open(path, "wb") as file:
-        for first in range(0, page_count, _BATCH):
-            contents(np.arange(first, min(first + _BATCH, page_count))).tofile(file)
-    gids.io.drop_page_cache(path)
-
-
 def queue(device: Device, directory: Path, sizes: QueueSizes, figures: Figures) -> None:
     path, page_count = directory / "pages.bin", sizes.file_bytes // _PAGE
-    make_file(path, page_count)
+    write_pages(path, page_count)
     rng = np.random.default_rng(3)
     stream = device.new_stream()
     out = device.empty((sizes.pages, _PAGE), torch.uint8)
@@ -115,7 +102,7 @@ def queue(device: Device, directory: Path, sizes: QueueSizes, figures: Figures) 
             results: list[int] = []
             seconds = host_seconds(stream, lambda: results.extend(pool.map(read, batches)))
             assert not any(results), "a read failed"
-            assert all(np.array_equal(rows.view(np.uint64), contents(chosen)) for chosen, rows in batches)
+            assert all(np.array_equal(rows, page_contents(chosen)) for chosen, rows in batches)
             return len(pages) / seconds
 
         sides = {"stream": lambda: by_queue("stream"), "warp": lambda: by_queue("warp"), "engine": by_engine}

@@ -47,6 +47,7 @@ struct Launch {
   const Kernel& kernel;
   void** arguments;
   u32 blocks, threads;
+  u32 waiting_blocks_max;  // of a kernel whose threads sleep
   u64 seed;
   std::chrono::steady_clock::time_point end;
   std::vector<u32> order;  // of the blocks
@@ -165,6 +166,10 @@ class Worker {
 
   void yield(bool asleep) {
     if (asleep) {
+      if (launch_.blocks > launch_.waiting_blocks_max)
+        fail("waits in a launch of " + std::to_string(launch_.blocks) + " blocks; at most " +
+                 std::to_string(launch_.waiting_blocks_max) + " blocks of a kernel that waits run at once",
+             "");
       favour_[threadIdx.x / 32] = random_.below(1u << 16);
       sched_yield();
     }
@@ -477,11 +482,12 @@ extern "C" void* emulated_allocate(std::size_t bytes, int zeroed) { return emula
 extern "C" void emulated_free(void* start) { emulated::release(start); }
 
 // Runs a kernel to its end. Returns 0, or 1 with the first error's text.
-extern "C" int emulated_launch(const emulated::Kernel* kernel, unsigned blocks, unsigned threads, void** arguments,
-                               unsigned long long seed, double limit_s, char* error, std::size_t error_bytes) {
+extern "C" int emulated_launch(const emulated::Kernel* kernel, unsigned blocks, unsigned threads,
+                               unsigned waiting_blocks_max, void** arguments, unsigned long long seed, double limit_s, char* error, std::size_t error_bytes) {
   using namespace emulated;
   const auto limit = std::chrono::duration<double>(limit_s);
-  Launch launch{.kernel = *kernel, .arguments = arguments, .blocks = blocks, .threads = threads, .seed = seed,
+  Launch launch{.kernel = *kernel, .arguments = arguments, .blocks = blocks, .threads = threads,
+                .waiting_blocks_max = waiting_blocks_max, .seed = seed,
                 .end = std::chrono::steady_clock::now() +
                        std::chrono::duration_cast<std::chrono::steady_clock::duration>(limit)};
   Random random{seed};

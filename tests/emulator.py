@@ -16,14 +16,25 @@ import shutil
 import subprocess
 import tempfile
 import time
-import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from emulator_memory import EmulatedMemory
 
-from gids.cuda.device import Argument, Device, Event, Mapping, Stream, as_word, check_grid, check_host_range
+from gids.cuda.device import (
+    COPY_PRIORITY,
+    Argument,
+    Device,
+    Event,
+    Mapping,
+    Stream,
+    as_word,
+    check_grid,
+    check_host_range,
+)
 from gids.cuda.sources import Sources
 
 HERE = Path(__file__).parent
@@ -65,15 +76,13 @@ class Unit:
         self._library, self._launch = library, launch
         self._kernels = {kernel.name.decode(): kernel for kernel in table}
 
-    def launch(
-        self,
-        kernel: str,
-        blocks: int,
-        threads: int,
-        values: list[tuple[Argument, int, int]],
-        seed: int,
-        limit_s: float,
-    ) -> None:
+    def prepare(
+        self, kernel: str, blocks: int, threads: int, waiting: int, values: list[tuple[Argument, int, int]]
+    ) -> Callable[[int, float], None]:
+        """Check the arguments. Returns run(seed, limit_s), which holds their bits only.
+
+        waiting: number of blocks that a kernel may have whose threads sleep.
+        """
         if kernel not in self._kernels:
             raise KeyError(f"no kernel {kernel!r} in {self._library._name} (has {sorted(self._kernels)})")
         entry = self._kernels[kernel]
@@ -83,10 +92,15 @@ class Unit:
             if fault := _mismatch(entry.parameters[position], value, nbytes):
                 raise RuntimeError(f"{kernel}: parameter {position} {fault}")
         words = [ctypes.c_uint64(bits) for _, bits, _ in values]
-        arguments = (ctypes.c_void_p * len(words))(*map(ctypes.addressof, words))
-        error = ctypes.create_string_buffer(4000)
-        if self._launch(ctypes.byref(entry), blocks, threads, arguments, seed, limit_s, error, len(error)):
-            raise RuntimeError(f"{error.value.decode()}\n(seed {seed})")
+
+        def run(seed: int, limit_s: float) -> None:
+            arguments = (ctypes.c_void_p * len(words))(*map(ctypes.addressof, words))
+            error, entry_at = ctypes.create_string_buffer(4000), ctypes.byref(entry)
+            grid = (blocks, threads, waiting)
+            if self._launch(entry_at, *grid, arguments, seed, limit_s, error, len(error)):
+                raise RuntimeError(f"{error.value.decode()}\n(seed {seed})")
+
+        return run
 
 
 def _mismatch(parameter: _Parameter, value: Argument, nbytes: int) -> str:
@@ -114,7 +128,7 @@ class Builder:
         self._runtime = self._compile("emulator", source.read_text(), [str(source)], [])
         self.library = ctypes.CDLL(str(self._runtime))
         self.library.emulated_launch.argtypes = [
-            *(ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p),
+            *(ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p),
             *(ctypes.c_ulonglong, ctypes.c_double, ctypes.c_char_p, ctypes.c_size_t),
         ]
         self.library.emulated_allocate.argtypes = [ctypes.c_size_t, ctypes.c_int]
@@ -137,15 +151,6 @@ class Builder:
             built = self._compile(unit.path.stem, unit.text, options, [str(self._runtime)])
             self._units[name] = Unit(ctypes.CDLL(str(built)), self.library.emulated_launch)
         return self._units[name]
-
-    def allocate(self, nbytes: int, zeroed: bool) -> ctypes.Array[ctypes.c_char]:
-        """Private memory between guard pages, freed with the buffer."""
-        address = self.library.emulated_allocate(nbytes, zeroed)
-        if not address:
-            raise MemoryError(f"{nbytes} bytes for the emulator")
-        buffer = (ctypes.c_char * nbytes).from_address(address)
-        weakref.finalize(buffer, self.library.emulated_free, address).atexit = False
-        return buffer
 
     def _compile(self, stem: str, text: str, options: list[str], libraries: list[str]) -> Path:
         made_of = [text, *FLAGS, *options, *libraries]
@@ -187,6 +192,8 @@ def _builder() -> Builder:
 
 
 class EmulatedEvent:
+    passed = True
+
     def synchronize(self) -> None:
         pass
 
@@ -196,6 +203,9 @@ class EmulatedEvent:
 
 class EmulatedStream:
     """A stream that does all work when it is enqueued."""
+
+    def put(self, work: Callable[[], object]) -> None:
+        work()
 
     def wait_stream(self, stream: Stream) -> None:
         assert isinstance(stream, EmulatedStream)
@@ -227,19 +237,27 @@ class EmulatedMapping(Mapping):
 class EmulatedDevice(Device):
     """torch's CPU as a device. seed: of the order in which threads and blocks run; each launch has another.
 
-    Tensors of empty() and zeros() end where a page of memory ends: a kernel that goes beyond fails.
+    Tensors of empty() and zeros() end where a page of memory ends: a kernel that goes beyond fails. Their
+    memory is poisoned when they are released: see emulator_memory.py.
 
     can_wait_value: settable; whether wait_value waits. limit_s: for one launch or wait_value. mapped: the
     host memory that is mapped now, bytes by address. launches: names of the kernels launched so far.
     """
 
-    def __init__(self, seed: int = 0, *, can_wait_value: bool = True, limit_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        can_wait_value: bool = True,
+        limit_s: float = 60.0,
+        total_bytes: int = 8 << 30,
+    ) -> None:
         self.torch_device = torch.device("cpu")
         self.name = "emulated"
         self.sm_count = 2
         self.can_wait_value = can_wait_value
         self.limit_s = limit_s
-        self.free_bytes = self.total_bytes = 8 << 30
+        self.memory = EmulatedMemory(_allocate, _free, total_bytes)
         self.mapped: dict[int, int] = {}
         self.launches: list[str] = []
         self._seed = seed
@@ -251,15 +269,19 @@ class EmulatedDevice(Device):
         assert isinstance(stream, EmulatedStream)
         check_grid(kernel, blocks, threads)
         values = [(arg, *as_word(kernel, i, arg, self.torch_device)) for i, arg in enumerate(args)]
+        run = _builder().unit(unit).prepare(kernel, blocks, threads, self.sm_count, values)
+        self.memory.collect()
         self.launches.append(kernel)
         self._seed += 1
-        _builder().unit(unit).launch(kernel, blocks, threads, values, self._seed, self.limit_s)
+        # Memory that torch allocated by itself is not poisoned when it is released: it is kept for the work.
+        kept = [arg for arg in args if isinstance(arg, torch.Tensor) and not self.memory.owns(arg)]
+        stream.put(partial(_run_kernel, run, self._seed, self.limit_s, kept))
 
     def preload(self, *units: str) -> None:
         for unit in units:
             _builder().unit(unit)
 
-    def new_stream(self) -> EmulatedStream:
+    def new_stream(self, priority: int = COPY_PRIORITY) -> EmulatedStream:
         return EmulatedStream()
 
     def current_stream(self) -> EmulatedStream:
@@ -282,8 +304,7 @@ class EmulatedDevice(Device):
         assert isinstance(stream, EmulatedStream)
         if not self.can_wait_value:
             return False
-        if not any(start <= address <= start + size - 8 for start, size in self.mapped.items()):
-            raise RuntimeError(f"wait_value at {address:#x}, which is not in mapped host memory")
+        self.check_mapped("wait_value", address)
         word, end = ctypes.c_int64.from_address(address), time.monotonic() + self.limit_s
         while ctypes.c_int64(word.value - value).value < 0:
             if time.monotonic() > end:
@@ -293,9 +314,22 @@ class EmulatedDevice(Device):
             time.sleep(2e-5)
         return True
 
+    def check_mapped(self, what: str, address: int, nbytes: int = 8) -> None:
+        """Raise RuntimeError unless these bytes are in mapped host memory."""
+        end = address + nbytes
+        if not any(start <= address and end <= start + size for start, size in self.mapped.items()):
+            raise RuntimeError(f"{what} at {address:#x}, which is not in mapped host memory")
+
+    def copy_from_host(self, stream: Stream, to: torch.Tensor, address: int) -> None:
+        assert isinstance(stream, EmulatedStream)
+        self.check_mapped(f"copy of {to.nbytes} bytes", address, to.nbytes)
+        self.launches.append("copy_from_host")
+        stream.put(partial(ctypes.memmove, to.data_ptr(), address, to.nbytes))
+
     def hand_over(self, tensor: torch.Tensor, from_stream: Stream, to_stream: Stream) -> None:
         assert isinstance(from_stream, EmulatedStream)
         assert isinstance(to_stream, EmulatedStream)
+        self.memory.hand_over(tensor, to_stream)
 
     def empty(self, shape: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return self._tensor(shape, dtype, zeroed=False)
@@ -304,11 +338,33 @@ class EmulatedDevice(Device):
         return self._tensor(shape, dtype, zeroed=True)
 
     def _tensor(self, shape: int | Sequence[int], dtype: torch.dtype, *, zeroed: bool) -> torch.Tensor:
-        layout = torch.empty(shape, dtype=dtype, device="meta")
-        if layout.numel() == 0:
+        sizes = torch.Size([shape] if isinstance(shape, int) else shape)
+        if sizes.numel() == 0:
             return torch.empty(shape, dtype=dtype)
-        buffer = _builder().allocate(layout.numel() * layout.element_size(), zeroed)
-        return torch.frombuffer(buffer, dtype=dtype).view(layout.shape)
+        buffer = self.memory.take(sizes.numel() * dtype.itemsize, self._stream, zeroed=zeroed)
+        return torch.frombuffer(buffer, dtype=dtype).view(sizes)
 
-    def memory_info(self) -> tuple[int, int]:
-        return self.free_bytes, self.total_bytes
+    def trim(self) -> None:
+        self.memory.trim()
+
+    def _driver_memory(self) -> tuple[int, int]:
+        self.memory.collect()
+        return self.memory.unreserved_bytes, self.memory.total_bytes
+
+    def _idle_bytes(self) -> int:
+        return self.memory.kept_bytes + self.memory.waiting_bytes
+
+
+def _run_kernel(
+    run: Callable[[int, float], None], seed: int, limit_s: float, kept: list[torch.Tensor]
+) -> None:
+    run(seed, limit_s)
+
+
+def _allocate(nbytes: int, zeroed: int) -> int | None:
+    address: int | None = _builder().library.emulated_allocate(nbytes, zeroed)
+    return address
+
+
+def _free(address: int) -> None:
+    _builder().library.emulated_free(address)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import resource
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +18,16 @@ import torch
 
 from gids.cuda import libcuda
 from gids.cuda.compiler import Compiler
-from gids.cuda.device import Argument, Device, Mapping, Stream, as_word, check_grid, check_host_range
+from gids.cuda.device import (
+    COPY_PRIORITY,
+    Argument,
+    Device,
+    Mapping,
+    Stream,
+    as_word,
+    check_grid,
+    check_host_range,
+)
 from gids.cuda.libcuda import CudaError, Libcuda
 from gids.cuda.numa import numa_node
 
@@ -37,6 +46,7 @@ class CudaDevice(Device):
         self._driver, self._compiler = driver, compiler
         self._lock = threading.Lock()  # of _units
         self._units: dict[str, dict[str, _Kernel]] = {}
+        self._idle_streams: dict[int, list[int]] = {}  # handles by priority
         handle = ctypes.c_int()
         driver.call("cuDeviceGet", ctypes.byref(handle), index)
         name = ctypes.create_string_buffer(256)
@@ -85,13 +95,33 @@ class CudaDevice(Device):
         for unit in units:
             self._load(unit)
 
-    def new_stream(self) -> Stream:
-        # torch's streams are non-blocking. A stream that waits for a word stops its hardware channel, and so
-        # every stream on that channel. Streams of another priority, such as training's, use other channels.
-        return _torch_stream("Stream", self.torch_device, priority=-1)
+    def new_stream(self, priority: int = COPY_PRIORITY) -> Stream:
+        # Not torch's: two of its 32 pooled streams can be the same. A stream that waits for a word stops its
+        # hardware channel, and so every stream on that channel; other priorities use other channels.
+        idle = self._idle_streams.setdefault(priority, [])
+        try:
+            handle = idle.pop()
+        except IndexError:
+            handle = self._create_stream(priority)
+        made: Any = torch.cuda.ExternalStream  # has no annotations
+        stream: Stream = made(handle, device=self.torch_device)
+        # Never destroyed, because torch's allocator remembers it; the next owner gets its cached memory too.
+        weakref.finalize(stream, idle.append, handle).atexit = False
+        return stream
 
     def current_stream(self) -> Stream:
-        return _torch_stream("current_stream", self.torch_device)
+        stream: Any = torch.cuda.current_stream(self.torch_device)
+        current: Stream = stream
+        return current
+
+    def _create_stream(self, priority: int) -> int:
+        made = ctypes.c_void_p()
+        with self._in_context():
+            self._driver.call(
+                "cuStreamCreateWithPriority", ctypes.byref(made), libcuda.STREAM_NON_BLOCKING, priority
+            )
+        assert made.value is not None
+        return made.value
 
     @contextlib.contextmanager
     def use(self, stream: Stream) -> Iterator[None]:
@@ -126,12 +156,30 @@ class CudaDevice(Device):
             )
         return True
 
+    def copy_from_host(self, stream: Stream, to: torch.Tensor, address: int) -> None:
+        if to.nbytes:
+            with self._in_context():
+                self._driver.call("cuMemcpyHtoDAsync_v2", to.data_ptr(), address, to.nbytes, _handle(stream))
+
     def hand_over(self, tensor: torch.Tensor, from_stream: Stream, to_stream: Stream) -> None:
         tensor.record_stream(to_stream)  # type: ignore[arg-type]
 
-    def memory_info(self) -> tuple[int, int]:
+    def trim(self) -> None:
+        with torch.cuda.device(self.torch_device):
+            torch.cuda.empty_cache()
+
+    def _driver_memory(self) -> tuple[int, int]:
         free, total = torch.cuda.mem_get_info(self.torch_device)
         return free, total
+
+    def _idle_bytes(self) -> int:
+        stats = torch.cuda.memory_stats(self.torch_device)
+        # A free part of a block that has used parts cannot be returned, so it does not count.
+        reserved, used, parts = (
+            int(stats.get(f"{name}.all.current", 0))
+            for name in ("reserved_bytes", "allocated_bytes", "inactive_split_bytes")
+        )
+        return max(0, reserved - used - parts)
 
     def unmap(self, address: int) -> None:
         """Undo map_host(). Called by the mapping that it returned."""
@@ -214,12 +262,6 @@ class _CudaMapping(Mapping):
                 raise
 
 
-def _torch_stream(function: str, device: torch.device, **options: int) -> Stream:
-    """A stream from torch.cuda. It implements Stream, though torch's annotations do not show it."""
-    stream: Stream = getattr(torch.cuda, function)(device, **options)
-    return stream
-
-
 def _handle(stream: Any) -> int:
     handle: int = stream.cuda_stream
     return handle
@@ -230,7 +272,5 @@ def _why_not_mapped(address: int, nbytes: int, error: CudaError) -> str:
     if error.status == libcuda.ALREADY_REGISTERED:
         return f"{what}: part of it is already mapped; close that mapping first ({error})"
     if error.status == libcuda.OUT_OF_MEMORY:
-        limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-        text = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit} bytes"
-        return f"{what}: free host memory, or raise `ulimit -l` (now {text}) ({error})"
+        return f"{what}: free host memory, or raise the memory limit of the container ({error})"
     return f"{what} ({error})"

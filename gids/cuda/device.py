@@ -25,6 +25,10 @@ Argument = torch.Tensor | int | np.uint32 | np.int32 | np.uint64 | np.float32 | 
 _ALL_BITS = (1 << 64) - 1
 
 
+CACHE_PRIORITY, SAMPLING_PRIORITY, COPY_PRIORITY = -3, -2, -1
+"""Priorities of streams, for new_stream(). Training has 0. A lower number is served first."""
+
+
 class Event(Protocol):
     """A point in a stream's work, like torch.cuda.Event."""
 
@@ -108,8 +112,12 @@ class Device(ABC):
         """Compile and load units now instead of at their first launch. Blocks."""
 
     @abstractmethod
-    def new_stream(self) -> Stream:
-        """A stream that does not wait for the default stream."""
+    def new_stream(self, priority: int = COPY_PRIORITY) -> Stream:
+        """A stream that nobody else has, and that does not wait for the default stream.
+
+        Streams of other priorities do not wait for it where it waits for a word. A device that has fewer
+        priorities takes the nearest one.
+        """
 
     @abstractmethod
     def current_stream(self) -> Stream:
@@ -124,8 +132,8 @@ class Device(ABC):
         """Pin host memory and map it into device memory. Blocks.
 
         address: of the start of a memory page. read_only: the device only reads; required for read-only
-        memory. The memory must outlive the mapping. Raises RuntimeError, with the size and the limit, if the
-        driver refuses.
+        memory. The memory must outlive the mapping. Raises RuntimeError, with the size, if the driver
+        refuses.
         """
 
     @abstractmethod
@@ -137,6 +145,13 @@ class Device(ABC):
         """
 
     @abstractmethod
+    def copy_from_host(self, stream: Stream, to: torch.Tensor, address: int) -> None:
+        """Enqueue a copy of mapped host memory by a copy engine. Does not block, occupies no multiprocessor.
+
+        to: contiguous, on the device; all of it is written. address: of the first byte, on the host.
+        """
+
+    @abstractmethod
     def hand_over(self, tensor: torch.Tensor, from_stream: Stream, to_stream: Stream) -> None:
         """Allow a tensor that was allocated on one stream to be used on another.
 
@@ -144,9 +159,22 @@ class Device(ABC):
         order the streams.
         """
 
-    @abstractmethod
     def memory_info(self) -> tuple[int, int]:
-        """Bytes of device memory: (free, total)."""
+        """Bytes of device memory: (free, total). Memory that torch keeps and does not use is free."""
+        free, total = self._driver_memory()
+        return free + self._idle_bytes(), total
+
+    @abstractmethod
+    def trim(self) -> None:
+        """Return the memory that torch keeps and does not use to the driver. May wait for the device."""
+
+    @abstractmethod
+    def _driver_memory(self) -> tuple[int, int]:
+        """Bytes of device memory: (free, total), as the driver reports them."""
+
+    @abstractmethod
+    def _idle_bytes(self) -> int:
+        """Bytes that trim() would return, and those whose last kernels still run."""
 
     def empty(self, shape: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """An uninitialized tensor on the device, allocated on torch's current stream."""

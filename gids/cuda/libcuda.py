@@ -16,7 +16,8 @@ PCI_BUS, PCI_DEVICE, PCI_DOMAIN = 33, 34, 50
 CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76
 READ_ONLY_HOST_REGISTER = 113
 CAN_WAIT_64_BITS = 122  # CAN_USE_64_BIT_STREAM_MEM_OPS, of the _v2 functions
-# Flags of cuMemHostRegister and cuStreamWaitValue64
+# Flags of cuStreamCreateWithPriority, cuMemHostRegister and cuStreamWaitValue64
+STREAM_NON_BLOCKING = 0x1
 REGISTER_PORTABLE, REGISTER_DEVICEMAP, REGISTER_READ_ONLY = 0x1, 0x2, 0x8
 WAIT_GEQ = 0
 # CUresult
@@ -35,6 +36,8 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cuModuleLoadData": [POINTER(c_void_p), c_char_p],
     "cuModuleGetFunction": [POINTER(c_void_p), c_void_p, c_char_p],
     "cuLaunchKernel": [c_void_p, *[c_uint] * 6, c_uint, c_void_p, POINTER(c_void_p), POINTER(c_void_p)],
+    "cuStreamCreateWithPriority": [POINTER(c_void_p), c_uint, c_int],
+    "cuMemcpyHtoDAsync_v2": [c_uint64, c_void_p, c_size_t, c_void_p],
     "cuMemHostRegister_v2": [c_void_p, c_size_t, c_uint],
     "cuMemHostGetDevicePointer_v2": [POINTER(c_uint64), c_void_p, c_uint],
     "cuMemHostUnregister": [c_void_p],

@@ -1,7 +1,7 @@
 """EpochSampling: where an epoch's minibatches come from, and the rows that they read.
 
-Made by EpochLoader for each epoch; the feature stream asks it for one minibatch after the other. NodeLoader and
-EdgeLoader have a kind each. Knows nothing of caches.
+Made by EpochLoader for each epoch; the feature stream asks it for one minibatch after the other. NodeLoader
+and EdgeLoader have a kind each. Knows nothing of caches.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from gids.cuda import Device, MadeOn
+from gids.cuda.device import SAMPLING_PRIORITY
 from gids.loader.ranks import EpochSeeds
 from gids.sampler import Minibatch, Sampler, Topology
 from gids.sampler.layered import LayeredSampler
@@ -38,7 +39,7 @@ class SampleStream:
 
     def __init__(self, device: Device | None) -> None:
         self._device = device
-        self._stream = device.new_stream() if device is not None else None
+        self._stream = device.new_stream(SAMPLING_PRIORITY) if device is not None else None
 
     def use(self) -> AbstractContextManager[object]:
         """Make what follows on this stream."""
@@ -73,7 +74,8 @@ class SampleStream:
 class Epoch:
     """What the samplings of all loaders need to know. steps: those to sample. seed: of the random numbers.
 
-    tables: whose rows minibatches read. at_once: minibatches that one call may sample, asked before each call.
+    tables: whose rows minibatches read. at_once: minibatches that one call may sample, asked before each
+    call.
     """
 
     number: int

@@ -27,6 +27,7 @@ from gids.cache.device import DeviceFeatureCache
 from gids.cuda import Device
 from gids.errors import StorageError
 from gids.io import Engine, open_engine
+from gids.loader.stream import WindowedStream
 
 Cache = FeatureCache | DeviceFeatureCache
 POLICIES = ["lookahead", "window-pin", "random", "static"]
@@ -283,6 +284,40 @@ def test_reading_through_needs_no_step_and_changes_no_word(tmp_path: Path, make:
     assert isinstance(error, StorageError)
     assert error.errno == errno.EIO
     cache.retire(0)
+
+
+@pytest.mark.parametrize("planned", [1, 3])
+def test_a_stream_goes_on_after_a_failed_page_and_ends_at_an_id_out_of_range(
+    tmp_path: Path, make: Make, planned: int
+) -> None:
+    table = write_raw_table(tmp_path, make_rows(400, 100), shards=2)
+    cache = make(table, 12)
+    path, offset = table.shard_of(9)
+    make.engine.inject_faults(table.faults(9, errno.EIO))
+    wanted: list[list[int]] = [[1, 2], [95, 1], [3], [90], [], [5, 6], [7, 400], [8], [9]]
+    batches = [{table.name: torch.tensor(ids, dtype=torch.int64)} for ids in wanted]
+    stream = WindowedStream(
+        batches,
+        lambda batch: batch,
+        lambda batch, ids, first: cache,
+        window_batches=lambda: 2,
+        planned_batches=lambda: planned,
+        on_close=lambda: None,
+        seconds={"sample": 0.0},
+    )
+    for ids in wanted[:6]:
+        if 9 in [i // 10 for i in ids]:
+            with pytest.raises(StorageError) as caught:
+                next(stream)
+            assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(path))
+            assert caught.value.offset == offset
+        else:
+            assert same_bits(next(stream)[1][table.name], table.rows[torch.tensor(ids, dtype=torch.int64)])
+    with pytest.raises(IndexError, match=f"table '{table.name}': id 400 at position 1 is out of range"):
+        next(stream)
+    assert not marked(cache, table)
+    assert list(stream) == []
+    check(cache, [table], [{table.name: torch.tensor([8, 399])}], 0, 1)
 
 
 def test_cancel_takes_every_mark_back_while_reads_are_in_flight(tmp_path: Path, make: Make) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
-import time
+import os
+import zlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +17,8 @@ from late_device import LateDevice, LateEvent
 from raw_table import RawTable, write_raw_table
 
 from gids.cache.device import DeviceFeatureCache
+from gids.cache.device.kernels import CacheKernels
+from gids.cache.device.state import MissPool
 from gids.cuda import MadeOn
 from gids.io import open_engine
 
@@ -23,9 +28,11 @@ def table(tmp_path: Path) -> RawTable:
     return write_raw_table(tmp_path, torch.randn(400, 100), page_bytes=512, shards=2)
 
 
-@pytest.fixture(params=["stream", "warp"])
+@pytest.fixture(params=[("stream", "kernel"), ("stream", "copy"), ("warp", "kernel")])
 def cache(request: pytest.FixtureRequest, table: RawTable) -> Iterator[DeviceFeatureCache]:
-    device = LateDevice(seed=3)
+    seed = zlib.crc32(request.node.nodeid.encode()) + int(os.environ.get("GIDS_EMULATOR_SEED", "0"))
+    print(f"emulator seed {seed}")
+    device = LateDevice(seed)
     with open_engine(table.shard_paths, max_read_bytes=512) as engine:
         made = DeviceFeatureCache(
             device,
@@ -34,7 +41,8 @@ def cache(request: pytest.FixtureRequest, table: RawTable) -> Iterator[DeviceFea
             lines={table.name: 50},
             host_lines={table.name: 20},
             heats={},
-            wait=request.param,
+            wait=request.param[0],
+            transfer=request.param[1],
             staging_bytes=64 * 512,
         )
         yield made
@@ -82,18 +90,19 @@ def test_ids_made_on_another_stream_do_not_wait_for_the_current_one(
     cache: DeviceFeatureCache, table: RawTable
 ) -> None:
     device = cache._device
-    sampling, training, trained = device.new_stream(), device.new_stream(), LateEvent()
+    assert isinstance(device, LateDevice)
+    sampling, training, trained = device.new_stream(), device.new_stream(), LateEvent(device)
     training.wait_event(trained)
     rows, ids = torch.arange(0, 400, 3), torch.full((134,), -1)
-    sampling.put(lambda: (time.sleep(0.02), ids.copy_(rows)))  # type: ignore[attr-defined]
+    sampling.put(lambda: ids.copy_(rows))
     with device.use(training):
         cache.enter(0, MadeOn({table.name: ids}, sampling))
         cache.plan(0)
         features, error = cache.gather(0)
         assert error is None
-        assert torch.equal(features[table.name], table.rows[rows])
         cache.retire(0)
-    trained.passed.set()
+    assert torch.equal(features[table.name], table.rows[rows])
+    trained.passed = True
 
 
 def test_errors_belong_to_their_minibatch(cache: DeviceFeatureCache, table: RawTable) -> None:
@@ -116,6 +125,22 @@ def test_errors_belong_to_their_minibatch(cache: DeviceFeatureCache, table: RawT
     cache.audit()
 
 
+def test_larger_miss_buffers_do_not_wait_for_the_stream() -> None:
+    device, released = LateDevice(seed=1), LateEvent()
+    stream = device.new_stream()
+    pool = MissPool(device, CacheKernels(device, stream), 1000)
+    stream.wait_event(released)
+    with device.use(stream):
+        buffers = pool.take(300)
+    written = [t.data_ptr() for t in (buffers.keys, buffers.values, buffers.requests, *buffers.arrays)]
+    written.insert(2, len(buffers.keys) - 1)
+    assert buffers.record.tolist() != written, "written by a copy that waits for the stream"
+    released.passed.set()
+    stream.synchronize()
+    assert buffers.record.tolist() == written
+    device.close()
+
+
 def test_cancel_waits_for_posted_reads(cache: DeviceFeatureCache, table: RawTable) -> None:
     for seed in range(4):
         first = cache.next_step
@@ -128,3 +153,52 @@ def test_cancel_waits_for_posted_reads(cache: DeviceFeatureCache, table: RawTabl
         assert not np.any(words & np.uint64(0xFFFFFF))
         assert not np.any(words >> np.uint64(62) == 1), "a page stays LOADING"
         cache.audit()
+
+
+@pytest.mark.parametrize("how", ["window", "read through"])
+@pytest.mark.parametrize("planned", [1, 3])
+def test_outputs_stay_few_when_the_consumer_never_synchronizes(
+    table: RawTable, planned: int, how: str
+) -> None:
+    device, rows, trained = LateDevice(planned, lazy=1.0), 250, []
+    training = device.new_stream()
+    training.slow = True
+    sampling = device.new_stream()
+    batches = [MadeOn({table.name: torch.randint(0, 400, (rows,))}, sampling) for _ in range(30)]
+
+    def train(address: int, ids: torch.Tensor) -> None:
+        read = (ctypes.c_char * (rows * 400)).from_address(address)
+        got = torch.frombuffer(read, dtype=torch.float32).view(rows, 100)
+        trained.append(torch.equal(got, table.rows[ids]))
+
+    with open_engine(table.shard_paths, max_read_bytes=512) as engine:
+        cache = DeviceFeatureCache(
+            device,
+            engine,
+            [table],  # type: ignore[list-item]
+            lines={table.name: 50},
+            heats={},
+            staging_bytes=64 * 512,
+        )
+        features, most, first = {}, 0, 0
+        for step, batch in enumerate(batches):
+            with device.use(training):
+                if how == "window":
+                    for ahead in range(first, min(len(batches), step + planned)):
+                        cache.enter(ahead, batches[ahead])
+                        cache.plan(ahead)
+                        first = ahead + 1
+                    features, error = cache.gather(step)
+                    cache.retire(step)
+                else:
+                    features, error = cache.read_through(batch)
+            assert error is None
+            training.put(partial(train, features[table.name].data_ptr(), batch[table.name]))
+            most = max(most, device.memory.tensor_bytes + device.memory.waiting_bytes)
+            if step == 3:
+                early = most
+        assert most <= early + rows * 400, "at most one output beyond those of the first minibatches"
+        del features
+        cache.close()
+    device.close()
+    assert trained == [True] * len(batches)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from emulator import EmulatedDevice
 from raw_table import RawTable, write_raw_table
 
 from gids.cache.device import DeviceFeatureCache
@@ -64,7 +65,7 @@ def windowed(
     return WindowedStream(
         batches,
         lambda batch: batch,
-        lambda batch, ids: cache,  # type: ignore[arg-type, return-value]
+        lambda batch, ids, first: cache,  # type: ignore[arg-type, return-value]
         window_batches=lambda: window,
         planned_batches=lambda: planned,
         on_close=closed,
@@ -122,7 +123,7 @@ def test_a_stream_can_be_closed_early_and_read_through_beside(
     stream = windowed(cache, batches, 6, 3, lambda: ended.append(1))
     for _ in range(4):
         next(stream)
-    beside = ReadThroughStream(batches, lambda b: b, lambda b, ids: cache)  # type: ignore[arg-type, return-value]
+    beside = ReadThroughStream(batches, lambda b: b, lambda b, ids, first: cache)  # type: ignore[arg-type, return-value]
     for batch, features in beside:
         assert torch.equal(features[table.name].cpu(), table.rows[batch[table.name]])
     _, features = next(stream)
@@ -132,36 +133,6 @@ def test_a_stream_can_be_closed_early_and_read_through_beside(
     assert not np.any(cache.page_words(table.name) & np.uint64(0xFFFFFF))
     cache.audit()
     assert len(list(windowed(cache, batches, 6, 3))) == 12
-
-
-def following(stream: WindowedStream[Batch], table: RawTable) -> tuple[torch.Tensor, Exception | None]:
-    """The next minibatch's rows, or its error."""
-    try:
-        return next(stream)[1][table.name].cpu(), None
-    except (StorageError, IndexError) as error:
-        return torch.empty(0), error
-
-
-@pytest.mark.parametrize("planned", [1, 3])
-def test_errors_come_at_their_minibatch_and_the_stream_goes_on(
-    cache: DeviceFeatureCache, table: RawTable, planned: int
-) -> None:
-    path, offset = table.shard_of(9)
-    cache._host._engine.inject_faults(table.faults(9, errno.EIO))
-    wanted: list[list[int]] = [[1, 2], [95, 1], [400], [3], [90], [], [5, 6]]
-    stream = windowed(
-        cache, [{table.name: torch.tensor(ids, dtype=torch.int64)} for ids in wanted], 2, planned
-    )
-    got: list[object] = []
-    for ids in wanted:
-        rows, error = following(stream, table)
-        got.append(type(error) if error else None)
-        if isinstance(error, StorageError):
-            assert (error.errno, error.filename, error.offset) == (errno.EIO, str(path), offset)
-        elif error is None:
-            assert torch.equal(rows, table.rows[torch.tensor(ids, dtype=torch.int64)])
-    assert got == [None, StorageError, IndexError, None, StorageError, None, None]
-    assert list(stream) == []
 
 
 def test_statistics_have_the_names_of_the_host_cache(cache: DeviceFeatureCache, table: RawTable) -> None:
@@ -321,3 +292,20 @@ def test_preloading_reads_runs_of_pages_as_extents(device: Device, tmp_path: Pat
         for _, features in windowed(cache, [{table.name: torch.from_numpy(hot)}], 0, 1):
             assert torch.equal(features[table.name].cpu(), table.rows[hot])
         cache.close()
+
+
+def test_a_closed_cache_returns_its_memory(table: RawTable) -> None:
+    device = EmulatedDevice()
+    with open_engine(table.shard_paths, max_read_bytes=table.page_bytes) as engine:
+        cache = make(device, table, engine)
+        for _batch, _features in windowed(cache, batches_of(table, 3), 2, 2):
+            pass
+        del _features
+        cache.close()
+        device.memory.collect()
+        assert device.memory.tensor_bytes <= cache._counters.nbytes + cache._queue.memory()["queue"]
+        assert device.memory.kept_bytes == 0
+        ids = {table.name: torch.tensor([1])}
+        for call in (lambda: cache.enter(0, ids), lambda: cache.read_through(ids)):
+            with pytest.raises(RuntimeError, match="this cache is closed"):
+                call()

@@ -14,6 +14,7 @@ typedef unsigned long long CUdeviceptr, cuuint64_t;
 #define CUDA_SUCCESS 0
 #define cuCtxPushCurrent cuCtxPushCurrent_v2
 #define cuCtxPopCurrent cuCtxPopCurrent_v2
+#define cuMemcpyHtoDAsync cuMemcpyHtoDAsync_v2
 #define cuMemHostRegister cuMemHostRegister_v2
 #define cuMemHostGetDevicePointer cuMemHostGetDevicePointer_v2
 #define cuStreamWaitValue64 cuStreamWaitValue64_v2
@@ -145,6 +146,11 @@ CUresult CUDAAPI cuLaunchKernel(CUfunction function, unsigned int gx, unsigned i
   }
   return extra ? (CUresult)1 : note(line);
 }
+CUresult CUDAAPI cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
+  char line[200];
+  return NOTE("copy %zu from %zx to %zx stream %zx in %zx", bytes, (size_t)from, (size_t)to, (size_t)stream,
+              (size_t)current);
+}
 CUresult CUDAAPI cuMemHostRegister(void* p, size_t bytes, unsigned int flags) {
   char line[200];
   return NOTE("register %zx %zu flags %u in %zx", (size_t)p, bytes, flags, (size_t)current);
@@ -157,6 +163,12 @@ CUresult CUDAAPI cuMemHostGetDevicePointer(CUdeviceptr* device, void* p, unsigne
 CUresult CUDAAPI cuMemHostUnregister(void* p) {
   char line[200];
   return NOTE("unregister %zx in %zx", (size_t)p, (size_t)current);
+}
+CUresult CUDAAPI cuStreamCreateWithPriority(CUstream* stream, unsigned int flags, int priority) {
+  static size_t streams = 0x500;
+  char line[200];
+  *stream = (CUstream)++streams;
+  return NOTE("stream flags %u priority %d in %zx", flags, priority, (size_t)current);
 }
 CUresult CUDAAPI cuStreamWaitValue64(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned int flags) {
   char line[200];

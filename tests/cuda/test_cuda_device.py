@@ -193,7 +193,7 @@ def test_a_device_without_read_only_mappings_maps_read_write(
 @pytest.mark.parametrize(
     ("status", "message"),
     [
-        (2, "cannot pin 4096 bytes of host memory at 0x7000: free host memory, or raise `ulimit -l`"),
+        (2, "cannot pin 4096 bytes of host memory at 0x7000: free host memory, or raise the memory limit"),
         (712, "part of it is already mapped; close that mapping first"),
         (801, r"at 0x7000 \(cuMemHostRegister_v2: a failure \(CUDA error 801\)\)"),
     ],
@@ -230,11 +230,37 @@ def test_a_forked_child_leaves_mappings_alone(
     assert record() == []
 
 
-def test_new_streams_have_another_priority_than_torch_s(
-    made: CudaDevice, monkeypatch: pytest.MonkeyPatch
+class OwnStream:
+    """torch.cuda.ExternalStream without CUDA."""
+
+    def __init__(self, handle: int, device: torch.device) -> None:
+        self.cuda_stream, self.device = handle, device
+
+
+def test_no_two_owners_have_the_same_stream(
+    made: CudaDevice, monkeypatch: pytest.MonkeyPatch, record: Callable[[], list[str]]
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority=0: (device, priority))
-    assert made.new_stream() == (torch.device("cuda:0"), -1)
+    monkeypatch.setattr(torch.cuda, "ExternalStream", OwnStream)
+    streams: list[Any] = [made.new_stream(priority) for priority in (-3, -2, -1, -1) for _ in range(40)]
+    assert len({stream.cuda_stream for stream in streams}) == 160
+    assert record()[::40] == [f"stream flags 1 priority {p} in {CONTEXT}" for p in (-3, -2, -1, -1)]
+    assert streams[0].device == torch.device("cuda:0")
+    freed = streams.pop(0).cuda_stream
+    other: Any = made.new_stream(-2)
+    again: Any = made.new_stream(-3)
+    assert again.cuda_stream == freed != other.cuda_stream, "a stream without an owner is used again"
+    assert len(record()) == 1
+
+
+def test_memory_that_torch_keeps_unused_is_free(made: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    stats = {"reserved_bytes": 700, "allocated_bytes": 400, "inactive_split_bytes": 50}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 2000))
+    monkeypatch.setattr(
+        torch.cuda, "memory_stats", lambda device: {f"{k}.all.current": n for k, n in stats.items()}
+    )
+    assert made.memory_info() == (1250, 2000)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {})  # torch has not started CUDA
+    assert made.memory_info() == (1000, 2000)
 
 
 def test_streams_wait_with_the_v2_function(
@@ -244,6 +270,16 @@ def test_streams_wait_with_the_v2_function(
     assert record() == [f"wait stream abc 1000000007008 >= 4000000000000005 flags 0 in {CONTEXT}"]
     other = CudaDevice(1, driver, compiler)  # type: ignore[arg-type]
     assert not other.wait_value(STREAM, 0x1000000007008, 1), "its attribute says that it cannot"
+    assert record() == []
+
+
+def test_mapped_host_memory_is_copied_by_a_copy_engine(
+    made: CudaDevice, record: Callable[[], list[str]]
+) -> None:
+    to = torch.zeros(3, dtype=torch.int64)
+    made.copy_from_host(STREAM, to, 0x7008)
+    assert record() == [f"copy 24 from 7008 to {to.data_ptr():x} stream abc in {CONTEXT}"]
+    made.copy_from_host(STREAM, to[:0], 0x7008)
     assert record() == []
 
 

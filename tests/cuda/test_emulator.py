@@ -59,10 +59,12 @@ def test_shared_memory_is_not_zero_in_any_block() -> None:
     assert [v & 0xFFFFFFFF for v in to.tolist()] == [0xA5A5A5A5] * 8
 
 
-def test_at_most_two_blocks_run_at_the_same_time() -> None:
-    device = EmulatedDevice(limit_s=1)
+def test_a_kernel_that_waits_has_at_most_one_block_per_multiprocessor() -> None:
+    device = EmulatedDevice()
+    assert device.sm_count == 2
     launch(device, "meet_across_blocks", 2, 32, words(device, 1))
-    with pytest.raises(RuntimeError, match="time limit"):
+    message = "kernel meet_across_blocks, .* waits in a launch of 3 blocks; at most 2 blocks"
+    with pytest.raises(RuntimeError, match=message):
         launch(device, "meet_across_blocks", 3, 32, words(device, 1))
 
 
@@ -98,7 +100,7 @@ def test_a_lane_outside_the_mask_gives_a_marker_value() -> None:
 def test_an_endless_wait_is_ended() -> None:
     device = EmulatedDevice(limit_s=0.2)
     with pytest.raises(RuntimeError, match="longer than the emulator's time limit"):
-        launch(device, "wait_for_ever", 3, 64, words(device, 1))
+        launch(device, "wait_for_ever", 2, 64, words(device, 1))
     with pytest.raises(RuntimeError, match="time limit, and never waits"):
         launch(device, "watch_for_ever", 3, 64, words(device, 1))
     launch(device, "reverse", 1, 64, words(device, 64), words(device, 64), np.uint32(1))

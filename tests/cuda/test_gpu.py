@@ -7,6 +7,7 @@ import mmap
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import torch
 
 from gids.cuda.compiler import open_compiler
 from gids.cuda.cuda_device import CudaDevice
-from gids.cuda.device import Device
+from gids.cuda.device import CACHE_PRIORITY, SAMPLING_PRIORITY, Device
 from gids.cuda.driver import ask_driver
 from gids.cuda.libcuda import Libcuda
 from gids.cuda.sources import installed_sources
@@ -31,11 +32,34 @@ def test_every_installed_unit_loads(gpu: Device) -> None:
     gpu.preload(*units)
 
 
+def test_streams_are_distinct_and_keep_their_tensors_memory(gpu: Device) -> None:
+    streams: list[Any] = [gpu.new_stream() for _ in range(40)]
+    assert len({stream.cuda_stream for stream in streams}) == 40
+    with gpu.use(streams[0]):
+        assert gpu.current_stream() == streams[0]
+        address = gpu.zeros(1 << 24, torch.uint8).data_ptr()
+        assert gpu.zeros(1 << 24, torch.uint8).data_ptr() == address
+    handle = streams.pop(0).cuda_stream
+    again: Any = gpu.new_stream()
+    assert again.cuda_stream == handle
+
+
+def test_memory_of_released_tensors_is_free(gpu: Device) -> None:
+    free, _ = gpu.memory_info()
+    tensor = gpu.empty(1 << 30, torch.uint8)
+    assert gpu.memory_info()[0] <= free - (1 << 30)
+    del tensor
+    assert gpu.memory_info()[0] >= free - (1 << 22)
+    gpu.trim()
+    assert gpu.memory_info()[0] >= free - (1 << 22)
+
+
 def test_work_after_a_wait_does_not_run_before_the_word_is_written(gpu: Device) -> None:
     memory = mmap.mmap(-1, 4096)
     words = torch.frombuffer(memory, dtype=torch.int64)
     address = ctypes.addressof((ctypes.c_char * 4096).from_buffer(memory))
-    stream, other, done = gpu.new_stream(), gpu.new_stream(), gpu.zeros(1, torch.int64)
+    stream, other = gpu.new_stream(CACHE_PRIORITY), gpu.new_stream(SAMPLING_PRIORITY)
+    done = gpu.zeros(1, torch.int64)
     gpu.preload(UNIT)  # loading a kernel may wait for the stream that waits
     gpu.current_stream().synchronize()
     with gpu.map_host(address, 4096) as mapping:

@@ -9,12 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import random_in_edges
 from emulator import EmulatedDevice
+from engines import URING
+from late_device import LateDevice
 from loader_example import ROWS, Ids, check, ids_of, minibatches
 
 import gids
-from gids.cuda.device import Device
+from gids.cuda.device import Device, MadeOn
 from gids.errors import MemoryBudgetError
+from gids.write import DatasetWriter
 
 STAGING: dict[str, Any] = {"staging": 1 << 20}  # 256 MiB take a while to pin
 
@@ -46,7 +50,7 @@ def test_features_equal_the_source_over_epochs(
     assert stats["misses"] == stats["loads"] + stats["bypasses"]
 
 
-@pytest.mark.parametrize("engine", ["uring", "threads"])
+@pytest.mark.parametrize("engine", [URING, "threads"])
 @pytest.mark.parametrize("cache_bytes", [0, 40_000, None])
 @pytest.mark.parametrize("wait", ["stream", "warp"])
 def test_every_engine_and_wait_with_no_a_tiny_and_a_full_cache(
@@ -60,6 +64,24 @@ def test_every_engine_and_wait_with_no_a_tiny_and_a_full_cache(
         for minibatch, features in loader.attach(minibatches(6), ids_of):  # ids on the CPU
             check(source, minibatch, features)
         assert cache_bytes != 0 or loader.stats()["loads"] == 0
+
+
+@pytest.mark.parametrize("transfer", ["kernel", "copy"])
+def test_threads_rounds_pairs_and_transfer_reach_the_queue(
+    on: Device, path: Path, source: Ids, transfer: Any
+) -> None:
+    options: dict[str, Any] = {"io_threads": 3, "rounds": 10, "pairs": 5, "transfer": transfer}
+    with gids.FeatureLoader(
+        gids.open(path, device_memory=1 << 25, cache=0, engine="threads", staging=1 << 20, **options),
+        list(source),
+        device="cuda",
+    ) as loader:
+        for minibatch, features in loader.attach(minibatches(6), ids_of):
+            check(source, minibatch, features)
+        queue = loader._cache._queue  # type: ignore[union-attr]
+        assert (queue.pairs, queue.rounds_max) == (5, 10)
+        assert loader._engine.depth == 3
+        assert (loader._cache._reads.nbytes > 0) == (transfer == "copy")  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("host_policy", ["lookahead", "static"])
@@ -223,12 +245,106 @@ def test_minibatches_larger_than_the_first_are_warned_of_unless_foretold(
 
 
 def test_more_memory_than_is_free_says_what_is_free(path: Path, cuda_is: Callable[[Device], None]) -> None:
-    emulated = EmulatedDevice()
-    emulated.free_bytes = 3 << 20
-    cuda_is(emulated)
+    cuda_is(EmulatedDevice(total_bytes=3 << 20))
     for options in ({"cache": 4 << 20}, {"device_memory": 4 << 20}):
         with pytest.raises(MemoryBudgetError, match=r"=4194304 \(4.2 MB\), but emulated has 3.1 MB free"):
             gids.FeatureLoader(gids.open(path, **options), ["paper.feat"], device="cuda")  # type: ignore[arg-type]
+
+
+def test_a_loader_of_a_large_cache_opens_again_and_again(
+    path: Path, source: Ids, cuda_is: Callable[[Device], None]
+) -> None:
+    device = EmulatedDevice(total_bytes=5 << 20)
+    cuda_is(device)
+    lines = []
+    for given in (4 << 20, None) * 3:
+        trained = device.empty(3 << 20, torch.uint8)  # torch keeps this memory when it is released
+        del trained
+        with gids.FeatureLoader(
+            gids.open(path, device_memory=given, **STAGING), ["paper.feat"], device="cuda"
+        ) as loader:
+            for minibatch, features in loader.attach([{"paper.feat": torch.arange(50)}], ids_of):
+                check(source, minibatch, features)
+            lines.append(loader.stats()["memory"]["lines"])
+    assert lines == lines[:2] * 3
+    assert lines[1] > 1 << 20
+
+
+def test_two_loaders_at_once_share_the_free_memory(
+    path: Path, source: Ids, cuda_is: Callable[[Device], None]
+) -> None:
+    device = EmulatedDevice(total_bytes=10 << 20)
+    cuda_is(device)
+    options: dict[str, Any] = {"device_memory": 5 << 20, "window": 2} | STAGING
+    batches = [{"paper.feat": torch.arange(50 * i, 50 * i + 50)} for i in range(4)]
+    with (
+        gids.FeatureLoader(gids.open(path, **options), ["paper.feat"], device="cuda") as one,
+        gids.FeatureLoader(gids.open(path, **options), ["paper.feat"], device="cuda") as other,
+    ):
+        for (minibatch, features), (_, same) in zip(
+            one.attach(batches, ids_of), other.attach(batches, ids_of), strict=True
+        ):
+            check(source, minibatch, features)
+            check(source, minibatch, same)
+        with pytest.raises(MemoryBudgetError, match="device_memory=5242880"):
+            gids.FeatureLoader(gids.open(path, **options), ["paper.feat"], device="cuda")
+    with gids.FeatureLoader(gids.open(path, **options), ["paper.feat"], device="cuda"):
+        pass
+
+
+def test_device_memory_stays_in_the_budget_while_training_lags(
+    path: Path, source: Ids, cuda_is: Callable[[Device], None]
+) -> None:
+    device = LateDevice(0, lazy=1.0)
+    cuda_is(device)
+    sampling, training = device.new_stream(), device.new_stream()
+    training.slow = True
+    batches = [{"paper.feat": torch.randint(0, ROWS, (300,))} for _ in range(25)]
+    options: dict[str, Any] = {"device_memory": 4 << 20, "window": 4} | STAGING
+    with gids.FeatureLoader(gids.open(path, **options), ["paper.feat"], device="cuda") as loader:
+        with device.use(training):
+            for _minibatch, _features in loader.attach(batches, lambda ids: MadeOn(ids, sampling)):
+                training.put(lambda: None)  # training, which never synchronizes
+            del _features
+    device.close()
+    assert 3 << 20 < device.memory.peak_bytes <= 4 << 20
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_minibatches_are_right_when_sampling_training_and_reads_are_out_of_step(
+    tmp_path: Path, cuda_is: Callable[[Device], None], seed: int
+) -> None:
+    rows, (source, indptr) = torch.randn(600, 32), random_in_edges(600, 600, 1)
+    with DatasetWriter(tmp_path / "one.gids") as writer:
+        writer.write_table("node", "paper", "feat", rows)
+        writer.write_graph(("paper", "cites", "paper"), source, indptr, num_src=600)
+    device = LateDevice(seed)
+    runs: list[list[list[int]]] = []
+    for late in (device, EmulatedDevice()):
+        cuda_is(late)
+        runs.append([])
+        options: dict[str, Any] = {"device_memory": 1 << 23, "memory": 64 << 20, "window": 3} | STAGING
+        training = late.new_stream()
+        with (
+            gids.NodeLoader(
+                gids.open(tmp_path / "one.gids", **options),
+                torch.arange(600),
+                sampler=gids.sampler.Neighbor([5, 5]),
+                batch_size=60,
+                device="cuda",
+                topology_on="host",
+                seed=3,
+            ) as loader,
+            late.use(training),
+        ):
+            for minibatch in loader:
+                training.synchronize()
+                assert torch.equal(minibatch.features["paper.feat"], rows[minibatch.input_nodes])
+                runs[-1].append(minibatch.input_nodes.tolist())
+                del minibatch
+    device.close()
+    assert runs[0] == runs[1]
+    assert len(runs[0]) == 10
 
 
 def test_lru_is_the_cpus(path: Path) -> None:

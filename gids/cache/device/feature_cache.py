@@ -39,7 +39,7 @@ from gids.cache.device.state import (
 from gids.cache.feature_cache import FeatureCache
 from gids.cache.ids import check_ids
 from gids.cache.output_dtype import check_out_dtype, out_dtype_of, row_form
-from gids.cuda.device import MadeOn
+from gids.cuda.device import CACHE_PRIORITY, MadeOn
 from gids.io.device.device_queue import DeviceQueue, QueueTable
 from gids.store.dtypes import make_bools_proper
 
@@ -90,6 +90,9 @@ class DeviceFeatureCache:
         output_dtype: float32, float16 or bfloat16, for tables of these dtypes and of int8 with a scale. None:
             the stored dtype; float32 for int8 with a scale.
         check_crc: compare every page that is read with its checksum.
+        transfer: how pages cross the bus with wait "stream": "kernel": a few blocks of a kernel read them;
+            "copy": a copy engine copies rounds into device memory, and kernels read them there. Rounds whose
+            size the host does not know yet, and tables with shorter pages than the longest, use kernels.
         wait, staging_bytes, rounds_max, pairs, timeout_s: see :class:`gids.io.device.DeviceQueue`.
             A round holds pages of one table; there are at least two rounds per table.
         reader: reads the preloaded pages, see gids.io.device.extents. None: the engine, through host memory.
@@ -116,6 +119,7 @@ class DeviceFeatureCache:
         output_dtype: torch.dtype | None = None,
         check_crc: bool = False,
         wait: Literal["stream", "warp"] = "stream",
+        transfer: Literal["kernel", "copy"] = "kernel",
         staging_bytes: int = 256 << 20,
         rounds_max: int = 4,
         pairs: int = 1,
@@ -124,6 +128,8 @@ class DeviceFeatureCache:
         preload_hottest: bool = True,
     ) -> None:
         check_policies(policy, host_policy)
+        if transfer not in ("kernel", "copy"):
+            raise ValueError(f"transfer must be 'kernel' or 'copy' (got {transfer!r})")
         check_out_dtype(output_dtype)
         near = {t.name: lines[t.name] for t in tables}
         far = {t.name: (host_lines or {}).get(t.name, 0) for t in tables}
@@ -132,7 +138,7 @@ class DeviceFeatureCache:
         check_memory(device, self._fixed_bytes)
 
         self.tables = {t.name: t for t in tables}
-        self.stream: Stream = device.new_stream()
+        self.stream: Stream = device.new_stream(CACHE_PRIORITY)
         """The stream of all kernels. Ids made on it need no wait."""
         self._device = device
         self._kernels = CacheKernels(device, self.stream)
@@ -162,7 +168,7 @@ class DeviceFeatureCache:
         with device.use(self.stream):
             self._counters = Counters(device, self._kernels, list(near))
             mapped.append(self._counters.shown)
-            self._reads = Reads(device, self.stream, self._queue, self._kernels, self._counters)
+            self._reads = Reads(device, self.stream, self._queue, self._kernels, self._counters, transfer)
             for number, t in enumerate(tables):
                 kept = far[t.name] if host_policy == "static" else 0
                 state = TableState(
@@ -181,7 +187,7 @@ class DeviceFeatureCache:
                 self._states[t.name] = state
                 if preload_hottest:
                     preload(state, engine, queue_tables[number], heat=heats.get(t.name), reader=reader)
-        self._pools = {t.name: MissPool(device, t.page_count) for t in tables}
+        self._pools = {t.name: MissPool(device, self._kernels, t.page_count) for t in tables}
 
         self.next_step = 0
         """The first step that a new stream may enter; steps never repeat."""
@@ -189,6 +195,7 @@ class DeviceFeatureCache:
         self._planned_mask = 0
         self._steps: dict[int, _Step] = {}  # live
         self._flights: deque[_Step] = deque()  # planned steps whose last gather is not enqueued
+        self._consumed: deque[Event] = deque()  # of the consumer's streams, when rows were returned to it
         self._usual_rounds = dict.fromkeys(near, 1)
         self._seconds = dict.fromkeys(("enter_s", "plan_s", "wait_s", "gather_s", "retire_s"), 0.0)
         self._reading = threading.Lock()  # held while reading through
@@ -203,6 +210,7 @@ class DeviceFeatureCache:
         MadeOn. Raises KeyError for an unknown table, TypeError or ValueError for a wrong dtype, device or
         shape. An id out of range marks nothing; gather() returns its error.
         """
+        self._check_open()
         with self._clock("enter_s"):
             check_ids(ids, self._states, self._device.torch_device)
             if not self._steps and step > self._entered:
@@ -221,7 +229,12 @@ class DeviceFeatureCache:
                 self._kernels.enter(self._states[name], self._counters.of(s.index, name), tensor, s.bit)
 
     def plan(self, step: int) -> None:
-        """Choose the pages to read, keep and drop, and post the reads. Steps are planned in order."""
+        """Choose the pages to read, keep and drop, and post the reads. Steps are planned in order.
+
+        Blocks until the consumer's stream has used the rows of the minibatch before the last.
+        """
+        with self._clock("wait_s"):
+            self._wait_for_consumer()
         with self._clock("plan_s"):
             s = self._live(step)
             if step != self._planned:
@@ -266,6 +279,7 @@ class DeviceFeatureCache:
             done.synchronize()
         with self._clock("gather_s"):
             self._account(s)
+            self._consumed.append(self._device.current_stream().record_event())
             self._hand_over(done, s.outputs)
             error: Exception | None = self._bad_id(s.index, s.ids)
             lost = {n: i for n, i in s.ids.items() if self._counters.seen(s.index, n, "unresolved")}
@@ -305,6 +319,8 @@ class DeviceFeatureCache:
         self.stream.synchronize()
         for s in list(self._steps.values()):
             if s.planned:
+                for plan in s.plans:
+                    self._reads.settle(plan)
                 self._account(s)
             self.retire(s.number)
         self.stream.synchronize()
@@ -317,8 +333,11 @@ class DeviceFeatureCache:
 
         ids: as for enter(). Returns like gather(). Blocks. Raises IndexError for an id out of range.
         """
+        self._check_open()
         check_ids(ids, self._states, self._device.torch_device)
         with self._reading:
+            self._wait_for_consumer()
+            self._consumed.append(self._device.current_stream().record_event())
             tensors, outputs, left = self._on_device(ids), {}, {}
             with self._device.use(self.stream):
                 for name, tensor in self._positions(tensors).items():
@@ -344,15 +363,24 @@ class DeviceFeatureCache:
         return {name: make_bools_proper(rows) for name, rows in outputs.items()}, error
 
     def close(self) -> None:
-        """Retire every live step, end the queue, unmap host memory. Idempotent.
+        """Retire every live step, end the queue, free device memory, unmap host memory. Idempotent.
 
-        Garbage collection closes the cache too. The last reference to it frees the device memory.
+        Later calls raise RuntimeError. Garbage collection closes the cache too.
         """
         if self._end.alive:
             try:
                 self.cancel()
             finally:
                 self._end()
+                self._free()
+
+    def _free(self) -> None:
+        """Return the memory to the device, for its next user, who may not be torch."""
+        if os.getpid() == self._pid:
+            self._states.clear()
+            self._pools.clear()
+            self._reads.free()
+            self._device.trim()
 
     # --- statistics ---
 
@@ -440,9 +468,8 @@ class DeviceFeatureCache:
                 raise RuntimeError(f"planning of step {s.number} was interrupted: close the stream")
             s.counted.synchronize()
             for plan in s.plans:
-                name = plan.state.table.name
-                needed = self._reads.rounds_for(self._counters.seen(s.index, name, "misses"))
-                self._usual_rounds[name] = needed
+                needed = self._reads.settle(plan)
+                self._usual_rounds[plan.state.table.name] = needed
                 while plan.posted < needed:
                     self._post(plan)
             s.settled = True
@@ -475,6 +502,10 @@ class DeviceFeatureCache:
         self._flights.popleft()
 
     # --- ids, outputs, clock ---
+
+    def _check_open(self) -> None:
+        if not self._end.alive:
+            raise RuntimeError("this cache is closed: make a new one")
 
     def _live(self, step: int) -> _Step:
         if step not in self._steps:
@@ -522,6 +553,14 @@ class DeviceFeatureCache:
         current.wait_event(done)
         for out in outputs.values():
             self._device.hand_over(out, self.stream, current)
+
+    def _wait_for_consumer(self) -> None:
+        """Before an output is taken: wait until the rows of the minibatch before the last were used.
+
+        Else a consumer that never synchronizes runs ahead of the device, which keeps an output per minibatch.
+        """
+        while len(self._consumed) > 1:
+            self._consumed.popleft().synchronize()
 
     def _output_bytes(self) -> int:
         return sum(out.nbytes for s in self._steps.values() for out in s.outputs.values())
