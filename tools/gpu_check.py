@@ -152,7 +152,7 @@ FULL = Plan(
         "queue": 40,
         "extents": 25,
         "sampling": 40,
-        "overlap": 75,
+        "overlap": 90,
         "training": 80,
     },
     small=False,
@@ -356,7 +356,7 @@ def build(check: Check) -> bool:
                 )
             check.add("build", ended, note)
             return False
-    found = check.run("build", [*PYTHON, "-c", "import gids; print(gids.__file__)"])
+    found = check.run("build", [*PYTHON, "-c", "import gids._core; print(gids.__file__)"])
     built = found.last_line.startswith(str(check.site))
     hidden = f"{found.last_line} hides it: uninstall that, or check it with --no-build"
     check.add("build", found, "" if built else hidden, passed=built)
