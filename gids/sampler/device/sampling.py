@@ -125,8 +125,8 @@ class _Drawn:
     """One layer whose edges are drawn and whose sizes are on the device.
 
     By node type: places, the number of possible edges; known, the length of the nodes before; before,
-    int64[1] on the device, the number of these that exist; new, int64[1], or None without places. By relation: edges, the
-    indices and positions if the layer is relabeled, with room for all possible edges.
+    int64[1] on the device, the number of these that exist; new, int64[1], or None without places. By
+    relation: edges, the indices and positions if the layer is relabeled, with room for all possible edges.
     """
 
     draws: list[_Draw]
