@@ -1,7 +1,7 @@
 """Does training keep its speed while features are read and sampled beside it? Called by gpu.py.
 
 Training is a chain of matrix products on torch's current stream. Beside it a second thread works on streams
-of gids. It gathers minibatches whose rows are all read from disk (with both kinds of wait), gathers
+of gids. It gathers minibatches whose rows are all read from disk (both waits, both transfers), gathers
 minibatches whose rows are all in host lines, or samples from a topology in pinned host memory. Each side is
 measured alone and beside the other. A ratio near 1 means that the two overlap. The first and the last
 minibatch of every measurement are compared with the source.
@@ -16,6 +16,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -128,8 +129,9 @@ def overlap(device: Device, directory: Path, sizes: OverlapSizes, figures: Figur
     train()
     gather = (device, table, rows, sizes)
     for name, unit, bar, opened in (
-        ("reads, wait stream", "rows/s", BAR, lambda stack: _reads(*gather, stack, "stream")),
-        ("reads, wait warp", "rows/s", None, lambda stack: _reads(*gather, stack, "warp")),
+        ("reads, wait stream", "rows/s", BAR, lambda stack: _reads(*gather, stack)),
+        ("reads, transfer copy", "rows/s", None, lambda stack: _reads(*gather, stack, transfer="copy")),
+        ("reads, wait warp", "rows/s", None, lambda stack: _reads(*gather, stack, wait="warp")),
         ("lines in host memory", "rows/s", None, lambda stack: _host_lines(*gather, stack)),
         ("sampling", "nodes/s", None, lambda stack: _sampling(device, sizes, stack)),
     ):
@@ -161,7 +163,7 @@ def overlap(device: Device, directory: Path, sizes: OverlapSizes, figures: Figur
 
 
 def _reads(
-    device: Device, table: Table, rows: torch.Tensor, sizes: OverlapSizes, stack: ExitStack, wait: str
+    device: Device, table: Table, rows: torch.Tensor, sizes: OverlapSizes, stack: ExitStack, **options: Any
 ) -> Work:
     """Minibatches whose rows are read from disk: they take turns, and no line outlives its minibatch."""
     engine = stack.enter_context(open_engine(table.shard_paths, max_read_bytes=table.page_bytes))
@@ -171,8 +173,8 @@ def _reads(
         [table],
         lines={table.name: min(table.page_count, 4 * sizes.ids)},
         heats={},
-        wait=wait,  # type: ignore[arg-type]
         staging_bytes=sizes.staging_bytes,
+        **options,
     )
     stack.enter_context(closing(cache))
     return _minibatches(device, cache, table, rows, sizes)
