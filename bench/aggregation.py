@@ -13,7 +13,6 @@ The rate of the engine alone is printed too.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
@@ -23,40 +22,26 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).parent))
-from harness import alternate, median_ratio, random_pages_per_s, read_ahead, write_json
+from harness import (
+    DEFAULT_READ_AHEAD_BYTES,
+    alternate,
+    make_parser,
+    median_ratio,
+    read_ahead,
+    write_json,
+    write_numbered,
+)
 
 import gids.io
+from gids.bench.probe import random_reads
 from gids.measure.isolation import run_fresh
 from gids.measure.memory_group import MemoryGroup
 from gids.measure.sides import why_no_limit
-from gids.write import DatasetWriter
 
 DIM = 1024
-DEFAULT_READ_AHEAD_BYTES = 128 << 10  # of Linux; some images raise it
 THREADS = 2  # ours, and the baseline's that the bar is about
 BAR = 10.0
-
-
-class NumberedRows:
-    """Row i holds i everywhere."""
-
-    dtype = torch.float32
-
-    def __init__(self, rows: int) -> None:
-        self.shape = (rows, DIM)
-
-    def read_into(self, start: int, out: torch.Tensor) -> None:
-        out.copy_(torch.arange(start, start + len(out), dtype=self.dtype)[:, None].expand_as(out))
-
-
-def write(path: Path, rows: int) -> Path:
-    """A dataset of numbered rows; returns its only shard."""
-    with DatasetWriter(path) as writer:
-        writer.write_table("node", "_N", "feat", NumberedRows(rows))
-    return gids.FeatureStore(path).table("_N.feat").shard_paths[0]
 
 
 def run(side: str, threads: int, advised: bool, config: dict[str, Any]) -> dict[str, float]:
@@ -69,24 +54,17 @@ def run(side: str, threads: int, advised: bool, config: dict[str, Any]) -> dict[
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, "dir", "json", "rounds", "seed")
     add = parser.add_argument
     add("--rows", type=int, default=1 << 20, help="rows of 4 KiB (default: 1048576)")
     add("--batch", type=int, default=8192)
     add("--seconds", type=float, default=4.0, help="time limit of each run")
-    add("--rounds", type=int, default=7)
-    add("--seed", type=int, default=0)
-    add("--dir", type=Path, default=Path(tempfile.gettempdir()), help="directory on the disk to measure")
-    add("--json", type=Path, metavar="FILE")
-    add("--small", action="store_true")
     args = parser.parse_args(argv)
     if args.small:
         args.rows, args.batch, args.seconds, args.rounds = 4096, 512, 0.2, 1
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # where the fresh processes find aggregation_side
     with tempfile.TemporaryDirectory(dir=args.dir, prefix="gids-aggregation-") as directory:
-        shard = write(Path(directory) / "rows.gids", args.rows)
+        shard = write_numbered(Path(directory) / "rows.gids", args.rows, DIM)
         config = {
             "dataset": str(Path(directory) / "rows.gids"),
             "shard": str(shard),
@@ -103,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
             "mapped, advised, 16 threads": partial(run, "mapped", 16, True, config),
         }
         results = alternate(sides, args.rounds)
-        device = random_pages_per_s(shard, page_bytes=4096, pages=min(args.rows, 1 << 18))
+        device = random_reads([shard], page_bytes=4096, seconds=args.seconds).reads_per_s
     speeds = {name: [r["rows_per_s"] for r in rounds] for name, rounds in results.items()}
     ratios = {name: median_ratio(speeds["gids"], speeds[name]) for name in sides if name != "gids"}
     for name, rounds in results.items():

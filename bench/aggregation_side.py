@@ -37,7 +37,7 @@ def mapped_side(config: dict[str, Any], minibatches: list[torch.Tensor]) -> dict
 
 
 def measure(stream: Any, seconds: float) -> dict[str, float]:
-    """Rows a second, and CPU seconds a row. Every row is checked, outside the time."""
+    """Return rows per second and CPU seconds per row. Every row is checked, outside the measured time."""
     rows = checking = checking_cpu = 0.0
     begun, cpu_begun = time.perf_counter(), time.process_time()
     for ids, features in stream:
@@ -56,7 +56,7 @@ def measure(stream: Any, seconds: float) -> dict[str, float]:
 def check(ids: torch.Tensor, features: torch.Tensor) -> None:
     """Row i must hold i everywhere."""
     if not torch.equal(features, ids[:, None].float().expand_as(features)):
-        raise AssertionError("a row is not the source's")
+        raise AssertionError("a row differs from the source")
 
 
 def work(config: dict[str, Any]) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """How many pages does lookahead hit, and what do planning, gathering and computing heat cost?
 
     python bench/cache.py hits       hit ratio by policy and window, compared with Belady's MIN
+                                     (--trace FILE: window buffering and pinning on that trace)
     python bench/cache.py heat       hit ratio by method of heat, seeds from all nodes and from 1 % of them
     python bench/cache.py planning   enter + plan + retire, per page of the minibatch, by number of lines
                                      (--most-lines 100000000 for more than 10 million)
@@ -25,13 +26,16 @@ from statistics import median
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
+from harness import make_parser, median_ratio
 from traces import FANOUTS, popular_pages, rmat, sample_trace, skewed_trace
 
+import gids
 from gids import _core
 from gids.cache import page_heat
-from gids.heat import expected_visits, out_degrees, reverse_pagerank, sampled_counts
+from gids.heat import expected_visits, reverse_pagerank, sampled_counts
 from gids.store import FeatureStore
 from gids.store.names import NODE, RELATION
+from gids.trace import Trace
 from gids.trace.optimum import BatchList, Optimum
 from gids.trace.replay import replay
 from gids.write import DatasetWriter
@@ -55,7 +59,7 @@ def compute_heats(
 
         lengths = (50, 500) if args.small else (50, 500, 5000)
         methods: dict[str, Callable[[], Mapping[str, np.ndarray]]] = {
-            "out-degree": lambda: out_degrees(store),
+            "out-degree": lambda: {NODE: store.out_degrees()},
             "reverse-pagerank --damping 0.85": lambda: reverse_pagerank(store, {NODE: train}),
             "reverse-pagerank --fanouts 5,5,10": lambda: expected_visits(store, {NODE: train}, FANOUTS),
             "reverse-pagerank --fanouts 10,10,10": lambda: expected_visits(store, {NODE: train}, [10] * 3),
@@ -116,6 +120,8 @@ def carry(args: argparse.Namespace) -> dict[str, float]:
 
 
 def hits(args: argparse.Namespace) -> dict[str, float]:
+    if args.trace:
+        return hits_of_trace(args.trace)
     rng = np.random.default_rng(1)
     log2_nodes, seeds, minibatches = (15, 4, 200) if args.small else (20, SEEDS, 1200)
     nodes = 1 << log2_nodes
@@ -123,38 +129,71 @@ def hits(args: argparse.Namespace) -> dict[str, float]:
     train = np.flatnonzero(np.diff(indptr))
     trace = sample_trace(indptr, indices, rng, train=train, seeds=seeds, minibatches=minibatches)
     heat = page_heat(np.bincount(indices, minlength=nodes), 1)
-    average = np.mean([len(b) for b in trace])
-    lines = int(5 * average) if args.small else nodes // 100
-    warm = minibatches // 4
-    pages = sum(len(b) for b in trace[warm:])
-    best = Optimum(BatchList(trace), nodes).hits(lines)[warm:].sum() / pages
-    print(
-        f"{nodes} pages, {minibatches} minibatches of {average:.0f} pages, "
-        f"{lines} lines = {lines / average:.1f} minibatches"
-    )
-    print(f"{'MIN':<24} {100 * best:6.2f} %")
-
-    def ratio(policy: str, window: int, planned: int = 2) -> float:
-        options = {"lines": lines, "policy": policy, "window": window, "planned": planned, "heat": heat}
-        value = replay(BatchList(trace), nodes, **options, seed=1, warm=warm).hit_ratio
-        print(f"{policy + f' W={window}':<24} {100 * value:6.2f} %   {value / best:.3f} of MIN", flush=True)
-        return value
-
+    lines = int(5 * np.mean([len(b) for b in trace])) if args.small else nodes // 100
+    ratio, best = compare_with_min(trace, heat, lines)
     for policy in ("random", "lru", "static"):
         ratio(policy, 0)
     pin = ratio("window-pin", 8)
     for window in (16, 22):
         ratio("window-pin", window)
     by_window = [ratio("lookahead", w) for w in range(23)]
-    figures = {
+    assert best >= max(*by_window, pin), "no policy can beat MIN"
+    return {
         "W=16 of MIN (target 0.87)": by_window[16] / best,
         "W=20 of MIN (target 0.90)": by_window[20] / best,
         "W=16 over window-pin W=8 (target 1.4)": by_window[16] / pin,
         "largest fall as W grows, points (target 0.5)": 100
         * max(np.maximum.accumulate(by_window) - by_window),
     }
-    assert best >= max(*by_window, pin), "no policy can beat MIN"
+
+
+def hits_of_trace(path: Path) -> dict[str, float]:
+    """Compare window buffering with static pinning (the paper's Figure 11) on a trace of gids bench."""
+    figures = {}
+    with Trace(path) as found:
+        trace, heat = [found.pages(batch) for batch in range(found.batch_count)], found.tables[0].heat
+        assert heat is not None, "the trace has no heat"
+        for minibatches in (2, 5, 10):
+            lines = int(minibatches * np.mean([len(b) for b in trace]))
+            ratio, _ = compare_with_min(trace, heat, lines)
+            figures[f"{minibatches} minibatches, pinned"] = pinned_hits(trace, heat, lines)
+            figures[f"{minibatches} minibatches, window-pin W=8"] = ratio("window-pin", 8)
+            figures[f"{minibatches} minibatches, lookahead W=16"] = ratio("lookahead", 16)
     return figures
+
+
+def pinned_hits(trace: list[np.ndarray], heat: np.ndarray, lines: int, share: float = 0.4) -> float:
+    """The hit ratio if a share of the lines always holds the hottest pages and the rest evicts at random."""
+    pinned = np.zeros(len(heat), bool)
+    pinned[np.argsort(heat)[len(heat) - int(share * lines) :]] = True
+    rest = BatchList([pages[~pinned[pages]] for pages in trace])
+    warm = len(trace) // 4
+    options = {"lines": lines - int(share * lines), "policy": "random", "window": 0, "planned": 2}
+    found = replay(rest, len(heat), **options, seed=1, warm=warm)
+    missed = (found.pages - found.hits).sum()
+    return float(1 - missed / sum(len(pages) for pages in trace[warm:]))
+
+
+def compare_with_min(
+    trace: list[np.ndarray], heat: np.ndarray, lines: int
+) -> tuple[Callable[[str, int], float], float]:
+    """Return a function that prints and returns the hit ratio of (policy, window), and that of MIN."""
+    warm = len(trace) // 4
+    average, pages = np.mean([len(b) for b in trace]), sum(len(b) for b in trace[warm:])
+    best = Optimum(BatchList(trace), len(heat)).hits(lines)[warm:].sum() / pages
+    print(
+        f"{len(heat)} pages, {len(trace)} minibatches of {average:.0f} pages, "
+        f"{lines} lines = {lines / average:.1f} minibatches"
+    )
+    print(f"{'MIN':<24} {100 * best:6.2f} %")
+
+    def ratio(policy: str, window: int) -> float:
+        options = {"lines": lines, "policy": policy, "window": window, "planned": 2, "heat": heat}
+        value = replay(BatchList(trace), len(heat), **options, seed=1, warm=warm).hit_ratio
+        print(f"{policy + f' W={window}':<24} {100 * value:6.2f} %   {value / best:.3f} of MIN", flush=True)
+        return value
+
+    return ratio, best
 
 
 def planning(args: argparse.Namespace) -> dict[str, float]:
@@ -206,8 +245,6 @@ def planning(args: argparse.Namespace) -> dict[str, float]:
 def gather(args: argparse.Namespace) -> dict[str, float]:
     import torch
 
-    from gids import FeatureLoader
-
     def ids_of(ids: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"_N.feat": ids}
 
@@ -218,53 +255,49 @@ def gather(args: argparse.Namespace) -> dict[str, float]:
         batch = count // 8
         source = torch.randn(count, row_bytes // 4, generator=torch.Generator().manual_seed(0))
         batches = [torch.randperm(count)[:batch] for _ in range(4)]
+        times: dict[str, list[float]] = {"plan + gather": [], "gather": [], "torch.index_select": []}
         with tempfile.TemporaryDirectory(dir=args.dir) as directory:
             path = Path(directory) / "gather.gids"
             with DatasetWriter(path) as writer:
                 writer.write_table("node", "_N", "feat", source)
-            options = {"memory_bytes": 8 << 30, "window_batches": 2, "threads": threads}
-            with FeatureLoader(path, ["_N.feat"], **options) as loader:
+            opened = gids.open(path, memory=8 << 30, window=2, threads=threads)
+            with gids.FeatureLoader(opened, ["_N.feat"]) as loader:
                 everything = list(torch.arange(count).split(batch))
                 for ids, features in loader.attach(everything, ids_of):  # fills the cache
                     assert torch.equal(features["_N.feat"], source[ids])
                 del features
                 stats = loader.stats()
                 out = torch.empty(batch, row_bytes // 4)
-                ours, alone, theirs = [], [], []
                 for _ in range(args.repeat):
                     before = loader.stats()["seconds"]
                     start = time.perf_counter()
                     for ids, features in loader.attach(batches, ids_of):
                         last = ids, features["_N.feat"]
                     del features
-                    ours.append(time.perf_counter() - start)
-                    alone.append(loader.stats()["seconds"]["gather"] - before["gather"])
+                    times["plan + gather"].append(time.perf_counter() - start)
+                    times["gather"].append(loader.stats()["seconds"]["gather"] - before["gather"])
                     assert torch.equal(last[1], source[last[0]])
                     del last
                     start = time.perf_counter()
                     for ids in batches:
                         torch.index_select(source, 0, ids, out=out)
-                    theirs.append(time.perf_counter() - start)
+                    times["torch.index_select"].append(time.perf_counter() - start)
                 assert loader.stats()["misses"] == stats["misses"], "all were hits"
-        rows = 4 * batch
-        for name, times in (("plan + gather", ours), ("gather", alone), ("torch.index_select", theirs)):
-            print(f"{row_bytes:>5} B rows: {name:<20} {rows / median(times) / 1e6:6.2f} M rows/s", flush=True)
-        figures[f"{row_bytes} B, plan + gather over index_select (target 0.6)"] = median(
-            t / o for o, t in zip(ours, theirs, strict=True)
-        )
-        figures[f"{row_bytes} B, gather alone over index_select (target 0.8)"] = median(
-            t / a for a, t in zip(alone, theirs, strict=True)
-        )
+        for name, seconds in times.items():
+            rate = 4 * batch / median(seconds) / 1e6
+            print(f"{row_bytes:>5} B rows: {name:<20} {rate:6.2f} M rows/s", flush=True)
+        for name, bar in (("plan + gather", 0.6), ("gather", 0.8)):
+            ratio = median_ratio(times["torch.index_select"], times[name])
+            figures[f"{row_bytes} B, {name} over index_select (target {bar})"] = ratio
     return figures
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = make_parser(__doc__, "dir", "repeat")
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="hits: a trace of `gids bench hit-ratio --record`"
     )
     parser.add_argument("question", choices=["hits", "heat", "planning", "gather", "carry"])
-    parser.add_argument("--small", action="store_true", help="small size for tests")
-    parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument(
         "--most-lines",
         type=int,
@@ -272,7 +305,6 @@ def main() -> None:
         help="planning: lines of the largest cache (default: 10000000; 100000000, "
         "0.4 TB of rows of 4 KiB, takes 6 GB of memory)",
     )
-    parser.add_argument("--dir", help="directory for the dataset of gather (default: temporary)")
     args = parser.parse_args()
     questions = {"hits": hits, "heat": heat, "planning": planning, "gather": gather, "carry": carry}
     for name, value in questions[args.question](args).items():

@@ -12,7 +12,6 @@ not timed. Prints the median ratio of the rounds.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from statistics import median
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from harness import alternate, median_ratio, write_json
+from harness import alternate, make_parser, median_ratio, write_json
 
 from gids.io import drop_page_cache
 from gids.sizes import format_bytes, parse_bytes
@@ -82,19 +81,11 @@ def gids(*args: str | Path) -> tuple[int, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, "dir", "json", "rounds")
     parser.add_argument("--size-gb", type=float, default=2, help="size of the source in 1e9 bytes")
     parser.add_argument("--dim", type=int, default=1024, help="float32 per row")
     parser.add_argument("--memory", type=parse_bytes, default=256_000_000)
     parser.add_argument("--alone", action="store_true", help="convert only, without copies")
-    parser.add_argument("--small", action="store_true", help="small size for tests")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument(
-        "--dir", type=Path, default=Path(tempfile.gettempdir()), help="directory on the disk to measure"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     rows = int((0.05 if args.small else args.size_gb) * 1e9) // (4 * args.dim)
     with tempfile.TemporaryDirectory(dir=args.dir) as name:

@@ -11,8 +11,8 @@ nodes with the same sampling for all. Some rows are compared with the source.
 
 from __future__ import annotations
 
-import argparse
 import math
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,36 +23,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+sys.path.insert(0, str(Path(__file__).parent))
+from harness import make_parser
+from sage import GraphSage
+
 import gids
 from gids.cli import main as gids_command
 from gids.convert.synthetic import GraphSpec, write_graph
 from gids.heat import hottest_nodes
-from gids.sampler import Block, Labor, LocalityBias, Minibatch, Neighbor, Sampler
+from gids.sampler import Labor, LocalityBias, Minibatch, Neighbor, Sampler
 from gids.store import FeatureStore
 
 FANOUTS = [10, 10]
-
-
-class Sage(nn.Module):
-    """GraphSAGE with the mean of the sampled neighbours, each counted by its weight (Hajek's mean)."""
-
-    def __init__(self, in_dim: int, hidden: int, classes: int) -> None:
-        super().__init__()
-        dims = [(in_dim, hidden), (hidden, classes)]
-        self.own = nn.ModuleList(nn.Linear(a, b) for a, b in dims)
-        self.neighbours = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in dims)
-
-    def forward(self, blocks: list[Block], x: Tensor) -> Tensor:
-        for depth, block in enumerate(blocks):
-            x = x if depth == 0 else x.relu()
-            src, dst = block.coo()
-            weights = torch.ones(block.num_edges) if block.weights is None else block.weights
-            messages = self.neighbours[depth](x)
-            sums = torch.zeros(block.num_dst, messages.shape[1])
-            sums = sums.index_add(0, dst, messages[src] * weights[:, None])
-            totals = torch.zeros(block.num_dst).index_add(0, dst, weights).clamp(min=1e-6)
-            x = self.own[depth](x[: block.num_dst]) + sums / totals[:, None]
-        return x
 
 
 @dataclass(frozen=True)
@@ -84,13 +66,13 @@ def train(
     """Train a new model with minibatches of this sampler, and test it."""
     (table,), (splits,), (labels,) = store.tables, store.splits.values(), store.labels.values()
     torch.manual_seed(seed)
-    model = Sage(store.table(table).shape[0], hidden, int(labels.max()) + 1)
+    model = GraphSage([store.table(table).shape[0], hidden, int(labels.max()) + 1])
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     options: dict[str, Any] = {"batch_size": batch_size, "shuffle": True, "seed": seed}
     source = gids.open(store, memory=2 << 30, cache=cache_bytes, policy=policy)
 
     def logits(minibatch: Minibatch) -> Tensor:
-        return model(minibatch.blocks, minibatch.features[table])  # type: ignore[no-any-return]
+        return model(minibatch.blocks, minibatch.features[table])  # type: ignore[no-any-return, arg-type]
 
     with gids.NodeLoader(source, splits["train"], sampler, **options) as loader:
         for _ in range(epochs):
@@ -114,7 +96,7 @@ def train(
 
 
 def samplers(store: FeatureStore, cache_bytes: int, threads: int | None) -> dict[str, Callable[[], Sampler]]:
-    """By what the table calls them."""
+    """Name in the table -> factory."""
     (table,) = store.tables
     held = hottest_nodes(store, table, cache_bytes)
     made: dict[str, Callable[[], Sampler]] = {}
@@ -122,8 +104,8 @@ def samplers(store: FeatureStore, cache_bytes: int, threads: int | None) -> dict
         made[name] = lambda kind=kind: kind(FANOUTS, threads=threads)
         for kappa in (16, 256):
             for nested in (False, True):
-                told = f"{name}, κ = {kappa}{', nested' if nested else ''}"
-                made[told] = lambda kind=kind, kappa=kappa, nested=nested: kind(
+                label = f"{name}, κ = {kappa}{', nested' if nested else ''}"
+                made[label] = lambda kind=kind, kappa=kappa, nested=nested: kind(
                     FANOUTS, batch_dependency=kappa, nested=nested, threads=threads
                 )
     for factor in (2, 4, 16):
@@ -134,9 +116,7 @@ def samplers(store: FeatureStore, cache_bytes: int, threads: int | None) -> dict
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--nodes", type=int, default=300_000)
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--seeds", type=int, default=10_000)
@@ -149,7 +129,6 @@ def main() -> None:
         "--only", default="", metavar="TEXT", help="run only samplers whose name contains TEXT"
     )
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--small", action="store_true")
     args = parser.parse_args()
     if args.small:
         args.nodes, args.seeds, args.epochs, args.runs = 2000, 64, 1, 1

@@ -1,7 +1,6 @@
 """Does the request queue's service read as fast as the engine behind it?
 
     python bench/device_queue.py           # 4 GB file, 60 000 pages, 7 rounds
-    python bench/device_queue.py --device cuda
     python bench/device_queue.py --cached  # from the page cache: the limit of the processors
     python bench/device_queue.py --small   # seconds; only shows that it works
 
@@ -9,7 +8,7 @@ Baseline: gids.io.Engine.read of the same random 4 KiB pages of the same file, i
 engine and depth, without merging, with O_DIRECT. On the queue side host threads play the GPU
 (bench/device_queue.cpp, compiled here): they post rounds, sleep until a round is complete, and copy 64 bytes
 of each page. Sides alternate over new draws of pages; first both read a draw that is compared with the file.
-With a GPU, `--device cuda` adds the whole path: kernels that post, wait in both ways, and copy whole pages.
+With a GPU, `bench/gpu.py queue` measures the whole path.
 """
 
 from __future__ import annotations
@@ -21,45 +20,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Literal
 
 import numpy as np
-import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from harness import alternate, median_ratio, write_json
+from harness import alternate, make_parser, median_ratio, page_contents, write_json, write_pages
 
 import gids.io
-from gids import cuda
+from gids.bench.probe import aligned_rows
 
 PAGE = 4096
-WORDS = PAGE // 8
 COPIED = 64  # bytes of each page, by the threads that play the GPU
 HERE = Path(__file__).parent
 NATIVE = HERE.parent / "native"
 BAR = 0.9
-SIDES = {
-    "queue": "the service, host threads posting",
-    "stream": "GPU, wait 'stream'",
-    "warp": "GPU, wait 'warp'",
-}
-
-
-def expected(pages: np.ndarray, nbytes: int) -> np.ndarray:
-    """uint8[n, nbytes]: what the file holds at the start of each page, another value in every word."""
-    words = pages.astype(np.uint64)[:, None] * np.uint64(WORDS) + np.arange(nbytes // 8, dtype=np.uint64)
-    return (words * np.uint64(0x9E3779B97F4A7C15)).view(np.uint8)
-
-
-def make_file(path: Path, page_count: int) -> None:
-    if path.exists() and path.stat().st_size == page_count * PAGE:
-        return
-    with open(path, "wb") as f:
-        for first in range(0, page_count, 8192):
-            expected(np.arange(first, min(first + 8192, page_count)), PAGE).tofile(f)
 
 
 def build(folder: Path) -> ctypes.CDLL:
@@ -74,19 +50,13 @@ def build(folder: Path) -> ctypes.CDLL:
     return built
 
 
-def aligned(rows: int, nbytes: int) -> np.ndarray:
-    raw = np.zeros(rows * nbytes + PAGE, np.uint8)
-    start = -raw.ctypes.data % PAGE
-    return raw[start : start + rows * nbytes].reshape(rows, nbytes)
-
-
 class Sides:
     """Both ways to read a draw of pages; each returns pages per second."""
 
     def __init__(self, args: argparse.Namespace, path: Path, page_count: int, library: ctypes.CDLL) -> None:
         self.args, self.path, self.page_count, self.library = args, path, page_count, library
-        self.out = aligned(args.reads, PAGE)
-        self.turns = {"engine": 0, "queue": 0, "stream": 1, "warp": 1}  # draw 0 is compared before, by two
+        self.out = aligned_rows(args.reads, PAGE)
+        self.turns = {"engine": 0, "queue": 0}
 
     def draw(self, side: str) -> np.ndarray:
         """Distinct random pages; both sides read the same in a round."""
@@ -133,34 +103,6 @@ class Sides:
         if not self.args.cached:
             gids.io.drop_page_cache(self.path)
 
-    def on_device(self, wait: Literal["stream", "warp"]) -> float:
-        pages = self.draw(wait)
-        device = cuda.open_device(self.args.device)
-        with (
-            self.open_engine() as engine,
-            gids.io.DeviceQueue(
-                device,
-                engine,
-                [gids.io.QueueTable(self.page_count, 0, 1, PAGE)],
-                staging_bytes=self.args.staging_mb << 20,
-                rounds_max=self.args.rounds_ahead,
-                pairs=self.args.pairs,
-                wait=wait,
-            ) as queue,
-        ):
-            requests = torch.from_numpy(pages.astype(np.int64)).to(device.torch_device)
-            count = torch.tensor([len(pages)], device=device.torch_device)
-            to = device.zeros((len(pages), PAGE), torch.uint8)
-            errors = device.zeros(len(pages), torch.int32)
-            stream = device.new_stream()
-            device.current_stream().synchronize()
-            begun = time.perf_counter()
-            queue.read_pages(stream, requests, count, 0, to, errors)
-            stream.synchronize()
-            seconds = time.perf_counter() - begun
-        self.check(pages, errors.cpu().numpy(), to.cpu().numpy())
-        return len(pages) / seconds
-
     def open_engine(self) -> gids.io.Engine:
         self.drop_cache()
         return gids.io.open_engine(
@@ -177,38 +119,27 @@ class Sides:
 
     @staticmethod
     def check(pages: np.ndarray, errors: np.ndarray, got: np.ndarray) -> None:
+        """Raise RuntimeError if a read failed, or the bytes differ from the file's."""
         if errors.any():
             raise RuntimeError(
                 f"{np.count_nonzero(errors)} reads failed, the first with {errors[errors != 0][0]}"
             )
         for first in range(0, len(pages), 8192):
             part = slice(first, first + 8192)
-            if not np.array_equal(got[part], expected(pages[part], got.shape[1])):
+            if not np.array_equal(got[part], page_contents(pages[part], got.shape[1])):
                 raise RuntimeError("other bytes than the file's were read")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--dir", type=Path, default=Path(tempfile.gettempdir()), help="directory for the file"
-    )
+    parser = make_parser(__doc__, "dir", "json", "keep", "rounds", "seed")
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--size-gb", type=float, default=4.0)
     parser.add_argument("--reads", type=int, default=60_000)
     parser.add_argument("--depth", type=int, default=256)
     parser.add_argument("--staging-mb", type=int, default=256)
     parser.add_argument("--rounds-ahead", type=int, default=4)
-    parser.add_argument("--device", help="GPU that also reads through the queue: cuda, cuda:1")
-    parser.add_argument("--pairs", type=int, default=1, help="queue pairs of the GPU")
     parser.add_argument("--posters", type=int, default=1, help="host threads that play the GPU")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cached", action="store_true", help="read from the page cache, without the disk")
-    parser.add_argument("--keep", action="store_true", help="keep the file for the next run")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--small", action="store_true", help="16 MB, 2000 reads, 1 round")
     args = parser.parse_args()
     if args.small:
         args.size_gb, args.reads, args.rounds, args.staging_mb = 0.016, 2000, 1, 4
@@ -218,7 +149,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         library = build(Path(folder))
         try:
-            make_file(path, page_count)
+            write_pages(path, page_count)
             compare(Sides(args, path, page_count, library), args)
         finally:
             if not args.keep:
@@ -233,16 +164,12 @@ def compare(sides: Sides, args: argparse.Namespace) -> None:
     )
     sides.engine()  # whole pages are compared here
     sides.through_queue(PAGE)
-    runs = {"engine": sides.engine, "queue": sides.queue}
-    if args.device:
-        runs |= {"stream": partial(sides.on_device, "stream"), "warp": partial(sides.on_device, "warp")}
-    speeds = alternate(runs, args.rounds)
-    ratios = {side: median_ratio(values, speeds["engine"]) for side, values in speeds.items()}
+    speeds = alternate({"engine": sides.engine, "queue": sides.queue}, args.rounds)
     for side, values in speeds.items():
         print(f"{side:8} {median(values):10,.0f} pages/s   ({min(values):,.0f} to {max(values):,.0f})")
-        if side != "engine":
-            print(f"{SIDES[side]}: {ratios[side]:.2f} of Engine.read (target {BAR})")
-    write_json(args.json, {"pages_per_s": speeds, "of_engine": ratios, "bar": BAR})
+    ratio = median_ratio(speeds["queue"], speeds["engine"])
+    print(f"the service, host threads posting: {ratio:.2f} of Engine.read (target {BAR})")
+    write_json(args.json, {"pages_per_s": speeds, "of_engine": ratio, "bar": BAR})
 
 
 if __name__ == "__main__":

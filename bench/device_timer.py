@@ -1,4 +1,4 @@
-"""Measures how long a device works on a stream, by its own clock; on a device without a clock by the host's.
+"""The time that a device works on a stream: by the device's clock if it has one, else by the host's.
 
 Called by the GPU benchmarks, whose code the tests run on an emulated device.
 """
@@ -13,7 +13,7 @@ import torch
 from gids.cuda import Device, Stream
 
 _AHEAD_CYCLES = 2_000_000
-"""About a millisecond of nothing, in which the host enqueues what is to be timed."""
+"""About a millisecond, in which the host enqueues the measured work."""
 
 
 def device_seconds(device: Device, stream: Stream, work: Callable[[], object]) -> float:

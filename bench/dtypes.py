@@ -22,6 +22,7 @@ from statistics import mean, median, stdev
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+from harness import make_parser
 from sage import GraphSage
 
 import gids
@@ -82,9 +83,10 @@ def train(store: FeatureStore, *, epochs: int, seed: int) -> tuple[float, int]:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     # A twentieth of the features as float32, whatever they are stored as.
     cache_bytes = table.row_count * table.shape[0] * 4 // 20
-    options = {"cache_bytes": cache_bytes, "memory_bytes": 1 << 30, "seed": seed, "dtype": torch.float32}
+    source = gids.open(store, cache=cache_bytes, memory=1 << 30)
+    options = {"seed": seed, "dtype": torch.float32}
     first = 0
-    with NodeLoader(store, splits["train"], [10, 5], batch_size=256, shuffle=True, **options) as loader:
+    with NodeLoader(source, splits["train"], [10, 5], batch_size=256, shuffle=True, **options) as loader:
         for _ in range(epochs):
             for minibatch in loader:
                 optimizer.zero_grad()
@@ -93,7 +95,7 @@ def train(store: FeatureStore, *, epochs: int, seed: int) -> tuple[float, int]:
                 optimizer.step()
             first = first or loader.stats()["bytes_read"]
     right = 0
-    with NodeLoader(store, splits["val"], [10, 5], batch_size=512, **options) as loader, torch.no_grad():
+    with NodeLoader(source, splits["val"], [10, 5], batch_size=512, **options) as loader, torch.no_grad():
         for minibatch in loader:
             out = model(minibatch.blocks, minibatch.features[TABLE])
             right += int((out.argmax(1) == minibatch.labels).sum())
@@ -138,10 +140,10 @@ def gather(args: argparse.Namespace) -> dict[str, float]:
 
 
 def fill(loader: FeatureLoader, everything: Sequence[torch.Tensor]) -> None:
-    """Bring every page into the cache, and look at what comes out."""
+    """Read every page into the cache, and compare the rows."""
     table = loader.tables[0]
     for ids, features in loader.attach(everything, lambda ids: {TABLE: ids}):
-        assert torch.equal(features[TABLE], table.read_rows(ids).float()), "other rows than those stored"
+        assert torch.equal(features[TABLE], table.read_rows(ids).float()), "rows differ from the stored ones"
 
 
 def gather_seconds(loader: FeatureLoader, batches: Sequence[torch.Tensor]) -> float:
@@ -154,13 +156,8 @@ def gather_seconds(loader: FeatureLoader, batches: Sequence[torch.Tensor]) -> fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, "dir", "repeat")
     parser.add_argument("question", choices=["training", "gather"])
-    parser.add_argument("--small", action="store_true", help="small size for tests")
-    parser.add_argument("--repeat", type=int, default=7)
-    parser.add_argument("--dir", help="directory for datasets (default: temporary)")
     args = parser.parse_args()
     begun = time.perf_counter()
     for name, value in {"training": training, "gather": gather}[args.question](args).items():

@@ -10,7 +10,6 @@ memory per size. The last line extrapolates the time linearly from the largest s
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import tempfile
 import time
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 from convert import gids
-from harness import write_json
+from harness import make_parser, write_json
 
 from gids.io import drop_page_cache
 
@@ -41,9 +40,7 @@ def write_source(folder: Path, edge_count: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, "dir", "json")
     parser.add_argument("--edges", type=float, nargs="+", default=[5e6, 1e7, 2e7, 5e7])
     parser.add_argument("--memory", default="256MB")
     parser.add_argument("--workers", default="2")
@@ -54,11 +51,6 @@ def main() -> None:
         metavar="OPTION",
         help="options of gids convert without dashes, such as dedup",
     )
-    parser.add_argument("--small", action="store_true", help="small size for tests")
-    parser.add_argument(
-        "--dir", type=Path, default=Path(tempfile.gettempdir()), help="directory on the disk to measure"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     found = []
     for edge_count in [2e5, 4e5] if args.small else args.edges:

@@ -20,14 +20,22 @@ import argparse
 import os
 import shutil
 import sys
-import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parent))
-from harness import alternate, median_ratio, random_pages_per_s, read_ahead, write_json
+from harness import (
+    DEFAULT_READ_AHEAD_BYTES,
+    alternate,
+    integers,
+    make_parser,
+    median_ratio,
+    read_ahead,
+    write_json,
+)
 
+from gids.bench.probe import random_reads
 from gids.cli import main as gids_command
 from gids.convert.synthetic import GraphSpec, write_graph
 from gids.measure.isolation import read_ahead_bytes
@@ -35,21 +43,18 @@ from gids.measure.sides import EpochConfig, EpochResult, run_gids, run_other, wh
 from gids.quickstart.report import table
 from gids.store import FeatureStore
 
-DEFAULT_READ_AHEAD_BYTES = 128 << 10  # of Linux; some images raise it
 ALLOWANCE_BYTES = 300 * 10**6  # what a process may take beyond what stats()["memory"] lists
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, "dir", "json", "keep", "seed")
     add = parser.add_argument
     add("--size-gb", type=float, default=8.6, help="size of the features in 1e9 bytes (default: 8.6)")
     add("--dim", type=int, default=1024, help="float32 features per row (default: 1024)")
     add("--degree", type=float, default=16.0)
     add("--batches", type=int, default=120)
     add("--batch-size", type=int, default=256)
-    add("--fanouts", type=lambda text: tuple(map(int, text.split(","))), default=(4, 4, 4))
+    add("--fanouts", type=integers, default=[4, 4, 4])
     add("--hidden", type=int, default=32, help="width of the hidden layers (default: 32)")
     add("--workers", type=int, default=0, help="num_workers of both sides")
     add("--threads", type=int, default=0, help="OpenMP threads of both sides (default: torch's)")
@@ -61,11 +66,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         help="memory of both sides as a share of the features (default: 0.25)",
     )
     add("--rounds", type=int, default=3)
-    add("--seed", type=int, default=0)
-    add("--dir", type=Path, default=Path(tempfile.gettempdir()), help="directory on the disk to measure")
-    add("--keep", action="store_true", help="keep the files in DIR/gids-epoch-SIZE, and use existing ones")
-    add("--json", type=Path, metavar="FILE", help="write all results")
-    add("--small", action="store_true")
     args = parser.parse_args(argv)
     if args.small:
         args.size_gb, args.batches, args.batch_size, args.rounds = 0.05, 4, 8, 1
@@ -97,7 +97,7 @@ def compare(args: argparse.Namespace, directory: Path) -> bool:
         side="gids",
         source=str(directory / "graph"),
         dataset=str(directory / "graph.gids"),
-        fanouts=args.fanouts,
+        fanouts=tuple(args.fanouts),
         batch_size=args.batch_size,
         hidden=args.hidden,
         batches=args.batches,
@@ -167,8 +167,8 @@ def _median_run(runs: list[EpochResult]) -> EpochResult:
 
 def _device_rate(args: argparse.Namespace, directory: Path) -> float:
     table_ = FeatureStore(directory / "graph.gids").table("feat")
-    pages = min(table_.page_count, 20_000 if args.small else 400_000)
-    return random_pages_per_s(table_.shard_paths[0], page_bytes=table_.page_bytes, pages=pages)
+    seconds = 0.2 if args.small else 5
+    return random_reads(table_.shard_paths, page_bytes=table_.page_bytes, seconds=seconds).reads_per_s
 
 
 def _print_verdict(

@@ -1,10 +1,15 @@
 """Measurements that need a GPU. Each prints ratios to peers in the same run, after verifying the results.
 
+    python bench/gpu.py bus         copies and loads from pinned host memory, in GB/s
+    python bench/gpu.py streams     which streams a waiting stream holds up
     python bench/gpu.py gather      cached rows in device memory, compared with copying and index_select
     python bench/gpu.py planning    cost of planning a minibatch, on the device and on the host
     python bench/gpu.py queue       pages read through the request queue, compared with its engine
     python bench/gpu.py extents     large reads into device memory: pinned staging, kvikio
     python bench/gpu.py sampling    input nodes/s from a topology in pinned host memory
+    python bench/gpu.py overlap     training beside reads and sampling, compared with each alone
+    python bench/gpu.py life        loaders opened and closed while little memory is free
+    python bench/gpu.py large       lines beyond 4 GiB, more than 2^31 edges
     python bench/gpu.py training    GraphSAGE from features on disk, compared with two other ways, by stage
 
 Medians of alternating repeats after a warm-up; kernels are timed by CUDA events. Each module has the details.
@@ -14,65 +19,49 @@ Medians of alternating repeats after a warm-up; kernels are timed by CUDA events
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+import gpu_bus
 import gpu_cache
 import gpu_extents
+import gpu_limits
+import gpu_overlap
 import gpu_queue
 import gpu_sampling
 import gpu_training
 from figures import Figures
+from gpu_sampling import pcie_link
 
 from gids import cuda
 from gids.cuda import Device
 
-Question = Callable[[Device, Path, Any, Figures], None]
-
-
-def questions(*, small: bool, **sizes: int) -> dict[str, Callable[[Device, Path, Figures], None]]:
-    """Name -> question. sizes: feature_bytes, file_bytes, log2_nodes instead of the defaults."""
-
-    def of(question: Question, full: Any, tiny: Any) -> Callable[[Device, Path, Figures], None]:
-        chosen = tiny if small else full
-        known = {name: n for name, n in sizes.items() if n and hasattr(chosen, name)}
-        chosen = type(chosen)(**{**vars(chosen), **known})
-        return lambda device, directory, figures: question(device, directory, chosen, figures)
-
-    sampling: Question = partial(gpu_sampling.sampling, pcie=pcie_link())
-    return {
-        "gather": of(gpu_cache.gather, gpu_cache.CacheSizes(), gpu_cache.SMALL),
-        "planning": of(gpu_cache.planning, gpu_cache.CacheSizes(), gpu_cache.SMALL),
-        "queue": of(gpu_queue.queue, gpu_queue.QueueSizes(), gpu_queue.SMALL),
-        "extents": of(gpu_extents.extents, gpu_extents.ExtentSizes(), gpu_extents.SMALL),
-        "sampling": of(sampling, gpu_sampling.SamplingSizes(), gpu_sampling.SMALL),
-        "training": of(gpu_training.training, gpu_training.TrainingSizes(), gpu_training.SMALL),
-    }
-
-
-def pcie_link() -> str:
-    """The link at its best, such as "PCIe 5 x16"; "" where the driver does not say."""
-    query = "--query-gpu=pcie.link.gen.max,pcie.link.width.max"
-    try:
-        command = ["nvidia-smi", query, "--format=csv,noheader", "--id=0"]
-        said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
-        generation, lanes = (part.strip() for part in said.split(","))
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return ""
-    return f"PCIe {generation} x{lanes}"
+# Name -> (question, default sizes, small sizes)
+QUESTIONS: dict[str, tuple[Callable[[Device, Path, Any, Figures], None], Any, Any]] = {
+    "bus": (gpu_bus.bus, gpu_bus.BusSizes(), gpu_bus.SMALL),
+    "streams": (gpu_bus.streams, gpu_bus.BusSizes(), gpu_bus.SMALL),
+    "gather": (gpu_cache.gather, gpu_cache.CacheSizes(), gpu_cache.SMALL),
+    "planning": (gpu_cache.planning, gpu_cache.CacheSizes(), gpu_cache.SMALL),
+    "queue": (gpu_queue.queue, gpu_queue.QueueSizes(), gpu_queue.SMALL),
+    "extents": (gpu_extents.extents, gpu_extents.ExtentSizes(), gpu_extents.SMALL),
+    "sampling": (gpu_sampling.sampling, gpu_sampling.SamplingSizes(), gpu_sampling.SMALL),
+    "overlap": (gpu_overlap.overlap, gpu_overlap.OverlapSizes(), gpu_overlap.SMALL),
+    "life": (gpu_limits.life, gpu_limits.LimitSizes(), gpu_limits.SMALL),
+    "large": (gpu_limits.large, gpu_limits.LimitSizes(), gpu_limits.SMALL),
+    "training": (gpu_training.training, gpu_training.TrainingSizes(), gpu_training.SMALL),
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("question", choices=[*questions(small=True), "all"])
+    parser.add_argument("question", choices=[*QUESTIONS, "all"])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dir", type=Path, help="directory on the disk to measure (default: temporary)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results after each of them")
@@ -87,21 +76,22 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--small", action="store_true")
     args = parser.parse_args(arguments)
-    sizes = {
+    changed = {
         "feature_bytes": int(args.feature_gb * 1e9),
         "file_bytes": int(args.file_gb * 1e9),
         "log2_nodes": args.log2_nodes,
     }
-    asked = questions(small=args.small, **sizes)
     device = cuda.open_device(args.device)
-    print(f"{device.name}, {pcie_link() or 'PCIe unknown'}", flush=True)
+    print(f"{device.name}, {pcie_link()}", flush=True)
     figures = Figures(args.json, judged=not args.small)
     with tempfile.TemporaryDirectory(prefix="gids-bench-", dir=args.dir) as directory:
-        for name, question in asked.items():
+        for name, (question, full, tiny) in QUESTIONS.items():
             if args.question in (name, "all"):
                 folder = Path(directory) / name
                 folder.mkdir()
-                question(device, folder, figures)
+                sizes = tiny if args.small else full
+                sizes = replace(sizes, **{k: n for k, n in changed.items() if n and hasattr(sizes, k)})
+                question(device, folder, sizes, figures)
     return 0
 
 

@@ -17,14 +17,12 @@ import numpy as np
 import torch
 from device_timer import host_seconds
 from figures import Figures
-from gpu_queue import contents, make_file
-from harness import alternate, median_ratio
+from harness import PAGE_BYTES as _PAGE
+from harness import alternate, median_ratio, page_contents, write_pages
 
 import gids.io
 from gids.cuda import Device
 from gids.io.device.extents import ExtentReader, open_extent_reader
-
-_PAGE = 4096
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ SMALL = ExtentSizes(file_bytes=4 << 20, out_bytes=2 << 20, rounds=1, depth=32)
 
 def extents(device: Device, directory: Path, sizes: ExtentSizes, figures: Figures) -> None:
     path = directory / "pages.bin"
-    make_file(path, sizes.file_bytes // _PAGE)
+    write_pages(path, sizes.file_bytes // _PAGE)
     out = device.zeros((sizes.out_bytes,), torch.uint8)
     on_host = np.zeros(sizes.out_bytes, np.uint8)
     with contextlib.ExitStack() as stack:
@@ -94,7 +92,7 @@ def _compare(
             compared.add(name)
             got = on_host if reader is None else out.cpu().numpy()
             pages = offsets[:, None] // _PAGE + np.arange(run_bytes // _PAGE)
-            assert np.array_equal(got.view(np.uint64).reshape(-1, _PAGE // 8), contents(pages.ravel())), name
+            assert np.array_equal(got.reshape(-1, _PAGE), page_contents(pages.ravel())), name
         return sizes.out_bytes / seconds
 
     everyone: dict[str, ExtentReader | None] = {"engine into host memory": None, **readers}

@@ -7,6 +7,7 @@ bit for bit. The time is the host's, from the call to the result.
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -45,8 +46,20 @@ SMALL = SamplingSizes(
 )
 
 
+def pcie_link() -> str:
+    """The GPU's fastest link, such as "PCIe 5 x16"; "PCIe unknown" if the driver does not report it."""
+    query = "--query-gpu=pcie.link.gen.max,pcie.link.width.max"
+    try:
+        command = ["nvidia-smi", query, "--format=csv,noheader", "--id=0"]
+        output = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+        generation, lanes = (part.strip() for part in output.split(","))
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return "PCIe unknown"
+    return f"PCIe {generation} x{lanes}"
+
+
 def rmat(device: torch.device, log2_nodes: int, degree: int, seed: int) -> Graph:
-    """An R-MAT graph (a = 0.57) with shuffled ids, drawn where it is quick."""
+    """An R-MAT graph (a = 0.57) with shuffled ids, drawn on the device."""
     generator = torch.Generator(device).manual_seed(seed)
     nodes, edges, a, rest = 1 << log2_nodes, degree << log2_nodes, 0.57, 0.43 / 3
     ends = torch.zeros((2, edges), dtype=torch.int32, device=device)
@@ -72,8 +85,7 @@ def same_minibatch(a: Minibatch, b: Minibatch) -> bool:
     return all(torch.equal(cast(torch.Tensor, p).cpu(), cast(torch.Tensor, q).cpu()) for p, q in pairs)
 
 
-def sampling(device: Device, directory: Path, sizes: SamplingSizes, figures: Figures, pcie: str = "") -> None:
-    del directory  # everything is in memory
+def sampling(device: Device, _: Path, sizes: SamplingSizes, figures: Figures) -> None:
     graph = rmat(device.torch_device, sizes.log2_nodes, sizes.degree, seed=4)
     print(f"R-MAT: {graph.num_dst:,} nodes, {graph.num_edges:,} edges; {sizes.seeds} seeds", flush=True)
     with_edges = np.flatnonzero(np.diff(graph.indptr))
@@ -81,9 +93,7 @@ def sampling(device: Device, directory: Path, sizes: SamplingSizes, figures: Fig
     for place in ("host", "auto"):
         with closing(PinnedGraph(graph, device, topology_on=place)) as pinned:
             for fanouts in sizes.fanouts:
-                _sample(
-                    device, Topology(graph), Topology(pinned), seeds, fanouts, place, sizes, figures, pcie
-                )
+                _sample(device, Topology(graph), Topology(pinned), seeds, fanouts, place, sizes, figures)
 
 
 def _sample(
@@ -95,7 +105,6 @@ def _sample(
     place: str,
     sizes: SamplingSizes,
     figures: Figures,
-    pcie: str,
 ) -> None:
     sampler, stream = Neighbor(list(fanouts)), device.current_stream()
     step = 0
@@ -126,7 +135,7 @@ def _sample(
     where = {"host": "topology in pinned host memory", "auto": "indptr in device memory if it is small"}[
         place
     ]
-    note = f"{len(on_both[0].input_nodes):,} input nodes from {sizes.seeds:,} seeds; {pcie or 'PCIe unknown'}"
+    note = f"{len(on_both[0].input_nodes):,} input nodes from {sizes.seeds:,} seeds; {pcie_link()}"
     bar = BAR_NODES_PER_S if place == "host" else None
     name = f"neighbour sampling {text}, {where}"
     figures.add(name, median(speeds["gpu"]), "nodes/s", bar=bar, note=note)

@@ -75,7 +75,7 @@ SMALL = TrainingSizes(
 
 @dataclass
 class Run:
-    """What one side did after its warm-up. seconds: by what they were spent on."""
+    """A run of one side, without its warm-up. seconds: by stage."""
 
     rows: int
     minibatches: int
@@ -153,7 +153,7 @@ class Comparison:
         return self._run(minibatches(), dict)
 
     def identical(self) -> int:
-        """How many minibatches were compared."""
+        """Compare some minibatches of both loaders. Returns their number."""
         features = torch.from_numpy(np.load(self._source / "feat.npy", mmap_mode="c"))
         compared = 0
         with closing(self._loader("cpu")) as host, closing(self._loader("cuda")) as other:
@@ -173,12 +173,14 @@ class Comparison:
         rows_bytes = (
             self._sizes.batch_size * 4 * self._sizes.dim * int(np.prod(np.add(self._sizes.fanouts, 1)))
         )
+        memory = self._cache_bytes + 8 * rows_bytes + (1 << 30)
         return NodeLoader(
             gids.open(
                 self._path,
                 window=self._sizes.window,
                 cache=self._cache_bytes,
-                memory=self._cache_bytes + 8 * rows_bytes + (1 << 30),
+                memory=memory if device == "cpu" else None,
+                device_memory=memory,
                 staging=self._sizes.staging_bytes,
             ),
             self._train,

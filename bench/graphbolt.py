@@ -29,7 +29,6 @@ measured time. Sides run in alternating order; ratios are medians of the rounds'
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
@@ -43,14 +42,22 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from aggregation import DEFAULT_READ_AHEAD_BYTES
-from harness import alternate, median_ratio, random_pages_per_s, read_ahead, write_json
+from harness import (
+    DEFAULT_READ_AHEAD_BYTES,
+    NumberedRows,
+    alternate,
+    make_parser,
+    median_ratio,
+    read_ahead,
+    write_json,
+    write_numbered,
+)
 
 import gids.io
+from gids.bench.probe import random_reads
 from gids.measure.isolation import run_fresh
 from gids.measure.memory_group import MemoryGroup
 from gids.measure.sides import why_no_limit
-from gids.write import DatasetWriter
 
 THREADS = 2
 OURS = ("gids", "gids_fetch")
@@ -60,23 +67,10 @@ CACHED_BYTES = 512 << 20
 DEGREE = 12
 
 
-class NumberedRows:
-    """Row i holds i everywhere."""
-
-    dtype = torch.float32
-
-    def __init__(self, rows: int, dim: int) -> None:
-        self.shape = (rows, dim)
-
-    def read_into(self, start: int, out: torch.Tensor) -> None:
-        out.copy_(torch.arange(start, start + len(out), dtype=self.dtype)[:, None].expand_as(out))
-
-
 def write(directory: Path, rows: int, dim: int) -> dict[str, Any]:
-    """The same rows as a dataset and as a .npy file. Returns what the sides are told of them."""
+    """Write the same rows as a dataset and as a .npy file. Returns a part of the sides' configuration."""
     source = NumberedRows(rows, dim)
-    with DatasetWriter(directory / "rows.gids") as writer:
-        writer.write_table("node", "_N", "feat", source)
+    shard = write_numbered(directory / "rows.gids", rows, dim)
     array = np.lib.format.open_memmap(directory / "rows.npy", "w+", np.float32, source.shape)
     step = max(1, (64 << 20) // (4 * dim))
     for start in range(0, rows, step):
@@ -85,7 +79,7 @@ def write(directory: Path, rows: int, dim: int) -> dict[str, Any]:
     return {
         "dataset": str(directory / "rows.gids"),
         "npy": str(directory / "rows.npy"),
-        "shard": str(gids.FeatureStore(directory / "rows.gids").table("_N.feat").shard_paths[0]),
+        "shard": str(shard),
         "rows": rows,
         "dim": dim,
     }
@@ -111,13 +105,17 @@ def run(side: str, threads: int, config: dict[str, Any]) -> dict[str, float]:
 
 
 def compare(title: str, sides: dict[str, Any], rounds: int) -> dict[str, Any]:
-    """Run the sides, the first of which is ours, print and return what was found."""
+    """Run the sides, of which one is "gids"; print and return the results."""
     results = alternate(sides, rounds)
     speeds = {name: [r["rows_per_s"] for r in found] for name, found in results.items()}
-    ratios = {name: median_ratio(speeds["gids"], speeds[name]) for name in sides if name != "gids"}
+    ratios = {
+        name: {ours: median_ratio(speeds[ours], speeds[name]) for ours in OURS if ours in sides}
+        for name in sides
+        if name not in OURS
+    }
     for name, found in results.items():
         cpu_us = 1e6 * median(r["cpu_s_per_row"] for r in found)
-        beside = f"gids is {ratios[name]:.2f} x as fast" if name in ratios else ""
+        beside = ", ".join(f"{ours} is {r:.2f} x as fast" for ours, r in ratios.get(name, {}).items())
         speed = f"{median(speeds[name]):>9.0f} rows/s  {cpu_us:6.2f} us of CPU a row"
         print(f"{title:<10} {name:<22} {speed}  {beside}", flush=True)
     return {"rows_per_s": speeds, "ratios": ratios}
@@ -140,9 +138,7 @@ def sides_of_hits(config: dict[str, Any], newest: Path | None) -> dict[str, Any]
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, "dir", "json", "rounds", "seed")
     add = parser.add_argument
     add("--bytes", type=int, default=2 << 30, help="size of the features (default: 2 GiB)")
     add(
@@ -154,17 +150,12 @@ def main(argv: list[str] | None = None) -> int:
     add("--seconds", type=float, default=4.0, help="time limit of each run of reads or hits")
     add("--batches", type=int, default=40, help="minibatches per run of the pipe")
     add("--pipe-seconds", type=float, default=15.0, help="time limit of each run of the pipe")
-    add("--rounds", type=int, default=7)
-    add("--seed", type=int, default=0)
     add(
         "--newest",
         type=Path,
         metavar="DIRECTORY",
         help="compare with GraphBolt's newest features, built in DIRECTORY",
     )
-    add("--dir", type=Path, default=Path(tempfile.gettempdir()), help="directory on the disk to measure")
-    add("--json", type=Path, metavar="FILE")
-    add("--small", action="store_true")
     args = parser.parse_args(argv)
     if args.small:
         args.bytes, args.batch, args.seconds, args.batches, args.rounds = 16 << 20, 512, 0.2, 8, 1
@@ -193,9 +184,8 @@ def main(argv: list[str] | None = None) -> int:
                     newest = {**of_reads, "newest": str(args.newest)}
                     sides[NEWEST] = partial(run, "newest", THREADS, newest)
                 found[str(row_bytes)] = compare(f"{row_bytes} B rows", sides, args.rounds)
-                count = min(1 << 18, config["rows"])
-                device = random_pages_per_s(Path(config["shard"]), page_bytes=row_bytes, pages=count)
-                print(f"{'':<10} {'the device, engine alone':<22} {device:>9.0f} reads/s")
+                device = random_reads([config["shard"]], page_bytes=row_bytes, seconds=args.seconds)
+                print(f"{'':<10} {'the device, engine alone':<22} {device.reads_per_s:>9.0f} reads/s")
             if "pipe" in wanted:
                 graph = write_graph(Path(directory) / "graph.npz", config["rows"], args.seed)
                 of_pipe = {**config, "what": "pipe", "graph": str(graph), "seconds": args.pipe_seconds}
@@ -207,19 +197,6 @@ def main(argv: list[str] | None = None) -> int:
             if "hits" in wanted:
                 title = f"hits, {row_bytes} B"
                 found[title] = compare(title, sides_of_hits(config, args.newest), args.rounds)
-    for name, each in found.items():
-        told = {"pipe": "lookahead in a pipe, 4096 B rows"}.get(name, f"cold reads, {name} B rows")
-        for side in each["ratios"]:
-            if side in (STOCK, NEWEST):
-                ratios = {
-                    ours: median_ratio(each["rows_per_s"][ours], each["rows_per_s"][side])
-                    for ours in OURS
-                    if ours in each["rows_per_s"]
-                }
-                print(
-                    f"{told}, over {side}: "
-                    + ", ".join(f"{ours} {ratio:.2f}" for ours, ratio in ratios.items())
-                )
     write_json(args.json, found)
     return 0
 

@@ -95,7 +95,7 @@ def pipe(config: dict[str, Any], memory_bytes: int) -> Rows:
 def cached(
     config: dict[str, Any],
 ) -> tuple[Read, Callable[[Iterator[torch.Tensor]], Rows], Callable[[], int]]:
-    """How a side reads through a cache in memory, how it streams minibatches, and how many rows it missed."""
+    """Return three functions: read ids through a cache in memory, stream minibatches, count missed rows."""
     if config["side"] == "gids":
         feature = gids.graphbolt.Feature(
             gids.open(config["dataset"], cache=config["cache_bytes"], heat="none", threads=config["threads"]),
@@ -148,8 +148,8 @@ def overlapped(cache: Any, minibatches: Iterator[torch.Tensor]) -> Rows:
             yield ids, values
             ids = following
     finally:
-        queried.wait()  # before the cache goes
-        time.sleep(0.1)  # and the pool's threads let go of tensors, for which they need the interpreter
+        queried.wait()  # before the cache is freed
+        time.sleep(0.1)  # the pool's threads need the interpreter to free tensors
 
 
 def hits(config: dict[str, Any]) -> dict[str, float]:

@@ -1,13 +1,14 @@
-"""What benchmarks share: alternating repeats, the device's own speed, JSON files.
+"""Code that benchmarks share: options, alternating repeats, files with known contents, JSON files.
 
-Fresh processes, a cold page cache and memory limits are in gids.measure.
+gids.measure has fresh processes, a cold page cache and memory limits; gids.bench.probe has the disk's rate.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-import time
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,15 +16,48 @@ from statistics import median
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
 import gids.io
 from gids.measure.machine import this_machine, versions
+from gids.write import DatasetWriter
 
 T = TypeVar("T")
 
+DEFAULT_READ_AHEAD_BYTES = 128 << 10  # of Linux; some images raise it
+PAGE_BYTES = 4096
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "dir": {
+        "type": Path,
+        "default": Path(tempfile.gettempdir()),
+        "help": "directory on the disk to measure (default: the temporary directory)",
+    },
+    "json": {"type": Path, "metavar": "FILE", "help": "write all results to FILE"},
+    "keep": {"action": "store_true", "help": "keep the files for the next run"},
+    "repeat": {"type": int, "default": 7, "help": "repeats of each measurement (default: 7)"},
+    "rounds": {"type": int, "default": 7, "help": "rounds of alternating sides (default: 7)"},
+    "seed": {"type": int, "default": 0, "help": "random seed (default: 0)"},
+}
+
+
+def make_parser(description: str | None, *options: str) -> argparse.ArgumentParser:
+    """A parser with --small and these shared options: dir, json, keep, repeat, rounds, seed."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for option in options:
+        parser.add_argument(f"--{option}", **_OPTIONS[option])
+    parser.add_argument("--small", action="store_true", help="small size for tests")
+    return parser
+
+
+def integers(text: str) -> list[int]:
+    """An argument such as `1,2,3`."""
+    return [int(part) for part in text.split(",")]
+
 
 def alternate(sides: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """Run every side once a round, in the other order every other round, so that drift falls on all alike."""
+    """Run every side once per round, in reverse order every other round, so that drift affects all alike."""
     results: dict[str, list[T]] = {name: [] for name in sides}
     for number in range(rounds):
         names = list(sides)
@@ -37,32 +71,47 @@ def median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
     return median(a / b for a, b in zip(above, below, strict=True))
 
 
-def random_pages_per_s(shard: Path, *, page_bytes: int, pages: int, depth: int = 256, seed: int = 0) -> float:
-    """How many distinct random pages the device delivers in a second, cold, to the default engine alone.
+def page_contents(pages: np.ndarray, nbytes: int = PAGE_BYTES) -> np.ndarray:
+    """uint8[n, nbytes]: the start of these pages of a file of write_pages: a different value in each word."""
+    words = pages.astype(np.uint64)[:, None] * np.uint64(PAGE_BYTES // 8)
+    words = words + np.arange(nbytes // 8, dtype=np.uint64)
+    return (words * np.uint64(0x9E3779B97F4A7C15)).view(np.uint8)
 
-    Pages are asked for in sorted batches, as minibatches do.
-    """
-    rng = np.random.default_rng(seed)
-    total = shard.stat().st_size // page_bytes
-    chosen = rng.permutation(total)[:pages]
-    batch = 8192
-    gids.io.drop_page_cache(shard)
-    with gids.io.open_engine([shard], depth=depth, max_read_bytes=page_bytes) as engine:
-        out = np.empty((batch, page_bytes), np.uint8)
-        out[:] = 0
-        begun = time.perf_counter()
-        for first in range(0, len(chosen), batch):
-            offsets = np.sort(chosen[first : first + batch]) * page_bytes
-            errors = engine.read(np.zeros(len(offsets), np.uint32), offsets, page_bytes, out[: len(offsets)])
-            assert not errors.any()
-        return len(chosen) / (time.perf_counter() - begun)
+
+def write_pages(path: Path, page_count: int) -> None:
+    """Write a file of pages of 4 KiB with known contents, unless it exists."""
+    if path.exists() and path.stat().st_size == page_count * PAGE_BYTES:
+        return
+    with open(path, "wb") as file:
+        for first in range(0, page_count, 8192):
+            page_contents(np.arange(first, min(first + 8192, page_count))).tofile(file)
+    gids.io.drop_page_cache(path)
+
+
+class NumberedRows:
+    """Features of which row i holds i everywhere."""
+
+    dtype = torch.float32
+
+    def __init__(self, rows: int, dim: int) -> None:
+        self.shape = (rows, dim)
+
+    def read_into(self, start: int, out: torch.Tensor) -> None:
+        out.copy_(torch.arange(start, start + len(out), dtype=self.dtype)[:, None].expand_as(out))
+
+
+def write_numbered(path: Path, rows: int, dim: int) -> Path:
+    """Write a dataset of NumberedRows. Returns its only shard."""
+    with DatasetWriter(path) as writer:
+        writer.write_table("node", "_N", "feat", NumberedRows(rows, dim))
+    return gids.FeatureStore(path).table("_N.feat").shard_paths[0]
 
 
 @contextmanager
 def read_ahead(path: Path, size_bytes: int) -> Iterator[None]:
-    """Let the kernel read so much around a missing page of mapped files on path's disk; for root only.
+    """Let the kernel read this much around a missing page of mapped files on path's disk.
 
-    Without permission everything stays as it is: gids.measure.isolation.read_ahead_bytes tells.
+    Needs root; otherwise changes nothing. gids.measure.isolation.read_ahead_bytes gives the value in use.
     """
     device = path.stat().st_dev
     setting = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
@@ -81,7 +130,5 @@ def read_ahead(path: Path, size_bytes: int) -> Iterator[None]:
 def write_json(path: Path | None, result: Mapping[str, Any]) -> None:
     """Write result, with the machine and the versions, to path if one is given."""
     if path:
-        path.write_text(
-            json.dumps({"machine": this_machine().as_json(), "versions": versions(), **result}, indent=2)
-            + "\n"
-        )
+        whole = {"machine": this_machine().as_json(), "versions": versions(), **result}
+        path.write_text(json.dumps(whole, indent=2) + "\n")

@@ -18,17 +18,19 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parent))
+from harness import make_parser, page_contents, write_pages
+
 import gids.io
+from gids.bench.probe import aligned_rows
 
 BLOCK = 4096
-WORDS = BLOCK // 8
 BATCH = 4096  # blocks of a minibatch
 IN_FLIGHT = 3  # minibatches submitted ahead
 GROUPS = ["--iodepth_batch_submit=16", "--iodepth_batch_complete_min=16", "--iodepth_batch_complete_max=256"]
@@ -43,20 +45,6 @@ FIO_SETTINGS = {
     "own order, registered, groups": [*REGISTERED, *GROUPS],
     "own order, registered, greedy groups": [*REGISTERED, *GREEDY],
 }
-
-
-def expected(blocks: np.ndarray) -> np.ndarray:
-    """uint64[n, 512]: what the file holds in each block, a different value in every word."""
-    words = blocks.astype(np.uint64)[:, None] * np.uint64(WORDS) + np.arange(WORDS, dtype=np.uint64)
-    return words * np.uint64(0x9E3779B97F4A7C15)
-
-
-def make_file(path: Path, block_count: int) -> None:
-    if path.exists() and path.stat().st_size == block_count * BLOCK:
-        return
-    with open(path, "wb") as f:
-        for first in range(0, block_count, 8192):
-            expected(np.arange(first, min(first + 8192, block_count))).tofile(f)
 
 
 def draw(rng: np.random.Generator, block_count: int, reads: int) -> list[np.ndarray]:
@@ -117,31 +105,16 @@ def run_engine(
     if errors:
         raise RuntimeError(f"{errors} reads failed")
     for batch, row in zip(batches, rows, strict=True):
-        if not np.array_equal(row.view(np.uint64), expected(batch)):
+        if not np.array_equal(row, page_contents(batch)):
             raise RuntimeError(f"{kind} read other bytes than the file's")
     return len(out) / elapsed, stats
 
 
-def aligned(rows: int) -> np.ndarray:
-    raw = np.empty((rows + 1) * BLOCK, np.uint8)
-    start = -raw.ctypes.data % BLOCK
-    return raw[start : start + rows * BLOCK].reshape(rows, BLOCK)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--dir", type=Path, default=Path(tempfile.gettempdir()), help="directory for the file"
-    )
+    parser = make_parser(__doc__, "dir", "keep", "rounds", "seed")
     parser.add_argument("--size-gb", type=float, default=4.0)
     parser.add_argument("--reads", type=int, default=200_000)
     parser.add_argument("--depth", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", action="store_true", help="keep the file for the next run")
-    parser.add_argument("--small", action="store_true", help="16 MB, 2000 reads, 1 round")
     args = parser.parse_args()
     if args.small:
         args.size_gb, args.reads, args.rounds = 0.016, 2000, 1
@@ -153,7 +126,7 @@ def main() -> None:
     if not has_fio:
         print("fio is not installed: only our own engines are measured")
     try:
-        make_file(path, block_count)
+        write_pages(path, block_count)
         compare(path, log, block_count, reads, args, rng, has_fio)
     finally:
         log.unlink(missing_ok=True)
@@ -174,7 +147,7 @@ def compare(
     size = f"{block_count * BLOCK / 1e9:.2f} GB"
     print(f"file: {size} on {found['file_system']}, alignment {found['alignment']} B")
     print(f"{reads} unique reads of {BLOCK} B, depth {args.depth}, seed {args.seed}, {args.rounds} rounds")
-    out = aligned(reads)
+    out = aligned_rows(reads, BLOCK)
     settings: list[str] = []
     if has_fio:
         trials = {}

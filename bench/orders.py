@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 from convert import gids
-from harness import write_json
+from harness import make_parser, write_json
 from traces import rmat
 
 from gids import FeatureStore
@@ -98,14 +98,9 @@ def measure(name: str, source: Path, args: argparse.Namespace) -> dict[str, floa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--small", action="store_true", help="small size for tests")
+    parser = make_parser(__doc__, "dir", "json")
     parser.add_argument("--graphs", nargs="+", metavar="NAME", help="run only these graphs")
     parser.add_argument("--batches", type=int, help="minibatches (default: 300)")
-    parser.add_argument("--dir", help="directory for the datasets (default: temporary)")
-    parser.add_argument("--json", type=Path, help="write the results to FILE")
     args = parser.parse_args()
     args.batches = args.batches or (40 if args.small else 300)
     log2_nodes = 13 if args.small else 19

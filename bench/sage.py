@@ -10,7 +10,7 @@ from gids.sampler import Block
 
 
 class SageLayer(torch.nn.Module):
-    """GraphSAGE with the mean: W x + V mean(neighbours' x)."""
+    """GraphSAGE with the mean: W x + V mean(neighbors' x), each neighbor counted by its edge's weight."""
 
     def __init__(self, in_dim: int, out_dim: int) -> None:
         super().__init__()
@@ -19,11 +19,12 @@ class SageLayer(torch.nn.Module):
 
     def forward(self, block: Block, x: torch.Tensor) -> torch.Tensor:
         sources, destinations = block.coo()
-        projected = self.neighbors(x)
-        summed = torch.zeros((block.num_dst, projected.shape[1]), dtype=x.dtype, device=x.device)
-        summed.index_add_(0, destinations, projected[sources])
+        weights = x.new_ones(len(sources)) if block.weights is None else block.weights.to(x.dtype)
+        messages = self.neighbors(x)[sources] * weights[:, None]
+        summed = messages.new_zeros((block.num_dst, messages.shape[1])).index_add_(0, destinations, messages)
+        total = weights.new_zeros(block.num_dst).index_add_(0, destinations, weights).clamp(min=1e-6)
         own: torch.Tensor = self.own(x[: block.num_dst])
-        return own + summed / block.indptr.diff().clamp(min=1)[:, None]
+        return own + summed / total[:, None]
 
 
 class GraphSage(torch.nn.Module):

@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hit_ratio_plot import POLICY_COLOURS, POLICY_ORDER, POLICY_TITLES
+from hit_ratio_plot import POLICY_COLOURS, POLICY_TITLES, panels_of
 from plotting import spread
 
-from gids.bench.hit_ratio import TYPICAL_WINDOWS
 from gids.bench.report import Figure, Report
 
 _PANELS_MAX = 3
+_TYPICAL_WINDOWS = {"window-pin": 8, "lookahead": 16}  # of the paper and of gids
 _METRIC = "epoch_pages_read"
 _GROUP_INCHES, _LEAST_INCHES, _PANEL_INCHES, _FRAME_INCHES = 0.85, 5.6, 2.3, 1.1
 
 
 def groups(report: Report) -> list[tuple[object, object]]:
-    """(sampler, kappa) of the groups; nothing unless there are several."""
+    """(sampler, kappa) of each group; [] if there is only one."""
     found = dict.fromkeys((f.setting.get("sampler"), f.setting.get("kappa")) for f in _measured(report))
     return list(found) if len(found) > 1 else []
 
@@ -28,12 +28,12 @@ def groups(report: Report) -> list[tuple[object, object]]:
 def size(report: Report) -> tuple[float, float]:
     """(width, height) in inches."""
     width = max(_LEAST_INCHES, 0.8 + _GROUP_INCHES * len(groups(report)))
-    return width, _FRAME_INCHES + _PANEL_INCHES * len(_caches(report))
+    return width, _FRAME_INCHES + _PANEL_INCHES * len(panels_of(_measured(report), _PANELS_MAX))
 
 
 def draw(report: Report, figure: Any) -> None:
-    shown, caches = groups(report), _caches(report)
-    policies = {p: w for p in POLICY_ORDER if (w := _window_of(report, p)) != ()}
+    shown, caches = groups(report), panels_of(_measured(report), _PANELS_MAX)
+    policies = {p: w for p in POLICY_TITLES if (w := _window_of(report, p)) != ()}
     unit, name = _unit(max(f.median("epoch_pages") or 0 for f in _measured(report)))
     panels = figure.subplots(len(caches), 1, sharex=True, squeeze=False)[:, 0]
     width = 0.8 / len(policies)
@@ -74,24 +74,18 @@ def _measured(report: Report) -> list[Figure]:
     return [f for f in report.figures if _METRIC in f.values]
 
 
-def _caches(report: Report) -> list[str]:
-    """Those to draw: evenly chosen where there are many."""
-    found = list(dict.fromkeys(str(f.setting["cache"]) for f in _measured(report)))
-    return found if len(found) <= _PANELS_MAX else found[:: -(-len(found) // _PANELS_MAX)]
-
-
 def _window_of(report: Report, policy: str) -> object:
-    """The window to show of a policy: the usual one, or the next to it; None: it has none; (): unmeasured."""
+    """The window to show: the typical one or the nearest; None: the policy has none; (): not measured."""
     windows = {f.setting["window"] for f in _measured(report) if f.setting["policy"] == policy}
     if not windows or None in windows:
         return None if windows else ()
-    return min(windows, key=lambda w: abs(int(w or 0) - TYPICAL_WINDOWS[policy]))
+    return min(windows, key=lambda w: abs(int(w or 0) - _TYPICAL_WINDOWS[policy]))
 
 
 def _draw_asked(
     panel: Any, found: Mapping[tuple[object, ...], Figure], shown: list[tuple[object, object]], unit: float
 ) -> None:
-    """A line over each group: what would be read without a cache."""
+    """A line over each group: the pages read without a cache."""
     for place, group in enumerate(shown):
         asked = [f.median("epoch_pages") for key, f in found.items() if key[:2] == group]
         if asked and asked[0] is not None:
@@ -107,7 +101,7 @@ def _draw_asked(
 
 
 def _unit(most: float) -> tuple[float, str]:
-    """What to divide by, and its name."""
+    """The divisor and its name."""
     for unit, name in ((1e9, "billions"), (1e6, "millions"), (1e3, "thousands")):
         if most >= 10 * unit:
             return unit, name

@@ -1,9 +1,8 @@
-"""How fast does gids sample neighbourhoods, compared with DGL, on a GPU, and with many minibatches per call?
+"""How fast does gids sample neighborhoods, compared with DGL, and with many minibatches per call?
 
-    python bench/sampling.py                  # the CPU compared with DGL: 16 M edges, five minutes
-    python bench/sampling.py --bulk           # sample_bulk compared with sample
-    python bench/sampling.py --device cuda    # a GPU that samples a topology in host memory
-    python bench/sampling.py --small          # seconds; only shows that it works
+    python bench/sampling.py            # compared with DGL: 16 M edges, five minutes
+    python bench/sampling.py --bulk     # sample_bulk compared with sample
+    python bench/sampling.py --small    # seconds; only shows that it works
 
 DGL: an R-MAT graph (a = 0.57, shuffled ids, int64), in memory, the same for all sides, with the same seeds
 and fanouts. Baseline: the faster of DGL's NeighborSampler in its default form (fused with more than one
@@ -11,9 +10,8 @@ thread) and not fused. Labor (LABOR-0) is compared with the default LaborSampler
 number of threads and run in alternating order; results are medians over the rounds.
 
 Bulk: a window of minibatches of several sizes, by sample() and by sample_bulk(), after all their arrays were
-compared; it uses as many free cores as threads. GPU: Neighbor, 537 M edges, power-law degrees; the time
-includes everything from Python to the last kernel. Every edge of some minibatches is compared with the graph
-first. Input nodes are unique.
+compared; it uses as many free cores as threads. Every edge of some minibatches is compared with the graph
+first. Input nodes are unique. `bench/gpu.py sampling` measures a GPU.
 """
 
 from __future__ import annotations
@@ -32,56 +30,42 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from harness import alternate, median_ratio, write_json
+from harness import alternate, integers, make_parser, median_ratio, write_json
 from traces import rmat
 
-from gids import cuda
+from gids.bench.minibatches import counts
+from gids.bench.sampling import verify
 from gids.sampler import Block, Labor, Ladies, Minibatch, Neighbor, Sampler, Topology
-from gids.sampler.device import PinnedGraph
 from gids.sampler.layered import LayeredSampler
 from gids.store import Graph
 from gids.store.names import RELATION
 
 BAR = 1.5
 BULK_BAR = 1.3
-GPU_BAR = 77e6  # unique input nodes per second, of an A100 in the GIDS paper
 Rate = tuple[float, float]  # input nodes and edges per second
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, "json", "seed")
     add = parser.add_argument
-    add("--log2-nodes", type=int, help="size of the graph (default: 20; 25 on a GPU)")
+    add("--log2-nodes", type=int, default=20, help="size of the graph (default: 20)")
     add("--degree", type=int, default=16)
-    add("--fanouts", type=lambda text: list(map(int, text.split(","))), default=[5, 10, 15])
+    add("--fanouts", type=integers, default=[5, 10, 15])
     add("--batch-size", type=int, default=1024)
     add("--batches", type=int, default=40, help="minibatches per round (default: 40)")
     add("--rounds", type=int, default=9)
-    add(
-        "--threads",
-        type=lambda text: list(map(int, text.split(","))),
-        help="numbers of threads (default: 1 and torch's)",
-    )
-    add("--seed", type=int, default=0)
+    add("--threads", type=integers, help="numbers of threads (default: 1 and torch's)")
     add("--samplers", choices=["neighbor", "labor"], nargs="+", default=["neighbor", "labor"])
     add("--bulk", action="store_true", help="compare sample_bulk with sample")
     add("--window", type=int, default=16, help="minibatches per bulk call (default: 16)")
     add(
         "--bulk-sizes",
-        type=lambda text: list(map(int, text.split(","))),
+        type=integers,
         default=[16, 64, 256, 1024],
         metavar="N,…",
         help="seeds per minibatch in a bulk call (default: 16,64,256,1024)",
     )
-    add("--device", choices=["cpu", "cuda"], default="cpu")
-    add("--place", choices=["host", "indptr", "device"], nargs="*", default=["host", "indptr", "device"])
-    add("--json", type=Path, metavar="FILE", help="write all results")
-    add("--small", action="store_true")
     args = parser.parse_args(argv)
-    if args.log2_nodes is None:
-        args.log2_nodes = 25 if args.device == "cuda" else 20
     if args.small:
         args.log2_nodes, args.batches, args.rounds, args.batch_size = 12, 3, 2, 64
         args.bulk_sizes = [8, 64]
@@ -94,69 +78,41 @@ def make_graph(args: argparse.Namespace) -> Graph:
     return Graph(RELATION, nodes, nodes, indptr, indices.astype(np.int64), None)
 
 
-def make_large_graph(args: argparse.Namespace) -> Graph:
-    """Made in seconds where R-MAT takes minutes."""
-    rng = np.random.default_rng(args.seed)
-    nodes = 1 << args.log2_nodes
-    degrees = np.minimum(args.degree * rng.pareto(2.0, nodes), nodes).astype(
-        np.int64
-    )  # a mean of args.degree
-    indptr = np.concatenate([[0], np.cumsum(degrees)])
-    indices = np.empty(indptr[-1], np.int32)
-    for part in np.array_split(indices, max(1, len(indices) >> 24)):
-        part[:] = nodes * rng.random(len(part)) ** 2
-    return Graph(RELATION, nodes, nodes, indptr, indices, None)
-
-
 def make_seeds(args: argparse.Namespace, graph: Graph) -> list[torch.Tensor]:
     order = np.random.default_rng(args.seed + 1).permutation(graph.num_dst)
     taken = np.take(order, range(args.batches * args.batch_size), mode="wrap")
     return list(torch.from_numpy(taken).split(args.batch_size))
 
 
-def verify(graph: Graph, minibatch: Minibatch, fanouts: list[int]) -> None:
-    """Each destination has as many edges as it should (LABOR-0: as it may, with the right weights),
-    different and the graph's; no node comes twice.
+def check(graph: Graph, minibatch: Minibatch, fanouts: list[int]) -> None:
+    """Check the edges and nodes, and the number of edges per destination.
+
+    LABOR-0 may sample any number up to the degree; its weights are compared with the expected ones.
     """
+    verify(minibatch)
     assert isinstance(minibatch.input_nodes, torch.Tensor)
-    nodes = minibatch.input_nodes.cpu().numpy()
-    assert len(np.unique(nodes)) == len(nodes)
+    nodes = minibatch.input_nodes.numpy()
     for block, fanout in zip(minibatch.blocks, fanouts, strict=True):
         assert isinstance(block, Block)
-        src, dst = (ends.cpu().numpy() for ends in block.coo())
-        positions = block.positions.cpu().numpy()
-        assert len(np.unique(positions)) == len(positions)
-        assert np.array_equal(graph.indices[positions], nodes[src])
-        assert ((graph.indptr[nodes[dst]] <= positions) & (positions < graph.indptr[nodes[dst] + 1])).all()
         degrees = np.diff(graph.indptr)[nodes[: block.num_dst]]
         wanted = np.minimum(degrees, fanout)
         if block.weights is None:
-            assert np.array_equal(block.indptr.cpu().diff().numpy(), wanted)
+            assert np.array_equal(block.indptr.diff().numpy(), wanted)
         else:
-            expected = (degrees / np.maximum(wanted, 1))[dst]
-            assert np.allclose(block.weights.cpu().numpy(), expected)
-            assert (block.indptr.cpu().diff().numpy() <= degrees).all()
+            expected = (degrees / np.maximum(wanted, 1))[block.coo()[1].numpy()]
+            assert np.allclose(block.weights.numpy(), expected)
+            assert (block.indptr.diff().numpy() <= degrees).all()
 
 
-def timed(
-    sample: Callable[[int, torch.Tensor], tuple[int, int]],
-    seeds: list[torch.Tensor],
-    finish: Callable[[], None] = lambda: None,
-) -> Rate:
+def timed(sample: Callable[[int, torch.Tensor], tuple[int, int]], seeds: list[torch.Tensor]) -> Rate:
     begun = time.perf_counter()
     sizes = [sample(step, ids) for step, ids in enumerate(seeds)]
-    finish()
     seconds = time.perf_counter() - begun
     return sum(n for n, _ in sizes) / seconds, sum(e for _, e in sizes) / seconds
 
 
 def gids_side(topology: Topology, sampler: Sampler, seeds: list[torch.Tensor]) -> Callable[[], Rate]:
-    def sample(step: int, ids: torch.Tensor) -> tuple[int, int]:
-        minibatch = sampler.sample(topology, ids, step=step)
-        return len(minibatch.input_nodes), sum(b.num_edges for b in minibatch.blocks)  # type: ignore[union-attr]
-
-    device = topology.device
-    return lambda: timed(sample, seeds, device.current_stream().synchronize if device else lambda: None)
+    return lambda: timed(lambda step, ids: counts(sampler.sample(topology, ids, step=step)), seeds)
 
 
 def dgl_side(graph: Any, sampler: Any, seeds: list[torch.Tensor]) -> Callable[[], Rate]:
@@ -195,7 +151,7 @@ def compare_with_dgl(args: argparse.Namespace) -> dict[str, Any]:
             sampler = Labor(args.fanouts, threads=threads)
             peers = {"dgl": dgl_samplers.LaborSampler(args.fanouts)}
         for step in range(2):
-            verify(graph, sampler.sample(topology, seeds[step], step=step), args.fanouts)
+            check(graph, sampler.sample(topology, seeds[step], step=step), args.fanouts)
         sides = {"gids": gids_side(topology, sampler, seeds)}
         sides |= {name: dgl_side(of_dgl, peer, seeds) for name, peer in peers.items()}
         for side in sides.values():
@@ -256,34 +212,9 @@ def compare_bulk(args: argparse.Namespace) -> dict[str, Any]:
     return results
 
 
-def measure_gpu(args: argparse.Namespace) -> dict[str, Any]:
-    device = cuda.open_device("cuda")
-    graph = make_large_graph(args)
-    seeds = [ids.to(device.torch_device) for ids in make_seeds(args, graph)]
-    results: dict[str, Any] = {"gpu": device.name, "places": {}}
-    print(f"{device.name}: {graph.num_edges:,} edges, fanouts {args.fanouts}, {args.batch_size} seeds")
-    for place in args.place:
-        with PinnedGraph(graph, device, topology_on=place) as pinned:
-            topology, sampler = Topology(pinned), Neighbor(args.fanouts)
-            for step in range(2):
-                minibatch = sampler.sample(topology, seeds[step], step=step)
-                verify(graph, minibatch, args.fanouts)
-                same = Neighbor(args.fanouts).sample(graph, seeds[step].cpu(), step=step)
-                assert torch.equal(minibatch.input_nodes.cpu(), same.input_nodes)  # type: ignore[union-attr, arg-type]
-            side = gids_side(topology, sampler, seeds)
-            side()
-            rates = [side() for _ in range(args.rounds)]
-        nodes, edges = (median(r[i] for r in rates) / 1e6 for i in (0, 1))
-        results["places"][place] = rates
-        print(f"  topology on {place:7} {nodes:8.1f} M input nodes/s  {edges:8.1f} M edges/s", end="")
-        print(f"  (target, host or indptr: {GPU_BAR / 1e6:.0f} M nodes/s)")
-    return results
-
-
 def main() -> None:
     args = parse()
-    measure = measure_gpu if args.device == "cuda" else compare_bulk if args.bulk else compare_with_dgl
-    measured = measure(args)
+    measured = (compare_bulk if args.bulk else compare_with_dgl)(args)
     write_json(args.json, {"arguments": {k: str(v) for k, v in vars(args).items()}, "results": measured})
 
 

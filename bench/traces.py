@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from gids.heat import sample_in_edges
+from gids.sampler import Neighbor, Topology
+from gids.store import Graph
+from gids.store.names import RELATION
 
 Trace = list[npt.NDArray[np.int64]]
 
-FANOUTS = (5, 5, 10)  # the last is that of the seeds
+FANOUTS = (5, 5, 10)  # the last one applies to the seeds
 
 
 def rmat(
@@ -42,19 +45,23 @@ def sample_trace(
     seeds: int,
     minibatches: int,
 ) -> Trace:
-    """Uniform neighbour sampling by FANOUTS, seeds drawn from train in random order, again and again."""
+    """Uniform neighbor sampling with FANOUTS; the seeds are train in one random order, repeated."""
     train = rng.permutation(train)
+    count, seed = len(indptr) - 1, int(rng.integers(1 << 31))
+    topology = Topology(Graph(RELATION, count, count, indptr, indices, None))
+    sampler = Neighbor(FANOUTS)
     trace = []
     for t in range(minibatches):
-        nodes = np.take(train, range(t * seeds, (t + 1) * seeds), mode="wrap")
-        for fanout in reversed(FANOUTS):
-            nodes = np.unique(np.concatenate([nodes, sample_in_edges(indptr, indices, nodes, fanout, rng)]))
-        trace.append(rng.permutation(nodes).astype(np.int64))
+        drawn = np.take(train, range(t * seeds, (t + 1) * seeds), mode="wrap")
+        ids = torch.from_numpy(np.unique(drawn))
+        nodes = sampler.sample(topology, ids, seed=seed, step=t).input_nodes
+        assert isinstance(nodes, torch.Tensor)
+        trace.append(rng.permutation(nodes.numpy()))
     return trace
 
 
 def popular_pages(pages: int, rank: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The page of each rank of popularity: scattered, as pages of hot nodes are."""
+    """The page of each rank of popularity, scattered over the table."""
     return rank * 2654435761 % pages
 
 

@@ -180,12 +180,13 @@ QUEUE_SLOT_UNIT: int
 QUEUE_DOORBELLS: int
 """The most rounds of a pair that are posted and not collected."""
 QUEUE_PAIRS_MAX: int
+IO_THREADS_MAX: int
 
 class QueueMemory:
     """Queue pairs in memory that host and device share. The engine and the service keep it alive."""
 
     def __init__(
-        self, *, staging_bytes: int, slot_bytes: int, pairs: int, rounds_max: int, spin_limit: int
+        self, *, staging_bytes: int, slot_bytes: int, pairs: int, rounds_max: int, spin_ns: int
     ) -> None: ...
     @property
     def address(self) -> int:
@@ -202,8 +203,8 @@ class QueueMemory:
     def slot_bytes(self) -> int: ...
     def pair(self, pair: int, shared: int, local: int) -> bytes:
         """The bytes of a gids::queue::Pair, with device addresses of shared and local memory."""
-    def completed_offset(self, pair: int) -> int:
-        """Offset in shared memory of the word that counts complete rounds."""
+    def offsets(self, pair: int) -> tuple[int, int, int]:
+        """Offsets in shared memory of the word that counts complete rounds, the statuses, the staging."""
 
 class QueueService:
     """The thread that answers requests.

@@ -9,12 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 
+from gids.convert.readers import Choices, find_reader, open_source
+from gids.convert.source import Source
 from gids.store import Graph
 from gids.store.names import RELATION, Relation
 from gids.write import DatasetWriter, edge_list
 
 WRITES = ("author", "writes", "paper")
 CITES = ("paper", "cites", "paper")
+
+
+def read_source(path: Path, scratch: Path) -> Source:
+    """Read a source as `gids convert` does without options."""
+    return open_source(find_reader(path), path, scratch, Choices())
 
 
 def in_edges(

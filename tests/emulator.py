@@ -304,7 +304,7 @@ class EmulatedDevice(Device):
         assert isinstance(stream, EmulatedStream)
         if not self.can_wait_value:
             return False
-        self.check_mapped(address)
+        self.check_mapped("wait_value", address)
         word, end = ctypes.c_int64.from_address(address), time.monotonic() + self.limit_s
         while ctypes.c_int64(word.value - value).value < 0:
             if time.monotonic() > end:
@@ -314,10 +314,17 @@ class EmulatedDevice(Device):
             time.sleep(2e-5)
         return True
 
-    def check_mapped(self, address: int) -> None:
-        """Raise RuntimeError unless a word of mapped host memory is at the address."""
-        if not any(start <= address <= start + size - 8 for start, size in self.mapped.items()):
-            raise RuntimeError(f"wait_value at {address:#x}, which is not in mapped host memory")
+    def check_mapped(self, what: str, address: int, nbytes: int = 8) -> None:
+        """Raise RuntimeError unless these bytes are in mapped host memory."""
+        end = address + nbytes
+        if not any(start <= address and end <= start + size for start, size in self.mapped.items()):
+            raise RuntimeError(f"{what} at {address:#x}, which is not in mapped host memory")
+
+    def copy_from_host(self, stream: Stream, to: torch.Tensor, address: int) -> None:
+        assert isinstance(stream, EmulatedStream)
+        self.check_mapped(f"copy of {to.nbytes} bytes", address, to.nbytes)
+        self.launches.append("copy_from_host")
+        stream.put(partial(ctypes.memmove, to.data_ptr(), address, to.nbytes))
 
     def hand_over(self, tensor: torch.Tensor, from_stream: Stream, to_stream: Stream) -> None:
         assert isinstance(from_stream, EmulatedStream)

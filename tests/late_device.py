@@ -137,7 +137,7 @@ class LateDevice(EmulatedDevice):
             return super().wait_value(stream, address, value)
         if not self.can_wait_value:
             return False
-        self.check_mapped(address)
+        self.check_mapped("wait_value", address)
         word = ctypes.c_int64.from_address(address)
         stream.put(lambda: None, lambda: ctypes.c_int64(word.value - value).value >= 0)
         return True

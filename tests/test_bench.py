@@ -6,7 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from gids.trace.trace_file import TracedTable
+from gids.trace.trace_writer import TraceWriter
 
 BENCH = Path(__file__).parents[1] / "bench"
 
@@ -42,3 +46,17 @@ def test_benchmark_runs(name: str, args: list[str], said: str, tmp_path: Path) -
     )
     assert done.returncode == 0, done.stderr
     assert said in done.stdout
+
+
+def test_window_buffering_is_compared_with_pinning_on_a_recorded_trace(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    heat = np.arange(200, dtype=np.uint8)
+    writer = TraceWriter(tmp_path / "t.trace", [TracedTable("feat", 200, 4096, 1, None, heat)])
+    for _ in range(40):
+        writer.enter([rng.permutation(200)[:10]])
+    writer.finish()
+    command = [sys.executable, BENCH / "cache.py", "hits", "--trace", tmp_path / "t.trace"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    figures = dict(line.rsplit(": ", 1) for line in done.stdout.splitlines() if ": " in line)
+    assert 0 < float(figures["10 minibatches, pinned"]) < float(figures["10 minibatches, lookahead W=16"])

@@ -14,7 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 import gpu_check
-from gpu_check import FULL, QUICK, TOTAL_S, Check, Plan, Step
+from gpu_check import FULL, PART_S, QUICK, Check, Plan, Step
 
 TOOLS = Path(gpu_check.__file__).parent
 PYTHON = [sys.executable, "-P", "-c"]
@@ -23,8 +23,8 @@ LIMITS_S = (2.5, 10.0, 60.0)  # for what must overrun: the second and third wher
 
 @pytest.fixture
 def check(tmp_path: Path) -> Check:
-    """A check with a GPU and half a minute per step."""
-    plan = Plan({**dict.fromkeys(FULL.shares_s, 30.0), "racecheck": 0.0}, small=True)
+    """A check with a GPU and a minute per step."""
+    plan = Plan({**dict.fromkeys(FULL.shares_s, 60.0), "racecheck": 0.0}, small=True)
     found = Check(plan, tmp_path / "out", tmp_path / "scratch", build=False)
     found.machine = {"gpu": "NVIDIA H100"}
     found.out.mkdir()
@@ -44,7 +44,7 @@ def as_pytest(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 def test_the_script_is_bash_and_lists_its_steps() -> None:
     script = TOOLS / "gpu_check.sh"
     subprocess.run(["bash", "-n", script], check=True)
-    for option, expected in (([], "at most 155 s"), (["--quick"], "skipped")):
+    for option, expected in (([], "at most 230 s"), (["--quick"], "skipped")):
         done = subprocess.run(
             [script, "--dry-run", *option],
             capture_output=True,
@@ -63,9 +63,12 @@ def test_the_script_is_bash_and_lists_its_steps() -> None:
 
 
 @pytest.mark.parametrize("plan", [FULL, QUICK])
-def test_all_shares_together_are_under_ten_minutes(plan: Plan) -> None:
-    assert sum(plan.shares_s.values()) <= TOTAL_S < 590
-    assert {"machine", "build", "tests", "memcheck", "racecheck", *gpu_check.BENCHMARKS} == set(plan.shares_s)
+def test_each_part_takes_less_than_ten_minutes(plan: Plan) -> None:
+    checks, figures = plan.part("checks"), plan.part("figures")
+    assert sum(checks.shares_s.values()) <= PART_S
+    assert sum(figures.shares_s.values()) <= PART_S < 590
+    assert {*checks.shares_s, *figures.shares_s} == set(plan.shares_s) == set(plan.part("all").shares_s)
+    assert {*checks.shares_s} & {*figures.shares_s} == {"machine", "build"}
 
 
 def runs(pid: int) -> bool:
@@ -102,36 +105,99 @@ def test_a_command_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: p
 
 
 def test_a_step_without_time_left_is_skipped(check: Check) -> None:
-    check.spent["tests"] = 29.5
+    check.spent["tests"] = 59.5
     ended = check.run("tests", [*PYTHON, "raise SystemExit('was begun')"])
-    assert (ended.status, ended.output) == (None, "")
-    check.begun -= TOTAL_S
+    assert (ended.status, ended.output, ended.begun) == (None, "", False)
+    check.add("tests", ended)
+    assert check.steps[0].note == "not begun: no time is left"
+    check.begun -= sum(check.plan.shares_s.values())
     assert check.run("memcheck", [*PYTHON, "pass"]).status is None
 
 
-def test_tests_are_counted(check: Check, as_pytest: Callable[[str], None]) -> None:
-    as_pytest("print('== 41 passed, 2 skipped in 3.21s ==')")
+TEST_FILES = {
+    "test_passes": "def test_a(): pass\ndef test_b(): pass\n",
+    "test_ends_the_process": "def test_a(): pass\ndef test_b(): os.abort()\ndef test_c(): pass\n",
+    "test_hangs": "def test_a():\n    while True:\n        time.sleep(60)\ndef test_b(): pass\n",
+    "test_no_more": "def test_a(): pass\ndef test_b(): raise ValueError\n",
+    "test_on_the_cpu": "pytestmark = []\ndef test_a(): raise ValueError\n",
+}
+
+
+@pytest.fixture
+def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with TEST_FILES."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
+    for name, text in TEST_FILES.items():
+        begin = "import os, time\nimport pytest\npytestmark = pytest.mark.gpu\n"
+        (tmp_path / f"tests/{name}.py").write_text(begin + text)
+    monkeypatch.setattr(gpu_check, "ROOT", tmp_path)
+    monkeypatch.setattr(gpu_check, "TEST_S", 3)
+    return tmp_path
+
+
+def test_a_crash_or_a_hang_costs_its_file_only(check: Check, test_files: Path) -> None:
     gpu_check.run_tests(check)
-    as_pytest("print('1 failed, 40 passed in 0.5s'); raise SystemExit(1)")
-    gpu_check.run_tests(check)
-    as_pytest("print('INTERNALERROR'); raise SystemExit(3)")
-    gpu_check.run_tests(check)
-    begun = r"print('a.py::t[x y] PASSED [ 1%]\na.py::u FAILED [ 2%]\na.py::v[w] ', end='', flush=True)"
-    as_pytest(f"import time; {begun}; time.sleep(3600)")
-    for limit_s in LIMITS_S:
-        check.plan = Plan({**check.plan.shares_s, "tests": check.spent["tests"] + limit_s}, small=True)
-        del check.steps[3:]
-        gpu_check.run_tests(check)
-        if "in a.py::v[w]" in check.steps[3].note:
-            break
-    assert [(s.result, s.note) for s in check.steps] == [
-        ("passed", "41 passed, 2 skipped"),
-        ("failed", "1 failed, 40 passed"),
-        ("failed", "INTERNALERROR"),
-        ("overran", check.steps[-1].note),
+    assert [(s.name, s.result, s.note.partition(" in ")[0]) for s in check.steps] == [
+        ("tests", "passed", "9 GPU tests"),
+        ("tests/test_ends_the_process.py", "failed", "1 passed, 0 failed,"),
+        ("tests/test_hangs.py", "failed", "0 passed, 0 failed,"),
+        ("tests/test_no_more.py", "failed", "1 failed, 1 passed"),
+        ("tests/test_passes.py", "passed", "2 passed"),
     ]
-    assert check.steps[-1].note.endswith("; 1 passed, 1 failed, in a.py::v[w]")
+    assert check.steps[1].note.endswith("::test_b Fatal Python error: Aborted")
+    assert check.steps[2].note.endswith("in tests/test_hangs.py::test_a  Timeout")
+    log = (check.out / "tests.log").read_text()
+    assert "Timeout" in log
+    assert "time.sleep(60)" in log, "the stacks of the hang"
     assert gpu_check.status(check) == 1
+
+
+def test_a_file_that_pytest_cannot_end_is_killed(
+    check: Check, test_files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_check, "TEST_S", 3600)
+    for name in TEST_FILES.keys() - {"test_passes", "test_hangs"}:
+        (test_files / f"tests/{name}.py").unlink()
+    for limit_s in LIMITS_S:
+        monkeypatch.setattr(gpu_check, "FILE_S", limit_s)
+        check.steps.clear()
+        check.spent.clear()
+        gpu_check.run_tests(check)
+        if "in tests/test_hangs.py::test_a" in check.steps[1].note and check.steps[2].result == "passed":
+            break
+    assert [s.result for s in check.steps] == ["passed", "overran", "passed"]
+    assert check.steps[1].note.endswith("; 0 passed, 0 failed, in tests/test_hangs.py::test_a")
+
+
+def test_a_file_that_cannot_be_imported_is_named(check: Check, test_files: Path) -> None:
+    (test_files / "tests/test_hangs.py").unlink()
+    (test_files / "tests/test_ends_the_process.py").write_text("import no_such_module  # gpu\n")
+    (test_files / "tests/test_no_more.py").write_text("from gids import not_here  # device\n")
+    (test_files / "tests/test_on_the_cpu.py").write_text("import no_such_module\n")
+    gpu_check.run_tests(check)
+    assert [(s.name, s.result, s.note.partition(" (")[0]) for s in check.steps] == [
+        ("tests", "passed", "2 GPU tests in 1 files"),
+        ("tests/test_ends_the_process.py", "skipped", "needs no_such_module"),
+        (
+            "tests/test_no_more.py",
+            "failed",
+            "cannot be imported: ImportError: cannot import name 'not_here' from 'gids'",
+        ),
+        ("tests/test_passes.py", "passed", "2 passed"),
+    ]
+    (test_files / "tests/test_passes.py").unlink()
+    check.steps.clear()
+    gpu_check.run_tests(check)
+    assert check.steps[0].result == "failed"
+
+
+def test_without_a_gpu_tests_are_collected_only(check: Check, test_files: Path) -> None:
+    check.machine = {"no_gpu": "no driver"}
+    gpu_check.run_tests(check)
+    assert [(s.name, s.result, s.note) for s in check.steps] == [
+        ("tests", "skipped", "no GPU: 9 GPU tests in 4 files")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -191,12 +257,12 @@ def test_without_compute_sanitizer_its_steps_are_skipped(
 def bench_that(folder: Path, body: str) -> None:
     (folder / "bench").mkdir(exist_ok=True)
     (folder / "bench/gpu.py").write_text(
-        "import json, sys, time\n"
+        "import json, os, sys, time\n"
         "def write(*figures):\n"
         "    path = sys.argv[sys.argv.index('--json') + 1]\n"
         "    keys = ('name', 'value', 'unit', 'bar', 'passed', 'note')\n"
         "    json.dump({'figures': [dict(zip(keys, f)) for f in figures]}, open(path, 'w'))\n"
-        "assert '--small' in sys.argv\n" + body
+        "assert '--small' in sys.argv and os.environ['SETTING'] == '8'\n" + body
     )
 
 
@@ -221,6 +287,7 @@ def test_results_are_compared_with_their_targets(
 ) -> None:
     monkeypatch.setattr(gpu_check, "ROOT", tmp_path)
     bench_that(tmp_path, body)
+    monkeypatch.setattr(gpu_check, "BENCHMARKS", {"gather": ("gather", {"SETTING": "8"})})
     for limit_s in LIMITS_S:
         if result == "overran":
             check.plan = Plan(
@@ -234,7 +301,7 @@ def test_results_are_compared_with_their_targets(
     assert (step.name, step.result) == ("gather", result)
     assert note in step.note
     assert len(check.figures) == count
-    assert all(f["question"] == "gather" for f in check.figures)
+    assert all(f["step"] == "gather" for f in check.figures)
 
 
 def test_the_report_has_tables_and_json(check: Check, tmp_path: Path) -> None:
@@ -289,17 +356,18 @@ def test_without_a_gpu_it_says_so_and_ends_with_status_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(gpu_check, "MACHINE", 'print(\'{"torch": "2.13.0+cpu", "no_gpu": "no driver"}\')')
-    monkeypatch.setattr(
-        gpu_check, "pytest_command", lambda *_: [*PYTHON, "print('43 skipped, 9 deselected in 1.0s')"]
-    )
+    monkeypatch.setattr(gpu_check, "pytest_command", lambda *_: [*PYTHON, "print('tests/test_a.py: 43')"])
     assert gpu_check.main(["--no-build", "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().out
     assert said.endswith("no GPU: no driver\n")
     assert "| tests | skipped |" in said
-    assert "43 skipped" in said
+    assert "43 GPU tests in 1 files" in said
     found = json.loads((tmp_path / "out/gpu-check.json").read_text())
     assert (found["passed"], found["no_gpu"]) == (False, "no driver")
-    assert {s["result"] for s in found["steps"]} == {"passed", "skipped"}
+    assert {s["name"]: s["result"] for s in found["steps"]} == {
+        **dict.fromkeys(FULL.shares_s, "skipped"),
+        "machine": "passed",
+    }
     assert [p.name for p in (tmp_path / "out").iterdir() if p.is_dir()] == [], "no scratch is left"
 
 

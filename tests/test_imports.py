@@ -90,8 +90,8 @@ def test_public_names_are_listed_and_can_be_imported() -> None:
     said = subprocess.run(
         [sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True
     ).stdout
-    assert said.splitlines()[-1].split() == ["Neighbor", *gids.__all__]
+    assert said.splitlines()[-1].split() == ["Neighbor", *gids.__all__, "open"]
     assert gids.__version__ == importlib.metadata.version("gids")
-    assert set(dir(gids)) == {*gids.__all__, *PUBLIC, "__version__"}
+    assert set(dir(gids)) == {*gids.__all__, *PUBLIC, "__version__", "open"}
     with pytest.raises(AttributeError, match="has no attribute 'quickest'"):
         gids.quickest  # noqa: B018

@@ -1,7 +1,7 @@
 """Builds gids in a temporary directory, and runs its GPU tests, compute-sanitizer and the GPU benchmarks.
 
-Each step has a part of ten minutes. Writes a table and a JSON file. Called by gpu_check.sh. Needs only
-Python.
+Every test file runs in its own process, and every step has a time limit. Writes a table and a JSON file.
+Called by gpu_check.sh. Needs only Python. `--pack FILE.tar` makes an archive that runs elsewhere.
 
 A step that takes too long is killed with its children, and the next step starts. Exit status: 0 all steps
 passed, 1 a step failed or was killed, 2 no GPU (steps that need none are run).
@@ -23,18 +23,27 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
+import gpu_pack
+
 ROOT = Path(__file__).resolve().parents[1]
-TOTAL_S = 575.0  # of the ten minutes; the rest is for the report
+PART_S = 575.0  # the most that the steps of a part take together, with machine and build
+FILE_S = 90.0  # for the tests of one file
+TEST_S = 45  # for one test; beyond it pytest prints the stacks and ends the file's process
 GRACE_S = 3.0  # between asking a step to end and killing it
 PYTHON = [sys.executable, "-P"]
 NO_SANITIZER = re.compile(
     r"device (is )?not supported|unable to (find|load)|insufficient permissions", re.IGNORECASE
 )
+
+NAMES_DEVICE = re.compile("gpu|device", re.IGNORECASE)  # a file without it has no GPU tests
+NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 
 MACHINE = r"""
 import ctypes, importlib.metadata as metadata, json, os, platform
@@ -76,11 +85,16 @@ class Step:
 
 @dataclass
 class Ended:
-    """A command that has ended. status: None if it took too long and was killed. output: all its output."""
+    """A command that has ended.
+
+    status: None if it took too long and was killed. output: all its output. begun: False if there was no time
+    to start it.
+    """
 
     status: int | None
     seconds: float
     output: str
+    begun: bool = True
 
     @property
     def last_line(self) -> str:
@@ -91,29 +105,62 @@ class Ended:
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps and their time limits. small: use the benchmarks' small sizes."""
+    """The steps and their time limits. small: use the benchmarks' small sizes. 0: skip the step."""
 
     shares_s: Mapping[str, float]
     small: bool
 
+    def part(self, name: str) -> Plan:
+        """The steps of "checks" or "figures" only; of "all", every step."""
+        chosen = {"machine", "build", *PARTS.get(name, self.shares_s)}
+        return Plan({step: share for step, share in self.shares_s.items() if step in chosen}, self.small)
 
+
+SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
+BENCHMARKS: Mapping[str, tuple[str, Mapping[str, str]]] = {  # step -> question of bench/gpu.py, environment
+    "bus": ("bus", {}),
+    "streams-8": ("streams", {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}),
+    "streams-32": ("streams", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}),
+    "gather": ("gather", {}),
+    "planning": ("planning", {}),
+    "queue": ("queue", {}),
+    "extents": ("extents", {}),
+    "sampling": ("sampling", {}),
+    "overlap": ("overlap", {}),
+    "life": ("life", {}),
+    "large": ("large", {}),
+    "training": ("training", {}),
+}
+_CHECKS = ("tests", *SANITIZERS, "life", "large")
+PARTS = {"checks": _CHECKS, "figures": tuple(step for step in BENCHMARKS if step not in _CHECKS)}
 FULL = Plan(
     {
         "machine": 20,
         "build": 100,
-        "tests": 155,
+        "tests": 230,
         "memcheck": 45,
-        "racecheck": 35,
+        "racecheck": 45,
+        "synccheck": 30,
+        "initcheck": 30,
+        "life": 25,
+        "large": 50,
+        "bus": 20,
+        "streams-8": 20,
+        "streams-32": 20,
         "gather": 25,
         "planning": 25,
-        "queue": 30,
+        "queue": 40,
         "extents": 25,
-        "sampling": 35,
+        "sampling": 40,
+        "overlap": 75,
         "training": 80,
     },
     small=False,
 )
-QUICK = Plan({**FULL.shares_s, "memcheck": 30, "racecheck": 0}, small=True)
+QUICK = Plan(
+    {**FULL.shares_s, "memcheck": 30, **dict.fromkeys(("racecheck", "synccheck", "initcheck"), 0.0)},
+    small=True,
+)
 SANITIZED = (  # small, and between them every kernel
     "tests/io/test_device_queue.py::test_every_page_comes_back",
     "tests/io/test_device_queue.py::test_tiny_rings_go_round_many_times",
@@ -127,7 +174,6 @@ SANITIZED = (  # small, and between them every kernel
     "tests/sampler/test_labor_on_device.py::test_relations_are_sampled_as_on_the_cpu",
     "tests/sampler/test_weighted_on_device.py::test_relations_are_sampled_as_on_the_cpu",
 )
-BENCHMARKS = ("gather", "planning", "queue", "extents", "sampling", "training")
 
 
 @dataclass
@@ -154,10 +200,13 @@ class Check:
         """Why there is no GPU, or ""."""
         return str(self.machine.get("no_gpu", ""))
 
-    def run(self, name: str, command: Sequence[str], **environment: str) -> Ended:
-        """Run a command in the time left of its step. Its output goes to OUT/NAME.log."""
+    def run(
+        self, name: str, command: Sequence[str], *, limit_s: float = float("inf"), **environment: str
+    ) -> Ended:
+        """Run a command in the time left of its step, limit_s at most. Its output goes to OUT/NAME.log."""
         left = self.plan.shares_s[name] - self.spent.get(name, 0.0)
-        limit = min(left, TOTAL_S - (time.monotonic() - self.begun))
+        allowed = sum(self.plan.shares_s.values())
+        limit = min(left, limit_s, allowed - (time.monotonic() - self.begun))
         paths = [str(self.site), *filter(None, [os.environ.get("PYTHONPATH")])]
         env = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}  # streams do not share a hardware channel
         env |= {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", **environment}
@@ -165,10 +214,20 @@ class Check:
         self.spent[name] = self.spent.get(name, 0.0) + ended.seconds
         return ended
 
-    def add(self, name: str, ended: Ended, note: str = "", *, passed: bool | None = None) -> None:
-        seconds = self.spent[name]
+    def add(
+        self,
+        name: str,
+        ended: Ended,
+        note: str = "",
+        *,
+        passed: bool | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        """Add a line. seconds: if they are not those of the whole step."""
+        seconds = self.spent[name] if seconds is None else seconds
         if ended.status is None:
-            result, note = "overran", f"killed after {seconds:.0f} s{note and f'; {note}'}"
+            how = f"killed after {seconds:.0f} s" if ended.begun else "not begun: no time is left"
+            result, note = "overran", f"{how}{note and f'; {note}'}"
         elif (ended.status == 0) if passed is None else passed:
             result = "passed"
         else:
@@ -210,7 +269,7 @@ def run_within(limit_s: float, command: Sequence[str], log: Path, env: Mapping[s
     with open(log, "rb") as source:
         source.seek(start)
         output = source.read().decode(errors="replace")
-    return Ended(status, time.monotonic() - begun, output)
+    return Ended(status, time.monotonic() - begun, output, limit_s > 1.0)
 
 
 def end_session(child: subprocess.Popen[bytes]) -> None:
@@ -246,6 +305,8 @@ def nvidia_smi() -> dict[str, str]:
 
 
 def commit() -> dict[str, str]:
+    with contextlib.suppress(OSError):  # in an archive of --pack
+        return dict(json.loads((ROOT / "wheels/commit.json").read_text()))
     found = output_of(["git", "-C", str(ROOT), "rev-parse", "HEAD"])
     changed = output_of(["git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no"])
     return {"commit": found + (" with changes" if changed else "")} if found else {}
@@ -262,6 +323,11 @@ def output_of(command: Sequence[str]) -> str:
 def build_commands(check: Check) -> list[list[str]]:
     pip = [*PYTHON, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--no-compile"]
     target = ["--target", str(check.site)]
+    packed = ROOT / "wheels"
+    if packed.is_dir():  # made by --pack
+        found = f"[n for n, m in {gpu_pack.NEEDED}.items() if not importlib.util.find_spec(m)]"
+        missing = output_of([*PYTHON, "-c", f"import importlib.util; print(*{found})"]).split()
+        return [[*pip, "--no-index", "--find-links", str(packed), *target, "gids", *missing]]
     commands = []
     if check.wheels:
         wheels = sorted(str(path) for path in check.wheels.glob("*.whl"))
@@ -297,22 +363,49 @@ def build(check: Check) -> bool:
     return built
 
 
-def pytest_command(check: Check, tests: Sequence[str], report: str) -> list[str]:
-    """The pytest command; verbose, so that the log of a killed run shows the test that was running."""
-    command = [*PYTHON, "-m", "pytest", "-v", "-m", "gpu", "-p", "no:cacheprovider", "-o", "timeout=45"]
-    command += ["-o", "addopts="]  # one process, and no plugin but the time-out
-    command += ["--continue-on-collection-errors", f"--junitxml={check.out / report}", *tests]
+def pytest_command(check: Check, tests: Sequence[str]) -> list[str]:
+    """The pytest command. With -v the log of a killed run shows the test that was running."""
+    command = [*PYTHON, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider"]
+    command += ["-o", "addopts=", f"--timeout={TEST_S}", "--timeout-method=thread"]  # no other plugin
+    return [*command, *tests]
+
+
+def gpu_tests(check: Check) -> tuple[Ended, Counter[str], dict[str, str]]:
+    """The collection; the number of GPU tests by file; the files that cannot be imported, and why."""
+    files = [path for path in (ROOT / "tests").rglob("test_*.py") if NAMES_DEVICE.search(path.read_text())]
     if not output_of([*PYTHON, "-c", "import importlib.util as u; print(u.find_spec('dgl') or '')"]):
-        command.append("--ignore=tests/dgl")  # its tests need DGL to be collected
-    return command
+        files = [path for path in files if path.parent.name not in ("dgl", "graphbolt")]
+    names = sorted(str(path.relative_to(ROOT)) for path in files)
+    command = [*pytest_command(check, names), "--collect-only", "-qq", "--continue-on-collection-errors"]
+    ended = check.run("tests", command)
+    counts = Counter({file: int(n) for file, n in re.findall(r"^(\S+\.py): (\d+)$", ended.output, re.M)})
+    parts = re.split(r"^_+ ERROR collecting (\S+\.py) _+$", ended.output, flags=re.M)
+    faults = dict(zip(parts[1::2], parts[2::2], strict=True))
+    why = {file: re.findall(r"^E +(\S.*)", text, re.M)[-1:] for file, text in faults.items()}
+    return ended, counts, {file: "".join(last) for file, last in why.items()}
 
 
 def run_tests(check: Check) -> None:
-    ended = check.run("tests", pytest_command(check, ["tests"], "tests.xml"))
-    if check.no_gpu and ended.status in (0, 5):
-        check.skip("tests", f"no GPU: {summary(ended.output)}")
-        return
-    check.add("tests", ended, summary(ended.output))
+    """One process per file: a hang, or an error after which CUDA refuses everything, costs that file only.
+
+    A file that needs a module which this machine lacks is skipped.
+    """
+    collected, counts, faults = gpu_tests(check)
+    note = f"{sum(counts.values())} GPU tests in {len(counts)} files"
+    if not counts:
+        check.add("tests", collected, passed=False)
+    elif check.no_gpu:
+        check.skip("tests", f"no GPU: {note}")
+    else:
+        check.add("tests", collected, note, passed=True)
+    for file, why in faults.items():
+        if (lacking := NO_MODULE.search(why)) and lacking[1] not in ("gids", "tests"):
+            check.skip(file, f"needs {lacking[1]}")
+        else:
+            check.add(file, collected, f"cannot be imported: {why}", passed=False, seconds=0.0)
+    for file in counts if not check.no_gpu else ():
+        ended = check.run("tests", pytest_command(check, ["-v", file]), limit_s=FILE_S)
+        check.add(file, ended, summary(ended.output) if ended.begun else "", seconds=ended.seconds)
 
 
 def summary(output: str) -> str:
@@ -325,7 +418,7 @@ def summary(output: str) -> str:
     if not ends:
         return Ended(None, 0.0, output).last_line
     passed, failed = (sum(word == end for _, end in ends) for word in ("PASSED", "FAILED"))
-    where = "" if ends[-1][1] else f", in {ends[-1][0]}"
+    where = "" if ends[-1][1] else f", in {re.sub('[+]{3,}', '', ends[-1][0]).strip()}"
     return f"{passed} passed, {failed} failed{where}"
 
 
@@ -339,7 +432,7 @@ def sanitize(check: Check, tool: str) -> None:
         check.skip(tool, "compute-sanitizer was not found on the PATH or in CUDA_HOME")
         return
     command = [sanitizer, "--tool", tool, "--kernel-name", "kns=gids_", "--report-api-errors", "no"]
-    command += ["--error-exitcode", "86", *pytest_command(check, SANITIZED, f"{tool}.xml")]
+    command += ["--error-exitcode", "86", *pytest_command(check, ["-v", *SANITIZED])]
     ended = check.run(tool, command, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
     refused = NO_SANITIZER.search(ended.output)
     if ended.status not in (0, None) and refused:
@@ -357,21 +450,22 @@ def find_sanitizer() -> str | None:
     )
 
 
-def benchmark(check: Check, question: str) -> None:
-    result = check.out / f"bench-{question}.json"
+def benchmark(check: Check, step: str) -> None:
+    question, environment = BENCHMARKS[step]
+    result = check.out / f"bench-{step}.json"
     result.unlink(missing_ok=True)
     command = [*PYTHON, str(ROOT / "bench/gpu.py"), question, "--json", str(result)]
     command += ["--dir", str(check.scratch), *(["--small"] if check.plan.small else [])]
-    ended = check.run(question, command)
+    ended = check.run(step, command, **environment)
     figures = []
     with contextlib.suppress(OSError, ValueError):
         figures = json.loads(result.read_text())["figures"]
-    check.figures += [{"question": question, **figure} for figure in figures]
+    check.figures += [{"step": step, **figure} for figure in figures]
     missed = [f["name"] for f in figures if f.get("passed") is False]
     note = f"below its target: {', '.join(missed)}" if missed else ""
     if ended.status == 0 and not figures:
         missed, note = ["all"], "it wrote no results"
-    check.add(question, ended, note, passed=ended.status == 0 and not missed)
+    check.add(step, ended, note, passed=ended.status == 0 and not missed)
 
 
 # --- the report ---
@@ -433,18 +527,17 @@ def go(check: Check) -> int:
     """Run all steps, print and write the report. Returns the exit status."""
     look_at_machine(check)
     usable = build(check)
-    remaining: list[tuple[str, Callable[[], None]]] = [("tests", lambda: run_tests(check))]
-    for tool in ("memcheck", "racecheck"):
-        remaining.append((tool, lambda tool=tool: sanitize(check, tool)))  # type: ignore[misc]
-    for question in BENCHMARKS:
-        remaining.append((question, lambda question=question: benchmark(check, question)))  # type: ignore[misc]
-    for name, take in remaining:
+    for name in [step for step in check.plan.shares_s if step not in ("machine", "build")]:
         if not usable:
             check.skip(name, "gids was not built")
         elif check.no_gpu and name != "tests":
             check.skip(name, f"no GPU: {check.no_gpu}")
+        elif name == "tests":
+            run_tests(check)
+        elif name in SANITIZERS:
+            sanitize(check, name)
         else:
-            take()
+            benchmark(check, name)
     path = check.out / "gpu-check.json"
     write_json(check, path)
     print(f"\n{report(check)}\n\nwritten to {path}")
@@ -455,15 +548,29 @@ def go(check: Check) -> int:
 
 def dry_run(plan: Plan) -> None:
     for name, share in plan.shares_s.items():
-        what = {
-            "machine": "versions of driver, CUDA, torch, CuPy; is there a GPU?",
-            "build": "pip install --no-build-isolation --no-deps --target (scratch) .",
-            "tests": "pytest -m gpu",
-            "memcheck": "compute-sanitizer --tool memcheck, on some tests",
-            "racecheck": "compute-sanitizer --tool racecheck, on the same",
-        }.get(name, f"bench/gpu.py {name}{' --small' if plan.small else ''}")
+        if name in BENCHMARKS:
+            question, environment = BENCHMARKS[name]
+            settings = "".join(f"{key}={value} " for key, value in environment.items())
+            what = f"{settings}bench/gpu.py {question}{' --small' if plan.small else ''}"
+        else:
+            what = {
+                "machine": "versions of driver, CUDA, torch, CuPy; is there a GPU?",
+                "build": "pip install --no-build-isolation --no-deps --target (scratch) .",
+                "tests": "pytest -m gpu, one process per file",
+            }.get(name, f"compute-sanitizer --tool {name}, on some tests")
         print(f"{name:<10} {f'at most {share:.0f} s' if share else 'skipped':<14} {what}")
     print(f"{'':<10} at most {sum(plan.shares_s.values()):.0f} s in all")
+
+
+def make_archive(archive: Path) -> int:
+    try:
+        size = gpu_pack.pack(ROOT, archive.resolve(), commit())
+    except (gpu_pack.PackError, OSError) as error:
+        print(f"--pack {archive}: {error}", file=sys.stderr)
+        return 1
+    folder = gpu_pack.FOLDER
+    print(f"{archive}: {size / 1e6:.1f} MB. Run it: tar xf {archive.name} && {folder}/tools/gpu_check.sh")
+    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -475,11 +582,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--wheels", type=Path, help="directory of wheels to install first (nanobind-backend, …)"
     )
-    parser.add_argument("--quick", action="store_true", help="small benchmarks, no racecheck")
+    parser.add_argument(
+        "--quick", action="store_true", help="small benchmarks; of compute-sanitizer only memcheck"
+    )
     parser.add_argument("--no-build", action="store_true", help="check the installed gids")
     parser.add_argument("--dry-run", action="store_true", help="list the steps and exit")
+    part = "steps to run: checks (tests, compute-sanitizer), figures (benchmarks) or all (default)"
+    parser.add_argument("--part", choices=[*PARTS, "all"], default="all", help=part)
+    pack = "make an archive that runs this check on an x86-64 machine without network, and exit"
+    parser.add_argument("--pack", type=Path, metavar="FILE.tar", help=pack)
     args = parser.parse_args(arguments)
-    plan = QUICK if args.quick else FULL
+    if args.pack:
+        return make_archive(args.pack)
+    plan = (QUICK if args.quick else FULL).part(args.part)
     if args.dry_run:
         dry_run(plan)
         return 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gids import _core
@@ -26,44 +25,44 @@ PRECISION = 0.01  # of the cache size: where the search ends
 _PAGE_WORD_BYTES = 8
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """A hit ratio, or the seconds to read an epoch's missing pages; the other one is None."""
-
-    hit_ratio: float | None
-    epoch_s: float | None
-
-
-def parse_wanted(value: str) -> Wanted:
-    """`60%`, `0.6` or `30s`. Raises ValueError."""
+def parse_wanted(value: str) -> tuple[float | None, float | None]:
+    """Parse `60%`, `0.6` or `30s`: (hit ratio, None) or (None, seconds per epoch). Raises ValueError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(%|s|)", value)
     if found:
         number = float(found[1])
         if found[2] == "s" and number > 0:
-            return Wanted(None, number)
+            return None, number
         ratio = number / 100 if found[2] == "%" else number
         if found[2] != "s" and 0 < ratio <= 1:
-            return Wanted(ratio, None)
+            return ratio, None
     raise ValueError(
         f"--advise {value} is not a goal: use a hit ratio such as 60%, or seconds per epoch such as 30s"
     )
 
 
-def advise(case: Case, wanted: Wanted, args: argparse.Namespace, session: Session, report: Report) -> None:
-    """Search, and add the answer to the report, with a figure for each cache that was tried."""
+def advise(
+    case: Case,
+    wanted: tuple[float | None, float | None],
+    args: argparse.Namespace,
+    session: Session,
+    report: Report,
+) -> None:
+    """Search, and add the answer to the report, with a figure for each cache that was tried.
+
+    wanted: from parse_wanted.
+    """
     from gids.trace.replay import LIVE_BATCHES
 
     per_batch = case.pages / (case.trace.batch_count - case.warm)
     if args.pages_per_s is not None:
         report.subject["pages_per_s"] = args.pages_per_s
-    if wanted.epoch_s is None:
-        assert wanted.hit_ratio is not None
-        ratio = wanted.hit_ratio
-    else:
+    ratio, epoch_s = wanted
+    if ratio is None:
+        assert epoch_s is not None
         speed = args.pages_per_s or _measured_speed(case, args, report)
         report.subject["pages_per_s"] = speed
         needed = _epoch_batches(case) * per_batch
-        ratio = max(0.0, 1 - wanted.epoch_s * speed / needed)
+        ratio = max(0.0, 1 - epoch_s * speed / needed)
     longest = LIVE_BATCHES - case.planned
 
     def measured(lines: int, window: int) -> float:
@@ -109,23 +108,16 @@ def _search(
     _answer(case, high, window, measured(high, window), per_batch, report)
 
 
-def _answer(
-    case: Case,
-    lines: int,
-    window: int,
-    ratio: float,
-    per_batch: float,
-    report: Report,
-) -> None:
+def _answer(case: Case, lines: int, window: int, ratio: float, per_batch: float, report: Report) -> None:
     cache = lines * case.traced.page_bytes
     share = lines / case.traced.page_count
-    of_lines = lines * _core.LINE_METADATA_BYTES
-    metadata = of_lines + case.traced.page_count * _PAGE_WORD_BYTES
+    line_metadata = lines * _core.LINE_METADATA_BYTES
+    metadata = line_metadata + case.traced.page_count * _PAGE_WORD_BYTES
     if lines:
         report.answers.append(
             f"{ratio:.1%} of pages are hits with {lines:,} lines ({format_bytes(cache)}, {share:.1%} of the "
             f"table; metadata {format_bytes(metadata)}) and a window of {window}: "
-            f"gids.open(..., window={window}, cache={cache + of_lines})"
+            f"gids.open(..., window={window}, cache={cache + line_metadata})"
         )
         minimum = case.minimum(lines)["hit_ratio"]
         report.answers.append(f"the best possible cache of this size (Belady's MIN) hits {minimum:.1%}")
@@ -160,5 +152,5 @@ def _measured_speed(case: Case, args: argparse.Namespace, report: Report) -> flo
 
 
 def _epoch_batches(case: Case) -> int:
-    """Minibatches per epoch; if unknown, those of the trace."""
+    """Minibatches per epoch; if unknown, the number in the trace."""
     return case.epoch_batches or case.trace.batch_count

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +13,6 @@ import numpy.typing as npt
 import torch
 
 from gids import cuda
-from gids.bench.minibatches import endless, input_nodes
 from gids.bench.probe import direct_works, why_warm
 from gids.errors import FormatError
 from gids.loader import FeatureLoader
@@ -23,7 +20,6 @@ from gids.loader.source import open as open_source
 from gids.measure.counters import cpu_seconds, device_bytes_read
 
 if TYPE_CHECKING:
-    from gids.sampler import Sampler
     from gids.store import FeatureStore, Table
 
 _VERIFIED_ROWS = 512
@@ -31,20 +27,15 @@ _VERIFIED_ROWS = 512
 
 @dataclass(frozen=True)
 class Run:
-    """The settings of a run. state: "cold", no page of the shards in the page cache, or "warm", all of them.
-
-    memory_bytes: for the loader; None takes its default.
-    """
+    """The settings of a run."""
 
     engine: str
     depth: int
     cache_bytes: int
     window: int
     policy: str
-    state: str
     threads: int | None = None
     device: str = "cpu"
-    memory_bytes: int | None = None
 
 
 @dataclass
@@ -64,9 +55,9 @@ class Measured:
     lines: int = 0
     note: str = ""
 
-    def rate(self, series: Sequence[int], first: int = 0) -> float:
-        """The sum of a series per second, from iteration `first` on."""
-        return sum(series[first:]) / sum(self.seconds[first:])
+    def rate(self, series: Sequence[int]) -> float:
+        """The sum of a series per second."""
+        return sum(series) / sum(self.seconds)
 
     def percentile(self, share: float) -> float | None:
         """Latency in seconds that this share of the requests did not exceed; None without requests."""
@@ -77,31 +68,6 @@ class Measured:
         if not total:
             return None
         return float(ends[int(np.searchsorted(np.cumsum(counts), share * total))])
-
-
-def sampled_ids(
-    store: FeatureStore, table: Table, sampler: Sampler, *, seeds: str, batch_size: int, seed: int
-) -> Callable[[int], list[torch.Tensor]]:
-    """Return make(count): samples minibatches and returns their node ids, int64[n] each."""
-    minibatches = endless(store, sampler, seeds=seeds, batch_size=batch_size, seed=seed)
-
-    def make(count: int) -> list[torch.Tensor]:
-        return [input_nodes(m, str(table.type)) for m in itertools.islice(minibatches, count)]
-
-    return make
-
-
-def uniform_ids(table: Table, *, rows: int, seed: int) -> Callable[[int], list[torch.Tensor]]:
-    """Return make(count): draws minibatches of distinct random rows, int64[rows] each."""
-    rng = np.random.default_rng(seed)
-
-    def make(count: int) -> list[torch.Tensor]:
-        return [
-            torch.from_numpy(rng.choice(table.row_count, min(rows, table.row_count), replace=False))
-            for _ in range(count)
-        ]
-
-    return make
 
 
 def verify(store: FeatureStore, table: Table, run: Run, seed: int) -> None:
@@ -132,12 +98,7 @@ def aggregate(
 
     Raises the loader's errors and OSError.
     """
-    result = Measured()
-    if run.state == "cold":
-        result.note = why_warm(table.shard_paths)
-    else:
-        for path in table.shard_paths:
-            _fill_page_cache(path)
+    result = Measured(note=why_warm(table.shard_paths))
     with _loader(store, table, run) as loader:
         stream = loader.attach(batches, lambda ids: {table.name: ids})
         before = _counters(loader, run)
@@ -166,18 +127,15 @@ def aggregate(
 
 
 def _loader(store: FeatureStore, table: Table, run: Run) -> FeatureLoader:
-    on_cpu = run.device == "cpu"
     source = open_source(
         store,
         engine=run.engine,
         queue_depth=run.depth,
         cache=run.cache_bytes,
-        memory=run.memory_bytes if on_cpu else None,
-        device_memory=None if on_cpu else run.memory_bytes,
         window=run.window,
         policy=run.policy,
         threads=run.threads,
-        direct=run.state == "cold" and direct_works(table.shard_paths),
+        direct=direct_works(table.shard_paths),
     )
     return FeatureLoader(source, [table.name], device=run.device)
 
@@ -185,17 +143,10 @@ def _loader(store: FeatureStore, table: Table, run: Run) -> FeatureLoader:
 def _counters(loader: FeatureLoader, run: Run) -> dict[str, int]:
     """Counters so far. For reads through the page cache, only the kernel counts bytes from the device."""
     stats = loader.stats()
-    buffered = run.engine == "mmap" or run.state == "warm"
-    device_bytes = device_bytes_read() if buffered else None
+    device_bytes = device_bytes_read() if run.engine == "mmap" else None
     return {
         "pages": stats["pages"],
         "hits": stats["hits"],
         "device_bytes": stats["bytes_read"] if device_bytes is None else device_bytes,
         "lines": sum(t["lines"] for t in stats["tables"].values()),
     }
-
-
-def _fill_page_cache(path: Path) -> None:
-    with open(path, "rb", buffering=0) as file:
-        while file.read(8 << 20):
-            pass

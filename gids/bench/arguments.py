@@ -7,98 +7,87 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+from gids.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from gids.store import FeatureStore, Table
 
+T = TypeVar("T")
 
-def words(value: str) -> list[str]:
-    """`a,b,c`."""
-    found = [word.strip() for word in value.split(",") if word.strip()]
-    if not found:
-        raise argparse.ArgumentTypeError("the list is empty; separate names by commas")
-    return found
+
+def _type(parse: Callable[[str], T], accept: Callable[[T], bool], expected: str) -> Callable[[str], T]:
+    """Return an argparse type that parses, and accepts some values only."""
+
+    def convert(value: str) -> T:
+        try:
+            result = parse(value)
+        except ValueError:
+            result = None
+        if result is None or not accept(result):
+            raise argparse.ArgumentTypeError(f"{value!r} is not {expected}")
+        return result
+
+    return convert
+
+
+def _integers(value: str) -> list[int]:
+    return [int(part) for part in value.split(",")]
+
+
+def _share(value: str) -> float:
+    return float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
+
+
+def _kappas(value: str) -> list[float]:
+    parts = [math.inf if part.strip() == "inf" else int(part) for part in value.split(",")]
+    return list(dict.fromkeys(parts))
 
 
 def numbers(least: int) -> Callable[[str], list[int]]:
-    """Return a type: a list such as `1,2,3` of numbers of `least` or more."""
-
-    def parse(value: str) -> list[int]:
-        try:
-            found = [int(number) for number in value.split(",")]
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{value!r} is not a list of numbers such as 4,8,16") from None
-        if min(found) < least:
-            raise argparse.ArgumentTypeError(f"{value!r}: each number must be {least} or more")
-        return found
-
-    return parse
+    """A type: a list of numbers such as `1,2,3`."""
+    return _type(
+        _integers, lambda n: min(n) >= least, f"a list of numbers of {least} or more, such as 4,8,16"
+    )
 
 
-def positive(value: str) -> int:
-    """A whole number, 1 or more."""
-    return _at_least(1, value)
+words = _type(
+    lambda value: [word.strip() for word in value.split(",") if word.strip()], bool, "a list such as a,b,c"
+)
+positive = _type(int, lambda n: n >= 1, "a whole number of 1 or more")
+natural = _type(int, lambda n: n >= 0, "a whole number of 0 or more")
+window = _type(int, lambda n: 0 <= n <= 22, "a whole number from 0 to 22")
+rate = _type(float, lambda n: 0 < n < math.inf, "a number greater than 0")
+seconds = _type(float, lambda n: 0 <= n < math.inf, "a number of seconds of 0 or more (0: no limit)")
+share = _type(_share, lambda n: 0 <= n <= 1, "a share; use 40% or 0.4")
+device = _type(str, lambda s: bool(re.fullmatch(r"cpu|cuda(:\d+)?", s)), "a device; use cpu, cuda or cuda:N")
+fanouts = _type(_integers, lambda _: True, "a list of fanouts such as 10,5,5")
+kappas = _type(_kappas, lambda n: min(n) >= 1, "a list of numbers of 1 or more, or inf, such as 1,16,inf")
 
 
-def natural(value: str) -> int:
-    """A whole number, 0 or more."""
-    return _at_least(0, value)
-
-
-def _at_least(least: int, value: str) -> int:
+def parse_cache_size(text: str) -> tuple[str, str, float]:
+    """Parse a cache size: (text, unit "%", "x" or "B", number). Raises ValueError."""
+    unit = text[-1:] if text[-1:] in ("%", "x") else "B"
     try:
-        found = int(value)
+        number = float(parse_bytes(text)) if unit == "B" else float(text[:-1])
     except ValueError:
-        found = least - 1
-    if found < least:
-        raise argparse.ArgumentTypeError(f"{value!r} is not a whole number of {least} or more")
-    return found
-
-
-def device(value: str) -> str:
-    """`cpu`, `cuda` or `cuda:1`."""
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", value):
-        raise argparse.ArgumentTypeError(f"{value!r} is not a device; use cpu, cuda or cuda:N")
-    return value
-
-
-def share(value: str) -> float:
-    """`40%` or `0.4`: from 0 to 1."""
-    try:
-        found = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
-    except ValueError:
-        found = -1.0
-    if not 0 <= found <= 1:
-        raise argparse.ArgumentTypeError(f"{value!r} is not a share; use 40% or 0.4")
-    return found
-
-
-def fanouts(value: str) -> list[int]:
-    """`10,5,5`. As in DGL, the last fanout applies to the seeds; -1 takes all neighbours."""
-    try:
-        return [int(part) for part in value.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{value!r} is not a list of fanouts such as 10,5,5") from None
-
-
-def kappas(value: str) -> list[float]:
-    """`1,16,inf`."""
-    try:
-        found = [math.inf if part.strip() == "inf" else int(part) for part in value.split(",")]
-    except ValueError:
-        found = [0]
-    if min(found) < 1:
-        raise argparse.ArgumentTypeError(
-            f"{value!r} is not a list of numbers of 1 or more, or inf, such as 1,16,inf"
+        number = -1.0
+    if not 0 <= number < math.inf:
+        raise ValueError(
+            f"--cache {text} is not a cache size: use 2% (of the pages), 4GB or 5x (minibatches)"
         )
-    return list(dict.fromkeys(found))
+    return text, unit, number / 100 if unit == "%" else number
 
 
 def add_dataset(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--table", metavar="NAME", help="table to read (default: the largest table of nodes)")
-    add(
+    add_allow_dir(parser)
+
+
+def add_allow_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--allow-dir", action="append", default=[], metavar="DIR", help="allow shards in DIR, outside DATASET"
     )
 
@@ -110,7 +99,7 @@ def given(args: argparse.Namespace, defaults: Mapping[str, object]) -> list[str]
     ]
 
 
-OF_MINIBATCHES = ("sampler", "fanouts", "batch_size", "seeds")
+SAMPLING_OPTIONS = ("sampler", "fanouts", "batch_size", "seeds")
 """The options of add_sampling."""
 
 
@@ -153,7 +142,7 @@ def add_sampling(
         default="train",
         help="split to take the seeds from (default: train)",
     )
-    keep_defaults(parser, OF_MINIBATCHES)
+    keep_defaults(parser, SAMPLING_OPTIONS)
 
 
 def keep_defaults(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
@@ -168,7 +157,7 @@ def open_table(args: argparse.Namespace) -> tuple[FeatureStore, Table]:
     store = FeatureStore(Path(args.path), allow_dirs=args.allow_dir)
     if args.table is not None:
         return store, store.table(args.table)
-    of_nodes = [t for t in store.tables.values() if t.kind == "node"]
-    if not of_nodes:
+    node_tables = [t for t in store.tables.values() if t.kind == "node"]
+    if not node_tables:
         raise ValueError(f"{store.name} has no table of nodes")
-    return store, max(of_nodes, key=lambda t: t.page_count * t.page_bytes)
+    return store, max(node_tables, key=lambda t: t.page_count * t.page_bytes)

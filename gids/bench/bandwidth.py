@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gids.bench import arguments, text
-from gids.bench.report import Figure, Report
+from gids.bench.report import Report
 from gids.bench.session import Session
-from gids.sizes import format_bytes, parse_bytes
+from gids.sizes import format_bytes
 
 if TYPE_CHECKING:
     import torch
 
-    from gids.bench.aggregation import Measured, Run
+    from gids.bench.aggregation import Run
     from gids.store import FeatureStore, Table
 
 HELP = "how fast rows are read and gathered, by engine, batch size and depth"
 EPILOG = """\
 Minibatches are sampled before the measurement. With --rows, or if the dataset has no topology, they are
 uniform random rows. Each run starts with an empty cache. Some rows from each engine are first compared with
-the dataset. The line `raw probe` is the disk's ceiling. --memory-limit runs the measurement in a new process
-in a memory control group.
+the dataset. The line `raw probe` is the disk's ceiling.
 """
 ENGINES = ("uring", "threads", "mmap")
-STATES = ("cold", "warm")
 PROBE = "raw probe"
 SETTINGS = {
     "engine": "engine",
@@ -48,10 +46,8 @@ COLUMNS = [
     text.Column("p99.9", "latency_p999_s", text.seconds),
     text.Column("CPU/page", "cpu_s_per_page", text.seconds),
 ]
-FIRST_ITERATIONS = 20  # in a series, as in the paper's Figure 9
 _PROBE_S = 3.0
 _ROWS = 8192
-_OF_LIMIT = 0.9  # the loader's share of --memory-limit; the process needs the rest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,20 +84,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--policy", default="lookahead", metavar="NAME", help="cache policy (default: lookahead)")
     add(
-        "--states",
-        type=arguments.words,
-        default=["cold"],
-        metavar="cold,warm",
-        help="page cache before each run: cold (empty) or warm (holds the table) (default: cold)",
-    )
-    add(
-        "--memory-limit",
-        type=parse_bytes,
-        metavar="BYTES",
-        help="limit the memory for cache, minibatches and page cache, to measure a table larger than memory; "
-        "usually needs root (default: no limit)",
-    )
-    add(
         "--iterations",
         type=arguments.positive,
         default=40,
@@ -124,47 +106,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
-    """Fill the report. It has one series per setting: the first iterations."""
-    if args.memory_limit is not None and not getattr(args, "in_group", False):
-        from gids.bench.limited import measure_limited
-
-        measure_limited(args, session, report)
-        return
+    """Fill the report. Settings: engine, batch, depth, cache, window and state."""
     from gids.bench.aggregation import Run, verify
-    from gids.measure.memory_group import limit_own_memory, own_memory_bytes
 
     engines = _engines(args.engines, report)
-    for state in args.states:
-        if state not in STATES:
-            raise ValueError(f"no state {state!r} of the page cache (there are {', '.join(STATES)})")
     if args.rows and (unused := arguments.given(args, args.sampling_defaults)):
         raise ValueError(f"--rows draws uniform rows and samples nothing: remove {', '.join(unused)}")
     store, table = arguments.open_table(args)
     cache_bytes = _cache_bytes(args, table, report)
     _describe(store, table, engines, args, report)
-    makers = _batch_makers(store, table, args, report)
     runs = [
-        Run(
-            engine,
-            depth,
-            cache_bytes,
-            args.window,
-            args.policy,
-            state,
-            args.threads,
-            args.device,
-            None if args.memory_limit is None else int(_OF_LIMIT * args.memory_limit),
-        )
-        for engine, depth, state in itertools.product(engines, args.depth, args.states)
+        Run(engine, depth, cache_bytes, args.window, args.policy, args.threads, args.device)
+        for engine, depth in itertools.product(engines, args.depth)
     ]
     for engine in engines:
         verify(store, table, next(run for run in runs if run.engine == engine), args.seed)
         session.check()
-    left = session.repeat * len(makers) * len(runs)
+    batches = _minibatches(store, table, args, report)
+    left = session.repeat * len(batches) * len(runs)
     session.total(left)
-    batches = {name: make(args.iterations) for name, make in makers.items()}
-    if args.memory_limit is not None:
-        limit_own_memory(own_memory_bytes() + args.memory_limit)
     probe_s = min(_PROBE_S, session.left_s() / 4 / (session.repeat * len(args.depth)))
     for turn in range(session.repeat):
         # Other processes may use the disk: each round measures the ceiling again.
@@ -195,10 +155,15 @@ def _engines(names: Sequence[str] | None, report: Report) -> list[str]:
 
 
 def _cache_bytes(args: argparse.Namespace, table: Table, report: Report) -> int:
-    from gids.bench.cache_sizes import parse_size
+    from gids import _core
     from gids.cache.budget import available_bytes
 
-    cache_bytes = parse_size(args.cache, table.page_count, table.page_bytes)
+    _, unit, number = arguments.parse_cache_size(args.cache)
+    if unit == "x":
+        raise ValueError(f"--cache {args.cache} is not a cache size: use 2% (of the pages) or 4GB")
+    cache_bytes = int(number)
+    if unit == "%":
+        cache_bytes = int(number * table.page_count) * (table.page_bytes + _core.LINE_METADATA_BYTES)
     if cache_bytes >= table.page_count * table.page_bytes:
         report.note(
             f"a cache of {args.cache} holds the whole table: after the first read every page is a hit, so "
@@ -210,15 +175,6 @@ def _cache_bytes(args: argparse.Namespace, table: Table, report: Report) -> int:
         raise ValueError(
             f"--cache {args.cache}: {format_bytes(cache_bytes)} is more than half of the available memory; "
             "give a smaller cache"
-        )
-    if args.memory_limit is not None and "warm" in args.states:
-        raise ValueError(
-            "--states warm fills the page cache, which --memory-limit limits: remove one of them"
-        )
-    if args.memory_limit is not None and args.memory_limit <= cache_bytes:
-        raise ValueError(
-            f"--memory-limit {format_bytes(args.memory_limit)}: the cache alone takes "
-            f"{format_bytes(cache_bytes)} of it; give a larger limit or a smaller --cache"
         )
     return cache_bytes
 
@@ -241,16 +197,13 @@ def _describe(
         file_system=str(found["file_system"]),
         device=args.device,
     )
-    if args.memory_limit is not None:
-        report.subject.update(memory_limit_bytes=args.memory_limit)
     through_page_cache = [name for name in engines if name == "mmap" or not found["direct"]]
-    memory_bytes = available_bytes() if args.memory_limit is None else args.memory_limit
-    if through_page_cache and table.page_count * table.page_bytes < memory_bytes:
+    if through_page_cache and table.page_count * table.page_bytes < available_bytes():
         report.notes_above.append(
             f"the whole table fits into the page cache, so {' and '.join(through_page_cache)} measures "
-            "memory, not the disk: it is slower on a table larger than memory. --memory-limit BYTES measures "
-            "with less memory. If the features fit into memory, a memory_bytes that holds all of them is "
-            "fastest"
+            "memory, not the disk: it is slower on a table larger than memory. To measure with less memory, "
+            "run `systemd-run --scope -p MemoryMax=BYTES gids bench ...`. If the features fit into memory, a "
+            "cache that holds all of them is fastest"
         )
     if not found["direct"]:
         report.note(
@@ -258,34 +211,38 @@ def _describe(
         )
 
 
-def _batch_makers(
+def _minibatches(
     store: FeatureStore, table: Table, args: argparse.Namespace, report: Report
-) -> dict[str, Callable[[int], list[torch.Tensor]]]:
-    """Name -> function that makes minibatches' ids: sampled, or uniform if there is no topology."""
-    from gids.bench.aggregation import sampled_ids, uniform_ids
-    from gids.bench.minibatches import make_sampler
+) -> dict[str, list[torch.Tensor]]:
+    """Name -> node ids of minibatches, int64[n] each: sampled, or uniform if there is no topology."""
+    import numpy as np
+    import torch
+
+    from gids.bench.minibatches import endless, input_nodes, make_sampler
     from gids.errors import FormatError
     from gids.store import graphs_of
 
     if args.rows is None and table.kind == "node":
         try:
             graphs_of(store)
-            makers = {
-                f"{seeds} seeds": sampled_ids(
-                    store,
-                    table,
-                    make_sampler(args.sampler, args.fanouts, seeds),
-                    seeds=args.seeds,
-                    batch_size=seeds,
-                    seed=args.seed,
-                )
-                for seeds in args.batch_size
-            }
+            found = {}
+            for seeds in args.batch_size:
+                sampler = make_sampler(args.sampler, args.fanouts, seeds)
+                stream = endless(store, sampler, seeds=args.seeds, batch_size=seeds, seed=args.seed)
+                first = itertools.islice(stream, args.iterations)
+                found[f"{seeds} seeds"] = [input_nodes(minibatch, str(table.type)) for minibatch in first]
             report.subject.update(sampler=args.sampler, fanouts=list(args.fanouts), seeds=args.seeds)
-            return makers
+            return found
         except FormatError as error:
             report.note(f"minibatches are uniform random rows: {error}")
-    return {f"{rows} rows": uniform_ids(table, rows=rows, seed=args.seed) for rows in args.rows or [_ROWS]}
+    rng = np.random.default_rng(args.seed)
+    return {
+        f"{rows} rows": [
+            torch.from_numpy(rng.choice(table.row_count, min(rows, table.row_count), replace=False))
+            for _ in range(args.iterations)
+        ]
+        for rows in args.rows or [_ROWS]
+    }
 
 
 def _measure_ceilings(
@@ -334,58 +291,25 @@ def _measure_run(
         report.note(found.note)
     if len(found.seconds) < len(ids):
         report.cut_short(f"runs that --seconds stopped have fewer than {len(ids)} iterations")
-    state = "warm" if found.note else run.state
     figure = report.figure(
         engine=run.engine,
         batch=batch,
         depth=run.depth,
         cache=format_bytes(found.lines * table.page_bytes),
         window=run.window,
-        state=state,
+        state="warm" if found.note else "cold",
     )
-    _add(figure, found, None if state == "warm" else ceilings[run.depth], table.page_bytes)
-    _add_series(report, figure, found)
-
-
-def _add(figure: Figure, found: Measured, ceiling: float | None, page_bytes: int) -> None:
-    """ceiling: the disk's pages per second; None if the run reads through the page cache."""
     device = found.rate(found.device_bytes)
     pages, hits = sum(found.pages), sum(found.hits)
     figure.add(
         effective_bytes_per_s=found.rate(found.row_bytes),
         device_bytes_per_s=device,
-        reads_per_s=device / page_bytes,
-        of_ceiling=None if ceiling is None else device / page_bytes / ceiling,
+        reads_per_s=device / table.page_bytes,
+        of_ceiling=None if found.note else device / table.page_bytes / ceilings[run.depth],
         hit_ratio=hits / pages if pages else 0.0,
         latency_p50_s=found.percentile(0.5),
         latency_p99_s=found.percentile(0.99),
         latency_p999_s=found.percentile(0.999),
         cpu_s_per_page=found.cpu_s / max(1, pages),
         iterations=len(found.seconds),
-    )
-
-
-def _add_series(report: Report, figure: Figure, found: Measured) -> None:
-    """Add the first iterations of the setting's first run."""
-    if any(series["setting"] == dict(figure.setting) for series in report.series):
-        return
-    first = slice(0, FIRST_ITERATIONS)
-    seconds = found.seconds[first]
-
-    def rates(values: Sequence[int]) -> list[float]:
-        return [value / s for value, s in zip(values[first], seconds, strict=True)]
-
-    report.series.append(
-        {
-            "name": "first iterations from an empty cache",
-            "setting": dict(figure.setting),
-            "values": {
-                "seconds": seconds,
-                "effective_bytes_per_s": rates(found.row_bytes),
-                "device_bytes_per_s": rates(found.device_bytes),
-                "hit_ratio": [
-                    h / p if p else 0.0 for h, p in zip(found.hits[first], found.pages[first], strict=True)
-                ],
-            },
-        }
     )

@@ -6,22 +6,20 @@ import argparse
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from gids.bench.report import Report
 from gids.bench.session import Session
+from gids.sizes import format_bytes
 from gids.trace.optimum import Optimum
-from gids.trace.replay import Counts, replay
+from gids.trace.replay import replay
 from gids.trace.trace_file import Trace, TracedTable
-
-PINNED = "pinned"
-"""Not a policy of gids: a share of the lines always holds the hottest pages, the rest evicts at random."""
 
 
 @dataclass
 class Case:
-    """A trace of one table and its optimum."""
+    """A trace of one table and its optimum.
+
+    warm: number of minibatches before counting starts. epoch_batches: minibatches per epoch; None if unknown.
+    """
 
     trace: Trace
     table: int
@@ -32,19 +30,11 @@ class Case:
     seed: int
     session: Session
     epoch_batches: int | None
-    """Minibatches per epoch; None if neither a dataset nor --epoch-batches gives them."""
     _best_hits: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def prepare(
-        cls,
-        trace: Trace,
-        table: int,
-        args: argparse.Namespace,
-        session: Session,
-        report: Report,
-        *,
-        seed: int,
+        cls, trace: Trace, table: int, args: argparse.Namespace, session: Session, report: Report, seed: int
     ) -> Case:
         traced = trace.tables[table]
         warm = min(int(trace.batch_count * args.warm_up), max(0, trace.batch_count - 1))
@@ -59,7 +49,7 @@ class Case:
             "pages_per_batch": float(counts.mean()) if len(counts) else 0.0,
         }
         for key, value in facts.items():
-            report.subject.setdefault(key, value)  # of the first trace, where there are several
+            report.subject.setdefault(key, value)  # of the first trace
         if not int(counts[warm:].sum()):
             raise ValueError(f"the trace reads no pages of table {traced.name!r}")
         mean = counts[warm:].mean()
@@ -81,59 +71,12 @@ class Case:
         return int(self.trace.page_counts(self.table)[self.warm :].sum())
 
     def minimum(self, lines: int) -> dict[str, float]:
-        """The metrics of Belady's MIN with this number of lines."""
-        hits = self._best(lines)
-        return {"hit_ratio": hits / self.pages, "of_min": 1.0, "regret": 0.0, **self._pages(hits)}
+        """The metrics of Belady's MIN."""
+        return self._metrics(self._best(lines), lines)
 
-    def run(self, policy: str, lines: int, window: int, *, pin: float = 0.0) -> dict[str, float]:
-        """The metrics of a cache. pin: the share of lines that PINNED pins.
-
-        PINNED has no share of MIN: its hottest pages are loaded without being counted as read.
-        """
-        pinned, rest, in_use = None, lines, 0
-        if policy == PINNED:
-            assert self.traced.heat is not None
-            pinned = hottest(self.traced.heat, int(lines * pin))
-            in_use = int(pinned.sum())
-            policy, rest = "random", lines - int(lines * pin)
-        found = self._replay(policy, rest, window, pinned)
-        best = self._best(lines)
-        hits = int(found.hits.sum())
-        if hits > best and pinned is None:
-            raise RuntimeError(f"{policy} hits {hits} pages, more than MIN's {best}: please report this bug")
-        beside = {"of_min": hits / best if best else 1.0, "regret": (best - hits) / self.pages}
-        return {
-            "hit_ratio": found.hit_ratio,
-            **(beside if pinned is None else {}),
-            **self._pages(hits),
-            "loads": int(found.loads.sum()),
-            "bypasses": int(found.bypasses.sum()),
-            "evictions": found.evictions,
-            **(
-                {} if found.in_use is None or not lines else {"in_use_share": (in_use + found.in_use) / lines}
-            ),
-        }
-
-    def _pages(self, hits: int) -> dict[str, float]:
-        """Pages read, in the trace and per epoch."""
-        counted = self.trace.batch_count - self.warm
-        found = {"pages_read": float(self.pages - hits), "pages_per_batch": self.pages / counted}
-        if self.epoch_batches is not None:
-            found["epoch_pages_read"] = (self.pages - hits) / counted * self.epoch_batches
-            found["epoch_pages"] = self.pages / counted * self.epoch_batches
-        return found
-
-    def _best(self, lines: int) -> int:
-        """Hits of MIN."""
-        if lines not in self._best_hits:
-            hits = self.optimum.hits(lines, warm=self.warm)
-            self._best_hits[lines] = int(hits[self.warm :].sum())
-        return self._best_hits[lines]
-
-    def _replay(
-        self, policy: str, lines: int, window: int, pinned: npt.NDArray[np.bool_] | None = None
-    ) -> Counts:
-        return replay(
+    def run(self, policy: str, lines: int, window: int) -> dict[str, float]:
+        """The metrics of a policy."""
+        found = replay(
             self.trace,
             self.traced.page_count,
             table=self.table,
@@ -142,20 +85,65 @@ class Case:
             window=window,
             planned=self.planned,
             heat=self.traced.heat,
-            pinned=pinned,
             seed=self.seed,
             warm=self.warm,
             check=self.session.check,
         )
+        hits, best = int(found.hits.sum()), self._best(lines)
+        if hits > best:
+            raise RuntimeError(f"{policy} hits {hits} pages, more than MIN's {best}: please report this bug")
+        metrics = {
+            **self._metrics(hits, lines),
+            "loads": int(found.loads.sum()),
+            "bypasses": int(found.bypasses.sum()),
+            "evictions": found.evictions,
+        }
+        if found.in_use is not None and lines:
+            metrics["in_use_share"] = found.in_use / lines
+        return metrics
 
+    def _metrics(self, hits: int, lines: int) -> dict[str, float]:
+        """Hits compared with MIN; pages read, in the trace and per epoch."""
+        best, batches = self._best(lines), self.trace.batch_count - self.warm
+        metrics = {
+            "hit_ratio": hits / self.pages,
+            "of_min": hits / best if best else 1.0,
+            "regret": (best - hits) / self.pages,
+            "pages_read": float(self.pages - hits),
+            "pages_per_batch": self.pages / batches,
+        }
+        if self.epoch_batches is not None:
+            metrics["epoch_pages_read"] = (self.pages - hits) / batches * self.epoch_batches
+            metrics["epoch_pages"] = self.pages / batches * self.epoch_batches
+        return metrics
 
-def hottest(heat: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.bool_]:
-    """bool[page_count]: the `count` hottest pages."""
-    chosen = np.zeros(len(heat), bool)
-    count = min(count, len(heat))
-    if count:
-        chosen[np.argpartition(heat, len(heat) - count)[len(heat) - count :]] = True
-    return chosen
+    def _best(self, lines: int) -> int:
+        """Hits of MIN."""
+        if lines not in self._best_hits:
+            hits = self.optimum.hits(lines, warm=self.warm)
+            self._best_hits[lines] = int(hits[self.warm :].sum())
+        return self._best_hits[lines]
+
+    def cache_lines(self, sizes: list[tuple[str, str, float]], report: Report) -> list[tuple[str, int]]:
+        """(name, lines) of each cache size of arguments.parse_cache_size, without repeats."""
+        page_count, page_bytes = self.traced.page_count, self.traced.page_bytes
+        whole = {"%": page_count, "x": float(report.subject["pages_per_batch"])}
+        found: dict[int, str] = {}
+        for text, unit, number in sizes:
+            lines = int(number // page_bytes if unit == "B" else number * whole[unit])
+            if lines >= page_count:
+                lines = page_count
+                report.note(
+                    f"a cache of {text} holds the whole table: every page is a hit after its first read"
+                )
+            if not lines and number:
+                ways = " (2% is a share of the pages, 5x is five minibatches)" if unit == "B" else ""
+                report.note(
+                    f"a cache of {text} is smaller than a page of {page_bytes} B: nothing is hit{ways}"
+                )
+            size = format_bytes(lines * page_bytes)
+            found.setdefault(lines, f"{text} ({size})" if unit != "B" else size)
+        return [(name, lines) for lines, name in sorted(found.items())]
 
 
 def _epoch_batches(args: argparse.Namespace) -> int | None:

@@ -51,6 +51,7 @@ COLUMNS = [
 ]
 OURS, ADVISED, PLAIN = "gids", "stock, MADV_RANDOM", "stock"
 SIDES = {"gids": OURS, "stock-random": ADVISED, "stock": PLAIN}
+_HIDDEN = 64  # width of the hidden layers
 _LEAST_BYTES = 96 << 20  # of memory for features
 _STOCK_S, _PLAIN_S = 60.0, 15.0  # time limits of stock with and without advice: it may take hours
 _START_S = 120  # time limit of the rest of a process: imports, topology, validation
@@ -69,23 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="minibatches to train on; 0: the whole epoch (default: 40)",
     )
     add(
-        "--hidden",
-        type=arguments.positive,
-        default=64,
+        "--window",
+        type=arguments.window,
+        default=16,
         metavar="N",
-        help="width of the hidden layers (default: 64)",
+        help="minibatches sampled ahead, 0 to 22 (default: 16)",
     )
-    add(
-        "--window", type=int, default=16, metavar="N", help="minibatches sampled ahead, 0 to 22 (default: 16)"
-    )
-    add(
-        "--workers",
-        type=arguments.natural,
-        default=0,
-        metavar="N",
-        help="num_workers of DGL's DataLoader, on all sides (default: 0)",
-    )
-    add("--threads", type=arguments.positive, metavar="N", help="OpenMP threads (default: torch's number)")
     add(
         "--memory-limit",
         type=parse_bytes,
@@ -121,7 +111,7 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
         )
     with tempfile.TemporaryDirectory(prefix="gids-bench-") as directory:
         write_links(store, Path(directory))
-        ours = _config(args, store, source, names, Path(directory), report)
+        ours = _config(args, store, source, Path(directory), report)
         configs = {
             OURS: ours,
             ADVISED: replace(ours, side="stock", random_access=True, most_seconds=_STOCK_S),
@@ -175,17 +165,14 @@ def _config(
     args: argparse.Namespace,
     store: FeatureStore,
     source: EpochSource,
-    names: list[str],
     directory: Path,
     report: Report,
 ) -> EpochConfig:
     from gids.measure.sides import EpochConfig
 
-    if not 0 <= args.window <= 22:
-        raise ValueError(f"--window must be 0 to 22 (got {args.window})")
     batches = -(-source.train_count // args.batch_size)
     batches = min(batches, args.batches) if args.batches > 0 else batches
-    memory_bytes = _memory_bytes(args, store, source, ours=OURS in names)
+    memory_bytes = _memory_bytes(args, store, source)
     report.subject.update(
         dataset=str(store.path),
         table=source.table.name,
@@ -194,9 +181,7 @@ def _config(
         fanouts=list(args.fanouts),
         batch_size=args.batch_size,
         batches=batches,
-        hidden=args.hidden,
         window=args.window,
-        workers=args.workers,
     )
     return EpochConfig(
         side="gids",
@@ -204,10 +189,8 @@ def _config(
         dataset=str(store.path),
         fanouts=tuple(args.fanouts),
         batch_size=args.batch_size,
-        hidden=args.hidden,
+        hidden=_HIDDEN,
         batches=batches,
-        workers=args.workers,
-        threads=args.threads or 0,
         seed=args.seed,
         memory_bytes=memory_bytes,
         gids_memory_bytes=memory_bytes,
@@ -222,44 +205,22 @@ def _config(
     )
 
 
-def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSource, *, ours: bool) -> int:
-    """--memory-limit; by default a quarter of the features, or more if the minibatches in flight need more.
-
-    ours: gids is among the sides. Raises ValueError if the limit is too small for its minibatches.
-    """
+def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSource) -> int:
+    """--memory-limit; by default a quarter of the features, or more for large minibatches."""
     from gids.bench.minibatches import endless, input_nodes, make_sampler
-    from gids.cache.budget import HostBudget, bounce_pool_bytes
-    from gids.cache.live_batches import GROWTH, Sizes
-    from gids.cache.output_dtype import out_row_bytes
-    from gids.io import QUEUE_DEPTH
-    from gids.loader.placement import HostPlacement
 
+    if args.memory_limit is not None:
+        if args.memory_limit < _LEAST_BYTES:
+            raise ValueError(
+                f"--memory-limit {format_bytes(args.memory_limit)} is too small for the minibatches in "
+                f"flight: give {format_bytes(_LEAST_BYTES)} or more"
+            )
+        return int(args.memory_limit)
     sampler = make_sampler("neighbor", args.fanouts, args.batch_size)
     minibatch = next(endless(store, sampler, seeds="train", batch_size=args.batch_size, seed=args.seed))
-    table = source.table
-    rows = len(input_nodes(minibatch, str(table.type)))
+    rows = len(input_nodes(minibatch, str(source.table.type)))
     blocks = 2 * minibatch.nbytes  # DGL's take about twice what ours do
-    if args.memory_limit is None:
-        return max(source.feature_bytes // 4, _LEAST_BYTES + 8 * rows * table.row_bytes + 24 * blocks)
-    least = _LEAST_BYTES
-    if ours:
-        planned = HostPlacement.least_planned
-        sizes = Sizes({table.name: rows}, rows * table.page_bytes, blocks, args.window, planned, planned)
-        budget = HostBudget(
-            tables=[table],
-            output_row_bytes={table.name: out_row_bytes(table, None)},
-            bounce_bytes=bounce_pool_bytes([table], QUEUE_DEPTH),
-            memory_bytes=args.memory_limit,
-            cache_bytes=None,
-        )
-        least = max(least, sum(budget.needed(sizes.grown(GROWTH)).values()))
-    if args.memory_limit < least:
-        raise ValueError(
-            f"--memory-limit {format_bytes(args.memory_limit)} is too small: {args.window + 2} minibatches "
-            f"in flight need about {format_bytes(least)}; give {format_bytes(int(1.1 * least))} or more, or "
-            "a smaller --batch-size, --fanouts or --window"
-        )
-    return int(args.memory_limit)
+    return max(source.feature_bytes // 4, _LEAST_BYTES + 8 * rows * source.table.row_bytes + 24 * blocks)
 
 
 def _run(
@@ -293,9 +254,9 @@ def _add(report: Report, name: str, found: EpochResult, config: EpochConfig) -> 
     if found.cached_before > 0.01:
         report.note(f"results of {name} are WARM: {found.cached_before:.0%} of a file was in the page cache")
     if found.batches < config.batches:
-        told = f"`{name}` was stopped after {found.batches} of {config.batches} batches: compare rows/s"
-        as_ever = config.most_seconds and found.seconds >= config.most_seconds
-        (report.note if as_ever else report.cut_short)(told)
+        message = f"`{name}` was stopped after {found.batches} of {config.batches} batches: compare rows/s"
+        own_limit = config.most_seconds and found.seconds >= config.most_seconds
+        (report.note if own_limit else report.cut_short)(message)
     report.figure(side=name).add(
         epoch_s=found.seconds,
         **{f"{stage}_s": found.stages[stage] or None for stage in STAGES},

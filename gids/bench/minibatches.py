@@ -1,12 +1,8 @@
-"""Minibatches as gids.NodeLoader samples them, without features. Called by the commands.
-
-A new sampler of gids gets a line in SAMPLERS.
-"""
+"""Minibatches as gids.NodeLoader samples them, without features. Called by the commands."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -16,60 +12,31 @@ from gids.sampler import Labor, Ladies, Minibatch, Neighbor, RandomWalk, Sampler
 from gids.sampler.minibatch import Block, PerType
 from gids.store import FeatureStore
 
-
-@dataclass(frozen=True)
-class SamplerOptions:
-    """Arguments of a sampler. kappa: of dependent minibatches; 1: independent."""
-
-    fanouts: Sequence[int]
-    batch_size: int
-    threads: int | None = None
-    kappa: float = 1
-
-
-def _labor(importance_sampling: int) -> Callable[[SamplerOptions], Sampler]:
-    return lambda given: Labor(
-        given.fanouts,
-        importance_sampling=importance_sampling,
-        batch_dependency=given.kappa,
-        threads=given.threads,
-    )
-
-
-def _ladies(poisson: bool) -> Callable[[SamplerOptions], Sampler]:
-    def make(given: SamplerOptions) -> Sampler:
-        sizes = [given.batch_size * fanout if fanout > 0 else fanout for fanout in given.fanouts]
-        return Ladies(sizes, poisson=poisson, threads=given.threads)
-
-    return make
-
-
-SAMPLERS: Mapping[str, Callable[[SamplerOptions], Sampler]] = {
-    "neighbor": lambda given: Neighbor(given.fanouts, batch_dependency=given.kappa, threads=given.threads),
-    "labor": _labor(0),
-    "labor-1": _labor(1),
-    "labor-star": _labor(-1),
-    "ladies": _ladies(False),
-    "ladies-poisson": _ladies(True),
-    "walk": lambda given: RandomWalk(given.fanouts, threads=given.threads),
-}
-"""Name -> factory. A layer of ladies draws batch_size x fanout nodes."""
-
-DEPENDENT = ("neighbor", "labor", "labor-1", "labor-star")
+SAMPLERS = ("neighbor", "labor", "labor-1", "labor-star", "ladies", "ladies-poisson", "walk")
+DEPENDENT = SAMPLERS[:4]
 """The samplers that take a kappa."""
 
 
 def make_sampler(
     name: str, fanouts: Sequence[int], batch_size: int, *, threads: int | None = None, kappa: float = 1
 ) -> Sampler:
-    """Make the sampler of this name. threads: None takes torch's number.
+    """Make the sampler of this name. A layer of ladies draws batch_size x fanout nodes.
 
-    Raises ValueError for an unknown name, and for a kappa with a sampler that takes none.
+    threads: None takes torch's number. kappa: as batch_dependency; 1: independent minibatches. Raises
+    ValueError for an unknown name, and for a kappa with a sampler that takes none.
     """
     check_sampler(name)
     if kappa != 1 and name not in DEPENDENT:
         raise ValueError(f"sampler {name!r} takes no kappa (samplers that do: {', '.join(DEPENDENT)})")
-    return SAMPLERS[name](SamplerOptions(fanouts, batch_size, threads, kappa))
+    if name == "neighbor":
+        return Neighbor(fanouts, batch_dependency=kappa, threads=threads)
+    if name == "walk":
+        return RandomWalk(fanouts, threads=threads)
+    if name in ("ladies", "ladies-poisson"):
+        sizes = [batch_size * fanout if fanout > 0 else fanout for fanout in fanouts]
+        return Ladies(sizes, poisson=name == "ladies-poisson", threads=threads)
+    importance = {"labor": 0, "labor-1": 1, "labor-star": -1}[name]
+    return Labor(fanouts, importance_sampling=importance, batch_dependency=kappa, threads=threads)
 
 
 def check_sampler(name: str) -> None:

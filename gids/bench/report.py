@@ -15,9 +15,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gids.measure.machine import commit, this_machine, versions
+from gids.measure.machine import this_machine, versions
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 Setting = Mapping[str, str | int | float | bool | None]
 
 
@@ -44,8 +44,8 @@ class Report:
     """The result of a command.
 
     partial: "interrupted", or "time" if --seconds stopped the command before all was measured; else None.
-    subject: dataset, table, sizes. notes: what a reader of the table must know; notes_above are printed above
-    the table. series: named sequences of numbers, such as those of single iterations.
+    subject: dataset, table, sizes. notes: conditions of the measurement; notes_above are printed above the
+    table.
     """
 
     question: str
@@ -57,7 +57,6 @@ class Report:
     notes: list[str] = field(default_factory=list)
     notes_above: list[str] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
-    series: list[dict[str, Any]] = field(default_factory=list)
     answers: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -95,7 +94,6 @@ class Report:
             "partial": self.partial,
             "machine": this_machine().as_json(),
             "versions": versions(),
-            "commit": commit(),
             "subject": self.subject,
             "notes": [*self.notes_above, *self.notes],
             "answers": self.answers,
@@ -107,7 +105,6 @@ class Report:
                 for figure in self.figures
                 if figure.values
             ],
-            "series": self.series,
         }
 
     def write(self, path: Path) -> None:

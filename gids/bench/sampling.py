@@ -44,9 +44,7 @@ _VERIFIED = 2  # minibatches
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", metavar="DATASET", type=Path, help="dataset, written by gids convert")
-    add(
-        "--allow-dir", action="append", default=[], metavar="DIR", help="where shards may lie outside DATASET"
-    )
+    arguments.add_allow_dir(parser)
     arguments.add_sampling(parser, several=True, several_samplers=True)
     add(
         "--threads",
@@ -60,12 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="cpu",
         metavar="NAME",
         help="device that samples: cpu or cuda (default: cpu)",
-    )
-    add(
-        "--place",
-        choices=["auto", "host", "indptr", "device"],
-        help="memory of the topology on CUDA: host, device, indptr (only indptr on the device) or auto "
-        "(default: auto)",
     )
     add(
         "--bulk",
@@ -96,8 +88,6 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     for name in args.sampler:
         check_sampler(name)  # before the dataset is opened
     on_cpu = args.device == "cpu"
-    if on_cpu and args.place is not None:
-        raise ValueError("--place works only with --device cuda: remove it")
     if not on_cpu and args.threads is not None:
         raise ValueError("--threads works only on the CPU: remove it, or --device")
     store = FeatureStore(args.path, allow_dirs=args.allow_dir)
@@ -106,11 +96,10 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
     _describe(store, args, report)
     threads = args.threads or sorted({1, torch.get_num_threads()})
     if not on_cpu:
-        device, place = cuda.open_device(args.device), args.place or "auto"
-        pinned = [PinnedGraph(graph, device, topology_on=place) for graph in graphs]
+        device, threads = cuda.open_device(args.device), [None]
+        pinned = [PinnedGraph(graph, device) for graph in graphs]
         topology = Topology(pinned[0] if isinstance(seeds, torch.Tensor) else pinned)
-        report.subject.update(device=device.name, place=place)
-        threads = [None]
+        report.subject.update(device=device.name)
     else:
         topology = Topology(graphs[0] if isinstance(seeds, torch.Tensor) else graphs)
     plans = list(itertools.product(dict.fromkeys(args.sampler), args.batch_size, threads, args.bulk))
@@ -216,15 +205,15 @@ def _measure_run(
 
     device = topology.device
     nodes = edges = done = 0
-    sample_steps(
-        sampler, topology, batches[:at_once], seed=0, epoch=0, first_step=0
-    )  # allocates memory, which the measured calls reuse
+
+    def sample(first: int) -> list[Minibatch]:
+        batch = batches[first : first + at_once]
+        return sample_steps(sampler, topology, batch, seed=0, epoch=0, first_step=first)
+
+    sample(0)  # allocates memory, which the measured calls reuse
     begun = time.perf_counter()
-    for step in range(0, len(batches), at_once):
-        made = sample_steps(
-            sampler, topology, batches[step : step + at_once], seed=0, epoch=0, first_step=step
-        )
-        for minibatch in made:
+    for first in range(0, len(batches), at_once):
+        for minibatch in sample(first):
             found = counts(minibatch)
             nodes, edges, done = nodes + found[0], edges + found[1], done + 1
         if session.left_s() <= 0:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Shows the number of runs done, such as gids.cli.progress.Progress."""
+    """Shows the number of runs done: gids.cli.progress.Progress."""
 
     def total(self, count: int) -> None: ...
     def add(self, count: int) -> None: ...

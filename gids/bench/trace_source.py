@@ -13,15 +13,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
+from gids import _core
 from gids.bench import arguments
+from gids.bench.minibatches import DEPENDENT, check_sampler, endless, input_nodes, make_sampler
 from gids.bench.report import Report, check_writable
+from gids.bench.row_orders import STORED, check_row_order, positions_in
 from gids.bench.session import Session
-from gids.trace.trace_file import Trace
+from gids.cache import page_heat
+from gids.store import FeatureStore, Table
+from gids.store.table import positions_of
+from gids.trace.trace_file import Trace, TracedTable
+from gids.trace.trace_writer import TraceWriter
+
+_LEAST_BATCHES = 64  # enough to fill windows
 
 
 @dataclass(frozen=True)
 class Source:
-    """sampler, order: None for a recorded trace. kappa: None if the sampler takes none."""
+    """A sampler with its kappa (None if it takes none) and an order of rows. A recorded trace has None."""
 
     sampler: str | None
     kappa: float | None
@@ -36,9 +47,6 @@ class Source:
 
 def sources(args: argparse.Namespace, report: Report) -> list[Source]:
     """The traces to measure. Raises ValueError for options that exclude each other."""
-    from gids.bench.minibatches import DEPENDENT, check_sampler
-    from gids.bench.row_orders import check_row_order
-
     if args.replay is not None:
         unused = arguments.given(args, args.sampling_defaults)
         if unused:
@@ -67,8 +75,8 @@ def sources(args: argparse.Namespace, report: Report) -> list[Source]:
             raise ValueError("--rows traces rows by id, so their order has no effect: remove --order")
         report.note("--rows: each row counts as a page")
     found = [replace(source, order=order) for source in found for order in orders]
-    for option, given in (("--record writes", args.record), ("--advise takes", args.advise)):
-        if given is not None and len(found) > 1:
+    for option, value in (("--record writes", args.record), ("--advise takes", args.advise)):
+        if value is not None and len(found) > 1:
             raise ValueError(f"{option} one trace: give one --sampler, one --kappa and one --order")
     report.subject.update(
         orders=orders,
@@ -96,34 +104,73 @@ def open_trace(
             report.subject.update(trace=str(args.replay))
             yield trace, trace.table_number(args.table)
         return
-    from gids.bench.minibatches import make_sampler
-    from gids.bench.row_orders import STORED, positions_in
-    from gids.bench.sampled import sample_trace
-
     store, table = arguments.open_table(args)
     report.subject.update(
         dataset=str(store.path), fanouts=list(args.fanouts), batch_size=args.batch_size, seeds=args.seeds
     )
-    kappa = 1 if source.kappa is None else source.kappa
     with tempfile.TemporaryDirectory(prefix="gids-bench-") as directory:
         path = args.record or Path(directory) / "sampled.trace"
-        written = sample_trace(
-            store,
-            table,
-            path,
-            sampler=make_sampler(source.sampler, args.fanouts, args.batch_size, kappa=kappa),
-            batch_size=args.batch_size,
-            batches=args.batches,
-            seeds=args.seeds,
-            heat=args.heat,
-            order=None if args.rows else positions_in(source.order or STORED, store, table),
-            rows=args.rows,
-            seed=seed,
-            most_seconds=limits[0],
-            most_pages=limits[1],
-            session=session,
-        )
+        written = _sample(source, store, table, path, args, session, seed, limits)
         if written < args.batches:
             report.cut_short(f"sampled {written} of {args.batches} minibatches, because of --seconds")
         with Trace(path) as trace:
             yield trace, 0
+
+
+def _sample(
+    source: Source,
+    store: FeatureStore,
+    table: Table,
+    path: Path,
+    args: argparse.Namespace,
+    session: Session,
+    seed: int,
+    limits: tuple[float, float],
+) -> int:
+    """Write a trace of the minibatches that gids.NodeLoader samples. Returns their number.
+
+    With --rows, the trace has ids of rows instead of pages. Raises ValueError, KeyError for arguments and
+    FormatError for a dataset without topology.
+    """
+    if not isinstance(table.type, str):
+        raise ValueError(
+            f"table {table.name!r} has rows of edges, and samplers read nodes: give another --table"
+        )
+    assert source.sampler is not None
+    kappa = 1 if source.kappa is None else source.kappa
+    sampler = make_sampler(source.sampler, args.fanouts, args.batch_size, kappa=kappa)
+    order = None if args.rows else positions_in(source.order or STORED, store, table)
+    per_page = 1 if args.rows else table.rows_per_page
+    methods = store.heat_methods(table.type)
+    traced = TracedTable(
+        name=table.name,
+        page_count=table.row_count if args.rows else table.page_count,
+        page_bytes=table.row_bytes if args.rows else table.page_bytes,
+        rows_per_page=per_page,
+        lines=None,
+        heat=page_heat(store.heat(methods[0], table.type), per_page, order) if methods else None,
+        of_rows=args.rows,
+    )
+    minibatches = endless(store, sampler, seeds=args.seeds, batch_size=args.batch_size, seed=seed)
+    marks = np.zeros(traced.page_count, np.uint32)
+    most_seconds, most_pages = limits
+    stop_at = session.left_s() - most_seconds
+    count = total = 0
+    writer = TraceWriter(path, [traced])
+    try:
+        for minibatch in minibatches:
+            enough = session.left_s() < stop_at or (total > most_pages and count >= _LEAST_BATCHES)
+            if count == args.batches or (count and enough):
+                break
+            count += 1
+            ids = input_nodes(minibatch, table.type).numpy()
+            if order is not None:
+                ids = positions_of(ids, order)
+            pages = np.empty(len(ids), np.int64)
+            page_count = _core.unique_pages(ids, per_page, marks, count, pages)
+            writer.enter([pages[:page_count]])
+            total += page_count
+        writer.finish()
+    finally:
+        writer.abandon()
+    return count

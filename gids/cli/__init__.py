@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from gids.cli.printable import printable
+from gids.cli.arguments import printable
 
 # A new subcommand adds its module.
 COMMANDS = ("bench", "convert", "export", "generate", "heat", "info", "quickstart", "restripe", "verify")

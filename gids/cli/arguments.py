@@ -1,12 +1,15 @@
-"""Options that several subcommands have. Called by the subcommands."""
+"""Options and texts that several subcommands have. Called by the subcommands."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+_MOST_CHARS = 2000
 
 
 def add_allow_dir(parser: argparse.ArgumentParser) -> None:
@@ -17,6 +20,19 @@ def add_allow_dir(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="allow shards in this directory outside the dataset; may be repeated",
     )
+
+
+def comma_separated(kind: type, example: str) -> Callable[[str], tuple[Any, ...]]:
+    """A type of arguments: int or float numbers, separated by commas."""
+
+    def parse(text: str) -> tuple[Any, ...]:
+        try:
+            return tuple(kind(part) for part in text.split(","))
+        except ValueError:
+            what = "integers" if kind is int else "numbers"
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of {what} such as {example}") from None
+
+    return parse
 
 
 def add_workers(parser: argparse._ActionsContainer) -> None:
@@ -38,3 +54,11 @@ def how_to_open(dataset: Path, directories: Sequence[str]) -> str:
     paths = [os.path.abspath(d) for d in directories]
     options = " ".join(f"--allow-dir {shlex.quote(path)}" for path in paths)
     return f"to open it: FeatureStore({str(dataset)!r}, allow_dirs={paths}), or gids ... {options}"
+
+
+def printable(text: str) -> str:
+    """The text as one line of at most 2000 characters, with unprintable characters escaped."""
+    line = " ".join(text.split())
+    if not line.isprintable():
+        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line[:_MOST_CHARS])
+    return line if len(line) <= _MOST_CHARS else f"{line[:_MOST_CHARS]} …"

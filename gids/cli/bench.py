@@ -1,20 +1,19 @@
 """`gids bench QUESTION …`: measures a disk, a cache size and a window before training.
 
-Each question is a module of gids.bench. This module parses the arguments, prints the table and writes JSON
-and PNG. After Ctrl-C, or when the time is up, it reports what was measured so far.
+Each question is a module of gids.bench. This module parses the arguments, prints the table and writes JSON.
+After Ctrl-C, or when the time is up, it reports what was measured so far.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import math
 import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
-from gids.bench.arguments import natural, positive
+from gids.bench.arguments import natural, positive, seconds
 
 QUESTIONS = {"bandwidth": "bandwidth", "epoch": "epoch", "hit-ratio": "hit_ratio", "sampling": "sampling"}
 _INTERRUPTED = 130
@@ -52,36 +51,24 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--seconds",
-        type=_seconds,
+        type=seconds,
         default=0,
         metavar="S",
         help="stop after about S seconds and report what was measured so far (default: 0, no limit)",
     )
     add("--json", type=Path, metavar="FILE", help="write the results, the machine and the command to FILE")
-    add(
-        "--plot",
-        type=Path,
-        metavar="FILE.png",
-        help="draw a bar for each row of the table (needs matplotlib)",
-    )
     add("--quiet", action="store_true", help="print errors only")
 
 
 def run(args: argparse.Namespace) -> int:
-    from gids.bench.plot import require_matplotlib
     from gids.bench.report import Report, check_writable
     from gids.bench.session import Session, TimeIsUp
     from gids.cli.progress import Progress
 
-    if args.plot is not None:
-        require_matplotlib()
-        if args.plot.suffix.lower() != ".png":
-            raise ValueError(f"--plot {args.plot}: only PNG files are written; use {args.plot.stem}.png")
-    for path in (args.json, args.plot):
-        if path is not None:
-            check_writable(path)
+    if args.json is not None:
+        check_writable(args.json)
     module = importlib.import_module(f"gids.bench.{QUESTIONS[args.question]}")
-    report = Report(args.question, command=_command(), seed=args.seed, repeat=args.repeat)
+    report = Report(args.question, command=["gids", *sys.argv[1:]], seed=args.seed, repeat=args.repeat)
     with Progress(f"bench {args.question}", quiet=args.quiet, unit=" runs") as progress:
         session = Session(seconds=args.seconds, repeat=args.repeat, progress=progress)
         try:
@@ -94,31 +81,12 @@ def run(args: argparse.Namespace) -> int:
     return _INTERRUPTED if report.partial == "interrupted" else 0
 
 
-def _seconds(value: str) -> float:
-    try:
-        found = float(value)
-    except ValueError:
-        found = -1.0
-    if not 0 <= found < math.inf:
-        raise argparse.ArgumentTypeError(f"{value!r} is not a number of seconds of 0 or more (0: no limit)")
-    return found
-
-
-def _command() -> list[str]:
-    return ["gids", *sys.argv[1:]]
-
-
 def _hand_over(args: argparse.Namespace, module: Any, report: Any) -> None:
-    """Print the table; write the files."""
-    from gids.bench.plot import save_bars
-
+    """Print the table; write the file."""
     measured = [figure for figure in report.figures if figure.values]
     try:
         if args.json is not None:
             report.write(args.json)
-        if args.plot is not None and measured:
-            settings, columns = module.columns(report)
-            save_bars(args.plot, measured, settings, columns[0])
     except OSError:  # the table shows the results that the file lost
         _print(module, report, measured)
         raise
@@ -133,21 +101,19 @@ def _hand_over(args: argparse.Namespace, module: Any, report: Any) -> None:
     _print(module, report, measured)
     if args.json is not None:
         print(f"written: {args.json}")
-    if args.plot is not None and measured:
-        print(f"written: {args.plot}")
 
 
 def _print(module: Any, report: Any, measured: list[Any]) -> None:
     from gids.bench.text import shared, table
 
     settings, columns = module.columns(report)
-    said = shared(measured, settings)
-    for line in _subject_lines(report, {settings[key]: value for key, value in said.items()}):
+    common = shared(measured, settings)
+    for line in _subject_lines(report, {settings[key]: value for key, value in common.items()}):
         print(line)
     for sentence in report.notes_above:
         print("\n" + textwrap.fill(f"note: {sentence}", 110, subsequent_indent="  "))
     if measured:
-        shown = {key: title for key, title in settings.items() if key not in said}
+        shown = {key: title for key, title in settings.items() if key not in common}
         print("\n" + table(report.figures, shown, columns) + "\n")
     for sentence in report.answers:
         print(textwrap.fill(sentence, 110, subsequent_indent="  "))

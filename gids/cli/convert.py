@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gids.cli.arguments import add_quiet, add_workers, how_to_open
+from gids.cli.arguments import add_quiet, add_workers, comma_separated, how_to_open
 from gids.cli.progress import Progress
 from gids.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from gids.convert.table_orders import ReadRows
+
+parse_shape = comma_separated(int, "1000000,128")
 
 _EPILOG = """\
 `gids convert --list` describes every input format. If several formats match SRC, choose one with --from.
@@ -162,6 +164,7 @@ def run(args: argparse.Namespace) -> int:
     from gids.cache.budget import available_bytes
     from gids.convert import Options, convert
     from gids.convert.readers import READER_BYTES, Choices, find_reader, open_source
+    from gids.convert.source import source_files
     from gids.write.publish import partial_path
 
     # The C library's allocator, so that the limit on a batch's memory counts what Arrow allocates.
@@ -204,7 +207,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         with Progress("convert", quiet=args.quiet) as progress:
             convert(
-                [*reader.files(args.source), *([Path(trace)] if trace else [])],
+                [*source_files(args.source), *([Path(trace)] if trace else [])],
                 lambda scratch: open_source(reader, args.source, scratch, choices),
                 args.path,
                 options,
@@ -245,7 +248,7 @@ def _read_rows(order: str, trace: str) -> ReadRows | None:
         )
     from gids.trace.row_trace import RowTrace
 
-    return RowTrace(trace)
+    return RowTrace(trace).minibatches
 
 
 def load_graphs(path: str) -> Any:
@@ -285,26 +288,9 @@ def _report(args: argparse.Namespace) -> None:
 
 def _casts(texts: Sequence[str]) -> dict[str, str]:
     """["float16", "a=int8,b=int32"] -> {"": "float16", "a": "int8", "b": "int32"}."""
-    return dict(_cast(part) for text in texts for part in re.split(r",(?=[^,]*=)", text))
-
-
-def _cast(text: str) -> tuple[str, str]:
-    table, _, dtype = text.rpartition("=")
-    return table, dtype
-
-
-def parse_shape(text: str) -> tuple[int, ...]:
-    """ "1000000,128" -> (1000000, 128)."""
-    try:
-        return tuple(int(n) for n in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a shape: write it as 1000000,128") from None
+    parts = (part.rpartition("=") for text in texts for part in re.split(r",(?=[^,]*=)", text))
+    return {table: value for table, _, value in parts}
 
 
 def _split(text: str) -> tuple[float, ...]:
-    if text == "none":
-        return ()
-    try:
-        return tuple(float(f) for f in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a split: write 0.6,0.2,0.2 or none") from None
+    return () if text == "none" else comma_separated(float, "0.6,0.2,0.2")(text)

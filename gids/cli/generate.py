@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from gids.cli.arguments import add_quiet
+from gids.cli.arguments import add_quiet, comma_separated
 from gids.cli.progress import Progress
 from gids.sizes import format_bytes
 
@@ -27,14 +27,6 @@ def add_parser(subparsers: Any) -> None:
     add("--edges", type=_count, metavar="N", help="number of edges, on average (default: 16 per node)")
     add("--dim", type=int, default=128, metavar="D", help="float32 features per node (default: 128)")
     add("--classes", type=int, metavar="N", help="number of classes, at most one per node (default: 16)")
-    add(
-        "--homophily",
-        type=float,
-        default=0.7,
-        metavar="P",
-        help="probability that the source of an edge is drawn from the class of its destination; "
-        "otherwise its class is random (default: 0.7)",
-    )
     add(
         "--skew",
         type=float,
@@ -68,7 +60,6 @@ def run(args: argparse.Namespace) -> int:
         degree=edges / max(1, args.nodes),
         dim=args.dim,
         classes=min(16, args.nodes) if args.classes is None else args.classes,
-        homophily=args.homophily,
         skew=args.skew,
         train_count=train,
         val_count=val,
@@ -130,10 +121,7 @@ def _count(text: str) -> int:
 
 
 def _shares(text: str) -> tuple[float, ...]:
-    try:
-        shares = tuple(float(f) for f in text.split(","))
-    except ValueError:
-        shares = ()
+    shares = comma_separated(float, "0.1,0.05,0.05")(text)
     if len(shares) != 3 or min(shares) < 0 or sum(shares) > 1:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not three fractions with a sum of at most 1: write 0.1,0.05,0.05"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gids.cli.arguments import add_allow_dir, add_quiet
+from gids.cli.arguments import add_allow_dir, add_quiet, comma_separated
 from gids.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from gids.store import FeatureStore
 
 _OPTIONS = {
-    "out-degree": set[str](),
     "reverse-pagerank": {"seeds", "fanouts", "damping"},
     "sampled": {"seeds", "fanouts", "batch_size", "batches", "seed"},
 }
@@ -36,9 +35,8 @@ def add_parser(subparsers: Any) -> None:
         "--method",
         required=True,
         choices=list(_OPTIONS),
-        help="out-degree: count the out-edges of each node (conversion has stored this already). "
-        "reverse-pagerank: compute how often sampling from the seeds is expected to read each node. sampled: "
-        "sample minibatches and count those that read each node",
+        help="reverse-pagerank: compute how often sampling from the seeds is expected to read each node. "
+        "sampled: sample minibatches and count those that read each node",
     )
     add(
         "--seeds",
@@ -47,7 +45,7 @@ def add_parser(subparsers: Any) -> None:
     )
     add(
         "--fanouts",
-        type=_fanouts,
+        type=comma_separated(int, "10,5,5"),
         metavar="N,N,...",
         help="the fanouts of your training; as in DGL, the last one applies to the seeds; -1: all neighbors "
         "(default: 10,10,10)",
@@ -92,12 +90,10 @@ def _check_options(method: str, options: Mapping[str, Any]) -> None:
 def _compute(
     store: FeatureStore, method: str, options: dict[str, Any], quiet: bool
 ) -> Mapping[str, np.ndarray]:
-    from gids.heat import choose_seeds, expected_visits, out_degrees, reverse_pagerank, sampled_counts
+    from gids.heat import choose_seeds, expected_visits, reverse_pagerank, sampled_counts
 
     unit = "minibatches" if method == "sampled" else "B"
     with Progress(f"heat ({method})", quiet=quiet, unit=unit) as progress:
-        if method == "out-degree":
-            return out_degrees(store, on_bytes=progress.add)
         seeds = choose_seeds(store, options.pop("seeds", "train"))
         if "damping" in options:
             return reverse_pagerank(store, seeds, **options, on_bytes=progress.add)
@@ -107,12 +103,3 @@ def _compute(
                 store, seeds, fanouts, **options, on_total=progress.total, on_batch=progress.add
             )
         return expected_visits(store, seeds, fanouts, on_bytes=progress.add)
-
-
-def _fanouts(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a list of integers: write them as 10,5,5"
-        ) from None

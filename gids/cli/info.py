@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,21 +32,17 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.system:
-        return _run_system(args.path or Path(), args.json)
+        from gids.cli.system import as_table, describe_system
+
+        items = describe_system(args.path or Path())
+        print(json.dumps([asdict(i) for i in items], indent=2) if args.json else "\n".join(as_table(items)))
+        return 0
     if args.path is None:
         raise ValueError("PATH is missing: give a dataset, or --system")
     from gids.store import FeatureStore
 
     found = describe(FeatureStore(args.path, allow_dirs=args.allow_dir))
     print(json.dumps(found, indent=2) if args.json else "\n".join(_lines(found)))
-    return 0
-
-
-def _run_system(path: Path, json_wanted: bool) -> int:
-    from gids.cli.system import as_json, as_table, describe_system
-
-    items = describe_system(path)
-    print(json.dumps(as_json(items), indent=2) if json_wanted else "\n".join(as_table(items)))
     return 0
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 import threading
-from types import TracebackType
 
 from tqdm import tqdm
 
-from gids.cli.printable import printable
+from gids.cli.arguments import printable
 
 
 class Progress:
@@ -36,7 +35,5 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.close()

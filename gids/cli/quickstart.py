@@ -18,11 +18,12 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gids.bench.arguments import numbers, positive, seconds, window
 from gids.quickstart.steps import Step
 from gids.sizes import format_bytes, parse_bytes
 
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     from gids.quickstart.comparison import Comparison
 
 SECONDS, TOTAL_SECONDS = 60.0, 150.0  # time limits of training on each side, and of the command
-VAL_NODES = 64  # few, because they use full neighbourhoods
+HIDDEN = 64  # width of the hidden layers
+VAL_NODES = 64  # few, because they use full neighborhoods
 NODES, LEAST_NODES = 300_000, 150_000  # the default; the least if writing NODES takes over WRITE_SECONDS
 WRITE_SECONDS, WRITE_TRIAL_BYTES = 30, 64 << 20
 LEAST_MEMORY_BYTES = 96 << 20
@@ -49,49 +51,26 @@ def add_parser(subparsers: Any) -> None:
     add = parser.add_argument
     add(
         "--nodes",
-        type=int,
+        type=positive,
         metavar="N",
         help=f"number of nodes (default: {NODES}, or fewer if the disk writes slowly)",
     )
-    add(
-        "--degree",
-        type=float,
-        default=16.0,
-        metavar="D",
-        help="mean number of in-edges per node (default: 16)",
-    )
-    add("--dim", type=int, default=1024, metavar="D", help="float32 features per node (default: 1024)")
-    add("--classes", type=int, metavar="N", help="number of classes (default: 16, or the number of nodes)")
-    add("--batch-size", type=int, default=64, metavar="N", help="seeds per minibatch (default: 64)")
-    add("--batches", type=int, default=120, metavar="N", help="minibatches per epoch (default: 120)")
+    add("--dim", type=positive, default=1024, metavar="D", help="float32 features per node (default: 1024)")
+    add("--batch-size", type=positive, default=64, metavar="N", help="seeds per minibatch (default: 64)")
+    add("--batches", type=positive, default=120, metavar="N", help="minibatches (default: 120)")
     add(
         "--fanouts",
-        type=_fanouts,
-        default=(3, 3, 3),
-        metavar="N,N,…",
+        type=numbers(1),
+        default=[3, 3, 3],
+        metavar="N,…",
         help="fanout per layer (default: 3,3,3)",
-    )
-    add("--hidden", type=int, default=64, metavar="N", help="width of the hidden layers (default: 64)")
-    add(
-        "--epochs",
-        type=int,
-        default=1,
-        metavar="N",
-        help="epochs per side; the first one starts cold (default: 1)",
     )
     add(
         "--window",
-        type=int,
+        type=window,
         default=16,
         metavar="N",
         help="minibatches that gids samples ahead, 0 to 22 (default: 16)",
-    )
-    add(
-        "--workers",
-        type=int,
-        default=0,
-        metavar="N",
-        help="num_workers of DGL's DataLoader, on both sides (default: 0)",
     )
     add(
         "--memory",
@@ -102,7 +81,7 @@ def add_parser(subparsers: Any) -> None:
     )
     add(
         "--seconds",
-        type=float,
+        type=seconds,
         default=SECONDS,
         metavar="S",
         help="stop each side after S seconds of training and compare rows/s "
@@ -116,23 +95,25 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     begun = time.monotonic()
-    _check(args)
+    if args.memory is not None and args.memory < LEAST_MEMORY_BYTES:
+        least = format_bytes(LEAST_MEMORY_BYTES)
+        raise ValueError(
+            f"--memory {args.memory} is too small for the minibatches in flight; give {least} or more"
+        )
     if args.nodes is None:
         args.nodes = _nodes_by_write_speed(args)
-    if args.classes is None:
-        args.classes = min(16, args.nodes)
     with Step("starting"):
         import gids.dgl  # noqa: F401  (raises at once if DGL is not installed)
         from gids.convert.synthetic import GraphSpec, write_graph
         from gids.measure.sides import why_no_limit
         from gids.quickstart.comparison import compare
 
-    val_count = max(args.classes, min(args.nodes // 10, 4 * args.batch_size))
+    classes = min(16, args.nodes)
+    val_count = max(classes, min(args.nodes // 10, 4 * args.batch_size))
     spec = GraphSpec(
         node_count=args.nodes,
-        degree=args.degree,
         dim=args.dim,
-        classes=args.classes,
+        classes=classes,
         train_count=min(args.batches * args.batch_size, args.nodes - val_count),
         val_count=val_count,
         seed=args.seed,
@@ -170,35 +151,15 @@ def _config(args: argparse.Namespace, spec: GraphSpec, directory: Path) -> Epoch
         dataset=str(directory / "graph.gids"),
         fanouts=tuple(args.fanouts),
         batch_size=args.batch_size,
-        hidden=args.hidden,
+        hidden=HIDDEN,
         batches=args.batches,
         val_nodes=VAL_NODES,
-        epochs=args.epochs,
-        workers=args.workers,
         seed=args.seed,
         memory_bytes=memory_bytes,
         gids_memory_bytes=memory_bytes,
         window=args.window,
         most_seconds=args.seconds,
     )
-
-
-def _check(args: argparse.Namespace) -> None:
-    """Check what GraphSpec and the loaders do not check."""
-    for name in ("batch_size", "batches", "hidden", "epochs"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be 1 or more (got {getattr(args, name)})")
-    if not 0 <= args.window <= 22:
-        raise ValueError(f"--window must be 0 to 22 (got {args.window})")
-    if not 0 <= args.seconds < math.inf:
-        raise ValueError(f"--seconds must be 0 (no limit) or more (got {args.seconds:g})")
-    if args.workers < 0:
-        raise ValueError(f"--workers must be 0 or more (got {args.workers})")
-    if args.memory is not None and args.memory < LEAST_MEMORY_BYTES:
-        least = format_bytes(LEAST_MEMORY_BYTES)
-        raise ValueError(
-            f"--memory {args.memory} is too small for the minibatches in flight; give {least} or more"
-        )
 
 
 def _memory_bytes(args: argparse.Namespace, spec: GraphSpec) -> int:
@@ -213,42 +174,35 @@ def _memory_bytes(args: argparse.Namespace, spec: GraphSpec) -> int:
 def _directory(args: argparse.Namespace, spec: GraphSpec) -> Iterator[Path]:
     """Make a directory with space for the graph, twice. Removes it at the end, and on Ctrl-C or SIGTERM."""
     parent = args.dir or _default_parent()
-    made = [folder for folder in (parent, *parent.parents) if not folder.exists()]
-    parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with _room(args, spec, parent) as directory:
-            yield directory
-    finally:
-        for folder in made:
-            with suppress(OSError):  # not empty: --keep
-                folder.rmdir()
-
-
-@contextmanager
-def _room(args: argparse.Namespace, spec: GraphSpec, parent: Path) -> Iterator[Path]:
-    """Make the directory in `parent`."""
-    needed = 2 * spec.directory_bytes + (64 << 20)
-    free = shutil.disk_usage(parent).free
-    if free < needed:
-        raise OSError(
-            errno.ENOSPC,
-            f"{format_bytes(needed)} are needed and {format_bytes(free)} are free: "
-            "give another --dir, or fewer --nodes",
-            str(parent),
-        )
-    if _in_memory(parent):
-        print(
-            f"{parent} is in memory, so nothing is read from a disk: give a --dir on a disk",
-            file=sys.stderr,
-        )
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    directory = Path(tempfile.mkdtemp(prefix="gids-quickstart-", dir=parent))
-    try:
-        yield directory
-    finally:
+    with ExitStack() as stack:
+        for folder in [folder for folder in (parent, *parent.parents) if not folder.exists()][::-1]:
+            folder.mkdir()
+            stack.callback(_remove_if_empty, folder)
+        needed = 2 * spec.directory_bytes + (64 << 20)
+        free = shutil.disk_usage(parent).free
+        if free < needed:
+            raise OSError(
+                errno.ENOSPC,
+                f"{format_bytes(needed)} are needed and {format_bytes(free)} are free: "
+                "give another --dir, or fewer --nodes",
+                str(parent),
+            )
+        if _in_memory(parent):
+            print(
+                f"{parent} is in memory, so nothing is read from a disk: give a --dir on a disk",
+                file=sys.stderr,
+            )
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        stack.callback(signal.signal, signal.SIGTERM, before)
+        directory = Path(tempfile.mkdtemp(prefix="gids-quickstart-", dir=parent))
         if not args.keep:
-            shutil.rmtree(directory, ignore_errors=True)
-        signal.signal(signal.SIGTERM, before)
+            stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        yield directory
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _default_parent() -> Path:
@@ -271,7 +225,7 @@ def _nodes_by_write_speed(args: argparse.Namespace) -> int:
             data, begun = os.urandom(WRITE_TRIAL_BYTES), time.perf_counter()
             file.write(data)
             os.fdatasync(file.fileno())
-    except OSError:  # _room() reports a full disk
+    except OSError:  # _directory() reports a full disk
         return NODES
     bytes_per_s = WRITE_TRIAL_BYTES / (time.perf_counter() - begun)
     nodes = int(bytes_per_s * WRITE_SECONDS / (2 * 4 * args.dim))
@@ -300,7 +254,7 @@ def _as_text(
 ) -> str:
     from gids.quickstart.report import column_title, example, table, verdict
 
-    total = _total_batches(args, spec)
+    total = -(-spec.train_count // args.batch_size)
     columns = [(column_title(side, run, total), run) for side, run in comparison.results.items()]
     return "\n".join(
         [
@@ -317,10 +271,6 @@ def _as_text(
     )
 
 
-def _total_batches(args: argparse.Namespace, spec: GraphSpec) -> int:
-    return int(args.epochs * -(-spec.train_count // args.batch_size))
-
-
 def _setting(
     args: argparse.Namespace, spec: GraphSpec, comparison: Comparison, directory: Path, no_limit: str
 ) -> str:
@@ -328,11 +278,10 @@ def _setting(
     from gids.measure.isolation import read_ahead_bytes
 
     ours = comparison.results["gids"]
-    epochs = "An epoch" if args.epochs == 1 else f"{args.epochs} epochs"
     text = (
-        f"{epochs} of {len(args.fanouts)}-layer GraphSAGE, {_total_batches(args, spec)} minibatches of "
-        f"{args.batch_size} seeds, on {os.cpu_count()} cores. Each side ran in a new process. At its start "
-        f"{_share(ours.cached_before)} of the features was in the page cache. "
+        f"An epoch of {len(args.fanouts)}-layer GraphSAGE, {-(-spec.train_count // args.batch_size)} "
+        f"minibatches of {args.batch_size} seeds, on {os.cpu_count()} cores. Each side ran in a new process. "
+        f"At its start {_share(ours.cached_before)} of the features was in the page cache. "
     )
     if no_limit:
         return text + (
@@ -374,13 +323,3 @@ def _as_json(
         **dict.fromkeys(comparison.missing),
         "why_missing": comparison.missing,
     }
-
-
-def _fanouts(text: str) -> tuple[int, ...]:
-    try:
-        fanouts = tuple(int(number) for number in text.split(","))
-    except ValueError:
-        fanouts = ()
-    if not fanouts or min(fanouts) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of fanouts of 1 or more; use 3,3,3")
-    return fanouts

@@ -15,7 +15,7 @@ def add_parser(subparsers: Any) -> None:
         "restripe",
         usage="gids restripe DATASET --stripe [DIR ...] [option ...]",
         help="move the pages of a dataset to other SSDs",
-        description="Copy one shard of every table of DATASET to each DIR, check the copy, and then remove "
+        description="Copy one shard of every table of DATASET to each DIR, check every page, and then remove "
         "the old shards. The dataset is unchanged until everything is copied. After that, programs that open "
         "it must allow these directories.",
     )

@@ -14,8 +14,7 @@ import re
 import resource
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, distribution
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,6 @@ _MEMLOCK_BYTES = 1 << 30  # the largest buffer that can be registered
 _OPEN_FILES = 16384
 _PACKAGES = ("numpy", "torch", "dgl", "cupy", "kvikio")
 _WHEELS = {"cupy": "'cupy-cuda13x[ctk]'", "kvikio": "kvikio-cu13"}  # for a GPU
-_CUFILE = "libcufile.so.0"
-_LIBRARY_FOLDERS = (
-    "usr/local/cuda/lib64",
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-    "usr/lib64",
-)
 
 
 @dataclass(frozen=True)
@@ -73,14 +65,10 @@ def describe_system(
         _huge_pages(root),
         *_cuda(driver, bool(gpus)),
         *(_pcie(root, address) for address in gpus),
-        *_gpu_direct(root, has_gpu),
+        _nvidia_fs(root, has_gpu),
         *_kvikio_reads(path, bool(driver.devices), try_kvikio),
         *(_package(name, has_gpu) for name in _PACKAGES),
     ]
-
-
-def as_json(items: list[Item]) -> list[dict[str, str]]:
-    return [asdict(i) for i in items]
 
 
 def as_table(items: list[Item]) -> Iterator[str]:
@@ -151,8 +139,8 @@ def _io_uring(obstacle: str) -> Item:
         return Item("io_uring", "yes")
     advice = (
         "gids reads with threads instead, which takes more CPU time. Allow io_uring: kernel 5.6 or later, "
+        "sysctl kernel.io_uring_disabled=0, and in a container a seccomp profile that permits it"
     )
-    advice += "sysctl kernel.io_uring_disabled=0, and in a container a seccomp profile that permits it"
     return Item("io_uring", f"no: {obstacle}", advice)
 
 
@@ -246,19 +234,12 @@ def _pcie(root: Path, address: str) -> Item:
     return Item(name, f"generation {generation}, {now_width or width} lanes", advice if narrow else "")
 
 
-def _gpu_direct(root: Path, has_gpu: bool) -> Iterator[Item]:
+def _nvidia_fs(root: Path, has_gpu: bool) -> Item:
     module = _read(root / "proc/driver/nvidia-fs/version")
+    if module is not None:
+        return Item("nvidia-fs", module.partition("\n")[0])
     advice = "run `modprobe nvidia-fs` (package nvidia-fs or nvidia-gds): SSDs then read into GPU memory"
-    yield Item(
-        "nvidia-fs",
-        module.splitlines()[0] if module else "not loaded",
-        advice if has_gpu and module is None else "",
-    )
-    library = _find_cufile(root)
-    advice = "pip install kvikio-cu13 (CUDA 12: kvikio-cu12), which contains cuFile"
-    yield Item(
-        "cuFile (GPUDirect Storage)", library or "not found", advice if has_gpu and library is None else ""
-    )
+    return Item("nvidia-fs", "not loaded", advice if has_gpu else "")
 
 
 def _kvikio_reads(path: Path, has_device: bool, try_kvikio: Callable[[Path], KvikioProbe]) -> Iterator[Item]:
@@ -283,32 +264,17 @@ def _kvikio_reads(path: Path, has_device: bool, try_kvikio: Callable[[Path], Kvi
     else:
         advice = (
             "reads go through pinned host memory instead. To use GDS, load nvidia-fs, keep the dataset on "
+            "ext4 (data=ordered) or XFS on NVMe, and run `gdscheck -p`"
         )
-        advice += "ext4 (data=ordered) or XFS on NVMe, and run `gdscheck -p`"
     yield Item(name, f"no: {found.reason}", advice)
-
-
-def _find_cufile(root: Path) -> str | None:
-    """The path of libcufile: in a Python package, or in the usual folders of the system."""
-    for name in ("nvidia-cufile", "nvidia-cufile-cu12", "libkvikio-cu12", "libkvikio-cu13"):
-        with contextlib.suppress(PackageNotFoundError):
-            package = distribution(name)
-            for file in package.files or []:
-                if file.name == _CUFILE:
-                    return str(package.locate_file(file))
-    for folder in _LIBRARY_FOLDERS:
-        if (root / folder / _CUFILE).exists():
-            return str(root / folder / _CUFILE)
-    return None
 
 
 def _package(name: str, has_gpu: bool) -> Item:
     found = package_version(name)
     if found is not None:
         cpu_only = name == "torch" and has_gpu and found.endswith("+cpu")
-        return Item(
-            name, found, "install a CUDA build of torch: this one cannot use the GPU" if cpu_only else ""
-        )
+        advice = "install a CUDA build of torch: this one cannot use the GPU"
+        return Item(name, found, advice if cpu_only else "")
     wheel = _WHEELS.get(name, "") if has_gpu else ""
     other = wheel.replace("cuda13x", "cuda12x").replace("cu13", "cu12")
     return Item(name, "not installed", f"pip install {wheel} (CUDA 12: {other})" if wheel else "")

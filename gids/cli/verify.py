@@ -90,10 +90,10 @@ def _compare(args: argparse.Namespace) -> int:
         if args.reverse_edges:
             add_reverse_edges(source)
         progress.total(sum(t.row_count * t.row_bytes for t in store.tables.values()))
-        for table in compare(store, source, on_bytes=progress.add):
-            if table.fault:
-                print(table.fault)
+        for is_fault, sentence in compare(store, source, on_bytes=progress.add):
+            if is_fault:
+                print(sentence)
                 count += 1
             elif not args.quiet:
-                progress.say(table.said)
+                progress.say(sentence)
     return count

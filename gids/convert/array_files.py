@@ -5,30 +5,32 @@ Compressed members of a .npz file are read as streams. Those in Fortran order ar
 
 from __future__ import annotations
 
+import io
 import math
 import os
+import shutil
 import struct
 import zipfile
-from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, NamedTuple, cast
 
 import numpy as np
 
 from gids.convert.damage import parsing, shortened
-from gids.convert.npy_header import NpyHeader, read_npy_header
 from gids.convert.packed_rows import PackedMember, PackedRows
-from gids.convert.scipy_sparse import as_sparse_parts, is_scipy_sparse
-from gids.convert.source_file import check_file, open_file
-from gids.convert.zip_file import open_zip
+from gids.convert.source_file import check_file, open_file, open_zip
 from gids.errors import FormatError
 from gids.store.dtypes import table_dtype, torch_dtype_of
+from gids.store.geometry import MAX_ROWS
 from gids.store.rows import ColumnRows, FileRows, Rows
 from gids.write.space import check_space
 
-_COPY_BYTES = 8 << 20
 MAX_ARRAYS = 10_000  # in a .npz file, as a dataset may have this number of tables
+MAX_HEADER_BYTES = 10_000  # NumPy's own limit, which it checks after it has read the header
+_COPY_BYTES = 8 << 20
+_MAX_DIMENSIONS = 32
+_MAX_ARRAY_BYTES = 1 << 62
 _ENCRYPTED = 1  # a bit of a member's flags
 
 
@@ -45,9 +47,43 @@ class Found:
     kind: str = ""
 
 
+class NpyHeader(NamedTuple):
+    """shape: each length is 0 to MAX_ROWS. is_fortran: whether elements are in Fortran order."""
+
+    shape: tuple[int, ...]
+    is_fortran: bool
+    dtype: np.dtype[np.generic]
+
+
+def read_npy_header(file: BinaryIO, path: Path | str) -> NpyHeader:
+    """The header at a file's position. Moves to the data. path: for messages. Raises FormatError."""
+    with parsing(path, "is not a valid .npy file"):
+        version = np.lib.format.read_magic(file)
+        if version not in ((1, 0), (2, 0)):
+            raise FormatError(f"{path} has .npy version {version}; it must be 1.0 or 2.0")
+        prefix = file.read(2 if version == (1, 0) else 4)
+        length = int.from_bytes(prefix, "little")
+        if length > MAX_HEADER_BYTES:
+            raise FormatError(f"{path} has a .npy header of {length} bytes; the limit is {MAX_HEADER_BYTES}")
+        header = io.BytesIO(prefix + file.read(length))
+        read = (
+            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        )
+        found = NpyHeader(*read(header))
+    shape = found.shape
+    if len(shape) > _MAX_DIMENSIONS:
+        raise FormatError(f"{path} has an array of {len(shape)} dimensions; the limit is {_MAX_DIMENSIONS}")
+    if any(type(n) is not int or not 0 <= n <= MAX_ROWS for n in shape):
+        raise FormatError(f"{path} has an array of shape {shape}; lengths must be 0 to {MAX_ROWS}")
+    if math.prod(n or 1 for n in shape) * max(1, found.dtype.itemsize) > _MAX_ARRAY_BYTES:
+        raise FormatError(f"{path} has an array of shape {shape}, which is larger than any file")
+    return found
+
+
 def open_npy(path: Path, where: str = "") -> Found:
     """The array of a .npy file. where: its name in messages (default: the path). Raises FormatError."""
-    return _in_place(path, *_header_at(path, 0, where or path))
+    with open_file(path) as file:
+        return _in_place(path, read_npy_header(file, where or path), file.tell())
 
 
 def open_numbers(path: Path) -> Rows:
@@ -58,23 +94,29 @@ def open_numbers(path: Path) -> Rows:
     return rows
 
 
-def _header_at(path: Path, offset: int, where: str | Path) -> tuple[NpyHeader, int]:
-    """The .npy header at an offset of a file, and the offset of the data."""
-    with open_file(path) as file:
-        file.seek(offset)
-        return read_npy_header(file, where), file.tell()
-
-
 def _in_place(path: Path, header: NpyHeader, start: int) -> Found:
+    """The array whose data begins at an offset of a file."""
     shape, is_fortran, dtype = header
     if dtype.hasobject or (torch_dtype := torch_dtype_of(dtype)) is None:
         return _unusable(dtype, shape)
-    is_swapped = dtype.byteorder == ">"
-    flat = is_fortran and len(shape) > 1
-    rows: Rows = FileRows(
-        path, (math.prod(shape),) if flat else shape, torch_dtype, offset=start, byte_swapped=is_swapped
+    by_columns = is_fortran and len(shape) > 1
+    rows = FileRows(
+        path,
+        (math.prod(shape),) if by_columns else shape,
+        torch_dtype,
+        offset=start,
+        byte_swapped=dtype.byteorder == ">",
     )
-    return Found(ColumnRows(rows, shape) if flat and isinstance(rows, FileRows) else rows)
+    return Found(ColumnRows(rows, shape) if by_columns else rows)
+
+
+def _unusable(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Found:
+    kinds = {"O": "objects", "U": "text", "S": "text", "c": "complex"}
+    kind = kinds.get(dtype.kind, "other") if shape else ""
+    if dtype.hasobject:
+        return Found(None, why="Python objects, which need unpickling", kind=kind)
+    rest = "which tables cannot hold" if dtype.kind in "cf" else "not numbers"
+    return Found(None, why=f"of type {dtype}, {rest}", kind=kind)
 
 
 def open_npz(path: Path, scratch: Path) -> dict[str, Found]:
@@ -85,78 +127,53 @@ def open_npz(path: Path, scratch: Path) -> dict[str, Found]:
         if len(members) > MAX_ARRAYS:
             raise FormatError(f"{path} has {len(members)} members; the limit is {MAX_ARRAYS}")
         for number, member in enumerate(members):
-            if not member.filename.endswith(".npy"):
-                found[member.filename] = Found(None, why="not an array")
-                continue
-            rows = _open_member(path, archive, member)
-            if rows is None:
+            if member.filename.endswith(".npy"):
                 unpacked = scratch / f"{path.stem}-{number}.npy"
-                check_space([(scratch, member.file_size)], [])
-                _unpack(archive, member, unpacked)
-                rows = open_npy(unpacked, where=_where(path, member))
-            found[member.filename.removesuffix(".npy")] = rows
+                found[member.filename.removesuffix(".npy")] = _open_member(path, archive, member, unpacked)
+            else:
+                found[member.filename] = Found(None, why="not an array")
     return found
 
 
-def _where(path: Path, member: zipfile.ZipInfo) -> str:
-    return f"{path}, member {shortened(member.filename)},"
-
-
-def _open_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Found | None:
-    """The rows of a member, or None if it must be unpacked first."""
+def _open_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, unpacked: Path) -> Found:
+    """The array of a member. unpacked: a file to unpack it to, if it is packed and in Fortran order."""
+    name, method = shortened(member.filename), member.compress_type
+    where = f"{path}, member {name},"
     if member.flag_bits & _ENCRYPTED:
-        raise FormatError(f"{_where(path, member)} is encrypted")
-    if member.compress_type == zipfile.ZIP_STORED:
-        return _open_stored(path, member)
-    if member.compress_type == zipfile.ZIP_DEFLATED:
-        return _open_deflated(path, archive, member)
-    raise FormatError(
-        f"{_where(path, member)} uses zip compression method {member.compress_type}; "
-        "write it with np.savez or np.savez_compressed"
-    )
-
-
-def _open_stored(path: Path, member: zipfile.ZipInfo) -> Found:
+        raise FormatError(f"{where} is encrypted")
+    if method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise FormatError(
+            f"{where} uses zip compression method {method}; write it with np.savez or np.savez_compressed"
+        )
     offset = _data_offset(path, member)
-    header, start = _header_at(path, offset, _where(path, member))
-    _check_size(path, member, header, start - offset)
-    return _in_place(path, header, start)
-
-
-def _open_deflated(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Found | None:
-    name = shortened(member.filename)
-    packed = PackedMember(
-        path, name, _data_offset(path, member), member.compress_size, member.file_size, member.CRC
-    )
-    with parsing(_where(path, member), "is damaged"), archive.open(member) as file:
-        header = read_npy_header(cast(BinaryIO, file), _where(path, member))
+    with parsing(where, "is damaged"), archive.open(member) as file:
+        header = read_npy_header(cast(BinaryIO, file), where)
         start = file.tell()
     shape, is_fortran, dtype = header
     if dtype.hasobject or (torch_dtype := torch_dtype_of(dtype)) is None:
         return _unusable(dtype, shape)
-    _check_size(path, member, header, start)
-    if is_fortran and len(shape) > 1:
-        return None
-    rows = PackedRows(packed, shape, torch_dtype, offset=start, byte_swapped=dtype.byteorder == ">")
-    return Found(rows)
-
-
-def _check_size(path: Path, member: zipfile.ZipInfo, header: NpyHeader, header_bytes: int) -> None:
-    needed = header_bytes + math.prod(header.shape) * header.dtype.itemsize
+    needed = start + math.prod(shape) * dtype.itemsize
     if member.file_size < needed:
         raise FormatError(
-            f"{path} is truncated: its member {shortened(member.filename)} has {member.file_size} bytes, "
-            f"but {header.shape} {header.dtype} needs {needed}"
+            f"{path} is truncated: its member {name} has {member.file_size} bytes, but {shape} {dtype} "
+            f"needs {needed}"
         )
-
-
-def _unusable(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Found:
-    kinds = {"O": "objects", "U": "text", "S": "text", "c": "complex"}
-    kind = kinds.get(dtype.kind, "other") if shape else ""
-    if dtype.hasobject:
-        return Found(None, why="Python objects, which need unpickling", kind=kind)
-    rest = "which tables cannot hold" if dtype.kind in "cf" else "not numbers"
-    return Found(None, why=f"of type {dtype}, {rest}", kind=kind)
+    if method == zipfile.ZIP_STORED:
+        return _in_place(path, header, offset + start)
+    if is_fortran and len(shape) > 1:
+        check_space([(unpacked.parent, member.file_size)], [])
+        with archive.open(member) as packed, open(unpacked, "wb") as out:
+            shutil.copyfileobj(packed, out, _COPY_BYTES)
+        return open_npy(unpacked, where=where)
+    return Found(
+        PackedRows(
+            PackedMember(path, member, offset),
+            shape,
+            torch_dtype,
+            offset=start,
+            byte_swapped=dtype.byteorder == ">",
+        )
+    )
 
 
 def _data_offset(path: Path, member: zipfile.ZipInfo) -> int:
@@ -169,12 +186,6 @@ def _data_offset(path: Path, member: zipfile.ZipInfo) -> int:
         raise FormatError(f"{path} is damaged at the beginning of its member {shortened(member.filename)}")
     name_bytes, extra_bytes = struct.unpack("<HH", header[26:30])
     return member.header_offset + 30 + int(name_bytes) + int(extra_bytes)
-
-
-def _unpack(archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Path) -> None:
-    with archive.open(member) as packed, open(target, "wb") as file:
-        while block := packed.read(_COPY_BYTES):
-            file.write(block)
 
 
 def open_raw(path: Path, dtype: str | None, shape: tuple[int, ...] | None) -> Rows:
@@ -192,35 +203,9 @@ def open_raw(path: Path, dtype: str | None, shape: tuple[int, ...] | None) -> Ro
         if rest == 0 or size % rest:
             raise FormatError(f"{path} has {size} bytes, not a multiple of the {rest} bytes of a row")
         shape = tuple(size // rest if n == -1 else n for n in shape)
-    if min(shape) < 0 or math.prod(shape) * type_.itemsize != size:
-        needed = math.prod(shape) * type_.itemsize
+    needed = math.prod(shape) * type_.itemsize
+    if min(shape) < 0 or needed != size:
         raise FormatError(
             f"{path} has {size} bytes, but {dtype}{list(shape)} needs {needed}; check --dtype and --shape"
         )
     return FileRows(path, shape, type_)
-
-
-def directory_arrays(
-    folder: Path,
-    scratch: Path,
-    dtype: str | None,
-    shape: tuple[int, ...] | None,
-    leave_out: Container[Path] = (),
-) -> Iterator[tuple[str, Found]]:
-    """(name, array) of each .npy, .npz member and .bin in a directory, by file name."""
-    for path in sorted(p for p in folder.iterdir() if p not in leave_out):
-        if path.suffix == ".npy":
-            yield path.stem, open_npy(path)
-        elif path.suffix == ".npz":
-            found = open_npz(path, scratch)
-            if is_scipy_sparse(found):
-                if path.stem not in ("adj", "attr"):
-                    raise FormatError(
-                        f"{path} is a SciPy sparse matrix: call it adj.npz (graph) or attr.npz (features)"
-                    )
-                found = as_sparse_parts(path, found, path.stem)
-            yield from found.items()
-        elif path.suffix == ".bin":
-            yield path.stem, Found(open_raw(path, dtype, shape))
-        elif path.is_file():
-            yield path.name, Found(None, why="not .npy, .npz or .bin")

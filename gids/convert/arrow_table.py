@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -86,12 +87,12 @@ class ArrowTable:
         """The schema of a file and its chunks."""
         file = self._opened(path)
         if starts_with(path, _PARQUET):
+            schema, batches = file.schema_arrow, self._parquet_batches
             counts = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-            return file.schema_arrow, [
-                _Chunk(n, partial(self._parquet_batches, path, i)) for i, n in enumerate(counts)
-            ]
-        counts = [file.get_batch(i).num_rows for i in range(file.num_record_batches)]
-        return file.schema, [_Chunk(n, partial(self._arrow_batches, path, i)) for i, n in enumerate(counts)]
+        else:
+            schema, batches = file.schema, self._arrow_batches
+            counts = [file.get_batch(i).num_rows for i in range(file.num_record_batches)]
+        return schema, [_Chunk(count, partial(batches, path, i)) for i, count in enumerate(counts)]
 
     @contextlib.contextmanager
     def _decoding(self, path: Path) -> Iterator[None]:
@@ -132,9 +133,9 @@ class ArrowTable:
                 return
             yield batch
 
-    def _arrow_batches(self, path: Path, index: int, columns: list[str], rows: int) -> Iterator[Any]:
+    def _arrow_batches(self, path: Path, group: int, columns: list[str], rows: int) -> Iterator[Any]:
         with self._decoding(path):
-            batch = self._opened(path).get_batch(index).select(columns)
+            batch = self._opened(path).get_batch(group).select(columns)
             batch.validate(full=True)  # Arrow trusts offsets and lengths otherwise
         for first in range(0, batch.num_rows, rows):
             yield batch.slice(first, rows)
@@ -142,18 +143,15 @@ class ArrowTable:
     def dtype(self, column: str) -> torch.dtype | None:
         """The type of a column's numbers, or None if it has no numbers (text, dates, lists of lists)."""
         kind = self.types[column]
-        if self._is_list_type(kind):
+        if self.is_list(kind):
             kind = kind.value_type
         types = self._arrow.types
         if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
             return None
         return torch_dtype_of(np.dtype(kind.to_pandas_dtype()))
 
-    def is_list(self, column: str) -> bool:
-        """Whether a column has a list of numbers in each row."""
-        return self._is_list_type(self.types[column])
-
-    def _is_list_type(self, kind: Any) -> bool:
+    def is_list(self, kind: Any) -> bool:
+        """Whether a column of this type has a list in each row."""
         types = self._arrow.types
         return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
@@ -161,13 +159,12 @@ class ArrowTable:
         """The rows of one column of numbers or lists, or of several columns of numbers side by side."""
         dtype = self.dtype(columns[0])
         assert dtype is not None, columns
+        shape: tuple[int, ...] = (self.row_count,)
         if len(columns) > 1:
-            shape: tuple[int, ...] = (self.row_count, len(columns))
-        elif self.is_list(columns[0]):
-            shape = (self.row_count, self._width(columns[0]))
-        else:
-            shape = (self.row_count,)
-        step = max(1, _BATCH_BYTES // max(1, dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))))
+            shape += (len(columns),)
+        elif self.is_list(self.types[columns[0]]):
+            shape += (self._width(columns[0]),)
+        step = max(1, _BATCH_BYTES // max(1, dtype.itemsize * math.prod(shape[1:])))
 
         def open_at(row: int) -> tuple[int, Iterator[torch.Tensor]]:
             first = bisect_right(self._starts, row) - 1
@@ -200,7 +197,7 @@ class ArrowTable:
     def _numbers(self, values: Any, column: str, row: int, shape: tuple[int, ...]) -> np.ndarray:
         where = f"column {column!r} of {self._files[0].name}"
         count = len(values)
-        is_list = self._is_list_type(values.type)
+        is_list = self.is_list(values.type)
         if is_list:
             if values.null_count:
                 raise FormatError(f"{where} has a null after row {row}; every row must have a list")

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import torch
 
-from gids.convert.source import Source, TableSource
+from gids.convert.source import Source
 from gids.errors import FormatError
 from gids.store.feature_store import FeatureStore
 from gids.store.quantize import scales_of
@@ -26,72 +25,57 @@ def _ignore(_: int) -> None:
     pass
 
 
-@dataclass(frozen=True)
-class Compared:
-    """The result for one table. fault: the difference, or ""; said: a sentence if there is no fault."""
-
-    fault: str
-    said: str
-
-
 def compare(
     store: FeatureStore, source: Source, *, on_bytes: Callable[[int], None] = _ignore
-) -> Iterator[Compared]:
+) -> Iterator[tuple[bool, str]]:
     """Compare each table with the one of the same name in the source, and report tables that only one has.
 
-    on_bytes(n): progress, in bytes of the dataset's rows. Raises StorageError, and FormatError for a damaged
-    source.
+    Yields (whether it is a fault, a sentence) per table. on_bytes(n): progress, in bytes of the dataset's
+    rows. Raises StorageError, and FormatError for a damaged source.
     """
     sources = {t.name: t for t in source.tables}
     for name in sources:
         if name not in store.tables:
-            yield Compared(f"table {name!r} of the source is not in {store.name}", "")
+            yield True, f"table {name!r} of the source is not in {store.name}"
     for name, table in store.tables.items():
         if name not in sources:
-            yield Compared(f"table {name!r} of {store.name} is not in the source", "")
+            yield True, f"table {name!r} of {store.name} is not in the source"
         else:
-            yield _compare_table(table, sources[name], on_bytes)
+            yield _compare_table(table, sources[name].rows, on_bytes)
 
 
-def _compare_table(table: Table, found: TableSource, on_bytes: Callable[[int], None]) -> Compared:
+def _compare_table(table: Table, rows: Rows, on_bytes: Callable[[int], None]) -> tuple[bool, str]:
     shape = (table.row_count, *table.shape)
-    if tuple(found.rows.shape) != shape:
-        return Compared(f"{table.name!r} has shape {list(shape)}, in the source {list(found.rows.shape)}", "")
+    if tuple(rows.shape) != shape:
+        return True, f"{table.name!r} has shape {list(shape)}, in the source {list(rows.shape)}"
     try:
-        narrowing = Narrowing.of(found.rows.dtype, table.stored_dtype, table.scale)
+        narrowing = Narrowing.of(rows.dtype, table.stored_dtype, table.scale)
     except FormatError as error:  # a scale for a table that is not floating in the source
-        return Compared(f"{table.name!r}: {error}", "")
+        return True, f"{table.name!r}: {error}"
     tally, wrong_count, first = Tally(), 0, ""
     maxima = torch.zeros(math.prod(table.shape))
-    for start, expected, rows in _blocks(table, found.rows):
+    width = max(table.row_bytes, math.prod(table.shape) * rows.dtype.itemsize, 1)
+    for start, stored in table.scan(max(1, _BLOCK_BYTES // width)):
+        expected = read_range(rows, start, start + len(stored))
         magnitudes = torch.where(torch.isfinite(expected), expected, 0).to(torch.float32).abs()
-        maxima = torch.maximum(maxima, magnitudes.reshape(len(rows), -1).amax(0))
+        maxima = torch.maximum(maxima, magnitudes.reshape(len(stored), -1).amax(0))
         bounds = None if narrowing is None else _bounds(narrowing, table, expected, magnitudes)
-        wrong = _differ(expected, rows, bounds)
+        wrong = _differ(expected, stored, bounds)
         if bool(wrong.any()) and not first:
             where, was = first_place(expected, wrong, start)
-            _, now = first_place(rows, wrong, start)
+            _, now = first_place(stored, wrong, start)
             first = f"{where} is {now}, in the source {was}"
         wrong_count += int(wrong.sum())
         if narrowing is not None:
-            tally.add(expected, rows)
-        on_bytes(len(rows) * table.row_bytes)
+            tally.add(expected, stored)
+        on_bytes(len(stored) * table.row_bytes)
     columns = table.column_scales()
     if columns is not None and not torch.equal(torch.from_numpy(columns), scales_of(maxima)):
-        return Compared(f"{table.name!r}: the scales of columns do not fit the source", "")
+        return True, f"{table.name!r}: the scales of columns do not fit the source"
     if wrong_count:
         limit = "" if narrowing is None else ", more than the error of rounding"
-        return Compared(f"{table.name!r}: {first}{limit}; {wrong_count} values differ", "")
-    return Compared(
-        "", f"{table.name}: {'equal' if narrowing is None else describe_rounding(narrowing, tally)}"
-    )
-
-
-def _blocks(table: Table, source: Rows) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """(first row, the source's values, the table's)."""
-    width = max(table.row_bytes, math.prod(table.shape) * source.dtype.itemsize, 1)
-    for start, rows in table.scan(max(1, _BLOCK_BYTES // width)):
-        yield start, read_range(source, start, start + len(rows)), rows
+        return True, f"{table.name!r}: {first}{limit}; {wrong_count} values differ"
+    return False, f"{table.name}: {'equal' if narrowing is None else describe_rounding(narrowing, tally)}"
 
 
 def _bounds(

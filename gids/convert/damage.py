@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import reprlib
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 from gids.errors import FormatError, StorageError
 
@@ -42,10 +41,10 @@ def parsing(path: Path | str, fault: str) -> Iterator[None]:
     except Exception as error:  # libraries raise many kinds for damaged files
         if isinstance(error, OSError) and error.errno:
             raise
-        raise FormatError(f"{path} {fault}: {said_by(error)}") from error
+        raise FormatError(f"{path} {fault}: {message_of(error)}") from error
 
 
-def said_by(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """The first line of a library's message, cut for a message of ours."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
@@ -59,22 +58,14 @@ def from_library(error: BaseException, files: Sequence[Path]) -> FormatError | N
     """A FormatError for an unexpected error of a library, None for other errors. files: of the source."""
     if isinstance(error, (FormatError, ImportError, OSError)) or not isinstance(error, Exception):
         return None
-    library = _library_of(error.__traceback__)
-    if library is None:
+    library = ""  # the one that gids called and that raised
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        package = str(frame.f_globals.get("__name__")).partition(".")[0].lstrip("_")
+        if package == "gids":
+            library = ""
+        elif not library and package in _LIBRARIES:
+            library = package
+    if not library:
         return None
     root = os.path.commonpath(files) if files else "the source"
-    return FormatError(f"{root} cannot be read: {library} raised {type(error).__name__}: {said_by(error)}")
-
-
-def _library_of(trace: TracebackType | None) -> str | None:
-    """The library that gids called and that raised."""
-    library: str | None = None
-    while trace is not None:
-        name: Any = trace.tb_frame.f_globals.get("__name__")
-        package = str(name).partition(".")[0].lstrip("_")
-        if package == "gids":
-            library = None
-        elif library is None and package in _LIBRARIES:
-            library = package
-        trace = trace.tb_next
-    return library
+    return FormatError(f"{root} cannot be read: {library} raised {type(error).__name__}: {message_of(error)}")

@@ -34,10 +34,9 @@ def add_reverse_edges(source: Source) -> None:
     for relation in list(source.graphs):
         src, name, dst = relation
         edges = as_edges(source.graphs[relation], **source.ends(relation))
-        tables = [t for t in source.tables if t.type == relation]
         if src == dst:
             source.graphs[relation] = _with_reverse(edges)
-            source.tables = [_twice(t) if t in tables else t for t in source.tables]
+            source.tables = [_twice(t) if t.type == relation else t for t in source.tables]
             continue
         reverse: Relation = (dst, f"rev_{name}", src)
         if reverse in source.graphs:
@@ -45,7 +44,7 @@ def add_reverse_edges(source: Source) -> None:
                 f"--reverse-edges cannot add {describe_type(reverse)}: the source has it already"
             )
         source.graphs[reverse] = _reversed(edges)
-        source.tables += [TableSource(reverse, t.key, t.rows) for t in tables]
+        source.tables += [replace(t, type=reverse) for t in source.tables if t.type == relation]
 
 
 def _reversed(edges: EdgeSource) -> EdgeSource:

@@ -23,7 +23,18 @@ def edge_rows(rows: Rows, what: str, *, num_src: int, num_dst: int) -> EdgeSourc
     """Edges of an integer array of shape (2, E), sources first. The id of an edge is its position."""
     if not is_whole(rows.dtype):
         raise FormatError(f"{what} is {_described(rows)}; edges must be whole numbers of shape (2, E)")
-    sources, destinations = two_rows(rows, what)
+    if len(rows.shape) != 2 or rows.shape[0] != 2:
+        raise FormatError(f"{what} has shape {rows.shape}; it must be (2, E)")
+    sources: Rows
+    destinations: Rows
+    if isinstance(rows, (FileRows, PackedRows)):
+        sources, destinations = rows.row(0), rows.row(1)
+    elif isinstance(rows, TensorRows):
+        sources, destinations = TensorRows(rows.values[0]), TensorRows(rows.values[1])
+    else:
+        assert isinstance(rows, ColumnRows)  # an array of shape (2, E) in Fortran order is (E, 2) in C order
+        pairs = rows.elements.reshaped((rows.shape[1], 2))
+        sources, destinations = column_of(pairs, 0), column_of(pairs, 1)
     return edge_list(sources, destinations, num_src=num_src, num_dst=num_dst)
 
 
@@ -48,19 +59,6 @@ def check_edge_array(rows: Rows, what: str) -> None:
         raise FormatError(
             f"{what} is {_described(rows)}; edges must be whole numbers of shape (2, E) or (E, 2)"
         )
-
-
-def two_rows(pair: Rows, what: str) -> tuple[Rows, Rows]:
-    """The two rows of an array of shape (2, E), in C or Fortran order."""
-    if len(pair.shape) != 2 or pair.shape[0] != 2:
-        raise FormatError(f"{what} has shape {pair.shape}; it must be (2, E)")
-    if isinstance(pair, (FileRows, PackedRows)):
-        return pair.row(0), pair.row(1)
-    if isinstance(pair, TensorRows):
-        return TensorRows(pair.values[0]), TensorRows(pair.values[1])
-    assert isinstance(pair, ColumnRows)
-    pairs = pair.elements.reshaped((pair.shape[1], 2))
-    return column_of(pairs, 0), column_of(pairs, 1)
 
 
 def column_of(rows: Rows, index: int) -> Rows:

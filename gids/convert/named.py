@@ -6,24 +6,48 @@ relation. A name that is not known is the name of a table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
+from pathlib import Path
 
 import torch
 
-from gids.convert.array_files import Found
-from gids.convert.counts import numbers, row_count
+from gids.convert.array_files import Found, open_npy, open_npz, open_raw
 from gids.convert.edges import BLOCK_BYTES, edge_rows
-from gids.convert.source import InEdges, Source
-from gids.convert.sparse import SparseRows
+from gids.convert.source import LABELS, InEdges, Source, numbers, row_count
+from gids.convert.sparse import SparseRows, as_sparse_parts, is_scipy_sparse
 from gids.errors import FormatError
 from gids.store.names import NODE, RELATION, Relation, check_name
 from gids.store.rows import Rows, blocks
 from gids.write.edges import out_edges
 
-LABELS = ("label", "labels", "y")
-MASKS = {"train_mask": "train", "val_mask": "val", "valid_mask": "val", "test_mask": "test"}
 _SPLITS = {"train": ("train",), "val": ("val", "valid"), "test": ("test",)}
 _FEATURES = ("feat", "feats", "feature", "features", "x")
+
+
+def directory_arrays(
+    folder: Path,
+    scratch: Path,
+    dtype: str | None = None,
+    shape: tuple[int, ...] | None = None,
+    leave_out: Container[Path] = (),
+) -> Iterator[tuple[str, Found]]:
+    """(name, array) of each .npy, .npz member and .bin in a directory, by file name."""
+    for path in sorted(p for p in folder.iterdir() if p not in leave_out):
+        if path.suffix == ".npy":
+            yield path.stem, open_npy(path)
+        elif path.suffix == ".npz":
+            found = open_npz(path, scratch)
+            if is_scipy_sparse(found):
+                if path.stem not in ("adj", "attr"):
+                    raise FormatError(
+                        f"{path} is a SciPy sparse matrix: call it adj.npz (graph) or attr.npz (features)"
+                    )
+                found = as_sparse_parts(path, found, path.stem)
+            yield from found.items()
+        elif path.suffix == ".bin":
+            yield path.stem, Found(open_raw(path, dtype, shape))
+        elif path.is_file():
+            yield path.name, Found(None, why="not .npy, .npz or .bin")
 
 
 class NamedArrays:
@@ -92,15 +116,16 @@ class NamedArrays:
             what = self.describe("num_nodes")
             self._source.add_nodes(ntype, numbers(count, 1, what)[0], what)
         if (labels := self.take(*LABELS)) is not None:
-            self._source.add_nodes(ntype, row_count(labels, self.describe("label")), self.describe("label"))
-            self._source.labels[ntype] = labels
-        for split, prefixes in _SPLITS.items():
-            self._read_split(ntype, split, prefixes)
+            self._source.add_labels(ntype, labels, self.describe("label"))
+        masks = [self._take_split(ntype, split, prefixes) for split, prefixes in _SPLITS.items()]
         for name, rows in self.rest():
-            row_count(rows, self.describe(name))
             self._source.add_node_table(ntype, name, rows, self.describe(name), skip=name)
+        for split, mask in zip(_SPLITS, masks, strict=True):
+            if mask is not None:
+                self._source.add_mask(ntype, split, *mask)
 
-    def _read_split(self, ntype: str, split: str, prefixes: tuple[str, ...]) -> None:
+    def _take_split(self, ntype: str, split: str, prefixes: tuple[str, ...]) -> tuple[Rows, str] | None:
+        """Take the ids of a split, or its mask. Returns the mask and its name in messages."""
         names = [n for p in prefixes for n in (f"{p}_idx", f"{p}_mask") if n in self._arrays]
         for name in names:
             if name.endswith("_idx") and self._arrays[name].dtype == torch.bool:
@@ -111,10 +136,9 @@ class NamedArrays:
         mask = self.take(*(f"{p}_mask" for p in prefixes))
         if ids is not None and mask is not None:
             raise FormatError(f"{self._where} has both {prefixes[0]}_idx and {prefixes[0]}_mask: keep one")
-        if mask is not None:
-            self._source.add_mask(ntype, split, mask, self.describe(names[0]))
-        elif ids is not None:
+        if ids is not None:
             self._source.add_split(ntype, split, ids)
+        return None if mask is None else (mask, self.describe(names[0]))
 
     def read_sparse_features(self, ntype: str) -> None:
         """Take attr_data, attr_indices, attr_indptr, attr_shape: a CSR matrix of features, table `feat`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,8 @@ import torch
 
 from gids.convert.damage import from_library
 from gids.convert.edge_options import add_reverse_edges, add_self_loops, as_edges, refuse_tables
-from gids.convert.labels import normalised
-from gids.convert.masks import count_masked, masks_to_splits
-from gids.convert.source import InEdges, Source, TableSource
-from gids.convert.source_limits import check_source
-from gids.convert.split import random_split
+from gids.convert.labels import masks_to_splits, normalised, random_split
+from gids.convert.source import InEdges, Source, TableSource, check_source
 from gids.convert.table_orders import ReadRows, RowOrders, bytes_aside, check_order
 from gids.errors import FormatError
 from gids.store.dtypes import table_dtype
@@ -65,22 +62,14 @@ class Options:
 
     def key(self) -> dict[str, Any]:
         """The options that a resumed conversion must have in common with the first run."""
-        return {
-            "--page-bytes": self.page_bytes,
-            "--stripe": [os.path.realpath(d) for d in self.stripe],
-            "--dtype": dict(self.dtypes),
-            "--scale": dict(self.scales),
-            "--order": self.order,
-            "--index-dtype": self.index_dtype,
-            "--no-edge-ids": not self.keep_edge_ids,
-            "--reverse-edges": self.reverse_edges,
-            "--self-loops": self.self_loops,
-            "--sort-neighbors": self.sort_neighbors,
-            "--dedup": self.dedup,
-            "--split": self.split,
-            "--split-column": self.split_column,
-            "--seed": self.seed,
-        }
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _FREE}
+        values["stripe"] = [os.path.realpath(d) for d in self.stripe]
+        return {_OPTIONS.get(name, f"--{name.replace('_', '-')}"): v for name, v in values.items()}
+
+
+_EDGE_OPTIONS = ("reverse_edges", "self_loops", "sort_neighbors", "dedup")
+_FREE = ("read_rows", "workers", "memory_bytes", "overwrite")  # may change when a conversion resumes
+_OPTIONS = {"dtypes": "--dtype", "scales": "--scale", "keep_edge_ids": "--no-edge-ids"}
 
 
 def _silent(*_: Any) -> None:
@@ -136,16 +125,14 @@ def convert(
         for note in source.notes:
             say(note)
         check_source(source)
-        count_masked(source)
         _check_edge_tables(source)
         _change_edges(source, options)
         _check(source, options)
-        on_total(sum(_work_bytes(source, options)) + 8 * _edge_count(source))
+        on_total(sum(_work_bytes(source, options)))
         check_space(_needed(source, options, writer), _written(writer))
         writer.expect_bytes(total_bytes(_needed(source, options, writer)))
         masks_to_splits(source, options.split_column)  # reads the masks
-        for note in _write(source, options, writer, say):
-            say(note)
+        _write(source, options, writer, say)
         if _fingerprint(files) != fingerprint:
             raise FormatError("the source changed during the conversion; convert it again")
         writer.commit()
@@ -160,10 +147,7 @@ def convert(
         raise explained from error
 
 
-def _write(
-    source: Source, options: Options, writer: DatasetWriter, say: Callable[[str], None]
-) -> Iterator[str]:
-    """Write everything. Yields a sentence per table that was rounded, or that may be too wide."""
+def _write(source: Source, options: Options, writer: DatasetWriter, say: Callable[[str], None]) -> None:
     for ntype, count in source.nodes.items():
         writer.add_nodes(ntype, count)
     for relation, topology in source.graphs.items():
@@ -201,7 +185,7 @@ def _write(
     for table in source.tables:
         dtype, scale = _dtype(table, options), _scale(table, options)
         if dtype == torch.float64 and not _chosen(table, options.dtypes):
-            yield (
+            say(
                 f"{table.name} is float64, twice the bytes of float32, which most models use; convert it "
                 "with --dtype float32"
             )
@@ -215,7 +199,7 @@ def _write(
             order=orders.of(table, _layout(table, options, 1)),
         )
         if rounded is not None:
-            yield f"{table.name}: {describe_rounding(*rounded)}"
+            say(f"{table.name}: {describe_rounding(*rounded)}")
 
 
 def _check_edge_tables(source: Source) -> None:
@@ -234,14 +218,8 @@ def _check_edge_tables(source: Source) -> None:
 
 def _check_applicable(source: Source, options: Options) -> None:
     """Raise FormatError for an option about edges if the source has no such edges."""
-    about_edges = {
-        "--reverse-edges": options.reverse_edges,
-        "--self-loops": options.self_loops,
-        "--sort-neighbors": options.sort_neighbors,
-        "--dedup": options.dedup,
-        "--no-edge-ids": not options.keep_edge_ids,
-    }
-    given = [option for option, is_given in about_edges.items() if is_given]
+    given = [f"--{n.replace('_', '-')}" for n in _EDGE_OPTIONS if getattr(options, n)]
+    given += [] if options.keep_edge_ids else ["--no-edge-ids"]
     if given and not source.graphs:
         raise FormatError(f"{', '.join(given)}: the source has no edges; leave out the option")
     if options.self_loops and not any(src == dst for src, _, dst in source.graphs):
@@ -317,24 +295,13 @@ def _layout(table: TableSource, options: Options, shard_count: int) -> Geometry:
 
 
 def _work_bytes(source: Source, options: Options) -> Iterator[int]:
-    """The bytes of progress that writing a table reports: its pages, and its rows for scales of columns."""
+    """The bytes of progress: of edges, of pages, and of rows that are read for scales of columns."""
+    yield from (8 * _count(topology) for topology in source.graphs.values())
     for table in source.tables:
         layout = _layout(table, options, 1)
         yield layout.page_count * layout.page_bytes
         if _scale(table, options) == "column":
             yield layout.row_count * layout.row_bytes
-
-
-def _table_bytes(source: Source, options: Options, shard_count: int) -> Iterator[tuple[int, int]]:
-    """(shard, bytes) of every shard."""
-    for table in source.tables:
-        layout = _layout(table, options, shard_count)
-        for shard in range(shard_count):
-            yield shard, layout.shard_bytes(shard)
-
-
-def _edge_count(source: Source) -> int:
-    return sum(map(_count, source.graphs.values()))
 
 
 def _count(topology: InEdges | EdgeSource) -> int:
@@ -346,29 +313,24 @@ def _written(writer: DatasetWriter) -> set[Path]:
     return {partial} | {folder for folder in writer.folders if not folder.is_relative_to(partial)}
 
 
-def _disk_of(writer: DatasetWriter, folder: Path) -> Path:
-    """The user's directory that contains a folder of shards."""
-    return writer.path.parent if folder.is_relative_to(writer.scratch.parent) else folder.parent
-
-
 def _needed(source: Source, options: Options, writer: DatasetWriter) -> Iterator[tuple[Path, int]]:
     """(directory, bytes) that the conversion needs."""
-    pages = 0
-    for shard, size_bytes in _table_bytes(source, options, len(writer.folders)):
-        pages += size_bytes // options.page_bytes
-        yield _disk_of(writer, writer.folders[shard]), size_bytes
-    yield writer.path.parent, 4 * pages  # checksums
-    if options.order != "original":
-        yield writer.path.parent, sum(bytes_aside(t, _layout(t, options, 1)) for t in source.tables)
+    main = writer.path.parent
+    for table in source.tables:
+        layout = _layout(table, options, len(writer.folders))
+        for shard, folder in enumerate(writer.folders):
+            is_main = folder.is_relative_to(writer.scratch.parent)
+            yield main if is_main else folder.parent, layout.shard_bytes(shard)
+        yield main, 4 * layout.page_count  # checksums
+        if options.order != "original":
+            yield main, bytes_aside(table, layout)
     for relation, topology in source.graphs.items():
-        itemsize = table_dtype(_index_dtype(relation, source, options)).itemsize
-        if isinstance(topology, InEdges):
-            yield writer.path.parent, 2 * itemsize * topology.indices.shape[0]
-        else:
-            # Sorting may keep two copies of the edges in scratch files.
-            yield writer.path.parent, (2 * itemsize + 2 * EDGE_BYTES) * topology.count
+        edge_bytes = 2 * table_dtype(_index_dtype(relation, source, options)).itemsize
+        if not isinstance(topology, InEdges):
+            edge_bytes += 2 * EDGE_BYTES  # sorting may keep two copies of the edges in scratch files
+        yield main, edge_bytes * _count(topology)
     nodes = sum(source.nodes.values())
-    yield writer.path.parent, nodes * (4 + 8 * len(source.graphs) + 16)  # out-degrees, indptr, labels, splits
+    yield main, nodes * (4 + 8 * len(source.graphs) + 16)  # out-degrees, indptr, labels, splits
 
 
 def _fingerprint(files: Sequence[Path]) -> dict[str, list[int]]:

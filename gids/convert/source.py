@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
 
+import numpy as np
+import torch
+
+from gids.convert.damage import shortened, shown
+from gids.convert.packed_rows import PackedRows
 from gids.convert.source_file import open_file
 from gids.errors import FormatError
-from gids.store.geometry import MAX_ROWS
-from gids.store.names import Relation, check_name, table_name
-from gids.store.rows import Rows
+from gids.store.dtypes import is_whole
+from gids.store.geometry import MAX_PAGE_BYTES, MAX_ROWS
+from gids.store.names import Relation, check_name, describe_type, table_name
+from gids.store.rows import FileRows, Rows, read_range
 from gids.write.edges import EdgeSource
+
+LABELS = ("label", "labels", "y")
+MASKS = {"train_mask": "train", "val_mask": "val", "valid_mask": "val", "test_mask": "test"}
+MAX_TABLES = 10_000  # a manifest of 16 MiB has room for about twice as many
+MAX_DIMENSIONS = 8  # of a table's row, as in a manifest
 
 
 @dataclass(frozen=True)
@@ -94,8 +106,13 @@ class Source:
 
     def add_node_table(self, ntype: str, key: str, rows: Rows, what: str, skip: str = "") -> None:
         """Add a table with a row per node. what, skip: as for add_nodes."""
-        self.add_nodes(ntype, rows.shape[0], what, skip)
+        self.add_nodes(ntype, row_count(rows, what), what, skip)
         self.tables.append(TableSource(ntype, key, rows))
+
+    def add_labels(self, ntype: str, rows: Rows, what: str, skip: str = "") -> None:
+        """Set the labels of all nodes of a type. what, skip: as for add_nodes."""
+        self.add_nodes(ntype, row_count(rows, what), what, skip)
+        self.labels[ntype] = rows
 
     def add_edge_table(self, relation: Relation, key: str, rows: Rows) -> None:
         self.tables.append(TableSource(relation, key, rows))
@@ -103,12 +120,22 @@ class Source:
     def add_split(self, ntype: str, split: str, ids: Rows) -> None:
         self.splits.setdefault(ntype, {})[split] = ids
 
-    def add_mask(self, ntype: str, split: str, rows: Rows, what: str) -> None:
-        """Raises FormatError if the split already has a mask."""
+    def add_mask(self, ntype: str, split: str, rows: Rows, what: str, skip: str = "") -> None:
+        """Set the mask of a split. what, skip: as for add_nodes. Raises FormatError for a second mask."""
+        self.add_nodes(ntype, row_count(rows, what), what, skip)
         masks = self.masks.setdefault(ntype, {})
         if split in masks:
             raise FormatError(f"{masks[split].what} and {what} are both the {split} mask: keep one")
         masks[split] = Mask(rows, what)
+
+    def add_node_array(self, ntype: str, name: str, rows: Rows, what: str, skip: str = "") -> None:
+        """Add an array of nodes whose name gives the meaning. what, skip: as for add_nodes."""
+        if name in LABELS and ntype not in self.labels:
+            self.add_labels(ntype, rows, what, skip)
+        elif name in MASKS:
+            self.add_mask(ntype, MASKS[name], rows, what, skip)
+        else:
+            self.add_node_table(ntype, name, rows, what, skip)
 
     def node_count(self, ntype: str) -> int:
         if ntype not in self.nodes:
@@ -119,6 +146,87 @@ class Source:
     def ends(self, relation: Relation) -> dict[str, int]:
         """num_src and num_dst of a relation, as the functions that make edges take them."""
         return {"num_src": self.node_count(relation[0]), "num_dst": self.node_count(relation[2])}
+
+
+def check_source(source: Source) -> None:
+    """Raise FormatError for names, shapes and numbers of tables that a dataset cannot have."""
+    for relation, topology in source.graphs.items():
+        for part in relation:
+            check_name(part, "a name of a relation")
+        if isinstance(topology, InEdges):
+            _check_in_edges(topology, shortened(describe_type(relation)))
+    if len(source.tables) > MAX_TABLES:
+        raise FormatError(
+            f"the source has {len(source.tables)} tables; the limit is {MAX_TABLES}: "
+            "put features that are read together into one array"
+        )
+    # The writer checks the size of the rows of tables.
+    by_blocks = [(f"the labels of {ntype!r}", rows) for ntype, rows in source.labels.items()]
+    by_blocks += [(f"the values of {m.what}", m.rows) for ms in source.masks.values() for m in ms.values()]
+    for what, rows in by_blocks:
+        if math.prod(rows.shape[1:]) * rows.dtype.itemsize > MAX_PAGE_BYTES:
+            raise FormatError(
+                f"{what} have shape {rows.shape}; a row may have at most {MAX_PAGE_BYTES} bytes"
+            )
+    names = set()
+    for table in source.tables:
+        for part in (table.type,) if isinstance(table.type, str) else table.type:
+            check_name(part, "a node type or relation")
+        check_name(table.key, "the name of a table")
+        row_count(table.rows, f"table {table.name!r}")
+        if (dimensions := len(table.rows.shape) - 1) > MAX_DIMENSIONS:
+            raise FormatError(
+                f"table {table.name!r} has rows of {dimensions} dimensions; the limit is {MAX_DIMENSIONS}"
+            )
+        if table.name in names:
+            raise FormatError(f"the source has two tables {table.name!r}")
+        names.add(table.name)
+
+
+def _check_in_edges(topology: InEdges, name: str) -> None:
+    parts = {"indptr": topology.indptr, "indices": topology.indices, "edge_ids": topology.edge_ids}
+    for what, rows in parts.items():
+        if rows is not None and len(rows.shape) != 1:
+            raise FormatError(f"{what} of {name} has shape {rows.shape}; it must have one dimension")
+    if not topology.indptr.shape[0]:
+        raise FormatError(f"indptr of {name} is empty; it must begin with 0")
+
+
+def whole_number(value: object, what: str) -> int:
+    """A number of nodes or edges, from an int or an array with one integer.
+
+    Raises FormatError unless it is a whole number from 0 to MAX_ROWS.
+    """
+    found = value
+    is_on_cpu = not isinstance(value, torch.Tensor) or value.device.type == "cpu"
+    if (
+        isinstance(value, (torch.Tensor, np.ndarray, np.generic))
+        and is_on_cpu
+        and math.prod(value.shape) == 1
+    ):
+        found = value.item()
+    if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found <= MAX_ROWS:
+        raise FormatError(f"{what} is {shown(found)}; it must be a whole number from 0 to {MAX_ROWS}")
+    return found
+
+
+def numbers(rows: Rows, count: int, what: str) -> list[int]:
+    """The whole numbers of an array, which must have `count` entries. Raises FormatError."""
+    if math.prod(rows.shape) != count or not is_whole(rows.dtype):
+        raise FormatError(
+            f"{what} has shape {rows.shape} and type {str(rows.dtype).removeprefix('torch.')}; "
+            f"it must be {'one whole number' if count == 1 else f'{count} whole numbers'}"
+        )
+    flat = rows.reshaped((count,)) if isinstance(rows, (FileRows, PackedRows)) else rows
+    values = read_range(flat, 0, flat.shape[0]).reshape(-1).tolist()
+    return [whole_number(value, what) for value in values]
+
+
+def row_count(rows: Rows, what: str) -> int:
+    """Number of rows of an array. Raises FormatError for a single number."""
+    if not rows.shape:
+        raise FormatError(f"{what} is a single number; its first dimension must be rows")
+    return rows.shape[0]
 
 
 def split_relation(text: str, separator: str, what: object) -> Relation:

@@ -1,15 +1,24 @@
-"""SparseRows: the rows of a CSR matrix, made dense range by range. Called by the readers."""
+"""Sparse matrices in CSR form: SparseRows, and files of scipy.sparse.save_npz. Called by the readers."""
 
 from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from pathlib import Path
+from typing import BinaryIO, cast
 
 import numpy as np
 import torch
 
+from gids.convert.array_files import Found, read_npy_header
+from gids.convert.source import numbers
+from gids.convert.source_file import open_zip
 from gids.errors import FormatError
 from gids.store.array_checks import as_int64
 from gids.store.rows import Rows, read_range
 
 _PIECE_ENTRIES = 1 << 20
+_PARTS = ("data", "indices", "indptr", "shape")
+_FORM_BYTES = 64  # limit for the member with the name of the form, such as "csr"
 
 
 class SparseRows:
@@ -45,3 +54,37 @@ class SparseRows:
                 )
             rows = np.searchsorted(bounds, np.arange(first, last), side="right") - 1
             np.add.at(flat, rows * self.shape[1] + columns, read_range(self._data, first, last).numpy())
+
+
+def is_scipy_sparse(names: Container[str]) -> bool:
+    """Whether the arrays of a .npz file are a SciPy sparse matrix."""
+    return "format" in names and "shape" in names and "data" in names
+
+
+def as_sparse_parts(path: Path, found: Mapping[str, Found], role: str = "") -> dict[str, Found]:
+    """The arrays of a CSR matrix as adj_data, … or attr_data, …. Raises FormatError for another form.
+
+    role: "adj" or "attr" (default: "adj" for a square matrix).
+    """
+    form = _form_of(path)
+    if form != "csr" or any(name not in found for name in _PARTS):
+        raise FormatError(
+            f"{path} is a SciPy sparse matrix in {form} form; write it as CSR: "
+            f"save_npz({path.name!r}, matrix.tocsr())"
+        )
+    shape = found["shape"].rows
+    if shape is None:
+        raise FormatError(f"{path} is a SciPy sparse matrix, but its shape is not two whole numbers")
+    if not role:
+        role = "adj" if len(set(numbers(shape, 2, f"the shape of {path}"))) == 1 else "attr"
+    return {f"{role}_{name}": found[name] for name in _PARTS}
+
+
+def _form_of(path: Path) -> str:
+    """The content of the member `format`, such as "csr"."""
+    with open_zip(path, "is not a SciPy sparse matrix") as archive, archive.open("format.npy") as file:
+        shape, _, dtype = read_npy_header(cast(BinaryIO, file), path)
+        if shape or dtype.kind not in "SU" or not 0 < dtype.itemsize <= _FORM_BYTES:
+            raise FormatError(f"{path} is not a SciPy sparse matrix: its format is {dtype}{list(shape)}")
+        found = np.frombuffer(file.read(dtype.itemsize), dtype)[0]
+    return found.decode("ascii", "replace") if isinstance(found, bytes) else str(found)

@@ -118,7 +118,7 @@ def write_graph(
     indptr = _draw_indptr(spec)
     np.save(root / "indptr.npy", indptr)
     _write_indices(root, spec, labels, _Sources(spec, labels, "popularity"), indptr, report)
-    _write_features(root, spec, labels, threads or os.cpu_count() or 1, report)
+    _write_features(root, spec, labels, threads, report)
     return root
 
 
@@ -150,7 +150,6 @@ def write_typed_graph(
         indptr = _draw_indptr(half, name)
         np.save(folder / "indptr.npy", indptr)
         _write_indices(folder, half, papers, sources, indptr, report, name)
-    threads = threads or os.cpu_count() or 1
     _write_features(paper_folder, spec, papers, threads, report)
     _write_features(_folder(root / "nodes/author"), of_author, authors, threads, report, "author features")
     return root
@@ -247,32 +246,25 @@ def _write_features(
     centroids *= spec.signal / np.linalg.norm(centroids, axis=1, keepdims=True)
     block_rows = max(1, FEATURE_BLOCK_BYTES // spec.row_bytes)
     block_count = -(-spec.node_count // block_rows)
-    with (root / "feat.npy").open("wb") as file:
-        header = _npy_header("<f4", (spec.node_count, spec.dim), HEADER_BYTES)
-        file.write(header)
-        file.flush()
+    path = root / "feat.npy"
+    path.write_bytes(_npy_header("<f4", (spec.node_count, spec.dim), HEADER_BYTES))
 
-        def write_block(block: int) -> None:
-            first = block * block_rows
-            shown = labels[first : first + block_rows].copy()
-            rng = _generator(spec, purpose, block)
-            others = np.flatnonzero(rng.random(len(shown)) >= spec.candour)
-            shown[others] = rng.integers(spec.classes, size=len(others), dtype=np.int16)
-            rows = rng.standard_normal((len(shown), spec.dim), dtype=np.float32)
-            rows += centroids[shown]
-            _write_at(file.fileno(), rows, len(header) + first * spec.row_bytes)
+    def write_block(block: int) -> None:
+        first = block * block_rows
+        shown = labels[first : first + block_rows].copy()
+        rng = _generator(spec, purpose, block)
+        others = np.flatnonzero(rng.random(len(shown)) >= spec.candour)
+        shown[others] = rng.integers(spec.classes, size=len(others), dtype=np.int16)
+        rows = rng.standard_normal((len(shown), spec.dim), dtype=np.float32)
+        rows += centroids[shown]
+        with path.open("r+b") as file:
+            file.seek(HEADER_BYTES + first * spec.row_bytes)
+            file.write(rows.data)
 
-        # NumPy draws without the GIL.
-        with ThreadPoolExecutor(threads) as pool:
-            for done, _ in enumerate(pool.map(write_block, range(block_count)), start=1):
-                report("features", done / block_count)
-
-
-def _write_at(fd: int, rows: NDArray[np.float32], offset: int) -> None:
-    view = rows.data.cast("B")
-    while view:  # a write may be short near a full disk or past 2 GiB
-        written = os.pwrite(fd, view, offset)
-        view, offset = view[written:], offset + written
+    # NumPy draws without the GIL.
+    with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
+        for done, _ in enumerate(pool.map(write_block, range(block_count)), start=1):
+            report("features", done / block_count)
 
 
 def _npy_header(descr: str, shape: tuple[int, ...], header_bytes: int = 128) -> bytes:

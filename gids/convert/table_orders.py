@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -19,15 +18,11 @@ Compute = Callable[[], np.ndarray]
 ORDERS = ("original", "degree", "community", "trace")
 
 
-class ReadRows(Protocol):
-    """The rows of a recorded trace."""
+ReadRows = Callable[[str, int], Callable[[], Iterable[np.ndarray]] | None]
+"""(table, number of rows) -> a function that returns the rows of each minibatch of a trace, int64[n].
 
-    def minibatches(self, table: str, row_count: int) -> Callable[[], Iterable[np.ndarray]] | None:
-        """A function that returns the rows of each minibatch, int64[n]; None for an unknown table.
-
-        Raises FormatError for a table of another size, and for a trace of pages.
-        """
-        ...
+None for an unknown table. Raises FormatError for a table of another size, and for a trace of pages.
+"""
 
 
 @dataclass
@@ -71,7 +66,7 @@ class RowOrders:
 
     def _traced(self, name: str, count: int) -> Compute | None:
         assert self.read_rows is not None
-        minibatches = self.read_rows.minibatches(name, count)
+        minibatches = self.read_rows(name, count)
         if minibatches is None:
             self.say(f"{name} keeps its order: the trace has no rows of this table")
             return None

@@ -1,25 +1,33 @@
 """Parses tables of numbers in text files (.csv, .tsv, .txt, gzipped or not) to a binary scratch file.
 
-Called by the readers, which then read ranges from the scratch file. Memory holds one block only.
+Called by the readers, which then read ranges from the scratch file. Memory holds one block of lines.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import numpy as np
 import torch
 
-from gids.convert.damage import said_by, shown
-from gids.convert.text_lines import open_text
+from gids.convert.damage import message_of, parsing, shown
+from gids.convert.source_file import open_file
 from gids.errors import FormatError
 from gids.store.rows import FileRows
 from gids.write.space import check_space
 
+MAX_LINE_BYTES = 4 << 20  # about 400,000 numbers
 MAX_WORDS_CHARS = 1 << 20  # in a file of names
+_PIECE_BYTES = 1 << 16
+_PACKED_BYTES = 1 << 15
+_ZERO_BYTES = 1 << 20
+_GZIP = 16 + zlib.MAX_WBITS
 _BLOCK_CHARS = 4 << 20
 _MAX_IDLE_LINES = 1_000_000  # in a row without a number
 _NOT_WHOLE = re.compile(r"[.eEnN]")  # as in 1.5, 1e3, nan, inf
@@ -70,7 +78,7 @@ def _numbers(path: Path, first: int, lines: list[str], dtype: np.dtype[np.generi
         return np.loadtxt(kept, dtype, comments="#", delimiter=delimiter, ndmin=2)
     except ValueError as error:
         where = _first_bad_line(lines, first, dtype, delimiter)
-        raise FormatError(f"{path}, {where or f'lines from {first} on: {said_by(error)}'}") from None
+        raise FormatError(f"{path}, {where or f'lines from {first} on: {message_of(error)}'}") from None
 
 
 def _first_bad_line(
@@ -98,29 +106,23 @@ def _has_numbers(line: str) -> bool:
 
 
 def _blocks_of_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """(number of the first line, lines) of each block that has a line with numbers."""
+    """(number of the first line, lines) of each block that has a line with numbers. Empties the header."""
     number = numbers_until = 1
+    is_start = True
     with open_text(path) as file:
-        while (line := file.readline()) and not _has_numbers(line):
-            number += 1  # comments and empty lines before the header
-            _check_idle(path, numbers_until, number)
-        if _is_words(line):
-            number += 1
-        else:
-            file.seek(0)
-            number = 1
         while lines := file.readlines(_BLOCK_CHARS):
+            first = next((i for i, line in enumerate(lines) if _has_numbers(line)), None)
+            if first is not None and is_start:
+                is_start = False
+                lines[first] = "" if _is_words(lines[first]) else lines[first]
             if any(map(_has_numbers, lines)):
                 yield number, lines
                 numbers_until = number + len(lines)
             number += len(lines)
-            _check_idle(path, numbers_until, number)
-
-
-def _check_idle(path: Path, since: int, number: int) -> None:
-    """Raise FormatError after too many empty lines: a small .gz file may have billions."""
-    if number - since > _MAX_IDLE_LINES:
-        raise FormatError(f"{path} has no numbers in lines {since} to {number - 1}; remove them")
+            if number - numbers_until > _MAX_IDLE_LINES:  # a small .gz file may have billions
+                raise FormatError(
+                    f"{path} has no numbers in lines {numbers_until} to {number - 1}; remove them"
+                )
 
 
 def _is_words(line: str) -> bool:
@@ -143,3 +145,72 @@ def first_words(path: Path) -> list[list[str]]:
     if len(text) > MAX_WORDS_CHARS:
         raise FormatError(f"{path} has more than {MAX_WORDS_CHARS} characters, the limit for a file of names")
     return [line.strip().split(",") for line in text.splitlines() if line.strip()]
+
+
+@contextlib.contextmanager
+def open_text(path: Path) -> Iterator[io.TextIOWrapper]:
+    """Open a text to read. Raises FormatError, also later, for a line of more than MAX_LINE_BYTES, a damaged
+    .gz file, and bytes that are not text."""
+    with open_file(path) as file, parsing(path, "is damaged or truncated"):
+        lines = _BoundedLines(_Gunzip(file) if path.suffix == ".gz" else file, path)
+        try:
+            yield io.TextIOWrapper(cast(io.BufferedReader, lines), encoding="ascii")
+        except UnicodeDecodeError:
+            raise FormatError(f"{path} is not text") from None
+
+
+class _BoundedLines(io.BufferedIOBase):
+    """The bytes of a text in bounded pieces. Raises FormatError within a line that is too long."""
+
+    def __init__(self, file: BinaryIO | _Gunzip, path: Path) -> None:
+        self._file, self._path = file, path
+        self._line, self._held = 1, 0  # of the last line that was read: its number, bytes so far
+
+    def readable(self) -> bool:
+        return True
+
+    def read1(self, size: int = -1, /) -> bytes:
+        data = self._file.read(_PIECE_BYTES if size < 0 else min(size, _PIECE_BYTES))
+        end = max(data.rfind(b"\n"), data.rfind(b"\r"))
+        self._line += data.count(b"\n")
+        self._held = self._held + len(data) if end < 0 else len(data) - end - 1
+        if self._held > MAX_LINE_BYTES:
+            raise FormatError(
+                f"{self._path}, line {self._line}: longer than {MAX_LINE_BYTES} bytes, the limit for a line"
+            )
+        return data
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return self.read1(-1 if size is None else size)
+
+
+class _Gunzip:
+    """The content of a .gz file. Unlike Python's reader, it skips zeros at the end in large pieces."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._packed = file, b""
+        self._state = zlib.decompressobj(_GZIP)
+
+    def read(self, size: int) -> bytes:
+        """1 to `size` bytes, or none at the end. Raises zlib.error and EOFError."""
+        while True:
+            if self._state.eof and not self._begin_member():
+                return b""
+            if not self._packed:
+                self._packed = self._file.read(_PACKED_BYTES)
+                if not self._packed:
+                    raise EOFError("the compressed file ended early")
+            data = self._state.decompress(self._packed, size)
+            self._packed = self._state.unused_data if self._state.eof else self._state.unconsumed_tail
+            if data:
+                return data
+
+    def _begin_member(self) -> bool:
+        """Whether another member follows, perhaps after zeros."""
+        while self._packed == bytes(len(self._packed)):
+            self._packed = self._file.read(_ZERO_BYTES)
+            if not self._packed:
+                return False
+        self._packed = self._packed.lstrip(b"\0")
+        self._state = zlib.decompressobj(_GZIP)
+        return True

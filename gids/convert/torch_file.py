@@ -20,10 +20,9 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from gids.convert.damage import MAX_MESSAGE_CHARS, parsing, said_by, shortened
+from gids.convert.damage import MAX_MESSAGE_CHARS, message_of, parsing, shortened
 from gids.convert.source import starts_with
-from gids.convert.source_file import open_file
-from gids.convert.zip_file import open_zip
+from gids.convert.source_file import open_file, open_zip
 from gids.errors import FormatError
 from gids.store.rows import ArrayRows, FileRows, Rows, TensorRows
 
@@ -126,7 +125,8 @@ def _check_pickle(path: Path) -> None:
             )
         if member.file_size > _MAX_PICKLE_BYTES:
             raise FormatError(_too_large(path))
-        _count_objects(io.BytesIO(archive.read(member)), path)
+        with archive.open(member) as packed:  # with a size, as the member's packed size may be false
+            _count_objects(io.BytesIO(packed.read(member.file_size)), path)
 
 
 def _count_objects(file: BinaryIO, path: Path) -> None:
@@ -168,15 +168,9 @@ def mapped_rows(values: torch.Tensor, path: Path) -> Rows:
 
     A contiguous tensor is read from the file instead, so that pages of the map do not fill memory.
     """
-    if (
-        values.device.type != "cpu"
-        or values.layout != torch.strided
-        or values.is_nested
-        or values.is_quantized
-    ):
-        kind = (
-            "a quantized or nested tensor" if values.device.type == "cpu" else f"a tensor on {values.device}"
-        )
+    on_cpu = values.device.type == "cpu"
+    if not on_cpu or values.layout != torch.strided or values.is_nested or values.is_quantized:
+        kind = "a sparse, quantized or nested tensor" if on_cpu else f"a tensor on {values.device}"
         raise FormatError(
             f"{path} holds {kind}; convert it with .cpu(), dequantize() or to_dense() and save it again"
         )
@@ -228,10 +222,10 @@ def _culprit(path: Path, error: Exception) -> str:
     look = getattr(torch.serialization, "get_unsafe_globals_in_checkpoint", None)
     if look is not None and is_torch_file(path):
         with contextlib.suppress(Exception):  # for damaged files
-            if asked := sorted(set(look(path)) - set(_RECORDS)):
-                return shortened(f"it asks for {', '.join(asked)}", MAX_MESSAGE_CHARS)
-    said = re.search(r"WeightsUnpickler error:\s*(.*)", str(error))
-    return shortened(said[1].strip(), MAX_MESSAGE_CHARS) if said else said_by(error)
+            if classes := sorted(set(look(path)) - set(_RECORDS)):
+                return shortened(f"it asks for {', '.join(classes)}", MAX_MESSAGE_CHARS)
+    message = re.search(r"WeightsUnpickler error:\s*(.*)", str(error))
+    return shortened(message[1].strip(), MAX_MESSAGE_CHARS) if message else message_of(error)
 
 
 def _records() -> list[Any]:

@@ -6,16 +6,15 @@ Then that process dies, not the conversion.
 
 from __future__ import annotations
 
-import importlib
+import pickle
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gids.convert.damage import MAX_MESSAGE_CHARS, said_by, shortened
+from gids.convert.damage import MAX_MESSAGE_CHARS, message_of, shortened
 from gids.convert.memory_guard import at_most
 from gids.errors import FormatError
 
@@ -23,17 +22,17 @@ if TYPE_CHECKING:
     from gids.convert.readers.reader import Choices, Reader
 
 _REFUSED = 3  # exit status of a trial that printed an error to stdout
-_RUN = "import sys; from gids.convert.trial import main; sys.exit(main(*sys.argv[1:]))"
+_RUN = "import sys; from gids.convert.trial import main; sys.exit(main(sys.stdin.buffer.read()))"
 
 
 def try_to_read(reader: Reader, path: Path, choices: Choices) -> None:
     """Raise FormatError if reading the path crashes, needs too much memory or fails."""
-    function = choices.load_graphs
-    loader = "" if function is None else f"{function.__module__}:{function.__qualname__}"
-    limit = "" if choices.memory_bytes is None else str(choices.memory_bytes)
-    command = [sys.executable, "-P", "-c", _RUN, reader.name, str(path), loader, limit]
-    silent = subprocess.DEVNULL
-    done = subprocess.run(command, stdin=silent, stdout=subprocess.PIPE, stderr=silent)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _RUN],
+        input=pickle.dumps((reader.name, path, choices)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
     if done.returncode == 0:
         return
     if done.returncode == _REFUSED:
@@ -44,29 +43,23 @@ def try_to_read(reader: Reader, path: Path, choices: Choices) -> None:
     raise FormatError(f"{path} is damaged or needs too much memory: the library that reads it {how}")
 
 
-def main(name: str, path: str, loader: str, memory_bytes: str) -> int:
-    """Read a source with the reader of that name, within memory_bytes. Returns the exit status."""
-    from gids.convert.readers import READERS, Choices
+def main(pickled: bytes) -> int:
+    """Read a source as try_to_read asks, within choices.memory_bytes. Returns the exit status."""
+    from gids.convert.readers import READERS
 
+    name, path, choices = pickle.loads(pickled)
     (reader,) = (r for r in READERS if r.name == name)
-    load_graphs = _function(loader) if loader else None
-    with tempfile.TemporaryDirectory() as scratch, at_most(int(memory_bytes) if memory_bytes else None):
+    with tempfile.TemporaryDirectory() as scratch, at_most(choices.memory_bytes):
         try:
-            reader.read(Path(path), Path(scratch), Choices(load_graphs=load_graphs))
+            reader.read(path, Path(scratch), choices)
         except ImportError:
             return 0  # the conversion reports the missing library
         except FormatError as error:
             sys.stdout.write(f"\0{error}")
         except Exception as error:
-            said = shortened(f"{type(error).__name__}: {said_by(error)}", MAX_MESSAGE_CHARS)
-            sys.stdout.write(f"\0{path} is damaged: {said}")
+            message = shortened(f"{type(error).__name__}: {message_of(error)}", MAX_MESSAGE_CHARS)
+            sys.stdout.write(f"\0{path} is damaged: {message}")
         else:
             return 0
         sys.stdout.flush()
         return _REFUSED
-
-
-def _function(name: str) -> Callable[[str], Any]:
-    module, _, function = name.partition(":")
-    found: Callable[[str], Any] = getattr(importlib.import_module(module), function)
-    return found

@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import tempfile
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -100,8 +101,10 @@ class Compiler:
 def open_compiler(sources: Sources, package: str = "cupy-cuda13x") -> Compiler:
     """The compiler of the installed CuPy. Raises ImportError, which names package, without CuPy or NVRTC."""
     try:
-        import cupy
-        from cupy.cuda import nvrtc
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # CuPy's own, which would be errors where the user makes them so
+            import cupy
+            from cupy.cuda import nvrtc
     except ImportError as error:
         raise ImportError(
             f"device='cuda' needs CuPy to compile kernels, but it cannot be imported ({error}): "

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import resource
 import threading
 import weakref
 from collections.abc import Iterator
@@ -30,6 +29,7 @@ from gids.cuda.device import (
     check_host_range,
 )
 from gids.cuda.libcuda import CudaError, Libcuda
+from gids.cuda.numa import numa_node
 
 
 class _Kernel:
@@ -57,6 +57,9 @@ class CudaDevice(Device):
         self.torch_device = torch.device("cuda", index)
         self.name = name.value.decode(errors="replace")
         self.sm_count = driver.attribute(handle.value, libcuda.MULTIPROCESSOR_COUNT)
+        parts = (libcuda.PCI_DOMAIN, libcuda.PCI_BUS, libcuda.PCI_DEVICE)
+        pci = (driver.attribute(handle.value, part) for part in parts)
+        self.numa_node = numa_node("{:04x}:{:02x}:{:02x}.0".format(*pci))
         self._target = compiler.target(
             (
                 driver.attribute(handle.value, libcuda.CAPABILITY_MAJOR),
@@ -152,6 +155,11 @@ class CudaDevice(Device):
                 "cuStreamWaitValue64_v2", _handle(stream), address, value & (1 << 64) - 1, libcuda.WAIT_GEQ
             )
         return True
+
+    def copy_from_host(self, stream: Stream, to: torch.Tensor, address: int) -> None:
+        if to.nbytes:
+            with self._in_context():
+                self._driver.call("cuMemcpyHtoDAsync_v2", to.data_ptr(), address, to.nbytes, _handle(stream))
 
     def hand_over(self, tensor: torch.Tensor, from_stream: Stream, to_stream: Stream) -> None:
         tensor.record_stream(to_stream)  # type: ignore[arg-type]
@@ -264,7 +272,5 @@ def _why_not_mapped(address: int, nbytes: int, error: CudaError) -> str:
     if error.status == libcuda.ALREADY_REGISTERED:
         return f"{what}: part of it is already mapped; close that mapping first ({error})"
     if error.status == libcuda.OUT_OF_MEMORY:
-        limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-        text = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit} bytes"
-        return f"{what}: free host memory, or raise `ulimit -l` (now {text}) ({error})"
+        return f"{what}: free host memory, or raise the memory limit of the container ({error})"
     return f"{what} ({error})"

@@ -85,11 +85,15 @@ class Mapping(ABC):
 
 
 class Device(ABC):
-    """One device. torch_device: of its tensors. name: by the vendor. sm_count: number of multiprocessors."""
+    """One device. torch_device: of its tensors. name: by the vendor. sm_count: number of multiprocessors.
+
+    numa_node: whose memory is near the device; None if all memory is, or if the node is not known.
+    """
 
     torch_device: torch.device
     name: str
     sm_count: int
+    numa_node: int | None = None
 
     @abstractmethod
     def launch(
@@ -128,8 +132,8 @@ class Device(ABC):
         """Pin host memory and map it into device memory. Blocks.
 
         address: of the start of a memory page. read_only: the device only reads; required for read-only
-        memory. The memory must outlive the mapping. Raises RuntimeError, with the size and the limit, if the
-        driver refuses.
+        memory. The memory must outlive the mapping. Raises RuntimeError, with the size, if the driver
+        refuses.
         """
 
     @abstractmethod
@@ -138,6 +142,13 @@ class Device(ABC):
 
         address: of the 8-byte word, on the device. "Reaches" is cyclic greater-or-equal. No multiprocessor
         spins. Returns False, and enqueues nothing, if the device cannot wait: launch a kernel that polls.
+        """
+
+    @abstractmethod
+    def copy_from_host(self, stream: Stream, to: torch.Tensor, address: int) -> None:
+        """Enqueue a copy of mapped host memory by a copy engine. Does not block, occupies no multiprocessor.
+
+        to: contiguous, on the device; all of it is written. address: of the first byte, on the host.
         """
 
     @abstractmethod

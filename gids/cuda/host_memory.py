@@ -8,19 +8,26 @@ import mmap
 import os
 import weakref
 
+import numpy as np
+
+from gids.cuda.numa import prefer_node
+
 _mapped: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
 
-def host_memory(nbytes: int) -> mmap.mmap:
+def host_memory(nbytes: int, numa_node: int | None = None) -> mmap.mmap:
     """Zeroed memory of at least one byte, aligned to a memory page, on huge pages if the kernel has them.
 
-    A forked child does not inherit it; dropping it there is safe. Raises OSError if there is no memory.
+    numa_node: the node whose memory is taken first (Device.numa_node). A forked child does not inherit it;
+    dropping it there is safe. Raises OSError if there is no memory.
     """
     memory = mmap.mmap(-1, max(1, nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
         if hasattr(mmap, advice):  # hints: a kernel without them still works
             with contextlib.suppress(OSError):
                 memory.madvise(getattr(mmap, advice))
+    if numa_node is not None:
+        prefer_node(np.frombuffer(memory, np.uint8).ctypes.data, len(memory), numa_node)
     _mapped.add(memory)
     return memory
 

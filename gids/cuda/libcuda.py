@@ -12,6 +12,7 @@ from typing import Any
 
 # CUdevice_attribute
 MULTIPROCESSOR_COUNT = 16
+PCI_BUS, PCI_DEVICE, PCI_DOMAIN = 33, 34, 50
 CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76
 READ_ONLY_HOST_REGISTER = 113
 CAN_WAIT_64_BITS = 122  # CAN_USE_64_BIT_STREAM_MEM_OPS, of the _v2 functions
@@ -36,6 +37,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cuModuleGetFunction": [POINTER(c_void_p), c_void_p, c_char_p],
     "cuLaunchKernel": [c_void_p, *[c_uint] * 6, c_uint, c_void_p, POINTER(c_void_p), POINTER(c_void_p)],
     "cuStreamCreateWithPriority": [POINTER(c_void_p), c_uint, c_int],
+    "cuMemcpyHtoDAsync_v2": [c_uint64, c_void_p, c_size_t, c_void_p],
     "cuMemHostRegister_v2": [c_void_p, c_size_t, c_uint],
     "cuMemHostGetDevicePointer_v2": [POINTER(c_uint64), c_void_p, c_uint],
     "cuMemHostUnregister": [c_void_p],

@@ -1,7 +1,7 @@
 """DGL with features on disk: ``DataLoader(graph, ids, sampler, …, gids="x.gids")``.
 
-The user's entry; it composes gids.store and gids.loader and decides nothing about caching. gids.dgl_finder
-makes PyPI's DGL (1.1.3, 2.1.0) importable beside a current torch.
+It composes gids.store and gids.loader, and decides nothing about caching. gids.dgl_finder makes PyPI's DGL
+(1.1.3, 2.1.0) importable beside a current torch.
 """
 
 from gids.dgl_finder import import_dgl

@@ -1,8 +1,8 @@
-"""Lazy columns of a sampled minibatch: taken out when it is sampled, filled in when it is handed over.
+"""Lazy columns of a sampled minibatch: removed when it is sampled, filled when it is handed out.
 
-DGL's samplers mark a column to be fetched with a LazyFeature in a sampled graph's frame. Those that the
-store serves are taken out, so that DGL's own prefetch sees the rest (labels, other columns of the graph).
-A minibatch is any nesting of tuples, lists and mappings around DGLGraphs. Called by the DataLoader.
+DGL's samplers mark a column to fetch with a LazyFeature in a sampled graph's frame. The columns that the
+dataset has are removed, so that DGL's own prefetch reads the others (labels, other columns of the graph).
+A minibatch is any nesting of tuples, lists and mappings with DGLGraphs. Called by the DataLoader.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gids.store import Table
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Where rows go. Not a reference to the frame, because moving a graph to a device makes new frames."""
+    """The place of a column. Not a reference to its frame: moving a graph to a device makes new frames."""
 
     leaf: int  # the graph's position among the minibatch's graphs
     kind: str  # "node" or "edge"
@@ -34,9 +34,9 @@ class Column:
 
 
 class SampledMinibatch:
-    """What a sampler returned, without the columns that the store serves.
+    """A minibatch of the sampler, without the columns that the dataset has.
 
-    Attributes: ``batch``; ``ids``, the rows to read of each table (int64, where DGL sampled, may repeat).
+    Attributes: ``batch``; ``ids``, the rows to read of each table (int64, on DGL's device, may repeat).
     """
 
     def __init__(self, batch: Any, tables: ServedTables) -> None:
@@ -64,7 +64,7 @@ class SampledMinibatch:
                         self._add(leaf, kind, index, frame, key, table, lazy.id_)
 
     def _ask(self, table: Table) -> None:
-        """Ask as DGL's samplers would: for the first block's sources, all blocks' edges; else all graphs."""
+        """Ask as DGL's samplers do: for sources of the first block, edges of all blocks; else all graphs."""
         graphs = list(enumerate(_graphs_in(self.batch)))
         blocks = [(leaf, graph) for leaf, graph in graphs if graph.is_block]
         for leaf, graph in (blocks[:1] if table.kind == "node" else blocks) or graphs:

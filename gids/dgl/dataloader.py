@@ -1,7 +1,7 @@
-"""dgl.dataloading.DataLoader whose features come from a store. The user's entry to everything below it.
+"""dgl.dataloading.DataLoader with features from a dataset on disk. Users make it.
 
-Only ``__init__`` and ``__iter__`` differ from DGL's. Sampling stays where DGL does it (this thread, or the
-workers); reading, caching and their order belong to gids.loader.
+Only ``__init__`` and ``__iter__`` differ from DGL's. DGL samples, in this thread or in workers; gids.loader
+reads and caches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OWN = ("gids", "gids_feats", "gids_dtype", "gids_device", "gids_minibatch_rows"
 _NOT_DGL = {"memory", "memory_bytes", "window", "window_batches", "cache", "cache_bytes", "policy", "engine"}
 """Options of gids.open() that users give here; DGL has no such arguments, and passes others on to torch."""
 
-# Kept from before ``enable()`` can replace them.
+# Saved before ``enable()`` can replace them.
 stock_init = dgl.dataloading.DataLoader.__init__
 stock_iter = dgl.dataloading.DataLoader.__iter__
 
@@ -38,7 +38,7 @@ def _reduced(dataset: Any) -> tuple[Any, ...]:
     return dgl_finder.rebuilt, dataset.__reduce_ex__(2)[:3]
 
 
-# A spawned worker unpickles the dataset first: so it imports gids before DGL, whatever the script imports.
+# A spawned worker unpickles the dataset first, and so imports gids before DGL.
 for _dataset in (TensorizedDataset, DDPTensorizedDataset):
     ForkingPickler.register(_dataset, _reduced)
 
@@ -49,24 +49,24 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
     graph's own dataset first. Every other argument, and what is yielded, is DGL's.
 
     A column that the sampler asks for (``prefetch_node_feats``, ``prefetch_edge_feats``, and so on) is read
-    from the store if that has it, else taken from the graph as DGL does: ``blocks[0].srcdata["feat"]`` has
-    the store's dtype and shape, on ``device``. With ``gids=None`` this is DGL's loader.
+    from the dataset if it is there, else from the graph as in DGL. ``blocks[0].srcdata["feat"]`` has the
+    stored dtype and shape, on ``device``. With ``gids=None`` this is DGL's loader.
 
-    gids_feats: tables that minibatches get although the sampler does not ask for them: names, or Tables of any
-    store. They are in the first block's ``srcdata`` (edge tables: in every block's ``edata``), or in a
+    gids_feats: tables that minibatches get although the sampler does not ask for them: names, or Tables of
+    any store. They are in the first block's ``srcdata`` (edge tables: in every block's ``edata``), or in a
     subgraph's ``ndata`` (``edata``). Where two stores have a column, it says which one is meant.
-    gids_dtype, gids_minibatch_rows: dtype and minibatch_rows of gids.FeatureLoader. gids_device: where the cache
-    and the features are (default: ``device``). With ``device="cuda"`` (a CUDA build of DGL) the cache is in GPU
-    memory; ``gids_device="cpu"`` keeps it in host memory.
+    gids_dtype, gids_minibatch_rows: dtype and minibatch_rows of gids.FeatureLoader. gids_device: where the
+    cache and the features are (default: ``device``). With ``device="cuda"`` (a CUDA build of DGL) the cache
+    is in GPU memory; ``gids_device="cpu"`` keeps it in host memory.
 
-    Iterating blocks while a minibatch is sampled and its rows are read. Each ``for`` is one epoch; the cache
-    stays warm between epochs, and a second iterator beside a live one reads through it. The loader holds
-    engine and cache until ``close()`` or its end.
+    Iterating blocks while a minibatch is sampled and its rows are read. Each ``for`` is one epoch. The cache
+    stays warm between epochs; a second iterator beside an open one reads through it. The loader holds engine
+    and cache until ``close()``, or until it is garbage.
 
-    Raises KeyError for a feature that neither store nor graph has, ValueError for a table whose row count is
-    not the graph's, for a graph whose nodes or edges were reordered (dgl.reorder_graph), for a column that
-    two stores have, or for a device that this DGL does not support; while iterating StorageError, and what
-    the sampler raises, which belong to one minibatch: the next one can be asked for.
+    Raises KeyError for a feature that neither dataset nor graph has, ValueError for a table whose row count
+    is not the graph's, for a graph whose nodes or edges were reordered (dgl.reorder_graph), for a column that
+    two datasets have, or for a device that this DGL does not support. While iterating: StorageError and the
+    sampler's errors concern one minibatch, and the next one is unaffected.
     """
 
     feature_loader: FeatureLoader | None = None
@@ -99,7 +99,7 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
             "gids.dgl.DataLoader", [name for name in kwargs if name in _NOT_DGL or "gids" in name], _OWN
         )
         if gids is None and gids_feats is not None:
-            raise ValueError("gids_feats names tables of a store, but gids=None: give gids=PATH")
+            raise ValueError("gids_feats names tables of a dataset, but gids=None: give gids=PATH")
         if gids is not None:
             _check_graph_and_device(graph, device, use_uva)
         stock_init(
@@ -120,7 +120,7 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
             gpu_cache=gpu_cache,
             **kwargs,
         )
-        # Under the arguments' names, because PyTorch Lightning makes a loader anew from its attributes.
+        # With the arguments' names, because PyTorch Lightning makes a loader anew from its attributes.
         self.gids = gids
         self.gids_feats = gids_feats
         self.gids_dtype = gids_dtype
@@ -157,11 +157,11 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
         return epoch
 
     def stats(self) -> dict[str, Any]:
-        """The FeatureLoader's counts, times and memory by purpose; empty with ``gids=None``."""
+        """FeatureLoader.stats(): counters, times and memory by purpose. Empty with ``gids=None``."""
         return self.feature_loader.stats() if self.feature_loader is not None else {}
 
     def close(self) -> None:
-        """Stop reading and release engine and cache. Iterating afterwards raises. May be called again."""
+        """End the open epochs, release engine and cache. Iterating afterwards raises. Idempotent."""
         if self.feature_loader is not None:
             for epoch in list(self._epochs):
                 epoch.close()
@@ -183,9 +183,9 @@ def _check_graph_and_device(graph: Any, device: Any, use_uva: bool) -> None:
         raise ValueError(
             f"{'use_uva=True' if use_uva else f'device={str(device)!r}'}: this DGL ({dgl.__version__}) is a "
             "CPU-only build, as PyPI's are, and its graphs cannot move to CUDA. Install a CUDA build of DGL "
-            "(https://www.dgl.ai/pages/start.html); or take gids.NodeLoader(store, seeds, fanouts, "
+            "(https://www.dgl.ai/pages/start.html); or use gids.NodeLoader(source, seeds, fanouts, "
             "device='cuda'), which samples and loads on the GPU without DGL; or load on the CPU and move "
-            "what the model takes: blocks[0].srcdata['feat'].to('cuda') and block.edges()"
+            "the model's inputs: blocks[0].srcdata['feat'].to('cuda') and block.edges()"
         )
 
 

@@ -1,7 +1,7 @@
-"""One pass over a loader: DGL's sampled minibatches go through the feature stream and come out complete.
+"""One epoch of a DataLoader: adds the features to DGL's sampled minibatches.
 
-Made by the DataLoader's ``__iter__``. DGL's own prefetching iterator is not used: it gives up when sampling
-takes 30 s.
+Made by the DataLoader's ``__iter__``. DGL's own prefetching iterator is not used: it fails if sampling takes
+30 s.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from gids.loader.framework_epoch import FrameworkEpoch
 
 
 class Epoch:
-    """An iterator of what the sampler returns. After an error in one minibatch, also of the sampler, the next
-    can be asked for, as of DGL's own.
-    """
+    """An iterator of the sampler's minibatches. After an error it continues with the next one."""
 
     def __init__(self, loader: Any, feature_loader: FeatureLoader) -> None:
         self._loader = loader
@@ -39,7 +37,7 @@ class Epoch:
 
     def __next__(self) -> Any:
         minibatch, rows = next(self._minibatches)
-        # DGL fetches what is still lazy (labels and such), and moves the graphs to the device.
+        # DGL fetches the other lazy columns, such as labels, and moves the graphs to the device.
         batch, columns, _ = stock._prefetch(minibatch.batch, self._loader, None)
         batch = recursive_apply_pair(batch, columns, stock._assign_for)
         minibatch.fill(batch, rows, self._loader.device)
@@ -51,7 +49,7 @@ class Epoch:
 
 
 def _sampled(loader: Any) -> Iterator[SampledMinibatch]:
-    """From PyTorch's iterator. No generator, which would end with an error; and without the loader in it."""
+    """PyTorch's iterator. Not a generator, which would end at an error; it does not hold the loader."""
     graph, tables = loader.graph, loader.served_tables
 
     def without_served_columns(batch: Any) -> SampledMinibatch:

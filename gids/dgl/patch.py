@@ -1,4 +1,4 @@
-"""gids= for code that names DGL's own class. Called by the user; knows only the two classes."""
+"""gids= for code that uses DGL's own class. Users call it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ _ADDED = ("stats", "close", "feature_loader", "__enter__", "__exit__")
 
 
 def enable() -> None:
-    """Let ``dgl.dataloading.DataLoader`` itself take ``gids=`` and what goes with it (see DataLoader).
+    """Let ``dgl.dataloading.DataLoader`` itself take ``gids=`` and the arguments with it (see DataLoader).
 
-    The class stays the same object, so earlier imports, subclasses and isinstance keep working; without
-    ``gids=`` it behaves as before. May be called again.
+    The class stays the same object, so earlier imports, subclasses and isinstance keep working. Without
+    ``gids=`` it behaves as before. Idempotent.
     """
     for name in ("__init__", "__iter__", *_ADDED):
         setattr(dgl.dataloading.DataLoader, name, vars(DataLoader)[name])
 
 
 def disable() -> None:
-    """Undo ``enable()``. Loaders made with ``gids=`` through DGL's own class cannot be iterated any more."""
+    """Undo ``enable()``. Loaders that DGL's own class made with ``gids=`` cannot be iterated any more."""
     stock = dgl.dataloading.DataLoader
     stock.__init__, stock.__iter__ = stock_init, stock_iter
     for name in _ADDED:

@@ -1,7 +1,7 @@
-"""Which tables of the datasets a DGL loader serves, and whether they fit the graph. Called by the DataLoader.
+"""The tables that a DGL loader reads, and whether they fit the graph. Called by the DataLoader.
 
 DGL names a column by (kind, type, key): kind is "node" or "edge", type is a node type or a
-(source, relation, destination) triple, key is the column's name. Knows nothing of reading.
+(source, relation, destination) triple, key is the column's name.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _DECLARED = {
 class ServedTables:
     """The tables of ``stores`` that minibatches of ``graph`` may ask for.
 
-    They are those in ``feats`` (names, or Tables of any store), and those that the sampler declares
-    (``prefetch_node_feats`` and its like) and a store has. A sampler that declares nothing and is not DGL's
-    own may ask for any of them. A column that is in ``feats`` is looked for nowhere else.
+    They are the tables in ``feats`` (names, or Tables of any store), and the stored tables that the sampler
+    declares (``prefetch_node_feats`` and so on). A sampler that declares nothing and is not DGL's own may ask
+    for any table. ``feats`` decides for a column that is in several stores.
 
     Raises KeyError for a column that neither a store nor the graph has, and ValueError for a table that does
     not fit the graph, for a graph whose nodes or edges are in another order than a table's rows, for a column
@@ -55,8 +55,8 @@ class ServedTables:
                     self._add(table)
         if not self._tables:
             raise ValueError(
-                f"nothing asks for a table of {self._names}: give the sampler prefetch_node_feats=[...] "
-                f"(or its like), or the loader gids_feats=[...]; there is {self._listed_tables()}"
+                f"nothing asks for a table of {self._names}: give the sampler prefetch_node_feats=[...] or "
+                f"prefetch_edge_feats=[...], or the loader gids_feats=[...]; there is {self._listed_tables()}"
             )
 
     @property
@@ -66,15 +66,15 @@ class ServedTables:
     def find(self, kind: str, type_: Any, key: str) -> Table | None:
         """The table that holds a column, or None if the graph itself holds it.
 
-        Raises KeyError if nobody does, or if the table was not announced when the loader was made.
+        Raises KeyError if neither does, or if the table was not declared when the loader was made.
         """
         table = self._tables.get((kind, type_, key))
         if table is None:
-            unannounced = self._stored(kind, type_, key)
-            if unannounced is not None:
+            undeclared = self._stored(kind, type_, key)
+            if undeclared is not None:
                 raise MissingError(
-                    f"a minibatch asks for {unannounced.name!r} of {unannounced.dataset}, which the sampler "
-                    f"did not declare: add gids_feats=[{unannounced.name!r}] to the loader"
+                    f"a minibatch asks for {undeclared.name!r} of {undeclared.dataset}, which the sampler "
+                    f"did not declare: add gids_feats=[{undeclared.name!r}] to the loader"
                 )
             if not self._graph_has(kind, type_, key):
                 raise self._missing(kind, type_, key)
@@ -91,7 +91,7 @@ class ServedTables:
         if table.row_count != count(table.type):
             raise ValueError(
                 f"table {table.name!r} of {table.dataset} has {table.row_count} rows, but the graph has "
-                f"{count(table.type)} {table.kind}s of type {table.type!r}: they are not of the same graph"
+                f"{count(table.type)} {table.kind}s of type {table.type!r}: give the graph of the dataset"
             )
         if (table.kind, table.type) not in self._in_order:
             check_order(table, self._graph, self._stores)
@@ -135,14 +135,14 @@ def _only(tables: Sequence[Table]) -> Table:
     if len(different) > 1:
         listed = " or ".join(f"{table.name!r} of {table.dataset}" for table in different.values())
         raise ValueError(
-            f"{tables[0].key!r} may be {listed}: give the loader the table that is meant, "
+            f"{tables[0].key!r} may be {listed}: give the loader the right table, "
             f"gids_feats=[store.table({tables[0].name!r})]"
         )
     return tables[0]
 
 
 def _declared_columns(sampler: Any, graph: Any) -> Iterator[tuple[str, Any, str]]:
-    """The columns that a sampler's ``prefetch_*`` attributes announce."""
+    """The columns in a sampler's ``prefetch_*`` attributes."""
     declared = _DECLARED
     if isinstance(sampler, dgl.dataloading.EdgePredictionSampler):
         yield from _declared_columns(sampler.sampler, graph)

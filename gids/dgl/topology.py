@@ -1,7 +1,7 @@
-"""A store's graph as a DGLGraph over the mapped files. Called by the user; knows DGL and FeatureStore only.
+"""A dataset's graph as a DGLGraph over memory-mapped files. Users call it.
 
-DGL's public constructors scan the arrays for the largest id, which would read the whole topology, and
-allow formats beside CSC, which would be made in memory. So the graph is put together one level below.
+DGL's public constructors scan the arrays for the largest id, which would read the whole topology, and allow
+formats other than CSC, which would be made in memory. So the graph is built one level below.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def graph(dataset: Source | Dataset, *, formats: str | Sequence[str] = "csc", ma
 
     Homogeneous if the store has DGL's types "_N" and "_E" only.
 
-    Ids are int64. Arrays stored as int64 are mapped, not copied: resident memory grows as sampling touches
-    them, and the kernel may drop them again; int32 ``indices`` are copied to int64.
+    Ids are int64. Arrays stored as int64 are memory-mapped: resident memory grows as sampling reads them, and
+    the kernel may drop them again. int32 ``indices`` are copied to int64.
 
-    formats: what DGL may make of it. "csc" serves most samplers; edge prediction and SAINT by edges need
-    "coo" too, SAINT by nodes or walks "csr". DGL makes those in memory, 16 to 24 B per edge each, if needed.
+    formats: formats that DGL may use. Most samplers need "csc"; edge prediction and SAINT by edges also need
+    "coo", SAINT by nodes or walks "csr". DGL makes these in memory when needed, 16 to 24 bytes per edge each.
     masks: add the splits as bool ``train_mask``, ``val_mask``, ``test_mask``. Labels are always "label".
 
     Raises ValueError if formats leave out "csc", or if the store has features only.

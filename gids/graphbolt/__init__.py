@@ -1,7 +1,7 @@
 """GraphBolt with features on disk: a Feature, a FeatureStore, and lookahead as a stage of its data pipe.
 
-Importing this needs DGL's GraphBolt itself, which no current torch can load; ImportError says what it takes.
-The user's entry; it composes gids.store and gids.loader and decides nothing about caching.
+Importing this needs DGL's GraphBolt, which no current torch can load; the ImportError says what to install.
+It composes gids.store and gids.loader, and decides nothing about caching.
 """
 
 from gids.graphbolt.importable import import_graphbolt

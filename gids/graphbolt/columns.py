@@ -1,7 +1,7 @@
-"""Which tables serve the features of a GraphBolt minibatch, which rows it asks for, and where those go.
+"""The tables and rows that a GraphBolt minibatch asks for, and the places for its features.
 
 GraphBolt names a feature by (domain, type, name): domain is "node" or "edge"; type is a node type, or an edge
-type as "source:relation:destination", and None of a homogeneous graph. Knows nothing of reading.
+type as "source:relation:destination", and None in a homogeneous graph.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SEPARATOR = ":"
 
 
 def table_of(store: FeatureStore, domain: str, type_name: str | None, feature_name: str) -> Table:
-    """The table that GraphBolt calls so. Raises KeyError, and says what there is."""
+    """The table with this name in GraphBolt. Raises KeyError with the known names."""
     type_: Any = type_name
     if type_name is None:  # of a homogeneous graph
         types: list[Any] = list(dict.fromkeys(t.type for t in store.tables.values() if t.kind == domain))
@@ -37,7 +37,7 @@ def table_of(store: FeatureStore, domain: str, type_name: str | None, feature_na
 
 
 def keys_of(store: FeatureStore) -> list[tuple[str, str | None, str]]:
-    """What GraphBolt calls the tables. The type is None in a homogeneous dataset."""
+    """GraphBolt's names of the tables. The type is None in a homogeneous dataset."""
     homogeneous = len(store.node_types) == 1 and len(store.relations) <= 1
     keys = []
     for table in store.tables.values():
@@ -56,9 +56,9 @@ class _Column:
 class MinibatchColumns:
     """The features that minibatches get.
 
-    node_feature_keys, edge_feature_keys: as of GraphBolt's ``fetch_feature``: names of features, or, of a
-    heterogeneous graph, such lists by type. Raises KeyError for a feature that the store does not have,
-    ValueError when nothing is asked for, or one argument is by type and the other is not.
+    node_feature_keys, edge_feature_keys: as in GraphBolt's ``fetch_feature``: names of features, or, in a
+    heterogeneous graph, lists of names by type. Raises KeyError for a feature that the dataset does not have,
+    ValueError if nothing is asked for, or if one argument is by type and the other is not.
     """
 
     def __init__(self, store: FeatureStore, node_feature_keys: Keys, edge_feature_keys: Keys) -> None:
@@ -67,19 +67,19 @@ class MinibatchColumns:
             raise ValueError("give node_feature_keys or edge_feature_keys: names of features to fetch")
         if len({isinstance(keys, Mapping) for keys in asked}) > 1:
             raise ValueError(
-                "of node_feature_keys and edge_feature_keys one is by type and the other is not; "
-                "give both by type, as of a heterogeneous graph, or neither"
+                "one of node_feature_keys and edge_feature_keys is by type, the other is not: give both by "
+                "type (heterogeneous graph), or neither"
             )
         self._nodes = list(_columns(store, "node", node_feature_keys))
         self._edges = list(_columns(store, "edge", edge_feature_keys))
 
     @property
     def tables(self) -> list[str]:
-        """Names of the tables that serve them."""
+        """Names of the tables with these features."""
         return [column.table for column in (*self._nodes, *self._edges)]
 
     def ids(self, minibatch: Any) -> dict[str, torch.Tensor]:
-        """The rows of each table that a minibatch asks for: int64[n], where GraphBolt sampled, may repeat."""
+        """Rows of each table that a minibatch asks for: int64[n], on GraphBolt's device, may repeat."""
         found = {}
         for column in self._nodes:
             ids = _of_type(minibatch.node_ids(), column.type_name)
@@ -92,7 +92,7 @@ class MinibatchColumns:
         return found
 
     def fill(self, minibatch: Any, rows: Mapping[str, torch.Tensor]) -> None:
-        """Add the features to those that the minibatch has. rows: of each table, as in ``ids``."""
+        """Add the features to the minibatch. rows: of each table, in the order of ``ids``."""
         nodes = dict(minibatch.node_features or {})
         for column in self._nodes:
             if column.table in rows:
@@ -125,7 +125,7 @@ class MinibatchColumns:
 
 
 def nbytes_of(item: Any) -> int:
-    """Memory that the tensors of a sampled minibatch take, wherever they are in it."""
+    """Memory of all tensors in a sampled minibatch."""
     if isinstance(item, torch.Tensor):
         return item.nbytes
     if isinstance(item, Mapping):
@@ -137,7 +137,7 @@ def nbytes_of(item: Any) -> int:
 
 def _columns(store: FeatureStore, domain: str, keys: Keys) -> Iterator[_Column]:
     if isinstance(keys, str):
-        raise TypeError(f"{domain}_feature_keys={keys!r}; give a list, [{keys!r}]")
+        raise TypeError(f"{domain}_feature_keys={keys!r}: give a list, [{keys!r}]")
     if isinstance(keys, Mapping):
         for type_name, names in keys.items():
             for name in names:

@@ -1,7 +1,6 @@
-"""GraphBolt's Feature and FeatureStore interfaces over a dataset, so that GraphBolt's own stages run on it.
+"""GraphBolt's Feature and FeatureStore interfaces over a dataset, for GraphBolt's own stages.
 
-The user's entry beside the lookahead stage. Rows are read through a cache when GraphBolt asks for them:
-nothing is known ahead.
+Users make them. Rows are read through a cache when GraphBolt asks for them, without lookahead.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Feature(gb.Feature):  # type: ignore[misc]  # GraphBolt has no types
     minibatch_rows: as in gids.FeatureLoader, where source is not one. Memory is shared out by the first read,
     unless minibatch_rows gives the rows of the largest.
 
-    Raises KeyError for a table that there is not, and what gids.FeatureLoader raises.
+    Raises KeyError for a table that does not exist, and the errors of gids.FeatureLoader.
     """
 
     @explain_names("gids.graphbolt.Feature")
@@ -64,8 +63,8 @@ class Feature(gb.Feature):  # type: ignore[misc]  # GraphBolt has no types
     def read(self, ids: torch.Tensor | None = None) -> torch.Tensor:
         """Rows, of the FeatureLoader's dtype, on its device. Blocks.
 
-        ids: of any integer dtype, [n], may repeat; None: all rows, on the CPU, which are then in memory.
-        Raises IndexError for a row that there is not, StorageError.
+        ids: [n] of any integer dtype, may repeat. None: all rows, in host memory. Raises IndexError for a row
+        out of range, StorageError.
         """
         if ids is None:
             rows = self.table.read_rows(torch.arange(self.table.row_count))
@@ -80,7 +79,7 @@ class Feature(gb.Feature):  # type: ignore[misc]  # GraphBolt has no types
         return torch.Size(self.table.shape)
 
     def count(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return self.table.row_count
 
     def metadata(self) -> dict[str, Any]:
@@ -96,7 +95,7 @@ class Feature(gb.Feature):  # type: ignore[misc]  # GraphBolt has no types
         raise _not_in_memory(self.feature_loader.store)
 
     def close(self) -> None:
-        """Release engine and cache, also of a FeatureLoader that was given. May be called again."""
+        """Release engine and cache, also of a given FeatureLoader. Idempotent."""
         self.feature_loader.close()
         self._opened.close()
 
@@ -114,9 +113,9 @@ class FeatureStore(gb.FeatureStore):  # type: ignore[misc]  # GraphBolt has no t
     """The tables of a dataset as GraphBolt's FeatureStore, through one cache. Read-only.
 
     source: gids.open(...), or for default options the dataset's path or a gids.FeatureStore. All tables share
-    one cache. dtype, device, minibatch_rows: as in Feature. Keys are (domain, type, name): ``("node", "paper",
-    "feat")``, ``("edge", "author:writes:paper", "weight")``; the type is None of a homogeneous dataset, and
-    also names the only type there is.
+    one cache. dtype, device, minibatch_rows: as in Feature. Keys are (domain, type, name): ``("node",
+    "paper", "feat")``, ``("edge", "author:writes:paper", "weight")``. The type of a homogeneous dataset
+    may be None.
     """
 
     @explain_names("gids.graphbolt.FeatureStore")
@@ -177,11 +176,11 @@ class FeatureStore(gb.FeatureStore):  # type: ignore[misc]  # GraphBolt has no t
         raise _not_in_memory(self.store)
 
     def stats(self) -> dict[str, Any]:
-        """As of gids.FeatureLoader."""
+        """As in gids.FeatureLoader."""
         return self.feature_loader.stats()
 
     def close(self) -> None:
-        """Release engine and cache. Reading afterwards raises. May be called again."""
+        """Release engine and cache. Reading afterwards raises. Idempotent."""
         self.feature_loader.close()
         self._opened.close()
 

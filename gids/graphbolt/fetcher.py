@@ -1,7 +1,6 @@
 """Lookahead as a stage of GraphBolt's data pipe: ``datapipe.gids_fetch(source, node_feature_keys=[…])``.
 
-It stands where ``fetch_feature`` does, after sampling, which stays where GraphBolt does it. Reading, caching
-and their order belong to gids.loader.
+It takes the place of ``fetch_feature``, after GraphBolt's sampling. gids.loader reads and caches.
 """
 
 from __future__ import annotations
@@ -29,19 +28,18 @@ class LookaheadFetcher(IterDataPipe[Any]):
 
     Functional name: ``gids_fetch``.
 
-    datapipe: yields sampled ``gb.MiniBatch``. source: gids.open(...), or for default options the dataset's path
-    or a gids.FeatureStore. node_feature_keys, edge_feature_keys: as of ``fetch_feature``: names, or, of a heterogeneous graph, lists
-    of names by type ("source:relation:destination" of edges). dtype, device, minibatch_rows: as in
-    gids.FeatureLoader.
+    datapipe: yields sampled ``gb.MiniBatch``. source: gids.open(...), or for default options the dataset's
+    path or a gids.FeatureStore. node_feature_keys, edge_feature_keys: as of ``fetch_feature``: names, or, of
+    a heterogeneous graph, lists of names by type ("source:relation:destination" of edges). dtype, device,
+    minibatch_rows: as in gids.FeatureLoader.
 
-    ``node_features`` and ``edge_features`` get what ``fetch_feature`` would set, of the stored dtype, in the
-    order of the ids, on the FeatureLoader's device (``device``); features that
-    earlier stages fetched stay. Minibatches keep their order. Each ``iter`` is one epoch; the cache stays
-    warm between epochs, and a new epoch ends one that was left. Sampling for the window takes place in the
+    ``node_features`` and ``edge_features`` are set as by ``fetch_feature``, in the order of the ids, on
+    ``device``. Features that earlier stages fetched stay. Minibatches keep their order. Each ``iter`` is one
+    epoch; the cache stays warm between epochs, and a new epoch ends an open one. Sampling takes place in the
     pipe's thread, or in the workers of ``gb.DataLoader(datapipe, num_workers=…)``.
 
-    Raises KeyError for a feature that the store does not have, and what gids.FeatureLoader raises; while
-    iterating StorageError, which belongs to one minibatch: of this pipe the next one can be asked for, while
+    Raises KeyError for a feature that the dataset does not have, and the errors of gids.FeatureLoader. While
+    iterating: StorageError concerns one minibatch; this pipe continues with the next one, and
     ``gb.DataLoader`` ends the epoch.
     """
 
@@ -61,7 +59,7 @@ class LookaheadFetcher(IterDataPipe[Any]):
         opened = as_source(source, self._opened)
         self._columns = MinibatchColumns(opened.store, node_feature_keys, edge_feature_keys)
         if not _has_fetcher(traverse_dps(datapipe)):
-            # gb.DataLoader cuts the pipe before its own fetcher: what is upstream can run in workers.
+            # gb.DataLoader cuts the pipe before its own fetcher: the part upstream can run in workers.
             datapipe = gb.FeatureFetcher(datapipe, None)
         self.datapipe = datapipe
         self.feature_loader = opened.feature_loader(
@@ -89,11 +87,11 @@ class LookaheadFetcher(IterDataPipe[Any]):
         return _Epoch(self._columns, epoch)
 
     def stats(self) -> dict[str, Any]:
-        """The FeatureLoader's counts, times and memory by purpose."""
+        """FeatureLoader.stats(): counters, times and memory by purpose."""
         return self.feature_loader.stats()
 
     def close(self) -> None:
-        """End the epoch, release engine and cache. Iterating afterwards raises. May be called again."""
+        """End the epoch, release engine and cache. Iterating afterwards raises. Idempotent."""
         epoch = self._epoch() if self._epoch is not None else None
         if epoch is not None:
             epoch.close()
@@ -108,7 +106,7 @@ class LookaheadFetcher(IterDataPipe[Any]):
 
 
 class _Epoch:
-    """One pass. After an error in one minibatch the next can be asked for."""
+    """One epoch. After an error it continues with the next minibatch."""
 
     def __init__(self, columns: MinibatchColumns, minibatches: FrameworkEpoch[Any]) -> None:
         self._columns, self._minibatches = columns, minibatches

@@ -20,7 +20,6 @@ from gids.store.names import describe_type
 Visits = npt.NDArray[np.float64]
 
 _BLOCK_NODES = 1 << 18
-_BLOCK_EDGES = 1 << 22
 
 
 def reverse_pagerank(
@@ -81,21 +80,6 @@ def expected_visits(
     return visits
 
 
-def out_degrees(
-    store: FeatureStore, *, on_bytes: Callable[[int], None] = lambda _: None
-) -> dict[str, npt.NDArray[np.uint32]]:
-    """The number of out-edges of each node, at most 2^32 - 1: uint32[num_nodes] for every type."""
-    counts = {ntype: np.zeros(store.num_nodes(ntype), np.uint32) for ntype in store.node_types}
-    for graph in graphs_of(store):
-        for first in range(0, graph.num_edges, _BLOCK_EDGES):
-            indices = graph.indices[first : first + _BLOCK_EDGES]
-            bad = _core.count_sources(indices, graph.num_src, 0, counts[graph.relation[0]])
-            if bad is not None:
-                raise _bad_source(graph, first + bad)
-            on_bytes(indices.nbytes)
-    return counts
-
-
 def _seeded(store: FeatureStore, seeds: Seeds) -> dict[str, Visits]:
     check_seeds(store, seeds)
     visits = {ntype: np.zeros(store.num_nodes(ntype)) for ntype in store.node_types}
@@ -132,6 +116,7 @@ def _carry_all(
 def _carry(
     graph: Graph, visits: Visits, fanout: int, reached: Visits, on_bytes: Callable[[int], None]
 ) -> None:
+    topology = f"topology of {describe_type(graph.relation)}"
     for first in range(0, graph.num_dst, _BLOCK_NODES):
         indptr = np.asarray(graph.indptr[first : first + _BLOCK_NODES + 1])
         degrees = np.diff(indptr)
@@ -142,21 +127,11 @@ def _carry(
         try:
             bad = _core.carry_to_sources(indptr, graph.indices, shares, reached)
         except ValueError as error:
-            raise FormatError(f"{_topology(graph)}: {error}; `gids verify` lists all faults") from None
+            raise FormatError(f"{topology}: {error}; `gids verify` lists all faults") from None
         if bad is not None:
-            raise _bad_source(graph, bad)
+            must = f"it must be from 0 to {graph.num_src - 1}"
+            raise FormatError(f"{topology}: indices[{bad}] is {graph.indices[bad]}; {must}")
         on_bytes(int(indptr[-1] - indptr[0]) * graph.indices.itemsize)
-
-
-def _bad_source(graph: Graph, position: int) -> FormatError:
-    return FormatError(
-        f"{_topology(graph)}: indices[{position}] is {graph.indices[position]}; "
-        f"it must be from 0 to {graph.num_src - 1}"
-    )
-
-
-def _topology(graph: Graph) -> str:
-    return f"topology of {describe_type(graph.relation)}"
 
 
 def _total(visits: dict[str, Visits]) -> float:

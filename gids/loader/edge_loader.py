@@ -1,6 +1,6 @@
 """EdgeLoader: seed edges of a relation, uniform negatives, and a sampler, for link prediction.
 
-The user's entry to training on edges. It knows what a seed is; the rest is EpochLoader's.
+The user makes it to train on edges. EpochLoader does the rest.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from gids.store.names import Relation, describe_type
 class EdgeMinibatch(Minibatch):
     """A Minibatch whose seeds are the ends of edges.
 
-    seeds: each end once, ascending, by type where the minibatch is heterogeneous. pairs: int64[2, n], of each
-    pair the source and the destination as places among the seeds of their types, which are rows of the last
-    layer's output: first the positive_count seed edges, then the negatives of the first, of the second, …
+    seeds: each end once, ascending, by type if the minibatch is heterogeneous. pairs: int64[2, n], source and
+    destination of each pair as positions among the seeds of their types, which are rows of the last layer's
+    output: first the positive_count seed edges, then the negatives of the first edge, of the second, …
     labels: float32[n], 1 for seed edges and 0 for negatives.
     """
 
@@ -48,23 +48,25 @@ class EdgeLoader(EpochLoader):
     """Minibatches for training on edges: ends sampled from a store's topology, features through a cache.
 
     Args:
-        store: the dataset, or its path.
-        edges: the edges to train on, int64[2, n] of sources and destinations; need not be in the topology.
-            They are copied, and what changes later has no effect. None: all of the relation's.
-        sampler: fanouts, as ``gids.sampler.Neighbor`` takes them, or a sampler of blocks.
-        relation: (source type, relation, destination type) of the edges; may be left out where there is one.
-        negatives: pairs for every seed edge that have its source and a uniformly drawn destination, which
-            may by chance be an edge.
-        exclude: ``"self"``: the step's seed edges, of all ranks, are left out of the blocks, as they would
-            tell the answer; ``"reverse"``: those and their reverses. All parallel edges are. Blocks may then
-            have input nodes that no edge leads from.
-        reverse: the relation of the reverses; None: the same one, where both ends have one type.
-        batch_size: seed edges, without negatives, on each rank.
-        shuffle, drop_last, seed, rank, world_size, device, tables, place, options: as of gids.NodeLoader.
+        source: gids.open(...), or a path or FeatureStore for default options; or a list of these.
+        edges: edges to train on: int64[2, n], sources and destinations; need not be in the topology. They are
+            copied. None: all edges of the relation.
+        sampler: fanouts (one per layer, the last one applies to the ends of the seed edges), or a sampler
+            that makes blocks.
+        relation: (source type, relation, destination type) of the edges; may be left out if there is one.
+        negatives: number of pairs per seed edge with its source and a uniformly drawn destination (default
+            1). A pair may be an edge by chance.
+        exclude: leave edges out of the blocks that would give the answer away: ``"self"``: the step's seed
+            edges, of all ranks; ``"reverse"``: also their reverses. Parallel edges are left out, too. Blocks
+            may then have input nodes without edges.
+        reverse: the relation of the reverses. None: the same relation, if both ends have one type.
+        batch_size: number of seed edges, without negatives, on each rank (default 1024).
+        tables, shuffle, drop_last, seed, rank, world_size, device, topology_on, dtype, minibatch_rows: as in
+            gids.NodeLoader.
 
-    Minibatches are EdgeMinibatches: of tensors where the dataset has one node type and one relation, else of
-    dictionaries. Epochs, determinism, ``state_dict()`` and errors are as of gids.NodeLoader. Memory: 16
-    bytes per edge given, and 8 per seed edge for an epoch's order.
+    Minibatches are EdgeMinibatches: of tensors if the dataset has one node type and one relation, else of
+    dictionaries. Epochs, determinism, ``state_dict()`` and errors are as in gids.NodeLoader. Memory: 16 bytes
+    per given edge, and 8 per seed edge for the order of an epoch.
     """
 
     @explain_names("gids.EdgeLoader")
@@ -101,9 +103,9 @@ class EdgeLoader(EpochLoader):
             world_size=world_size,
         )
         if isinstance(negatives, bool) or not isinstance(negatives, int) or negatives < 0:
-            raise ValueError(f"negatives={negatives!r}; give a number for each seed edge, 0 for none")
+            raise ValueError(f"negatives={negatives!r} must be a whole number, 0 or more")
         if exclude not in (None, "self", "reverse"):
-            raise ValueError(f"exclude={exclude!r}; it must be None, 'self' or 'reverse'")
+            raise ValueError(f"exclude={exclude!r} must be None, 'self' or 'reverse'")
         ends = {(g.relation[0], g.relation[2]) for g in self._graphs}
         one = len(self._graphs) == 1 and all(src == dst for src, dst in ends)
         topology = Topology(self._graphs[0] if one else self._graphs)
@@ -222,7 +224,7 @@ class _EdgeSampling(EpochSampling):
 
 
 class _Edges:
-    """The seed edges: a copy of those given, or by their places those of a graph."""
+    """The seed edges: a copy of the given ones, or all edges of a graph."""
 
     def __init__(self, graph: Graph, edges: torch.Tensor | None) -> None:
         self._graph = graph
@@ -236,9 +238,9 @@ class _Edges:
                 if isinstance(edges, torch.Tensor)
                 else type(edges).__name__
             )
-            raise TypeError(f"edges is {kind}; give int64[2, n], sources and destinations")
+            raise TypeError(f"edges is {kind}: give int64[2, n], sources and destinations")
         if len(edges) != 2:
-            raise TypeError(f"edges is int64{list(edges.shape)}; give int64[2, n], sources and destinations")
+            raise TypeError(f"edges is int64{list(edges.shape)}: give int64[2, n], sources and destinations")
         self._given = edges.to("cpu", copy=True).numpy()
         self.count = edges.shape[1]
         for ids, ntype, limit in zip(
@@ -263,7 +265,7 @@ class _Edges:
 
 
 def _uniform(limit: int, count: int, seed: int, epoch: int, step: int) -> np.ndarray:
-    """int64[count] in [0, limit), counted as all random numbers are; an epoch's order has counters below."""
+    """int64[count] in [0, limit). The counter is above those of an epoch's order."""
     key = np.array([seed, epoch], np.uint64)
     generator = np.random.Generator(np.random.Philox(key=key, counter=[0, 0, step, 1]))
     return generator.integers(0, limit, count)
@@ -272,7 +274,7 @@ def _uniform(limit: int, count: int, seed: int, epoch: int, step: int) -> np.nda
 def _ends(
     relation: Relation, src: np.ndarray, dst: np.ndarray
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """The nodes at either end, each once, by type; int64[2, n], the places of src and dst among them."""
+    """The nodes at the ends, each once, by type; and int64[2, n], the positions of src and dst among them."""
     if relation[0] == relation[2]:
         nodes, places = np.unique(np.concatenate([src, dst]), return_inverse=True)
         return {relation[0]: torch.from_numpy(nodes)}, torch.from_numpy(places.reshape(2, -1))

@@ -1,7 +1,7 @@
-"""EpochLoader: what NodeLoader and EdgeLoader share. Epochs of sampled minibatches with features, resumable.
+"""EpochLoader: the base of NodeLoader and EdgeLoader. Epochs of sampled minibatches with features, resumable.
 
-The composition of sampler and FeatureLoader: it decides which seeds come when, and nothing about what a seed
-is, how it is sampled or how rows are read.
+It composes a sampler and a FeatureLoader, and decides the order of the seeds. The kinds of loaders decide
+what a seed is.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ log = logging.getLogger("gids")
 
 _STATE_VERSION = 1
 _SAID = {"batch_size": "batch_size * world_size"}
-"""What errors call a key of a state."""
+"""Names of keys of a state in errors."""
 
 
 @dataclass
 class _Progress:
-    """How far an epoch is: step is that of the next minibatch."""
+    """The position in an epoch. step: of the next minibatch."""
 
     epoch: int
     step: int
 
 
 class EpochLoader(ABC):
-    """Epochs over seeds of some kind. Not made by users: see NodeLoader and EdgeLoader.
+    """Base class of NodeLoader and EdgeLoader, which users make.
 
-    Attributes: store; sampler; tables: by name, those that features are loaded from; batch_size, shuffle,
-    drop_last, seed, as given; rank, world_size: as given or detected; epoch: the number of the next epoch,
-    which may be set.
+    Attributes: source; store (its first dataset); sampler; tables: the tables to load, by name; batch_size,
+    shuffle, drop_last, seed: as given; rank, world_size: as given or detected; epoch: the number of the next
+    epoch, may be set.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class EpochLoader(ABC):
         self.source = as_source(source, self._opened)
         self.store = self.source.store
         if batch_size < 1:
-            raise ValueError(f"batch_size={batch_size}; a minibatch has at least one seed")
+            raise ValueError(f"batch_size={batch_size} must be 1 or more")
         if not isinstance(seed, int | np.integer) or not 0 <= seed < 1 << 64:
-            raise ValueError(f"seed={seed!r}; it must be from 0 to 2^64 - 1")
+            raise ValueError(f"seed={seed!r} must be a whole number from 0 to 2^64 - 1")
         if isinstance(sampler, str | bytes) or not (
             isinstance(sampler, Sequence) or hasattr(sampler, "sample")
         ):
-            raise TypeError(f"sampler={sampler!r}; give fanouts, such as [10, 10], or a sampler")
+            raise TypeError(f"sampler={sampler!r}: give fanouts, such as [10, 10], or a sampler")
         self.sampler: Sampler = (
             Neighbor(sampler, threads=self.source.options.threads)
             if isinstance(sampler, Sequence)
@@ -102,7 +102,7 @@ class EpochLoader(ABC):
         dtype: torch.dtype | None,
         minibatch_rows: int | Mapping[str, int] | None,
     ) -> None:
-        """The end of construction: what holds memory."""
+        """The end of construction: allocate what holds memory."""
         self.tables: Mapping[str, Table] = self._tables_of(topology, tables)
         self._topology = topology
         self._ranks.check_alike(self._made_with)
@@ -120,17 +120,17 @@ class EpochLoader(ABC):
 
     @property
     def feature_loader(self) -> FeatureLoader | None:
-        """What reads the features; None when no tables are loaded."""
+        """The FeatureLoader, which loaders of the same source may share; None if no tables are loaded."""
         return self._features
 
     @property
     def rank(self) -> int:
-        """This process's, 0 to world_size - 1: its minibatches are made of its part of each step's seeds."""
+        """Rank of this process, 0 to world_size - 1. Its minibatches have its part of each step's seeds."""
         return self._ranks.rank
 
     @property
     def world_size(self) -> int:
-        """Number of ranks that share the seeds. A step has world_size * batch_size seeds, over all ranks."""
+        """Number of ranks that share the seeds. A step has world_size * batch_size seeds over all ranks."""
         return self._ranks.world_size
 
     @property
@@ -143,13 +143,13 @@ class EpochLoader(ABC):
 
     @abstractmethod
     def _hash_seeds(self, update: Callable[[Any], None]) -> None:
-        """Pass every array of seeds to update."""
+        """Call update with every array of seeds."""
 
     def order(self, epoch: int) -> torch.Tensor:
-        """int64[seeds]: the positions, among the seeds as given, of an epoch's seeds in their order.
+        """The order of an epoch's seeds: int64[seeds], positions among the seeds as given.
 
-        The same on all ranks: step s has those from s * world_size * batch_size on, and each rank a part of
-        them, which ``SampledEpoch.positions`` gives.
+        The same on all ranks. Step s begins at s * world_size * batch_size, and each rank has a part of it:
+        see ``SampledEpoch.positions``.
         """
         if not self.shuffle:
             return torch.arange(self._seed_count)
@@ -157,13 +157,13 @@ class EpochLoader(ABC):
         return torch.from_numpy(generator.permutation(self._seed_count))
 
     def __len__(self) -> int:
-        """Minibatches that each rank gets in an epoch."""
+        """Number of minibatches in an epoch, on each rank."""
         count, size = self._seed_count, self.batch_size * self.world_size
         return count // size if self.drop_last else -(-count // size)
 
     def __iter__(self) -> SampledEpoch:
         if self._last_stats is not None:
-            raise ValueError(f"this {type(self).__name__} is closed; make a new one")
+            raise ValueError(f"this {type(self).__name__} is closed: make a new one")
         epoch, self.epoch = self.epoch, self.epoch + 1
         resume, self._resume = self._resume, None
         progress = _Progress(epoch, resume.step if resume and resume.epoch == epoch else 0)
@@ -201,8 +201,10 @@ class EpochLoader(ABC):
 
     @property
     def _at_once(self) -> int:
-        """Minibatches that one call samples, where memory allows: two for each thread, so that none is idle
-        for long, and half a window at most, since those that wait to enter it take memory.
+        """Number of minibatches to sample in one call, where memory allows.
+
+        Two per thread, so that no thread idles for long; at most half a window, because minibatches that wait
+        to enter it take memory.
         """
         sampler = self._host_sampler
         if sampler is None or sampler.threads == 1:
@@ -212,16 +214,15 @@ class EpochLoader(ABC):
 
     @property
     def _host_sampler(self) -> LayeredSampler | None:
-        """The sampler, if it is one whose memory on the host is known."""
+        """The sampler, if its host memory is known."""
         known = self._device is None and isinstance(self.sampler, LayeredSampler)
         return cast(LayeredSampler, self.sampler) if known else None
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next minibatch comes from, for ``load_state_dict`` of a loader made alike, also later.
+        """The position of the next minibatch, for ``load_state_dict`` of a loader with the same arguments.
 
-        That is the minibatch after the last that the epoch begun last has handed out; the first of the next
-        epoch when that one is through. Plain numbers and texts, so that any checkpoint holds them; the same
-        on all ranks.
+        It is the minibatch after the last one that the latest epoch handed out; if that epoch is finished,
+        the first one of the next. Plain numbers and text, for any checkpoint. The same on all ranks.
         """
         at = _Progress(self.epoch, 0)
         if self._resume is not None and self._resume.epoch == self.epoch:
@@ -231,39 +232,38 @@ class EpochLoader(ABC):
         return {"version": _STATE_VERSION, "epoch": at.epoch, "step": at.step, "made_with": self._made_with()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next ``for`` goes on where state_dict() was taken, with the same minibatches; ``epoch`` is that
-        epoch's number. Window, cache, threads and device may differ, the dataset may lie elsewhere, and so
-        may the number of ranks if batch_size * world_size is the same.
+        """Make the next ``for`` continue where state_dict() was taken, with the same minibatches.
 
-        Raises ValueError for a state of another loader, and says in what it differs.
+        Sets ``epoch``. Options of the source, threads, device and the dataset's path may differ, and also the
+        number of ranks if batch_size * world_size is the same. Raises ValueError for the state of a loader
+        with other arguments, and names the difference.
         """
         try:
             version, epoch, step = (int(state[key]) for key in ("version", "epoch", "step"))
             saved = dict(state["made_with"])
         except (KeyError, TypeError, ValueError):
-            raise ValueError(f"this is no state of a {type(self).__name__}: it has {_brief(state)}") from None
+            raise ValueError(f"not a {type(self).__name__} state_dict: found keys {_brief(state)}") from None
         if version != _STATE_VERSION:
-            raise ValueError(f"the state has version {version}, and this gids reads version {_STATE_VERSION}")
+            raise ValueError(
+                f"the state has version {version}; this version of gids reads version {_STATE_VERSION}"
+            )
         for key, mine in self._made_with().items():
             if saved.get(key) != mine:
                 raise ValueError(
                     f"the state was saved by a loader with {_SAID.get(key, key)} = {saved.get(key)!r}, and "
-                    f"this one has {mine!r}: the minibatches would differ; make the loader with the same "
-                    "arguments"
+                    f"this one has {mine!r}: make the loader with the same arguments"
                 )
         if epoch < 0 or not 0 <= step <= len(self):
-            raise ValueError(
-                f"the state stands at epoch {epoch}, step {step}; an epoch has {len(self)} steps"
-            )
+            raise ValueError(f"the state is at epoch {epoch}, step {step}; an epoch has {len(self)} steps")
         self.epoch = epoch
         self._resume = _Progress(epoch, step)
 
     def stats(self) -> dict[str, Any]:
-        """The FeatureLoader's counters, and ``memory`` with the sampler's and the topology's bytes as well.
+        """The counters of FeatureLoader.stats(); ``memory`` also has the sampler and the topology.
 
-        ``"topology"``: pinned host memory, none on the CPU, where the topology stays mapped; ``"topology on
-        the device"``; both with the weights of edges that lie there. ``"sampler"`` (host and device): beside
-        the minibatches that count as ``"window"``. Goes on telling what they were once closed.
+        ``"topology"``: pinned host memory; 0 on the CPU, where the topology is memory-mapped. ``"topology on
+        the device"``. Both include the weights of edges. ``"sampler"``: host and device memory, without the
+        minibatches that count as ``"window"``. After close(), the counters as they were then.
         """
         if self._last_stats is not None:
             return self._last_stats
@@ -278,7 +278,10 @@ class EpochLoader(ABC):
         return {**result, "memory": memory, "epoch": self.epoch}
 
     def close(self) -> None:
-        """End the open epoch, let reads and kernels finish, release cache and topology. Idempotent."""
+        """End the open epochs, let reads and kernels finish, release cache and topology. Idempotent.
+
+        A cache that other loaders of the source use stays.
+        """
         if self._last_stats is None:
             for epoch in list(self._epochs):
                 epoch.close()
@@ -305,12 +308,12 @@ class EpochLoader(ABC):
 
     def __getstate__(self) -> None:
         raise TypeError(
-            f"a {type(self).__name__} cannot be pickled; pass the FeatureStore and build one in each process "
-            "(a checkpoint takes its state_dict())"
+            f"a {type(self).__name__} cannot be pickled: pass the FeatureStore and make a loader in each "
+            "process (for a checkpoint, use state_dict())"
         )
 
     def _made_with(self) -> dict[str, Any]:
-        """All that minibatches depend on, beside epoch and step."""
+        """Everything that minibatches depend on, except epoch and step."""
         if self._seeds_digest is None:  # seeds can be many, and do not change
             digest = hashlib.blake2b(digest_size=16)
             self._hash_seeds(digest.update)
@@ -328,7 +331,7 @@ class EpochLoader(ABC):
         }
 
     def _tables_of(self, topology: Topology, tables: Tables | None) -> dict[str, Table]:
-        """By name, what features are loaded from."""
+        """The tables to load, by name."""
         if tables is None:
             every = [t for store in self.source.stores for t in store.tables.values()]
             tables = [t for t in every if t.kind == "node" and t.type in topology.node_types]
@@ -339,9 +342,9 @@ class EpochLoader(ABC):
 
 
 class SampledEpoch(Iterator[Minibatch]):
-    """One epoch of a loader. After a StorageError the next minibatch can be asked for.
+    """One epoch of a loader. After a StorageError it continues with the next minibatch.
 
-    order: int64[seeds], as the loader's order() gives it for this epoch: of all ranks.
+    order: int64[seeds], the loader's order() of this epoch, of all ranks.
     """
 
     def __init__(
@@ -361,7 +364,7 @@ class SampledEpoch(Iterator[Minibatch]):
         try:
             minibatch, features = next(self._stream)
         except StorageError:
-            self._progress.step += 1  # it had its turn
+            self._progress.step += 1  # a resumed epoch does not repeat it
             raise
         self._progress.step += 1
         self._sampled_on.hand_over(minibatch)
@@ -369,11 +372,11 @@ class SampledEpoch(Iterator[Minibatch]):
         return minibatch
 
     def positions(self, step: int) -> torch.Tensor:
-        """int64[n]: the positions, among the seeds as given, of this rank's seeds of a step."""
+        """Positions of this rank's seeds of a step, among the seeds as given: int64[n]."""
         return torch.from_numpy(self._seeds.at(step).own)
 
     def close(self) -> None:
-        """End the epoch here. Idempotent; the end, and dropping it, do the same."""
+        """End the epoch here. Idempotent. The end of the epoch, and dropping it, do the same."""
         cast(Any, self._stream).close()
 
 

@@ -1,4 +1,4 @@
-"""Leaves edges out of what was sampled. Called by EdgeLoader; knows blocks alone."""
+"""Leaves edges out of sampled blocks. Called by EdgeLoader."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from gids.store.names import Relation
 
 
 def without_edges(minibatch: Minibatch, relation: Relation, edges: torch.Tensor) -> None:
-    """Leave every edge of a relation out of all blocks that leads from edges[0, i] to edges[1, i].
+    """Remove the edges of a relation from edges[0, i] to edges[1, i] from all blocks. Input nodes stay.
 
-    edges: int64[2, n], node ids, on the minibatch's device. Input nodes stay. Raises TypeError for a
-    minibatch without blocks.
+    edges: int64[2, n], node ids, on the minibatch's device. Raises TypeError for a minibatch without blocks.
     """
     if not minibatch.blocks:
-        raise TypeError("edges can be excluded from blocks, and this sampler makes none; use exclude=None")
+        raise TypeError(
+            "exclude= needs a sampler that makes blocks, and this one makes none: use exclude=None"
+        )
     nodes = minibatch.input_nodes
     src, dst = (nodes[t] if isinstance(nodes, dict) else nodes for t in relation[::2])
     layers: list[Any] = list(minibatch.blocks)
@@ -26,8 +27,7 @@ def without_edges(minibatch: Minibatch, relation: Relation, edges: torch.Tensor)
         if isinstance(blocks, dict):
             if relation not in blocks:
                 raise TypeError(
-                    f"edges of {relation} can be excluded from its blocks, and this sampler makes none; "
-                    "use exclude=None"
+                    f"exclude= needs blocks of {relation}, and this sampler makes none: use exclude=None"
                 )
             layers[layer] = blocks | {relation: _without(blocks[relation], src, dst, edges)}
         else:

@@ -1,7 +1,7 @@
 """FeatureLoader: attaches features to a stream of sampled minibatches.
 
-The composition of store, I/O engine, cache and window; the adapters for DGL and others are thin wrappers of
-it. It decides sizes (memory, depth), and nothing per row.
+It composes store, I/O engine, cache and window. The other loaders and the adapters use it. It decides sizes
+(memory, depth), and nothing per row.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class FeatureLoader:
         source: gids.open(...), or a path or FeatureStore for default options; or a list of these.
         tables: the tables to load: names, such as ``"paper.feat"``, and tables of other stores, such as
             ``other.table("paper.text")``; or a mapping from feature names to these.
-        dtype: dtype of the features: float32, float16 or bfloat16, for tables stored as one of these. Rows are
-            converted while they are gathered. Default: the stored dtype; float32 for int8 with a scale.
-        device: ``"cpu"`` (default) or ``"cuda"``. On CUDA the cache and the features are in device memory, GPU
-            threads request the missing pages, and ids may be on that device or on the CPU.
+        dtype: dtype of the features: float32, float16 or bfloat16, for tables stored as one of these. Rows
+            are converted while they are gathered. Default: the stored dtype; float32 for int8 with a scale.
+        device: ``"cpu"`` (default) or ``"cuda"``. On CUDA the cache and the features are in device memory,
+            GPU threads request the missing pages, and ids may be on that device or on the CPU.
         minibatch_rows: rows that the largest minibatch reads: of each table, or by table. Memory is shared
             out for such minibatches. Default: a quarter more than the first minibatch reads, or less where
             memory is short.
@@ -69,8 +69,8 @@ class FeatureLoader:
 
     Raises KeyError for a table, or a heat, that the store does not have, ValueError for a number out of its
     range, StorageError for shards that cannot be opened, ImportError and RuntimeError when device="cuda"
-    finds no CuPy or no usable driver. MemoryBudgetError (a ValueError) comes with the first minibatch, which
-    shows how much memory one needs; at once when more device memory is asked for than is free.
+    finds no CuPy or no usable driver. MemoryBudgetError (a ValueError) is raised at the first minibatch,
+    which shows how much memory a minibatch needs; or at once if device_memory is more than is free.
     """
 
     @explain_names("gids.FeatureLoader")
@@ -89,12 +89,12 @@ class FeatureLoader:
         self._options = options = self.source.options
         self.store = self.source.store
         if not tables:
-            raise ValueError("tables is empty; name at least one, such as 'paper.feat'")
+            raise ValueError("tables is empty: give at least one name, such as 'paper.feat'")
         self.tables: list[Table] = list(chosen_tables(self.source.stores, tables).values())
         self._minibatch_rows = check_minibatch_rows(minibatch_rows, [t.name for t in self.tables])
         self.device = torch.device(device)
         if self.device.type not in ("cpu", "cuda"):
-            raise ValueError(f"device={str(device)!r}: features go to 'cpu' or 'cuda'")
+            raise ValueError(f"device={str(device)!r} is not supported: use 'cpu' or 'cuda'")
         check_out_dtype(dtype)
         self.dtype = dtype
         self._heat_methods = {t.name: _choose_heat(self.store, t, options.heat) for t in self.tables}
@@ -103,6 +103,7 @@ class FeatureLoader:
             [path for t in self.tables for path in t.shard_paths],
             kind=options.engine,
             depth=options.queue_depth,
+            threads=options.io_threads or 0,
             direct=options.direct,
             max_read_bytes=longest_read_bytes(
                 self.tables,
@@ -150,7 +151,7 @@ class FeatureLoader:
         check_policies(options.policy, options.host_policy)
         if options.memory is not None and options.memory < options.staging:
             raise ValueError(
-                f"staging={options.staging} is more than memory={options.memory}, which has to hold it: lower "
+                f"staging={options.staging} is more than memory={options.memory}, which must hold it: lower "
                 "staging= or raise memory= of gids.open()"
             )
         device = cuda.open_device(self.device)
@@ -166,11 +167,14 @@ class FeatureLoader:
             check_crc=options.check_crc,
             dtype=self.dtype,
             wait=options.wait,
+            transfer=options.transfer,
             staging_bytes=options.staging,
+            rounds_max=options.rounds,
+            pairs=options.pairs,
         )
 
     def _forget_plan(self) -> None:
-        """The window and the planned minibatches as the user wants them: memory is not shared out yet."""
+        """Use the window and the planned minibatches that the user wants, until memory is shared out."""
         options = self._options
         most = min(MAX_PLANNED, _core.USE_BITS - options.window)
         self._window = options.window
@@ -181,17 +185,17 @@ class FeatureLoader:
 
     @property
     def window(self) -> int:
-        """Minibatches sampled ahead: as given; after the first minibatch, as memory allows."""
+        """Number of minibatches sampled ahead: as given; after the first minibatch, as memory allows."""
         return self._window
 
     @property
     def waiting_batches(self) -> int:
-        """Minibatches that `minibatches` of attach() may hold: as given there; then as memory allows."""
+        """Minibatches that the source of attach() may hold: as given there, then as memory allows."""
         return self._waiting
 
     @property
     def held_bytes(self) -> int:
-        """Memory of the sampled minibatches that are held at once; part of the window in stats()."""
+        """Memory of the sampled minibatches that are held at once. Part of "window" in stats()["memory"]."""
         return (self._window + self._planned + self._waiting) * self._minibatch_bytes
 
     @property
@@ -234,7 +238,7 @@ class FeatureLoader:
             self._forget_plan()
 
     def expect_rows(self, minibatch_rows: int | Mapping[str, int]) -> None:
-        """Leave room for minibatches of as many rows, from the next epoch on. As minibatch_rows."""
+        """Leave room for minibatches of this number of rows, from the next epoch on. See minibatch_rows."""
         rows = check_minibatch_rows(minibatch_rows, [t.name for t in self.tables])
         assert rows is not None
         known = self._minibatch_rows or {}
@@ -262,26 +266,31 @@ class FeatureLoader:
     ) -> WindowedStream[T] | ReadThroughStream[T]:
         """Iterate over (minibatch, {table: features}).
 
-        minibatches: sampled in the consumer's thread, ahead by the window. ids_of: the rows that a minibatch
-        reads, int64[n] for each table, on the CPU or on the loader's device, may repeat; features come as
-        [n, *shape] of the table's dtype in that order. The tensors are the consumer's to keep; on CUDA they
-        are ready for the stream that is current when they are handed out. bytes_of: memory that a sampled
-        minibatch takes: part of the window, within memory_bytes; on CUDA told as "minibatches", beside it.
-        waiting_batches: at most so many that `minibatches` holds itself, sampled and not yet asked for; they
-        count with these bytes; after the first minibatch the property of that name says how many may.
-        source_bytes: other memory of `minibatches`, by the number that it holds. growth: how many times as
-        large as the first minibatch the others are; memory is shared out when that one is known. Where a
-        larger one comes, fewer are planned ahead; where that is not enough to stay within the memory, a
-        warning says so once, and names minibatch_rows.
+        Args:
+            minibatches: sampled in the consumer's thread, ahead by the window.
+            ids_of: returns the rows that a minibatch reads: int64[n] for each table, on the CPU or on the
+                loader's device, may repeat. Features are [n, *shape] of the table's dtype, in that order. The
+                consumer owns them. On CUDA they are ready for the stream that is current when the minibatch
+                is handed out.
+            bytes_of: returns the memory of a sampled minibatch. It counts as part of the window, on CUDA as
+                "minibatches", outside the budget.
+            waiting_batches: the most sampled minibatches that `minibatches` itself holds; they count with
+                these bytes. After the first minibatch the property of that name limits them.
+            source_bytes: returns other memory of `minibatches`, for the number of minibatches that it holds.
+            growth: size of the other minibatches, relative to the first.
 
-        One stream at a time uses the window; while it is open, further ones read through the cache without
-        lookahead. A stream is closed by its end, by close(), or by dropping it.
+        Memory is shared out at the first minibatch. If a larger one comes, fewer are planned ahead; if that
+        is not enough to stay within the memory, a warning is logged once and names minibatch_rows.
 
-        Raises, at the minibatch that meets it: IndexError for an id out of range, StorageError for a page
-        that cannot be read (the stream goes on after it), MemoryBudgetError when one does not fit.
+        One stream at a time uses the window. While it is open, other streams read through the cache without
+        lookahead. A stream closes at its end, by close(), or when it is dropped.
+
+        Raises, when the minibatch is due: IndexError for an id out of range, StorageError for a page that
+        cannot be read (the next minibatch is unaffected), MemoryBudgetError if it does not fit in memory, or
+        if another loader of the same source has an open epoch.
         """
         if not self._finalizer.alive:
-            raise ValueError("this FeatureLoader is closed; make a new one")
+            raise ValueError("this FeatureLoader is closed: make a new one")
 
         def cache_for(minibatch: T, ids: Ids, first: bool) -> Cache:
             minibatch_bytes = bytes_of(minibatch) if bytes_of else 0
@@ -290,8 +299,8 @@ class FeatureLoader:
         with self._lock:
             if self.has_open_epoch:
                 log.warning(
-                    "a stream of this loader is still open, so this one reads through the cache without "
-                    "lookahead: close() the other, or end its loop, before the next epoch"
+                    "another stream of this loader is open, so this one reads through the cache without "
+                    "lookahead: end the loop of the other, or close() it, before the next epoch"
                 )
                 return ReadThroughStream(minibatches, ids_of, cache_for)
             self._adapt_planned()
@@ -315,12 +324,12 @@ class FeatureLoader:
             return stream
 
     def stats(self) -> dict[str, Any]:
-        """Counters since construction.
+        """Counters since construction. After close(), as they were then.
 
         In pages: ``hits``, ``misses``, ``coalesced`` (hits whose page was still being read), ``loads``,
-        ``bypasses`` (misses that won no line), ``evictions``, ``failures``; ``hit_ratio``. Of the device:
+        ``bypasses`` (misses that won no line), ``evictions``, ``failures``; ``hit_ratio``. Of the disk:
         ``pages_read``, ``bytes_read``, ``requests``. ``seconds`` by stage: ``sample``, ``plan``, ``wait``,
-        ``gather``, and ``read`` (with requests in flight, beside the others). ``memory``: bytes by purpose.
+        ``gather``, and ``read`` (requests in flight, overlaps the others). ``memory``: bytes by purpose.
         ``window``, ``planned`` (in use), ``policy``; ``heat``: the method of each table, or None; ``engine``:
         its own counters; ``tables``: the counters of each table.
         """
@@ -355,7 +364,7 @@ class FeatureLoader:
         return result
 
     def _table_stats(self) -> dict[str, dict[str, Any]]:
-        """The counters of each table; sizes are those of the present cache."""
+        """Counters of each table, with those of released caches. Sizes are those of the present cache."""
         present = self._cache.stats() if self._cache is not None else {}
         return {
             name: {
@@ -367,18 +376,18 @@ class FeatureLoader:
         }
 
     def cached_rows(self, table: str) -> torch.Tensor:
-        """Which rows of a table the cache holds now: bool[row_count] on the CPU, for LocalityBias.
+        """Rows of a table that the cache holds now: bool[row_count] on the CPU, for LocalityBias.
 
-        Ask between two epochs: while a stream is open the answer depends on when it is asked. On CUDA the
-        lines on the device count, and this waits for them. Before the first minibatch nothing is held.
-        Raises KeyError for a table that this loader does not load, ValueError once closed.
+        Call it between epochs: while a stream is open, the result depends on the moment. On CUDA it counts
+        the lines on the device, and blocks until they are read. All False before the first minibatch.
+        Raises KeyError for a table that this loader does not load, ValueError after close().
         """
         found = next((t for t in self.tables if t.name == table), None)
         if found is None:
             known = ", ".join(repr(t.name) for t in self.tables)
             raise MissingError(f"no table {table!r} in this loader (it loads {known})")
         if not self._finalizer.alive:
-            raise ValueError("this FeatureLoader is closed, and its cache is gone")
+            raise ValueError("this FeatureLoader is closed: its cache is gone")
         if self._cache is None:
             return torch.zeros(found.row_count, dtype=torch.bool)
         resident = self._cache.page_words(table) >> np.uint64(_core.STATE_SHIFT) == _core.RESIDENT
@@ -393,10 +402,7 @@ class FeatureLoader:
         return page_heat(self.store.heat(method, table.type), table.rows_per_page, table.order)
 
     def close(self) -> None:
-        """End the open stream, let reads finish, close the files, free the cache. Idempotent.
-
-        ``stats()`` goes on telling what they were.
-        """
+        """End the open stream, let reads finish, close the files, free the cache. Idempotent."""
         stream = self._windowed() if self._windowed is not None else None
         if stream is not None:
             stream.close()
@@ -416,7 +422,7 @@ class FeatureLoader:
 
     def __getstate__(self) -> None:
         raise TypeError(
-            "a FeatureLoader cannot be pickled; pass the FeatureStore and build one in each process"
+            "a FeatureLoader cannot be pickled: pass the FeatureStore and make a loader in each process"
         )
 
     def _cache_for(
@@ -427,12 +433,12 @@ class FeatureLoader:
         source_bytes: Callable[[int], int],
         first: bool,
     ) -> Cache:
-        """The cache; built from the first minibatch's sizes, `growth` times which the others have."""
+        """The cache. It is built at the first minibatch, for minibatches `growth` times as large."""
         with self._lock:
             if not self._finalizer.alive:
-                raise ValueError("this FeatureLoader is closed; make a new one")
+                raise ValueError("this FeatureLoader is closed: make a new one")
             rows = rows_read(ids, [t.name for t in self.tables])
-            if self.device.type == "cpu":  # on a device the cache has ids of its own
+            if self.device.type == "cpu":  # on a device the cache copies the ids
                 minibatch_bytes = max(minibatch_bytes, sum(8 * n for n in rows.values()))
             self._minibatch_bytes = max(self._minibatch_bytes, minibatch_bytes)
             size = minibatch_bytes + sum(rows[t.name] * t.row_bytes for t in self.tables)
@@ -479,9 +485,9 @@ class FeatureLoader:
         )
 
     def _keep_within_memory(self, rows: Rows, minibatch_bytes: int, *, resize: bool) -> None:
-        """Plan fewer minibatches at once where those of this size need it; warn when that is not enough.
+        """Plan fewer minibatches at once if minibatches of this size need it. Warn if that is not enough.
 
-        resize: give up the cache instead, so that the new one leaves room for such minibatches.
+        resize: release the cache instead, so that the next one leaves room for such minibatches.
         """
         excess = self._placement.excess_bytes(self._sizes(rows, minibatch_bytes))
         if excess > 0 and resize:
@@ -512,12 +518,12 @@ class FeatureLoader:
 
 
 def _is_size(key: str) -> bool:
-    """Whether a table's counter says how large something is now, rather than how often something happened."""
+    """Whether a counter of a table is a present size, and not a number of events."""
     return key in ("lines", "host_lines") or key.endswith("_bytes")
 
 
 def _choose_heat(store: FeatureStore, table: Table, heat: str) -> str | None:
-    """The method of heat for a table, or None: nothing is known of its rows beforehand."""
+    """The method of heat for a table, or None if it has no heat."""
     if not isinstance(table.type, str) or heat == "none" or not is_of_nodes(table, store):
         return None
     if heat == "auto":

@@ -1,6 +1,6 @@
-"""One pass over minibatches that another framework samples, perhaps in worker processes.
+"""One epoch of minibatches that another framework samples, here or in worker processes.
 
-Called by the adapters of DGL and GraphBolt, which put the features where their users expect them.
+Called by the adapters of DGL and GraphBolt, which put the features into their minibatches.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _END = object()
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """Stands for a minibatch that could not be sampled, until its turn."""
+    """The error of a minibatch that could not be sampled, until that minibatch is due."""
 
     error: Exception
 
 
 class FrameworkEpoch(Generic[T], Iterator[tuple[T, Features]]):
-    """(minibatch, {table: features}) of each minibatch. After an error in one the next can be asked for. If
-    sampling a minibatch fails, the error is raised when that minibatch is due, and `minibatches` is asked for
-    the one after it.
+    """An iterator of (minibatch, {table: features}). After an error it continues with the next minibatch.
 
-    ids_of: the rows of each table that a minibatch reads, wherever they were sampled. bytes_of: what a
-    minibatch takes in memory. in_workers: minibatches come from worker processes; where this one cannot hold
-    a window of them, the window is lowered, and a warning says so.
+    If sampling a minibatch fails, the error is raised when that minibatch is due.
+
+    ids_of: returns the rows of each table that a minibatch reads, on any device. bytes_of: returns the memory
+    of a minibatch. in_workers: minibatches come from worker processes. If this process cannot hold a window
+    of them, the window is lowered and a warning is logged.
     """
 
     def __init__(
@@ -72,16 +72,16 @@ class FrameworkEpoch(Generic[T], Iterator[tuple[T, Features]]):
         return minibatch, features
 
     def close(self) -> None:
-        """End the pass: reads finish, workers stop. Idempotent; the end, and dropping it, do the same."""
+        """End the epoch: reads finish, workers stop. Idempotent. Its end, and dropping it, do the same."""
         self._stream.close()
         self._source.close()
 
 
 class _Counted(Iterator[T | _Failed]):
-    """Counts what was sampled, and puts a _Failed in the place of what could not be.
+    """Counts the sampled minibatches, and returns a _Failed for each that could not be sampled.
 
-    Workers stop when the last reference to their iterator goes, and an exception keeps the frames that it
-    passed through: hence ``next`` with a default.
+    Workers stop when the last reference to their iterator is dropped, and an exception keeps the frames that
+    it passed through: hence ``next`` with a default.
     """
 
     def __init__(self, minibatches: Iterator[T]) -> None:
@@ -90,7 +90,7 @@ class _Counted(Iterator[T | _Failed]):
         self.count = 0
 
     def sample_first(self) -> None:
-        """Until one is sampled: sample it, and raise what that raises. Memory is shared out by its size."""
+        """Sample the first minibatch, whose size memory is shared out by. Raises the sampler's errors."""
         if not self.count and not self._first:
             self._first.append(next(self._minibatches, _END))
 
@@ -108,6 +108,6 @@ class _Counted(Iterator[T | _Failed]):
         return cast(T, minibatch)
 
     def close(self) -> None:
-        """Called by the stream, too, when it ends."""
+        """Also called by the stream at its end."""
         self._minibatches = iter(())
         self._first.clear()

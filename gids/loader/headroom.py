@@ -1,7 +1,7 @@
-"""How many minibatches from worker processes this process can hold. Called by FrameworkEpoch.
+"""Number of minibatches from worker processes that this process can hold. Called by FrameworkEpoch.
 
-Each tensor that a worker sends costs a file descriptor and shared memory for as long as it lives, so a
-window of minibatches can exhaust both where DGL or GraphBolt alone, which hold few, would not.
+Each tensor from a worker takes a file descriptor and shared memory while it lives, so a window of minibatches
+can exhaust both. DGL and GraphBolt alone hold few minibatches.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the soft limit of open files to the hard limit, as far as the system lets us."""
+    """Raise the soft limit of open files to the hard limit, if the system allows it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(ValueError, OSError):  # an unlimited hard limit may be refused
@@ -39,7 +39,7 @@ class _Resource:
 
 
 class Headroom:
-    """Watches what held minibatches use up, from the moment it is made."""
+    """Measures what the held minibatches use, compared with the moment when this was made."""
 
     def __init__(self) -> None:
         self._resources = []
@@ -47,14 +47,14 @@ class Headroom:
             ("file descriptors", "raise `ulimit -n`", _free_descriptors),
             ("bytes of /dev/shm", "enlarge /dev/shm", _free_shared_bytes),
         ):
-            with suppress(OSError):  # the system does not have it, so nothing can exhaust it
+            with suppress(OSError):  # the system has no such resource
                 self._resources.append(_Resource(name, cure, free, free()))
 
     def window_limit(self, held: int) -> tuple[int, str] | None:
-        """A window that is safe, and why it must be lowered; None while less than half has been used up.
+        """A safe window, and why it must be lowered; None while less than half of each resource is used.
 
-        held: the minibatches sampled and not yet handed over. Half of what they hold leaves room for those
-        that are planned, those in the workers' queues and those that the consumer keeps.
+        held: number of minibatches that are sampled and not yet handed out. The other half is for the planned
+        ones, those in the workers' queues and those that the consumer keeps.
         """
         for kind in self._resources:
             free = kind.free()

@@ -1,4 +1,4 @@
-"""One memory budget for all FeatureLoaders of a source. They take turns: one cache holds the memory at a time.
+"""One memory budget for all FeatureLoaders of a source. They take turns: one cache has the memory at a time.
 
 Made by gids.open. It knows which loaders have a cache and which have an open epoch, and nothing of tables.
 """
@@ -75,7 +75,7 @@ class Lender:
             return self._memory
 
     def device_bytes(self, device: Device, cache: int | None) -> int:
-        """The budget in the memory of a device. Raises MemoryBudgetError if less than it, or cache, is free."""
+        """The budget in device memory. Raises MemoryBudgetError if less than it, or than cache, is free."""
         with self.lock:
             if device.name not in self._on_device:
                 free_bytes, _ = device.memory_info()
@@ -97,7 +97,7 @@ class Lender:
         self._borrowers.add(borrower)
 
     def lend(self, to: Borrower) -> int:
-        """Take the memory from the idle caches of other loaders. Returns the host memory that the others keep.
+        """Take the memory from idle caches of other loaders. Returns the host memory that they keep.
 
         Raises MemoryBudgetError if a loader that has some of the memory has an open epoch.
         """

@@ -1,7 +1,4 @@
-"""The line in the log about how memory was shared out, and what would help most. Called by FeatureLoader.
-
-Knows sizes only; the placement says how other memory would be shared out.
-"""
+"""The log line about how memory is shared out, with advice. Called by FeatureLoader. Knows sizes only."""
 
 from __future__ import annotations
 
@@ -17,11 +14,11 @@ if TYPE_CHECKING:
     from gids.store import Table
 
 _WASTED = 2
-"""Pages are mostly wasted where a minibatch reads more than so many times the bytes of its rows."""
+"""Pages are mostly wasted if a minibatch reads more than this number of times the bytes of its rows."""
 
 
 def memory_line(tables: Sequence[Table], placement: Placement, wanted: Sizes, plan: Plan) -> str:
-    """wanted: minibatches like the first, as the user asked for them. plan: what was made of that."""
+    """wanted: the sizes that the user asked for. plan: how memory is shared out."""
     purposes = {name: n for name, n in plan.purposes.items() if n}
     lines = purposes.pop("lines", 0)
     of_all = 100 * lines / max(1, sum(t.page_count * t.page_bytes for t in tables))
@@ -42,7 +39,7 @@ def _what_helps(tables: Sequence[Table], placement: Placement, wanted: Sizes, pl
     least_page = 512 * -(-table.row_bytes // 512)
     if wanted.page_bytes > _WASTED * row_bytes and table.page_bytes >= _WASTED * least_page:
         return (
-            f"Most of each page is not wanted: {table.name!r} has rows of {table.row_bytes} B in pages of "
+            f"Most of each page is not needed: {table.name!r} has rows of {table.row_bytes} B in pages of "
             f"{table.page_bytes} B; convert with --page-bytes {least_page}"
         )
     held = plan.sizes
@@ -67,7 +64,7 @@ def _is_late(plan: Plan) -> bool:
 
 
 def _memory_for(placement: Placement, wanted: Sizes, enough: Callable[[Plan], bool]) -> str:
-    """About the least memory that is enough."""
+    """The least memory that is enough, to about 1 %."""
     low = high = placement.memory_bytes
     while not enough(placement.share(wanted, high)):
         low, high = high, 2 * high

@@ -1,4 +1,4 @@
-"""How large minibatches are: what memory is shared out by, and what is said of one that is larger.
+"""Sizes of minibatches: memory is shared out by them, and a warning tells of a larger one.
 
 Called by FeatureLoader. Knows numbers only.
 """
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from gids.store import Table
 
 Rows = dict[str, int]
-"""Rows of each table."""
+"""Number of rows by table."""
 
 
 def check_minibatch_rows(given: int | Mapping[str, int] | None, tables: Iterable[str]) -> Rows | None:
-    """What FeatureLoader takes as minibatch_rows, for each of its tables.
+    """FeatureLoader's minibatch_rows, by table.
 
-    Raises KeyError for a table that it does not load, TypeError and ValueError for what is no number of rows.
+    Raises KeyError for a table that it does not load, TypeError and ValueError for other values.
     """
     if given is None:
         return None
@@ -41,19 +41,22 @@ def check_minibatch_rows(given: int | Mapping[str, int] | None, tables: Iterable
                 f"minibatch_rows names {name!r}, and the tables are {', '.join(map(repr, names))}"
             )
         if isinstance(count, bool) or not isinstance(count, Integral):
-            raise TypeError(f"minibatch_rows={given!r}; give a number of rows, or one by table")
+            raise TypeError(f"minibatch_rows={given!r}: give a number of rows, or a number by table")
         if count < 0:
-            raise ValueError(f"minibatch_rows={given!r}; numbers of rows are not negative")
+            raise ValueError(f"minibatch_rows={given!r}: a number of rows must be 0 or more")
     return {name: int(by_table.get(name, 0)) for name in names}
 
 
 def rows_read(ids: Mapping[str, Any], tables: Iterable[str]) -> Rows:
-    """How many rows a minibatch reads; ids need not be checked yet."""
+    """Number of rows that a minibatch reads, by table. Ids need not be checked yet."""
     return {name: math.prod(np.shape(ids.get(name, ()))) for name in tables}
 
 
 def page_bytes_read(ids: Mapping[str, Any], tables: Iterable[Table]) -> int:
-    """Bytes of the pages that hold a minibatch's rows, each once. Ids need not be checked yet."""
+    """Bytes of the pages that hold a minibatch's rows, each page once. Called for the first minibatch only.
+
+    Ids need not be checked yet.
+    """
     total = 0
     for table in tables:
         given = ids.get(table.name)
@@ -67,10 +70,10 @@ def page_bytes_read(ids: Mapping[str, Any], tables: Iterable[Table]) -> int:
 
 
 def usual_sizes(first: Sizes, *, given: Rows | None, growth: float, seen: Rows) -> Sizes:
-    """How large minibatches are, by what is known at the first one.
+    """Expected sizes of minibatches, known at the first one.
 
-    first: of the first. given: rows of the largest, as the user says; then there is no room for more. growth:
-    how many times as large as the first the others are. seen: rows of the largest in earlier epochs.
+    first: its sizes. given: rows of the largest, by the user; then no room is left for larger ones. growth:
+    size of the others, relative to the first. seen: rows of the largest minibatch of earlier epochs.
     """
     if given is None:
         usual = first.grown(growth)
@@ -81,11 +84,11 @@ def usual_sizes(first: Sizes, *, given: Rows | None, growth: float, seen: Rows) 
 
 
 def too_large(rows: Rows, excess_bytes: int) -> str:
-    """The warning about a minibatch that memory was not shared out for."""
+    """The warning about a minibatch that is larger than expected."""
     wanted = {name: n for name, n in rows.items() if n}
     option = next(iter(wanted.values())) if len(rows) == 1 else wanted
     return (
-        f"a minibatch reads {sum(rows.values()):,} rows, more than memory was shared out for: with such ones "
-        f"the loader may take {format_bytes(excess_bytes)} more than its memory budget. Give the rows "
-        f"of the largest minibatch, minibatch_rows={option}: then the cache leaves room for them"
+        f"a minibatch reads {sum(rows.values()):,} rows, more than expected: the loader may use "
+        f"{format_bytes(excess_bytes)} more than its memory budget. Give the rows of the largest minibatch, "
+        f"minibatch_rows={option}: then the cache leaves room for them"
     )

@@ -25,41 +25,40 @@ class NodeLoader(EpochLoader):
     """Minibatches for training on nodes: sampled from a store's topology, features read through a cache.
 
     Args:
-        store: the dataset, or its path.
-        seeds: nodes to train on, int64[n], which may repeat, or bool[num_nodes]; or a dictionary by node type
-            of such. They are copied, 8 bytes each: what changes later has no effect. A tensor needs a dataset
-            with one node type and one relation, and makes minibatches of tensors; a dictionary makes
-            minibatches of dictionaries.
-        sampler: fanouts, as ``gids.sampler.Neighbor`` takes them (one per layer, the last is that of the
-            seeds), or a sampler.
+        source: gids.open(...), or a path or FeatureStore for default options; or a list of these.
+        seeds: nodes to train on: int64[n], may repeat, or bool[num_nodes]; or a dictionary of these by node
+            type. They are copied, 8 bytes each. A tensor needs a dataset with one node type and one relation,
+            and makes minibatches of tensors; a dictionary makes minibatches of dictionaries.
+        sampler: fanouts (one per layer, the last one applies to the seeds), or a sampler.
         tables: the tables to load: names, such as ``"paper.feat"``, and tables of other stores of the same
-            nodes, such as ``other.table("paper.text")``; or a mapping from the names that features go by to
-            these. None: all of nodes that the sampler can reach. Empty: none, for minibatches without
-            features. Of a table of edges a minibatch gets the rows of all its blocks' edges, one block after
-            the other, the input layer's first.
-        batch_size: seeds of all types together, on each rank.
-        shuffle: in a new order every epoch, over all types; otherwise the given order, type after type.
-        drop_last: leave out the last minibatch of an epoch when it is smaller.
-        seed: of the order and of what is sampled.
-        rank, world_size: share each step's seeds among world_size processes, this one being rank 0 to
-            world_size - 1; every rank gives all seeds. None: as torch.distributed's process group says, if it
-            is initialized; then every rank must make the loader, with the same arguments. rank=0,
-            world_size=1: no sharing.
-        device: ``"cpu"``, or a CUDA device: then the topology is pinned, kernels sample it on a stream of
-            the loader's own, beside the training, and minibatches are ready for torch's current stream.
-        labels: give labels, where the store has them: of the seeds, or (``"inputs"``) of all input nodes.
-        place: of the pinned topology, the topology_on of ``gids.sampler.device.PinnedGraph``.
-        options: of gids.FeatureLoader: ``window_batches``, ``memory_bytes``, ``policy``, …
+            nodes, such as ``other.table("paper.text")``; or a mapping from feature names to these. None: all
+            tables of nodes that the sampler can reach. Empty: no features. From a table of edges a minibatch
+            gets the rows of the edges of all blocks, one block after the other, the input layer's first.
+        batch_size: number of seeds of all types together, on each rank (default 1024).
+        shuffle: shuffle the seeds of all types in every epoch. Default: the given order, type after type.
+        drop_last: leave out the last minibatch of an epoch if it is smaller.
+        seed: random seed of the order and of the sampling, 0 to 2^64 - 1 (default 0).
+        rank, world_size: share the seeds of each step among world_size processes, of which this one is
+            `rank`, 0 to world_size - 1. Give every rank all seeds. None: taken from torch.distributed's
+            process group, if it is initialized; then every rank must make the loader, with the same
+            arguments. rank=0, world_size=1: no sharing.
+        device: ``"cpu"`` (default) or a CUDA device. On CUDA kernels sample the pinned topology on a separate
+            stream, and minibatches are ready for torch's current stream.
+        labels: include labels, if the store has them: of the seeds (True, default), or of all input nodes
+            (``"inputs"``).
+        topology_on: on CUDA, where the topology is: ``"host"``, ``"indptr"``, ``"device"`` or ``"auto"``
+            (default). See gids.sampler.device.PinnedGraph.
+        dtype, minibatch_rows: as in gids.FeatureLoader.
 
-    Every ``for`` is one epoch; ``epoch`` is the number of the next one, counts up, and may be set. What a
-    minibatch holds depends on the store, the arguments and the epoch alone: neither on the window, the
-    threads, the cache nor the device. ``state_dict()`` in the middle of an epoch, and ``load_state_dict()``
-    of a loader made alike, go on with the minibatches that were still to come.
+    Each ``for`` is one epoch. ``epoch`` is the number of the next one; it may be set. A minibatch depends
+    only on the dataset, the arguments and the epoch, and not on window, threads, cache or device.
+    ``state_dict()`` in the middle of an epoch, and ``load_state_dict()`` of a loader with the same arguments,
+    resume it.
 
-    Raises FormatError for a dataset without topology, KeyError for a table or type that the store does not
-    have, IndexError for a seed that is no node, ValueError and TypeError for other arguments, and what
-    FeatureLoader and PinnedGraph raise. While iterating: StorageError belongs to one minibatch, and the next
-    can be asked for; FormatError for a topology that contradicts itself ends the epoch.
+    Raises FormatError for a dataset without topology, KeyError for a table or type that the dataset does not
+    have, IndexError for a seed out of range, ValueError and TypeError for other arguments, and the errors of
+    FeatureLoader and PinnedGraph. While iterating: StorageError concerns one minibatch, and the next one is
+    unaffected; FormatError for a damaged topology ends the epoch.
     """
 
     @explain_names("gids.NodeLoader")
@@ -93,7 +92,7 @@ class NodeLoader(EpochLoader):
             world_size=world_size,
         )
         if labels not in (True, False, "inputs"):
-            raise ValueError(f"labels={labels!r}; it must be True, False or 'inputs'")
+            raise ValueError(f"labels={labels!r} must be True, False or 'inputs'")
         by_type = isinstance(seeds, dict)
         if not by_type and len(self._graphs) > 1:
             raise TypeError(
@@ -149,7 +148,7 @@ class _NodeSampling(EpochSampling):
 
 
 class _Seeds:
-    """The seeds of all types as one sequence, on the CPU. They are its own: what is checked stays so."""
+    """The seeds of all types as one sequence, on the CPU. A copy, so that what is checked does not change."""
 
     def __init__(self, topology: Topology, seeds: PerType) -> None:
         self._types = topology.node_types

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 Heats = Mapping[str, npt.NDArray[np.uint8]]
 
-ROUNDS_MAX = 4
-"""Rounds of requests in flight on a device. Each takes a quarter of the staging memory."""
-
 Plan = MemoryPlan
 
 
@@ -155,18 +152,22 @@ class DevicePlacement:
         check_crc: bool,
         dtype: torch.dtype | None,
         wait: Literal["stream", "warp"],
+        transfer: Literal["kernel", "copy"],
         staging_bytes: int,
+        rounds_max: int,
+        pairs: int,
     ) -> None:
         self._device = device
         self.memories = frozenset({device.name, "host"} if host_cache_bytes else {device.name})
         self._engine, self._tables = engine, tables
         self.memory_bytes, self._host_policy = memory_bytes, host_policy
         self._policy, self._check_crc, self._dtype = policy, check_crc, dtype
-        self._wait, self._staging_bytes = wait, staging_bytes
+        self._wait, self._transfer, self._staging_bytes = wait, transfer, staging_bytes
+        self._rounds_max, self._pairs = rounds_max, pairs
         self._budget = DeviceBudget(
             tables=tables,
             output_row_bytes={t.name: out_row_bytes(t, dtype) for t in tables},
-            bounce_bytes=staging_bytes // ROUNDS_MAX if wait == "warp" else 0,
+            bounce_bytes=staging_bytes // rounds_max if wait == "warp" or transfer == "copy" else 0,
             memory_bytes=memory_bytes,
             cache_bytes=cache_bytes,
             host_cache_bytes=host_cache_bytes,
@@ -193,8 +194,10 @@ class DevicePlacement:
                 output_dtype=self._dtype,
                 check_crc=self._check_crc,
                 wait=self._wait,
+                transfer=self._transfer,
                 staging_bytes=self._staging_bytes,
-                rounds_max=ROUNDS_MAX,
+                rounds_max=self._rounds_max,
+                pairs=self._pairs,
                 reader=reader,
             )
         return cache, plan

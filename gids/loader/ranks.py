@@ -1,6 +1,6 @@
-"""Ranks: the processes that train one model together, and each one's part of the seeds of a step.
+"""Ranks: the processes that train one model together, and the part of each step's seeds that each rank has.
 
-Called by EpochLoader. It uses torch.distributed to find out who the ranks are; it sends no seeds and no rows.
+Called by EpochLoader. It asks torch.distributed for the ranks, and sends no seeds and no rows.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ import torch.distributed as dist
 log = logging.getLogger("gids")
 
 _PATIENCE = timedelta(seconds=10)
-"""A rank that waits longer for another one says so."""
-_checked = itertools.count()  # loaders whose arguments were compared; equal on all ranks
+"""A rank that waits longer for another one logs a warning."""
+_checked = itertools.count()  # number of loaders whose arguments were compared; the same on all ranks
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's rank, of world_size. detected: by the process group rather than given by the user."""
+    """The rank of this process. detected: taken from the process group, not given by the user."""
 
     rank: int = 0
     world_size: int = 1
     detected: bool = False
 
     def part(self, count: int) -> slice:
-        """This rank's part of the `count` seeds of a step, 1 or more.
+        """This rank's part of the `count` seeds of a step: 1 seed or more.
 
         The parts of two ranks differ by one seed at most. With fewer seeds than ranks, each rank has one
-        seed, and some seeds belong to several ranks: a rank without a seed would keep the others waiting.
+        seed, and some seeds are in several ranks: a rank without a seed would block the others.
         """
         begin = count * self.rank // self.world_size
         return slice(begin, max(begin + 1, count * (self.rank + 1) // self.world_size))
 
     def check_alike(self, made_with: Callable[[], Mapping[str, Any]]) -> None:
-        """Compare what a loader was made with, which must be plain values, over all ranks.
+        """Compare a loader's arguments, which must be plain values, over all ranks.
 
-        Only if the ranks were detected: then every rank must make the loader. Rank 0 waits for all others,
-        and each of them for rank 0, for as long as the process group's time-out. Raises ValueError if
-        arguments differ, RuntimeError if a rank makes no such loader in time.
+        Does nothing unless the ranks were detected. Rank 0 waits for all others, and each of them for rank 0,
+        up to the time-out of the process group. Raises ValueError if arguments differ, RuntimeError if a rank
+        makes no such loader in time.
         """
         store = dist.distributed_c10d._get_default_store() if self.detected else None
         if store is None or self.world_size == 1:
@@ -66,16 +66,16 @@ class Ranks:
 
 
 def find_ranks(rank: int | None, world_size: int | None) -> Ranks:
-    """The ranks as given, else those of torch.distributed's default process group, else one rank.
+    """The given rank, else the rank in torch.distributed's default process group, else rank 0 of 1.
 
-    Raises TypeError and ValueError for a rank without a world_size and for numbers that are no rank.
+    Raises ValueError for a rank without a world_size or out of range, TypeError for other types.
     """
     if (rank is None) != (world_size is None):
         raise ValueError(f"rank={rank}, world_size={world_size}: give both, or neither")
     if rank is not None and world_size is not None:
         for name, value in (("rank", rank), ("world_size", world_size)):
             if isinstance(value, bool) or not isinstance(value, int | np.integer):
-                raise TypeError(f"{name}={value!r}; it must be a whole number")
+                raise TypeError(f"{name}={value!r} must be a whole number")
         if not 0 <= rank < world_size:
             raise ValueError(f"rank={rank}, world_size={world_size}: rank must be 0 to world_size - 1")
         return Ranks(int(rank), int(world_size))
@@ -97,7 +97,7 @@ def find_ranks(rank: int | None, world_size: int | None) -> Ranks:
 def local_ranks() -> int:
     """Number of ranks on this machine, which share its memory.
 
-    That is LOCAL_WORLD_SIZE, which torchrun sets; without it, all ranks of the process group; else 1.
+    LOCAL_WORLD_SIZE (set by torchrun); without it the number of ranks of the process group; else 1.
     """
     given = os.environ.get("LOCAL_WORLD_SIZE", "")
     if given.isdecimal():
@@ -106,7 +106,7 @@ def local_ranks() -> int:
 
 
 class StepSeeds(NamedTuple):
-    """Positions, among a loader's seeds, of the seeds of one step. part: which of them are this rank's."""
+    """The seeds of one step, as positions among a loader's seeds. part: those of this rank."""
 
     of_all_ranks: np.ndarray
     part: slice
@@ -118,7 +118,7 @@ class StepSeeds(NamedTuple):
 
 @dataclass(frozen=True)
 class EpochSeeds:
-    """The seeds of an epoch by step. order: int64[seeds], their positions, of all ranks."""
+    """The seeds of an epoch by step. order: int64[seeds], positions, of all ranks."""
 
     order: np.ndarray
     batch_size: int
@@ -138,7 +138,7 @@ def _wait_for(rank: int, store: Any, key: str) -> str:
     """What that rank stores under that key."""
     try:
         store.wait([key], _PATIENCE)
-    except RuntimeError:  # of which kind depends on the store and on torch's version
+    except RuntimeError:  # the class depends on the store and on torch's version
         log.warning(
             "waiting for rank %d to make the same loader. If not every rank makes one, give rank=0, "
             "world_size=1: this rank then gets all seeds",

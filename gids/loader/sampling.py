@@ -1,7 +1,7 @@
 """EpochSampling: where an epoch's minibatches come from, and the rows that they read.
 
-Made by EpochLoader for each epoch; the feature stream asks it for one minibatch after the other. NodeLoader and
-EdgeLoader have a kind each. Knows nothing of caches.
+Made by EpochLoader for each epoch; the feature stream asks it for one minibatch after the other. NodeLoader
+and EdgeLoader have a kind each. Knows nothing of caches.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class SampleStream:
 class Epoch:
     """What the samplings of all loaders need to know. steps: those to sample. seed: of the random numbers.
 
-    tables: whose rows minibatches read. at_once: minibatches that one call may sample, asked before each call.
+    tables: whose rows minibatches read. at_once: minibatches that one call may sample, asked before each
+    call.
     """
 
     number: int

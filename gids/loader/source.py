@@ -1,6 +1,7 @@
 """gids.open: a dataset, its options and one memory budget for all loaders of it. The user's entry.
 
-Loaders take a Source where they take a dataset. It knows which FeatureLoaders there are, and not how they read.
+Loaders take a Source where they take a dataset. It knows which FeatureLoaders there are, and not how they
+read.
 """
 
 from __future__ import annotations
@@ -47,12 +48,16 @@ class Options:
     heat: str = "auto"
     engine: str = "auto"
     queue_depth: int = QUEUE_DEPTH
+    io_threads: int | None = None
     direct: bool = True
     check_crc: bool = False
     threads: int | None = None
     host_policy: Literal["lookahead", "static"] = "lookahead"
     wait: Literal["stream", "warp"] = "stream"
+    transfer: Literal["kernel", "copy"] = "kernel"
     staging: int = 256 << 20
+    rounds: int = 4
+    pairs: int = 1
 
     def __post_init__(self) -> None:
         if self.planned is not None and not 1 <= self.planned <= MAX_PLANNED:
@@ -70,6 +75,15 @@ class Options:
         if self.heat not in ("auto", "none", *HEAT_ROLES):
             known = ", ".join(map(repr, HEAT_ROLES))
             raise ValueError(f"no heat {self.heat!r} (there are 'auto', {known}, 'none')")
+        if self.transfer not in ("kernel", "copy"):
+            raise ValueError(f"no transfer {self.transfer!r} (there are 'kernel', 'copy')")
+        if self.io_threads is not None and not 1 <= self.io_threads <= _core.IO_THREADS_MAX:
+            raise ValueError(f"io_threads must be 1 to {_core.IO_THREADS_MAX} (got {self.io_threads})")
+        if not 1 <= self.pairs <= _core.QUEUE_PAIRS_MAX:
+            raise ValueError(f"pairs must be 1 to {_core.QUEUE_PAIRS_MAX} (got {self.pairs})")
+        most_rounds = _core.QUEUE_DOORBELLS * self.pairs
+        if not 1 <= self.rounds <= most_rounds:
+            raise ValueError(f"rounds must be 1 to {most_rounds} with pairs={self.pairs} (got {self.rounds})")
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads={self.threads}; at least one thread copies rows")
 
@@ -135,7 +149,7 @@ class Source:
             return found
 
     def close(self) -> None:
-        """End the open epochs, free the caches, and close the datasets that gids.open() opened. Idempotent."""
+        """End the open epochs, free the caches, close the datasets that gids.open() opened. Idempotent."""
         self.lender.close()
         self._opened.close()
 
@@ -165,49 +179,64 @@ def open(
     heat: str = "auto",
     engine: str = "auto",
     queue_depth: int = QUEUE_DEPTH,
+    io_threads: int | None = None,
     direct: bool = True,
     check_crc: bool = False,
     threads: int | None = None,
     host_policy: Literal["lookahead", "static"] = "lookahead",
     wait: Literal["stream", "warp"] = "stream",
+    transfer: Literal["kernel", "copy"] = "kernel",
     staging: Size = "256MiB",
+    rounds: int = 4,
+    pairs: int = 1,
     allow_dirs: Sequence[str | os.PathLike[str]] = (),
 ) -> Source:
     """Open a dataset for loading, with the options and the memory that its loaders share.
 
     Args:
-        dataset: a path, an open FeatureStore, or a list of these that have the same nodes and edges. The first
-            one is the main one: it has the topology, labels, splits and heat.
+        dataset: a path, an open FeatureStore, or a list of these that have the same nodes and edges. The
+            first one is the main one: it has the topology, labels, splits and heat.
         memory: host memory for all loaders of this source: cache lines, outputs, bounce pool, window, page
-            tables. In bytes, or text such as ``"16GB"`` or ``"512MiB"``. Default: half of the memory available,
-            divided by the number of ranks on this machine (LOCAL_WORLD_SIZE). It must hold at least the page
-            tables, the bounce pool and the features of two minibatches. With ``device="cuda"`` it holds the
-            staging memory and a tier of pinned lines under the device's cache (default: no tier).
+            tables. In bytes, or text such as ``"16GB"`` or ``"512MiB"``. Default: half of the memory
+            available, divided by the number of ranks on this machine (LOCAL_WORLD_SIZE). It must hold at
+            least the page tables, the bounce pool and the features of two minibatches. With ``device="cuda"``
+            it holds the staging memory and a tier of pinned lines under the device's cache (default: no
+            tier).
         device_memory: GPU memory of loaders with ``device="cuda"``. Default: half of what is free there.
         cache: limit of the memory for cache lines (on CUDA: for those on the device). 0: no cache.
         window: minibatches sampled ahead, 0 to 23 (default 16). The window is shorter where its memory is
             better spent on cache lines: ``stats()["window"]`` reports it.
         planned: minibatches that are being read, 1 to 8. Default: starts with 2 and, between epochs, becomes
-            the smallest number whose missing pages cover twice the queue depth. window + planned is at most 24.
-        policy: ``"lookahead"`` (default), ``"window-pin"``, ``"random"``, ``"lru"`` (not on CUDA), ``"static"``.
+            the smallest number whose missing pages cover twice the queue depth. window + planned is at most
+            24.
+        policy: ``"lookahead"`` (default), ``"window-pin"``, ``"random"``, ``"lru"`` (not on CUDA),
+            ``"static"``.
         heat: the stored heat of nodes that the policy falls back on: ``"out-degree"`` (stored by conversion),
             ``"reverse-pagerank"`` or ``"sampled"`` (stored by ``gids heat``), or ``"none"``. ``"auto"``
-            (default) takes, for each table, the first that is stored of reverse-pagerank, sampled, out-degree.
-            Only tables of the main dataset's nodes have heat.
+            (default) takes, for each table, the first that is stored of reverse-pagerank, sampled,
+            out-degree. Only tables of the main dataset's nodes have heat.
         engine: ``"auto"`` (default), ``"uring"``, ``"threads"`` or ``"mmap"``.
         queue_depth: requests in flight at the device (default 256).
+        io_threads: threads of the engine, 1 to 1024. Default: with io_uring, one ring per SSD (a ring gives
+            300,000 to 500,000 reads/s); with ``"threads"``, one per request of queue_depth; with ``"mmap"``,
+            one per core.
         direct: read past the page cache with O_DIRECT (default True).
         check_crc: compare every page that is read with its checksum (default False).
         threads: threads that copy rows and sample. Default: torch's number.
         host_policy: on CUDA, how lines in host memory are chosen: ``"lookahead"`` (default) replaces them as
             the lines on the device; ``"static"`` keeps the hottest pages that are not on the device.
-        wait: on CUDA, how kernels wait for pages: ``"stream"`` (default; the stream waits, no kernel spins) or
-            ``"warp"`` (warps poll, as in BaM).
+        wait: on CUDA, how kernels wait for pages: ``"stream"`` (default; the stream waits, no kernel spins)
+            or ``"warp"`` (warps poll, as in BaM).
+        transfer: on CUDA with wait="stream", what copies pages from staging memory: ``"kernel"`` (default; a
+            few blocks of a kernel) or ``"copy"`` (a copy engine; takes staging / rounds of device memory).
         staging: on CUDA, pinned host memory through which pages travel (default ``"256MiB"``).
+        rounds: on CUDA, rounds of reads that are posted at the same time, 1 to 64 per pair (default 4). A
+            round holds staging / rounds bytes of pages of one table; there are at least two per table.
+        pairs: on CUDA, queue pairs, 1 to 1024 (default 1). Rounds go to the pairs in turn.
         allow_dirs: directories outside the dataset that may hold its shards.
 
-    Raises FileNotFoundError and FormatError for a dataset that cannot be opened, ValueError for a number out of
-    its range, TypeError for an argument that does not exist.
+    Raises FileNotFoundError and FormatError for a dataset that cannot be opened, ValueError for a number out
+    of its range, TypeError for an argument that does not exist.
     """
     given = [dataset] if isinstance(dataset, FeatureStore | str | os.PathLike) else list(dataset)
     if not given:
@@ -222,12 +251,16 @@ def open(
         heat=heat,
         engine=engine,
         queue_depth=queue_depth,
+        io_threads=io_threads,
         direct=direct,
         check_crc=check_crc,
         threads=threads,
         host_policy=host_policy,
         wait=wait,
+        transfer=transfer,
         staging=_bytes("staging", staging) or 0,
+        rounds=rounds,
+        pairs=pairs,
     )
     with ExitStack() as opening:
         stores = [

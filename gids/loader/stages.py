@@ -1,4 +1,4 @@
-"""What a loader is doing, told to profilers and, once an epoch, to the log. Called by FeatureLoader."""
+"""Stages of a loader, for profilers, and a summary of each epoch for the log. Called by FeatureLoader."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Stage = Callable[[str], AbstractContextManager[object]]
 
 
 def stage(name: str) -> AbstractContextManager[object]:
-    """A range gids.NAME in torch.profiler, and where it is told to emit NVTX, in Nsight Systems."""
+    """A range gids.NAME in torch.profiler; also in Nsight Systems under torch.autograd.profiler.emit_nvtx."""
     return record_function(f"gids.{name}")
 
 
 def nvtx_stage(name: str) -> AbstractContextManager[object]:
-    """The same range, and always one in Nsight Systems, which needs a CUDA build of torch."""
+    """The same range, always also in Nsight Systems. Needs a CUDA build of torch."""
     both = ExitStack()
     both.enter_context(stage(name))
     both.enter_context(torch.cuda.nvtx.range(f"gids.{name}"))
@@ -26,12 +26,12 @@ def nvtx_stage(name: str) -> AbstractContextManager[object]:
 
 
 def stage_for(device: torch.device) -> Stage:
-    """What tells profilers of a loader on this device."""
+    """The function that marks stages of a loader on this device."""
     return nvtx_stage if device.type == "cuda" and torch.version.cuda is not None else stage
 
 
 def epoch_summary(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float) -> str | None:
-    """One line about the time between two results of FeatureLoader.stats(); None when nothing happened."""
+    """One line about the time between two FeatureLoader.stats(); None without minibatches."""
 
     def steps(stats: Mapping[str, Any]) -> int:
         return max((t["steps"] for t in stats["tables"].values()), default=0)

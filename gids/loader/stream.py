@@ -1,12 +1,11 @@
-"""The stream: minibatches go in sampled and come out with their features.
+"""The stream: takes sampled minibatches and returns them with their features.
 
-Called by FeatureLoader.attach. It decides when each step enters, is planned, gathered and retired; it knows
+Called by FeatureLoader.attach. It decides when each step enters, is planned, gathered and retired. It knows
 nothing of pages, files or frameworks.
 
-The logical order is fixed, so that a run can be replayed exactly: before minibatch t is planned, minibatch
-t - D is retired and t + W has entered (W the window, D the planned minibatches). Only the first W steps
-differ: the first minibatch is handed out after one is sampled, and each step then enters two until the
-window is full.
+The order is fixed, so that a run can be replayed exactly: before minibatch t is planned, minibatch t - D is
+retired and t + W has entered (W: the window, D: the planned minibatches). Only the first W steps differ: the
+first minibatch is handed out when one is sampled; then each step enters two until the window is full.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ log = logging.getLogger("gids")
 
 
 class Cache(Protocol):
-    """What a stream needs of a cache: gids.cache.FeatureCache, or its twin on a CUDA device."""
+    """The methods of a cache that a stream calls: gids.cache.FeatureCache, or the one on a CUDA device."""
 
     next_step: int
 
@@ -56,8 +55,8 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
 
     cache_for: called with every minibatch, its ids, and whether it is the first: they tell how large
     minibatches are. It returns the same cache each time.
-    window_batches, planned_batches: asked for again and again; the first minibatch may change them.
-    on_close: called once, when no step of this stream is live any more. stage: tells profilers of a stage.
+    window_batches, planned_batches: called before each step; the first minibatch may change them.
+    on_close: called once, when no step of this stream is live. stage: marks a stage for profilers.
     observers: called at each event.
     """
 
@@ -116,13 +115,13 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
         return minibatch, features
 
     def limit_window(self, batches: int, reason: str) -> None:
-        """Hold at most so many sampled minibatches ahead from now on; says so once, with the reason."""
+        """Limit the window from now on. Logs the reason once."""
         if batches < self._window:
             log.warning("window lowered from %d to %d minibatches: %s", self._window, max(0, batches), reason)
             self._most_window = max(0, batches)
 
     def close(self) -> None:
-        """Let reads finish, take every mark back, forget what was sampled ahead. Idempotent."""
+        """Let reads finish, remove every mark, drop what was sampled ahead. Idempotent."""
         self._closed = True
         self._held.clear()
         self._finalizer()

@@ -13,7 +13,8 @@ from gids.store import FeatureStore, Table
 from gids.store.names import describe_type
 
 Tables = Sequence[str | Table] | Mapping[str, str | Table]
-"""Names of tables of the loader's stores, or tables of any store; or a mapping from feature names to these."""
+"""Names of tables of the loader's stores, or tables of any store; or a mapping from feature names to these.
+"""
 
 
 def chosen_tables(stores: FeatureStore | Sequence[FeatureStore], tables: Tables) -> dict[str, Table]:
@@ -24,7 +25,7 @@ def chosen_tables(stores: FeatureStore | Sequence[FeatureStore], tables: Tables)
     if isinstance(stores, FeatureStore):
         stores = [stores]
     if isinstance(tables, str):
-        raise TypeError(f"tables={tables!r}; give a list, [{tables!r}]")
+        raise TypeError(f"tables={tables!r}: give a list, [{tables!r}]")
     found: dict[str, Table] = {}
     if isinstance(tables, Mapping):
         for name, given in tables.items():
@@ -33,22 +34,22 @@ def chosen_tables(stores: FeatureStore | Sequence[FeatureStore], tables: Tables)
     for table in (_table(stores, given) for given in tables):
         other = found.setdefault(table.name, table)
         if other.shard_paths != table.shard_paths:
-            raise ValueError(
-                f"two tables are called {table.name!r}: name their features, tables={{'a': …, 'b': …}}"
-            )
+            raise ValueError(f"two tables are called {table.name!r}: give names, tables={{'a': …, 'b': …}}")
     return found
 
 
 def check_table_fits(table: Table, topology: Topology, dataset: str) -> None:
-    """Raise ValueError for a table that is not of nodes or edges of this topology, of the dataset's name."""
+    """Raise ValueError for a table of other nodes or edges than this topology. dataset: its name."""
     if table.kind == "edge":
         if table.type not in topology.relations:
-            raise ValueError(f"{table.name}: the dataset has no topology of that relation")
+            raise ValueError(f"{table.name}: the dataset has no topology of this relation")
         count = topology.graphs[topology.relations.index(table.type)].num_edges
     else:
         if table.type not in topology.node_types:
             known = ", ".join(map(repr, topology.node_types))
-            raise ValueError(f"{table.name}: no relation leads to or from {table.type!r} (there are {known})")
+            raise ValueError(
+                f"{table.name}: no relation has nodes of type {table.type!r} (there are {known})"
+            )
         count = topology.node_counts[topology.node_types.index(table.type)]
     if table.row_count != count:
         raise ValueError(
@@ -68,7 +69,7 @@ def _table(stores: Sequence[FeatureStore], given: str | Table) -> Table:
     if isinstance(given, Table):
         return given
     if not isinstance(given, str):
-        raise TypeError(f"tables has a {type(given).__name__}; give names of tables, or Tables of any store")
+        raise TypeError(f"tables has a {type(given).__name__}: give names of tables, or Tables of any store")
     for store in stores[1:] if given not in stores[0].tables else ():
         if given in store.tables:
             return store.tables[given]

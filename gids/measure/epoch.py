@@ -45,10 +45,9 @@ from gids.store import FeatureStore, Table
 from gids.trace.timeline import Timeline
 
 TRIAL_BATCHES, TRIAL_S = 8, 5.0  # trial training: steps per process, time limit
-MARGIN, MARGIN_BYTES = (
-    0.25,
-    16 << 20,
-)  # more than measured: later minibatches are larger, memory gets fragmented
+# More than measured: later minibatches are larger, and memory gets fragmented.
+MARGIN, MARGIN_BYTES = 0.25, 16 << 20
+LEARNING_RATE = 0.01
 
 
 def run_epochs(config: EpochConfig) -> EpochResult:
@@ -66,7 +65,7 @@ def run_epochs(config: EpochConfig) -> EpochResult:
     classes = int(graph.ndata["label"].max()) + 1
     model = GraphSage(table.shape[0], config.hidden, classes, len(config.fanouts))
     train_ids = splits["train"][: config.batches * config.batch_size]
-    batches = config.epochs * -(-len(train_ids) // config.batch_size)
+    batches = -(-len(train_ids) // config.batch_size)
     kept = KeptRows(batches, table)
     headroom = _headroom(model, graph, train_ids, config, table)
     cached_before = max(map(cached_share, _feature_files(config, store)))
@@ -103,34 +102,27 @@ def _train(
     model: nn.Module, graph: Any, ids: Tensor, config: EpochConfig, store: FeatureStore, kept: KeptRows
 ) -> dict[str, Any]:
     """The measured part: from opening the features to the last step. Returns fields of EpochResult."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
+    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
     timeline = Timeline() if config.timeline else Timeline(most_events=0)
     waits = Waits(timeline, config.feature_key)
     training_s = 0.0
     accuracies: list[float] = []
-    rows, stopped = 0, False
-    total = config.epochs * -(-len(ids) // config.batch_size)
+    rows = 0
+    total = -(-len(ids) // config.batch_size)
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     read_before, cpu_before, begun = device_bytes_read(), cpu_seconds(), time.perf_counter()
-    with (
-        _open_loader(graph, ids, config, store, waits) as loader,
-        _followed(loader, timeline, config),
-    ):
-        for _ in range(config.epochs):
-            if stopped:
+    with _open_loader(graph, ids, config, store, waits, timeline) as loader:
+        for input_nodes, x, labels, blocks in waits.of_next(loader):
+            step_begun = time.perf_counter_ns()
+            accuracies.append(_train_step(model, optimizer, blocks, x, labels))
+            step_end = time.perf_counter_ns()
+            training_s += (step_end - step_begun) * 1e-9
+            timeline.add("training", step_begun, step_end)
+            rows += len(input_nodes)
+            kept.add(input_nodes, x)
+            report_progress(len(accuracies) / total)
+            if 0 < config.most_seconds < time.perf_counter() - begun:
                 break
-            for input_nodes, x, labels, blocks in waits.of_next(loader):
-                step_begun = time.perf_counter_ns()
-                accuracies.append(_train_step(model, optimizer, blocks, x, labels))
-                step_end = time.perf_counter_ns()
-                training_s += (step_end - step_begun) * 1e-9
-                timeline.add("training", step_begun, step_end)
-                rows += len(input_nodes)
-                kept.add(input_nodes, x)
-                report_progress(len(accuracies) / total)
-                stopped = 0 < config.most_seconds < time.perf_counter() - begun
-                if stopped:
-                    break
         seconds = time.perf_counter() - begun
         gc.collect()  # ends the workers, so that their CPU time counts
         stats = _stats(loader)
@@ -197,30 +189,21 @@ def _sampler(config: EpochConfig) -> Any:
 
 @contextmanager
 def _open_loader(
-    graph: Any, ids: Tensor, config: EpochConfig, store: FeatureStore, waits: Waits
+    graph: Any, ids: Tensor, config: EpochConfig, store: FeatureStore, waits: Waits, timeline: Timeline
 ) -> Iterator[Any]:
+    """Open the loader; with config.timeline, follow it and write the file at the end, also after an error."""
     loader = _make_loader(graph, ids, config, store, waits)
-    try:
-        yield loader
-    finally:
-        if config.side == "gids":
-            loader.close()
-        del loader
-        gc.collect()  # frees the memory for the next loader
-
-
-@contextmanager
-def _followed(loader: Any, timeline: Timeline, config: EpochConfig) -> Iterator[None]:
-    """Add gids' stages to the timeline, and write it when the block ends, also after an error."""
-    if not config.timeline:
-        yield
-        return
     features = getattr(loader, "feature_loader", None)
     try:
-        with timeline.follow(features) if features else nullcontext():
-            yield
+        with timeline.follow(features) if config.timeline and features else nullcontext():
+            yield loader
     finally:
-        timeline.write(config.timeline)
+        if config.timeline:
+            timeline.write(config.timeline)
+        if config.side == "gids":
+            loader.close()
+        del loader, features
+        gc.collect()  # frees the memory for the next loader
 
 
 def _make_loader(graph: Any, ids: Tensor, config: EpochConfig, store: FeatureStore, waits: Waits) -> Any:

@@ -115,7 +115,7 @@ def _failure(
     else:
         cause = f"signal {-status}" if status < 0 else f"exit status {status}"
         reason = f"failed ({cause})" + (f": {words[-1]}" if words else "")
-    return FreshProcessError("\n".join([f"{module} {reason.partition(': ')[0]}", *words]), reason)
+    return FreshProcessError("\n".join([f"{module} {reason}", *words]), reason)
 
 
 def _converse(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -86,23 +85,6 @@ def versions() -> dict[str, str]:
     """The versions of Python and of the installed packages."""
     installed = {name: found for name in PACKAGES if (found := package_version(name))}
     return {"python": platform.python_version(), **installed}
-
-
-def commit() -> dict[str, Any] | None:
-    """The commit of the checkout that gids runs from, and whether files differ from it; None if installed."""
-
-    def git(*arguments: str) -> str | None:
-        try:
-            command = ["git", "-C", str(Path(__file__).resolve().parent), *arguments]
-            done = subprocess.run(command, capture_output=True, text=True)
-        except OSError:
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    if git("ls-files", "--error-unmatch", __file__) is None:  # installed below another project's checkout
-        return None
-    found = git("rev-parse", "HEAD")
-    return None if found is None else {"hash": found, "modified": bool(git("status", "--porcelain"))}
 
 
 def _fields(path: Path) -> dict[str, str]:

@@ -31,7 +31,7 @@ class EpochConfig:
     """The configuration of one side. It is sent as JSON, so it has plain values only.
 
     side: "gids" or "stock". source: the directory of .npy files. dataset: the same data, converted by gids.
-    batches: minibatches per epoch. val_nodes: nodes of the validation split to validate on, with full
+    batches: minibatches to train on. val_nodes: nodes of the validation split to validate on, with full
     neighbourhoods, read from the dataset on both sides. memory_bytes: memory for features, page cache
     included; 0: no limit. headroom_bytes: memory for everything else from the opening of the features on,
     besides what is in use then; 0: as much as a trial training needs. spare_bytes: added to the headroom.
@@ -52,7 +52,6 @@ class EpochConfig:
     hidden: int
     batches: int
     val_nodes: int = 0
-    epochs: int = 1
     workers: int = 0
     threads: int = 0
     seed: int = 0
@@ -63,7 +62,6 @@ class EpochConfig:
     window: int = 16
     random_access: bool = True
     most_seconds: float = 0
-    learning_rate: float = 0.01
     timeline: str = ""
     allow_dirs: tuple[str, ...] = ()
     shards: tuple[str, ...] = ()

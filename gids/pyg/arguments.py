@@ -1,4 +1,4 @@
-"""Arguments of PyG's loader and sampler that have one value here. Called by gids.pyg's."""
+"""Arguments of PyG's loader and sampler of which gids supports one value. Called by gids.pyg's classes."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _ONLY: dict[str, tuple[object, str]] = {
     "neighbor_sampler": (None, "use PyG's own NodeLoader with that sampler"),
     "transform_sampler_output": (None, "give transform=, which is called with each Data"),
     "custom_cls": (None, "give transform=, which is called with each Data"),
-    "input_id": (None, "look up batch.input_id, places among input_nodes, in it"),
+    "input_id": (None, "index it with batch.input_id, positions among input_nodes"),
     "sampler": (None, "give the seeds as input_nodes, in any order"),
     "batch_sampler": (None, "give the seeds as input_nodes, and batch_size"),
     "generator": (None, "give seed=, a number"),
     "collate_fn": (None, _PLAIN),
 }
-"""The one value, and what to do for others."""
+"""The supported value, and what to do instead of others."""
 
 
 def refuse_other_values(given: dict[str, Any]) -> None:
-    """Take PyG's arguments of one value out of a call's further arguments. ValueError for any other value."""
+    """Remove PyG's arguments from the further arguments of a call. ValueError for unsupported values."""
     for name in [name for name in given if name in _ONLY]:
         value = given.pop(name)
         supported, cure = _ONLY[name]
         plain = getattr(value, "value", value)  # of an Enum
         if plain is not supported and not (isinstance(plain, str) and plain == supported):
-            told = f"={plain!r}" if isinstance(plain, str | bool | int | float) else ""
-            raise ValueError(f"{name}{told} is not supported, only {supported!r}: {cure}")
+            shown = f"={plain!r}" if isinstance(plain, str | bool | int | float) else ""
+            raise ValueError(f"{name}{shown} is not supported, only {supported!r}: {cure}")

@@ -15,15 +15,15 @@ from gids.store.names import Relation, describe_type
 _OWN = frozenset(
     ("edge_index", "n_id", "e_id", "num_sampled_nodes", "num_sampled_edges", "input_id", "batch_size")
 )
-"""What minibatches have beside features and labels."""
+"""Attributes of minibatches besides features and labels."""
 
 
 class MinibatchData:
-    """Attributes and their names as torch_geometric.loader.NodeLoader.filter_fn gives them.
+    """Makes Data with the attributes of torch_geometric.loader.NodeLoader.filter_fn.
 
-    attributes: by table, whose type's attribute it is, and the attribute's name. input_type: that of the
-    seeds, which makes HeteroData; None makes Data. labelled: the node types that have labels. Raises
-    ValueError when two are called alike, or one as what every minibatch has.
+    attributes: type and attribute name of each table. input_type: node type of the seeds, for HeteroData;
+    None makes Data. labelled: node types with labels. Raises ValueError if two attributes have one name, or
+    one has the name of an attribute that every minibatch has.
     """
 
     def __init__(
@@ -37,19 +37,19 @@ class MinibatchData:
         for type_, name in given:
             if given.count((type_, name)) > 1:
                 raise ValueError(
-                    f"two tables would be {name!r} of {describe_type(type_)}: name them, "
+                    f"two tables would be {name!r} of {describe_type(type_)}: give names, "
                     "tables={'a': …, 'b': …}"
                 )
             if name in _OWN or (name == LABEL and type_ in labelled):
                 raise ValueError(
                     f"a table would be {name!r} of {describe_type(type_)}, which minibatches have already: "
-                    "name it otherwise, tables={'a': …}"
+                    "give another name, tables={'a': …}"
                 )
         self._attributes = attributes
         self._input_type = input_type
 
     def of(self, minibatch: Minibatch, input_id: torch.Tensor) -> Data | HeteroData:
-        """All of it but input_id is on the minibatch's device."""
+        """The minibatch as Data. Everything but input_id is on the minibatch's device."""
         assert isinstance(minibatch, HopMinibatch)
         return (
             self._homogeneous(minibatch, input_id)

@@ -1,6 +1,6 @@
-"""NeighborLoader: PyG's minibatches from a store, whose features are read ahead through a cache.
+"""NeighborLoader: PyG's minibatches from a dataset on disk, with features read ahead through a cache.
 
-The user's entry. It composes NodeLoader and HopSampler, and names things as PyG does.
+Users make it. It composes NodeLoader and HopSampler, with PyG's names.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NOTHING_TO_DO = {
     "filter_per_worker",
     "is_sorted",
 }
-"""Arguments of PyG's loader about workers and about arrays in memory: minibatches are the same without."""
+"""Arguments of PyG's loader about workers and arrays in memory. They do not change minibatches."""
 
 
 class NeighborLoader:
@@ -51,38 +51,38 @@ class NeighborLoader:
     Args:
         data: gids.open(...), or for default options the dataset's path, a gids.FeatureStore, or
             (gids.pyg.FeatureStore, gids.pyg.GraphStore).
-        num_neighbors: for each hop, the seeds' first, how many neighbours every newly found node draws, -1
-            for all; or a dictionary of such lists by edge type.
-        replace: draw with replacement, so many neighbours of every node that has any.
-        weight_attr: the name, in PyG, of a table of edges with one number for each, in proportion to which
-            neighbours are drawn; it is held in memory (4 bytes per edge), and copied beside the topology for
-            a GPU. Relations without such a table are drawn from uniformly.
-        input_nodes: the seeds: int64[n], or bool[num_nodes], or None for all nodes, or (of a dataset with
-            several types) a node type, or (node type, one of those).
-        batch_size, shuffle, drop_last: as there; batch_size on each rank.
+        num_neighbors: number of neighbours to draw in each hop, -1 for all; or a dictionary of these lists by
+            edge type. As in PyG, the first number applies to the seeds.
+        replace: draw with replacement.
+        weight_attr: PyG's name of a table of edges with one number per edge. Neighbours are drawn in
+            proportion to it. It is in memory (4 bytes per edge), and on a GPU next to the topology. Relations
+            without such a table are drawn uniformly.
+        input_nodes: the seeds: int64[n], bool[num_nodes] or None for all nodes; in a dataset with several
+            types a node type, or (node type, one of these).
+        batch_size, shuffle, drop_last: as in PyG; batch_size is per rank.
         transform: called with each Data.
-        tables: names of the tables to load, such as ``"paper.feat"``, and tables of other stores; None: all
-            of the store's nodes and edges that the topology has; empty: none. In a mapping, by the names of
-            the attributes to be.
-        labels: give ``y``, where the store has labels.
-        seed: of the order and of what is sampled; torch's generator has no part in them.
-        rank, world_size: as of gids.NodeLoader: where a process group is initialized, its ranks share the
-            seeds. Give every rank all of them.
-        device: ``"cpu"``, or ``"cuda"``: then sampling, cache and all that is handed out are there.
+        tables: names of the tables to load, such as ``"paper.feat"``, and tables of other stores; or a
+            mapping from attribute names to these. None: all tables of nodes and edges in the topology. Empty:
+            none.
+        labels: include ``y``, if the dataset has labels.
+        seed: random seed of the order and of the sampling; torch's generator is not used.
+        rank, world_size: as in gids.NodeLoader. In an initialized process group the ranks share the seeds:
+            give every rank all of them.
+        device: ``"cpu"`` or ``"cuda"``: where the sampling, the cache and the minibatches are.
         topology_on, dtype, minibatch_rows: as in gids.NodeLoader.
         pyg_arguments: ``num_workers`` and other arguments of PyG's loader about workers are accepted and have
             no effect: sampling uses native threads, and reading is asynchronous.
 
-    Of a minibatch: ``x`` (a table of another key than "feat": that name), ``edge_attr``, ``y``,
+    Attributes of a minibatch: ``x`` (tables with another key than "feat": that name), ``edge_attr``, ``y``,
     ``edge_index``, ``n_id``, ``e_id``, ``input_id``, ``batch_size``, ``num_sampled_nodes``,
-    ``num_sampled_edges``. Nodes and edges stand in the order of pyg-lib: seeds first, then hop by hop.
+    ``num_sampled_edges``. Nodes and edges are in the order of pyg-lib: seeds first, then hop by hop.
 
-    Each ``for`` is one epoch, ``epoch`` the number of the next; ``state_dict()`` and ``load_state_dict()``
-    resume in the middle of one, as of gids.NodeLoader.
+    Each ``for`` is one epoch; ``epoch`` is the number of the next. ``state_dict()`` and ``load_state_dict()``
+    resume an epoch, as in gids.NodeLoader.
 
-    Raises as gids.NodeLoader; ValueError for an argument of PyG's that is not supported (disjoint, times,
-    subgraph_type and others); KeyError, TypeError and ValueError for a weight_attr that names no weights.
-    While iterating: StorageError belongs to one minibatch.
+    Raises the errors of gids.NodeLoader; ValueError for an argument of PyG that is not supported (disjoint,
+    times, subgraph_type and others); KeyError, TypeError and ValueError if weight_attr is not a table of
+    weights. While iterating: StorageError concerns one minibatch.
     """
 
     def __init__(
@@ -172,26 +172,26 @@ class NeighborLoader:
         self._loader.epoch = number
 
     def __len__(self) -> int:
-        """Minibatches that each rank gets in an epoch."""
+        """Number of minibatches in an epoch, on each rank."""
         return len(self._loader)
 
     def __iter__(self) -> NeighborEpoch:
         return NeighborEpoch(iter(self._loader), self._input_ids, self._data, self.transform)
 
     def stats(self) -> dict[str, Any]:
-        """As of gids.NodeLoader."""
+        """As in gids.NodeLoader."""
         return self._loader.stats()
 
     def state_dict(self) -> dict[str, Any]:
-        """As of gids.NodeLoader."""
+        """As in gids.NodeLoader."""
         return self._loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As of gids.NodeLoader."""
+        """As in gids.NodeLoader."""
         self._loader.load_state_dict(state)
 
     def close(self) -> None:
-        """End the open epoch, release cache and topology. Idempotent."""
+        """End the open epochs, release cache and topology. Idempotent."""
         self._loader.close()
         self._opened.close()
 
@@ -203,7 +203,7 @@ class NeighborLoader:
 
 
 class NeighborEpoch(Iterator[Any]):
-    """One epoch of a NeighborLoader. After a StorageError the next minibatch can be asked for."""
+    """One epoch of a NeighborLoader. After a StorageError it continues with the next minibatch."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""NeighborSampler: gids' sampling as PyG's BaseSampler, for PyG's own loaders. The user's entry."""
+"""NeighborSampler: gids' sampling as PyG's BaseSampler, for PyG's own loaders. Users make it."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from gids.store.names import RELATION, Relation, describe_type
 class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
     """Neighbour sampling for PyG's loaders, without pyg-lib and torch-sparse.
 
-    data: what the loader is given: Data or HeteroData in memory, or (gids.pyg.FeatureStore,
-    gids.pyg.GraphStore); a dataset's path or a gids.FeatureStore do as well. num_neighbors: as PyG's.
-    replace, weight_attr: as of gids.pyg.NeighborLoader; of Data in memory the attribute of its edges.
-    threads: that sample; None takes torch's number, which is 1 in a DataLoader's workers. is_sorted and
-    share_memory of PyG's sampler are accepted and have nothing to do: samples are the same without.
+    data: the data of the loader: Data or HeteroData in memory, or (gids.pyg.FeatureStore,
+    gids.pyg.GraphStore), or gids.open(...), a path or a gids.FeatureStore. num_neighbors: as in PyG. replace,
+    weight_attr: as in gids.pyg.NeighborLoader; for Data in memory the name of an attribute of its edges.
+    threads: number of sampling threads (default: torch's number, which is 1 in workers of a DataLoader).
+    is_sorted and share_memory of PyG's sampler are accepted and have no effect.
 
     ``torch_geometric.loader.NodeLoader(data, node_sampler=NeighborSampler(data, [10, 10]), …)``, or
-    ``LinkLoader`` with ``link_sampler=``. Random numbers come from torch's generator, one for each minibatch,
-    so that torch.manual_seed repeats a run and workers differ.
+    ``LinkLoader`` with ``link_sampler=``. Each minibatch takes one random number from torch's generator, so
+    torch.manual_seed repeats a run, and workers differ.
 
     Raises TypeError for other data and for an argument that PyG's sampler does not have, ValueError for
-    num_neighbors and for an argument of PyG's that is not supported (disjoint, times, subgraph_type and
-    others), KeyError and FormatError for a dataset without topology; while sampling IndexError for a seed
-    that is no node, ValueError for seeds that have times (input_time, edge_label_time).
+    num_neighbors and for an argument of PyG that is not supported (disjoint, times, subgraph_type and
+    others), KeyError and FormatError for a dataset without topology. While sampling: IndexError for a seed
+    out of range, ValueError for seeds with times (input_time, edge_label_time).
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""PyG's FeatureStore and GraphStore interfaces over a dataset, so that PyG's own loaders run on it.
+"""PyG's FeatureStore and GraphStore interfaces over a dataset, for PyG's own loaders. Users make them.
 
-The user's entry beside NeighborLoader. Reads rows where they are mapped: no cache, no lookahead.
+They read memory-mapped rows, without cache and lookahead. NeighborLoader is faster.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Type = str | tuple[str, str, str] | None
 class FeatureStore(PygFeatureStore):  # type: ignore[misc]  # PyG is not typed
     """The tables and labels of a dataset as PyG's FeatureStore. Read-only.
 
-    store: a gids.FeatureStore, or a path. Groups are node types and edge types; of a dataset with one of each
-    None stands for either, and is what is listed, as PyG wants it of homogeneous graphs. The attribute "feat"
-    is called "x", or "edge_attr" of edges, and labels are "y".
+    store: a gids.FeatureStore, or a path. Groups are node types and edge types; None in a dataset with one of
+    each, as in PyG's homogeneous graphs. The table "feat" is the attribute "x" of nodes or "edge_attr" of
+    edges, and labels are "y".
 
-    An index is a tensor of int64 or bool, a slice, an int, or None for all rows, which are then in memory.
-    Tensors are on the CPU, of the table's dtype. Works in workers. Raises KeyError for what the dataset does
-    not have, IndexError for a row that there is not.
+    An index is a tensor of int64 or bool, a slice, an int, or None, which reads all rows into memory. Tensors
+    are on the CPU, of the table's dtype. Works in workers. Raises KeyError for an attribute that the dataset
+    does not have, IndexError for a row out of range.
     """
 
     def __init__(self, store: gids_store.FeatureStore | str | os.PathLike[str]) -> None:
@@ -45,7 +45,7 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]  # PyG is not typed
     store: gids_store.FeatureStore
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
-        """Of a homogeneous dataset those of nodes alone, because PyG looks all of them up by node."""
+        """In a homogeneous dataset the attributes of nodes alone, because PyG reads all of them by node."""
         one = is_homogeneous(self.store)
         tables = [t for t in self.store.tables.values() if t.kind == "node" or not one]
         attrs = [(t.type, attribute_of(self.store, t)) for t in tables]
@@ -98,9 +98,9 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]  # PyG is not typed
 class GraphStore(PygGraphStore):  # type: ignore[misc]  # PyG is not typed
     """The topology of a dataset as PyG's GraphStore. Read-only; int64, mapped from the files where they are.
 
-    store: a gids.FeatureStore, or a path. Edge types are the relations; of a dataset with one node type and
-    one relation it is None, as PyG wants it of homogeneous graphs. The layout is CSC; csr() and coo() make
-    the others in memory. Permutations are edge ids: rows of edge features.
+    store: a gids.FeatureStore, or a path. Edge types are the relations; None in a dataset with one node type
+    and one relation, as in PyG's homogeneous graphs. The layout is CSC; csr() and coo() make the others in
+    memory. Permutations are edge ids: rows of edge features.
     """
 
     def __init__(self, store: gids_store.FeatureStore | str | os.PathLike[str]) -> None:
@@ -137,7 +137,7 @@ class GraphStore(PygGraphStore):  # type: ignore[misc]  # PyG is not typed
     def _graph(self, attr: EdgeAttr) -> gids_store.Graph:
         relation = attr.edge_type
         if relation is None and not is_homogeneous(self.store):
-            raise MissingError(f"{self.store.name} has {len(self.store.relations)} edge types: say which")
+            raise MissingError(f"{self.store.name} has {len(self.store.relations)} edge types: give one")
         return self.store.graph(None if relation is None else tuple(relation))
 
     def _put_edge_index(self, edge_index: object, edge_attr: EdgeAttr) -> NoReturn:
@@ -163,7 +163,7 @@ def store_of(data: object) -> gids_store.FeatureStore:
     if isinstance(data, Source):
         return data.store
     raise TypeError(
-        f"data is {type(data).__name__}; give gids.open(...), a path, a gids.FeatureStore, or "
+        f"data is {type(data).__name__}: give gids.open(...), a path, a gids.FeatureStore, or "
         "(gids.pyg.FeatureStore, gids.pyg.GraphStore). For Data in memory there is "
         "torch_geometric.loader.NodeLoader(data, node_sampler=gids.pyg.NeighborSampler(data, num_neighbors))"
     )
@@ -180,11 +180,13 @@ def _ids_of(index: Any, count: int) -> torch.Tensor | None:
     ids = torch.as_tensor(index).cpu()
     if ids.dtype == torch.bool:
         if ids.shape != (count,):
-            raise IndexError(f"the mask has shape {list(ids.shape)}, and there are {count} rows")
+            raise IndexError(
+                f"the mask has shape {list(ids.shape)}; it must be [{count}], the number of rows"
+            )
         return ids.nonzero().view(-1)
     ids = ids.to(torch.int64)
     if len(ids) and not (ids.min() >= 0 and ids.max() < count):
-        raise IndexError(f"rows {ids.min()} to {ids.max()} are out of range: there are {count}")
+        raise IndexError(f"rows {ids.min()} to {ids.max()} are out of range: there are {count} rows")
     return ids
 
 

@@ -20,8 +20,7 @@ import gids.dgl, dgl  # gids before dgl
 source = gids.open({path!r})  # memory="16GB", window=16, ...
 graph = gids.dgl.graph(source)
 sampler = dgl.dataloading.NeighborSampler({fanouts}, prefetch_node_feats=["feat"], prefetch_labels=["label"])
-ids = source.split("train")
-loader = gids.dgl.DataLoader(graph, ids, sampler, gids=source, batch_size={batch_size}, shuffle=True)
+loader = gids.dgl.DataLoader(graph, source.split("train"), sampler, gids=source, batch_size={batch_size})
 for input_nodes, output_nodes, blocks in loader: ...  # blocks[0].srcdata["feat"], blocks[-1].dstdata["label"]
 """
 

@@ -186,9 +186,8 @@ class FeatureStore:
         entry = nodes.arrays.get(HEAT_ROLES.get(method, ""))
         if entry is None:
             stored = ", ".join(map(repr, self.heat_methods(nodes.type))) or "none"
-            cure = (
-                f": compute it with `gids heat {self.path} --method {method}`" if method in HEAT_ROLES else ""
-            )
+            computed = method in HEAT_ROLES and method != "out-degree"
+            cure = f": compute it with `gids heat {self.path} --method {method}`" if computed else ""
             raise MissingError(
                 f"no heat {method!r} of {nodes.type!r} nodes in {self.name} (has {stored}){cure}"
             )

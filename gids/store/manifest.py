@@ -223,21 +223,12 @@ def _nodes(value: object, where: str, version: int) -> NodesEntry:
     count = _integer(fields["count"], f"{where}.count", MAX_ROWS)
     arrays: dict[str, ArrayEntry] = {}
     for role, array in _roles(fields, where, ("label", *(f"{s}_idx" for s in SPLITS), *HEAT_ROLES.values())):
-        entry = _array(array, f"{where}.arrays.{role}")
-        arrays[role] = entry
+        entry = arrays[role] = _array(array, f"{where}.arrays.{role}")
         if role == "label":
             _check_version(entry.dtype, version, f"{where}.arrays.label")
-            _expect(
-                len(entry.shape) >= 1 and entry.shape[0] == count,
-                where,
-                f"one label for each of {count} nodes",
-                entry,
-            )
+            _expect(entry.shape[:1] == (count,), where, f"one label for each of {count} nodes", entry)
         elif role in HEAT_ROLES.values():
-            dtype = heat_dtype(role)
-            _expect(
-                entry.shape == (count,) and entry.dtype == dtype, where, f"{dtype}[{count}] in {role}", entry
-            )
+            _expect_array(entry, where, f"in {role}", (count,), heat_dtype(role))
         else:
             _expect(len(entry.shape) == 1 and entry.dtype == "int64", where, f"int64 ids in {role}", entry)
     return NodesEntry(check_name(fields["type"], f"{where}.type"), count, arrays)
@@ -263,26 +254,13 @@ def _relation(value: object, where: str, counts: Mapping[str, int]) -> RelationE
         return RelationEntry(type_, count, arrays)
     if "indptr" not in arrays or "indices" not in arrays:
         raise FormatError(f"{where} has only {', '.join(arrays)}; a graph needs indptr and indices")
-    indptr, indices = arrays["indptr"], arrays["indices"]
-    nodes = counts[type_[2]]
-    _expect(
-        indptr.shape == (nodes + 1,) and indptr.dtype == "int64", where, f"int64[{nodes + 1}] indptr", indptr
-    )
-    _expect(
-        indices.shape == (count,) and indices.dtype in ("int32", "int64"),
-        where,
-        f"int[{count}] indices",
-        indices,
-    )
-    if indices.dtype == "int32" and counts[type_[0]] > 1 << 31:
-        raise FormatError(f"{where}: int32 indices cannot name {counts[type_[0]]} source nodes")
-    ids = arrays.get("edge_ids")
-    if ids is not None:
-        _expect(
-            ids.shape == (count,) and ids.dtype in ("int32", "int64"), where, f"int[{count}] edge_ids", ids
-        )
-        if ids.dtype == "int32" and count > 1 << 31:
-            raise FormatError(f"{where}: int32 edge_ids cannot name {count} edges")
+    _expect_array(arrays["indptr"], where, "indptr", (counts[type_[2]] + 1,), "int64")
+    limits = {"indices": (counts[type_[0]], "source nodes"), "edge_ids": (count, "edges")}
+    for role, (limit, what) in limits.items():
+        if role in arrays:
+            _expect_array(arrays[role], where, role, (count,), "int32", "int64")
+            if arrays[role].dtype == "int32" and limit > 1 << 31:
+                raise FormatError(f"{where}: int32 {role} cannot name {limit} {what}")
     return RelationEntry(type_, count, arrays)
 
 
@@ -344,20 +322,9 @@ def _table(
         raise FormatError(
             f"{where} ({table.name}): rows of {layout.row_bytes} bytes in pages of {table.page_bytes}"
         )
-    sums = table.checksums
-    _expect(
-        sums.shape == (layout.page_count,) and sums.dtype == "uint32",
-        where,
-        f"uint32[{layout.page_count}] checksums",
-        sums,
-    )
+    _expect_array(table.checksums, where, "checksums", (layout.page_count,), "uint32")
     if table.order is not None:
-        _expect(
-            table.order.shape == (count,) and table.order.dtype == position_dtype(count),
-            where,
-            f"{position_dtype(count)}[{count}] positions",
-            table.order,
-        )
+        _expect_array(table.order, where, "positions", (count,), position_dtype(count))
     return table
 
 
@@ -380,10 +347,8 @@ def _scale(value: object, where: str) -> ScaleEntry:
 def _check_scale_fits(table: TableEntry, where: str) -> None:
     if table.dtype != "int8":
         raise FormatError(f"{where} ({table.name}) is {table.dtype} with a scale; only int8 has one")
-    columns = table.scale.columns if table.scale is not None else None
-    if columns is not None:
-        expected = f"float32{list(table.shape)}, a scale for each column"
-        _expect(columns.shape == table.shape and columns.dtype == "float32", where, expected, columns)
+    if table.scale is not None and table.scale.columns is not None:
+        _expect_array(table.scale.columns, where, "scales of columns", table.shape, "float32")
 
 
 def _array(value: object, where: str) -> ArrayEntry:
@@ -398,6 +363,11 @@ def _array(value: object, where: str) -> ArrayEntry:
 def _expect(holds: bool, where: str, expected: str, entry: ArrayEntry) -> None:
     if not holds:
         raise FormatError(f"{where}: {entry.path} is {entry.dtype}{list(entry.shape)}; expected {expected}")
+
+
+def _expect_array(entry: ArrayEntry, where: str, what: str, shape: tuple[int, ...], *dtypes: str) -> None:
+    dtype = dtypes[0] if len(dtypes) == 1 else "int"
+    _expect(entry.shape == shape and entry.dtype in dtypes, where, f"{dtype}{list(shape)} {what}", entry)
 
 
 def _fields(

@@ -104,4 +104,6 @@ def check_scales(scales: np.ndarray, where: str) -> None:
     """Raise FormatError if a scale in float32[n] is negative or not finite."""
     wrong = np.flatnonzero(~(np.isfinite(scales) & (scales >= 0)))
     if len(wrong):
-        raise FormatError(f"{where}: scale {wrong[0]} is {scales[wrong[0]]}; it must be finite, 0 or more")
+        raise FormatError(
+            f"{where}: scale[{wrong[0]}] is {scales[wrong[0]]}; it must be finite and 0 or more"
+        )

@@ -62,16 +62,14 @@ def replay(
     window: int,
     planned: int,
     heat: npt.NDArray[np.uint8] | None = None,
-    pinned: npt.NDArray[np.bool_] | None = None,
     seed: int = 0,
     warm: int = 0,
     check: Callable[[], None] = _ignore,
 ) -> Counts:
     """Replay a trace in a cache, in the loader's order: retire t - planned, enter t + window, plan t.
 
-    pinned: bool[page_count], pages that are always in memory, besides the lines: always hits. warm: number of
-    minibatches not counted. check: called for each minibatch; may raise. Raises ValueError for an unknown
-    policy, or if window + planned is too large.
+    warm: number of minibatches not counted. check: called for each minibatch; may raise. Raises ValueError
+    for an unknown policy, or if window + planned is too large.
     """
     if planned < 1 or window < 0 or window + planned > LIVE_BATCHES:
         raise ValueError(
@@ -90,19 +88,14 @@ def replay(
             evicted_before = planner.stats()["evictions"]
         if t >= planned:
             planner.retire(t - planned)
-        while entered < min(
-            batches, t + 1 + min(window, t)
-        ):  # at the start the loader's window fills gradually
+        # At the start the loader's window fills gradually.
+        while entered < min(batches, t + 1 + min(window, t)):
             pages = trace.pages(entered, table)
-            if pinned is not None:
-                kept = pages[~pinned[pages]]
-                counts[entered, :2] = len(pages) - len(kept)
-                pages = kept
             if planner.enter(entered, pages) != len(pages):
                 raise _repeated(trace, entered)
             entered += 1
         hits, loads, bypasses = planner.plan(t)
-        counts[t] += hits + loads + bypasses, hits, loads, bypasses
+        counts[t] = hits + loads + bypasses, hits, loads, bypasses
         if t >= warm and (t - warm) % every == 0:
             in_use.append(planner.lines_in_use())
     evictions = planner.stats()["evictions"] - evicted_before

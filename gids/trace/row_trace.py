@@ -13,7 +13,7 @@ from gids.trace.trace_file import Trace
 
 
 class RowTrace:
-    """An open trace of rows; a gids.convert.table_orders.ReadRows.
+    """An open trace of rows; its minibatches method is a gids.convert.table_orders.ReadRows.
 
     Raises FormatError if the file is not a trace, or a trace of pages; OSError.
     """

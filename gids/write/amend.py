@@ -42,6 +42,14 @@ def locked_directory(path: Path) -> Iterator[None]:
             os.close(fd)
 
 
+def is_open_at(fd: int, path: Path) -> bool:
+    """Whether a path still leads to this open file or directory."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
 def replace_manifest(root: Path, data: bytes) -> None:
     """Replace the manifest, durably. The caller holds only_writer. Raises OSError."""
     new = root / _NEW_MANIFEST

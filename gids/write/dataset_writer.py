@@ -10,10 +10,9 @@ import contextlib
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -39,10 +38,9 @@ from gids.store.names import SPLITS, Relation, describe_type, encode_path, table
 from gids.store.quantize import check_scale, stored_geometry
 from gids.store.rows import Rows, Values, as_rows, blocks
 from gids.write.array_file import ArrayFile
-from gids.write.column_scales import write_column_scales
 from gids.write.edges import EdgeSource, out_degrees
-from gids.write.graph_writer import EdgeOrder, GraphWriter
-from gids.write.narrow import NarrowedRows, Narrowing, QuantizedRows, Tally
+from gids.write.graph_writer import GraphWriter
+from gids.write.narrow import NarrowedRows, Narrowing, QuantizedRows, Tally, column_scales
 from gids.write.page_writer import PageWriter, open_sized
 from gids.write.publish import dataset_path
 from gids.write.row_order import InEdges, as_positions
@@ -198,9 +196,8 @@ class DatasetWriter:
             if order is not None:
                 entry = replace(entry, order=self._write_order(folder, name, rows.shape[0], order))
             if scale == "column":
-                entry = replace(
-                    entry, scale=ScaleEntry(scale, self._write_column_scales(folder, rows, entry))
-                )
+                columns = self._write_column_scales(folder, rows, entry)
+                entry = replace(entry, scale=ScaleEntry(scale, columns))
             crc = self._once(
                 item,
                 layout.page_count * layout.page_bytes,
@@ -209,33 +206,31 @@ class DatasetWriter:
         except FormatError as error:
             raise FormatError(f"table {name!r}: {error}") from None
         self._tables.append(replace(entry, checksums=replace(entry.checksums, crc32c=crc)))
-        return (
-            None
-            if narrowing is None
-            else (narrowing, self._tallies.get(item) or Tally(self._workplace.recall(item)))
-        )
+        if narrowing is None:
+            return None
+        return narrowing, self._tallies.get(item) or Tally(self._workplace.recall(item))
 
     def _write_column_scales(self, folder: str, rows: Rows, entry: TableEntry) -> ArrayEntry:
         row_bytes = entry.geometry.row_bytes
-        fields = write_column_scales(
+        path = f"tables/{folder}/scale.npy"
+        item = f"scales {path}"
+        scales = column_scales(
             self._workplace,
-            f"tables/{folder}/scale.npy",
+            item,
             rows,
             sync_bytes=self._sync_bytes,
             on_rows=lambda n: self._on_bytes(n * row_bytes),
         )
-        return _array_entry(fields)
+        size_bytes = rows.shape[0] * row_bytes
+        return self._write_array(item, path, "float32", entry.shape, scales, size_bytes=size_bytes)
 
     def _write_order(self, folder: str, name: str, row_count: int, order: RowOrder) -> ArrayEntry:
-        def write() -> Any:
+        def pieces() -> Iterator[np.ndarray]:
             positions = as_positions(order() if callable(order) else order, row_count, name)
-            path = f"tables/{folder}/order.npy"
-            with ArrayFile(self._root, path, position_dtype(row_count), positions.shape) as file:
-                for values in checked_order(as_rows(positions), _PIECE_BYTES):
-                    file.append(values)
-                return entry_json(file.finish())
+            yield from checked_order(as_rows(positions), _PIECE_BYTES)
 
-        return _array_entry(self._once(f"order {folder}", 0, write))
+        path = f"tables/{folder}/order.npy"
+        return self._write_array(f"order {folder}", path, position_dtype(row_count), (row_count,), pieces())
 
     def _scattered(self, item: str, rows: Rows, entry: TableEntry) -> ScatteredRows:
         """The rows in the table's order, after they are scattered to buckets."""
@@ -253,11 +248,8 @@ class DatasetWriter:
         return scattered
 
     def _shard_paths(self, folder: str) -> list[str]:
-        if not self._workplace.folders:
-            return [f"tables/{folder}/shard-{i:02d}.bin" for i in range(self._shard_count)]
-        return [
-            str(outside / folder / f"shard-{i:02d}.bin") for i, outside in enumerate(self._workplace.folders)
-        ]
+        parents = [str(outside) for outside in self._workplace.folders] or ["tables"] * self._shard_count
+        return [f"{parent}/{folder}/shard-{i:02d}.bin" for i, parent in enumerate(parents)]
 
     def _write_pages(
         self, item: str, rows: Rows, dtype: torch.dtype, entry: TableEntry, narrowing: Narrowing | None
@@ -306,9 +298,7 @@ class DatasetWriter:
 
     def _column_scales(self, entry: TableEntry) -> torch.Tensor | None:
         columns = entry.scale.columns if entry.scale is not None else None
-        if columns is None:
-            return None
-        return torch.from_numpy(load_scales(self._root / columns.path, columns))
+        return None if columns is None else torch.from_numpy(load_scales(self._root / columns.path, columns))
 
     def write_graph(
         self,
@@ -336,7 +326,7 @@ class DatasetWriter:
         def write(files: GraphWriter) -> dict[str, ArrayEntry]:
             return files.write_in_edges(indptr, indices, ids)
 
-        self._add_graph(relation, edge_count, index_dtype, write)
+        self._add_graph(relation, edge_count, index_dtype, write, keep_ids=ids is not None)
 
     def write_edges(
         self,
@@ -354,16 +344,20 @@ class DatasetWriter:
         sort_neighbors: sort the edges of one destination by source. dedup: remove duplicate edges; needs
         keep_ids=False and sorts neighbors.
         """
+        if dedup and keep_ids:
+            raise ValueError("dedup removes edges, so ids would have gaps: give keep_ids=False")
         self._declare(relation, edges.num_src, edges.num_dst)
-        order = EdgeOrder(keep_ids=keep_ids, sort_neighbors=sort_neighbors, dedup=dedup)
 
         def write(files: GraphWriter) -> dict[str, ArrayEntry]:
-            memory_bytes = self._memory_bytes // 2
             return files.write_sorted(
-                edges, self._workplace.scratch, memory_bytes, order, workers=self._workers
+                edges,
+                self.scratch,
+                self._memory_bytes // 2,
+                sort_neighbors=sort_neighbors,
+                workers=self._workers,
             )
 
-        self._add_graph(relation, edges.count, index_dtype, write, is_exact=not dedup)
+        self._add_graph(relation, edges.count, index_dtype, write, keep_ids=keep_ids, dedup=dedup)
 
     def _declare(self, relation: Relation, num_src: int | None, num_dst: int | None) -> None:
         for ntype, count in ((relation[0], num_src), (relation[2], num_dst)):
@@ -388,10 +382,10 @@ class DatasetWriter:
         index_dtype: str,
         write: Callable[[GraphWriter], dict[str, ArrayEntry]],
         *,
-        is_exact: bool = True,
+        keep_ids: bool,
+        dedup: bool = False,
     ) -> None:
-        """is_exact: edge_count is the exact number of edges, not an upper bound."""
-        if is_exact:
+        if not dedup:
             self._add_edges(relation, edge_count)
 
         def work() -> Any:
@@ -403,7 +397,9 @@ class DatasetWriter:
                     num_dst=self._counts[relation[2]],
                     edge_count=edge_count,
                     index_dtype=index_dtype,
+                    keep_ids=keep_ids,
                     on_bytes=self._on_bytes,
+                    dedup=dedup,
                 ) as files:
                     return entry_json(write(files))
             except FormatError as error:
@@ -420,11 +416,10 @@ class DatasetWriter:
             raise FormatError(f"labels of {ntype!r} are a single number; there must be one per node")
         self.add_nodes(ntype, labels.shape[0])
         is_class = len(labels.shape) == 1 and not labels.dtype.is_floating_point
-        dtype = (
-            "int64" if is_class else "float32" if labels.dtype == torch.bfloat16 else dtype_name(labels.dtype)
-        )
-        pieces = (block.to(_torch(dtype)).numpy() for _, block in blocks(labels, _PIECE_BYTES))
-        self._write_node_array(ntype, "label", dtype, labels.shape, pieces)
+        wide = torch.float32 if labels.dtype == torch.bfloat16 else labels.dtype
+        dtype = torch.int64 if is_class else wide
+        pieces = (block.to(dtype).numpy() for _, block in blocks(labels, _PIECE_BYTES))
+        self._write_node_array(ntype, "label", dtype_name(dtype), labels.shape, pieces)
 
     def write_split(self, ntype: str, split: str, ids: Values) -> None:
         """Write the node ids, int[n], of a split: "train", "val" or "test"."""
@@ -441,14 +436,29 @@ class DatasetWriter:
     def _write_node_array(
         self, ntype: str, role: str, dtype: str, shape: Sequence[int], pieces: Iterable[np.ndarray]
     ) -> None:
+        name = f"{encode_path(ntype)}.{role}"
+        entry = self._write_array(f"nodes {name}", f"nodes/{name}.npy", dtype, shape, pieces)
+        self._node_arrays.setdefault(ntype, {})[role] = entry
+
+    def _write_array(
+        self,
+        item: str,
+        path: str,
+        dtype: str,
+        shape: Sequence[int],
+        pieces: Iterable[np.ndarray],
+        *,
+        size_bytes: int = 0,
+    ) -> ArrayEntry:
+        """Write an array, unless it is written already. size_bytes: its progress in that case."""
+
         def write() -> Any:
-            with ArrayFile(self._root, f"nodes/{encode_path(ntype)}.{role}.npy", dtype, shape) as file:
+            with ArrayFile(self._root, path, dtype, shape) as file:
                 for values in pieces:
                     file.append(values)
                 return entry_json(file.finish())
 
-        found = self._once(f"nodes {encode_path(ntype)}.{role}", 0, write)
-        self._node_arrays.setdefault(ntype, {})[role] = _array_entry(found)
+        return _array_entry(self._once(item, size_bytes, write))
 
     def in_edges(self, ntype: str) -> list[InEdges]:
         """The memory-mapped graphs written so far between nodes of this type."""
@@ -494,17 +504,12 @@ class DatasetWriter:
     def __enter__(self) -> DatasetWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            try:
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            if kind is None:
                 self.commit()
-                return
-            except BaseException:
-                self.close(discard=not self._resumable)
-                raise
-        self.close(discard=not self._resumable)
+        finally:
+            self.close(discard=not self._resumable)
 
     def _once(self, item: str, size_bytes: int, work: Callable[[], Any]) -> Any:
         return self._workplace.once(item, work, on_skip=lambda: self._on_bytes(size_bytes))
@@ -512,9 +517,3 @@ class DatasetWriter:
 
 def _array_entry(fields: Mapping[str, Any]) -> ArrayEntry:
     return ArrayEntry(fields["path"], fields["dtype"], tuple(fields["shape"]), fields["crc32c"])
-
-
-def _torch(dtype: str) -> torch.dtype:
-    found = getattr(torch, dtype)
-    assert isinstance(found, torch.dtype)
-    return found

@@ -9,7 +9,6 @@ edges of one destination that do not fit in memory are split by source.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -165,10 +164,10 @@ class EdgeSorter:
             return np.split(records, ends[:-1])
 
         with contextlib.ExitStack() as stack:
-            files = [stack.enter_context(open(path, "wb", buffering=0)) for path in paths]
+            files = [stack.enter_context(open(path, "wb")) for path in paths]
             for records in self._in_order(pool, grouped, pieces(self._piece_bytes)):
                 for file, record in zip(files, records, strict=True):
-                    _write(file.fileno(), record)
+                    file.write(record.data)
         bounds = [*(first + start * width for start in starts), last]
         self._sort_parts(pool, paths, bounds, key)
 
@@ -221,13 +220,6 @@ class EdgeSorter:
                 held = 0
             held += cost
         return starts
-
-
-def _write(fd: int, records: np.ndarray) -> None:
-    """Append all records; a single write may be short."""
-    data = memoryview(records.reshape(-1).view(np.uint8).data) if len(records) else memoryview(b"")
-    while data:
-        data = data[os.write(fd, data) :]
 
 
 def _read_edges(path: Path, edge_count: int) -> EdgePieces:

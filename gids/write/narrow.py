@@ -6,8 +6,9 @@ Called by the writers and by `gids verify --against`.
 from __future__ import annotations
 
 import math
+import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,10 @@ from gids.errors import FormatError
 from gids.store.dtypes import dtype_name
 from gids.store.quantize import RELATIVE_BOUND, pack_rows, scales_of, stored_row_bytes
 from gids.store.rows import Rows, read_range
+from gids.write.sync import write_synced
+from gids.write.workplace import Workplace
 
+_BLOCK_BYTES = 8 << 20
 _PIECE_BYTES = 1 << 20  # of the source per conversion step, so that temporaries are small
 
 
@@ -135,6 +139,40 @@ class QuantizedRows:
             flat = finite_float32(values, at).reshape(len(values), -1)
             stored = pack_rows(flat, self._columns, data[at - start : at - start + len(values)])
             self._tally.add(values.reshape(stored.shape), stored)
+
+
+def column_scales(
+    place: Workplace, item: str, rows: Rows, *, sync_bytes: int, on_rows: Callable[[int], None]
+) -> Iterator[np.ndarray]:
+    """Yield the scales of the columns, float32[width], once.
+
+    The largest magnitudes so far are saved in the workplace, so that a killed pass resumes. item: in the
+    journal. on_rows(n): progress. Raises FormatError if a value is not finite.
+    """
+    width, row_count = math.prod(rows.shape[1:]), rows.shape[0]
+    saved = place.partial / "column-maxima"
+    first = place.pages_done(item)
+    if first and saved.is_file() and saved.stat().st_size == 4 * width:
+        maxima = torch.from_numpy(np.fromfile(saved, np.float32))
+    else:
+        first, maxima = 0, torch.zeros(width)
+    on_rows(first)
+    row_bytes = max(1, width * rows.dtype.itemsize)
+    step, unsaved = max(1, min(_BLOCK_BYTES, sync_bytes) // row_bytes), 0
+    for start in range(first, row_count, step):
+        count = min(step, row_count - start)
+        for at, values in pieces(rows, start, count):
+            largest = finite_float32(values, at).reshape(len(values), -1).abs().amax(0)
+            maxima = torch.maximum(maxima, largest)
+        on_rows(count)
+        unsaved += count * row_bytes
+        if unsaved >= sync_bytes:
+            new = saved.with_suffix(".new")
+            write_synced(new, maxima.numpy().tobytes())
+            os.replace(new, saved)
+            place.record_pages(item, start + count)
+            unsaved = 0
+    yield scales_of(maxima).numpy()
 
 
 def pieces(rows: Rows, start: int, count: int) -> Iterator[tuple[int, torch.Tensor]]:

@@ -2,16 +2,23 @@
 
 Called by DatasetWriter. Memory: a few blocks per worker. Every `sync_bytes`, written pages are synced,
 reported and dropped from the page cache.
+
+Writes are direct if the file system supports them: without a copy, and without the page cache. Memory, offset
+and size of a direct write must be multiples of the disk's block size. If they are not, or direct writes fail,
+the file is written through the page cache from then on.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import math
+import mmap
 import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +28,6 @@ from gids import _core
 from gids.errors import FormatError
 from gids.store.geometry import Geometry, div_ceil
 from gids.store.rows import Rows
-from gids.write.direct_write import aligned_zeros, write_directly, write_exactly
 from gids.write.sync import sync_files
 
 MAX_BLOCK_BYTES = 8 << 20
@@ -84,35 +90,30 @@ class PageWriter:
 
     def _work(self) -> None:
         try:
-            pages = aligned_zeros(self._block_pages, self._layout.page_bytes)
-            shards = self._layout.shard_count
+            layout = self._layout
+            pages = aligned_zeros(self._block_pages, layout.page_bytes)
+            shards = layout.shard_count
             stripe = aligned_zeros(div_ceil(len(pages), shards), pages.shape[1]) if shards > 1 else None
-            scratch = None if self._is_plain else _Scratch(self._block_rows, self._rows, self._dtype)
+            # If pages are exactly the bytes of rows, rows are read directly into them.
+            used = layout.rows_per_page * layout.row_bytes
+            is_plain = self._rows.dtype == self._dtype and used == layout.page_bytes
+            block_rows = self._block_pages * layout.rows_per_page
+            scratch = None if is_plain else _Scratch(block_rows, self._rows, self._dtype)
             while not self._stop:
                 with self._lock:
                     first = self._next
                     self._next += self._block_pages
-                count = min(self._block_pages, self._layout.page_count - first)
+                count = min(self._block_pages, layout.page_count - first)
                 if count <= 0:
                     return
-                self._fill(first, pages[:count], scratch)
-                self._store(first, pages[:count], stripe)
+                block = pages[:count]
+                self._fill(first, block, scratch)
+                store_pages(layout, first, block, self._shard_fds, self._checksum_fd, stripe)
+                self._on_bytes(block.nbytes)
                 self._advance(first, count)
         except BaseException:
             self._stop = True
             raise
-
-    @property
-    def _block_rows(self) -> int:
-        return self._block_pages * self._layout.rows_per_page
-
-    @property
-    def _is_plain(self) -> bool:
-        """Whether pages are exactly the bytes of the rows, so that rows are read directly into them."""
-        layout = self._layout
-        return (
-            self._rows.dtype == self._dtype and layout.rows_per_page * layout.row_bytes == layout.page_bytes
-        )
 
     def _fill(self, first: int, pages: np.ndarray, scratch: _Scratch | None) -> None:
         layout = self._layout
@@ -129,11 +130,6 @@ class PageWriter:
         used = layout.rows_per_page * layout.row_bytes
         pages[:whole, :used] = data[: whole * used].reshape(whole, used)
         pages[whole : whole + 1, : rest * layout.row_bytes] = data[whole * used :]
-
-    def _store(self, first: int, pages: np.ndarray, stripe: np.ndarray | None) -> None:
-        """stripe: a buffer for the pages of one of several shards."""
-        store_pages(self._layout, first, pages, self._shard_fds, self._checksum_fd, stripe)
-        self._on_bytes(pages.nbytes)
 
     def _advance(self, first: int, count: int) -> None:
         with self._lock:
@@ -213,7 +209,7 @@ def write_pages(
         write_exactly(shard_fds[shard], np.ascontiguousarray(mine).reshape(-1), offset)
 
 
-def open_sized(stack: ExitStack, path: Path, size_bytes: int, flags: int = 0) -> int:
+def open_sized(stack: contextlib.ExitStack, path: Path, size_bytes: int, flags: int = 0) -> int:
     """Open or make a file of this size, until the stack closes. Keeps existing content. flags: of os.open."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags, 0o666)
@@ -245,3 +241,29 @@ def cast_exactly(values: torch.Tensor, out: torch.Tensor) -> None:
 
 def _typed(data: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.from_numpy(data).view(dtype).view(shape)
+
+
+def aligned_zeros(count: int, size_bytes: int) -> np.ndarray:
+    """uint8[count, size_bytes] of zeros, C order, aligned to memory pages."""
+    memory = mmap.mmap(-1, max(1, count * size_bytes))
+    return np.frombuffer(memory, np.uint8, count * size_bytes).reshape(count, size_bytes)
+
+
+def write_directly(fd: int) -> None:
+    """Switch an open file to direct writes, if its file system supports them."""
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
+
+
+def write_exactly(fd: int, data: np.ndarray, offset: int) -> None:
+    """Write all of uint8[bytes] at an offset. Any thread may call. Raises OSError."""
+    view = memoryview(data.data)
+    done, may_be_direct = 0, True
+    while done < len(view):
+        try:
+            done += os.pwrite(fd, view[done:], offset + done)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not may_be_direct:
+                raise
+            may_be_direct = False  # another thread may do the same at the same time
+            fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)

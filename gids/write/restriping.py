@@ -13,7 +13,7 @@ import dataclasses
 import errno
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
@@ -22,11 +22,11 @@ import numpy as np
 from gids import _core
 from gids.errors import FormatError, StorageError
 from gids.store.files import Locator, faults, map_array, read_manifest, shard_files
-from gids.store.geometry import MAX_SHARDS, Geometry
+from gids.store.geometry import MAX_SHARDS
 from gids.store.manifest import Manifest, TableEntry, dump_manifest
 from gids.store.read_lock import without_readers
 from gids.store.scan import open_file, read_pages
-from gids.write.amend import only_writer, replace_manifest
+from gids.write.amend import only_writer, replace_manifest, unchanged_on_error
 from gids.write.page_writer import open_sized, write_pages
 from gids.write.publish import (
     make_shard_folder,
@@ -108,29 +108,24 @@ def _move(
     id_ = secrets.token_hex(4)
     folders = [shard_folder(d, root, id_) for d in directories]
     tables = [dataclasses.replace(t, shards=_new_shards(t, folders, id_)) for t in manifest.tables]
-    new = dataclasses.replace(manifest, tables=tuple(tables))
-    data = dump_manifest(new)  # also checks the paths
+    data = dump_manifest(dataclasses.replace(manifest, tables=tuple(tables)))  # also checks the paths
     sizes = [(t.geometry, s) for t in tables for s in range(len(t.shards))]
     on_total(sum(layout.shard_bytes(shard) for layout, shard in sizes))
     targets = directories or [root]
     check_space(((targets[shard], layout.shard_bytes(shard)) for layout, shard in sizes), [])
     try:
-        write_leftovers(root, [*folders, *sorted(shard_folders_of(root) or ())])
-        for folder in folders:
-            make_shard_folder(folder, root)
-        with ThreadPoolExecutor(workers, "gids-restripe") as pool:
-            for old, table in zip(manifest.tables, tables, strict=True):
-                _copy(root, old, table, locate, pool, on_bytes)
-        for folder in {(root / shard).parent.parent for table in tables for shard in table.shards}:
-            sync_tree(folder)
-        replace_manifest(root, data)
-    except BaseException as error:
+        with unchanged_on_error(root, "restriping"):
+            write_leftovers(root, [*folders, *sorted(shard_folders_of(root) or ())])
+            for folder in folders:
+                make_shard_folder(folder, root)
+            with ThreadPoolExecutor(workers, "gids-restripe") as pool:
+                for old, table in zip(manifest.tables, tables, strict=True):
+                    _copy(root, old, table, locate, pool, on_bytes)
+            for folder in {(root / shard).parent.parent for table in tables for shard in table.shards}:
+                sync_tree(folder)
+            replace_manifest(root, data)
+    finally:
         _remove_rest(root, read_manifest(root))
-        if isinstance(error, OSError) and not isinstance(error, StorageError):
-            what = f"{os.strerror(error.errno or 0)} while restriping; the dataset is unchanged"
-            raise StorageError(error.errno or 0, what, error.filename or root) from error
-        raise
-    _remove_rest(root, new)
 
 
 def _new_shards(table: TableEntry, folders: Sequence[Path], id_: str) -> tuple[str, ...]:
@@ -158,9 +153,10 @@ def _copy(
     step = max(1, _BLOCK_BYTES // layout.page_bytes)
     with contextlib.ExitStack() as stack:
         from_fds = [open_file(stack, p) for p in sources]
-        to_fds = []
-        for shard, path in enumerate(targets):
-            to_fds.append(open_sized(stack, path, written.shard_bytes(shard), os.O_EXCL))
+        to_fds = [
+            open_sized(stack, path, written.shard_bytes(shard), os.O_EXCL)
+            for shard, path in enumerate(targets)
+        ]
 
         def copy(first: int) -> None:
             pages = read_pages(layout, from_fds, sources, first, min(step, layout.page_count - first))
@@ -172,17 +168,12 @@ def _copy(
             write_pages(written, first, pages, to_fds)
             on_bytes(pages.nbytes)
 
-        for part in _parts(layout, step):
-            for _ in pool.map(copy, part):
+        pages_per_sync = step * max(1, _SYNC_BYTES // (step * layout.page_bytes))
+        for start in range(0, layout.page_count, pages_per_sync):
+            stop = min(start + pages_per_sync, layout.page_count)
+            for _ in pool.map(copy, range(start, stop, step)):
                 pass
             sync_files(to_fds)
-
-
-def _parts(layout: Geometry, step: int) -> Iterator[range]:
-    """Yield the first pages of blocks, grouped by what is synced together."""
-    span = step * max(1, _SYNC_BYTES // (step * layout.page_bytes))
-    for start in range(0, layout.page_count, span):
-        yield range(start, min(start + span, layout.page_count), step)
 
 
 def _remove_rest(root: Path, manifest: Manifest) -> None:

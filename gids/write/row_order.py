@@ -6,6 +6,7 @@ or int64[row_count]. Knows only arrays; scattered_rows.py writes rows in an orde
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -15,9 +16,11 @@ import torch
 from gids import _core
 from gids.errors import FormatError
 from gids.store.array_checks import MARK_ROWS
+from gids.store.files import map_array
 from gids.store.manifest import position_dtype
-from gids.write.edge_sort import EdgeSorter
-from gids.write.edges import EdgePieces, Edges
+from gids.store.names import RELATION
+from gids.write.edges import EdgePieces, Edges, EdgeSource
+from gids.write.graph_writer import GraphWriter
 
 InEdges = tuple[np.ndarray, np.ndarray]
 """(indptr, indices): the sources of the in-edges of every node of one type, of the same type."""
@@ -104,28 +107,24 @@ def co_read_order(
     for rows in minibatches():
         _core.count_sources(rows, row_count, 0, weights)
         edge_count += sum(2 * max(0, len(rows) - distance) for distance in range(1, _NEAR + 1))
-    indptr_path, indices_path = scratch / "read-indptr", scratch / "read-indices"
-    with open(indptr_path, "wb") as indptr, open(indices_path, "wb") as indices:
-        total = np.zeros(1, np.int64)
-        indptr.write(total.tobytes())
-
-        def on_degrees(degrees: np.ndarray) -> None:
-            ends = total + np.cumsum(degrees)
-            indptr.write(ends.astype(np.int64).tobytes())
-            total[:] = ends[-1]
-
-        def on_edges(sources: np.ndarray, _: np.ndarray) -> None:
-            indices.write(np.ascontiguousarray(sources).data)
-
-        pieces = _near_pairs(minibatches)
-        sorter = EdgeSorter(scratch, memory_bytes // 2, on_degrees, on_edges, workers=workers)
-        sorter.sort(pieces, edge_count, 0, row_count)
-    try:
-        found = np.memmap(indices_path, np.int64, "r") if edge_count else np.empty(0, np.int64)
-        return community_order([(np.memmap(indptr_path, np.int64, "r"), found)], weights)
-    finally:
-        indptr_path.unlink()
-        indices_path.unlink()
+    edges = EdgeSource(edge_count, row_count, row_count, _near_pairs(minibatches))
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        root = Path(folder)
+        with GraphWriter(
+            root,
+            RELATION,
+            num_src=row_count,
+            num_dst=row_count,
+            edge_count=edge_count,
+            index_dtype="int64",
+            keep_ids=False,
+            on_bytes=lambda _: None,
+        ) as files:
+            entries = files.write_sorted(
+                edges, scratch, memory_bytes // 2, sort_neighbors=False, workers=workers
+            )
+        indptr, indices = (map_array(root / entries[r].path, entries[r]) for r in ("indptr", "indices"))
+        return community_order([(indptr, indices)], weights)
 
 
 def _near_pairs(minibatches: Callable[[], Iterable[np.ndarray]]) -> EdgePieces:

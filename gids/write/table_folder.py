@@ -18,6 +18,7 @@ from pathlib import Path
 from gids.errors import FormatError
 from gids.store.files import Locator, read_manifest
 from gids.store.manifest import Manifest, TableEntry
+from gids.write.amend import is_open_at
 from gids.write.sync import sync_directory
 
 _TABLES = "tables"
@@ -56,10 +57,7 @@ class TableFolder:
     @property
     def is_in_dataset(self) -> bool:
         """Whether the folder is still in the dataset; False if the whole dataset was replaced."""
-        try:
-            return os.path.samestat(os.fstat(self._fd), os.stat(self.directories[0]))
-        except FileNotFoundError:
-            return False
+        return is_open_at(self._fd, self.directories[0])
 
     def remove(self) -> None:
         """Remove the files, unless the manifest names them."""

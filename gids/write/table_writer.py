@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import threading
 import weakref
+from bisect import bisect_right
 from collections.abc import Sequence
-from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import torch
@@ -28,10 +26,9 @@ from gids.store.manifest import ArrayEntry, TableEntry, dump_manifest
 from gids.store.names import Relation, check_name, describe_type, table_name, table_path
 from gids.store.quantize import stored_geometry
 from gids.store.table import Table
-from gids.write.amend import only_writer, replace_manifest, unchanged_on_error
+from gids.write.amend import is_open_at, only_writer, replace_manifest, unchanged_on_error
 from gids.write.narrow import refuse_overflow
 from gids.write.page_writer import MAX_BLOCK_BYTES, cast_exactly, open_sized, store_pages
-from gids.write.row_ranges import RowRanges
 from gids.write.space import check_space
 from gids.write.sync import sync_directory, sync_files
 from gids.write.table_folder import TableFolder, remove_replaced
@@ -310,11 +307,9 @@ class TableWriter:
     def __enter__(self) -> TableWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         try:
-            if error is None and not self.temporary and self._state not in ("published", "discarded"):
+            if kind is None and not self.temporary and self._state not in ("published", "discarded"):
                 self.publish()
         finally:
             self.discard()
@@ -322,7 +317,7 @@ class TableWriter:
     def _check_folder(self) -> None:
         """Raise FormatError unless the written files are still in the dataset."""
         shards = [self._store.path / shard for shard in self._folder.shards]
-        if not self._folder.is_in_dataset or not all(map(_is_open_at, self._fds, shards)):
+        if not self._folder.is_in_dataset or not all(map(is_open_at, self._fds, shards)):
             raise FormatError(
                 f"{self._store.path} was replaced or restriped while {self.name!r} was written: "
                 "create the table again"
@@ -366,13 +361,41 @@ def publish_tables(writers: Sequence[TableWriter]) -> FeatureStore:
     return store.reopen()
 
 
-def _is_open_at(fd: int, path: Path) -> bool:
-    """Whether a path leads to an open file."""
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
-    except FileNotFoundError:
-        return False
-
-
 def _listed(shape: tuple[int, ...]) -> str:
     return ", ".join(map(str, shape)) or "no further dimension"
+
+
+class RowRanges:
+    """Disjoint ranges of rows. Neighbors are merged, so memory grows with the number of gaps."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._stops: list[int] = []
+
+    def add(self, start: int, stop: int) -> None:
+        """Add rows start … stop (stop > start). Raises ValueError if one was added before."""
+        at = bisect_right(self._starts, start)
+        clashes = at > 0 and self._stops[at - 1] > start
+        if clashes or (at < len(self._starts) and self._starts[at] < stop):
+            first = start if clashes else self._starts[at]
+            raise ValueError(
+                f"row {first} was written already (this block has {start} to {stop - 1}): write each row once"
+            )
+        if at < len(self._starts) and self._starts[at] == stop:
+            stop = self._stops[at]
+            del self._starts[at], self._stops[at]
+        if at > 0 and self._stops[at - 1] == start:
+            self._stops[at - 1] = stop
+        else:
+            self._starts.insert(at, start)
+            self._stops.insert(at, stop)
+
+    def first_gap(self, row_count: int) -> tuple[int, int] | None:
+        """The first and last row of the first gap before row_count, or None."""
+        after = 0
+        if self._starts and self._starts[0] == 0:
+            after = self._stops[0]
+        if after >= row_count:
+            return None
+        rest = [start for start in self._starts[:2] if start >= after]
+        return after, (rest[0] if rest else row_count) - 1

@@ -66,8 +66,8 @@ class OwningService {
   std::unique_ptr<io::QueueService> service_;
 };
 
-io::QueueMemory* make_memory(u64 staging_bytes, u32 slot_bytes, u32 pairs, u32 rounds_max, u64 spin_limit) {
-  return new io::QueueMemory({staging_bytes, slot_bytes, pairs, rounds_max, spin_limit});
+io::QueueMemory* make_memory(u64 staging_bytes, u32 slot_bytes, u32 pairs, u32 rounds_max, u64 spin_ns) {
+  return new io::QueueMemory({staging_bytes, slot_bytes, pairs, rounds_max, spin_ns});
 }
 
 nb::bytes pair_bytes(const io::QueueMemory& memory, u32 pair, u64 shared, u64 local) {
@@ -75,8 +75,11 @@ nb::bytes pair_bytes(const io::QueueMemory& memory, u32 pair, u64 shared, u64 lo
   return nb::bytes(&q, sizeof q);
 }
 
-u64 completed_offset(const io::QueueMemory& memory, u32 pair) {
-  return reinterpret_cast<uintptr_t>(memory.pair(pair, u64{0}, u64{0}).completed);
+// Where a pair's words and pages are, from the beginning of the shared memory: completed, statuses, staging.
+std::tuple<u64, u64, u64> offsets(const io::QueueMemory& memory, u32 pair) {
+  const queue::Pair q = memory.pair(pair, u64{0}, u64{0});
+  const auto at = [](const void* p) -> u64 { return reinterpret_cast<uintptr_t>(p); };
+  return {at(q.completed), at(q.statuses), at(q.staging)};
 }
 
 nb::dict stats(const OwningService& service) {
@@ -103,14 +106,14 @@ void bind_queue(nb::module_& m) {
 
   nb::class_<io::QueueMemory>(m, "QueueMemory")
       .def(nb::new_(&make_memory), nb::kw_only(), "staging_bytes"_a, "slot_bytes"_a, "pairs"_a, "rounds_max"_a,
-           "spin_limit"_a)
+           "spin_ns"_a)
       .def_prop_ro("address", [](const io::QueueMemory& q) { return reinterpret_cast<uintptr_t>(q.shared().get()); })
       .def_prop_ro("shared_bytes", &io::QueueMemory::shared_bytes)
       .def_prop_ro("local_bytes", &io::QueueMemory::local_bytes)
       .def_prop_ro("depth", &io::QueueMemory::depth)
       .def_prop_ro("slot_bytes", &io::QueueMemory::slot_bytes)
       .def("pair", &pair_bytes, "pair"_a, "shared"_a, "local"_a)
-      .def("completed_offset", &completed_offset, "pair"_a);
+      .def("offsets", &offsets, "pair"_a);
 
   nb::class_<OwningService>(m, "QueueService")
       .def(nb::init<std::shared_ptr<io::Engine>, const std::vector<Table>&, const io::QueueMemory&, u32>(), "engine"_a,

@@ -99,6 +99,12 @@ extern "C" __global__ void gids_retire_window(const device::Table* table, device
   if (thread_index() == 0) *counters = device::Counters{};
 }
 
+// Writes the addresses of a plan's arrays. A kernel, because a copy from host memory would wait for the stream.
+extern "C" __global__ void gids_describe_misses(device::Misses* misses, u64* keys, u32* values, u64 mask,
+                                                gids::queue::Request* requests, u32* scores, u32* lines, u32* slots) {
+  if (thread_index() == 0) *misses = {{keys, values, mask}, requests, scores, lines, slots};
+}
+
 // Empties the set of a plan's missing pages.
 extern "C" __global__ void gids_clear_set(const device::Misses* misses) {
   const gids::PageSet set = misses->set;
@@ -155,7 +161,8 @@ extern "C" __global__ void gids_scan_lines(const device::Table* table, const dev
   if (threadIdx.x == 0 && histogram[score::free_line]) atomicAdd(&choice->free, histogram[score::free_line]);
 }
 
-// One block: decides which scores stay, moves the hand on, and leaves the histograms empty.
+// One block: decides which scores stay, moves the hand on, and leaves the histograms empty. The lanes of a warp sum
+// neighboring buckets; the one whose buckets hold the cut finds it.
 extern "C" __global__ void gids_cut(const device::Table* table, const device::Counters* counters,
                                     device::Choice* choice, u64 next_step) {
   __shared__ u32 lines[score::buckets], misses[score::buckets];
@@ -165,12 +172,23 @@ extern "C" __global__ void gids_cut(const device::Table* table, const device::Co
     choice->lines[b] = choice->misses[b] = 0;
   }
   __syncthreads();
-  if (threadIdx.x != 0) return;
+  if (threadIdx.x >= 32) return;
   const device::Table t = *table;
   const u64 missing = counters->misses, hand = choice->hand;
-  const score::Cut cut = missing > choice->free
-                             ? score::cut(lines, misses, static_cast<u32>(missing - choice->free))
-                             : score::Cut{0, 0, 0};
+  const u32 drop = missing > choice->free ? static_cast<u32>(missing - choice->free) : 0;
+  constexpr u32 each = score::buckets / 32;
+  const u32 first = lane() * each;
+  u32 through = 0;  // counted in the buckets of this lane and of those before it
+  for (u32 b = first; b < first + each; ++b) through += lines[b] + misses[b];
+  const u32 mine = through;
+  for (u32 step = 1; step < 32; step *= 2) {
+    const u32 before = __shfl_up_sync(~0u, through, step);
+    if (lane() >= step) through += before;
+  }
+  const u32 before = through - mine;
+  score::Cut cut{0, 0, 0};
+  if (before < drop && drop <= through) cut = score::cut(lines, misses, drop - before, first, first + each);
+  else if (drop != 0 || lane() != 0) return;
   choice->bucket = cut.bucket;
   choice->drop_lines = cut.lines;
   choice->drop_misses = cut.misses;

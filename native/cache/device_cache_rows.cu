@@ -45,12 +45,13 @@ __device__ void gather(u64 n, u8* out, const gids::RowCopy& copy, Source&& sourc
 
 // The pages of one round, as it was posted from misses [first, first + round_max): into the lines that they won,
 // which become RESIDENT. A page that could not be read gives its line back. A warp copies a page.
-extern "C" __global__ void gids_fill_lines(const device::Table* table, device::Counters* counters,
-                                           const device::Misses* misses, u64 first, u64 round_max,
-                                           const queue::Pair* pair, u64 number, const u8* buffer, const int* errors) {
+extern "C" __global__ __launch_bounds__(256, 4) void
+    gids_fill_lines(const device::Table* table, device::Counters* counters, const device::Misses* misses, u64 first,
+                    u64 round_max, const queue::Pair* pair, u64 number, const u8* buffer, const int* errors,
+                    const u64* statuses) {
   const device::Table t = *table;
   const device::Misses m = *misses;
-  const device::Round round{pair, number, buffer, errors, t.page_bytes};
+  const device::Round round{pair, number, buffer, errors, statuses, t.page_bytes};
   const u64 size = round_size(*counters, first, round_max);
   for (u64 i = warp_index(); i < size; i += warp_count()) {
     const u32 line = m.lines[first + i];
@@ -81,12 +82,12 @@ extern "C" __global__ void gids_fill_lines(const device::Table* table, device::C
 extern "C" __global__ __launch_bounds__(256, 4) void
     gids_gather_round(const device::Table* table, const device::Counters* counters, const device::Misses* misses,
                       u64 first, u64 round_max, const queue::Pair* pair, u64 number, const u8* buffer,
-                      const int* errors, const i64* ids, u64 n, u8* out, u64 as, u64 row_items, u64 out_row_bytes,
+                      const int* errors, const u64* statuses, const i64* ids, u64 n, u8* out, u64 as, u64 row_items, u64 out_row_bytes,
                       const float* scales) {
   if (counters->bypasses == 0) return;
   const device::Table t = *table;
   const device::Misses m = *misses;
-  const device::Round round{pair, number, buffer, errors, t.page_bytes};
+  const device::Round round{pair, number, buffer, errors, statuses, t.page_bytes};
   const u64 size = round_size(*counters, first, round_max);
   if (size == 0) return;
   gather(n, out, gids::RowCopy{as, row_items, out_row_bytes, scales}, [&](u64 i) -> u64 {
@@ -101,8 +102,21 @@ extern "C" __global__ __launch_bounds__(256, 4) void
   });
 }
 
-// Copies all rows that are in lines. It trusts the word, not the plan: it copies from the line that the word names, if
-// the word is RESIDENT. misses: of the step, whose bypassed pages were gathered from their rounds; or null. Rows found
+// Rows that are in lines in host memory: bounded by the bus, so that a few blocks do.
+extern "C" __global__ __launch_bounds__(256, 4) void
+    gids_gather_host_lines(const device::Table* table, const i64* ids, u64 n, u8* out, u64 as, u64 row_items,
+                           u64 out_row_bytes, const float* scales) {
+  const device::Table t = *table;
+  gather(n, out, gids::RowCopy{as, row_items, out_row_bytes, scales}, [&](u64 i) -> u64 {
+    if (!t.holds(ids[i])) return 0;
+    const u64 w = t.words[t.page_of(ids[i])];
+    if (word::state_of(w) != gids::PageState::resident || word::line_of(w) < t.device_lines) return 0;
+    return address(t.line(word::line_of(w))) + t.offset_in_page(ids[i]);
+  });
+}
+
+// Copies all rows that are in lines in device memory. It trusts the word, not the plan: it copies from the line that
+// the word names, if the word is RESIDENT; gids_gather_host_lines copies the rows of the other lines. misses: of the step, whose bypassed pages were gathered from their rounds; or null. Rows found
 // in neither are counted, and their positions go to left[] if it is not null.
 extern "C" __global__ __launch_bounds__(256, 4) void
     gids_gather_lines(const device::Table* table, device::Counters* counters, const device::Misses* misses,
@@ -118,7 +132,7 @@ extern "C" __global__ __launch_bounds__(256, 4) void
     const u64 page = t.page_of(id);
     const u64 w = t.words[page];  // an acquiring load would empty the nearest cache
     if (word::state_of(w) == gids::PageState::resident)
-      return address(t.line(word::line_of(w))) + t.offset_in_page(id);
+      return word::line_of(w) < t.device_lines ? address(t.line(word::line_of(w))) + t.offset_in_page(id) : 0;
     if (misses) {
       const u64 cell = misses->set.find(page);
       if (cell != gids::PageSet::none) {

@@ -23,6 +23,20 @@ constexpr u32 kAttemptsMax = 16;  // EINTR and EAGAIN of one request
 u64 align_down(u64 a, u64 b) { return a - a % b; }
 bool transient(int error) { return error == EINTR || error == EAGAIN; }
 
+constexpr size_t kFirstPart = 4096;          // reads of a large batch that are sorted before the first one is issued
+constexpr size_t kSortedAtOnce = 2 * kFirstPart;  // reads of a batch that is not large
+
+// Keeps the order within a file.
+void group_by_file(std::vector<Read>& reads, u32 file_count) {
+  if (file_count == 1) return;
+  std::vector<size_t> next(file_count + 1);
+  for (const Read& r : reads) ++next[r.file + 1];
+  for (u32 f = 0; f < file_count; ++f) next[f + 1] += next[f];
+  std::vector<Read> grouped(reads.size());
+  for (const Read& r : reads) grouped[next[r.file]++] = r;
+  reads.swap(grouped);
+}
+
 [[noreturn]] void refuse(const Read& r, const std::string& why) {
   throw std::invalid_argument("read of " + std::to_string(r.bytes) + " B at " + std::to_string(r.offset) + ": " + why);
 }
@@ -78,21 +92,59 @@ void Engine::submit(std::shared_ptr<Batch> batch) {
     if (r.offset > kOffsetMax) refuse(r, "the offset is beyond any file");
   }
   auto before = [](const Read& a, const Read& b) { return a.file != b.file ? a.file < b.file : a.offset < b.offset; };
-  if (!std::is_sorted(reads.begin(), reads.end(), before)) std::sort(reads.begin(), reads.end(), before);
-
-  std::lock_guard lock(queue_mutex_);
-  if (closing_) throw std::runtime_error("the I/O engine is closed");
-  if (reads.empty()) return;
-  batch->runs_.clear();
-  batch->turn_ = 0;
-  for (u32 i = 0; i < reads.size(); ++i) {
-    if (i == 0 || reads[i].file != reads[i - 1].file) batch->runs_.push_back({i, i});
-    batch->runs_.back().end = i + 1;
+  const bool in_parts = reads.size() > kSortedAtOnce && !std::is_sorted(reads.begin(), reads.end(), before);
+  if (in_parts) {
+    group_by_file(reads, file_count_);
+  } else if (!std::is_sorted(reads.begin(), reads.end(), before)) {
+    std::sort(reads.begin(), reads.end(), before);
   }
-  batch->left_.store(reads.size() + 1, std::memory_order_relaxed);
-  Batch* raw = batch.get();
-  raw->self_ = std::move(batch);
-  queue_.push_back(raw);
+  std::vector<Batch::Run> left;  // of each file, what is not queued yet
+  for (u32 i = 0; i < reads.size(); ++i) {
+    if (i == 0 || reads[i].file != reads[i - 1].file) left.push_back({i, i});
+    left.back().end = i + 1;
+  }
+  {
+    std::lock_guard lock(queue_mutex_);
+    if (closing_) throw std::runtime_error("the I/O engine is closed");
+    if (reads.empty()) return;
+    batch->runs_.clear();
+    batch->runs_.reserve(left.size());
+    batch->turn_ = 0;
+    batch->left_.store(reads.size() + 1, std::memory_order_relaxed);
+    batch->self_ = batch;
+    if (!in_parts) return queue(*batch, left);
+    ++submitting_;
+  }
+  // A large batch is sorted in parts, each with reads of every file, while those before it are read.
+  std::vector<Batch::Run> part(left.size());
+  for (u64 size = kFirstPart, rest = reads.size(); rest; size *= 4) {
+    const u64 of = rest;
+    for (size_t f = 0; f < left.size(); ++f) {
+      const u64 of_file = left[f].end - left[f].begin;
+      const u32 count = static_cast<u32>(std::min(of_file, div_ceil(of_file * size, of)));
+      part[f] = {left[f].begin, left[f].begin + count};
+      std::nth_element(&reads[part[f].begin], reads.data() + part[f].end, reads.data() + left[f].end, before);
+      std::sort(reads.data() + part[f].begin, reads.data() + part[f].end, before);
+      left[f].begin = part[f].end;
+      rest -= count;
+    }
+    std::lock_guard lock(queue_mutex_);
+    queue(*batch, part);
+    if (rest == 0) --submitting_;
+  }
+}
+
+// Adds sorted reads to a batch's runs. The queue mutex is held.
+void Engine::queue(Batch& batch, std::span<const Batch::Run> parts) {
+  if (batch.runs_.empty()) queue_.push_back(&batch);
+  for (const Batch::Run& part : parts) {
+    if (part.begin == part.end) continue;
+    const auto before = std::find_if(batch.runs_.begin(), batch.runs_.end(), [&](const Batch::Run& run) {
+      return run.end == part.begin && batch.reads[run.begin].file == batch.reads[part.begin].file;
+    });
+    if (before == batch.runs_.end()) batch.runs_.push_back(part);
+    else before->end = part.end;
+  }
   queue_cv_.notify_all();
   ring_doorbells();
 }
@@ -225,7 +277,7 @@ u32 Engine::take(std::span<Request*> into, bool wait, u64 chores) {
 
 bool Engine::drained() const {
   std::lock_guard lock(queue_mutex_);
-  return closing_ && queue_.empty() && again_.empty();
+  return closing_ && queue_.empty() && again_.empty() && submitting_ == 0;
 }
 
 // --- completion ---

@@ -38,6 +38,7 @@ struct Read {
 };
 static_assert(sizeof(Read) == 32);
 
+constexpr u32 kThreadsMax = 1024;  // of an engine
 constexpr u64 kOffsetMax = u64{1} << 62;  // of a read
 
 // A set of reads submitted together, and the sink of their completions. Kept alive by the engine
@@ -57,7 +58,7 @@ class Batch {
   void wait();
   bool finished() const { return left_.load(std::memory_order_acquire) == 0; }
 
-  std::vector<Read> reads;  // sorted by (file, offset) at submission; fixed from then on
+  std::vector<Read> reads;  // sorted by (file, offset) at submission; fixed once submit() returns
 
  private:
   friend class Engine;
@@ -78,7 +79,7 @@ class Batch {
 
 struct Options {
   u32 depth = 256;                // requests in flight
-  u32 threads = 0;                // 0: one ring thread (uring), 32 readers (threads), one per core (mmap)
+  u32 threads = 0;                // 0: one ring per device of the files (uring), `depth` (threads), one per core (mmap)
   u32 max_read_bytes = 1u << 20;  // largest Read::bytes that will be submitted
   u32 max_merge_bytes = 1u << 17; // neighbouring reads are merged up to this size; 0: never
   bool direct = true;             // O_DIRECT
@@ -112,7 +113,8 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Sorts the reads, queues the batch and returns; never waits for I/O. Throws std::runtime_error after a
+  // Sorts the reads, queues the batch and returns; never waits for I/O. The first reads of a large batch are issued
+  // while the others are sorted. Throws std::runtime_error after a
   // fork or close, std::invalid_argument for a read that the engine cannot hold (nothing is read then).
   void submit(std::shared_ptr<Batch> batch);
 
@@ -184,6 +186,7 @@ class Engine {
     u32 index;
   };
   std::unique_lock<std::mutex> lock_stats() const;
+  void queue(Batch& batch, std::span<const Batch::Run> parts);
   bool next(Request& request);
   bool aligned(const Read& read) const;
   int fault(const Request& request);
@@ -196,6 +199,7 @@ class Engine {
   std::condition_variable queue_cv_;
   std::deque<Batch*> queue_;   // batches with reads not yet issued; guarded by queue_mutex_
   std::deque<Pending> again_;  // guarded by queue_mutex_
+  u32 submitting_ = 0;         // batches of which parts are still being sorted; guarded by queue_mutex_
   bool closing_ = false;       // guarded by queue_mutex_
   std::mutex close_mutex_;
   std::vector<std::thread> threads_;

@@ -15,7 +15,6 @@ namespace {
 
 constexpr u32 kReadBytesMax = 1u << 30;  // the kernel reads less than 2 GiB at a time
 constexpr u32 kDepthMax = 1u << 14;      // an io_uring holds twice as many
-constexpr u32 kThreadsMax = 1024;
 
 void check_range(const char* what, u32 value, u32 low, u32 high) {
   if (value >= low && value <= high) return;

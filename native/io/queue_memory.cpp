@@ -94,7 +94,7 @@ queue::Pair QueueMemory::pair(u32 i, std::byte* local) const {
 
 queue::Pair QueueMemory::pair(u32 i, u64 shared, u64 local) const {
   queue::Pair q{};
-  q.spin_limit = options_.spin_limit;
+  q.spin_ns = options_.spin_ns;
   q.depth_log2 = static_cast<u32>(std::countr_zero(depth_));
   q.slot_bytes = options_.slot_bytes;
   q.rounds_max = options_.rounds_max;

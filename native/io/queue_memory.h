@@ -17,7 +17,7 @@ struct QueueOptions {
   u32 slot_bytes = 4096;           // the largest page; a multiple of the engine's alignment and of queue::slot_unit
   u32 pairs = 1;
   u32 rounds_max = 2;              // of a pair, posted and not collected: round_max is depth / rounds_max
-  u64 spin_limit = u64{1} << 28;   // polls of a lane; longer than the service's time-out
+  u64 spin_ns = 60'000'000'000;    // until a lane that polls gives up; longer than the service's time-out
 };
 
 class QueueMemory {

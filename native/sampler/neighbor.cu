@@ -226,14 +226,16 @@ extern "C" __global__ void gids_mark_first(const u64* slots, const u32* slot_of,
 }
 
 // ranks: the running sum of first. Writes local ids and positions of a relation's edges, and the new nodes behind
-// the known ones.
-extern "C" __global__ void gids_relabel(u64 edge_count, u64 known, u64 base, const u64* slots, const u32* slot_of,
-                                        const int* ranks, const u32* sources, const i64* from_positions,
-                                        i64* indices, i64* positions, i64* nodes) {
-  for (u64 e = thread_index(); e < edge_count; e += thread_count()) {
+// the *node_count ones before; known is at least that, and places begin there.
+extern "C" __global__ void gids_relabel(const i64* edge_count, u64 known, u64 base, const u64* slots,
+                                        const u32* slot_of, const int* ranks, const i64* node_count,
+                                        const u32* sources, const i64* from_positions, i64* indices, i64* positions,
+                                        i64* nodes) {
+  const u64 edges = static_cast<u64>(*edge_count), first = static_cast<u64>(*node_count);
+  for (u64 e = thread_index(); e < edges; e += thread_count()) {
     const u64 place = base + e;
     const u64 at = id_map::at_of(slots[slot_of[place]]);
-    const u64 local = at < known ? at : known + static_cast<u64>(ranks[at - known]) - 1;
+    const u64 local = at < known ? at : first + static_cast<u64>(ranks[at - known]) - 1;
     if (at == known + place) nodes[local] = sources[place];
     indices[e] = static_cast<i64>(local);
     positions[e] = from_positions[place];

@@ -39,7 +39,7 @@ def test_minibatches_are_sampled_on_the_device(
 ) -> None:
     cuda_is(device)
     small = ("--batch-size", 4, "--fanouts", "2,2", "--batches", 2)
-    status, said, report = bench("sampling", dataset, *small, "--device", "cuda", "--place", "host")
+    status, said, report = bench("sampling", dataset, *small, "--device", "cuda")
     assert status == 0, said
     (figure,) = report["figures"]
     _, _, on_host = bench("sampling", dataset, *small, "--threads", 1)

@@ -82,16 +82,6 @@ def test_no_policy_hits_more_than_min(policy: str, seed: int) -> None:
             assert np.array_equal(found.hits + found.loads + found.bypasses, found.pages)
 
 
-def test_pinned_pages_are_hits_besides_the_lines() -> None:
-    rng = np.random.default_rng(0)
-    trace = random_trace(rng, 100, 30, 60)
-    pinned = np.zeros(100, bool)
-    pinned[:20] = True
-    found = replay(trace, 100, lines=0, policy="random", window=3, planned=2, pinned=pinned)
-    assert found.hits.tolist() == [int(pinned[b].sum()) for b in trace.batches]
-    assert found.pages.tolist() == trace.page_counts().tolist()
-
-
 def test_a_repeated_page_in_a_minibatch_is_damage() -> None:
     trace = BatchList([np.array([1, 2, 1])])
     with pytest.raises(FormatError, match="has a page twice in minibatch 0"):

@@ -52,7 +52,7 @@ def test_an_order_by_community_reads_fewer_pages_and_converts_to_the_same(graph:
     for order in ("degree", "community"):
         _, _, report = bench("hit-ratio", convert(graph, order), *SAMPLED)
         stored = pages(report)
-        for policy in ("MIN", "lookahead", "pinned"):
+        for policy in ("MIN", "lookahead"):
             assert stored["stored", policy] == found[order, policy]
         _, _, report = bench("hit-ratio", convert(graph, order), *SAMPLED, "--order", "original")
         assert pages(report)["original", "lookahead"] == found["original", "lookahead"]

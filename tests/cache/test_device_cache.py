@@ -11,10 +11,11 @@ import pytest
 import torch
 from cache_runs import FLOATS, check, make_rows, marked, random_batches, rows_of, run
 from datasets import same_bits
+from emulator import EmulatedDevice
 from raw_table import RawTable, write_raw_table, write_scaled_table
 
 from gids.cache.device import DeviceFeatureCache
-from gids.cuda.device import Device
+from gids.cuda.device import Argument, Device, Stream
 from gids.io import Engine, open_engine
 
 POLICIES = ["lookahead", "window-pin", "random", "static"]
@@ -64,18 +65,95 @@ def test_rows_equal_the_source_with_lines_in_host_memory(
     check(cache, [table], random_batches(rng, table, 12, 300), 6, 3)
 
 
-@pytest.mark.parametrize("wait", ["stream", "warp"])
+WAITS = [("stream", "kernel"), ("stream", "copy"), ("warp", "kernel")]
+
+
+@pytest.mark.parametrize(("wait", "transfer"), WAITS)
 @pytest.mark.parametrize("planned", [1, 2, 3, 4])
 @pytest.mark.parametrize("pairs", [1, 2])
 def test_rows_equal_the_source_when_a_minibatch_takes_many_rounds(
-    tmp_path: Path, make: Make, wait: str, planned: int, pairs: int
+    tmp_path: Path, make: Make, device: Device, wait: str, transfer: str, planned: int, pairs: int
 ) -> None:
     rng = np.random.default_rng(planned)
     table = write_raw_table(tmp_path, make_rows(500, 128), page_bytes=512, shards=3)
     rounds_max = int(rng.integers(1, 5))
-    cache = make(table, 60, staging_bytes=64 * 512, rounds_max=rounds_max, wait=wait, pairs=pairs)
+    cache = make(
+        table,
+        60,
+        20 if transfer == "copy" else 0,
+        staging_bytes=64 * 512,
+        rounds_max=rounds_max,
+        wait=wait,
+        transfer=transfer,
+        pairs=pairs,
+    )
     assert cache._queue.round_max <= 64
     check(cache, [table], random_batches(rng, table, 8, 300), 5, planned)
+    if isinstance(device, EmulatedDevice):
+        assert ("copy_from_host" in device.launches) == (transfer == "copy")
+        assert "gids_fill_lines" in device.launches
+
+
+def test_rounds_are_copied_again_after_a_cancelled_stream(tmp_path: Path, make: Make, device: Device) -> None:
+    """The positions of later rounds in the ring count the cancelled ones."""
+    rng = np.random.default_rng(1)
+    table = write_raw_table(tmp_path, make_rows(500, 128), page_bytes=512)
+    cache = make(table, 60, staging_bytes=64 * 512, rounds_max=3, transfer="copy")
+    for _ in range(3):
+        first = cache.next_step
+        for step, ids in enumerate(random_batches(rng, table, 3, 200), first):
+            cache.enter(step, ids)
+            cache.plan(step)
+        cache.cancel()
+        if isinstance(device, EmulatedDevice):
+            device.launches.clear()
+        check(cache, [table], random_batches(rng, table, 4, 300), 5, 2)
+        if isinstance(device, EmulatedDevice):
+            assert "copy_from_host" in device.launches
+    assert not any(cache._reads._unsized)
+    assert not cache._reads._first_tickets
+
+
+def test_pages_that_cannot_be_read_are_errors_after_a_copy(tmp_path: Path, make: Make) -> None:
+    table = write_raw_table(tmp_path, make_rows(500, 128), page_bytes=512)
+    cache = make(table, 60, staging_bytes=64 * 512, transfer="copy")
+    cache._host._engine.inject_faults([(0, 7 * 512, errno.EIO, 1 << 30)])
+    for step, ids in enumerate([[6, 7, 8], [6, 8], [7], [9]]):
+        cache.enter(step, {table.name: torch.tensor(ids)})
+        cache.plan(step)
+        features, error = cache.gather(step)
+        cache.retire(step)
+        assert isinstance(error, OSError) == (7 in ids)
+        if error is None:
+            assert same_bits(features[table.name].cpu(), table.rows[ids])
+
+
+def test_kernels_that_the_bus_bounds_leave_the_multiprocessors_free(
+    tmp_path: Path, make: Make, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not isinstance(device, EmulatedDevice):
+        pytest.skip("counts the blocks of the emulator")
+    device.sm_count = 132
+    grids: dict[str, int] = {}
+    launch = device.launch
+
+    def record(stream: Stream, unit: str, kernel: str, blocks: int, threads: int, *args: Argument) -> None:
+        grids[kernel] = max(blocks, grids.get(kernel, 0))
+        launch(stream, unit, kernel, blocks, threads, *args)
+
+    monkeypatch.setattr(device, "launch", record)
+    table = write_raw_table(tmp_path, make_rows(1200, 128), page_bytes=512)
+    for wait, transfer, fill in (("stream", "kernel", 32), ("stream", "copy", 100), ("warp", "kernel", 100)):
+        grids.clear()
+        cache = make(table, 900, staging_bytes=4096 * 512, wait=wait, transfer=transfer)
+        rows_of(cache, table, torch.arange(1200))
+        assert grids["gids_gather_lines"] == 150
+        assert (grids["gids_fill_lines"] > 32) == (fill > 32)
+        assert (grids["gids_gather_round"] > 32) == (fill > 32)
+    grids.clear()
+    cache = make(table, 100, 800, staging_bytes=4096 * 512, wait="warp")
+    rows_of(cache, table, torch.arange(1200))
+    assert grids["gids_gather_host_lines"] == grids["gids_fill_lines"] == 32
 
 
 @pytest.mark.parametrize("to", FLOATS)

@@ -17,6 +17,8 @@ from late_device import LateDevice, LateEvent
 from raw_table import RawTable, write_raw_table
 
 from gids.cache.device import DeviceFeatureCache
+from gids.cache.device.kernels import CacheKernels
+from gids.cache.device.state import MissPool
 from gids.cuda import MadeOn
 from gids.io import open_engine
 
@@ -26,7 +28,7 @@ def table(tmp_path: Path) -> RawTable:
     return write_raw_table(tmp_path, torch.randn(400, 100), page_bytes=512, shards=2)
 
 
-@pytest.fixture(params=["stream", "warp"])
+@pytest.fixture(params=[("stream", "kernel"), ("stream", "copy"), ("warp", "kernel")])
 def cache(request: pytest.FixtureRequest, table: RawTable) -> Iterator[DeviceFeatureCache]:
     seed = zlib.crc32(request.node.nodeid.encode()) + int(os.environ.get("GIDS_EMULATOR_SEED", "0"))
     print(f"emulator seed {seed}")
@@ -39,7 +41,8 @@ def cache(request: pytest.FixtureRequest, table: RawTable) -> Iterator[DeviceFea
             lines={table.name: 50},
             host_lines={table.name: 20},
             heats={},
-            wait=request.param,
+            wait=request.param[0],
+            transfer=request.param[1],
             staging_bytes=64 * 512,
         )
         yield made
@@ -147,6 +150,22 @@ def test_errors_belong_to_their_minibatch(cache: DeviceFeatureCache, table: RawT
             assert torch.equal(features[table.name], table.rows[torch.tensor(ids)])
     assert not np.any(cache.page_words(table.name) & np.uint64(0xFFFFFF))
     cache.audit()
+
+
+def test_larger_miss_buffers_do_not_wait_for_the_stream() -> None:
+    device, released = LateDevice(seed=1), LateEvent()
+    stream = device.new_stream()
+    pool = MissPool(device, CacheKernels(device, stream), 1000)
+    stream.wait_event(released)
+    with device.use(stream):
+        buffers = pool.take(300)
+    written = [t.data_ptr() for t in (buffers.keys, buffers.values, buffers.requests, *buffers.arrays)]
+    written.insert(2, len(buffers.keys) - 1)
+    assert buffers.record.tolist() != written, "written by a copy that waits for the stream"
+    released.passed.set()
+    stream.synchronize()
+    assert buffers.record.tolist() == written
+    device.close()
 
 
 def test_cancel_waits_for_posted_reads(cache: DeviceFeatureCache, table: RawTable) -> None:

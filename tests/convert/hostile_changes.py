@@ -32,7 +32,7 @@ NAMES = [
 OTHERS = [None, True, "x", "nan", "1e400", b"\xff", [], {}, (), [1, [2, [3]]], {"a": 1}, {5: 6}, 3j, *NAMES]
 _IN_PLACE = [
     "fifo", "socket", "directory", "link to itself", "link to nothing", "link to a device", "link outside",
-    "link to the parent", "big", "big text", "removed", "empty",
+    "link to the parent", "big", "big text", "removed", "empty", "another file",
 ]
 _NEW_NAMES = [
     "nodes", "edges", "raw", "split", "processed", "label", "y", "num_nodes", "a\nb", "%2e%2e%2fx", "%00",
@@ -120,6 +120,8 @@ def change_file(rng: random.Random, path: Path) -> str:
         path.symlink_to(ends.get(kind, "nothing"))
     elif kind == "empty":
         path.touch()
+    elif kind == "another file" and (others := sorted(p for p in path.parent.iterdir() if p.is_file())):
+        shutil.copy(rng.choice(others), path)
     elif kind == "big text":
         with open(path, "wb") as file:
             file.write(b"1" * (1 << 20))

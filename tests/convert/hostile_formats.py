@@ -80,14 +80,14 @@ _TEXTS = [
     b"\r" * 1000, b"1,2\r" * 50, b"\xef\xbb\xbf1,2\n", b"\xff\xfe1\x00", b"# c\n" * 300_000, b"nan,nan\n",
     b"-1,-1\n", b"99999999999,1\n", b"1,2\n" * 300_000,
 ]
-_LAUGHS = "a0: &a0 [x, x]\n" + "".join(
+LAUGHS = "a0: &a0 [x, x]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)
 )
-_MERGES = "a0: &a0 {k: v}\n" + "".join(
-    f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}\n" for i in range(1, 9)
+MERGES = "a0: &a0 {k: v}\n" + "".join(
+    f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}\n" for i in range(1, 12)
 )
 _YAMLS = [
-    "", "5", "- 1", _LAUGHS, _LAUGHS + "graph: *a11\n", _LAUGHS + "graph: {nodes: *a11}\n", _MERGES,
+    "", "5", "- 1", LAUGHS, LAUGHS + "graph: *a11\n", LAUGHS + "graph: {nodes: *a11}\n", MERGES,
     "[" * 3000, "{a: " * 800 + "1" + "}" * 800, "- " * 2000, "!!python/object/apply:os.mkdir [executed]",
     "graph: !!int ''", "graph: !!bool q", "graph: 2001-99-99", "graph: !!timestamp x", "graph: " + "9" * 5000,
     "graph: \0", "\tgraph: 1", "? [a, b]\n: 1", "graph: !!set {a, b}", "graph: !!binary '!!'", "a: *a",

@@ -142,7 +142,7 @@ def start_fast(*, fork_trials: bool) -> None:
     gc.freeze()  # so that collections in a child do not copy these pages
 
 
-def run_forked(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+def run_forked(command: list[str], *, input: bytes, **_: object) -> subprocess.CompletedProcess[bytes]:
     """subprocess.run of the command of a trial, in a fork of this process."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -150,7 +150,7 @@ def run_forked(command: list[str], **_: object) -> subprocess.CompletedProcess[b
         status = 1  # for what trial.main does not catch
         try:
             with open(writing, "w") as sys.stdout:
-                status = trial.main(*command[4:])
+                status = trial.main(input)
         finally:
             os._exit(status)
     os.close(writing)

@@ -75,3 +75,14 @@ def save(path, **arrays):
 
 def truncate(path, share=0.5):
     os.truncate(path, int(path.stat().st_size * share))
+
+
+def harmed(write, harm):
+    """A function that makes a valid dataset with write, and changes it with harm."""
+
+    def make(root):
+        write(root / "s")
+        harm(root / "s")
+        return root / "s"
+
+    return make

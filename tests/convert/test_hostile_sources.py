@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from reader_example import save
+from reader_example import harmed, save
 
-from gids.convert.array_files import directory_arrays
+from gids.convert.named import directory_arrays
 from gids.store.rows import read_range
 
 pa = pytest.importorskip("pyarrow")
@@ -33,6 +33,7 @@ import test_reader_mag240m as mag240m  # noqa: E402
 import test_reader_ogb as ogb  # noqa: E402
 import test_reader_pyg as pyg  # noqa: E402
 from hostile_changes import Payload, bind, npy_of, write_zip  # noqa: E402
+from hostile_formats import LAUGHS, MERGES  # noqa: E402
 
 RUNNER = Path(__file__).with_name("hostile_runner.py")
 FEAT = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -108,15 +109,6 @@ def directory(harm=None, **arrays):
 def put(place, name="label.npy"):
     """A directory of arrays with something that is not a file."""
     return directory(lambda folder: place(folder / name))
-
-
-def harmed(write, harm):
-    def make(root):
-        write(root / "s")
-        harm(root / "s")
-        return root / "s"
-
-    return make
 
 
 def replaced(write, name, place):
@@ -275,12 +267,6 @@ def expanded(count, dtype=torch.float32):
 
 
 DEEP = "-" * 5000 + "1"
-MERGES = "a0: &a0 {k: v}\n" + "".join(
-    f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}\n" for i in range(1, 12)
-)
-LAUGHS = "a0: &a0 [x, x]\n" + "".join(
-    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)
-)
 MEBIBYTE_OF_ONES, MEBIBYTE_OF_LINES = gzip.compress(b"1" * (1 << 20)), gzip.compress(b"\n" * (1 << 20))
 
 # description -> (make(directory) -> source, message or CONVERTED, arguments of the command)

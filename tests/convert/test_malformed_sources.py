@@ -17,7 +17,7 @@ import test_reader_mag240m as mag240m
 import test_reader_ogb as ogb
 import test_reader_pyg as pyg
 import torch
-from reader_example import refused, save, truncate
+from reader_example import harmed, refused, save, truncate
 
 from gids.convert.readers import READERS
 
@@ -61,17 +61,6 @@ def directory(root, **changes):
 def text(root, content):
     (root / "e.csv").write_text(content)
     return root / "e.csv"
-
-
-def harmed(write, harm):
-    """A valid dataset of a format with one changed file."""
-
-    def make(root):
-        write(root / "s")
-        harm(root / "s")
-        return root / "s"
-
-    return make
 
 
 def cut(write, name):

@@ -4,10 +4,10 @@ import pickle
 
 import numpy as np
 import pytest
+from datasets import read_source
 from reader_example import assert_dataset, convert, refused, truncate
 
 from gids import FormatError
-from gids.convert.readers import read_source
 
 RNG = np.random.default_rng(13)
 EDGES = RNG.integers(0, 40, (2, 200))

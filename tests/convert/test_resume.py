@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from datasets import read_source
 
 from gids.convert import Options, convert
-from gids.convert.readers import read_source
 from gids.store import verify
 
 

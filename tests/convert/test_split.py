@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gids import FormatError
-from gids.convert.split import random_split
+from gids.convert.labels import random_split
 from gids.store.rows import TensorRows, read_range
 
 

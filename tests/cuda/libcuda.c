@@ -14,6 +14,7 @@ typedef unsigned long long CUdeviceptr, cuuint64_t;
 #define CUDA_SUCCESS 0
 #define cuCtxPushCurrent cuCtxPushCurrent_v2
 #define cuCtxPopCurrent cuCtxPopCurrent_v2
+#define cuMemcpyHtoDAsync cuMemcpyHtoDAsync_v2
 #define cuMemHostRegister cuMemHostRegister_v2
 #define cuMemHostGetDevicePointer cuMemHostGetDevicePointer_v2
 #define cuStreamWaitValue64 cuStreamWaitValue64_v2
@@ -83,6 +84,9 @@ CUresult CUDAAPI cuDeviceTotalMem_v2(size_t* bytes, CUdevice device) {
 CUresult CUDAAPI cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
   switch ((int)attribute) {
     case 16: *value = 132; break;
+    case 33: *value = 0x3b; break;
+    case 34: *value = device - 100; break;
+    case 50: *value = 1; break;
     case 75: *value = 9; break;
     case 76: *value = 0; break;
     case 86: *value = 0; break;
@@ -141,6 +145,11 @@ CUresult CUDAAPI cuLaunchKernel(CUfunction function, unsigned int gx, unsigned i
     at += snprintf(line + at, sizeof line - at, " %llx", value);
   }
   return extra ? (CUresult)1 : note(line);
+}
+CUresult CUDAAPI cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
+  char line[200];
+  return NOTE("copy %zu from %zx to %zx stream %zx in %zx", bytes, (size_t)from, (size_t)to, (size_t)stream,
+              (size_t)current);
 }
 CUresult CUDAAPI cuMemHostRegister(void* p, size_t bytes, unsigned int flags) {
   char line[200];

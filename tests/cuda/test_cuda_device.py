@@ -106,6 +106,15 @@ def test_a_device_has_a_name_and_attributes(made: CudaDevice) -> None:
     assert (made.name, made.sm_count, made.torch_device) == ("Stub 100", 132, torch.device("cuda:0"))
 
 
+def test_a_device_asks_for_the_numa_node_of_its_pci_address(
+    driver: Libcuda, compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = {"0001:3b:00.0": 1, "0001:3b:01.0": 0}
+    monkeypatch.setattr("gids.cuda.cuda_device.numa_node", nodes.pop)
+    made = [CudaDevice(index, driver, compiler) for index in (0, 1)]  # type: ignore[arg-type]
+    assert [device.numa_node for device in made] == [1, 0]
+
+
 def test_a_launch_passes_grid_stream_and_arguments(
     made: CudaDevice, compiler: FakeCompiler, record: Callable[[], list[str]]
 ) -> None:
@@ -184,7 +193,7 @@ def test_a_device_without_read_only_mappings_maps_read_write(
 @pytest.mark.parametrize(
     ("status", "message"),
     [
-        (2, "cannot pin 4096 bytes of host memory at 0x7000: free host memory, or raise `ulimit -l`"),
+        (2, "cannot pin 4096 bytes of host memory at 0x7000: free host memory, or raise the memory limit"),
         (712, "part of it is already mapped; close that mapping first"),
         (801, r"at 0x7000 \(cuMemHostRegister_v2: a failure \(CUDA error 801\)\)"),
     ],
@@ -261,6 +270,16 @@ def test_streams_wait_with_the_v2_function(
     assert record() == [f"wait stream abc 1000000007008 >= 4000000000000005 flags 0 in {CONTEXT}"]
     other = CudaDevice(1, driver, compiler)  # type: ignore[arg-type]
     assert not other.wait_value(STREAM, 0x1000000007008, 1), "its attribute says that it cannot"
+    assert record() == []
+
+
+def test_mapped_host_memory_is_copied_by_a_copy_engine(
+    made: CudaDevice, record: Callable[[], list[str]]
+) -> None:
+    to = torch.zeros(3, dtype=torch.int64)
+    made.copy_from_host(STREAM, to, 0x7008)
+    assert record() == [f"copy 24 from 7008 to {to.data_ptr():x} stream abc in {CONTEXT}"]
+    made.copy_from_host(STREAM, to[:0], 0x7008)
     assert record() == []
 
 

@@ -154,6 +154,7 @@ def node_sampler(kind, ask):
 
 def make(kind, data, tmp_path):
     """(indices, sampler) of any DGL sampler, which asks for every stored column."""
+    seed_everything()  # DGL's LABOR draws a seed when it is made
     ndata = {"prefetch_ndata": data.node_feats, "prefetch_edata": data.edge_feats}
     if kind in ("neighbor", "labor", "full"):
         return data.seeds, node_sampler(kind, data)

@@ -10,7 +10,7 @@ import pytest
 from heat_model import Dense, random_graph, write
 
 from gids import FeatureStore, FormatError, _core
-from gids.heat import choose_seeds, expected_visits, out_degrees, reverse_pagerank
+from gids.heat import choose_seeds, expected_visits, reverse_pagerank
 from gids.heat import expectation as module
 from gids.write import DatasetWriter
 
@@ -79,16 +79,6 @@ def test_missing_visits_are_bounded_by_the_tolerance(tmp_path: Path) -> None:
         assert whole * (1 - tolerance) <= found <= whole
 
 
-def test_out_degrees_equal_those_of_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_BLOCK_EDGES", 7)
-    counts, edges = random_graph(5, heterogeneous=True)
-    store = write(tmp_path / "g.gids", counts, edges)
-    done: list[int] = []
-    for ntype, values in out_degrees(store, on_bytes=done.append).items():
-        assert np.array_equal(values, store.out_degrees(ntype))
-    assert sum(done) == sum(store.graph(r).indices.nbytes for r in store.relations)
-
-
 def test_progress_counts_every_pass(tmp_path: Path) -> None:
     counts, edges = random_graph(5, heterogeneous=True)
     store = write(tmp_path / "g.gids", counts, edges)
@@ -137,9 +127,8 @@ def test_sources_out_of_range_are_reported_and_not_written(tmp_path: Path, value
     store = write(tmp_path / "g.gids", counts, edges)
     damage(store.path / "graph/_N._E._N/indices.npy", -8, value)
     message = rf"topology of '_N._E._N': indices\[119\] is {value}; it must be from 0 to 39"
-    for method in (lambda s: expected_visits(store, s, [-1]), lambda s: out_degrees(store)):
-        with pytest.raises(FormatError, match=message):
-            method({"_N": np.arange(40)})
+    with pytest.raises(FormatError, match=message):
+        expected_visits(store, {"_N": np.arange(40)}, [-1])
 
 
 @pytest.mark.parametrize("value", [1 << 40, -5])

@@ -7,13 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from engines import URING
 
-from gids import _core
-
-URING = pytest.param(
-    "uring",
-    marks=pytest.mark.skipif(bool(_core.why_no_uring()), reason=f"no io_uring: {_core.why_no_uring()}"),
-)
 ENGINES = [URING, "threads", "mmap"]
 
 

@@ -23,6 +23,7 @@ import emulator
 import numpy as np
 import pytest
 import torch
+from engines import URING
 from raw_table import RawTable, write_raw_table
 
 from gids import _core
@@ -30,10 +31,6 @@ from gids.cuda.device import Device
 from gids.io import Engine, open_engine
 from gids.io.device import DeviceQueue, QueueTable, Round, requests_of
 
-URING = pytest.param(
-    "uring",
-    marks=pytest.mark.skipif(bool(_core.why_no_uring()), reason=f"no io_uring: {_core.why_no_uring()}"),
-)
 WAITS = ["stream", "warp"]
 SLOT = 4096
 
@@ -420,7 +417,7 @@ def test_requests_that_take_too_long_time_out_and_the_queue_goes_on(
             wait=wait,
             rounds_max=1,
             timeout_s=1e-3,
-            spin_limit=1 << 40,
+            spin_limit_s=600,
         ) as queue:
             for _ in range(3):
                 to, errors = read(device, queue, requests)
@@ -430,6 +427,28 @@ def test_requests_that_take_too_long_time_out_and_the_queue_goes_on(
         if wait == "stream":  # a round is taken as a whole; with `warp`, few pages are in flight at once
             assert stats["timed_out"] > 0
         assert stats["timed_out"] <= stats["failed"]
+
+
+def test_kernels_that_poll_take_a_quarter_of_the_multiprocessors(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = emulator.EmulatedDevice()
+    device.sm_count = 132
+    grids: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(
+        device,
+        "launch",
+        lambda stream, unit, kernel, *grid_and_more: grids.append((kernel, *grid_and_more[:2])),
+    )
+    with (
+        open_files(tables.paths) as engine,
+        DeviceQueue(device, engine, tables.queue_tables(), staging_bytes=8192 * SLOT, wait="warp") as queue,
+    ):
+        for rows in (1, 33, 8192):
+            requests, count = device.zeros(rows, torch.int64), device.zeros(1, torch.int64)
+            to, errors = device.empty((rows, 16), torch.uint8), device.empty(rows, torch.int32)
+            queue.read_pages(device.current_stream(), requests, count, 0, to, errors)
+    assert grids == [("gids_read_pages", blocks, 1024) for blocks in (1, 2, 33)]
 
 
 def test_closing_with_requests_in_flight_releases_the_streams_that_wait(
@@ -517,7 +536,7 @@ def test_a_kernel_that_gives_up_breaks_the_queue(
             staging_bytes=256 * SLOT,
             rounds_max=1,
             wait=wait,
-            spin_limit=1,
+            spin_limit_s=1e-4,
         ) as queue:
             to, errors = read(device, queue, requests)
             assert set(errors.tolist()) <= {0, errno.ETIMEDOUT, errno.ECANCELED, errno.EAGAIN}

@@ -11,6 +11,7 @@ import pytest
 import torch
 from datasets import random_in_edges
 from emulator import EmulatedDevice
+from engines import URING
 from late_device import LateDevice
 from loader_example import ROWS, Ids, check, ids_of, minibatches
 
@@ -49,7 +50,7 @@ def test_features_equal_the_source_over_epochs(
     assert stats["misses"] == stats["loads"] + stats["bypasses"]
 
 
-@pytest.mark.parametrize("engine", ["uring", "threads"])
+@pytest.mark.parametrize("engine", [URING, "threads"])
 @pytest.mark.parametrize("cache_bytes", [0, 40_000, None])
 @pytest.mark.parametrize("wait", ["stream", "warp"])
 def test_every_engine_and_wait_with_no_a_tiny_and_a_full_cache(
@@ -63,6 +64,24 @@ def test_every_engine_and_wait_with_no_a_tiny_and_a_full_cache(
         for minibatch, features in loader.attach(minibatches(6), ids_of):  # ids on the CPU
             check(source, minibatch, features)
         assert cache_bytes != 0 or loader.stats()["loads"] == 0
+
+
+@pytest.mark.parametrize("transfer", ["kernel", "copy"])
+def test_threads_rounds_pairs_and_transfer_reach_the_queue(
+    on: Device, path: Path, source: Ids, transfer: Any
+) -> None:
+    options: dict[str, Any] = {"io_threads": 3, "rounds": 10, "pairs": 5, "transfer": transfer}
+    with gids.FeatureLoader(
+        gids.open(path, device_memory=1 << 25, cache=0, engine="threads", staging=1 << 20, **options),
+        list(source),
+        device="cuda",
+    ) as loader:
+        for minibatch, features in loader.attach(minibatches(6), ids_of):
+            check(source, minibatch, features)
+        queue = loader._cache._queue  # type: ignore[union-attr]
+        assert (queue.pairs, queue.rounds_max) == (5, 10)
+        assert loader._engine.depth == 3
+        assert (loader._cache._reads.nbytes > 0) == (transfer == "copy")  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("host_policy", ["lookahead", "static"])

@@ -416,7 +416,7 @@ def test_memory_of_larger_sampled_minibatches_is_told(path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "error", "said"),
     [
-        (-1, ValueError, "not negative"),
+        (-1, ValueError, "must be 0 or more"),
         (2.5, TypeError, "give a number of rows"),
         ({"paper.feat": "9"}, TypeError, "give a number of rows"),
         ({"paper.x": 9}, KeyError, "names 'paper.x', and the tables are 'paper.feat', 'author.feat'"),

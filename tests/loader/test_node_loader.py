@@ -314,7 +314,7 @@ def test_a_state_of_another_loader_is_refused(one_type: Path, two_types: Path) -
             other.load_state_dict(state)
     with open_loader(one_type, tables=[]) as loader:
         for message, wrong in (
-            ("no state of a NodeLoader: it has 'model'", {"model": 1}),
+            ("not a NodeLoader state_dict: found keys 'model'", {"model": 1}),
             ("version 2", {**state, "version": 2}),
             ("epoch -1", {**state, "epoch": -1}),
             ("step 8; an epoch has 7 steps", {**state, "step": 8}),
@@ -660,9 +660,9 @@ def test_an_error_ahead_of_the_consumer_keeps_no_stream_alive(one_type: Path, th
         ({"num_workers": 3}, TypeError, "NodeLoader has no argument 'num_workers'.*tables"),
         ({"num_workers": 3, "tables": []}, TypeError, "NodeLoader has no argument 'num_workers'"),
         ({"memory": "8 apples"}, ValueError, "memory='8 apples' is not a size in bytes"),
-        ({"sampler": 10}, TypeError, r"sampler=10; give fanouts, such as \[10, 10\], or a sampler"),
+        ({"sampler": 10}, TypeError, r"sampler=10: give fanouts, such as \[10, 10\], or a sampler"),
         ({"sampler": None}, TypeError, "sampler=None"),
-        ({"seeds": [1, 2]}, TypeError, r"are list; give a tensor, int64\[n\] or bool\[2000\]"),
+        ({"seeds": [1, 2]}, TypeError, r"are list: give a tensor, int64\[n\] or bool\[2000\]"),
         ({"seeds": torch.zeros(9, dtype=torch.bool)}, TypeError, "a mask of all nodes"),
         ({"seed": -1}, ValueError, "seed=-1"),
     ],

@@ -295,8 +295,8 @@ def test_features_and_labels_are_of_the_ranks_own_nodes(one: Path) -> None:
         ({"rank": 2, "world_size": 2}, ValueError, "rank must be 0 to world_size - 1"),
         ({"rank": -1, "world_size": 2}, ValueError, "rank must be 0 to world_size - 1"),
         ({"rank": 0, "world_size": 0}, ValueError, "rank must be 0 to world_size - 1"),
-        ({"rank": "0", "world_size": 2}, TypeError, "rank='0'; it must be a whole number"),
-        ({"rank": 0, "world_size": True}, TypeError, "world_size=True; it must be a whole number"),
+        ({"rank": "0", "world_size": 2}, TypeError, "rank='0' must be a whole number"),
+        ({"rank": 0, "world_size": True}, TypeError, "world_size=True must be a whole number"),
     ],
 )
 def test_wrong_ranks_are_refused(several: Path, options: Any, error: type[Exception], said: str) -> None:

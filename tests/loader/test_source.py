@@ -72,6 +72,21 @@ def test_other_sizes_are_refused_with_the_name_of_the_argument(path: Path, name:
         gids.open(path, **{name: wrong})
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"io_threads": 0}, r"io_threads must be 1 to 1024 \(got 0\)"),
+        ({"io_threads": 1025}, r"io_threads must be 1 to 1024 \(got 1025\)"),
+        ({"pairs": 0}, r"pairs must be 1 to 1024 \(got 0\)"),
+        ({"rounds": 129, "pairs": 2}, r"rounds must be 1 to 128 with pairs=2 \(got 129\)"),
+        ({"transfer": "dma"}, "no transfer 'dma'"),
+    ],
+)
+def test_options_of_the_request_queue_have_ranges(path: Path, wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        gids.open(path, **wrong)
+
+
 LOADERS: dict[str, Callable[..., Any]] = {
     "gids.FeatureLoader": lambda path, **options: gids.FeatureLoader(path, TABLES, **options),
     "gids.NodeLoader": lambda path, **options: gids.NodeLoader(path, SEEDS, [3], **options),

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datasets import read_source
 from emulator import EmulatedDevice
 from model import int8_with_a_scale
 
 import gids
 from gids.convert import Options, convert
-from gids.convert.readers import read_source
 from gids.convert.synthetic import GraphSpec, write_graph
 from gids.cuda import Device
 from gids.store import FeatureStore

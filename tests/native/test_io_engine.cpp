@@ -3,6 +3,7 @@
 // mid-flight. Argument: a directory to work in.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <barrier>
 #include <cerrno>
 #include <cstring>
@@ -495,6 +496,37 @@ void test_neighbours_become_one_request(const std::string& kind) {
   CHECK_EQUAL(engine->stats().bytes_read, 64 * kPage);
 }
 
+// Counts the reads that are done, and those that got the bytes of the file.
+class Count final : public Batch {
+ public:
+  void done(const Read& r, const std::byte* data, int) noexcept override {
+    if (data && std::memcmp(data, &g_contents[r.file][r.offset], r.bytes) == 0) equal.fetch_add(1);
+    all.fetch_add(1);
+  }
+  std::atomic<u64> equal{0}, all{0};
+};
+
+void test_a_large_batch_is_read_while_it_is_sorted(const std::string& kind) {
+  constexpr u64 kReads = 600'000;
+  const auto engine = open(kind, {.depth = 16, .threads = kind == "uring" ? 1u : 2u});
+  const auto batch = std::make_shared<Count>();
+  std::mt19937_64 random(3);
+  for (u64 i = 0; i < kReads; ++i) {
+    const u32 file = random() % 8 == 0;  // both files have reads in every part
+    batch->reads.push_back({random() % 40 * kPage, nullptr, 512, file, i});
+  }
+  engine->submit(batch);
+  CHECK(batch->all.load() > 0);
+  wait(*batch);
+  CHECK_EQUAL(batch->all.load(), kReads);
+  CHECK_EQUAL(batch->equal.load(), kReads);
+  batch->reads.resize(20'000);
+  std::shuffle(batch->reads.begin(), batch->reads.end(), random);
+  engine->submit(batch);  // and again, with a close amid it
+  engine->close();
+  CHECK_EQUAL(batch->all.load(), kReads + 20'000);
+}
+
 void test_bad_submissions_are_refused_and_read_nothing(const std::string& kind) {
   auto engine = open(kind, {4, 0, kPage, 0, true});
   for (const Read& bad : {Read{0, nullptr, kPage, 3, 0}, Read{0, nullptr, 0, 0, 0}, Read{0, nullptr, kPage + 1, 0, 0},
@@ -540,6 +572,7 @@ int main(int argc, char** argv) {
     test_a_failed_merge_fails_only_the_reads_that_the_fault_touches(kind);
     test_a_new_batch_does_not_wait_for_a_slow_read_of_the_one_before(kind);
     test_neighbours_become_one_request(kind);
+    test_a_large_batch_is_read_while_it_is_sorted(kind);
     test_bad_submissions_are_refused_and_read_nothing(kind);
     std::printf("%s: ok\n", kind.c_str());
   }

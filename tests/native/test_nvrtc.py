@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import struct
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -91,6 +92,24 @@ def test_each_shared_header_stands_alone(nvrtc: Nvrtc) -> None:
 def test_kernels_compile_for_every_gpu(nvrtc: Nvrtc, kernel: str) -> None:
     source = (NATIVE / kernel).read_text()
     compile_all(nvrtc, ((source, arch) for arch in ARCHS))
+
+
+def test_kernels_that_poll_fit_blocks_of_1024_threads(nvrtc: Nvrtc) -> None:
+    source = (NATIVE / "io/request_queue.cu").read_text()
+    assert 0 < registers(nvrtc.compile(source, 80), "gids_read_pages") <= 64
+
+
+def registers(cubin: bytes, kernel: str) -> int:
+    """Registers of a thread: up to sm_89, the top byte of sh_info of the kernel's section."""
+    sections, count, names = (
+        struct.unpack_from(f, cubin, at)[0] for f, at in (("<Q", 40), ("<H", 60), ("<H", 62))
+    )
+    headers = [struct.unpack_from("<IIQQQQIIQQ", cubin, sections + 64 * i) for i in range(count)]
+    for header in headers:
+        name = cubin[headers[names][4] + header[0] :].split(b"\0", 1)[0]
+        if name == f".text.{kernel}".encode():
+            return int(header[7] >> 24)
+    pytest.fail(f"no kernel {kernel}")
 
 
 def test_the_kernels_of_the_device_tests_compile(nvrtc: Nvrtc) -> None:

@@ -29,6 +29,7 @@ namespace {
 
 constexpr u32 kPageBytes = 4096;
 constexpr u32 kSlow = 60'000;  // a time-out that no test meets
+constexpr u64 kNever = 600'000'000'000;  // a spin limit that no test meets
 std::vector<std::string> g_paths;
 std::vector<std::vector<u8>> g_contents;
 
@@ -56,9 +57,9 @@ const u8* content(queue::Request r) {
 }
 
 struct Rig {
-  Rig(std::shared_ptr<io::Engine> e, u64 depth, u32 rounds_max = 1, u32 timeout_ms = kSlow, u64 spin_limit = 1u << 30,
+  Rig(std::shared_ptr<io::Engine> e, u64 depth, u32 rounds_max = 1, u32 timeout_ms = kSlow, u64 spin_ns = kNever,
       const std::vector<io::QueueTable>& tables = kTables)
-      : memory({.staging_bytes = depth * kPageBytes, .rounds_max = rounds_max, .spin_limit = spin_limit}),
+      : memory({.staging_bytes = depth * kPageBytes, .rounds_max = rounds_max, .spin_ns = spin_ns}),
         local(memory.local_bytes()),
         engine(std::move(e)),
         q(memory.pair(0, local.data())) {
@@ -209,12 +210,20 @@ void a_lane_whose_completion_is_lost_gets_the_error_and_frees_its_slot() {
   CHECK(queue::await_round(rig.q, round));
 }
 
+// Seconds that a call takes.
+template <class F> double seconds(F&& call) {
+  const auto start = std::chrono::steady_clock::now();
+  call();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 void a_wait_that_nobody_ends_gives_up() {
   const auto engine = Controller::open(g_paths, {.hold = true});
-  Rig rig(engine, 8, 1, kSlow, 100);
+  Rig rig(engine, 8, 1, kSlow, 100'000'000);
   const u64 round = rig.post(pages(0, 4));
   eventually([&] { return engine->lost() == 4; });
-  CHECK(!queue::await_round(rig.q, round));
+  const double waited = seconds([&] { CHECK(!queue::await_round(rig.q, round)); });
+  CHECK(waited >= 0.2 && waited < 10);  // 0.1 s, and as long again for the service to close
   CHECK(rig.service->broken());
   for (const int error : rig.collect(round, pages(0, 4))) CHECK_EQUAL(error, ETIMEDOUT);
   engine->find();
@@ -304,7 +313,7 @@ void a_page_whose_checksum_is_wrong_is_an_error_of_its_own() {
   sums[150] ^= u32{1} << 31;
   std::vector<io::QueueTable> tables = kTables;
   tables[0].checksums = sums.data();
-  Rig rig(open_real("threads"), 64, 1, kSlow, 1u << 30, tables);
+  Rig rig(open_real("threads"), 64, 1, kSlow, kNever, tables);
   for (u64 first = 0; first < kTables[0].page_count; first += 64) {
     const u64 end = std::min(first + 64, kTables[0].page_count);
     const std::vector<int> errors = rig.run(pages(first, end));
@@ -328,14 +337,15 @@ void a_doorbell_without_its_entries_is_an_error() {
 }
 
 void a_lane_gives_up_when_nobody_serves() {
-  Rig rig(Controller::open(g_paths, {}), 2, 1, kSlow, 100);
+  Rig rig(Controller::open(g_paths, {}), 2, 1, kSlow, 100'000'000);
   eventually([&] { return rig.service->stats().sleeps > 0; });  // and sleeps on, for nothing is armed
   std::vector<u8> page(kPageBytes);
   const auto read = [&] {
     return queue::read_page(rig.q, queue::request(0, 0), queue::Warp{}, page.data(), kPageBytes);
   };
   CHECK(!rig.service->broken());
-  CHECK_EQUAL(read(), ETIMEDOUT);
+  const double waited = seconds([&] { CHECK_EQUAL(read(), ETIMEDOUT); });
+  CHECK(waited >= 0.1 && waited < 10);
   CHECK_EQUAL(read(), ECANCELED);  // the first slot still belongs to a request that may be answered: all is over
   CHECK(rig.service->broken());
   throws<std::runtime_error>("the request queue is broken", [&] { rig.service->arm(0); });
@@ -361,7 +371,7 @@ void what_became_of_a_broken_round_does_not_change_any_more() {
   int broken = 0;
   for (int trial = 0; trial < 100; ++trial) {
     const auto engine = Controller::open(g_paths, {.stall_one_in = 2, .shuffle = true}, 4);
-    Rig rig(engine, 64, 1, kSlow, 500u << trial % 4);
+    Rig rig(engine, 64, 1, kSlow, 250'000u << trial % 4);
     const auto requests = pages(0, 64);
     const u64 round = rig.post(requests);
     if (!queue::await_round(rig.q, round)) continue;  // gave up on the service's end too
@@ -431,11 +441,11 @@ void what_does_not_fit_is_refused() {
                      long_pages.shared());
   });
   const auto make = [](io::QueueOptions options) { io::QueueMemory{options}; };
-  throws<std::invalid_argument>("slot_bytes is 24", [&] { make({.slot_bytes = 24}); });
+  throws<std::invalid_argument>("(got 24)", [&] { make({.slot_bytes = 24}); });
   throws<std::invalid_argument>("staging_bytes is 4096; 1 pairs of at least 2 pages of 4096 B need 8192",
                                 [&] { make({.staging_bytes = 4096}); });
-  throws<std::invalid_argument>("rounds_max is 65", [&] { make({.rounds_max = 65}); });
-  throws<std::invalid_argument>("pairs is 0", [&] { make({.pairs = 0}); });
+  throws<std::invalid_argument>("rounds_max must be 1 to 64 (got 65)", [&] { make({.rounds_max = 65}); });
+  throws<std::invalid_argument>("pairs must be 1 to 1024 (got 0)", [&] { make({.pairs = 0}); });
   throws<std::invalid_argument>("2^24 slots", [&] { make({.staging_bytes = u64{1} << 40}); });
   CHECK_EQUAL(io::QueueMemory({}).depth(), 65536u);
 }

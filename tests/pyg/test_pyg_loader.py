@@ -232,7 +232,7 @@ def test_two_tables_of_one_attribute_are_refused(tmp_path: Path, one_path: Path)
     with DatasetWriter(tmp_path / "x.gids") as writer:
         writer.write_table("node", "paper", "x", torch.ones(PAPERS, 2))
     x = gids.FeatureStore(tmp_path / "x.gids").table("x")
-    with pytest.raises(ValueError, match="two tables would be 'x' of 'paper': name them"):
+    with pytest.raises(ValueError, match="two tables would be 'x' of 'paper': give names"):
         open_loader(one_path, [3], tables=["paper.feat", x])
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import make_graph
+from emulator import EmulatedDevice
 from sampling_graphs import citations, mixed_degrees
 from sampling_model import ModelBlock, sample
 
@@ -146,6 +147,33 @@ def test_relations_are_sampled_as_in_the_model(device: Device, fanouts: Layers) 
             assert minibatch.seeds.keys() == seeds.keys()
     for p in pinned:
         p.close()
+
+
+@pytest.mark.parametrize(
+    ("fanouts", "options", "waits"),
+    [
+        ([5, 3, 4], {}, 1),
+        ([5, 3, 4], {"replace": True}, 1),
+        ([-1, 3, 4], {}, 3),  # a layer of all in-edges needs their number first, and the layers before it
+        ([5, 3, -1], {}, 2),
+    ],
+)
+def test_the_host_waits_for_a_device_once_per_minibatch(
+    monkeypatch: pytest.MonkeyPatch, fanouts: list[int], options: dict[str, Any], waits: int
+) -> None:
+    """It waits where it needs sizes, in tolist()."""
+    graph, waited = make_graph(mixed_degrees(400)), []
+    tolist = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: (waited.append(1), tolist(tensor))[1])
+    sampler = Neighbor(fanouts, **options)
+    with PinnedGraph(graph, EmulatedDevice()) as pinned:
+        got = sampler.sample(pinned, torch.arange(50))
+    assert len(waited) == waits
+    expected = sampler.sample(graph, torch.arange(50))
+    assert torch.equal(got.input_nodes, expected.input_nodes)  # type: ignore[arg-type]
+    for one, other in zip(got.blocks, expected.blocks, strict=True):
+        for name in ("indptr", "indices", "positions", "num_src"):
+            assert torch.equal(torch.as_tensor(getattr(one, name)), torch.as_tensor(getattr(other, name)))
 
 
 def test_one_sampler_can_sample_several_graphs(device: Device) -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import gc
 import mmap
+import time
 import weakref
 
 import numpy as np
 import pytest
 import torch
 from datasets import make_graph
+from emulator import EmulatedDevice
+from late_device import LateDevice
 from sampling_graphs import mixed_degrees
 
 from gids.cuda import Device
+from gids.cuda.device import Argument, Stream
 from gids.errors import FormatError
 from gids.sampler import Minibatch, Neighbor
 from gids.sampler.device import PinnedGraph, pinned_graph
@@ -34,6 +38,43 @@ def test_a_pinned_graph_samples_as_the_graph_does(device: Device, topology_on: s
         assert pinned.device_bytes == on_device
         pages = {"host": [graph.indptr, graph.indices], "indptr": [graph.indices]}.get(topology_on, [])
         assert pinned.host_bytes == sum(-(-a.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE for a in pages)
+
+
+@pytest.mark.parametrize(("topology_on", "most"), [("host", 64), ("indptr", 64), ("device", 94)])
+def test_kernels_that_read_the_topology_over_the_bus_take_64_blocks(
+    monkeypatch: pytest.MonkeyPatch, topology_on: str, most: int
+) -> None:
+    """Of up to 1056. Kernels that read device memory take as many as they have work for."""
+    device = EmulatedDevice()
+    device.sm_count = 132
+    grids: dict[str, int] = {}
+    launch = device.launch
+
+    def record(stream: Stream, unit: str, kernel: str, blocks: int, threads: int, *args: Argument) -> None:
+        grids[kernel] = blocks
+        launch(stream, unit, kernel, blocks, threads, *args)
+
+    monkeypatch.setattr(device, "launch", record)
+    with PinnedGraph(make_graph([8] * 12_000), device, topology_on=topology_on) as pinned:
+        Neighbor([2]).sample(pinned, torch.arange(12_000))
+    assert grids["gids_draw_neighbors"] == most
+    assert grids["gids_count_neighbors"] == (64 if topology_on == "host" else 94)
+    assert grids["gids_relabel"] == 94
+
+
+def test_the_topology_is_unmapped_after_the_kernels_that_read_it(device: Device) -> None:
+    late, mapped = LateDevice(seed=1), []
+    stream = late.new_stream()
+    pinned = PinnedGraph(make_graph([2] * 40), late, topology_on="host")
+    pinned.used_on(stream)
+    stream.put(lambda: (time.sleep(0.05), mapped.append(len(late.mapped))))  # type: ignore[attr-defined]
+    pinned.close()
+    assert mapped == [2]
+    assert not late.mapped
+    late.close()
+    with PinnedGraph(make_graph([2] * 40), device) as pinned:
+        sample(pinned)
+        assert pinned._streams == [device.current_stream()]
 
 
 def test_ids_beyond_31_bits(device: Device) -> None:
@@ -126,7 +167,8 @@ def test_a_driver_that_refuses_to_pin_is_reported(device: Device, monkeypatch: p
     graph = make_graph([2] * 1000)
     monkeypatch.setattr(device, "map_host", refuse)
     with pytest.raises(
-        RuntimeError, match=r"indptr of '_N\._E\._N': 8192 bytes .*MemoryAllocation.*ulimit -l"
+        RuntimeError,
+        match=r"indptr of '_N\._E\._N': 8192 bytes .*MemoryAllocation.*free host memory, or keep",
     ):
         PinnedGraph(graph, device, topology_on="host")
 

@@ -127,7 +127,7 @@ def test_negative_or_infinite_heat_is_refused_by_the_writer_and_by_verify(datase
         if nodes["type"] == "paper":
             nodes["arrays"]["heat_sampled"]["crc32c"] = file_crc32c(path)
     (dataset / "manifest.json").write_bytes(dump_manifest(validate(fields)))
-    assert list(verify(dataset)) == [f"{path}: [6] is {value}; heat must be finite and 0 or more"]
+    assert list(verify(dataset)) == [f"{path}: heat[6] is {value}; it must be finite and 0 or more"]
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,10 @@ import threading
 import numpy as np
 import pytest
 import torch
-from datasets import write_dataset
+from datasets import read_source, write_dataset
 
 from gids import FeatureStore, FormatError, StorageError
 from gids.convert import Options, convert
-from gids.convert.readers import read_source
 from gids.store import verify
 from gids.write import DatasetWriter, create_table, publish, restripe, workplace
 from gids.write.amend import only_writer

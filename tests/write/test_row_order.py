@@ -8,9 +8,9 @@ import re
 import numpy as np
 import pytest
 import torch
+from datasets import read_source
 
 from gids.convert import Options, convert, table_orders
-from gids.convert.readers import read_source
 from gids.errors import FormatError
 from gids.store import FeatureStore, verify
 from gids.store.array_checks import checked_order

@@ -90,6 +90,9 @@ class DeviceFeatureCache:
         output_dtype: float32, float16 or bfloat16, for tables of these dtypes and of int8 with a scale. None:
             the stored dtype; float32 for int8 with a scale.
         check_crc: compare every page that is read with its checksum.
+        transfer: how pages cross the bus with wait "stream": "kernel": a few blocks of a kernel read them;
+            "copy": a copy engine copies rounds into device memory, and kernels read them there. Rounds whose
+            size the host does not know yet, and tables with shorter pages than the longest, use kernels.
         wait, staging_bytes, rounds_max, pairs, timeout_s: see :class:`gids.io.device.DeviceQueue`.
             A round holds pages of one table; there are at least two rounds per table.
         reader: reads the preloaded pages, see gids.io.device.extents. None: the engine, through host memory.
@@ -116,6 +119,7 @@ class DeviceFeatureCache:
         output_dtype: torch.dtype | None = None,
         check_crc: bool = False,
         wait: Literal["stream", "warp"] = "stream",
+        transfer: Literal["kernel", "copy"] = "kernel",
         staging_bytes: int = 256 << 20,
         rounds_max: int = 4,
         pairs: int = 1,
@@ -124,6 +128,8 @@ class DeviceFeatureCache:
         preload_hottest: bool = True,
     ) -> None:
         check_policies(policy, host_policy)
+        if transfer not in ("kernel", "copy"):
+            raise ValueError(f"transfer must be 'kernel' or 'copy' (got {transfer!r})")
         check_out_dtype(output_dtype)
         near = {t.name: lines[t.name] for t in tables}
         far = {t.name: (host_lines or {}).get(t.name, 0) for t in tables}
@@ -162,7 +168,7 @@ class DeviceFeatureCache:
         with device.use(self.stream):
             self._counters = Counters(device, self._kernels, list(near))
             mapped.append(self._counters.shown)
-            self._reads = Reads(device, self.stream, self._queue, self._kernels, self._counters)
+            self._reads = Reads(device, self.stream, self._queue, self._kernels, self._counters, transfer)
             for number, t in enumerate(tables):
                 kept = far[t.name] if host_policy == "static" else 0
                 state = TableState(
@@ -181,7 +187,7 @@ class DeviceFeatureCache:
                 self._states[t.name] = state
                 if preload_hottest:
                     preload(state, engine, queue_tables[number], heat=heats.get(t.name), reader=reader)
-        self._pools = {t.name: MissPool(device, t.page_count) for t in tables}
+        self._pools = {t.name: MissPool(device, self._kernels, t.page_count) for t in tables}
 
         self.next_step = 0
         """The first step that a new stream may enter; steps never repeat."""
@@ -313,6 +319,8 @@ class DeviceFeatureCache:
         self.stream.synchronize()
         for s in list(self._steps.values()):
             if s.planned:
+                for plan in s.plans:
+                    self._reads.settle(plan)
                 self._account(s)
             self.retire(s.number)
         self.stream.synchronize()
@@ -460,9 +468,8 @@ class DeviceFeatureCache:
                 raise RuntimeError(f"planning of step {s.number} was interrupted: close the stream")
             s.counted.synchronize()
             for plan in s.plans:
-                name = plan.state.table.name
-                needed = self._reads.rounds_for(self._counters.seen(s.index, name, "misses"))
-                self._usual_rounds[name] = needed
+                needed = self._reads.settle(plan)
+                self._usual_rounds[plan.state.table.name] = needed
                 while plan.posted < needed:
                     self._post(plan)
             s.settled = True

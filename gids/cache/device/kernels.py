@@ -13,6 +13,7 @@ import torch
 
 from gids import _core
 from gids.cache.device.state import MissBuffers, TableState
+from gids.io.device.device_queue import BUS_BLOCKS
 
 if TYPE_CHECKING:
     from gids.cuda.device import Device, Stream
@@ -34,6 +35,12 @@ class RoundPages:
     number: int = 0
     buffer: torch.Tensor | int = 0
     errors: torch.Tensor | int = 0
+    statuses: torch.Tensor | int = 0
+
+    @property
+    def over_bus(self) -> bool:
+        """Whether kernels read the pages in host memory."""
+        return isinstance(self.buffer, int)
 
 
 class CacheKernels:
@@ -70,6 +77,20 @@ class CacheKernels:
             _PLAN, "gids_retire_window", max(1, n), state.record, counters, 0 if ids is None else ids, n, bit
         )
 
+    def describe(self, misses: MissBuffers) -> None:
+        """Write the record of newly allocated buffers."""
+        self._launch(
+            _PLAN,
+            "gids_describe_misses",
+            1,
+            misses.record,
+            misses.keys,
+            misses.values,
+            len(misses.keys) - 1,
+            misses.requests,
+            *misses.arrays,
+        )
+
     def choose(
         self,
         state: TableState,
@@ -99,7 +120,8 @@ class CacheKernels:
         self, state: TableState, counters: torch.Tensor, misses: MissBuffers, pages: RoundPages, most: int
     ) -> None:
         """Copy a round's pages into their lines. most: upper bound of its pages."""
-        blocks = min(-(-most // _WARPS), 8 * self._device.sm_count)
+        over_bus = pages.over_bus or state.host_lines > 0
+        blocks = min(-(-most // _WARPS), BUS_BLOCKS if over_bus else 8 * self._device.sm_count)
         self._launch(
             _ROWS, "gids_fill_lines", blocks, state.record, counters, misses.record, *_arguments(pages)
         )
@@ -117,7 +139,7 @@ class CacheKernels:
         self._launch(
             _ROWS,
             "gids_gather_round",
-            self._gather_blocks(len(ids)),
+            self._gather_blocks(len(ids), over_bus=pages.over_bus),
             state.record,
             counters,
             misses.record,
@@ -138,10 +160,21 @@ class CacheKernels:
         left: torch.Tensor | None = None,
     ) -> None:
         """Copy rows that are in lines into the output. left: int64[n], gets the positions of the others."""
+        if state.host_lines:
+            self._launch(
+                _ROWS,
+                "gids_gather_host_lines",
+                self._gather_blocks(len(ids), over_bus=True),
+                state.record,
+                ids,
+                len(ids),
+                out,
+                *state.row_copy,
+            )
         self._launch(
             _ROWS,
             "gids_gather_lines",
-            self._gather_blocks(len(ids)),
+            self._gather_blocks(len(ids), over_bus=False),
             state.record,
             counters,
             0 if misses is None else misses.record,
@@ -160,12 +193,12 @@ class CacheKernels:
         """One thread per item, up to what the device holds at once."""
         self._launch(unit, kernel, min(-(-items // _THREADS), 8 * self._device.sm_count), *args)
 
-    def _gather_blocks(self, rows: int) -> int:
-        return min(-(-rows // _WARPS), _GATHER_WAVES * self._device.sm_count)
+    def _gather_blocks(self, rows: int, *, over_bus: bool) -> int:
+        return min(-(-rows // _WARPS), BUS_BLOCKS if over_bus else _GATHER_WAVES * self._device.sm_count)
 
     def _launch(self, unit: str, kernel: str, blocks: int, *args: torch.Tensor | int) -> None:
         self._device.launch(self._stream, unit, kernel, blocks, _THREADS, *args)
 
 
 def _arguments(pages: RoundPages) -> tuple[torch.Tensor | int, ...]:
-    return pages.first, pages.size, pages.pair, pages.number, pages.buffer, pages.errors
+    return (pages.first, pages.size, pages.pair, pages.number, pages.buffer, pages.errors, pages.statuses)

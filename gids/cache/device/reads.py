@@ -6,7 +6,7 @@ Called by DeviceFeatureCache. It knows which round holds which missing pages, bu
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 
 
 @dataclass
+class Seen:
+    """What the host knows of a plan's counters, once it has seen them."""
+
+    misses: int | None = None
+    bypasses: int | None = None
+
+
+@dataclass
 class Plan:
     """One table of a planned step. index: of its counters."""
 
@@ -31,6 +39,7 @@ class Plan:
     misses: MissBuffers
     posted: int = 0  # rounds
     uncollected: int = 0  # of them
+    seen: Seen = field(default_factory=Seen)
 
     @property
     def most_misses(self) -> int:
@@ -41,22 +50,34 @@ class Reads:
     """Posts rounds and takes their pages. Enqueues everything on the stream and never blocks."""
 
     def __init__(
-        self, device: Device, stream: Stream, queue: DeviceQueue, kernels: CacheKernels, counters: Counters
+        self,
+        device: Device,
+        stream: Stream,
+        queue: DeviceQueue,
+        kernels: CacheKernels,
+        counters: Counters,
+        transfer: str,
     ) -> None:
         self._stream = stream
         self._queue = queue
         self._kernels = kernels
         self._counters = counters
         self._rounds: deque[tuple[Plan, int, Round]] = deque()  # (plan, index of the first miss, round)
-        rows = queue.round_max if queue.wait_kind == "warp" else 0
-        # For wait "warp": the warps read pages into it. The next round on the stream reuses it.
-        self._buffer = device.empty((rows * queue.slot_bytes,), torch.uint8)
-        self._errors = device.empty((rows,), torch.int32)
+        warps, copied = queue.wait_kind == "warp", queue.wait_kind == "stream" and transfer == "copy"
+        rows = queue.round_max
+        # Warps, or a copy engine, put a round's pages into it. The next round on the stream reuses it.
+        self._buffer = device.empty((rows * queue.slot_bytes if warps or copied else 0,), torch.uint8)
+        self._errors = device.empty((rows if warps else 0,), torch.int32)
+        self._statuses = device.empty((rows if copied else 0,), torch.int64)
+        # By pair: tickets of the rounds whose size is known, and the later rounds.
+        self._tickets = [0] * queue.pairs
+        self._unsized: list[deque[tuple[Seen, int, int]]] = [deque() for _ in range(queue.pairs)]
+        self._first_tickets: dict[int, int] = {}  # of rounds that are not collected, by their index
 
     @property
     def nbytes(self) -> int:
         """Device memory without the queue's."""
-        return self._buffer.nbytes + self._errors.nbytes
+        return self._buffer.nbytes + self._errors.nbytes + self._statuses.nbytes
 
     def free(self) -> None:
         """Release the device memory, after the last round."""
@@ -78,6 +99,7 @@ class Reads:
         if queue.wait_kind == "stream":
             round = queue.post(self._stream, plan.misses.requests, count, first)
             self._rounds.append((plan, first, round))
+            self._unsized[round.index % queue.pairs].append((plan.seen, first, round.index))
             plan.posted += 1
             plan.uncollected += 1
             return
@@ -87,19 +109,57 @@ class Reads:
         plan.posted += 1
         self._take(plan, RoundPages(first, rows, buffer=to, errors=self._errors), rows_too=True)
 
+    def settle(self, plan: Plan) -> int:
+        """Note what a plan misses, and return the rounds that it needs. The host has seen its counters."""
+        table = plan.state.table.name
+        plan.seen.misses = self._counters.seen(plan.index, table, "misses")
+        plan.seen.bypasses = self._counters.seen(plan.index, table, "bypasses")
+        return self.rounds_for(plan.seen.misses)
+
     def collect(self) -> None:
         """Copy the oldest round's pages into lines, and rows of pages without a line into the output."""
         plan, first, round = self._rounds[0]
         pages = RoundPages(first, self._queue.round_max, round.pair, round.number)
         with self._queue.reading(self._stream, round):
-            self._take(plan, pages, rows_too=True)
+            self._take(plan, self._copied(plan, round, pages), rows_too=True)
         self._rounds.popleft()
         plan.uncollected -= 1
+
+    def _copied(self, plan: Plan, round: Round, pages: RoundPages) -> RoundPages:
+        """The round's pages in device memory, or as they are, in staging, where they cannot be copied.
+
+        A copy needs the position of the round in the ring: the sizes of all rounds of its pair so far.
+        """
+        ticket = self._first_ticket(round)
+        page_bytes = plan.state.table.page_bytes
+        if not len(self._statuses) or ticket is None or page_bytes != self._queue.slot_bytes:
+            return pages
+        assert plan.seen.misses is not None
+        size = self._size(plan.seen.misses, pages.first)
+        buffer, statuses = self._buffer.view(-1, page_bytes)[:size], self._statuses[:size]
+        self._queue.copy(self._stream, round, ticket, buffer, statuses)
+        return replace(pages, buffer=self._buffer, statuses=self._statuses)
+
+    def _first_ticket(self, round: Round) -> int | None:
+        """The ticket of a round's first request, if the host knows it. Forgets it."""
+        pair = round.index % self._queue.pairs
+        unsized = self._unsized[pair]
+        while unsized and (misses := unsized[0][0].misses) is not None:
+            _, first, index = unsized.popleft()
+            if index >= round.index:
+                self._first_tickets[index] = self._tickets[pair]
+            self._tickets[pair] += self._size(misses, first)
+        return self._first_tickets.pop(round.index, None)
+
+    def _size(self, misses: int, first: int) -> int:
+        """Requests of a round."""
+        return min(self._queue.round_max, max(0, misses - first))
 
     def abandon(self, plan: Plan) -> None:
         """Give up a plan of the oldest step: free the lines of pages that were not read, copy no rows."""
         while plan.uncollected:
             mine, first, round = self._rounds[0]
+            self._first_ticket(round)
             pages = RoundPages(first, self._queue.round_max, round.pair, round.number)
             try:
                 with self._queue.reading(self._stream, round):
@@ -114,7 +174,10 @@ class Reads:
 
     def _take(self, plan: Plan, pages: RoundPages, *, rows_too: bool) -> None:
         counters = self._counters.of(plan.index, plan.state.table.name)
-        most = min(pages.size, max(0, plan.most_misses - pages.first))
+        most = plan.most_misses if plan.seen.misses is None else plan.seen.misses
+        most = min(pages.size, max(0, most - pages.first))
+        if most == 0:
+            return
         self._kernels.fill(plan.state, counters, plan.misses, pages, most)
-        if rows_too:
+        if rows_too and plan.seen.bypasses != 0:
             self._kernels.gather_round(plan.state, counters, plan.misses, pages, plan.ids, plan.out)

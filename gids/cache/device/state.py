@@ -20,6 +20,7 @@ from gids.cache.output_dtype import RowForm
 from gids.cuda.host_memory import host_memory
 
 if TYPE_CHECKING:
+    from gids.cache.device.kernels import CacheKernels
     from gids.cuda.device import Device
     from gids.store import Table
 
@@ -28,6 +29,7 @@ RESIDENT = (_core.RESIDENT << _core.STATE_SHIFT) - (1 << 64)
 
 DEVICE_POLICIES: tuple[str, ...] = tuple(_core.DEVICE_POLICIES)
 _CHUNK = 1 << 22
+_MISSES_WORDS = 7  # of a device::Misses
 _WIDEST = 16  # bytes that a lane copies at once
 
 
@@ -35,7 +37,9 @@ class HostArray:
     """Zeroed host memory that a device reads and writes in place. A forked child does not inherit it."""
 
     def __init__(self, device: Device, nbytes: int) -> None:
-        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(host_memory(nbytes), np.uint8)[:nbytes]
+        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(host_memory(nbytes, device.numa_node), np.uint8)[
+            :nbytes
+        ]
         self._mapping = device.map_host(self.bytes.ctypes.data, nbytes) if nbytes else None
         self.address = self._mapping.device_address if self._mapping else 0
         """The address for the device."""
@@ -142,21 +146,19 @@ class MissBuffers:
         self.keys = device.empty((cells,), torch.int64)
         self.values = device.empty((cells,), torch.int32)
         self.requests = device.empty((capacity,), torch.int64)
-        self._arrays = [device.empty((capacity,), torch.int32) for _ in range(3)]  # scores, lines, slots
-        fields = [self.keys.data_ptr(), self.values.data_ptr(), cells - 1, self.requests.data_ptr()]
-        fields += [array.data_ptr() for array in self._arrays]
-        self.record = torch.tensor(fields, dtype=torch.int64).to(device.torch_device)
+        self.arrays = [device.empty((capacity,), torch.int32) for _ in range(3)]  # scores, lines, slots
+        self.record = device.empty((_MISSES_WORDS,), torch.int64)  # CacheKernels.describe writes it
 
     @property
     def nbytes(self) -> int:
-        tensors = (self.keys, self.values, self.requests, *self._arrays, self.record)
+        tensors = (self.keys, self.values, self.requests, *self.arrays, self.record)
         return sum(t.nbytes for t in tensors)
 
 
 def miss_bytes(capacity: int) -> int:
     """Device memory of a MissBuffers of this capacity."""
     cells = 1 << max(1, math.ceil(math.log2(2 * max(1, capacity))))
-    return 12 * cells + 20 * capacity + 7 * 8
+    return 12 * cells + 20 * capacity + 8 * _MISSES_WORDS
 
 
 class MissPool:
@@ -165,15 +167,16 @@ class MissPool:
     most: pages that a minibatch can miss.
     """
 
-    def __init__(self, device: Device, most: int) -> None:
+    def __init__(self, device: Device, kernels: CacheKernels, most: int) -> None:
         self._device = device
+        self._kernels = kernels
         self._most = most
         self._idle: list[MissBuffers] = []
         self._largest = 1
         self.nbytes = 0
 
     def take(self, capacity: int) -> MissBuffers:
-        """Buffers for this many pages. The cache's stream must be torch's current one."""
+        """Buffers for this many pages. The cache's stream must be torch's current one. Does not block."""
         if capacity > self._largest:
             self._largest = min(self._most, int(GROWTH * capacity))
         while self._idle:
@@ -182,6 +185,7 @@ class MissPool:
                 return buffers
             self.nbytes -= buffers.nbytes
         buffers = MissBuffers(self._device, self._largest)
+        self._kernels.describe(buffers)
         self.nbytes += buffers.nbytes
         return buffers
 

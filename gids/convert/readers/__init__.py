@@ -22,7 +22,7 @@ from gids.convert.trial import try_to_read
 from gids.errors import FormatError
 from gids.write.publish import is_dataset
 
-__all__ = ["READERS", "READER_BYTES", "Choices", "Reader", "find_reader", "open_source", "read_source"]
+__all__ = ["READERS", "READER_BYTES", "Choices", "Reader", "find_reader", "open_source"]
 
 READERS = (
     ogb.READER,
@@ -85,15 +85,3 @@ def open_source(reader: Reader, path: Path, scratch: Path, choices: Choices) -> 
     if not source.tables and not source.graphs:
         raise FormatError("; ".join([f"{path} has no features and no graph", *source.warnings]))
     return source
-
-
-def read_source(
-    path: Path,
-    scratch: Path,
-    *,
-    table: str = "feat",
-    dtype: str | None = None,
-    shape: tuple[int, ...] | None = None,
-) -> Source:
-    """Read the path with the reader that recognises it. Raises as find_reader and open_source do."""
-    return open_source(find_reader(path), path, scratch, Choices(table, dtype, shape))

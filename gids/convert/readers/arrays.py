@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import unquote
 
-from gids.convert.array_files import Found, directory_arrays, open_npy, open_npz, open_raw
-from gids.convert.named import NamedArrays, read_homogeneous
+from gids.convert.array_files import Found, open_npy, open_npz, open_raw
+from gids.convert.named import NamedArrays, directory_arrays, read_homogeneous
 from gids.convert.readers.reader import Choices, Reader
-from gids.convert.scipy_sparse import as_sparse_parts, is_scipy_sparse
 from gids.convert.source import Source, dotted_relation, starts_with
-from gids.convert.zip_file import open_zip
+from gids.convert.source_file import open_zip
+from gids.convert.sparse import as_sparse_parts, is_scipy_sparse
 from gids.errors import FormatError
 from gids.store.names import NODE
 
@@ -65,10 +65,8 @@ def _single(found: Found, path: Path, table: str) -> Source:
     source = Source()
     if found.rows is None:
         raise FormatError(f"{path} is {found.why}")
-    if not found.rows.shape:
-        raise FormatError(f"{path} is a single number; its first dimension must be rows")
     ntype, _, key = table.rpartition(".")
-    source.add_node_table(ntype or NODE, key, found.rows, path.name)
+    source.add_node_table(ntype or NODE, key, found.rows, str(path))
     return source
 
 

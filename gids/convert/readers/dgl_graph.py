@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from gids.convert.damage import parsing
-from gids.convert.named import LABELS, MASKS
 from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import InEdges, Source, starts_with
+from gids.convert.source import LABELS, InEdges, Source, starts_with
 from gids.convert.source_file import check_file
 from gids.errors import FormatError
+from gids.store.dtypes import is_whole
 from gids.store.rows import TensorRows
 
 MAGIC = (0xDD2E4FF046B4A13F).to_bytes(8, "little")
@@ -67,13 +67,9 @@ def read_dgl_graph(graph: Any) -> Source:
 
 def _read_nodes(source: Source, ntype: str, data: Mapping[str, torch.Tensor]) -> None:
     for key, values in data.items():
-        is_class = values.dim() == 1 and not values.dtype.is_floating_point and values.dtype != torch.bool
-        if key in LABELS and is_class and ntype not in source.labels:
-            source.labels[ntype] = TensorRows(values)
-        elif key in MASKS:
-            source.add_mask(ntype, MASKS[key], TensorRows(values), f"{key!r} of {ntype!r}")
-        else:
-            source.add_node_table(ntype, key, TensorRows(values), f"{key!r} of {ntype!r}")
+        is_class = values.dim() == 1 and is_whole(values.dtype)
+        add = source.add_node_table if key in LABELS and not is_class else source.add_node_array
+        add(ntype, key, TensorRows(values), f"{key!r} of {ntype!r}")
 
 
 _LAYOUT = """\

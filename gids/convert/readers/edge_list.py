@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from gids.convert.array_files import directory_arrays, open_numbers, open_raw
+from gids.convert.array_files import open_numbers, open_raw
 from gids.convert.edges import check_edge_array, column_of, edge_pairs, edge_rows, largest_id
-from gids.convert.named import NamedArrays
+from gids.convert.named import NamedArrays, directory_arrays
 from gids.convert.readers.reader import Choices, Reader
 from gids.convert.source import Source, starts_with
 from gids.convert.text_table import read_text
@@ -69,7 +69,7 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
 
 def _read_nodes(path: Path, file: Path, scratch: Path, choices: Choices, source: Source) -> None:
     """The other arrays of a directory, all of nodes."""
-    found = directory_arrays(path, scratch, None, None, leave_out=(file,))
+    found = directory_arrays(path, scratch, leave_out=(file,))
     arrays = NamedArrays(str(path), found, source)
     arrays.read_sparse_features(NODE)
     arrays.read_nodes(NODE)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from gids.convert.array_files import open_numbers, open_raw
@@ -65,9 +64,11 @@ def _read_nodes(folder: Path, choices: Choices, source: Source) -> None:
     if labels:
         chosen = _chosen(labels, choices)
         rows = _array(chosen, flat=True)
-        source.add_nodes(folder.name, rows.shape[0], str(chosen))
-        source.labels[folder.name] = _classes(rows, chosen)
-        source.splits[folder.name] = _split(rows.shape[0], chosen)
+        labelled = rows.shape[0]
+        if labelled == _FULL_PAPERS:
+            labelled = _LABELLED.get(chosen.stem, labelled)
+        source.add_labels(folder.name, _classes(rows, labelled), str(chosen))
+        source.splits[folder.name] = _split(labelled)
         for other in labels:
             if other != chosen:
                 source.notes.append(
@@ -98,27 +99,19 @@ def _array(file: Path, *, flat: bool = False) -> Rows:
     return open_numbers(file)
 
 
-def _classes(rows: Rows, file: Path) -> Rows:
+def _classes(rows: Rows, labelled: int) -> Rows:
     """int64 classes; -1 for the unlabelled papers of the full size, whose labels have no meaning."""
     classes = normalised(rows, are_classes=True)
-    labelled = _labelled(rows.shape[0], file)
-    if labelled == rows.shape[0]:
-        return classes
 
     def fill(start: int, out: torch.Tensor) -> None:
         classes.read_into(start, out)
         out[max(0, labelled - start) :] = -1
 
-    return GeneratedRows(classes.shape, torch.int64, fill)
+    return classes if labelled == rows.shape[0] else GeneratedRows(classes.shape, torch.int64, fill)
 
 
-def _labelled(count: int, file: Path) -> int:
-    return _LABELLED.get(file.stem, count) if count == _FULL_PAPERS else count
-
-
-def _split(count: int, file: Path) -> dict[str, Rows]:
+def _split(labelled: int) -> dict[str, Rows]:
     """The split of IGB's loader: the first 60 % of the labelled nodes, the next 20 %, the rest."""
-    labelled = _labelled(count, file)
     train, val = int(labelled * 0.6), int(labelled * 0.2)
     bounds = {"train": (0, train), "val": (train, train + val), "test": (train + val, labelled)}
     return {split: _range(*ends) for split, ends in bounds.items()}
@@ -126,7 +119,7 @@ def _split(count: int, file: Path) -> dict[str, Rows]:
 
 def _range(first: int, last: int) -> Rows:
     def fill(start: int, out: torch.Tensor) -> None:
-        out.copy_(torch.from_numpy(np.arange(first + start, first + start + len(out))))
+        torch.arange(first + start, first + start + len(out), out=out)
 
     return GeneratedRows((last - first,), torch.int64, fill)
 

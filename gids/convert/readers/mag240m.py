@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from gids.convert.array_files import open_numbers
-from gids.convert.counts import whole_number
 from gids.convert.edges import edge_rows
 from gids.convert.labels import normalised
 from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import Source, split_relation
+from gids.convert.source import Source, split_relation, whole_number
 from gids.convert.torch_file import load_torch_dict, value_rows
 from gids.errors import FormatError
 
@@ -62,8 +61,7 @@ def _read_nodes(folder: Path, source: Source) -> None:
     for file in sorted(folder.glob("*.npy")):
         rows, key = open_numbers(file), file.stem.removeprefix("node_")
         if key == "label":
-            source.add_nodes(folder.name, rows.shape[0], str(file))
-            source.labels[folder.name] = normalised(rows, are_classes=True)
+            source.add_labels(folder.name, normalised(rows, are_classes=True), str(file))
         else:
             source.add_node_table(folder.name, key, rows, str(file))
 

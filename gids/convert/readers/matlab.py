@@ -14,9 +14,8 @@ import torch
 
 from gids.convert.damage import parsing
 from gids.convert.labels import normalised
-from gids.convert.named import LABELS
 from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import InEdges, Source, starts_with
+from gids.convert.source import LABELS, InEdges, Source, starts_with
 from gids.convert.source_file import check_file
 from gids.convert.sparse import SparseRows
 from gids.errors import FormatError

@@ -12,13 +12,12 @@ from pathlib import Path
 import torch
 
 from gids.convert.array_files import Found, open_npz
-from gids.convert.counts import numbers, row_count
 from gids.convert.damage import shown
 from gids.convert.edges import column_of, edge_pairs, edge_rows
 from gids.convert.labels import normalised
 from gids.convert.named import NamedArrays
 from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import Source
+from gids.convert.source import Source, numbers
 from gids.convert.text_table import first_words, read_text
 from gids.convert.torch_file import load_torch_dict, value_rows
 from gids.errors import FormatError
@@ -54,27 +53,27 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
 
 
 def _read_binary(raw: Path, scratch: Path, source: Source) -> None:
-    arrays = NamedArrays(str(raw / "data.npz"), open_npz(raw / "data.npz", scratch).items(), source)
-    count = _only(arrays.take("num_nodes_list"), raw / "data.npz")
+    file, labels = raw / "data.npz", raw / "node-label.npz"
+    arrays = NamedArrays(str(file), open_npz(file, scratch).items(), source)
+    count = _only(arrays.take("num_nodes_list"), file)
     source.add_nodes(NODE, count, "num_nodes_list")
     edge_index = arrays.take("edge_index")
     if edge_index is None:
-        raise FormatError(f"{raw / 'data.npz'} lacks edge_index")
-    edges = edge_rows(edge_index, f"edge_index of {raw / 'data.npz'}", num_src=count, num_dst=count)
-    edge_count = _only(arrays.take("num_edges_list"), raw / "data.npz")
+        raise FormatError(f"{file} lacks edge_index")
+    edges = edge_rows(edge_index, f"edge_index of {file}", num_src=count, num_dst=count)
+    edge_count = _only(arrays.take("num_edges_list"), file)
     _check_count(edges.count, edge_count, "edge_index", "num_edges_list")
     source.graphs[RELATION] = edges
     for name, rows in arrays.rest():
         if name.startswith("edge_"):
             source.add_edge_table(RELATION, name.removeprefix("edge_"), rows)
         else:
-            row_count(rows, arrays.describe(name))
             source.add_node_table(NODE, name.removeprefix("node_"), rows, arrays.describe(name))
-    if (raw / "node-label.npz").is_file():
-        labels = open_npz(raw / "node-label.npz", scratch).get("node_label", Found(None))
-        if labels.rows is None:
-            raise FormatError(f"{raw / 'node-label.npz'} lacks an array node_label")
-        _add_labels(labels.rows, NODE, raw / "node-label.npz", source)
+    if labels.is_file():
+        found = open_npz(labels, scratch).get("node_label", Found(None))
+        if found.rows is None:
+            raise FormatError(f"{labels} lacks an array node_label")
+        _add_labels(found.rows, NODE, labels, source)
 
 
 def _read_text(raw: Path, scratch: Path, source: Source) -> None:
@@ -129,15 +128,16 @@ def _folder_name(name: str, file: Path) -> str:
 
 
 def _read_edges(folder: Path, relation: Relation, scratch: Path, source: Source) -> None:
-    pairs = read_text(folder / "edge.csv.gz", scratch, torch.int64)
+    edges, counted = folder / "edge.csv.gz", folder / "num-edge-list.csv.gz"
+    pairs = read_text(edges, scratch, torch.int64)
     if pairs.shape[1] != 2:
-        raise FormatError(f"{folder / 'edge.csv.gz'} has {pairs.shape[1]} columns; edges must have 2")
-    count = _only(read_text(folder / "num-edge-list.csv.gz", scratch), folder / "num-edge-list.csv.gz")
-    _check_count(pairs.shape[0], count, str(folder / "edge.csv.gz"), "num-edge-list.csv.gz")
+        raise FormatError(f"{edges} has {pairs.shape[1]} columns; edges must have 2")
+    count = _only(read_text(counted, scratch), counted)
+    _check_count(pairs.shape[0], count, str(edges), counted.name)
     source.graphs[relation] = edge_pairs(pairs, **source.ends(relation))
     for file in _files(folder, "edge"):
         rows = read_text(file, scratch)
-        _check_count(rows.shape[0], count, str(file), "num-edge-list.csv.gz")
+        _check_count(rows.shape[0], count, str(file), counted.name)
         source.add_edge_table(relation, _key(file), rows)
 
 
@@ -153,8 +153,7 @@ def _key(file: Path) -> str:
 
 def _add_labels(rows: Rows, ntype: str, file: Path, source: Source) -> None:
     """Labels of one task become classes. Labels in several columns (ogbn-proteins) are not changed."""
-    source.add_nodes(ntype, row_count(rows, str(file)), str(file))
-    source.labels[ntype] = normalised(rows, are_classes=True)
+    source.add_labels(ntype, normalised(rows, are_classes=True), str(file))
 
 
 def _read_splits(folder: Path, scratch: Path, source: Source) -> None:
@@ -170,7 +169,10 @@ def _read_splits(folder: Path, scratch: Path, source: Source) -> None:
         of_type = kinds[0] / ntype if (kinds[0] / ntype).is_dir() else kinds[0]
         for part, split in _PARTS.items():
             if (file := of_type / f"{part}.csv.gz").is_file() and (of_type != kinds[0] or ntype == NODE):
-                source.add_split(ntype, split, _ids(read_text(file, scratch, torch.int64), file))
+                ids = read_text(file, scratch, torch.int64)
+                if ids.shape[1] > 1:
+                    raise FormatError(f"{file} has {ids.shape[1]} columns; ids must have one")
+                source.add_split(ntype, split, column_of(ids, 0))
 
 
 def _read_split_dict(file: Path, source: Source) -> None:
@@ -181,12 +183,6 @@ def _read_split_dict(file: Path, source: Source) -> None:
             if ids is not None:
                 check_name(ntype, f"a node type of {file}")
                 source.add_split(ntype, split, value_rows(ids, f"{part} of {file}", file))
-
-
-def _ids(rows: Rows, file: Path) -> Rows:
-    if rows.shape[1] > 1:
-        raise FormatError(f"{file} has {rows.shape[1]} columns; ids must have one")
-    return column_of(rows, 0)
 
 
 def _only(counts: Rows | None, file: Path) -> int:

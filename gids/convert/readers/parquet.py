@@ -10,7 +10,6 @@ import torch
 
 from gids.convert.arrow_table import ArrowTable, is_arrow
 from gids.convert.edges import BLOCK_BYTES, count_by_edges
-from gids.convert.named import LABELS, MASKS
 from gids.convert.readers.reader import Choices, Reader
 from gids.convert.source import Source, dotted_relation
 from gids.errors import FormatError
@@ -76,15 +75,10 @@ def _read(path: Path, scratch: Path, choices: Choices) -> Source:
 def _read_nodes(ntype: str, table: ArrowTable, source: Source) -> None:
     source.add_nodes(ntype, table.row_count, f"the table of {ntype!r}")
     for key, columns in _grouped(table, source).items():
-        rows = table.rows(columns)
         if key in _IDS:
-            _check_positions(rows, ntype, key)
-        elif key in LABELS and ntype not in source.labels:
-            source.labels[ntype] = rows
-        elif key in MASKS:
-            source.add_mask(ntype, MASKS[key], rows, f"{key!r} of {ntype!r}")
+            _check_positions(table.rows(columns), ntype, key)
         else:
-            source.add_node_table(ntype, key, rows, f"column {key!r}")
+            source.add_node_array(ntype, key, table.rows(columns), f"{key!r} of {ntype!r}")
 
 
 def _read_edges(relation: Relation, table: ArrowTable, source: Source) -> None:
@@ -113,32 +107,22 @@ def _ends(relation: Relation, columns: dict[str, list[str]]) -> list[str]:
 
 def _grouped(table: ArrowTable, source: Source) -> dict[str, list[str]]:
     """key -> columns. x_0, x_1, … of one type are one table x. Leaves out columns without numbers."""
-    numbers = []
+    groups: dict[str, list[str]] = {}
     for column, kind in table.types.items():
         if table.dtype(column) is None:
             source.notes.append(f"left out column {column!r}: of type {kind}, not numbers")
         else:
-            numbers.append(column)
-    groups: dict[str, list[str]] = {}
-    for column in numbers:
-        numbered = re.fullmatch(r"(.+)_(\d+)", column)
-        stem = numbered[1] if numbered else column
-        group = groups.setdefault(stem if numbered else column, [])
-        group.append(column)
-    return {
-        key: columns
-        for stem, found in groups.items()
-        for key, columns in _checked_group(stem, found, table).items()
-    }
-
-
-def _checked_group(stem: str, found: list[str], table: ArrowTable) -> dict[str, list[str]]:
-    """One table if the columns are stem_0 … stem_n of one scalar type, else a table per column."""
-    ordered = [f"{stem}_{i}" for i in range(len(found))]
-    kinds = {table.types[c] for c in found}
-    if len(found) > 1 and set(found) == set(ordered) and len(kinds) == 1 and not table.is_list(found[0]):
-        return {stem: ordered}
-    return {column: [column] for column in found}
+            numbered = re.fullmatch(r"(.+)_(\d+)", column)
+            groups.setdefault(numbered[1] if numbered else column, []).append(column)
+    tables = {}
+    for stem, found in groups.items():
+        ordered = [f"{stem}_{i}" for i in range(len(found))]
+        kinds = {table.types[c] for c in found}
+        if len(found) > 1 and set(found) == set(ordered) and len(kinds) == 1 and not table.is_list(*kinds):
+            tables[stem] = ordered
+        else:
+            tables |= {column: [column] for column in found}
+    return tables
 
 
 def _check_positions(rows: Rows, ntype: str, key: str) -> None:

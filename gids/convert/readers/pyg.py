@@ -11,12 +11,10 @@ from typing import Any
 
 import torch
 
-from gids.convert.counts import whole_number
 from gids.convert.damage import shown
 from gids.convert.edges import count_by_edges, edge_rows, largest_id
-from gids.convert.named import LABELS, MASKS
 from gids.convert.readers.reader import Choices, Reader
-from gids.convert.source import InEdges, Source
+from gids.convert.source import InEdges, Source, whole_number
 from gids.convert.torch_file import is_torch_file, load_torch, mapped_rows
 from gids.errors import FormatError
 from gids.store.names import NODE, RELATION, Relation, check_name, describe_type
@@ -71,8 +69,7 @@ def _stores(saved: Any, path: Path) -> dict[str | Relation, Mapping[str, Any]]:
 def _typed(stores: Mapping[Any, Any], path: Path) -> dict[str | Relation, Mapping[str, Any]]:
     """The attributes by node type and relation. Raises FormatError for another key."""
     for key in stores:
-        names = key if isinstance(key, tuple) and len(key) == 3 else (key,)
-        for name in names:
+        for name in key if isinstance(key, tuple) and len(key) == 3 else (key,):
             check_name(name, f"a node type or relation of {path}")
     return {key: _attributes(store, path) for key, store in stores.items()}
 
@@ -173,17 +170,11 @@ class _Graph:
                 continue
             if (rows := self._rows(key, ntype, values)) is None:
                 continue
-            what = f"{key!r} of {ntype!r} in {self._path}"
-            if key in MASKS:
-                self.source.add_nodes(ntype, rows.shape[0], what, key)
-                self.source.add_mask(ntype, MASKS[key], rows, what)
-            elif key in _SPLITS:
+            if key in _SPLITS:
                 self.source.add_split(ntype, _SPLITS[key], rows)
-            elif key in LABELS and ntype not in self.source.labels:
-                self.source.add_nodes(ntype, rows.shape[0], what, key)
-                self.source.labels[ntype] = rows
             else:
-                self.source.add_node_table(ntype, key, rows, what, key)
+                what = f"{key!r} of {ntype!r} in {self._path}"
+                self.source.add_node_array(ntype, key, rows, what, skip=key)
 
     def count_ends(self, stores: Mapping[str | Relation, Mapping[str, Any]]) -> None:
         """Set the numbers of nodes that only the edges give, as PyG does."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gids.convert.source import Source, source_files
+from gids.convert.source import Source
 
 READER_BYTES = 300 << 20  # memory that a reader may use besides the buffers that --memory bounds
 
@@ -52,10 +52,9 @@ class Reader:
 
     name: for --from. summary: one line. layout: the files that it reads and what they become. recognises:
     whether an existing path is certainly of this format. read(path, scratch, choices): the Source; keep the
-    directory scratch as long as it is used. Raises FormatError. files: the files of a source, to notice
-    changes. is_raw: whether --dtype is the type of the path's content, not a type to cast to. takes: the
-    options of Choices.given that apply. may_crash: whether a library's native code loads the file and may
-    crash; then another process reads it first.
+    directory scratch as long as it is used. Raises FormatError. is_raw: whether --dtype is the type of the
+    path's content, not a type to cast to. takes: the options of Choices.given that apply. may_crash: whether
+    a library's native code loads the file and may crash; then another process reads it first.
     """
 
     name: str
@@ -63,7 +62,6 @@ class Reader:
     layout: str
     recognises: Callable[[Path], bool]
     read: Callable[[Path, Path, Choices], Source]
-    files: Callable[[Path], list[Path]] = source_files
     is_raw: Callable[[Path], bool] = lambda _: False
     takes: tuple[str, ...] = ()
     may_crash: bool = False

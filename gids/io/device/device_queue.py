@@ -20,6 +20,7 @@ import torch
 
 from gids import _core
 from gids.cuda.device import Argument, Device, Event, Mapping, Stream
+from gids.cuda.numa import prefer_node
 from gids.io.device.queue_table import QueueTable, native_table
 from gids.io.engine import Engine
 
@@ -30,10 +31,13 @@ _THREADS = 256
 _WARPS = _THREADS // 32
 _SLOT_UNIT: int = _core.QUEUE_SLOT_UNIT
 _BLOCKS_PER_SM = 8
-_SPINNING_BLOCKS_PER_SM = 1
-"""For a kernel that spins: few blocks leave registers to others and limit polls on the bus."""
-_POLLS_PER_S = 1 << 20
-"""More polls than a lane makes per second, so that by default lanes outlast the service's time-out."""
+BUS_BLOCKS = 32
+"""The most blocks of a kernel that is bounded by the bus. Bandwidth times delay is about 80 KB, which a few
+blocks have in flight; more would only keep registers from the kernels of training."""
+_SPINNING_THREADS = 1024
+_SPINNING_WARPS = _SPINNING_THREADS // 32
+_SPINNING_WARPS_PER_SM = 8
+"""The warps of a kernel that polls. They fill a quarter of the multiprocessors; the others stay free."""
 
 
 class Round:
@@ -49,8 +53,9 @@ class Round:
     ) -> None:
         self.number = number
         self.pair = pair
+        self.index = index
+        """Over all pairs."""
         self._owner = owner
-        self._index = index  # over all pairs
         self._limit = limit  # the most requests that it holds
         self._posted: Event | None = None
         self._waited_on: list[Stream] = []
@@ -98,15 +103,15 @@ class DeviceQueue:
         pairs: int = 1,
         wait: Literal["stream", "warp"] = "stream",
         timeout_s: float = 30.0,
-        spin_limit: int | None = None,
+        spin_limit_s: float | None = None,
     ) -> None:
         """Allocate the memory, register it with the device and the engine, start the service.
 
         tables: up to 32768; requests name them by index. staging_bytes: pinned host memory for pages in
-        flight, over all pairs; a pair gets as many slots as fit, rounded down to a power of two. rounds_max:
-        1 to 64 per pair. wait: "stream" lets the stream wait for whole rounds; with "warp" (BaM's way) each
-        warp of ``read_pages`` polls for its own page. spin_limit: number of polls before a kernel gives up
-        (default: longer than timeout_s).
+        flight, over all pairs; a pair gets as many slots as fit, rounded down to a power of two.
+        rounds_max: 1 to 64 per pair. wait: "stream" lets the stream wait for whole rounds; with "warp" (BaM's
+        way) each warp of ``read_pages`` polls for its own page. spin_limit_s: seconds until a kernel that
+        polls gives up (default: twice timeout_s).
 
         Raises ValueError for numbers that do not fit each other, the engine or its files. The engine keeps
         the staging memory until it closes, as it may still read into it.
@@ -119,8 +124,9 @@ class DeviceQueue:
             slot_bytes=max(-(-t.page_bytes // _SLOT_UNIT) * _SLOT_UNIT for t in tables),
             pairs=pairs,
             rounds_max=pair_rounds,
-            spin_limit=math.ceil(timeout_s * _POLLS_PER_S) if spin_limit is None else spin_limit,
+            spin_ns=math.ceil((2 * timeout_s if spin_limit_s is None else spin_limit_s) * 1e9),
         )
+        prefer_node(self._memory.address, self._memory.shared_bytes, device.numa_node)
         self.wait_kind = wait
         self.pairs = pairs
         self.depth = self._memory.depth
@@ -224,9 +230,7 @@ class DeviceQueue:
             assert round._posted is not None
             self._remember(stream)
             stream.wait_event(round._posted)  # for what the posting kernel wrote to device memory
-            completed = self._mapping.device_address + self._memory.completed_offset(
-                round._index % self.pairs
-            )
+            completed = self._mapping.device_address + self._memory.offsets(round.index % self.pairs)[0]
             if not self._device.wait_value(stream, completed, round.number + 1):
                 self._launch(stream, "gids_await_round", 1, round.pair, round.number)
             if stream not in round._waited_on:
@@ -258,7 +262,7 @@ class DeviceQueue:
             self._launch(
                 stream,
                 "gids_collect_round",
-                -(-limit // _WARPS),
+                min(-(-limit // _WARPS), BUS_BLOCKS),
                 round.pair,
                 round.number,
                 count,
@@ -268,6 +272,29 @@ class DeviceQueue:
                 to.shape[1],
                 errors,
             )
+
+    def copy(
+        self, stream: Stream, round: Round, ticket: int, pages: torch.Tensor, statuses: torch.Tensor
+    ) -> None:
+        """Enqueue copies, by a copy engine, of a round that the stream waited for. Does not block.
+
+        ticket: of the round's first request, the number of requests posted to its pair before. pages:
+        uint8[size, slot_bytes] on the device, for the staging pages of the round's first `size` requests.
+        statuses: int64[size] on the device; ``queue::outcome_of`` gives their errors. A round is contiguous
+        in the ring, so its pages take one copy, or two at the ring's end.
+        """
+        with self._use("stream", "copy"):
+            self._check_round(round)
+            if round._collected or stream not in round._waited_on:
+                raise RuntimeError(f"round {round.number}: call copy() after wait() and before collected()")
+            _, statuses_at, staging_at = self._memory.offsets(round.index % self.pairs)
+            slot, done = ticket % self.depth, 0
+            while done < len(pages):
+                part = slice(done, min(len(pages), done + self.depth - slot))
+                for to, start in ((pages, staging_at), (statuses, statuses_at)):
+                    address = self._memory.address + start + slot * to[:1].nbytes
+                    self._device.copy_from_host(stream, to[part], address)
+                slot, done = 0, part.stop
 
     @contextlib.contextmanager
     def reading(self, stream: Stream, round: Round) -> Iterator[None]:
@@ -293,7 +320,7 @@ class DeviceQueue:
             if not round._waited_on:
                 raise RuntimeError(f"round {round.number}: call wait() before collected()")
             round._collected = True
-            self._freed[round._index] = [stream.record_event() for stream in round._waited_on]
+            self._freed[round.index] = [stream.record_event() for stream in round._waited_on]
             while self._uncollected and self._uncollected[0]._collected:
                 self._uncollected.popleft()
 
@@ -321,11 +348,14 @@ class DeviceQueue:
                 return
             numbers = [self._service.arm(pair) for pair in range(self.pairs)]
             assert len(set(numbers)) == 1, "all pairs are armed together"
+            most = -(-self._device.sm_count * _SPINNING_WARPS_PER_SM // _SPINNING_WARPS)
             with self._posting(stream, []):
-                self._launch(
+                self._device.launch(
                     stream,
+                    _UNIT,
                     "gids_read_pages",
-                    min(-(-rows // _WARPS), self._device.sm_count * _SPINNING_BLOCKS_PER_SM),
+                    max(1, min(-(-rows // _SPINNING_WARPS), most)),
+                    _SPINNING_THREADS,
                     self._pairs,
                     self.pairs,
                     numbers[0],

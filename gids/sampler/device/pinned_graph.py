@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from gids.store.names import describe_type
 if TYPE_CHECKING:
     import torch
 
-    from gids.cuda import Device, Mapping
+    from gids.cuda import Device, Mapping, Stream
     from gids.store.graph import Graph
 
 _COPIED_AT_ONCE = 64 << 20
@@ -33,7 +34,7 @@ class PinnedGraph:
 
     The copy is anonymous memory of its exact size, rounded up to a page. Indices are int32 if the
     sources' ids fit, which halves the bus traffic. Close it, or use it in a ``with`` block; dropping it
-    closes it too. Do so only after the device's last sampling from it.
+    closes it too. Closing waits for the kernels that were launched to read it.
 
     Attributes: graph; device; indptr_address, indices_address: for kernels; wide: whether indices are int64
     in the copy; host_bytes, device_bytes: memory of the copy; closed.
@@ -63,7 +64,8 @@ class PinnedGraph:
         _check_memory(graph, device, sources, topology_on)
         held: list[_Held] = []
         self._weights: dict[int, _Held] = {}  # by the id of the array
-        self._finalizer = weakref.finalize(self, _release, held, self._weights)
+        self._streams: list[Stream] = []
+        self._finalizer = weakref.finalize(self, _release, os.getpid(), self._streams, held, self._weights)
         try:
             for source in sources:
                 if source.name in _ON_DEVICE[topology_on]:
@@ -76,6 +78,19 @@ class PinnedGraph:
             raise
         self.indptr_address, self.indices_address = (h.address for h in held)
         self._topology = tuple(held)
+
+    def used_on(self, stream: Stream) -> None:
+        """Note that kernels on this stream read the copy. Called before they are launched."""
+        if stream not in self._streams:
+            self._streams.append(stream)
+
+    @property
+    def indptr_on_host(self) -> bool:
+        return isinstance(self._topology[0], _OnHost)
+
+    @property
+    def indices_on_host(self) -> bool:
+        return isinstance(self._topology[1], _OnHost)
 
     @property
     def host_bytes(self) -> int:
@@ -104,7 +119,7 @@ class PinnedGraph:
             else:
                 _check_host_memory(f"pinning the weights of {relation}", [source], "free some")
                 self._weights[key] = _OnHost(self.device, source, f"weights of {relation}", "")
-            weakref.finalize(weights, _release_one, self._weights, key)
+            weakref.finalize(weights, _release_one, os.getpid(), self._streams, self._weights, key)
         return self._weights[key].address
 
     def _all_held(self) -> list[_Held]:
@@ -115,7 +130,7 @@ class PinnedGraph:
         return not self._finalizer.alive
 
     def close(self) -> None:
-        """Unmap and free the copy. Idempotent. The caller has waited for the device's last use."""
+        """Wait for the kernels that read the copy, unmap and free it. Idempotent."""
         self._finalizer()
 
     def __enter__(self) -> PinnedGraph:
@@ -188,11 +203,13 @@ class _OnHost(_Held):
     def __init__(self, device: Device, source: _Source, what: str, other_way: str) -> None:
         self.nbytes = -(-max(1, source.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
-            copy = np.frombuffer(host_memory(self.nbytes), source.dtype, len(source.array))
+            memory = host_memory(self.nbytes, device.numa_node)
         except OSError as error:
             raise MemoryError(
                 f"{what}: cannot allocate {self.nbytes} bytes of host memory ({error.strerror})"
             ) from None
+        copy = np.frombuffer(memory, source.dtype, len(source.array))
+        del memory
         for part in source.parts():
             source.copy(part, copy[part])
         try:
@@ -200,8 +217,8 @@ class _OnHost(_Held):
         except RuntimeError as error:
             del copy  # even if the error is kept
             raise RuntimeError(
-                f"{what}: {self.nbytes} bytes of host memory could not be pinned ({error}). Raise the limit "
-                f"of locked memory (`ulimit -l`){other_way}"
+                f"{what}: {self.nbytes} bytes of host memory could not be pinned ({error}): free host memory"
+                f"{other_way}"
             ) from error
         self._copy: np.ndarray | None = copy
         self.address = self._mapping.device_address
@@ -211,16 +228,20 @@ class _OnHost(_Held):
         self._copy = None
 
 
-def _release(held: list[_Held], weights: dict[int, _Held]) -> None:
+def _release(pid: int, streams: list[Stream], held: list[_Held], weights: dict[int, _Held]) -> None:
+    if os.getpid() == pid:  # a forked child has none of the streams
+        for stream in streams:
+            stream.synchronize()
     while held:
         held.pop().release()
     while weights:
         weights.popitem()[1].release()
 
 
-def _release_one(weights: dict[int, _Held], key: int) -> None:
+def _release_one(pid: int, streams: list[Stream], weights: dict[int, _Held], key: int) -> None:
     if key in weights:
-        weights.pop(key).release()
+        one = {key: weights.pop(key)}
+        _release(pid, streams, [], one)
 
 
 def _room(device: Device) -> int:

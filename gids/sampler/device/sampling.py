@@ -25,11 +25,17 @@ _UNIT = "sampler/neighbor.cu"
 _WEIGHTED = "sampler/weighted.cu"
 _THREADS = 256
 _BLOCKS_PER_SM = 8
+_BUS_BLOCKS = 64
+"""The most blocks of a kernel that reads the topology over the bus. They keep the bus full; more blocks would
+only keep registers from the kernels of training."""
 _ALL = -1
 _NO_LIMIT = np.uint64((1 << 64) - 1)
 """A fanout of -1 for the kernels that draw by weight."""
 _LARGEST_ASSUMED = 32
 """Up to this fanout, room for all possible edges is allocated; above it, the host waits for their count."""
+_LARGEST_UNCOUNTED = 1 << 18
+"""Up to this many possible edges of a layer, the next one is enqueued before the host knows their number."""
+_NO_NODE = -1
 _NO_FAULT = -1
 _MOST_EDGES = 1 << 31
 
@@ -114,6 +120,29 @@ class _Table:
     estimates: torch.Tensor
 
 
+@dataclass(eq=False)
+class _Drawn:
+    """One layer whose edges are drawn and whose sizes are on the device.
+
+    By node type: places, the number of possible edges; known, the length of the nodes before; before,
+    int64[1] on the device, the number of these that exist; new, int64[1], or None without places. By relation: edges, the
+    indices and positions if the layer is relabeled, with room for all possible edges.
+    """
+
+    draws: list[_Draw]
+    tables: list[_Table]
+    places: list[int]
+    known: list[int]
+    before: list[torch.Tensor]
+    new: list[torch.Tensor | None]
+    edges: list[tuple[torch.Tensor, torch.Tensor]]
+
+    def counts(self) -> list[torch.Tensor]:
+        """What the host needs: edges by relation, nodes before, and new nodes by type."""
+        edges = [draw.indptr[draw.n :] for draw in self.draws]
+        return [*edges, *self.before, *(new for new in self.new if new is not None)]
+
+
 class DeviceSampler:
     """Samples on one device. Reuses the memory between kernels. One caller at a time."""
 
@@ -154,39 +183,58 @@ class DeviceSampler:
                 self._device.hand_over(scratch, self._stream, stream)
             self._scratch.clear()  # it belongs to the stream on which it was allocated
         self._stream = stream
-        nodes = [ids.to(self._device.torch_device) for ids in seeds]
+        for pinned in topology.pinned:
+            pinned.used_on(stream)
+        here = self._device.torch_device
+        nodes = [ids if ids.device == here else ids.pin_memory().to(here, non_blocking=True) for ids in seeds]
         types, relations = len(nodes), len(topology.relations)
         faults = torch.full((types + 2 * relations,), _NO_FAULT, dtype=torch.int64, device=nodes[0].device)
         for t, ids in enumerate(nodes):
             self._launch("gids_check_seeds", len(ids), ids, len(ids), topology.node_counts[t], faults[t:])
-        layers = []
+        layers: list[list[Block]] = []
+        waiting: list[_Drawn] = []  # layers whose sizes the host does not know
+        sizes = [self._count_of(len(ids)) for ids in nodes]
         for hop, layer in enumerate(fanouts):
             keys: list[Keys] = []
             for r, (src, _) in enumerate(topology.ends):
                 of_layer, number = 0 if choice.layer_dependency else hop, src if choice.by_source else r
                 now, following, cos, sin = _core.variate_keys(numbers, choice.dependency, of_layer, number)
                 keys.append((now, following, np.float64(cos), np.float64(sin)))
-            layers.append(self._layer(topology, nodes, layer, keys, faults, choice))
+            if waiting and any(_is_counted(choice, fanout) for fanout in layer):
+                layers += self._settle(waiting, topology, nodes, faults)
+            drawn = self._layer(topology, nodes, sizes, layer, keys, faults, choice)
+            waiting.append(drawn)
+            may_wait = not choice.rates and not choice.by_source  # their weights need scratch of the layer
+            if hop + 1 < len(fanouts) and may_wait and max(drawn.places) <= _LARGEST_UNCOUNTED:
+                self._relabel_ahead(drawn, nodes)
+            else:
+                layers += self._settle(waiting, topology, nodes, faults)
+            sizes = [
+                before if new is None else before + new
+                for before, new in zip(drawn.before, drawn.new, strict=True)
+            ]
+        layers += self._settle(waiting, topology, nodes, faults)
         return nodes, layers
 
     def _layer(
         self,
         topology: Topology,
         nodes: list[torch.Tensor],
+        sizes: list[torch.Tensor],
         fanouts: list[int],
         keys: list[Keys],
         faults: torch.Tensor,
         choice: Choice,
-    ) -> list[Block]:
-        """Sample one layer. Appends the nodes that it finds to nodes."""
+    ) -> _Drawn:
+        """Draw one layer. Nodes beyond sizes are _NO_NODE: they have no edges."""
         draws = [
             self._count(topology, r, nodes[dst], fanouts[r], faults, choice, keys[r])
             for r, (_, dst) in enumerate(topology.ends)
         ]
-        capacities = self._capacities(draws, len(nodes))
+        places = self._capacities(draws, len(nodes))
         known = [len(ids) for ids in nodes]
         weighted = {draw.src for draw in draws if draw.rates is not None}
-        tables = [self._table(t, ids, capacities[t], t in weighted) for t, ids in enumerate(nodes)]
+        tables = [self._table(t, ids, places[t], t in weighted) for t, ids in enumerate(nodes)]
         for draw, (_, dst) in zip(draws, topology.ends, strict=True):
             self._draw(draw, nodes[dst], tables[draw.src], known[draw.src], topology, faults)
         for draw in draws:
@@ -197,23 +245,57 @@ class DeviceSampler:
                 *(table.slots, table.slot_of, draw.indptr[draw.n :], draw.capacity),
                 *(known[draw.src], draw.base, table.ranks),
             )
-        for table, capacity in zip(tables, capacities, strict=True):
-            table.ranks[:capacity].cumsum_(0)
+        for table, count in zip(tables, places, strict=True):
+            table.ranks[:count].cumsum_(0)
+        new = [t.ranks[c - 1 : c].long() if c else None for t, c in zip(tables, places, strict=True)]
+        return _Drawn(draws, tables, places, known, sizes, new, [])
 
-        # The only wait of a layer: for the numbers of edges and nodes, and the faults.
-        counts = [draw.indptr[draw.n :] for draw in draws]
-        counts += [t.ranks[c - 1 : c].long() for t, c in zip(tables, capacities, strict=True) if c]
-        found = torch.cat([*counts, faults]).tolist()
-        _raise_faults(topology, nodes, found[-len(faults) :])
-        edges = found[: len(draws)]
-        new = iter(found[len(draws) :])
-        for t, capacity in enumerate(capacities):
-            if capacity and (count := next(new)):
-                nodes[t] = torch.cat([nodes[t], self._device.empty(count, torch.int64)])
-        return [
-            self._relabel(draw, tables[draw.src], known[draw.src], count, nodes, topology)
-            for draw, count in zip(draws, edges, strict=True)
-        ]
+    def _relabel_ahead(self, drawn: _Drawn, nodes: list[torch.Tensor]) -> None:
+        """Write a layer's edges and nodes into arrays for all that are possible. Does not wait."""
+        for t, places in enumerate(drawn.places):
+            if places:
+                padding = torch.full((places,), _NO_NODE, dtype=torch.int64, device=nodes[t].device)
+                nodes[t] = torch.cat([nodes[t], padding])
+        drawn.edges = [self._relabel(draw, drawn, draw.capacity, nodes) for draw in drawn.draws]
+
+    def _settle(
+        self, waiting: list[_Drawn], topology: Topology, nodes: list[torch.Tensor], faults: torch.Tensor
+    ) -> list[list[Block]]:
+        """Wait for the sizes of layers, and make their blocks. The last one may not be relabeled yet."""
+        if not waiting:
+            return []
+        counts = torch.cat([count for drawn in waiting for count in drawn.counts()] + [faults]).tolist()
+        _raise_faults(topology, nodes, counts[-len(faults) :])
+        found = iter(counts)
+        layers = []
+        for drawn in waiting:
+            edges = [next(found) for _ in drawn.draws]
+            before = [next(found) for _ in drawn.before]
+            after = [
+                b + (0 if new is None else next(found)) for b, new in zip(before, drawn.new, strict=True)
+            ]
+            if not drawn.edges:
+                for t, (old, size) in enumerate(zip(before, after, strict=True)):
+                    if size > len(nodes[t]) or old < len(nodes[t]):
+                        nodes[t] = torch.cat([nodes[t][:old], self._device.empty(size - old, torch.int64)])
+                drawn.edges = [
+                    self._relabel(draw, drawn, count, nodes)
+                    for draw, count in zip(drawn.draws, edges, strict=True)
+                ]
+            layers.append(
+                [
+                    self._block(draw, drawn, before[dst], after[draw.src], count, topology)
+                    for draw, (_, dst), count in zip(drawn.draws, topology.ends, edges, strict=True)
+                ]
+            )
+        for t, size in enumerate(after):
+            nodes[t] = _exactly(nodes[t], size)
+        waiting.clear()
+        return layers
+
+    def _count_of(self, n: int) -> torch.Tensor:
+        """int64[1] on the device, without a copy from the host."""
+        return torch.full((1,), n, dtype=torch.int64, device=self._device.torch_device)
 
     def _count(
         self,
@@ -235,6 +317,7 @@ class DeviceSampler:
             *(nodes, n, graph.num_dst, pinned.indptr_address, graph.num_edges, np.int32(fanout)),
             np.uint32(choice.kind == "replaced"),
             *(begins, degrees, indptr[1:], faults[len(topology.node_types) + 2 * number :]),
+            over_bus=pinned.indptr_on_host,
         )
         rates = choice.rates[number] if choice.rates else None
         if rates is not None and rates.some_zero and fanout:
@@ -244,6 +327,7 @@ class DeviceSampler:
                 *(n, begins, degrees, rates.weights, np.int32(fanout), np.uint32(choice.kind == "replaced")),
                 indptr[1:],
                 unit=_WEIGHTED,
+                over_bus=pinned.host_bytes > 0,
             )
         if choice.kind == "labor" and fanout > 0:
             self._launch(
@@ -252,6 +336,7 @@ class DeviceSampler:
                 *(n, begins, degrees, *keys, np.uint32(fanout)),
                 *(pinned.indices_address, np.uint32(pinned.wide), graph.num_src, indptr[1:]),
                 faults[len(topology.node_types) + 2 * number + 1 :],
+                over_bus=pinned.indices_on_host,
             )
         indptr.cumsum_(0)
         src = topology.ends[number][0]
@@ -259,7 +344,7 @@ class DeviceSampler:
 
     def _capacities(self, draws: list[_Draw], types: int) -> list[int]:
         """Assign places to every relation. Returns the number of places by source type."""
-        counted = [d for d in draws if d.choice.kind == "labor" or not 0 <= d.fanout <= _LARGEST_ASSUMED]
+        counted = [d for d in draws if _is_counted(d.choice, d.fanout)]
         if counted:  # known only from the degrees: wait for them
             counts = torch.cat([draw.indptr[draw.n :] for draw in counted]).tolist()
             for draw, count in zip(counted, counts, strict=True):
@@ -313,28 +398,42 @@ class DeviceSampler:
         if draw.rates is not None:
             self._draw_weighted(draw, draw.rates, nodes, table, edges)
             return
+        over_bus = draw.pinned.indices_on_host
         if draw.fanout == _ALL:
             self._launch(
                 "gids_take_neighbors",
                 draw.capacity,
                 *(draw.n, draw.begins, draw.indptr, draw.capacity),
                 *edges,
+                over_bus=over_bus,
             )
             return
         kind, fanout = draw.choice.kind, np.uint32(draw.fanout)
         of_nodes = (nodes, draw.n, draw.begins, draw.degrees, draw.indptr)
         some = draw.n if draw.fanout else 0
         if kind == "labor":
-            self._launch("gids_draw_labor", 32 * some, *of_nodes[1:], *draw.keys, fanout, *edges)
+            self._launch(
+                "gids_draw_labor", 32 * some, *of_nodes[1:], *draw.keys, fanout, *edges, over_bus=over_bus
+            )
         elif kind == "replaced":
-            self._launch("gids_draw_replaced", some * draw.fanout, *of_nodes, *draw.keys, fanout, *edges)
+            self._launch(
+                "gids_draw_replaced",
+                some * draw.fanout,
+                *of_nodes,
+                *draw.keys,
+                fanout,
+                *edges,
+                over_bus=over_bus,
+            )
         elif kind == "uniform":
             width = min(32, 1 << max(0, draw.fanout - 1).bit_length())
             of_layer = (draw.keys[0], fanout, np.uint32(width))
-            self._launch("gids_draw_neighbors", some * width, *of_nodes, *of_layer, *edges)
+            self._launch("gids_draw_neighbors", some * width, *of_nodes, *of_layer, *edges, over_bus=over_bus)
         else:
             which = (fanout, np.uint32(draw.choice.by_source), self._numbers(draw, table))
-            self._launch("gids_draw_least", 32 * some, *of_nodes, *draw.keys, *which, *edges)
+            self._launch(
+                "gids_draw_least", 32 * some, *of_nodes, *draw.keys, *which, *edges, over_bus=over_bus
+            )
 
     def _draw_weighted(
         self,
@@ -352,6 +451,7 @@ class DeviceSampler:
             _NO_LIMIT if draw.fanout == _ALL else np.uint64(draw.fanout),
             *(*rates.arguments, self._numbers(draw, table), table.estimates, *edges),
             unit=_WEIGHTED,
+            over_bus=draw.pinned.host_bytes > 0,
         )
 
     def _numbers(self, draw: _Draw, table: _Table) -> torch.Tensor:
@@ -359,35 +459,47 @@ class DeviceSampler:
         return self._take("numbers", draw.src, len(table.positions), torch.int64)
 
     def _relabel(
-        self,
-        draw: _Draw,
-        table: _Table,
-        known: int,
-        count: int,
-        nodes: list[torch.Tensor],
-        topology: Topology,
-    ) -> Block:
+        self, draw: _Draw, drawn: _Drawn, count: int, nodes: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The indices and positions of a relation's edges, int64[count] each. Also writes their new nodes."""
+        table = drawn.tables[draw.src]
         indices = self._device.empty(count, torch.int64)
         positions = self._device.empty(count, torch.int64)
         self._launch(
             "gids_relabel",
             count,
-            *(count, known, draw.base, table.slots, table.slot_of, table.ranks),
-            *(table.sources, table.positions, indices, positions, nodes[draw.src]),
+            *(
+                draw.indptr[draw.n :],
+                drawn.known[draw.src],
+                draw.base,
+                table.slots,
+                table.slot_of,
+                table.ranks,
+            ),
+            *(drawn.before[draw.src], table.sources, table.positions, indices, positions, nodes[draw.src]),
         )
+        return indices, positions
+
+    def _block(
+        self, draw: _Draw, drawn: _Drawn, num_dst: int, num_src: int, count: int, topology: Topology
+    ) -> Block:
+        indptr = _exactly(draw.indptr, num_dst + 1)
+        indices, positions = (_exactly(edges, count) for edges in drawn.edges[draw.number])
         weights = None
         if draw.rates is not None:
-            weights = table.estimates[draw.base : draw.base + count].clone()
+            weights = drawn.tables[draw.src].estimates[draw.base : draw.base + count].clone()
         elif draw.choice.by_source:
-            each = (draw.degrees.double() / draw.fanout).clamp(min=1).float()
-            weights = each.repeat_interleave(draw.indptr.diff(), output_size=count)
-        graph = topology.graphs[draw.number]
-        return Block(draw.indptr, indices, positions, len(nodes[draw.src]), graph, weights)
+            each = (draw.degrees[:num_dst].double() / draw.fanout).clamp(min=1).float()
+            weights = each.repeat_interleave(indptr.diff(), output_size=count)
+        return Block(indptr, indices, positions, num_src, topology.graphs[draw.number], weights)
 
-    def _launch(self, kernel: str, threads: int, *args: Argument, unit: str = _UNIT) -> None:
-        """threads: the number of threads with work."""
+    def _launch(
+        self, kernel: str, threads: int, *args: Argument, unit: str = _UNIT, over_bus: bool = False
+    ) -> None:
+        """threads: the number of threads with work. over_bus: whether they read host memory."""
         assert self._stream is not None
-        blocks = min(-(-threads // _THREADS), _BLOCKS_PER_SM * self._device.sm_count)
+        most = _BLOCKS_PER_SM * self._device.sm_count
+        blocks = min(-(-threads // _THREADS), min(most, _BUS_BLOCKS) if over_bus else most)
         self._device.launch(self._stream, unit, kernel, blocks, _THREADS, *args)
 
     def _take(self, name: str, number: int, count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -396,6 +508,16 @@ class DeviceSampler:
         if held is None or len(held) < count:
             held = self._scratch[name, number] = self._device.empty(max(1024, count * 5 // 4), dtype)
         return held[:count]
+
+
+def _is_counted(choice: Choice, fanout: int) -> bool:
+    """Whether only the degrees tell how many edges there can be."""
+    return choice.kind == "labor" or not 0 <= fanout <= _LARGEST_ASSUMED
+
+
+def _exactly(tensor: torch.Tensor, size: int) -> torch.Tensor:
+    """The first elements, in memory of their own."""
+    return tensor if len(tensor) == size else tensor[:size].clone()
 
 
 def _raise_faults(topology: Topology, nodes: list[torch.Tensor], faults: list[int]) -> None:

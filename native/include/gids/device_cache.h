@@ -81,21 +81,23 @@ struct Choice {
 };
 static_assert(sizeof(Choice) == (2 * score::buckets + 8) * 4 + 3 * 8, "zeroed by the host, by its size");
 
-// Where a round's pages were read to: staging of a queue pair (wait `stream`), a buffer in device memory (wait
-// `warp`), or nowhere (the round was abandoned).
+// Where a round's pages are: in the staging of a queue pair (wait `stream`), in a buffer in device memory that warps
+// filled (wait `warp`) or a copy engine did (with the pages' statuses), or nowhere (the round was abandoned).
 struct Round {
-  const queue::Pair* pair;  // or null
+  const queue::Pair* pair;  // or null: of wait `stream`
   u64 number;
   const u8* buffer;         // or null; [round_max][page_bytes]
-  const int* errors;        // [round_max]
+  const int* errors;        // or null; [round_max], of wait `warp`
+  const u64* statuses;      // or null; [round_max], copied
   u64 page_bytes;
 
   GIDS_HD int error(u64 i) const {
+    if (statuses) return queue::outcome_of(*pair, queue::ticket_of(*pair, number, i), statuses[i]);
     if (pair) return queue::outcome(*pair, queue::ticket_of(*pair, number, i));  // each thread acquires for itself
     return buffer ? errors[i] : queue::canceled;
   }
   GIDS_HD const u8* page(u64 i) const {
-    return pair ? pair->page(queue::ticket_of(*pair, number, i)) : buffer + i * page_bytes;
+    return buffer ? buffer + i * page_bytes : pair->page(queue::ticket_of(*pair, number, i));
   }
 };
 

@@ -25,8 +25,18 @@ GIDS_HD constexpr u32 next(u32 slot, u32 log2_slots) {
   return (slot + 1) & static_cast<u32>((u64{1} << log2_slots) - 1);
 }
 
-GIDS_HD bool exchange(local_ref<u64>& ref, u64& held, u64 to) {
+GIDS_HD bool exchange(const local_ref<u64>& ref, u64& held, u64 to) {
   return ref.compare_exchange_strong(held, to, memory_order_relaxed, memory_order_relaxed);
+}
+
+// Stores `to` where it is less than what the word holds now; held: what it held before.
+GIDS_HD void lower(u64& word, u64 held, u64 to) {
+#if GIDS_SIMT
+  if (to < held) atomicMin(&word, to);
+#else
+  while (to < held && !exchange(local_ref<u64>(word), held, to)) {
+  }
+#endif
 }
 
 // Notes that id appears at a position; returns its slot. The table must have an empty slot left.
@@ -36,8 +46,7 @@ GIDS_HD u32 note(u64* slots, u32 log2_slots, u64 id, u64 at) {
     u64 held = ref.load(memory_order_relaxed);
     if (held == empty && exchange(ref, held, word(id, at))) return slot;
     if (id_of(held) != id) continue;  // a slot never changes its id
-    while (at < at_of(held) && !exchange(ref, held, word(id, at))) {
-    }
+    lower(slots[slot], held, word(id, at));  // the id is the same, so that the least word has the least position
     return slot;
   }
 }

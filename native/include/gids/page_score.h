@@ -22,6 +22,7 @@ enum class Policy : u32 {
 // minibatches that use it have retired.
 constexpr u32 use_levels = 8;
 constexpr u32 buckets = word::heat_levels + word::use_bits * use_levels;
+static_assert(buckets % 32 == 0, "the lanes of a warp share the buckets");
 constexpr u32 free_line = buckets;       // instead of a bucket: the line holds nothing
 constexpr u32 protected_line = ~u32{0};  // instead of a bucket: the line cannot be taken
 
@@ -71,9 +72,9 @@ struct Cut {
 };
 
 // Chooses `drop` of the counted lines and misses, the least worthy first. Within the bucket of the cut, misses go
-// before lines, so that no line is rewritten for an equal page. At least `drop` must be counted.
-GIDS_HD constexpr Cut cut(const u32* lines, const u32* misses, u32 drop) {
-  for (u32 b = 0; b + 1 < buckets; ++b) {
+// before lines, so that no line is rewritten for an equal page. At least `drop` must be counted in buckets [first, end).
+GIDS_HD constexpr Cut cut(const u32* lines, const u32* misses, u32 drop, u32 first = 0, u32 end = buckets) {
+  for (u32 b = first; b + 1 < end; ++b) {
     const u32 here = lines[b] + misses[b];
     if (here >= drop) {
       const u32 from_misses = drop < misses[b] ? drop : misses[b];
@@ -81,8 +82,8 @@ GIDS_HD constexpr Cut cut(const u32* lines, const u32* misses, u32 drop) {
     }
     drop -= here;
   }
-  const u32 from_misses = drop < misses[buckets - 1] ? drop : misses[buckets - 1];
-  return {buckets - 1, drop - from_misses, from_misses};
+  const u32 from_misses = drop < misses[end - 1] ? drop : misses[end - 1];
+  return {end - 1, drop - from_misses, from_misses};
 }
 
 }  // namespace gids::score

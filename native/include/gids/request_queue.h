@@ -13,10 +13,10 @@
 // * stream: post_round() writes a whole round and the kernel ends; the stream waits for completed >= round + 1
 //   (where streams cannot wait for a word, await_round() does); another kernel collects. A round has at most
 //   round_max requests, and at most rounds_max are posted and not collected: nothing spins for room.
-// * warp (BaM's): read_page() takes a slot, waits for its own status and copies; it spins, within spin_limit.
+// * warp (BaM's): read_page() takes a slot, waits for its own status and copies; it spins, within spin_ns.
 // A pair is used in one of the ways only; one kernel at a time posts to it.
 //
-// A poster that gives up after spin_limit may leave a slot that the service will still write to. This breaks the
+// A poster that gives up after spin_ns may leave a slot that the service will still write to. This breaks the
 // queue: the poster sets `abandoned`; from then on nobody posts, and the service ends.
 //
 // Every word that crosses the bus is 8 bytes, has one writing side, and is only loaded and stored. Its lap tells a new
@@ -29,6 +29,7 @@
 
 #if !defined(__CUDACC__) && !defined(__CUDACC_RTC__)
 #include <sched.h>
+#include <time.h>
 #endif
 
 namespace gids::queue {
@@ -47,10 +48,10 @@ constexpr u32 doorbells = 64;    // rounds posted and not collected, at most
 constexpr u32 slot_unit = 16;    // bytes: a staging page is a multiple of what a lane copies at once
 
 // What a status holds besides the errors of the I/O engine; the values of Linux.
-constexpr int try_again = 11;    // EAGAIN: no slot came free within spin_limit; nothing was posted
+constexpr int try_again = 11;    // EAGAIN: no slot came free within spin_ns; nothing was posted
 constexpr int corrupt = 74;      // EBADMSG: the page's checksum is wrong
 constexpr int broken = 71;       // EPROTO: a doorbell counts an entry that is not there
-constexpr int timed_out = 110;   // ETIMEDOUT: no completion, or no status within spin_limit
+constexpr int timed_out = 110;   // ETIMEDOUT: no completion, or no status within spin_ns
 constexpr int canceled = 125;    // ECANCELED: the service ended, or the queue is broken
 constexpr int invalid = 22;      // EINVAL: no such table or page
 
@@ -83,7 +84,7 @@ struct Pair {
   u64* starts;          // [doorbells] a round's first ticket
   u64* turns;           // [depth] laps of the slot that were released (wait `warp`)
 
-  u64 spin_limit;       // polls until a lane gives up
+  u64 spin_ns;          // until a lane that polls gives up
   u32 depth_log2;
   u32 slot_bytes;       // a multiple of slot_unit
   u32 round_max;        // requests in a round (wait `stream`)
@@ -112,10 +113,13 @@ GIDS_HD void write_status(const Pair& q, u64 ticket, int error) {
   const u64 word = q.lap(ticket) << error_bits | static_cast<u32>(error);
   system_ref<u64>(q.statuses[q.slot(ticket)]).store(word, memory_order_release);
 }
-GIDS_HD bool read_status(const Pair& q, u64 ticket, int& error) {
-  const u64 word = system_ref<u64>(q.statuses[q.slot(ticket)]).load(memory_order_acquire);
+// Whether a word is the status of this ticket, and not of the lap before.
+GIDS_HD bool is_status(const Pair& q, u64 ticket, u64 word, int& error) {
   error = static_cast<int>(word & ((1u << error_bits) - 1));
   return word >> error_bits == (q.lap(ticket) << error_bits) >> error_bits;
+}
+GIDS_HD bool read_status(const Pair& q, u64 ticket, int& error, MemoryOrder order = memory_order_acquire) {
+  return is_status(q, ticket, system_ref<u64>(q.statuses[q.slot(ticket)]).load(order), error);
 }
 
 GIDS_HD constexpr u64 doorbell(u64 round, u32 count) { return (round / doorbells + 1) << count_bits | count; }
@@ -133,12 +137,14 @@ GIDS_HD bool read_doorbell(const Pair& q, u64 round, u32& count) {
 GIDS_HD void write_completed(const Pair& q, u64 rounds) {
   system_ref<u64>(*q.completed).store(rounds, memory_order_release);
 }
-GIDS_HD u64 read_completed(const Pair& q) { return system_ref<u64>(*q.completed).load(memory_order_acquire); }
+GIDS_HD u64 read_completed(const Pair& q, MemoryOrder order = memory_order_acquire) {
+  return system_ref<u64>(*q.completed).load(order);
+}
 
 GIDS_HD void abandon(const Pair& q) { system_ref<u64>(*q.abandoned).store(1, memory_order_release); }
 GIDS_HD bool read_abandoned(const Pair& q) { return system_ref<u64>(*q.abandoned).load(memory_order_acquire) != 0; }
 // No more requests are answered.
-GIDS_HD bool over(const Pair& q) { return read_completed(q) >= closed || read_abandoned(q); }
+GIDS_HD bool over(const Pair& q) { return read_completed(q, poll_order) >= closed || read_abandoned(q); }
 
 // --- the posting side ---
 
@@ -161,12 +167,26 @@ struct Warp {
   }
 };
 
-// Between polls: longer from one to the next, up to 4 µs, since the polls of all lanes share the bus with the pages.
+// Between polls. First about half as long as a fast SSD takes for a page, since the polls of all lanes share the bus
+// with the pages.
 GIDS_HD void relax([[maybe_unused]] u64 spins) {
 #if GIDS_SIMT
-  __nanosleep(spins < 5 ? 200u << spins : 4000u);
+  __nanosleep(spins == 0 ? 40'000u : 4'000u);
 #elif !defined(__CUDACC__) && !defined(__CUDACC_RTC__)
   sched_yield();  // a pause would starve the service where threads outnumber cores
+#endif
+}
+
+// The time of a clock that runs at the same rate on all processors.
+GIDS_HD u64 clock_ns() {
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+  u64 now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  return now;
+#else
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<u64>(now.tv_sec) * 1'000'000'000 + static_cast<u64>(now.tv_nsec);
 #endif
 }
 
@@ -223,15 +243,22 @@ GIDS_HD void post_round(const Pair& q, const Request* requests, u64 size, u64 th
   for (u64 i = thread; i < size; i += threads) write_entry(q, base + i, requests[i]);
 }
 
-// Wait `stream` where the stream itself cannot wait for a word: one thread polls. After spin_limit the queue is
+// Wait `stream` where the stream itself cannot wait for a word: one thread polls. After spin_ns the queue is
 // broken: the service then answers what it took and closes, and for that the thread goes on to wait, as long again.
 // So statuses change no more under the kernels that follow. False when the service did not even close.
 GIDS_HD bool await_round(const Pair& q, u64 round) {
-  for (u64 spins = 0; read_completed(q) <= round; ++spins) {
-    if (spins == q.spin_limit) abandon(q);
-    if (spins >= 2 * q.spin_limit) return false;
+  const u64 start = clock_ns();
+  bool patient = true;
+  for (u64 spins = 0; read_completed(q, poll_order) <= round; ++spins) {
+    const u64 waited = clock_ns() - start;
+    if (patient && waited >= q.spin_ns) {
+      abandon(q);
+      patient = false;
+    }
+    if (waited / 2 >= q.spin_ns) return false;
     relax(spins);
   }
+  acquire_polled();
   return true;
 }
 
@@ -245,6 +272,12 @@ GIDS_HD u64 ticket_of(const Pair& q, u64 round, u64 i) {
 GIDS_HD int outcome(const Pair& q, u64 ticket) {
   int error;
   if (read_status(q, ticket, error)) return error;
+  return read_completed(q) >= closed ? canceled : timed_out;
+}
+// The same, of a status that was copied to device memory after the wait.
+GIDS_HD int outcome_of(const Pair& q, u64 ticket, u64 word) {
+  int error;
+  if (is_status(q, ticket, word, error)) return error;
   return read_completed(q) >= closed ? canceled : timed_out;
 }
 
@@ -266,6 +299,7 @@ GIDS_HD u64 reserve(const Pair& q) {
   if (read_abandoned(q)) return no_ticket;
   local_ref<u64> head(*q.head);
   u64 ticket = head.load(memory_order_relaxed);
+  u64 start = 0;  // of waiting for a slot
   for (u64 spins = 0;;) {
     // acquire: the slot's last user has read what it wanted of the page.
     if (local_ref<u64>(q.turns[q.slot(ticket)]).load(memory_order_acquire) + 1 == q.lap(ticket)) {
@@ -274,7 +308,8 @@ GIDS_HD u64 reserve(const Pair& q) {
     }
     const u64 now = head.load(memory_order_relaxed);
     if (now == ticket) {  // full
-      if (spins == q.spin_limit || over(q)) return no_ticket;
+      if (spins == 0) start = clock_ns();
+      if (clock_ns() - start >= q.spin_ns || over(q)) return no_ticket;
       relax(spins++);
     }
     ticket = now;
@@ -286,16 +321,20 @@ GIDS_HD void release(const Pair& q, u64 ticket) {
   local_ref<u64>(q.turns[q.slot(ticket)]).store(q.lap(ticket), memory_order_release);
 }
 
-// Waits for the status of a ticket. False when spin_limit passed first: the slot must not be released, for the
+// Waits for the status of a ticket. False when spin_ns passed first: the slot must not be released, for the
 // service may still write to it, and the queue is broken.
 GIDS_HD bool await_status(const Pair& q, u64 ticket, int& error) {
+  const u64 start = clock_ns();
   for (u64 spins = 0;; ++spins) {
-    if (read_status(q, ticket, error)) return true;
+    if (read_status(q, ticket, error, poll_order)) {
+      acquire_polled();
+      return true;
+    }
     if (spins % 16 == 15 && read_completed(q) >= closed) {
       if (!read_status(q, ticket, error)) error = canceled;  // all statuses come before `closed`
       return true;
     }
-    if (spins >= q.spin_limit) break;
+    if (clock_ns() - start >= q.spin_ns) break;
     relax(spins);
   }
   abandon(q);

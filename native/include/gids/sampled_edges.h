@@ -21,10 +21,7 @@ __device__ inline u64 thread_count() { return u64{gridDim.x} * blockDim.x; }
 
 // Keeps the least of what is noted; none: no fault.
 __device__ inline void note_fault(u64* fault, u64 at) {
-  gids::local_ref<u64> ref(*fault);
-  u64 held = ref.load(gids::memory_order_relaxed);
-  while (at < held && !id_map::exchange(ref, held, at)) {
-  }
+  id_map::lower(*fault, gids::local_ref<u64>(*fault).load(gids::memory_order_relaxed), at);
 }
 
 __device__ inline u64 read_source(const void* indices, u32 wide, u64 position) {

@@ -30,11 +30,22 @@ using u64 = unsigned long long;
 using i64 = long long;
 static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8 && sizeof(i64) == 8);
 
+// A word that crosses the bus is polled with poll_order; acquire_polled() follows the poll that saw the awaited value.
+// On a GPU each acquiring load would empty the nearest cache. ThreadSanitizer, on the host, knows no fences.
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+constexpr auto poll_order = cuda::std::memory_order_relaxed;
+GIDS_HD void acquire_polled() { cuda::atomic_thread_fence(cuda::std::memory_order_acquire, cuda::thread_scope_system); }
+#else
+constexpr auto poll_order = std::memory_order_acquire;
+GIDS_HD void acquire_polled() {}
+#endif
+
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 using cuda::std::memory_order_acquire;
 using cuda::std::memory_order_relaxed;
 using cuda::std::memory_order_release;
 using cuda::std::memory_order_acq_rel;
+using MemoryOrder = cuda::std::memory_order;
 // Words that only one device touches (a page table lives on one device).
 template <class T> using local_ref = cuda::atomic_ref<T, cuda::thread_scope_device>;
 // Words that cross the bus: loads and stores only, one writer each.
@@ -44,6 +55,7 @@ using std::memory_order_acquire;
 using std::memory_order_relaxed;
 using std::memory_order_release;
 using std::memory_order_acq_rel;
+using MemoryOrder = std::memory_order;
 #if defined(GIDS_EMULATED)
 template <class T> using local_ref = emulated::LocalRef<T>;
 template <class T> using system_ref = emulated::SystemRef<T>;

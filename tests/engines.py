@@ -1,0 +1,12 @@
+"""Parameters of tests that open an I/O engine by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from gids import _core
+
+URING = pytest.param(
+    "uring",
+    marks=pytest.mark.skipif(bool(_core.why_no_uring()), reason=f"no io_uring: {_core.why_no_uring()}"),
+)

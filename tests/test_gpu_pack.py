@@ -1,0 +1,116 @@
+"""`gpu_check.sh --pack`: the archive is small, and the check runs from it without network."""
+
+from __future__ import annotations
+
+import importlib.metadata as metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+import gpu_check
+import gpu_pack
+
+OFFLINE = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "https_proxy": "http://127.0.0.1:9"}
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A git clone of three files. Wheels are empty files instead of built and downloaded ones."""
+    for name in ("gids/__init__.py", "tools/gpu_check.sh", "tests/test_a.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "notes.txt").write_text("not tracked")
+    for command in (["init", "-q"], ["add", "gids", "tools", "tests"]):
+        subprocess.run(["git", "-C", tmp_path, *command], check=True)
+    monkeypatch.setattr(gpu_pack, "_build", lambda root, wheels: (wheels / "gids-1.whl").touch())
+    monkeypatch.setattr(gpu_pack, "_download", lambda wheels: (wheels / "tqdm-1.whl").touch())
+    return tmp_path
+
+
+def test_the_archive_holds_tracked_files_wheels_and_commit(repository: Path) -> None:
+    (repository / "tests/test_a.py").write_text("changed")
+    archive = repository / "x.tar"
+    assert gpu_pack.pack(repository, archive, {"commit": "abc"}) == archive.stat().st_size
+    with tarfile.open(archive) as tar:
+        names = ["tests/test_a.py", "tools/gpu_check.sh", "wheels/gids-1.whl", "wheels/tqdm-1.whl"]
+        names.append("wheels/commit.json")
+        assert tar.getnames() == [f"gids-gpu-check/{name}" for name in names]
+        files = {name: tar.extractfile(f"gids-gpu-check/{name}") for name in (names[0], names[-1])}
+        assert [file.read() for file in files.values() if file] == [b"changed", b'{"commit": "abc"}']
+
+
+def test_an_archive_that_is_too_large_is_not_written(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu_check, "ROOT", repository)
+    monkeypatch.setattr(gpu_pack, "LIMIT_BYTES", 1000)
+    assert gpu_check.main(["--pack", str(repository / "x.tar")]) == 1
+    assert re.search(r"the archive has [\d,]+ bytes; 1,000 is the limit", capsys.readouterr().err)
+    assert not list(repository.glob("x.tar*"))
+
+
+def test_a_wheel_that_cannot_be_built_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(gpu_pack.PackError, match=r"the wheel of gids cannot be built: .*tmp"):
+        gpu_pack.pack(tmp_path, tmp_path / "x.tar", {})
+    assert not list(tmp_path.glob("x.tar*"))
+
+
+def link_installed(name: str, site: Path, seen: set[str]) -> None:
+    """Link an installed distribution, and those that it requires, into another site-packages folder."""
+    key = re.sub(r"[-_.]+", "-", name).lower()
+    if key in seen:
+        return
+    seen.add(key)
+    try:
+        found = metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return
+    for top in {file.parts[0] for file in found.files or [] if file.parts[0] not in ("..", "__pycache__")}:
+        if not (site / top).exists():
+            (site / top).symlink_to(found.locate_file(top))
+    for requirement in found.requires or []:
+        if "extra ==" not in requirement:
+            link_installed(re.split(r"[^\w.-]", requirement, maxsplit=1)[0], site, seen)
+
+
+@pytest.mark.slow
+def test_the_packed_check_runs_without_network_in_a_fresh_environment(tmp_path: Path) -> None:
+    """The environment has torch and NumPy, neither pytest nor anything that builds gids."""
+    archive, environment = tmp_path / "check.tar", tmp_path / "venv"
+    assert gpu_check.main(["--pack", str(archive)]) == 0
+    assert archive.stat().st_size < 40_000_000
+    with tarfile.open(archive) as tar:
+        tar.extractall(tmp_path, filter="data")
+    venv.create(environment, with_pip=True, symlinks=True)
+    (site,) = environment.glob("lib/python*/site-packages")
+    seen: set[str] = set()
+    for name in ("torch", "numpy"):
+        link_installed(name, site, seen)
+    python = environment / "bin/python"
+    for module in ("pytest", "gids", "nanobind", "tqdm", "dgl"):
+        assert subprocess.run([python, "-P", "-c", f"import {module}"], capture_output=True).returncode == 1
+    unshare = ["unshare", "--map-root-user", "--net"]
+    alone = shutil.which("unshare") and subprocess.run([*unshare, "true"], capture_output=True)
+    command = [*(unshare if alone and alone.returncode == 0 else []), "bash"]
+    command += [f"{tmp_path}/gids-gpu-check/tools/gpu_check.sh", "--out", f"{tmp_path}/out"]
+    hidden = {"CUDA_VISIBLE_DEVICES": ""}  # a machine with a GPU would go on to its tests
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PIP_"))}
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environ | OFFLINE | hidden | {"PYTHON": str(python)}
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert re.match(r"no GPU: .+", done.stdout.splitlines()[-1])
+    found = json.loads((tmp_path / "out/gpu-check.json").read_text())
+    steps = {step["name"]: step for step in found["steps"]}
+    assert (steps["machine"]["result"], steps["build"]["result"]) == ("passed", "passed"), done.stdout
+    assert re.match(r"no GPU: \d{3} GPU tests in \d\d files", steps["tests"]["note"]), done.stdout
+    assert found["machine"].get("commit") == gpu_check.commit().get("commit")
