@@ -34,7 +34,7 @@ _NO_LIMIT = np.uint64((1 << 64) - 1)
 _LARGEST_ASSUMED = 32
 """Up to this fanout, room for all possible edges is allocated; above it, the host waits for their count."""
 _LARGEST_UNCOUNTED = 1 << 18
-"""Up to this many possible edges of a layer, the next one is enqueued before the host knows how many exist."""
+"""Up to this many possible edges of a layer, the next one is enqueued before the host knows their number."""
 _NO_NODE = -1
 _NO_FAULT = -1
 _MOST_EDGES = 1 << 31
@@ -124,9 +124,9 @@ class _Table:
 class _Drawn:
     """One layer whose edges are drawn and whose sizes are on the device.
 
-    By node type: places, the number of possible edges; known, the length of the nodes before; before, int64[1]
-    on the device, how many of these exist; new, int64[1], or None without places. By relation: edges, the
-    indices and positions if the layer is relabeled, with room for all possible edges.
+    By node type: places, the number of possible edges; known, the length of the nodes before; before,
+    int64[1] on the device, how many of these exist; new, int64[1], or None without places. By relation:
+    edges, the indices and positions if the layer is relabeled, with room for all possible edges.
     """
 
     draws: list[_Draw]
