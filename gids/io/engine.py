@@ -163,8 +163,8 @@ def open_engine(
     comparison) or "auto": uring, or threads if io_uring is not available; logger "gids" then reports why,
     once. depth: number of requests in flight. threads: number of threads (0: 1 ring per device of the files
     for uring, depth readers for threads, 1 per core for mmap). direct: use O_DIRECT, past the page cache.
-    max_read_bytes: the longest read, which sizes the bounce pool. max_merge_bytes: merge neighbouring reads of
-    a call into one request up to this size (0: never).
+    max_read_bytes: the longest read, which sizes the bounce pool. max_merge_bytes: merge neighbouring reads
+    of a call into one request up to this size (0: never).
 
     Raises OSError (FileNotFoundError, …) if a file cannot be opened, its file system refuses direct I/O, or
     no thread can be started; ValueError for an unknown kind or a number out of range.
