@@ -16,30 +16,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 OPTIONS = (
-    *(
-        "memory",
-        "device_memory",
-        "cache",
-        "window",
-        "planned",
-        "policy",
-        "heat",
-        "engine",
-        "queue_depth",
-        "io_threads",
-    ),
-    *(
-        "direct",
-        "check_crc",
-        "threads",
-        "host_policy",
-        "wait",
-        "transfer",
-        "staging",
-        "rounds",
-        "pairs",
-        "allow_dirs",
-    ),
+    *("memory", "device_memory", "cache", "window", "planned", "policy", "heat", "engine", "queue_depth"),
+    *("io_threads", "direct", "check_crc", "threads", "host_policy", "wait", "transfer", "staging", "rounds"),
+    *("pairs", "allow_dirs"),
 )
 """Keyword arguments of gids.open()."""
 
