@@ -153,7 +153,8 @@ def test_errors_belong_to_their_minibatch(cache: DeviceFeatureCache, table: RawT
 
 
 def test_larger_miss_buffers_do_not_wait_for_the_stream() -> None:
-    device, released = LateDevice(seed=1), LateEvent()
+    device = LateDevice(seed=1)
+    released = LateEvent(device)
     stream = device.new_stream()
     pool = MissPool(device, CacheKernels(device, stream), 1000)
     stream.wait_event(released)
@@ -162,7 +163,7 @@ def test_larger_miss_buffers_do_not_wait_for_the_stream() -> None:
     written = [t.data_ptr() for t in (buffers.keys, buffers.values, buffers.requests, *buffers.arrays)]
     written.insert(2, len(buffers.keys) - 1)
     assert buffers.record.tolist() != written, "written by a copy that waits for the stream"
-    released.passed.set()
+    released.passed = True
     stream.synchronize()
     assert buffers.record.tolist() == written
     device.close()
