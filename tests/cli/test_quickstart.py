@@ -68,9 +68,9 @@ def test_progress_names_the_steps_and_keep_says_where(run):
     assert (run.directory / "graph.gids" / "manifest.json").exists()
 
 
-def test_the_printed_lines_load_the_dataset(run):
+def test_the_six_printed_lines_load_the_dataset(run):
     lines = report.example(str(run.directory / "graph.gids"), (3, 3), 16)
-    assert len(lines.strip().splitlines()) == 7
+    assert len(lines.strip().splitlines()) == 6
     names = {}
     exec(lines, names)
     blocks = names["blocks"]
