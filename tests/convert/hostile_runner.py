@@ -31,7 +31,6 @@ from pathlib import Path
 os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # the command sets it too late for this process
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import hostile_changes
 import hostile_formats

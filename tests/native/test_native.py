@@ -89,7 +89,6 @@ def sources_of(test: Path) -> list[Path]:
     ]
 
 
-@pytest.mark.xdist_group("native")  # one process compiles every file once
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("test", sorted(HERE.glob("test_*.cpp")), ids=lambda path: path.stem)
 def test_native(test: Path, variant: str, objects_of: Objects, tmp_path: Path) -> None:
