@@ -9,5 +9,6 @@ void bind_io(nanobind::module_& m);
 void bind_queue(nanobind::module_& m);
 void bind_cache(nanobind::module_& m);
 void bind_bench(nanobind::module_& m);
+void bind_packs(nanobind::module_& m);
 void bind_sampler(nanobind::module_& m);
 }  // namespace gids

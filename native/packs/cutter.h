@@ -1,0 +1,47 @@
+// Cuts a superbatch into packs: runs of minibatches whose distinct rows fit into the memory of a pack. Called once
+// for each share of resident rows that is considered. Knows numbers only.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "packs/counts.h"
+
+namespace gids::packs {
+
+// Tables that a minibatch reads by the same rows. row_bytes: of all of them together.
+struct Space {
+  std::shared_ptr<const Counts> counts;
+  u64 row_bytes;
+  Hot hot;  // rows that are resident, and in no pack
+};
+
+class Cutter {
+ public:
+  struct Pack {
+    u64 end;                // the minibatch after its last one
+    std::vector<u64> rows;  // distinct rows of each space
+  };
+
+  Cutter(std::vector<Space> spaces, u64 pack_bytes);
+
+  // The next minibatch's rows of each space, checked by Counts::add.
+  void add(std::span<const std::span<const u32>> rows);
+
+  // Those that are complete, and the last one.
+  std::vector<Pack> packs() const;
+  // Bytes of the rows of the largest minibatch that are not resident; more than pack_bytes: it cannot be packed.
+  u64 largest_bytes() const { return largest_bytes_; }
+
+ private:
+  std::vector<Space> spaces_;
+  u64 pack_bytes_;
+  std::vector<RowSet> current_;  // rows of the pack that is being filled, by space
+  u64 current_bytes_ = 0;
+  u64 minibatches_ = 0, first_ = 0;  // of the pack that is being filled
+  u64 largest_bytes_ = 0;
+  std::vector<Pack> packs_;
+};
+
+}  // namespace gids::packs

@@ -1,0 +1,81 @@
+// The rows of a table that a pack holds, as a bitmap. A row's position in the pack is its rank: the number of
+// rows below it. Called by the cutter, the sweep and the gather; knows numbers only.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "gids/target.h"
+
+namespace gids::packs {
+
+// Filled by insert(), then sealed: only then are there ranks. A row takes 1 bit and 1/16 bit for the ranks.
+class RowSet {
+ public:
+  static constexpr u64 block_rows = 512;  // one cache line of bits has one stored rank
+
+  explicit RowSet(u64 row_count) : row_count_(row_count), words_(align_up(row_count, block_rows) / 64) {}
+
+  u64 row_count() const { return row_count_; }
+  u64 size() const { return size_; }
+  bool contains(u32 row) const { return words_[row / 64] >> (row % 64) & 1; }
+
+  // True if the row was not in the set.
+  bool insert(u32 row) {
+    u64& word = words_[row / 64];
+    const u64 bit = u64{1} << (row % 64);
+    if (word & bit) return false;
+    word |= bit;
+    ++size_;
+    return true;
+  }
+  void erase(u32 row) {
+    u64& word = words_[row / 64];
+    const u64 bit = u64{1} << (row % 64);
+    if (word & bit) --size_;
+    word &= ~bit;
+  }
+  void clear();
+  void seal();
+
+  // Of a row of a sealed set.
+  u64 rank(u32 row) const {
+    const u64 word = row / 64, first = row / block_rows * (block_rows / 64);
+    u64 found = ranks_[row / block_rows];
+    for (u64 w = first; w < word; ++w) found += static_cast<u64>(std::popcount(words_[w]));
+    return found + static_cast<u64>(std::popcount(words_[word] & ((u64{1} << (row % 64)) - 1)));
+  }
+  void prefetch(u32 row) const {
+    __builtin_prefetch(&words_[row / block_rows * (block_rows / 64)]);
+    __builtin_prefetch(&ranks_[row / block_rows]);
+  }
+
+  // Calls f(row) for each row in [begin, end), ascending.
+  template <class F>
+  void each(u64 begin, u64 end, F f) const {
+    for (u64 w = begin / 64; w * 64 < end; ++w) {
+      u64 word = words_[w];
+      if (w == begin / 64) word &= ~u64{0} << (begin % 64);
+      if (w == end / 64) word &= (u64{1} << (end % 64)) - 1;
+      for (; word; word &= word - 1) f(w * 64 + static_cast<u64>(std::countr_zero(word)));
+    }
+  }
+  // Whether a row of [begin, end) is in the set.
+  bool any(u64 begin, u64 end) const;
+  // Inserts the rows of another set over the same rows.
+  void unite(const RowSet& other);
+
+  size_t bytes() const { return words_.size() * sizeof(u64) + ranks_.size() * sizeof(u32); }
+  // Bytes of a sealed set of this many rows.
+  static u64 bytes_of(u64 row_count) { return align_up(row_count, block_rows) / block_rows * (block_rows / 8 + sizeof(u32)); }
+
+ private:
+  u64 row_count_;
+  u64 size_ = 0;
+  std::vector<u64> words_;
+  std::vector<u32> ranks_;  // of the first row of each block
+};
+
+}  // namespace gids::packs

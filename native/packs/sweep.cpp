@@ -1,0 +1,333 @@
+#include "packs/sweep.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <stdexcept>
+
+#include "io/clock.h"
+#include "io/start_thread.h"
+#include "store/crc32c.h"
+
+namespace gids::packs {
+
+void Priority::begin_urgent() {
+  std::lock_guard lock(mutex_);
+  ++urgent_;
+}
+
+void Priority::end_urgent() {
+  {
+    std::lock_guard lock(mutex_);
+    --urgent_;
+  }
+  cv_.notify_all();
+}
+
+void Priority::yield(const std::atomic<bool>& stop) {
+  std::unique_lock lock(mutex_);
+  while (urgent_ && !stop.load(std::memory_order_relaxed)) cv_.wait_for(lock, std::chrono::milliseconds(100));
+}
+
+// Successive pages, of which each shard's are contiguous in its file and in memory.
+struct Sweep::Piece {
+  // The reads of a piece: one for each shard that has some of its pages.
+  struct Reads final : io::Batch {
+    void done(const io::Read&, const std::byte*, int error) noexcept override {
+      if (error) failed.store(true, std::memory_order_relaxed);
+    }
+    std::atomic<bool> failed{false};
+  };
+
+  u64 first = 0, end = 0;  // pages
+  std::byte* memory = nullptr;
+  std::shared_ptr<Reads> reads;
+
+  const std::byte* page(const cache::Geometry& g, u64 page) const {
+    if (g.shard_count == 1) return memory + (page - first) * g.page_bytes;
+    const u64 i = page - first, shard = i % g.shard_count, pages = end - first;
+    // The shards before this one have a page more than the others if the pages do not divide.
+    const u64 before = shard * (pages / g.shard_count) + std::min(shard, pages % g.shard_count);
+    return memory + (before + i / g.shard_count) * g.page_bytes;
+  }
+};
+
+// The end of one target's rows that is being filled.
+struct Sweep::Output {
+  const Target& target;
+  std::byte* buffer = nullptr;  // of the writer
+  size_t filled = 0;            // bytes of the buffer
+  u64 written = 0;              // bytes given to the writer, or copied to memory
+
+  void append(const std::byte* row, size_t bytes, Writer* writer) {
+    if (target.memory) {
+      std::memcpy(target.memory + written, row, bytes);
+      written += bytes;
+      return;
+    }
+    while (bytes) {
+      if (!buffer) buffer = writer->take();
+      const size_t n = std::min(bytes, writer->buffer_bytes() - filled);
+      std::memcpy(buffer + filled, row, n);
+      filled += n;
+      row += n;
+      bytes -= n;
+      if (filled == writer->buffer_bytes()) flush(writer);
+    }
+  }
+  // The last buffer is filled up with zeros to what direct I/O takes.
+  void flush(Writer* writer) {
+    if (!buffer) return;
+    const size_t bytes = align_up(filled, 4096);
+    std::memset(buffer + filled, 0, bytes - filled);
+    writer->write(buffer, bytes, target.offset + written);
+    written += filled;
+    buffer = nullptr;
+    filled = 0;
+  }
+};
+
+Sweep::Sweep(std::shared_ptr<io::Engine> engine, std::shared_ptr<Writer> writer, std::shared_ptr<Priority> priority,
+             std::vector<TableSweep> tables, const SweepOptions& options)
+    : engine_(std::move(engine)),
+      writer_(std::move(writer)),
+      priority_(std::move(priority)),
+      tables_(std::move(tables)),
+      options_(options),
+      memory_(u64{options.pieces} * options.piece_bytes),
+      workers_(options.threads) {
+  for (const TableSweep& table : tables_) {
+    table.geometry.validate();
+    if (table.geometry.page_bytes > options_.piece_bytes)
+      throw std::invalid_argument("a sweep reads pieces of " + std::to_string(options_.piece_bytes) + " B, and a page has " +
+                                  std::to_string(table.geometry.page_bytes));
+    for (const Target& target : table.targets) {
+      if (target.rows->row_count() != table.geometry.row_count)
+        throw std::invalid_argument("a target's rows are not those of its table");
+      if (!target.memory && (!writer_ || writer_->buffer_count() <= table.targets.size()))
+        throw std::invalid_argument("the writer has fewer buffers than a sweep's targets need");
+    }
+  }
+  thread_ = io::start_thread("gids-sweep", [this] { run(); });
+}
+
+Sweep::~Sweep() {
+  cancel();
+  thread_.join();
+}
+
+void Sweep::cancel() { stop_.store(true, std::memory_order_relaxed); }
+
+bool Sweep::wait_for(u32 timeout_ms) {
+  std::unique_lock lock(mutex_);
+  return cv_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [&] { return ended_; });
+}
+
+void Sweep::run() noexcept {
+  const u64 begun = io::now_ns();
+  try {
+    for (const TableSweep& table : tables_) {
+      if (stop_.load(std::memory_order_relaxed)) break;
+      sweep(table);
+      if (writer_ && writer_->error()) break;
+    }
+  } catch (const std::bad_alloc&) {
+    error_ = ENOMEM;
+  } catch (...) {  // the engine was closed
+    error_ = ECANCELED;
+  }
+  if (writer_) {
+    const int failed = writer_->finish();
+    if (!error_) error_ = failed;
+  }
+  if (!error_ && stop_.load(std::memory_order_relaxed)) error_ = ECANCELED;
+  busy_ns_ = io::now_ns() - begun;
+  std::lock_guard lock(mutex_);
+  ended_ = true;
+  cv_.notify_all();
+}
+
+void Sweep::sweep(const TableSweep& table) {
+  const cache::Geometry& g = table.geometry;
+  RowSet wanted(g.row_count);
+  for (const Target& target : table.targets) wanted.unite(*target.rows);
+  const u64 pages = g.page_count(), most = options_.piece_bytes / g.page_bytes;
+  const u64 gap = options_.gap_bytes / g.page_bytes * g.shard_count;
+  auto is_wanted = [&](u64 page) {
+    return wanted.any(page * g.rows_per_page, std::min(g.row_count, (page + 1) * g.rows_per_page));
+  };
+  u64 next = 0;  // the first page that is not in a piece yet
+  auto next_piece = [&](Piece& piece) {
+    while (next < pages && !is_wanted(next)) ++next;
+    if (next == pages) return false;
+    piece.first = next;
+    piece.end = next + 1;
+    for (u64 page = next + 1; page < std::min(pages, piece.first + most) && page - piece.end <= gap; ++page)
+      if (is_wanted(page)) piece.end = page + 1;
+    next = piece.end;
+    return true;
+  };
+  auto submit = [&](Piece& piece) {
+    piece.reads = std::make_shared<Piece::Reads>();
+    for (u64 shard = 0; shard < g.shard_count && piece.first + shard < piece.end; ++shard) {
+      const u64 page = piece.first + shard, count = div_ceil(piece.end - page, g.shard_count);
+      piece.reads->reads.push_back({g.offset_of(page), const_cast<std::byte*>(piece.page(g, page)),
+                                    static_cast<u32>(count * g.page_bytes), g.file_of(page), 0});
+      bytes_read_ += count * g.page_bytes;
+    }
+    engine_->submit(piece.reads);
+  };
+
+  std::vector<Output> outputs;
+  for (const Target& target : table.targets) outputs.push_back({target});
+  std::deque<Piece> reading;
+  std::vector<std::byte*> free;
+  for (u32 i = 0; i < options_.pieces; ++i) free.push_back(memory_.data() + u64{i} * options_.piece_bytes);
+  auto stopped = [&] { return stop_.load(std::memory_order_relaxed) || (writer_ && writer_->error()); };
+  // Also when an exception ends the sweep: reads in flight write into memory_.
+  struct Drain {
+    std::deque<Piece>& reading;
+    ~Drain() {
+      for (Piece& piece : reading) piece.reads->wait();
+    }
+  } drain{reading};
+
+  for (bool more = true; more || !reading.empty();) {
+    while (more && !free.empty() && !stopped()) {
+      priority_->yield(stop_);
+      Piece piece;
+      if (!(more = next_piece(piece))) break;
+      piece.memory = free.back();
+      submit(piece);
+      free.pop_back();
+      reading.push_back(std::move(piece));
+    }
+    if (stopped()) break;
+    if (reading.empty()) continue;
+    Piece& piece = reading.front();
+    piece.reads->wait();
+    repair(table, piece);
+    distribute(table, piece, outputs);
+    free.push_back(piece.memory);
+    reading.pop_front();
+  }
+  for (Output& output : outputs) {
+    if (!output.buffer) continue;
+    if (stopped()) writer_->give_back(output.buffer);
+    else output.flush(writer_.get());
+  }
+}
+
+// Reads the pages of a failed piece one by one, so that only those that cannot be read are lost; compares checksums.
+void Sweep::repair(const TableSweep& table, Piece& piece) {
+  const cache::Geometry& g = table.geometry;
+  if (piece.reads->failed.load(std::memory_order_relaxed)) {
+    struct Pages final : io::Batch {
+      void done(const io::Read& read, const std::byte*, int error) noexcept override { errors[read.cookie] = error; }
+      std::vector<int> errors;
+    };
+    auto batch = std::make_shared<Pages>();
+    batch->errors.resize(piece.end - piece.first);
+    for (u64 page = piece.first; page < piece.end; ++page)
+      batch->reads.push_back({g.offset_of(page), const_cast<std::byte*>(piece.page(g, page)), g.page_bytes,
+                              g.file_of(page), page - piece.first});
+    engine_->submit(batch);
+    batch->wait();
+    for (u64 page = piece.first; page < piece.end; ++page)
+      if (const int error = batch->errors[page - piece.first]) {
+        bad_pages_.push_back({g.file_of(page), g.offset_of(page), error});
+        std::memset(const_cast<std::byte*>(piece.page(g, page)), 0, g.page_bytes);
+      }
+  }
+  if (table.checksums.empty()) return;
+  const size_t unread = bad_pages_.size();
+  for (u64 page = piece.first; page < piece.end; ++page) {
+    if (store::crc32c(piece.page(g, page), g.page_bytes) == table.checksums[page]) continue;
+    const auto known = std::find_if(bad_pages_.begin(), bad_pages_.begin() + static_cast<std::ptrdiff_t>(unread), [&](const BadPage& bad) {
+      return bad.file == g.file_of(page) && bad.offset == g.offset_of(page);
+    });
+    if (known == bad_pages_.begin() + static_cast<std::ptrdiff_t>(unread))
+      bad_pages_.push_back({g.file_of(page), g.offset_of(page), EBADMSG});
+  }
+}
+
+void Sweep::distribute(const TableSweep& table, const Piece& piece, std::vector<Output>& outputs) {
+  const cache::Geometry& g = table.geometry;
+  const u64 first_row = piece.first * g.rows_per_page, end_row = std::min(g.row_count, piece.end * g.rows_per_page);
+  const bool dense = g.shard_count == 1 && u64{g.rows_per_page} * g.row_bytes == g.page_bytes;
+  workers_.parallel_for(outputs.size(), 1, [&](size_t begin, size_t end, u32) {
+    for (size_t o = begin; o < end; ++o) {
+      Output& output = outputs[o];
+      output.target.rows->each(first_row, end_row, [&](u64 row) {
+        const std::byte* at = dense ? piece.memory + (row - first_row) * g.row_bytes
+                                    : piece.page(g, g.page_of(static_cast<i64>(row))) + g.offset_in_page(static_cast<i64>(row));
+        output.append(at, g.row_bytes, writer_.get());
+      });
+    }
+  });
+}
+
+// --- reading a pack ---
+
+class PackRead::Reads final : public io::Batch {
+ public:
+  Reads(std::shared_ptr<Priority> priority, u64 offset) : priority_(std::move(priority)), offset_(offset), begun_ns_(io::now_ns()) {}
+
+  void done(const io::Read& read, const std::byte*, int error) noexcept override {
+    if (error) {
+      std::lock_guard lock(mutex_);
+      bad_.push_back({read.offset - offset_, read.offset - offset_ + read.bytes, error});
+    }
+    if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      busy_ns_.store(io::now_ns() - begun_ns_, std::memory_order_relaxed);
+      priority_->end_urgent();
+    }
+  }
+  void begin() {
+    left_.store(reads.size(), std::memory_order_relaxed);
+    if (!reads.empty()) priority_->begin_urgent();
+  }
+  std::vector<Bad> bad() const {
+    std::lock_guard lock(mutex_);
+    return bad_;
+  }
+  u64 busy_ns() const { return busy_ns_.load(std::memory_order_relaxed); }
+
+ private:
+  std::shared_ptr<Priority> priority_;
+  const u64 offset_, begun_ns_;
+  std::atomic<u64> left_{0}, busy_ns_{0};
+  mutable std::mutex mutex_;
+  std::vector<Bad> bad_;
+};
+
+PackRead::PackRead(std::shared_ptr<io::Engine> engine, std::shared_ptr<Priority> priority, u32 file, u64 offset,
+                   std::byte* to, u64 bytes)
+    : engine_(std::move(engine)), reads_(std::make_shared<Reads>(priority, offset)) {
+  for (u64 at = 0; at < bytes;) {
+    const u32 n = static_cast<u32>(std::min<u64>(bytes - at, engine_->max_read_bytes()));
+    reads_->reads.push_back({offset + at, to + at, n, file, 0});
+    at += n;
+  }
+  reads_->begin();
+  try {
+    engine_->submit(reads_);
+  } catch (...) {
+    if (!reads_->reads.empty()) priority->end_urgent();
+    throw;
+  }
+}
+
+PackRead::~PackRead() {
+  engine_->cancel(*reads_);
+  reads_->wait();
+}
+
+bool PackRead::wait_for(u32 timeout_ms) { return reads_->wait_for(timeout_ms); }
+std::vector<PackRead::Bad> PackRead::bad() const { return reads_->bad(); }
+u64 PackRead::busy_ns() const { return reads_->busy_ns(); }
+
+}  // namespace gids::packs
