@@ -17,7 +17,7 @@ BASE = {"errors", "sizes", "_core", "dgl_finder"}
 STORE = BASE | {"store"}
 IO = STORE | {"cuda", "io"}
 SAMPLER = IO | {"cache", "sampler"}
-LOADER = SAMPLER | {"heat", "loader"}
+LOADER = SAMPLER | {"heat", "packs", "loader"}
 MEASURE = LOADER | {"write", "inference", "dgl", "trace", "measure"}
 ALLOWED = {
     "__init__": BASE,
@@ -32,6 +32,7 @@ ALLOWED = {
     "io": IO,
     "cache": IO | {"cache"},
     "sampler": SAMPLER,
+    "packs": IO | {"cache", "packs"},
     "heat": SAMPLER | {"heat", "write"},
     "loader": LOADER,
     "inference": LOADER | {"inference", "write"},

@@ -193,6 +193,7 @@ class EpochLoader(ABC):
                 bytes_of=_nbytes,
                 waiting_batches=most - 1,
                 source_bytes=partial(_sampler_bytes, self._host_sampler),
+                count=len(steps),
                 growth=len(seeds.at(0).own) / len(seeds.at(steps.start).own) if steps else 1.0,
             )
         begun = SampledEpoch(stream, self._stream, progress, seeds)

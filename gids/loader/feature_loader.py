@@ -6,6 +6,7 @@ It composes store, I/O engine, cache and window. The other loaders and the adapt
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import time
@@ -13,7 +14,8 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +27,7 @@ from gids.cache.budget import longest_read_bytes
 from gids.cache.device.checks import check_policies
 from gids.cache.live_batches import Sizes
 from gids.cache.output_dtype import check_out_dtype
-from gids.errors import MissingError
+from gids.errors import MemoryBudgetError, MissingError
 from gids.io import Engine, open_engine
 from gids.loader.memory_line import memory_line
 from gids.loader.minibatch_sizes import (
@@ -38,11 +40,13 @@ from gids.loader.minibatch_sizes import (
 )
 from gids.loader.observer import Observer, Observers
 from gids.loader.option_names import explain_names
+from gids.loader.packed import LEAST_BYTES, PackedStream, PackHost, PackReads
 from gids.loader.placement import DevicePlacement, HostPlacement, Placement
 from gids.loader.source import MAX_PLANNED, Dataset, Source, as_source
 from gids.loader.stages import Stage, epoch_summary, stage_for
 from gids.loader.stream import Cache, Ids, IdsOf, ReadThroughStream, WindowedStream
 from gids.loader.tables import Tables, chosen_tables, is_of_nodes
+from gids.packs import MOST_ROWS, RowReader
 from gids.store import FeatureStore, Table
 
 T = TypeVar("T")
@@ -115,6 +119,21 @@ class FeatureLoader:
         self._cache_end = self._opened.enter_context(ExitStack())
         self._finalizer = weakref.finalize(self, self._opened.close)
         self._placement: Placement = self._on_host() if on_cpu else self._on_device()
+        self._packs = PackReads(
+            self.tables,
+            reads=options.reads,
+            scratch_dir=options.scratch,
+            scratch_bytes=options.scratch_bytes,
+            queue_depth=options.queue_depth,
+            engine=options.engine,
+            direct=options.direct,
+            threads=options.threads or torch.get_num_threads(),
+            check_crc=options.check_crc,
+            dtype=dtype,
+            bounce_bytes=self._engine.bounce_bytes,
+        )
+        if options.reads not in ("auto", "random") and not on_cpu:
+            raise ValueError(f"reads={options.reads!r} needs device='cpu': use reads='random' on CUDA")
         self._largest = 0  # bytes of the largest minibatch of this epoch
         self._seen: Rows = {}  # of the largest minibatches
         self._minibatch_bytes = 0  # of the sampled minibatch itself: the largest so far
@@ -218,7 +237,7 @@ class FeatureLoader:
 
     @property
     def has_cache(self) -> bool:
-        return self._cache is not None
+        return self._cache is not None or self._packs.machine is not None
 
     @property
     def has_open_epoch(self) -> bool:
@@ -231,6 +250,7 @@ class FeatureLoader:
 
     def release_cache(self) -> None:
         """Free the cache, between two epochs. The next minibatch makes a new one; counters go on."""
+        self._packs.release()
         if self._cache is not None:
             self._counted = self._table_stats()
             self._cache = None
@@ -263,7 +283,8 @@ class FeatureLoader:
         waiting_batches: int = 0,
         source_bytes: Callable[[int], int] = lambda _waiting: 0,
         growth: float = 1.0,
-    ) -> WindowedStream[T] | ReadThroughStream[T]:
+        count: int | None = None,
+    ) -> WindowedStream[T] | ReadThroughStream[T] | PackedStream[T]:
         """Iterate over (minibatch, {table: features}).
 
         Args:
@@ -278,6 +299,7 @@ class FeatureLoader:
                 these bytes. After the first minibatch the property of that name limits them.
             source_bytes: returns other memory of `minibatches`, for the number of minibatches that it holds.
             growth: size of the other minibatches, relative to the first.
+            count: number of minibatches, if known: it helps to choose how they are read.
 
         Memory is shared out at the first minibatch. If a larger one comes, fewer are planned ahead; if that
         is not enough to stay within the memory, a warning is logged once and names minibatch_rows.
@@ -309,17 +331,43 @@ class FeatureLoader:
             if self._most_waiting is not None:
                 self._waiting = min(waiting_batches, self._most_waiting)
             me, before, begun = weakref.ref(self), self.stats(), time.perf_counter()
-            stream = WindowedStream(
-                minibatches,
-                ids_of,
-                cache_for,
-                window_batches=lambda: self._window,
-                planned_batches=lambda: self._planned,
-                on_close=lambda: _stream_ended(me, before, begun),
-                seconds=self._seconds,
-                stage=self._stage,
-                observers=self._observers,
-            )
+
+            def window(of: Iterable[T], on_close: Callable[[], None]) -> WindowedStream[T]:
+                return WindowedStream(
+                    of,
+                    ids_of,
+                    cache_for,
+                    window_batches=lambda: self._window,
+                    planned_batches=lambda: self._planned,
+                    on_close=on_close,
+                    seconds=self._seconds,
+                    stage=self._stage,
+                    observers=self._observers,
+                )
+
+            def ended() -> None:
+                _stream_ended(me, before, begun)
+
+            stream: WindowedStream[T] | PackedStream[T]
+            if self._may_use_packs():
+                stream = PackedStream(
+                    minibatches,
+                    ids_of,
+                    bytes_of or (lambda _: 0),
+                    PackHost(
+                        window=lambda of: window(of, lambda: None),
+                        lines_for=partial(self._lines_for, growth, source_bytes),
+                        take_memory=self._take_memory,
+                    ),
+                    self._packs,
+                    count=count,
+                    on_close=ended,
+                    seconds=self._seconds,
+                    stage=self._stage,
+                    observers=self._observers,
+                )
+            else:
+                stream = window(minibatches, ended)
             self._windowed = weakref.ref(stream)
             return stream
 
@@ -330,11 +378,14 @@ class FeatureLoader:
         ``bypasses`` (misses that won no line), ``evictions``, ``failures``; ``hit_ratio``. Of the disk:
         ``pages_read``, ``bytes_read``, ``requests``. ``seconds`` by stage: ``sample``, ``plan``, ``wait``,
         ``gather``, and ``read`` (requests in flight, overlaps the others). ``memory``: bytes by purpose.
-        ``window``, ``planned`` (in use), ``policy``; ``heat``: the method of each table, or None; ``engine``:
+        ``packs``: counters of packs (``superbatches``, ``packs``, ``minibatches``, ``bytes_read``,
+        ``bytes_written``, ``seconds``), and ``choices``: of each run of minibatches the way of reading, with
+        predicted and actual seconds. ``window``, ``planned`` (in use), ``policy``; ``heat``: the method of each table, or None; ``engine``:
         its own counters; ``tables``: the counters of each table.
         """
         if self._last_stats is not None:
             return self._last_stats
+        packs = self._packs.stats()
         tables = self._table_stats()
         io = self._engine.stats()
 
@@ -345,16 +396,17 @@ class FeatureLoader:
         result: dict[str, Any] = {key: total(key) for key in counters}
         result["hit_ratio"] = result["hits"] / result["pages"] if result["pages"] else 0.0
         result["pages_read"] = io["reads"]
-        result["bytes_read"] = io["bytes_read"]
+        result["bytes_read"] = io["bytes_read"] + packs["bytes_read"]
         result["requests"] = io["requests"]
         result["seconds"] = {
             "sample": self._seconds["sample"],
-            "plan": total("enter_s") + total("plan_s") + total("retire_s"),
-            "wait": total("wait_s"),
-            "gather": total("gather_s"),
+            "plan": total("enter_s") + total("plan_s") + total("retire_s") + packs["seconds"]["cut"],
+            "wait": total("wait_s") + packs["seconds"]["sweep"] + packs["seconds"]["wait"],
+            "gather": total("gather_s") + packs["seconds"]["gather"],
             "read": io["busy_s"],
         }
-        result["memory"] = self._placement.memory(self._cache, self.held_bytes)
+        result["memory"] = self._packs.memory() or self._placement.memory(self._cache, self.held_bytes)
+        result["packs"] = packs
         result["window"] = self._window
         result["planned"] = self._planned
         result["policy"] = self._options.policy
@@ -409,6 +461,7 @@ class FeatureLoader:
         if self._finalizer.alive:
             self._last_stats = self.stats()
             self._finalizer()
+            self._packs.release()
             self._cache = None
 
     def __repr__(self) -> str:
@@ -437,6 +490,9 @@ class FeatureLoader:
         with self._lock:
             if not self._finalizer.alive:
                 raise ValueError("this FeatureLoader is closed: make a new one")
+            if self._packs.machine is not None:  # another stream's: packs have the memory of the cache
+                first_files = dict(zip((t.name for t in self.tables), self._first_files(), strict=True))
+                return cast(Cache, RowReader(self._packs.machine, self._engine, first_files))
             rows = rows_read(ids, [t.name for t in self.tables])
             if self.device.type == "cpu":  # on a device the cache copies the ids
                 minibatch_bytes = max(minibatch_bytes, sum(8 * n for n in rows.values()))
@@ -455,6 +511,47 @@ class FeatureLoader:
                 self._build(usual_sizes(sizes, given=self._minibatch_rows, growth=growth, seen=self._seen))
             assert self._cache is not None
             return self._cache
+
+    def _first_files(self) -> list[int]:
+        """The engine's number of each table's first shard."""
+        return [0, *itertools.accumulate(len(t.shard_paths) for t in self.tables)][:-1]
+
+    def _may_use_packs(self) -> bool:
+        """Whether an epoch that begins now considers packs."""
+        reads, packs = self._options.reads, self._packs
+        if reads == "random" or packs.only_random or self.device.type != "cpu":
+            return False
+        wide = next((t for t in self.tables if t.row_count >= MOST_ROWS), None)
+        if reads != "auto":
+            if wide is not None:
+                raise ValueError(f"reads={reads!r}: '{wide.name}' has 2^32 rows or more; use reads='random'")
+            return True
+        nbytes = sum(t.page_count * t.page_bytes for t in self.tables)
+        large = nbytes > max(self.source.memory, LEAST_BYTES)
+        return wide is None and large and not self._observers.any and self._options.cache != 0
+
+    def _lines_for(
+        self, growth: float, source_bytes: Callable[[int], int], ids: Ids, minibatch_bytes: int
+    ) -> Mapping[str, int] | None:
+        """Lines by table of the cache that minibatches like this one would get; None if they do not fit."""
+        rows = rows_read(ids, [t.name for t in self.tables])
+        sizes = replace(
+            self._sizes(rows, max(minibatch_bytes, sum(8 * n for n in rows.values()))),
+            page_bytes=page_bytes_read(ids, self.tables),
+            source_bytes=source_bytes,
+        )
+        usual = usual_sizes(sizes, given=self._minibatch_rows, growth=growth, seen=self._seen)
+        try:
+            return self._placement.share(usual, self._placement.memory_bytes).lines
+        except MemoryBudgetError:
+            return None
+
+    def _take_memory(self) -> int:
+        """Free the cache and borrow the memory of other loaders. Returns the bytes for packs."""
+        with self._lock:
+            kept_bytes = self.source.lender.lend(self)
+            self.release_cache()
+            return self.source.memory - kept_bytes
 
     def _build(self, sizes: Sizes) -> None:
         """sizes: of usual minibatches."""

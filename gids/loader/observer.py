@@ -56,6 +56,11 @@ class Observers(Observer):
         finally:
             self._all.remove(observer)
 
+    @property
+    def any(self) -> bool:
+        """Whether there is an observer."""
+        return bool(self._all)
+
     def cache_opened(self, cache: Cache) -> None:
         for observer in self._all:
             observer.cache_opened(cache)

@@ -17,7 +17,20 @@ R = TypeVar("R")
 
 OPTIONS = (
     *("memory", "device_memory", "cache", "window", "planned", "policy", "heat", "engine", "queue_depth"),
-    *("io_threads", "direct", "check_crc", "threads", "host_policy", "wait", "transfer", "staging", "rounds"),
+    *(
+        "io_threads",
+        "direct",
+        "check_crc",
+        "reads",
+        "scratch",
+        "scratch_bytes",
+        "threads",
+        "host_policy",
+        "wait",
+        "transfer",
+        "staging",
+        "rounds",
+    ),
     *("pairs", "allow_dirs"),
 )
 """Keyword arguments of gids.open()."""

@@ -19,6 +19,7 @@ from gids import _core
 from gids.cache import POLICIES
 from gids.io import QUEUE_DEPTH
 from gids.loader.lending import Lender
+from gids.loader.packed import READS
 from gids.loader.option_names import explain_names
 from gids.loader.tables import Tables, chosen_tables
 from gids.sizes import parse_bytes
@@ -51,6 +52,9 @@ class Options:
     io_threads: int | None = None
     direct: bool = True
     check_crc: bool = False
+    reads: Literal["auto", "random", "sweep", "pack"] = "auto"
+    scratch: str | os.PathLike[str] | None = None
+    scratch_bytes: int | None = None
     threads: int | None = None
     host_policy: Literal["lookahead", "static"] = "lookahead"
     wait: Literal["stream", "warp"] = "stream"
@@ -75,6 +79,8 @@ class Options:
         if self.heat not in ("auto", "none", *HEAT_ROLES):
             known = ", ".join(map(repr, HEAT_ROLES))
             raise ValueError(f"no heat {self.heat!r} (there are 'auto', {known}, 'none')")
+        if self.reads not in READS:
+            raise ValueError(f"no reads {self.reads!r} (there are {', '.join(map(repr, READS))})")
         if self.transfer not in ("kernel", "copy"):
             raise ValueError(f"no transfer {self.transfer!r} (there are 'kernel', 'copy')")
         if self.io_threads is not None and not 1 <= self.io_threads <= _core.IO_THREADS_MAX:
@@ -182,6 +188,9 @@ def open(
     io_threads: int | None = None,
     direct: bool = True,
     check_crc: bool = False,
+    reads: Literal["auto", "random", "sweep", "pack"] = "auto",
+    scratch: str | os.PathLike[str] | None = None,
+    scratch_bytes: Size | None = None,
     threads: int | None = None,
     host_policy: Literal["lookahead", "static"] = "lookahead",
     wait: Literal["stream", "warp"] = "stream",
@@ -222,6 +231,13 @@ def open(
             one per core.
         direct: read past the page cache with O_DIRECT (default True).
         check_crc: compare every page that is read with its checksum (default False).
+        reads: how loaders read: ``"random"`` (one read per missing page, through the cache), ``"pack"`` (rows of
+            many minibatches by one sequential pass, through a scratch file), ``"sweep"`` (a pass for each
+            part of the epoch, into memory), or ``"auto"`` (default): the one with the lowest predicted time.
+            On CUDA only ``"random"``.
+        scratch: directory for scratch files, on a disk. Default: the dataset's own, if it can be written.
+            The files have no names, so nothing is left behind.
+        scratch_bytes: limit of all scratch files together. Default: half of the free space.
         threads: threads that copy rows and sample. Default: torch's number.
         host_policy: on CUDA, how lines in host memory are chosen: ``"lookahead"`` (default) replaces them as
             the lines on the device; ``"static"`` keeps the hottest pages that are not on the device.
@@ -254,6 +270,9 @@ def open(
         io_threads=io_threads,
         direct=direct,
         check_crc=check_crc,
+        reads=reads,
+        scratch=None if scratch is None else os.fspath(scratch),
+        scratch_bytes=_bytes("scratch_bytes", scratch_bytes),
         threads=threads,
         host_policy=host_policy,
         wait=wait,

@@ -39,13 +39,27 @@ def epoch_summary(before: Mapping[str, Any], after: Mapping[str, Any], seconds: 
     def grown(key: str) -> Any:
         return after[key] - before[key]
 
-    if not (minibatches := steps(after) - steps(before)):
+    packed = after["packs"]["minibatches"] - before["packs"]["minibatches"]
+    if not (minibatches := steps(after) - steps(before) + packed):
         return None
     stages = ", ".join(f"{name} {after['seconds'][name] - before['seconds'][name]:.2f} s" for name in _STAGES)
     pages = grown("pages")
     ratio = f"{100 * grown('hits') / pages:.1f} % of {pages} pages hit" if pages else "no pages"
     read = f"{grown('bytes_read') / 1e6:.1f} MB read"
+    if packed:
+        read += (
+            f", {(after['packs']['bytes_written'] - before['packs']['bytes_written']) / 1e6:.1f} MB written"
+        )
+        ratio = "; ".join(map(_choice_line, after["packs"]["choices"][len(before["packs"]["choices"]) :]))
     return f"{minibatches} minibatches in {seconds:.2f} s: {ratio}, {read}; {stages}"
+
+
+def _choice_line(choice: Mapping[str, Any]) -> str:
+    predicted = choice["predicted_s"].get(choice["way"], 0.0)
+    return (
+        f"{choice['way']} reads in {choice['superbatches']} superbatches of {choice['packs']} packs, "
+        f"predicted {predicted:.1f} s, took {choice['actual_s']:.1f} s"
+    )
 
 
 _STAGES = ("sample", "plan", "wait", "gather")

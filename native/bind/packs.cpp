@@ -13,6 +13,7 @@
 
 #include "bind/bind.h"
 #include "bind/signals.h"
+#include "cache/planner.h"
 #include "packs/counts.h"
 #include "packs/cutter.h"
 #include "packs/gather.h"
@@ -155,6 +156,12 @@ u64 gather(cache::Workers& workers, RowIds ids,
 
 void bind_packs(nb::module_& m) {
   m.attr("MOST_COUNT") = u32{Counts::most};
+  m.def("check_rows",
+        [](const nb::ndarray<const i64, nb::ndim<1>, nb::c_contig, nb::device::cpu>& ids, u64 row_count) {
+          nb::gil_scoped_release release;
+          cache::Planner::check({ids.data(), ids.size()}, row_count);
+        },
+        "ids"_a.noconvert(), "row_count"_a, "Raises IndexError for an id out of range.");
   m.def("row_set_bytes", &RowSet::bytes_of, "row_count"_a, "Bytes of a RowSet over a table of this many rows.");
 
   nb::class_<RowSet>(m, "RowSet", "Rows of a table that a pack holds.")
@@ -243,6 +250,12 @@ void bind_packs(nb::module_& m) {
   nb::class_<PackMemory>(m, "PackMemory", "Memory for packs.")
       .def("__init__", [](PackMemory*, u64) { throw nb::type_error("use PackMemory.create"); })
       .def_static("create", [](u64 bytes) { return std::make_shared<PackMemory>(bytes); }, "nbytes"_a)
+      .def("bytes",
+           [](PackMemory& memory) {
+             return nb::ndarray<nb::numpy, u8, nb::ndim<1>>(reinterpret_cast<u8*>(memory.memory.data()),
+                                                            {memory.memory.bytes()}, nb::find(&memory));
+           },
+           "uint8[nbytes]: a view.")
       .def_prop_ro("nbytes", [](const PackMemory& memory) { return memory.memory.bytes(); });
 
   nb::class_<Priority>(m, "Priority", "Lets reads of packs go before a sweep.")

@@ -1,0 +1,108 @@
+"""The memory budget of packs: what a superbatch needs beside the packs themselves, and what is left for them.
+
+Called by the loader before anything is allocated. Knows sizes only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gids.packs.spaces import Space
+from gids.store.geometry import align_up, div_ceil
+
+ALIGNMENT = 4096
+"""Of the parts of a pack, in scratch and in memory."""
+
+_OUTPUTS = 2
+"""One minibatch is with the consumer, one is gathered."""
+
+_MINIBATCHES = 5
+"""Sampled ones in memory: one with the consumer, one that is written or read, three that are read ahead."""
+
+_SETS_SHARE = 8
+"""Row sets of the packs of a superbatch take at most an eighth of the memory."""
+
+_PIECE_SHARE = 512
+"""A piece of a sweep takes at most 1/512 of the memory."""
+
+_WRITE_SHARE = 16
+"""Write buffers take at most 1/16 of the memory."""
+
+PIECES = 8
+"""Pieces that a sweep reads at a time."""
+
+_LEAST_BUFFER_BYTES = 16 << 10
+_LEAST_PACKS = 4
+_MOST_PACKS = 1024
+_SPARE_BUFFERS = 16
+"""Write buffers beside the one of each pack: those that are being written."""
+
+
+@dataclass(frozen=True)
+class PackPlan:
+    """How memory is shared out. purposes: bytes by purpose, "packs" among them. most_packs: of a superbatch.
+
+    piece_bytes: of one read of a sweep. buffer_bytes: of a write buffer.
+    """
+
+    purposes: Mapping[str, int]
+    most_packs: int
+    piece_bytes: int
+    buffer_bytes: int
+
+    @property
+    def pack_bytes(self) -> int:
+        """For the resident rows and two packs."""
+        return self.purposes["packs"]
+
+    def buffer_count(self, packs: int) -> int:
+        """Write buffers of a superbatch of so many packs."""
+        return packs + _SPARE_BUFFERS
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackBudget:
+    """bounce_bytes: memory of the loader's engine. output_row_bytes: bytes of an output row, by table."""
+
+    spaces: Sequence[Space]
+    output_row_bytes: Mapping[str, int]
+    bounce_bytes: int
+    memory_bytes: int
+
+    def share(self, rows: Mapping[str, int], minibatch_bytes: int) -> PackPlan | None:
+        """Give every purpose its bytes; the rest is for packs. None if less than nothing is left.
+
+        rows: rows that the largest minibatch reads, by table. minibatch_bytes: its memory.
+        """
+        sets = sum(space.set_bytes for space in self.spaces)
+        longest = max(t.page_bytes for space in self.spaces for t in space.tables)
+        buffers = self.memory_bytes // _WRITE_SHARE // _LEAST_BUFFER_BYTES
+        most_packs = min(_MOST_PACKS, self.memory_bytes // _SETS_SHARE // sets, buffers - _SPARE_BUFFERS)
+        most_packs = max(_LEAST_PACKS, most_packs)
+        piece_bytes = align_up(min(1 << 20, max(64 << 10, self.memory_bytes // _PIECE_SHARE)), longest)
+        piece_bytes = max(piece_bytes, longest)
+        room = self.memory_bytes // _WRITE_SHARE // (most_packs + _SPARE_BUFFERS)
+        buffer_bytes = min(1 << 20, max(_LEAST_BUFFER_BYTES, room // ALIGNMENT * ALIGNMENT))
+        purposes = {
+            "bounce pool": self.bounce_bytes,
+            "outputs": _OUTPUTS * self._output_bytes(rows),
+            "minibatches": _MINIBATCHES * (minibatch_bytes + 4 * sum(rows.values())),
+            # Beside those of the packs: the resident rows', and two that cuts and sweeps work in.
+            "row sets": (most_packs + 3) * sets,
+            "counts": sum(2 * space.row_count for space in self.spaces) + sets,
+            "sweep": 2 * PIECES * piece_bytes,
+            "write buffers": (most_packs + _SPARE_BUFFERS) * buffer_bytes,
+        }
+        left = self.memory_bytes - sum(purposes.values())
+        if left < 0:
+            return None
+        purposes["packs"] = left
+        return PackPlan(purposes, most_packs, piece_bytes, buffer_bytes)
+
+    def _output_bytes(self, rows: Mapping[str, int]) -> int:
+        return sum(
+            ALIGNMENT * max(1, div_ceil(rows.get(t.name, 0) * self.output_row_bytes[t.name], ALIGNMENT))
+            for space in self.spaces
+            for t in space.tables
+        )

@@ -1,0 +1,142 @@
+"""Scratch: unnamed files on a disk of choice, of bounded size. A killed process leaves nothing behind.
+
+Used for packs and for spooled minibatches. Knows bytes only.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+from gids import _core
+from gids.errors import StorageError
+
+log = logging.getLogger("gids")
+
+BLOCK = 4096
+"""Offsets and lengths of direct I/O on scratch files are multiples of this."""
+
+_IN_MEMORY = {"tmpfs", "ramfs"}
+_SHARE = 2
+"""Without scratch_bytes, files take at most half of the free space."""
+
+
+class ScratchFull(StorageError):
+    """The disk, or scratch_bytes, does not have room for a file of this size."""
+
+
+class Scratch:
+    """A directory for scratch files. limit_bytes: of all files together."""
+
+    def __init__(self, directory: Path, limit_bytes: int) -> None:
+        self.directory, self.limit_bytes = directory, limit_bytes
+        self._files: weakref.WeakSet[ScratchFile] = weakref.WeakSet()
+
+    @property
+    def taken_bytes(self) -> int:
+        return sum(file.nbytes for file in self._files)
+
+    def open(self) -> ScratchFile:
+        """A new file. Raises StorageError if the directory takes none."""
+        file = ScratchFile(self)
+        self._files.add(file)
+        return file
+
+
+class ScratchFile:
+    """An unnamed file, for direct I/O where the file system has it."""
+
+    def __init__(self, scratch: Scratch) -> None:
+        self._scratch = scratch
+        self.nbytes = 0
+        flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
+        try:
+            try:
+                self.fd = os.open(scratch.directory, flags | os.O_DIRECT, 0o600)
+                self.direct = True
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                self.fd = os.open(scratch.directory, flags, 0o600)
+                self.direct = False
+        except OSError as error:
+            reason = "cannot make a scratch file: " + os.strerror(error.errno or 0)
+            raise StorageError(error.errno or 0, reason, scratch.directory) from error
+        self._finalizer = weakref.finalize(self, os.close, self.fd)
+
+    @property
+    def path(self) -> str:
+        """A path that opens this file again in this process."""
+        return f"/proc/self/fd/{self.fd}"
+
+    @property
+    def directory(self) -> Path:
+        return self._scratch.directory
+
+    def reserve(self, nbytes: int) -> None:
+        """Make the file at least this long, with its blocks. Raises ScratchFull."""
+        more = nbytes - self.nbytes
+        if more <= 0:
+            return
+        if self._scratch.taken_bytes + more > self._scratch.limit_bytes:
+            reason = f"scratch_bytes={self._scratch.limit_bytes} is used up"
+            raise ScratchFull(errno.ENOSPC, reason, self.directory)
+        try:
+            os.posix_fallocate(self.fd, self.nbytes, more)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise StorageError(error.errno or 0, os.strerror(error.errno or 0), self.directory) from error
+            reason = f"no room for {nbytes} bytes of scratch"
+            raise ScratchFull(error.errno, reason, self.directory) from error
+        self.nbytes = nbytes
+
+    def close(self) -> None:
+        """Give the space back. Idempotent."""
+        self._finalizer()
+        self.nbytes = 0
+
+
+def find_scratch(
+    given: str | os.PathLike[str] | None, limit_bytes: int | None, near: Sequence[Path]
+) -> Scratch | None:
+    """The directory for scratch files; None if there is none, which is logged.
+
+    given: the user's directory; then a wrong one is an error. near: files of the dataset; without `given`
+    the first of their directories that takes files on a disk is used.
+    Raises StorageError if the given directory takes no files, ValueError if it is not on a disk.
+    """
+    if given is not None:
+        directory = Path(given)
+        if not directory.is_dir():
+            raise StorageError(errno.ENOTDIR, "scratch= must be a directory", directory)
+        _try(directory)
+        return Scratch(directory, _limit(directory, limit_bytes))
+    reason = "the dataset is on no local disk"
+    for directory in dict.fromkeys(path.resolve().parent for path in near):
+        try:
+            _try(directory)
+            return Scratch(directory, _limit(directory, limit_bytes))
+        except (StorageError, ValueError) as error:
+            reason = str(error)
+    log.info("no scratch files, so no packs on disk: %s; give scratch=DIRECTORY to gids.open()", reason)
+    return None
+
+
+def _try(directory: Path) -> None:
+    file = Scratch(directory, 0).open()
+    try:
+        file_system, _ = _core.probe_file(file.path, direct=False)
+    finally:
+        file.close()
+    if file_system in _IN_MEMORY:
+        raise ValueError(f"{directory} is on {file_system}, which is memory: scratch= must be on a disk")
+
+
+def _limit(directory: Path, limit_bytes: int | None) -> int:
+    found = os.statvfs(directory)
+    free = found.f_bavail * found.f_frsize
+    return free // _SHARE if limit_bytes is None else limit_bytes

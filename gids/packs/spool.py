@@ -1,0 +1,195 @@
+"""Spool: sampled minibatches on scratch, from the moment they are sampled until they are trained.
+
+A minibatch is sampled once: its rows are needed first, to cut packs, and the minibatch itself later.
+Knows tensors and bytes; a minibatch is any object that pickles.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from gids.errors import StorageError
+from gids.packs.scratch import BLOCK, Scratch, ScratchFile
+from gids.packs.spaces import Rows
+from gids.store.geometry import align_up
+
+_AHEAD = 2
+"""Minibatches that are read before they are due."""
+
+_GROWTH = 256 << 20
+"""The file grows by this many bytes at a time."""
+
+
+class NotSpoolable(TypeError):
+    """A minibatch does not pickle."""
+
+
+@dataclass(frozen=True)
+class _Record:
+    """Where a minibatch is. parts: (offset in the record, bytes): the rows of each space, the pickled object,
+    then its buffers."""
+
+    offset: int
+    nbytes: int
+    parts: tuple[tuple[int, int], ...]
+
+
+class Spool:
+    """Minibatches with their rows, in the order in which they were put. Used by one thread."""
+
+    def __init__(self, scratch: Scratch, space_count: int) -> None:
+        self._file: ScratchFile = scratch.open()
+        self.space_count = space_count
+        self._records: list[_Record] = []
+        self._end = 0
+        self._staging = mmap.mmap(-1, 1 << 20)
+        self._readers = ThreadPoolExecutor(1, "gids-spool")
+        self._coming: dict[int, Future[mmap.mmap]] = {}
+        self.bytes_read = 0
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def bytes_written(self) -> int:
+        return self._end
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of the staging buffer and of the minibatches that are read ahead."""
+        largest = max((r.nbytes for r in self._records), default=0)
+        return len(self._staging) + (_AHEAD + 1) * largest
+
+    def put(self, minibatch: object, rows: Sequence[Rows], tables: Sequence[str]) -> None:
+        """Write a minibatch. Raises NotSpoolable, or StorageError; then nothing was added.
+
+        rows: of each space. tables: names of the tables that it reads.
+        """
+        buffers: list[pickle.PickleBuffer] = []
+        out = io.BytesIO()
+        try:
+            _Pickler(out, protocol=5, buffer_callback=buffers.append).dump((minibatch, tuple(tables)))
+        except (pickle.PicklingError, TypeError, AttributeError, RuntimeError) as error:
+            raise NotSpoolable(f"a {type(minibatch).__name__} does not pickle: {error}") from error
+        pieces = [*rows, out.getbuffer(), *(b.raw() for b in buffers)]
+        parts, end = [], 0
+        for piece in pieces:
+            size = piece.nbytes
+            parts.append((end, size))
+            end = align_up(end + size, 64)
+        nbytes = align_up(max(end, 1), BLOCK)
+        if nbytes > len(self._staging):
+            self._staging = mmap.mmap(-1, align_up(nbytes + nbytes // 4, BLOCK))
+        staged = np.frombuffer(self._staging, np.uint8)
+        for (begin, size), piece in zip(parts, pieces, strict=True):
+            if size:
+                staged[begin : begin + size] = np.frombuffer(piece, np.uint8)
+        del staged
+        if self._end + nbytes > self._file.nbytes:
+            self._file.reserve(self._end + max(nbytes, _GROWTH) if nbytes <= _GROWTH else self._end + nbytes)
+        _write(self._file, memoryview(self._staging)[:nbytes], self._end)
+        self._records.append(_Record(self._end, nbytes, tuple(parts)))
+        self._end += nbytes
+
+    def rows(self, index: int) -> list[Rows]:
+        """The rows of a minibatch in each space. Blocks. Raises StorageError."""
+        record = self._records[index]
+        begin, size = record.parts[self.space_count - 1]
+        read = _read(self._file, record.offset, align_up(begin + size, BLOCK))
+        return _rows(record, read, self.space_count)
+
+    def take(self, index: int) -> tuple[Any, tuple[str, ...], list[Rows]]:
+        """A minibatch, its tables and its rows. Blocks; reads the next ones ahead. Raises StorageError."""
+        for ahead in range(index, min(index + 1 + _AHEAD, len(self._records))):
+            if ahead not in self._coming:
+                record = self._records[ahead]
+                self._coming[ahead] = self._readers.submit(_read, self._file, record.offset, record.nbytes)
+        record = self._records[index]
+        read = self._coming.pop(index).result()
+        self.bytes_read += record.nbytes
+        view = memoryview(read)
+        pickled, *buffers = (view[begin : begin + size] for begin, size in record.parts[self.space_count :])
+        minibatch, tables = pickle.loads(pickled, buffers=buffers)
+        return minibatch, tables, _rows(record, read, self.space_count)
+
+    def rest(self, index: int) -> Iterator[Any]:
+        """The minibatches from index on."""
+        for i in range(index, len(self._records)):
+            yield self.take(i)[0]
+
+    def close(self) -> None:
+        """Give the space back. Idempotent."""
+        self._readers.shutdown(wait=True, cancel_futures=True)
+        self._coming.clear()
+        self._file.close()
+
+
+def _rows(record: _Record, read: mmap.mmap, spaces: int) -> list[Rows]:
+    return [
+        np.frombuffer(read, np.uint32, size // 4, begin) if size else np.empty(0, np.uint32)
+        for begin, size in record.parts[:spaces]
+    ]
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles CPU and device tensors as buffers out of band, which are not copied on the way."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is not torch.Tensor or obj.layout != torch.strided or obj.requires_grad:
+            return NotImplemented
+        if obj.is_quantized or obj.is_meta or obj.is_complex():
+            return NotImplemented
+        flat = obj.contiguous().cpu().reshape(-1).view(torch.uint8).numpy()
+        device = None if obj.device.type == "cpu" else str(obj.device)
+        return _restore, (pickle.PickleBuffer(flat), obj.dtype, tuple(obj.shape), device)
+
+
+def _restore(
+    buffer: memoryview, dtype: torch.dtype, shape: tuple[int, ...], device: str | None
+) -> torch.Tensor:
+    if not len(buffer):
+        return torch.empty(shape, dtype=dtype, device=device)
+    tensor = torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).view(shape)
+    return tensor if device is None else tensor.to(device)
+
+
+def _write(file: ScratchFile, data: memoryview, offset: int) -> None:
+    def write(rest: memoryview, at: int) -> int:
+        return os.pwrite(file.fd, rest, at)
+
+    _transfer(file, data, offset, write, "cannot write a sampled minibatch")
+
+
+def _read(file: ScratchFile, offset: int, nbytes: int) -> mmap.mmap:
+    read = mmap.mmap(-1, nbytes)
+
+    def read_rest(rest: memoryview, at: int) -> int:
+        return os.preadv(file.fd, [rest], at)
+
+    _transfer(file, memoryview(read), offset, read_rest, "cannot read a sampled minibatch")
+    return read
+
+
+def _transfer(
+    file: ScratchFile, data: memoryview, offset: int, move: Callable[[memoryview, int], int], what: str
+) -> None:
+    done = 0
+    while done < len(data):
+        try:
+            count = move(data[done:], offset + done)
+        except OSError as error:
+            reason = f"{what}: {os.strerror(error.errno or 0)}"
+            raise StorageError(error.errno or 0, reason, file.directory, offset + done) from error
+        if not count:
+            raise StorageError(5, f"{what}: the file ended", file.directory, offset + done)
+        done += count

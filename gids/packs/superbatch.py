@@ -1,0 +1,391 @@
+"""A superbatch: minibatches that were sampled ahead, cut into packs, and trained from packs in memory.
+
+Made by the loader's PackedStream for each layout. Two packs are in memory: one that is trained, and the next
+one, which is being read.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from gids import _core
+from gids.cache.output_dtype import out_dtype_of, row_form
+from gids.errors import StorageError
+from gids.io import open_engine
+from gids.packs.cut import Layout
+from gids.packs.memory import ALIGNMENT, PIECES, PackPlan
+from gids.packs.scratch import Scratch, ScratchFull
+from gids.packs.spaces import Rows, Space
+from gids.packs.spool import Spool
+from gids.store.dtypes import make_bools_proper
+from gids.store.geometry import align_up
+
+if TYPE_CHECKING:
+    from gids.store import Table
+
+_WRITERS = 4
+"""Threads that write to scratch: so many large writes are in flight."""
+
+
+class PackMachine:
+    """What the superbatches of a loader share: memory for packs, outputs and threads.
+
+    plan: how memory is shared out. threads: threads that copy rows. engine, direct: of gids.open().
+    output_rows: rows that an output has room for, by table.
+    """
+
+    def __init__(
+        self,
+        spaces: Sequence[Space],
+        plan: PackPlan,
+        *,
+        threads: int,
+        check_crc: bool,
+        output_dtype: torch.dtype | None,
+        output_rows: dict[str, int],
+        engine: str,
+        direct: bool,
+        gap_bytes: int,
+    ) -> None:
+        self.spaces, self.plan, self.check_crc = list(spaces), plan, check_crc
+        self.tables: list[Table] = [t for space in spaces for t in space.tables]
+        self.memory = _core.PackMemory.create(plan.pack_bytes)
+        self.workers = _core.Workers(threads)
+        self.threads = threads
+        self.priority = _core.Priority.create()
+        self.engine_kind = "auto" if engine == "mmap" else engine  # what is written cannot be mapped
+        self.direct, self.gap_bytes = direct, gap_bytes
+        self._pool = _core.BufferPool.create(plan.purposes["outputs"])
+        self._dtypes = {t.name: out_dtype_of(t, output_dtype) for t in self.tables}
+        self._forms = {t.name: row_form(t, output_dtype) for t in self.tables}
+        self._output_rows = output_rows
+
+    @property
+    def peak_output_bytes(self) -> int:
+        found: int = self._pool.peak_bytes
+        return found
+
+    def gather(self, table: Table, rows: Rows, holders: Sequence[tuple[Any, Any, int]]) -> torch.Tensor:
+        """Copy rows of a table, in the output's dtype, from the first of holders that has them.
+
+        holders: (RowSet, PackMemory, offset).
+        """
+        form = self._forms[table.name]
+        room = self._output_rows.get(table.name, 0)
+        flat = self._pool.take(len(rows) * form.out_row_bytes, room * form.out_row_bytes)
+        missing = _core.gather_packed(
+            self.workers,
+            rows,
+            holders,
+            row_bytes=table.row_bytes,
+            stored_as=form.stored_as,
+            wanted_as=form.wanted_as,
+            row_values=form.values,
+            scales=form.scales,
+            out=flat.reshape(len(rows), form.out_row_bytes),
+        )
+        if missing:
+            raise AssertionError(f"{missing} rows of '{table.name}' are in no pack")
+        tensor = torch.from_numpy(flat).view(self._dtypes[table.name]).view(len(rows), *table.shape)
+        return make_bools_proper(tensor)
+
+
+@dataclass
+class _BadRows:
+    """Rows of a table that could not be read, as pages or as rows, and the error of each: the first one's."""
+
+    rows: np.ndarray
+    divisor: int
+    error: StorageError
+
+    def touches(self, rows: Rows) -> bool:
+        return bool(np.isin(rows // self.divisor, self.rows).any())
+
+
+@dataclass
+class _Pack:
+    """sets: RowSet of each space. at: offset in scratch. parts: offset of each table's rows, in the pack."""
+
+    end: int
+    sets: list[Any]
+    at: int
+    parts: dict[str, int]
+    nbytes: int
+
+
+class Superbatch:
+    """Minibatches [first, end) of a spool. Call prepare(), then take() for each.
+
+    layout: for all minibatches of the spool; this superbatch has as many packs, from first_pack on, as memory
+    for their row sets and scratch allow.
+    """
+
+    def __init__(
+        self,
+        machine: PackMachine,
+        spool: Spool,
+        counts: Sequence[Any],
+        layout: Layout,
+        first_pack: int,
+        scratch: Scratch | None,
+    ) -> None:
+        self._machine, self._spool, self._layout = machine, spool, layout
+        self._scratch = scratch if layout.way == "pack" else None
+        candidate = layout.candidate
+        begin = candidate.packs[first_pack - 1][0] if first_pack else 0
+        self.next = self.first = begin
+        self._resident = [of.set_of(*hot) for of, hot in zip(counts, candidate.hot, strict=True)]
+        self._resident_parts, resident_bytes = self._parts(self._resident)
+        self._halves = [resident_bytes, resident_bytes + candidate.half_bytes]
+        self._packs: list[_Pack] = []
+        room, at = (0 if scratch is None else scratch.limit_bytes - scratch.taken_bytes), 0
+        for end, rows in candidate.packs[first_pack : first_pack + machine.plan.most_packs]:
+            nbytes = sum(
+                align_up(n * t.row_bytes, ALIGNMENT)
+                for n, space in zip(rows, machine.spaces, strict=True)
+                for t in space.tables
+            )
+            if self._scratch is not None and self._packs and at + nbytes > room:
+                break
+            self._packs.append(_Pack(end, self._sets_of(begin, end), at, {}, nbytes))
+            pack = self._packs[-1]
+            pack.parts, pack.nbytes = self._parts(pack.sets)
+            at, begin = at + pack.nbytes, end
+        self.end = begin
+        self.last_pack = first_pack + len(self._packs)
+        self._current = -1  # the pack that is being trained
+        self._loads: dict[int, Any] = {}
+        self._bad: dict[str, list[_BadRows]] = {}  # in every pack
+        self._bad_in_pack: dict[str, list[_BadRows]] = {}
+        self._file: Any = None
+        self._sweep: Any = None
+        self._opened = ExitStack()
+        self.bytes_read = self.bytes_written = 0
+        self.seconds = {"sweep": 0.0, "wait": 0.0, "gather": 0.0}
+
+    @property
+    def resident_rows(self) -> int:
+        return sum(map(len, self._resident))
+
+    @property
+    def pack_count(self) -> int:
+        return len(self._packs)
+
+    @property
+    def scratch_bytes(self) -> int:
+        return 0 if self._scratch is None else sum(pack.nbytes for pack in self._packs)
+
+    def prepare(self) -> None:
+        """Start filling packs. Raises ScratchFull, or OSError for files that cannot be opened."""
+        machine = self._machine
+        paths: list[str] = [os.fspath(path) for t in machine.tables for path in t.shard_paths]
+        self._shard_paths = list(paths)
+        direct = machine.direct
+        if self._scratch is not None:
+            self._file = self._scratch.open()
+            self._opened.callback(self._file.close)
+            self._file.reserve(align_up(sum(pack.nbytes for pack in self._packs), ALIGNMENT))
+            paths.append(self._file.path)
+            direct = direct and self._file.direct
+        self._engine = open_engine(
+            paths,
+            machine.engine_kind,
+            depth=2 * PIECES,
+            direct=direct,
+            max_read_bytes=machine.plan.piece_bytes,
+        )
+        self._opened.callback(self._engine.close)
+        if self._scratch is not None:
+            writer = _core.PackWriter.create(
+                self._file.fd,
+                threads=_WRITERS,
+                buffers=machine.plan.buffer_count(len(self._packs)),
+                buffer_bytes=machine.plan.buffer_bytes,
+            )
+            targets = {
+                t.name: [(pack.sets[s], None, pack.at + pack.parts[t.name]) for pack in self._packs]
+                for s, space in enumerate(machine.spaces)
+                for t in space.tables
+            }
+            self._sweep = self._start_sweep(self._with_resident(targets), writer)
+            self._writer = writer
+        else:
+            self._load(0)
+
+    def finish_sweep(self) -> None:
+        """Wait until scratch has all packs. Blocks. Raises ScratchFull, StorageError for scratch."""
+        if self._scratch is None or self._sweep is None:
+            return
+        begun = time.perf_counter()
+        result, self._sweep = self._sweep.wait(), None
+        self.seconds["sweep"] += time.perf_counter() - begun
+        self.bytes_written += self._writer.bytes_written
+        self._writer = None
+        self._finished(result, self._bad)
+        if result["error"]:
+            kind = ScratchFull if result["error"] in (errno.ENOSPC, errno.EDQUOT) else StorageError
+            reason = "cannot write packs: " + os.strerror(result["error"])
+            raise kind(result["error"], reason, self._scratch.directory)
+        self._load(0)
+
+    def take(self) -> tuple[Any, dict[str, torch.Tensor], StorageError | None]:
+        """The next minibatch with its features by table, and an error if some of them could not be read.
+
+        Blocks until its pack is in memory.
+        """
+        index = self.next
+        if self._current < 0 or index == self._packs[self._current].end:
+            self._next_pack()
+        self.next = index + 1
+        minibatch, names, rows = self._spool.take(index)
+        begun = time.perf_counter()
+        pack, half = self._packs[self._current], self._halves[self._current % 2]
+        memory, features, error = self._machine.memory, {}, None
+        for s, (space, of_space) in enumerate(zip(self._machine.spaces, rows, strict=True)):
+            for table in space.tables:
+                name = table.name
+                if name not in names:
+                    continue
+                holders = [
+                    (self._resident[s], memory, self._resident_parts[name]),
+                    (pack.sets[s], memory, half + pack.parts[name]),
+                ]
+                features[name] = self._machine.gather(table, of_space, holders)
+                for bad in (*self._bad.get(name, ()), *self._bad_in_pack.get(name, ())):
+                    if error is None and bad.touches(of_space):
+                        error = bad.error
+        self.seconds["gather"] += time.perf_counter() - begun
+        return minibatch, features, error
+
+    def close(self) -> None:
+        """End what runs in the background and give scratch back. Idempotent. Blocks for one read at most."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+        self._sweep = None
+        self._loads.clear()
+        self._opened.close()
+
+    def _next_pack(self) -> None:
+        self._current += 1
+        begun = time.perf_counter()
+        self._bad_in_pack = {}
+        load = self._loads.pop(self._current)
+        if self._scratch is not None:
+            for begin, end, code in load.wait():
+                self._lose(begin, end, code)
+            self.bytes_read += self._packs[self._current].nbytes
+        else:
+            self._finished(load.wait(), self._bad if self._current == 0 else self._bad_in_pack)
+        self.seconds["wait"] += time.perf_counter() - begun
+        if self._current + 1 < len(self._packs):
+            self._load(self._current + 1)
+
+    def _load(self, index: int) -> None:
+        """Begin to fill one half of the memory with a pack."""
+        pack, half = self._packs[index], self._halves[index % 2]
+        machine = self._machine
+        if self._scratch is not None:
+            file = len(self._shard_paths)
+            self._loads[index] = _core.PackRead(
+                self._engine.native, machine.priority, file, pack.at, machine.memory, half, pack.nbytes
+            )
+            return
+        targets = {
+            t.name: [(pack.sets[s], machine.memory, half + pack.parts[t.name])]
+            for s, space in enumerate(machine.spaces)
+            for t in space.tables
+        }
+        self._loads[index] = self._start_sweep(self._with_resident(targets) if index == 0 else targets, None)
+
+    def _with_resident(self, targets: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        for s, space in enumerate(self._machine.spaces):
+            for t in space.tables:
+                part = (self._resident[s], self._machine.memory, self._resident_parts[t.name])
+                targets[t.name].append(part)
+        return targets
+
+    def _start_sweep(self, targets: dict[str, list[Any]], writer: Any) -> Any:
+        machine, tables, first_file = self._machine, [], 0
+        for t in machine.tables:
+            tables.append(
+                _core.SweepTable(
+                    row_count=t.row_count,
+                    row_bytes=t.row_bytes,
+                    page_bytes=t.page_bytes,
+                    rows_per_page=t.rows_per_page,
+                    shard_count=len(t.shard_paths),
+                    first_file=first_file,
+                    checksums=np.asarray(t.checksums()) if machine.check_crc else None,
+                    targets=targets[t.name],
+                )
+            )
+            first_file += len(t.shard_paths)
+        return _core.Sweep(
+            self._engine.native,
+            writer,
+            machine.priority,
+            tables,
+            piece_bytes=machine.plan.piece_bytes,
+            pieces=PIECES,
+            gap_bytes=machine.gap_bytes,
+            threads=machine.threads,
+        )
+
+    def _sets_of(self, begin: int, end: int) -> list[Any]:
+        """The rows of minibatches [begin, end) that are not resident."""
+        sets = [_core.RowSet.create(space.row_count) for space in self._machine.spaces]
+        for i in range(begin, end):
+            for of, rows, resident in zip(sets, self._spool.rows(i), self._resident, strict=True):
+                of.insert(rows, resident)
+        for of in sets:
+            of.seal()
+        return sets
+
+    def _parts(self, sets: Sequence[Any]) -> tuple[dict[str, int], int]:
+        parts, at = {}, 0
+        for of, space in zip(sets, self._machine.spaces, strict=True):
+            for t in space.tables:
+                parts[t.name] = at
+                at += align_up(len(of) * t.row_bytes, ALIGNMENT)
+        return parts, at
+
+    def _finished(self, result: dict[str, Any], bad: dict[str, list[_BadRows]]) -> None:
+        """Count what a sweep read, and note the pages that it could not read."""
+        self.bytes_read += result["bytes_read"]
+        first_file = 0
+        for t in self._machine.tables:
+            shards = len(t.shard_paths)
+            for file, offset, code in result["bad_pages"]:
+                if not first_file <= file < first_file + shards:
+                    continue
+                page = offset // t.page_bytes * shards + (file - first_file)
+                reason = "the page's checksum is wrong" if code == errno.EBADMSG else os.strerror(code)
+                if code == errno.ENODATA:
+                    reason = "the shard ends before this page; it was truncated"
+                path = self._shard_paths[file]
+                error = StorageError(code, f"cannot read a page: {reason}", path, offset)
+                bad.setdefault(t.name, []).append(_BadRows(np.array([page]), t.rows_per_page, error))
+            first_file += shards
+
+    def _lose(self, begin: int, end: int, code: int) -> None:
+        """Note the rows of the current pack in bytes [begin, end), which could not be read from scratch."""
+        pack = self._packs[self._current]
+        reason = f"cannot read a pack: {os.strerror(code)}"
+        error = StorageError(code, reason, self._file.directory, pack.at + begin)
+        for s, space in enumerate(self._machine.spaces):
+            rows = np.array(pack.sets[s].rows(), np.uint32)
+            for t in space.tables:
+                part = pack.parts[t.name]
+                first = max(0, begin - part) // t.row_bytes
+                last = max(0, end - part + t.row_bytes - 1) // t.row_bytes
+                if len(lost := rows[first:last]):
+                    self._bad_in_pack.setdefault(t.name, []).append(_BadRows(lost, 1, error))

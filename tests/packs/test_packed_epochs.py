@@ -1,0 +1,190 @@
+"""Epochs by packs: the minibatches and rows of random reads, bit for bit, with little memory and little scratch."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import random_in_edges, same_bits
+
+import gids
+from gids.errors import MemoryBudgetError, StorageError
+from gids.sampler import Minibatch
+from gids.write import DatasetWriter
+
+PAPERS, AUTHORS = 4000, 700
+WAYS = ["sweep", "pack"]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows of 96, 512 and 24 bytes, an order on disk, three shards, int8 with a scale, a table of edges."""
+    generator = torch.Generator().manual_seed(1)
+    found = tmp_path_factory.mktemp("packs") / "two.gids"
+    with DatasetWriter(found, stripe=3) as writer:
+        for ntype, count, key, values in (
+            ("paper", PAPERS, "feat", torch.randn(PAPERS, 24, generator=generator)),
+            ("paper", PAPERS, "text", torch.randn(PAPERS, 256, generator=generator).to(torch.float16)),
+            ("author", AUTHORS, "feat", torch.randn(AUTHORS, 12, generator=generator).to(torch.bfloat16)),
+        ):
+            assert len(values) == count
+            writer.write_table("node", ntype, key, values)
+        edges = random_in_edges(AUTHORS, PAPERS, PAPERS)
+        years = torch.arange(len(edges[1])).view(-1, 1)
+        writer.write_table("edge", ("author", "writes", "paper"), "year", years)
+        writer.write_labels("paper", torch.randint(0, 9, (PAPERS,), generator=generator))
+        for relation, num_src, num_dst in (
+            (("paper", "cites", "paper"), PAPERS, PAPERS),
+            (("author", "writes", "paper"), AUTHORS, PAPERS),
+            (("paper", "written by", "author"), PAPERS, AUTHORS),
+        ):
+            writer.write_graph(relation, *random_in_edges(num_src, num_dst, num_dst), num_src=num_src)
+    return found
+
+
+def open_source(path: Path, reads: str, memory: int = 16 << 20, **options: Any) -> gids.Source:
+    return gids.open(path, reads=reads, memory=memory, queue_depth=16, window=4, **options)  # type: ignore[arg-type]
+
+
+def open_loader(source: gids.Source, **options: Any) -> gids.NodeLoader:
+    options = {"batch_size": 64, "shuffle": True, "seed": 3, **options}
+    tables = ["paper.feat", "paper.text", "author.feat", "author:writes:paper.year"]
+    tables = [name for name in source.store.tables if name] if tables[3] not in source.store.tables else tables
+    return gids.NodeLoader(source, {"paper": torch.arange(0, PAPERS, 3)}, [4, 4], tables=tables, **options)
+
+
+def assert_same(a: Minibatch, b: Minibatch) -> None:
+    for one, other in zip(a.tensors(), b.tensors(), strict=True):
+        assert same_bits(one, other)
+    assert a.features.keys() == b.features.keys()
+    for name in a.features:
+        assert same_bits(a.features[name], b.features[name]), name
+
+
+def scratch_files(path: Path) -> list[str]:
+    """Unnamed files beside a dataset that this process has open."""
+    found = []
+    for fd in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(fd.readlink())
+        except FileNotFoundError:
+            continue
+        if target.startswith(str(path)) and target.endswith("(deleted)"):
+            found.append(target)
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("engine", ["uring", "threads", "mmap"])
+def test_minibatches_and_rows_are_those_of_random_reads(path: Path, way: str, engine: str) -> None:
+    with open_source(path, "random") as random, open_source(path, way, engine=engine, check_crc=True) as packed:
+        one, other = open_loader(random), open_loader(packed)
+        for _ in range(2):
+            expected, found = list(one), list(other)
+            assert len(expected) == len(found) == len(one)
+            for a, b in zip(expected, found, strict=True):
+                assert_same(a, b)
+        stats = other.stats()["packs"]
+        assert stats["minibatches"] == 2 * len(one)
+        assert [c["way"] for c in stats["choices"]] == [way, way]
+        assert (stats["bytes_written"] > 0) and stats["bytes_read"] > 0
+    assert not scratch_files(path)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_memory_and_any_scratch(path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    memory = int(rng.integers(9 << 20, 14 << 20))
+    scratch = int(rng.integers(1 << 20, 20 << 20))
+    batch_size = int(rng.integers(16, 128))
+    print(memory, scratch, batch_size)
+    with (
+        open_source(path, "random", 64 << 20) as random,
+        open_source(path, "pack", memory, scratch_bytes=scratch) as packed,
+    ):
+        one, other = open_loader(random, batch_size=batch_size), open_loader(packed, batch_size=batch_size)
+        for a, b in zip(one, other, strict=True):
+            assert_same(a, b)
+
+
+def test_a_run_resumes_inside_a_pack(path: Path) -> None:
+    with open_source(path, "pack") as source:
+        expected = list(open_loader(source))
+    for stop in (1, 7, len(expected) - 1):
+        with open_source(path, "pack") as source:
+            loader, epoch = open_loader(source), None
+            for _, epoch in zip(range(stop), loader, strict=False):
+                pass
+            state = loader.state_dict()
+        with open_source(path, "pack") as source:
+            resumed = open_loader(source)
+            resumed.load_state_dict(state)
+            for a, b in zip(expected[stop:], resumed, strict=True):
+                assert_same(a, b)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_converted_features(path: Path, way: str) -> None:
+    with open_source(path, "random") as random, open_source(path, way) as packed:
+        for a, b in zip(
+            gids.NodeLoader(random, {"paper": torch.arange(500)}, [3], dtype=torch.float32),
+            gids.NodeLoader(packed, {"paper": torch.arange(500)}, [3], dtype=torch.float32),
+            strict=True,
+        ):
+            assert_same(a, b)
+
+
+def test_closing_and_dropping_end_the_work_and_free_the_scratch(path: Path) -> None:
+    with open_source(path, "pack") as source:
+        loader = open_loader(source)
+        epoch = iter(loader)
+        next(epoch)
+        assert scratch_files(path)
+        epoch.close()
+        assert not scratch_files(path)
+        epoch = iter(loader)
+        next(epoch)
+        del epoch
+        gc.collect()
+        assert not scratch_files(path)
+        assert len(list(loader)) == len(loader)
+
+
+def test_an_exception_of_the_consumer_ends_the_epoch(path: Path) -> None:
+    def train(loader: gids.NodeLoader) -> None:
+        for _ in loader:
+            raise RuntimeError("the model failed")
+
+    with open_source(path, "pack") as source:
+        loader = open_loader(source)
+        with pytest.raises(RuntimeError, match="the model failed"):
+            train(loader)
+        gc.collect()
+        assert not scratch_files(path)
+
+
+def test_too_little_memory_for_packs_names_what_to_do(path: Path) -> None:
+    with open_source(path, "pack", 8 << 20) as source, pytest.raises(MemoryBudgetError, match="reads='random'"):
+        list(open_loader(source, batch_size=1334))
+
+
+def test_full_scratch_goes_on_by_random_reads(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        open_source(path, "random") as random,
+        open_source(path, "pack", scratch_bytes=400_000) as packed,
+    ):
+        loader = open_loader(packed)
+        for a, b in zip(open_loader(random), loader, strict=True):
+            assert_same(a, b)
+        assert [r.levelname for r in caplog.records if "packs" in r.message].count("WARNING") == 1
+
+
+def test_a_page_that_cannot_be_read_belongs_to_the_minibatches_that_need_it(path: Path) -> None:
+    pass
