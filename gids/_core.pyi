@@ -1,5 +1,7 @@
 """The native half of gids, bound in native/bind. Every call releases the GIL while it works."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -471,3 +473,153 @@ def variates(
 
 def philox2(counter: int, key: int) -> int:
     """Philox2x32-10: 64 bits of 64 bits and a key of 32."""
+
+MOST_COUNT: int
+"""Counts stay there."""
+
+def check_rows(ids: NDArray[np.int64], row_count: int) -> None:
+    """Raise IndexError for an id outside 0 to row_count - 1."""
+
+def row_set_bytes(row_count: int) -> int:
+    """Memory of a RowSet over a table of this many rows."""
+
+class RowSet:
+    """Rows of a table that a pack holds: a bitmap. A row's position in the pack is its rank."""
+
+    @staticmethod
+    def create(row_count: int) -> RowSet: ...
+    def insert(self, rows: NDArray[np.uint32], without: RowSet | None = None) -> None:
+        """Insert rows that the other set does not contain. IndexError for a row beyond the table."""
+    def seal(self) -> None:
+        """Compute the ranks, after the last insert()."""
+    def rows(self) -> list[int]:
+        """Ascending."""
+    def __len__(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+class Counts:
+    """How many minibatches want each row of a table."""
+
+    @staticmethod
+    def create(row_count: int) -> Counts: ...
+    def add(self, rows: NDArray[np.uint32]) -> int:
+        """Count a minibatch's rows, each once; returns how many distinct ones it has."""
+    def clear(self) -> None: ...
+    def histogram(self) -> list[int]:
+        """Rows that 0, 1, 2, … minibatches want."""
+    def hottest(self, rows: int) -> tuple[int, int]:
+        """(above, before) of the most wanted rows: see native/packs/counts.h."""
+    def set_of(self, above: int, before: int) -> RowSet:
+        """Sealed."""
+    @property
+    def nbytes(self) -> int: ...
+
+class Cutter:
+    """Cuts minibatches into packs. spaces: (counts, row_bytes, above, before) of each."""
+
+    def __init__(self, spaces: list[tuple[Counts, int, int, int]], pack_bytes: int) -> None: ...
+    def add(self, rows: list[NDArray[np.uint32]]) -> None:
+        """The next minibatch's rows of each space."""
+    def packs(self) -> list[tuple[int, list[int]]]:
+        """(the minibatch after its last one, rows of each space) of each pack."""
+    @property
+    def largest_bytes(self) -> int:
+        """Of the rows of one minibatch. More than pack_bytes: it cannot be packed."""
+
+class PackMemory:
+    """Memory for packs, which native threads fill. A forked child does not get it."""
+
+    @staticmethod
+    def create(nbytes: int) -> PackMemory: ...
+    def bytes(self) -> NDArray[np.uint8]:
+        """A view."""
+    @property
+    def nbytes(self) -> int: ...
+
+class Priority:
+    """Lets reads of packs go before a sweep."""
+
+    @staticmethod
+    def create() -> Priority: ...
+
+class PackWriter:
+    """Threads that write packs to a scratch file."""
+
+    @staticmethod
+    def create(fd: int, *, threads: int, buffers: int, buffer_bytes: int) -> PackWriter: ...
+    @property
+    def bytes_written(self) -> int: ...
+
+_Target = tuple[RowSet, PackMemory | None, int]
+
+class SweepTable:
+    """A table of a sweep. targets: (rows, memory or None for the scratch file, offset) of each."""
+
+    def __init__(
+        self,
+        *,
+        row_count: int,
+        row_bytes: int,
+        page_bytes: int,
+        rows_per_page: int,
+        shard_count: int,
+        first_file: int,
+        checksums: NDArray[np.uint32] | None = None,
+        targets: list[_Target],
+    ) -> None: ...
+
+class Sweep:
+    """Copies wanted rows of tables to packs, in a thread that starts at once."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        writer: PackWriter | None,
+        priority: Priority,
+        tables: list[SweepTable],
+        *,
+        piece_bytes: int,
+        pieces: int,
+        gap_bytes: int,
+        threads: int,
+    ) -> None: ...
+    def cancel(self) -> None: ...
+    @property
+    def ended(self) -> bool: ...
+    def wait(self) -> dict[str, Any]:
+        """Block. error: errno or 0; bad_pages: [(file, offset, errno)]; bytes_read; busy_s."""
+
+class PackRead:
+    """Reads a part of a file into PackMemory, in the background."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        priority: Priority,
+        file: int,
+        offset: int,
+        memory: PackMemory,
+        at: int,
+        nbytes: int,
+    ) -> None: ...
+    @property
+    def ended(self) -> bool: ...
+    @property
+    def busy_s(self) -> float: ...
+    def wait(self) -> list[tuple[int, int, int]]:
+        """Block. Returns the bytes that could not be read: [(begin, end, errno)]."""
+
+def gather_packed(
+    workers: Workers,
+    ids: NDArray[np.uint32],
+    holders: list[tuple[RowSet, PackMemory, int]],
+    *,
+    row_bytes: int,
+    stored_as: int,
+    wanted_as: int,
+    row_values: int,
+    scales: NDArray[np.float32] | None = None,
+    out: NDArray[np.uint8],
+) -> int:
+    """Copy rows from the first (rows, memory, offset) that has them; returns how many none has."""

@@ -142,7 +142,7 @@ class FeatureLoader:
         self._counted: dict[str, dict[str, Any]] = {}  # by caches that were released
         self._forget_plan()
         self._lock = self.source.lender.lock
-        self._windowed: weakref.ref[WindowedStream[Any]] | None = None
+        self._windowed: weakref.ref[WindowedStream[Any] | PackedStream[Any]] | None = None
         self._seconds = {"sample": 0.0}
         self._stage: Stage = stage_for(self.device)
         self._observers = Observers(observer)
@@ -380,8 +380,8 @@ class FeatureLoader:
         ``gather``, and ``read`` (requests in flight, overlaps the others). ``memory``: bytes by purpose.
         ``packs``: counters of packs (``superbatches``, ``packs``, ``minibatches``, ``bytes_read``,
         ``bytes_written``, ``seconds``), and ``choices``: of each run of minibatches the way of reading, with
-        predicted and actual seconds. ``window``, ``planned`` (in use), ``policy``; ``heat``: the method of each table, or None; ``engine``:
-        its own counters; ``tables``: the counters of each table.
+        predicted and actual seconds. ``window``, ``planned`` (in use), ``policy``; ``heat``: the method of
+        each table, or None; ``engine``: its own counters; ``tables``: the counters of each table.
         """
         if self._last_stats is not None:
             return self._last_stats

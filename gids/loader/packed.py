@@ -1,4 +1,4 @@
-"""PackedStream: takes sampled minibatches and returns them with their features, read by packs where that is faster.
+"""PackedStream: returns sampled minibatches with their features, read by packs where that is faster.
 
 Made by FeatureLoader.attach in place of a WindowedStream. It samples a superbatch ahead, chooses how to read
 it by cost, and goes on by random reads (a WindowedStream) where packs do not pay or do not work.
@@ -294,7 +294,8 @@ class PackedStream(Generic[T], Iterator[tuple[T, Features]]):
 
     def _begin(self, layout: Layout, first_pack: int) -> bool:
         packs, spool = self._packs, self._spool
-        assert packs.machine is not None and spool is not None
+        assert packs.machine is not None
+        assert spool is not None
         begun = time.perf_counter()
         superbatch = Superbatch(packs.machine, spool, self._counts, layout, first_pack, packs.scratch)
         self._opened.append(superbatch)
@@ -403,6 +404,7 @@ class PackedStream(Generic[T], Iterator[tuple[T, Features]]):
                 return self._not_packed(minibatch, str(error))
             except StorageError as error:
                 self._held.append(minibatch)
+                log.info("a superbatch ends after %d minibatches: %s", len(spool), error)
                 if not len(spool):
                     return self._not_packed(None, str(error))
                 break
@@ -425,8 +427,9 @@ class PackedStream(Generic[T], Iterator[tuple[T, Features]]):
         for space, of_space in zip(self._spaces, rows, strict=True):
             for t in space.tables:
                 if t.rows_per_page > 1 and self._packs.reads == "auto":
-                    pages = self._pages.setdefault(t.name, _core.Counts.create(t.page_count))
-                    pages.add(of_space // np.uint32(t.rows_per_page))
+                    if t.name not in self._pages:
+                        self._pages[t.name] = _core.Counts.create(t.page_count)
+                    self._pages[t.name].add(of_space // np.uint32(t.rows_per_page))
         read = rows_read(ids, [t.name for t in self._packs.tables])
         size = sum(read[t.name] * t.row_bytes for t in self._packs.tables)
         self._rows = {name: max(n, self._rows.get(name, 0)) for name, n in read.items()}
@@ -439,7 +442,9 @@ class PackedStream(Generic[T], Iterator[tuple[T, Features]]):
     def _choose(self) -> Layout | None:
         """The layout of the cheapest way; None for random reads."""
         packs, spool = self._packs, self._spool
-        assert spool is not None and self._largest is not None and packs.scratch is not None
+        assert spool is not None
+        assert self._largest is not None
+        assert packs.scratch is not None
         begun = time.perf_counter()
         count, rates = len(spool), packs.rates()
         consumer_s = packs.consumer_s * count
@@ -560,8 +565,7 @@ def _chained(
     spool: Spool | None, first: int, held: Sequence[T], source: Iterator[T], end: BaseException | None
 ) -> Iterator[T]:
     rest: Iterator[T] = iter(()) if spool is None else spool.rest(first)
-    for minibatch in itertools.chain(rest, held):
-        yield minibatch
+    yield from itertools.chain(rest, held)
     if end is None:
         yield from source
     elif not isinstance(end, StopIteration):

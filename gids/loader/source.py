@@ -19,8 +19,8 @@ from gids import _core
 from gids.cache import POLICIES
 from gids.io import QUEUE_DEPTH
 from gids.loader.lending import Lender
-from gids.loader.packed import READS
 from gids.loader.option_names import explain_names
+from gids.loader.packed import READS
 from gids.loader.tables import Tables, chosen_tables
 from gids.sizes import parse_bytes
 from gids.store import FeatureStore
@@ -231,9 +231,10 @@ def open(
             one per core.
         direct: read past the page cache with O_DIRECT (default True).
         check_crc: compare every page that is read with its checksum (default False).
-        reads: how loaders read: ``"random"`` (one read per missing page, through the cache), ``"pack"`` (rows of
-            many minibatches by one sequential pass, through a scratch file), ``"sweep"`` (a pass for each
-            part of the epoch, into memory), or ``"auto"`` (default): the one with the lowest predicted time.
+        reads: how loaders read: ``"random"`` (one read per missing page, through the cache), ``"pack"``
+            (rows of many minibatches by one sequential pass, through a scratch file), ``"sweep"`` (a pass for
+            each part of the epoch, into memory), or ``"auto"`` (default): the one with the lowest predicted
+            time.
             On CUDA only ``"random"``.
         scratch: directory for scratch files, on a disk. Default: the dataset's own, if it can be written.
             The files have no names, so nothing is left behind.

@@ -99,7 +99,7 @@ def _candidates(
 ) -> list[Candidate]:
     padding = ALIGNMENT * sum(len(space.tables) for space in spaces)
     histograms = [of.histogram() for of in counts]
-    tried = []
+    tried: list[tuple[list[int], tuple[tuple[int, int], ...], int, _core.Cutter]] = []
     for share in _SHARES:
         rows = _hottest(histograms, spaces, int(share * plan.pack_bytes))
         resident = sum(n * space.row_bytes for n, space in zip(rows, spaces, strict=True))

@@ -21,6 +21,7 @@ import torch
 from gids.errors import StorageError
 from gids.packs.scratch import BLOCK, Scratch, ScratchFile
 from gids.packs.spaces import Rows
+from gids.store import Graph
 from gids.store.geometry import align_up
 
 _AHEAD = 2
@@ -51,6 +52,7 @@ class Spool:
         self._file: ScratchFile = scratch.open()
         self.space_count = space_count
         self._records: list[_Record] = []
+        self._kept: list[object] = []  # graphs of the dataset, which minibatches refer to
         self._end = 0
         self._staging = mmap.mmap(-1, 1 << 20)
         self._readers = ThreadPoolExecutor(1, "gids-spool")
@@ -78,10 +80,10 @@ class Spool:
         buffers: list[pickle.PickleBuffer] = []
         out = io.BytesIO()
         try:
-            _Pickler(out, protocol=5, buffer_callback=buffers.append).dump((minibatch, tuple(tables)))
+            _Pickler(out, buffers, self._kept).dump((minibatch, tuple(tables)))
         except (pickle.PicklingError, TypeError, AttributeError, RuntimeError) as error:
             raise NotSpoolable(f"a {type(minibatch).__name__} does not pickle: {error}") from error
-        pieces = [*rows, out.getbuffer(), *(b.raw() for b in buffers)]
+        pieces: list[Any] = [*rows, out.getbuffer(), *(b.raw() for b in buffers)]
         parts, end = [], 0
         for piece in pieces:
             size = piece.nbytes
@@ -119,7 +121,7 @@ class Spool:
         self.bytes_read += record.nbytes
         view = memoryview(read)
         pickled, *buffers = (view[begin : begin + size] for begin, size in record.parts[self.space_count :])
-        minibatch, tables = pickle.loads(pickled, buffers=buffers)
+        minibatch, tables = _Unpickler(io.BytesIO(pickled), buffers, self._kept).load()
         return minibatch, tables, _rows(record, read, self.space_count)
 
     def rest(self, index: int) -> Iterator[Any]:
@@ -142,7 +144,23 @@ def _rows(record: _Record, read: mmap.mmap, spaces: int) -> list[Rows]:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles CPU and device tensors as buffers out of band, which are not copied on the way."""
+    """Pickles tensors as buffers out of band, which are not copied on the way, and graphs by reference.
+
+    kept: gets the objects that are kept in memory, which are the dataset's.
+    """
+
+    def __init__(self, out: io.BytesIO, buffers: list[pickle.PickleBuffer], kept: list[object]) -> None:
+        super().__init__(out, protocol=5, buffer_callback=buffers.append)
+        self._kept = kept
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if not isinstance(obj, Graph | np.memmap):
+            return None
+        for i, known in enumerate(self._kept):
+            if known is obj:
+                return i
+        self._kept.append(obj)
+        return len(self._kept) - 1
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is not torch.Tensor or obj.layout != torch.strided or obj.requires_grad:
@@ -151,7 +169,16 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         flat = obj.contiguous().cpu().reshape(-1).view(torch.uint8).numpy()
         device = None if obj.device.type == "cpu" else str(obj.device)
-        return _restore, (pickle.PickleBuffer(flat), obj.dtype, tuple(obj.shape), device)
+        return _restore, (pickle.PickleBuffer(flat.data), obj.dtype, tuple(obj.shape), device)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: io.BytesIO, buffers: Sequence[memoryview], kept: Sequence[object]) -> None:
+        super().__init__(data, buffers=buffers)
+        self._kept = kept
+
+    def persistent_load(self, pid: int) -> object:
+        return self._kept[pid]
 
 
 def _restore(

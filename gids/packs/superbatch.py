@@ -74,7 +74,7 @@ class PackMachine:
         found: int = self._pool.peak_bytes
         return found
 
-    def gather(self, table: Table, rows: Rows, holders: Sequence[tuple[Any, Any, int]]) -> torch.Tensor:
+    def gather(self, table: Table, rows: Rows, holders: list[tuple[Any, Any, int]]) -> torch.Tensor:
         """Copy rows of a table, in the output's dtype, from the first of holders that has them.
 
         holders: (RowSet, PackMemory, offset).
@@ -168,6 +168,7 @@ class Superbatch:
         self._bad_in_pack: dict[str, list[_BadRows]] = {}
         self._file: Any = None
         self._sweep: Any = None
+        self._writer: Any = None
         self._opened = ExitStack()
         self.bytes_read = self.bytes_written = 0
         self.seconds = {"sweep": 0.0, "wait": 0.0, "gather": 0.0}

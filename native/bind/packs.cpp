@@ -212,15 +212,6 @@ void bind_packs(nb::module_& m) {
            "above"_a, "before"_a)
       .def_prop_ro("nbytes", &Counts::bytes);
 
-  m.def("count_distinct",
-        [](const RowIds& rows, u32 divisor, RowSet& seen) {
-          nb::gil_scoped_release release;
-          for (const u32 row : span_of(rows))
-            if (row / divisor >= seen.row_count()) throw std::out_of_range("a row is outside its table");
-          return packs::count_distinct(span_of(rows), divisor, seen);
-        },
-        "rows"_a.noconvert(), "divisor"_a, "seen"_a);
-
   nb::class_<Cutter>(m, "Cutter", "Cuts minibatches into packs.")
       .def("__init__",
            [](Cutter* self, const std::vector<std::tuple<std::shared_ptr<Counts>, u64, u32, u32>>& spaces, u64 pack_bytes) {

@@ -55,11 +55,4 @@ RowSet Counts::set_of(const Hot& hot) const {
   return set;
 }
 
-u64 count_distinct(std::span<const u32> rows, u32 divisor, RowSet& seen) {
-  u64 distinct = 0;
-  for (const u32 row : rows) distinct += seen.insert(row / divisor);
-  for (const u32 row : rows) seen.erase(row / divisor);
-  return distinct;
-}
-
 }  // namespace gids::packs

@@ -45,7 +45,4 @@ class Counts {
   RowSet seen_;  // by the minibatch that is counted
 };
 
-// How many distinct values the rows have when divided by `divisor`: pages of a minibatch. seen: empty, and again on return.
-u64 count_distinct(std::span<const u32> rows, u32 divisor, RowSet& seen);
-
 }  // namespace gids::packs
