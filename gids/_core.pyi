@@ -267,7 +267,8 @@ def copy_as(count: int, stored_as: int, wanted_as: int) -> int:
     """RowCopy::as. count: bytes (unchanged) or values (converted) that a lane copies at once."""
 
 class Workers:
-    def __init__(self, threads: int) -> None: ...
+    @staticmethod
+    def create(threads: int) -> Workers: ...
 
 class BufferPool:
     @staticmethod

@@ -68,7 +68,7 @@ class FeatureCache:
         self._output_rows = {} if output_rows is None else output_rows
         self._late_outputs = late_outputs
         self._shards = [path for t in tables for path in t.shard_paths]
-        workers = _core.Workers(threads)
+        workers = _core.Workers.create(threads)
         self._caches: dict[str, Any] = {}
         first_file = 0
         for t in tables:

@@ -355,6 +355,7 @@ class FeatureLoader:
                     ids_of,
                     bytes_of or (lambda _: 0),
                     PackHost(
+                        sampler_bytes=lambda: source_bytes(self._waiting),
                         window=lambda of: window(of, lambda: None),
                         lines_for=partial(self._lines_for, growth, source_bytes),
                         take_memory=self._take_memory,

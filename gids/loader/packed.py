@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -73,11 +74,12 @@ _MOST_MINIBATCHES = 4096
 class PackHost:
     """What a PackedStream asks of its FeatureLoader.
 
-    window: a stream that reads minibatches by random reads. lines_for: the lines that the cache would have
+    sampler_bytes: memory of the sampler. window: a stream that reads minibatches by random reads. lines_for: the lines that the cache would have
     for minibatches like this one, by table; None if they do not fit. take_memory: free the cache, borrow the
     memory of other loaders, and return the bytes that packs may take.
     """
 
+    sampler_bytes: Callable[[], int]
     window: Callable[[Iterable[Any]], Any]
     lines_for: Callable[[Ids, int], Mapping[str, int] | None]
     take_memory: Callable[[], int]
@@ -197,7 +199,7 @@ class PackedStream(Generic[T], Iterator[tuple[T, Features]]):
         self._choice: dict[str, Any] = {}
         self._returned_at: float | None = None
         self._opened: list[Any] = []  # what closing needs must not hold the stream itself alive
-        self._finalizer = weakref.finalize(self, _close, self._opened, on_close)
+        self._finalizer = weakref.finalize(self, _close, os.getpid(), self._opened, on_close)
 
     def __iter__(self) -> PackedStream[T]:
         return self
@@ -504,6 +506,7 @@ class PackedStream(Generic[T], Iterator[tuple[T, Features]]):
             spaces=self._spaces,
             output_row_bytes={t.name: out_row_bytes(t, packs.dtype) for t in packs.tables},
             bounce_bytes=packs.bounce_bytes,
+            sampler_bytes=self._host.sampler_bytes(),
             memory_bytes=memory_bytes,
         )
         return budget.share(self._rows, self._minibatch_bytes)
@@ -572,7 +575,9 @@ def _chained(
         raise end
 
 
-def _close(opened: list[Any], on_close: Callable[[], None]) -> None:
+def _close(pid: int, opened: list[Any], on_close: Callable[[], None]) -> None:
+    if os.getpid() != pid:
+        return  # a forked child has neither the threads nor the memory
     for one in reversed(opened):
         one.close()
     opened.clear()

@@ -63,11 +63,12 @@ class PackPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class PackBudget:
-    """bounce_bytes: memory of the loader's engine. output_row_bytes: bytes of an output row, by table."""
+    """bounce_bytes: memory of the loader's engine. sampler_bytes: of the sampler. output_row_bytes: bytes of an output row, by table."""
 
     spaces: Sequence[Space]
     output_row_bytes: Mapping[str, int]
     bounce_bytes: int
+    sampler_bytes: int
     memory_bytes: int
 
     def share(self, rows: Mapping[str, int], minibatch_bytes: int) -> PackPlan | None:
@@ -86,6 +87,7 @@ class PackBudget:
         buffer_bytes = min(1 << 20, max(_LEAST_BUFFER_BYTES, room // ALIGNMENT * ALIGNMENT))
         purposes = {
             "bounce pool": self.bounce_bytes,
+            "sampler": self.sampler_bytes,
             "outputs": _OUTPUTS * self._output_bytes(rows),
             "minibatches": _MINIBATCHES * (minibatch_bytes + 4 * sum(rows.values())),
             # Beside those of the packs: the resident rows', and two that cuts and sweeps work in.

@@ -55,6 +55,7 @@ class Spool:
         self._kept: list[object] = []  # graphs of the dataset, which minibatches refer to
         self._end = 0
         self._staging = mmap.mmap(-1, 1 << 20)
+        self._pid = os.getpid()
         self._readers = ThreadPoolExecutor(1, "gids-spool")
         self._coming: dict[int, Future[mmap.mmap]] = {}
         self.bytes_read = 0
@@ -107,7 +108,7 @@ class Spool:
         """The rows of a minibatch in each space. Blocks. Raises StorageError."""
         record = self._records[index]
         begin, size = record.parts[self.space_count - 1]
-        read = _read(self._file, record.offset, align_up(begin + size, BLOCK))
+        read = _read(self._file, record.offset, align_up(max(begin + size, 1), BLOCK))
         return _rows(record, read, self.space_count)
 
     def take(self, index: int) -> tuple[Any, tuple[str, ...], list[Rows]]:
@@ -131,7 +132,8 @@ class Spool:
 
     def close(self) -> None:
         """Give the space back. Idempotent."""
-        self._readers.shutdown(wait=True, cancel_futures=True)
+        if os.getpid() == self._pid:  # a forked child has no such thread
+            self._readers.shutdown(wait=True, cancel_futures=True)
         self._coming.clear()
         self._file.close()
 

@@ -59,7 +59,7 @@ class PackMachine:
         self.spaces, self.plan, self.check_crc = list(spaces), plan, check_crc
         self.tables: list[Table] = [t for space in spaces for t in space.tables]
         self.memory = _core.PackMemory.create(plan.pack_bytes)
-        self.workers = _core.Workers(threads)
+        self.workers = _core.Workers.create(threads)
         self.threads = threads
         self.priority = _core.Priority.create()
         self.engine_kind = "auto" if engine == "mmap" else engine  # what is written cannot be mapped

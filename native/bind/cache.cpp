@@ -15,6 +15,7 @@
 #include <unordered_map>
 
 #include "bind/bind.h"
+#include "bind/fork.h"
 #include "bind/signals.h"
 #include "cache/buffers.h"
 #include "cache/page_cache.h"
@@ -346,7 +347,8 @@ void bind_cache(nb::module_& m) {
   m.def("copy_as", &copy_as, "count"_a, "stored_as"_a, "wanted_as"_a, "RowCopy::as, from the items of a row copy.");
 
   nb::class_<Workers>(m, "Workers", "Threads that copy rows.")
-      .def(nb::init<u32>(), "threads"_a);
+      .def("__init__", [](Workers*, u32) { throw nb::type_error("use Workers.create"); })
+      .def_static("create", [](u32 threads) { return share_here<Workers>(threads); }, "threads"_a);
 
   nb::class_<BufferPool>(m, "BufferPool", "Recycled, page-aligned output buffers.")
       .def("__init__", [](BufferPool*, u64) { throw nb::type_error("use BufferPool.create"); })

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "bind/bind.h"
+#include "bind/fork.h"
 #include "bind/signals.h"
 #include "cache/planner.h"
 #include "packs/counts.h"
@@ -83,6 +84,10 @@ class Running {
     work_ = std::make_unique<T>(std::forward<Args>(args)...);
   }
   ~Running() {
+    if (getpid() != pid_) {  // see share_here
+      (void)work_.release();
+      return;
+    }
     nb::gil_scoped_release release;
     work_.reset();
   }
@@ -90,6 +95,7 @@ class Running {
   T& operator*() const { return *work_; }
 
  private:
+  const pid_t pid_ = getpid();
   std::vector<nb::object> kept_;
   std::unique_ptr<T> work_;
 };
@@ -240,7 +246,7 @@ void bind_packs(nb::module_& m) {
 
   nb::class_<PackMemory>(m, "PackMemory", "Memory for packs.")
       .def("__init__", [](PackMemory*, u64) { throw nb::type_error("use PackMemory.create"); })
-      .def_static("create", [](u64 bytes) { return std::make_shared<PackMemory>(bytes); }, "nbytes"_a)
+      .def_static("create", [](u64 bytes) { return share_here<PackMemory>(bytes); }, "nbytes"_a)
       .def("bytes",
            [](PackMemory& memory) {
              return nb::ndarray<nb::numpy, u8, nb::ndim<1>>(reinterpret_cast<u8*>(memory.memory.data()),
@@ -257,7 +263,7 @@ void bind_packs(nb::module_& m) {
       .def("__init__", [](Writer*) { throw nb::type_error("use PackWriter.create"); })
       .def_static("create",
                   [](int fd, u32 threads, u32 buffers, u64 buffer_bytes) {
-                    return std::make_shared<Writer>(fd, threads, buffers, buffer_bytes);
+                    return share_here<Writer>(fd, threads, buffers, buffer_bytes);
                   },
                   "fd"_a, nb::kw_only(), "threads"_a, "buffers"_a, "buffer_bytes"_a)
       .def_prop_ro("bytes_written", &Writer::bytes_written);

@@ -337,7 +337,7 @@ def test_failing_to_start_a_thread_is_an_error_and_leaves_no_thread(shards: list
         resource.setrlimit(resource.RLIMIT_AS, (in_use + (200 << 20), -1))  # a stack takes 2 MiB or more
         try:
             if what == "workers":
-                _core.Workers(500)
+                _core.Workers.create(500)
             else:
                 gids.io.open_engine([path], what, depth=500, threads=500, direct=False, max_read_bytes=4096)
         except OSError as error:
