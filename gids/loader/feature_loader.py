@@ -38,8 +38,9 @@ from gids.loader.minibatch_sizes import (
 )
 from gids.loader.observer import Observer, Observers
 from gids.loader.option_names import explain_names
+from gids.loader.options import MAX_PLANNED
 from gids.loader.placement import DevicePlacement, HostPlacement, Placement
-from gids.loader.source import MAX_PLANNED, Dataset, Source, as_source
+from gids.loader.source import Dataset, Source, as_source
 from gids.loader.stages import Stage, epoch_summary, stage_for
 from gids.loader.stream import Cache, Ids, IdsOf, ReadThroughStream, WindowedStream
 from gids.loader.tables import Tables, chosen_tables, is_of_nodes

@@ -10,16 +10,15 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from typing import ParamSpec, TypeVar
+
+from gids.loader.options import Options
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-OPTIONS = (
-    *("memory", "device_memory", "cache", "window", "planned", "policy", "heat", "engine", "queue_depth"),
-    *("io_threads", "direct", "check_crc", "threads", "host_policy", "wait", "transfer", "staging", "rounds"),
-    *("pairs", "allow_dirs"),
-)
+OPTIONS = (*(f.name for f in fields(Options)), "allow_dirs")
 """Keyword arguments of gids.open()."""
 
 _RENAMED = {

@@ -10,82 +10,24 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import torch
 
-from gids import _core
-from gids.cache import POLICIES
 from gids.io import QUEUE_DEPTH
 from gids.loader.lending import Lender
 from gids.loader.option_names import explain_names
+from gids.loader.options import Options
 from gids.loader.tables import Tables, chosen_tables
 from gids.sizes import parse_bytes
 from gids.store import FeatureStore
-from gids.store.names import HEAT_ROLES
 
 if TYPE_CHECKING:
     from gids.loader.feature_loader import FeatureLoader
 
-MAX_PLANNED = 8
-
 Dataset = FeatureStore | str | os.PathLike[str]
 Size = int | float | str
 """Bytes, or text such as "16GB" (16e9) or "16GiB" (16 * 2^30)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """How the loaders of a source read. The fields are the arguments of gids.open(); sizes are bytes."""
-
-    memory: int | None = None
-    device_memory: int | None = None
-    cache: int | None = None
-    window: int = 16
-    planned: int | None = None
-    policy: str = "lookahead"
-    heat: str = "auto"
-    engine: str = "auto"
-    queue_depth: int = QUEUE_DEPTH
-    io_threads: int | None = None
-    direct: bool = True
-    check_crc: bool = False
-    threads: int | None = None
-    host_policy: Literal["lookahead", "static"] = "lookahead"
-    wait: Literal["stream", "warp"] = "stream"
-    transfer: Literal["kernel", "copy"] = "kernel"
-    staging: int = 256 << 20
-    rounds: int = 4
-    pairs: int = 1
-
-    def __post_init__(self) -> None:
-        if self.planned is not None and not 1 <= self.planned <= MAX_PLANNED:
-            raise ValueError(f"planned={self.planned} is outside 1 to {MAX_PLANNED}")
-        if self.window < 0:
-            raise ValueError(f"window={self.window} is negative; 0 turns lookahead off")
-        live, most = self.window + (self.planned or 1), _core.USE_BITS
-        if live > most:
-            raise ValueError(
-                f"window={self.window} with planned={self.planned or 1} makes {live} live minibatches; the "
-                f"most is {most}: lower one of them"
-            )
-        if self.policy not in POLICIES:
-            raise ValueError(f"no policy {self.policy!r} (there are {', '.join(POLICIES)})")
-        if self.heat not in ("auto", "none", *HEAT_ROLES):
-            known = ", ".join(map(repr, HEAT_ROLES))
-            raise ValueError(f"no heat {self.heat!r} (there are 'auto', {known}, 'none')")
-        if self.transfer not in ("kernel", "copy"):
-            raise ValueError(f"no transfer {self.transfer!r} (there are 'kernel', 'copy')")
-        if self.io_threads is not None and not 1 <= self.io_threads <= _core.IO_THREADS_MAX:
-            raise ValueError(f"io_threads must be 1 to {_core.IO_THREADS_MAX} (got {self.io_threads})")
-        if not 1 <= self.pairs <= _core.QUEUE_PAIRS_MAX:
-            raise ValueError(f"pairs must be 1 to {_core.QUEUE_PAIRS_MAX} (got {self.pairs})")
-        most_rounds = _core.QUEUE_DOORBELLS * self.pairs
-        if not 1 <= self.rounds <= most_rounds:
-            raise ValueError(f"rounds must be 1 to {most_rounds} with pairs={self.pairs} (got {self.rounds})")
-        if self.threads is not None and self.threads < 1:
-            raise ValueError(f"threads={self.threads}; at least one thread copies rows")
 
 
 class Source:
