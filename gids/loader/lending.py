@@ -52,13 +52,9 @@ class Lender:
         self._memory, self._device_memory = memory, device_memory
         self._on_device: dict[str, int] = {}
         self._borrowers: weakref.WeakSet[Borrower] = weakref.WeakSet()
-        self._shared: weakref.WeakValueDictionary[Hashable, Borrower] = weakref.WeakValueDictionary()
-        self.closed = False
-
-    @property
-    def shared(self) -> weakref.WeakValueDictionary[Hashable, Borrower]:
+        self.shared: weakref.WeakValueDictionary[Hashable, Borrower] = weakref.WeakValueDictionary()
         """The FeatureLoaders that several loaders may use, by what they load."""
-        return self._shared
+        self.closed = False
 
     @property
     def host_bytes(self) -> int:
