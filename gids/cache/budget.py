@@ -5,6 +5,7 @@ Called by the loader's placement once it knows how large minibatches are. It kno
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +70,7 @@ def bounce_pool_bytes(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
+class Budget(ABC):
     """What the budgets of both placements have in common.
 
     output_row_bytes: bytes of a row as the loader returns it, by table. bounce_bytes: size of the bounce
@@ -82,6 +83,10 @@ class Budget:
     bounce_bytes: int
     memory_bytes: int
     cache_bytes: int | None
+
+    @abstractmethod
+    def share(self, sizes: Sizes) -> MemoryPlan:
+        """Give every purpose its bytes; the rest becomes cache lines."""
 
     def _output_bytes(self, sizes: Sizes) -> int:
         """Bytes of one minibatch's rows, in whole memory pages."""
