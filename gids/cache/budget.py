@@ -71,7 +71,7 @@ def bounce_pool_bytes(
 
 @dataclass(frozen=True, kw_only=True)
 class Budget(ABC):
-    """What the budgets of both placements have in common.
+    """The common part of both placements' budgets.
 
     output_row_bytes: bytes of a row as the loader returns it, by table. bounce_bytes: size of the bounce
     pool. memory_bytes: the limit of everything together. cache_bytes: the limit of the lines (0: no lines,

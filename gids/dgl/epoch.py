@@ -1,7 +1,7 @@
 """One epoch of a DataLoader: adds the features to DGL's sampled minibatches.
 
-Made by the DataLoader's ``__iter__``. DGL's own prefetching iterator is not used: it fails if sampling takes
-30 s.
+Made by the DataLoader's ``__iter__``. It replaces DGL's own prefetching iterator, which fails if sampling
+takes 30 s.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Epoch:
 
 
 def _sampled(loader: Any) -> Iterator[SampledMinibatch]:
-    """PyTorch's iterator. Not a generator, which would end at an error; it does not hold the loader."""
+    """PyTorch's iterator, which does not hold the loader. A generator would end at the first error."""
     graph, tables = loader.graph, loader.served_tables
 
     def without_served_columns(batch: Any) -> SampledMinibatch:

@@ -109,7 +109,7 @@ class MinibatchColumns:
         minibatch.set_edge_features(layers)
 
     def _edge_ids(self, minibatch: Any, column: _Column) -> list[torch.Tensor | None]:
-        """Of each layer; None where it has no edges of the column's type."""
+        """The edge ids of each layer; None for a layer without edges of the column's type."""
         every = []
         for layer in range(minibatch.num_layers()):
             ids = minibatch.edge_ids(layer)

@@ -26,7 +26,7 @@ class Feature(gb.Feature):  # type: ignore[misc]  # GraphBolt has no types
 
     source: gids.open(...), or for default options the dataset's path or a gids.FeatureStore; or a
     gids.FeatureLoader, whose cache is then shared. table: its name, such as ``"paper.feat"``. dtype, device,
-    minibatch_rows: as in gids.FeatureLoader, where source is not one. Memory is shared out by the first read,
+    minibatch_rows: as in gids.FeatureLoader, unless source is one. Memory is shared out by the first read,
     unless minibatch_rows gives the rows of the largest.
 
     Raises KeyError for a table that does not exist, and the errors of gids.FeatureLoader.

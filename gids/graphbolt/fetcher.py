@@ -29,8 +29,8 @@ class LookaheadFetcher(IterDataPipe[Any]):
     Functional name: ``gids_fetch``.
 
     datapipe: yields sampled ``gb.MiniBatch``. source: gids.open(...), or for default options the dataset's
-    path or a gids.FeatureStore. node_feature_keys, edge_feature_keys: as of ``fetch_feature``: names, or, of
-    a heterogeneous graph, lists of names by type ("source:relation:destination" of edges). dtype, device,
+    path or a gids.FeatureStore. node_feature_keys, edge_feature_keys: as in ``fetch_feature``: names, or, in
+    a heterogeneous graph, lists of names by type ("source:relation:destination" for edges). dtype, device,
     minibatch_rows: as in gids.FeatureLoader.
 
     ``node_features`` and ``edge_features`` are set as by ``fetch_feature``, in the order of the ids, on

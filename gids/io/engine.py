@@ -40,7 +40,7 @@ class Engine:
 
     @property
     def note(self) -> str:
-        """What opening found: direct or buffered I/O, kernel features, why io_uring is not used."""
+        """The result of opening: direct or buffered I/O, kernel features, why io_uring is not used."""
         return self.native.note
 
     @property

@@ -1,7 +1,6 @@
 """EpochLoader: the base of NodeLoader and EdgeLoader. Epochs of sampled minibatches with features, resumable.
 
-It composes a sampler and a FeatureLoader, and decides the order of the seeds. The kinds of loaders decide
-what a seed is.
+It composes a sampler and a FeatureLoader, and decides the order of the seeds. Its subclasses define a seed.
 """
 
 from __future__ import annotations
@@ -88,8 +87,8 @@ class EpochLoader(ABC):
         self.epoch = 0
         self._graphs = graphs_of(self.store)
         self._progress: _Progress | None = None  # of the epoch that was begun last
-        self._resume: _Progress | None = None  # where the next one begins, if it is that one
-        self._epochs: weakref.WeakSet[SampledEpoch] = weakref.WeakSet()  # those that are open, and some more
+        self._resume: _Progress | None = None  # its position, if it is the next epoch
+        self._epochs: weakref.WeakSet[SampledEpoch] = weakref.WeakSet()  # the open ones, and perhaps others
         self._seeds_digest: str | None = None  # once asked for
         self._last_stats: dict[str, Any] | None = None  # once closed
 

@@ -280,8 +280,8 @@ class FeatureLoader:
             source_bytes: returns other memory of `minibatches`, for the number of minibatches that it holds.
             growth: size of the other minibatches, relative to the first.
 
-        Memory is shared out at the first minibatch. If a larger one comes, fewer are planned ahead; if that
-        is not enough to stay within the memory, a warning is logged once and names minibatch_rows.
+        Memory is shared out at the first minibatch. If a larger minibatch comes, fewer are planned ahead. If
+        that is not enough to stay within the memory, one warning is logged, which names minibatch_rows.
 
         One stream at a time uses the window. While it is open, other streams read through the cache without
         lookahead. A stream closes at its end, by close(), or when it is dropped.
@@ -365,7 +365,7 @@ class FeatureLoader:
         return result
 
     def _table_stats(self) -> dict[str, dict[str, Any]]:
-        """Counters of each table, with those of released caches. Sizes are those of the present cache."""
+        """Counters of each table, including released caches. Sizes are of the present cache."""
         present = self._cache.stats() if self._cache is not None else {}
         return {
             name: {

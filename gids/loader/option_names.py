@@ -1,7 +1,7 @@
 """Errors for argument names that a function does not have. Used by gids.open, the loaders and layerwise.
 
-A name of an earlier version gets the present one, an option of gids.open() gets told where it belongs, and a
-misspelled name gets a suggestion.
+The error gives the new name of an argument of an earlier version, says that an option belongs to gids.open(),
+or suggests the name that is meant.
 """
 
 from __future__ import annotations

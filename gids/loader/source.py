@@ -1,7 +1,6 @@
 """gids.open: a dataset, its options and one memory budget for all loaders of it. The user's entry.
 
-Loaders take a Source where they take a dataset. It knows which FeatureLoaders there are, and not how they
-read.
+Loaders take a Source in place of a dataset. It knows which FeatureLoaders exist, but not how they read.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Source:
     Attributes: store (the first dataset's); stores; options.
 
     Loaders of a source share its memory. Those with the same tables, dtype and device share one cache, which
-    stays warm between their epochs. A loader of other tables takes the memory over when its epoch begins, and
+    stays warm between their epochs. A loader of other tables takes over the memory when its epoch begins. It
     raises MemoryBudgetError while another loader's epoch is open.
     """
 
@@ -146,17 +145,17 @@ def open(
             tier).
         device_memory: GPU memory of loaders with ``device="cuda"``. Default: half of what is free there.
         cache: limit of the memory for cache lines (on CUDA: for those on the device). 0: no cache.
-        window: minibatches sampled ahead, 0 to 23 (default 16). The window is shorter where its memory is
-            better spent on cache lines: ``stats()["window"]`` reports it.
+        window: minibatches sampled ahead, 0 to 23 (default 16). The window is shorter if its memory is more
+            useful as cache lines: ``stats()["window"]`` reports it.
         planned: minibatches that are being read, 1 to 8. Default: starts with 2 and, between epochs, becomes
             the smallest number whose missing pages cover twice the queue depth. window + planned is at most
             24.
         policy: ``"lookahead"`` (default), ``"window-pin"``, ``"random"``, ``"lru"`` (not on CUDA),
             ``"static"``.
-        heat: the stored heat of nodes that the policy falls back on: ``"out-degree"`` (stored by conversion),
-            ``"reverse-pagerank"`` or ``"sampled"`` (stored by ``gids heat``), or ``"none"``. ``"auto"``
-            (default) takes, for each table, the first that is stored of reverse-pagerank, sampled,
-            out-degree. Only tables of the main dataset's nodes have heat.
+        heat: the stored heat of nodes, by which the policy ranks pages that the window does not use:
+            ``"out-degree"`` (stored by conversion), ``"reverse-pagerank"`` or ``"sampled"`` (stored by ``gids
+            heat``), or ``"none"``. ``"auto"`` (default) takes, for each table, the first that is stored of
+            reverse-pagerank, sampled, out-degree. Only tables of the main dataset's nodes have heat.
         engine: ``"auto"`` (default), ``"uring"``, ``"threads"`` or ``"mmap"``.
         queue_depth: requests in flight at the device (default 256).
         io_threads: threads of the engine, 1 to 1024. Default: with io_uring, one ring per SSD (a ring gives
@@ -165,8 +164,8 @@ def open(
         direct: read past the page cache with O_DIRECT (default True).
         check_crc: compare every page that is read with its checksum (default False).
         threads: threads that copy rows and sample. Default: torch's number.
-        host_policy: on CUDA, how lines in host memory are chosen: ``"lookahead"`` (default) replaces them as
-            the lines on the device; ``"static"`` keeps the hottest pages that are not on the device.
+        host_policy: on CUDA, how lines in host memory are chosen: ``"lookahead"`` (default) replaces them
+            like the lines on the device; ``"static"`` keeps the hottest pages that are not on the device.
         wait: on CUDA, how kernels wait for pages: ``"stream"`` (default; the stream waits, no kernel spins)
             or ``"warp"`` (warps poll, as in BaM).
         transfer: on CUDA with wait="stream", what copies pages from staging memory: ``"kernel"`` (default; a

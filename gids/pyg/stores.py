@@ -45,7 +45,7 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]  # PyG is not typed
     store: gids_store.FeatureStore
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
-        """In a homogeneous dataset the attributes of nodes alone, because PyG reads all of them by node."""
+        """In a homogeneous dataset only attributes of nodes, because PyG reads all of them by node."""
         one = is_homogeneous(self.store)
         tables = [t for t in self.store.tables.values() if t.kind == "node" or not one]
         attrs = [(t.type, attribute_of(self.store, t)) for t in tables]
@@ -96,11 +96,11 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]  # PyG is not typed
 
 
 class GraphStore(PygGraphStore):  # type: ignore[misc]  # PyG is not typed
-    """The topology of a dataset as PyG's GraphStore. Read-only; int64, mapped from the files where they are.
+    """The topology of a dataset as PyG's GraphStore. Read-only. int64 arrays are mapped from the files.
 
     store: a gids.FeatureStore, or a path. Edge types are the relations; None in a dataset with one node type
     and one relation, as in PyG's homogeneous graphs. The layout is CSC; csr() and coo() make the others in
-    memory. Permutations are edge ids: rows of edge features.
+    memory. Permutations are edge ids, which number the rows of edge features.
     """
 
     def __init__(self, store: gids_store.FeatureStore | str | os.PathLike[str]) -> None:
@@ -151,7 +151,7 @@ class GraphStore(PygGraphStore):  # type: ignore[misc]  # PyG is not typed
 
 
 def store_of(data: object) -> gids_store.FeatureStore:
-    """The gids.FeatureStore behind what a loader was given. Raises TypeError."""
+    """The gids.FeatureStore of a loader's argument `data`. Raises TypeError."""
     if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[1], GraphStore):
         if isinstance(data[0], FeatureStore) and data[0].store.path == data[1].store.path:
             return data[0].store
