@@ -19,7 +19,7 @@ from gids.loader import FeatureLoader
 from gids.loader.framework_epoch import FrameworkEpoch
 
 
-class Epoch:
+class Epoch(Iterator[Any]):
     """An iterator of the sampler's minibatches. After an error it continues with the next one."""
 
     def __init__(self, loader: Any, feature_loader: FeatureLoader) -> None:
@@ -31,9 +31,6 @@ class Epoch:
             bytes_of=attrgetter("nbytes"),
             in_workers=loader.num_workers > 0,
         )
-
-    def __iter__(self) -> Epoch:
-        return self
 
     def __next__(self) -> Any:
         minibatch, rows = next(self._minibatches)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import torch
 from dgl import graphbolt as gb
 
 from gids import store as gids_store
 from gids.cache.output_dtype import out_dtype_of
+from gids.closing import Closing
 from gids.errors import MissingError
 from gids.graphbolt.columns import keys_of, table_of
 from gids.loader import FeatureLoader
@@ -21,7 +22,7 @@ from gids.loader.option_names import explain_names
 from gids.loader.source import Dataset, Source, as_source
 
 
-class Feature(gb.Feature):  # type: ignore[misc]  # GraphBolt has no types
+class Feature(Closing, gb.Feature):  # type: ignore[misc]  # GraphBolt has no types
     """One table of a dataset as GraphBolt's Feature. Read-only; not for several threads at once.
 
     source: gids.open(...), or for default options the dataset's path or a gids.FeatureStore; or a
@@ -99,17 +100,11 @@ class Feature(gb.Feature):  # type: ignore[misc]  # GraphBolt has no types
         self.feature_loader.close()
         self._opened.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"Feature({self.table!r})"
 
 
-class FeatureStore(gb.FeatureStore):  # type: ignore[misc]  # GraphBolt has no types
+class FeatureStore(Closing, gb.FeatureStore):  # type: ignore[misc]  # GraphBolt has no types
     """The tables of a dataset as GraphBolt's FeatureStore, through one cache. Read-only.
 
     source: gids.open(...), or for default options the dataset's path or a gids.FeatureStore. All tables share
@@ -183,12 +178,6 @@ class FeatureStore(gb.FeatureStore):  # type: ignore[misc]  # GraphBolt has no t
         """Release engine and cache. Reading afterwards raises. Idempotent."""
         self.feature_loader.close()
         self._opened.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def one_by_one(source: Source) -> Source:

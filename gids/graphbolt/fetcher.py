@@ -8,13 +8,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any, Self
+from typing import Any
 
 import torch
 from dgl import graphbolt as gb
 from torch.utils.data import IterDataPipe, functional_datapipe
 from torch.utils.data.graph import traverse_dps
 
+from gids.closing import Closing
 from gids.graphbolt.columns import Keys, MinibatchColumns, nbytes_of
 from gids.loader.framework_epoch import FrameworkEpoch
 from gids.loader.headroom import raise_descriptor_limit
@@ -23,7 +24,7 @@ from gids.loader.source import Dataset, Source, as_source
 
 
 @functional_datapipe("gids_fetch")
-class LookaheadFetcher(IterDataPipe[Any]):
+class LookaheadFetcher(Closing, IterDataPipe[Any]):
     """Minibatches of ``datapipe`` with features from a dataset, sampled ahead and read ahead.
 
     Functional name: ``gids_fetch``.
@@ -98,21 +99,12 @@ class LookaheadFetcher(IterDataPipe[Any]):
         self.feature_loader.leave(self)
         self._opened.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class _Epoch:
+class _Epoch(Iterator[Any]):
     """One epoch. After an error it continues with the next minibatch."""
 
     def __init__(self, columns: MinibatchColumns, minibatches: FrameworkEpoch[Any]) -> None:
         self._columns, self._minibatches = columns, minibatches
-
-    def __iter__(self) -> _Epoch:
-        return self
 
     def __next__(self) -> Any:
         minibatch, rows = next(self._minibatches)

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from gids import cuda
+from gids.closing import Closing
 from gids.errors import StorageError
 from gids.loader.feature_loader import FeatureLoader
 from gids.loader.ranks import EpochSeeds, find_ranks
@@ -46,7 +47,7 @@ class _Progress:
     step: int
 
 
-class EpochLoader(ABC):
+class EpochLoader(Closing, ABC):
     """Base class of NodeLoader and EdgeLoader, which users make.
 
     Attributes: source; store (its first dataset); sampler; tables: the tables to load, by name; batch_size,
@@ -298,12 +299,6 @@ class EpochLoader(ABC):
             f"{type(self).__name__}({self.store.name!r}, {self.sampler!r}, {list(self.tables)}, "
             f"{len(self)} minibatches of {self.batch_size}{shared})"
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __getstate__(self) -> None:
         raise TypeError(

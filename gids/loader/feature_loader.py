@@ -25,6 +25,7 @@ from gids.cache.budget import longest_read_bytes
 from gids.cache.device.checks import check_policies
 from gids.cache.live_batches import Sizes
 from gids.cache.output_dtype import check_out_dtype
+from gids.closing import Closing
 from gids.errors import MissingError
 from gids.io import Engine, open_engine
 from gids.loader.memory_line import memory_line
@@ -50,7 +51,7 @@ T = TypeVar("T")
 log = logging.getLogger("gids")
 
 
-class FeatureLoader:
+class FeatureLoader(Closing):
     """Feature rows for sampled minibatches, read ahead through a cache.
 
     Args:
@@ -414,12 +415,6 @@ class FeatureLoader:
 
     def __repr__(self) -> str:
         return f"FeatureLoader({self.store.name!r}, {[t.name for t in self.tables]}, {str(self.device)!r})"
-
-    def __enter__(self) -> FeatureLoader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __getstate__(self) -> None:
         raise TypeError(

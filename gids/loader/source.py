@@ -9,10 +9,11 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
+from gids.closing import Closing
 from gids.io import QUEUE_DEPTH
 from gids.loader.lending import Lender
 from gids.loader.option_names import explain_names
@@ -29,7 +30,7 @@ Size = int | float | str
 """Bytes, or text such as "16GB" (16e9) or "16GiB" (16 * 2^30)."""
 
 
-class Source:
+class Source(Closing):
     """A dataset, or several, with options and one memory budget. Made by gids.open().
 
     Attributes: store (the first dataset's); stores; options.
@@ -93,12 +94,6 @@ class Source:
         """End the open epochs, free the caches, close the datasets that gids.open() opened. Idempotent."""
         self.lender.close()
         self._opened.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"Source({', '.join(repr(store.name) for store in self.stores)})"

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gids.closing import Closing
 from gids.errors import StorageError
 from gids.loader.observer import Observers
 from gids.loader.stages import Stage, stage
@@ -50,7 +51,7 @@ class Cache(Protocol):
     def close(self) -> None: ...
 
 
-class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
+class WindowedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
     """An iterator of (minibatch, {table: features}) that reads ahead through the cache.
 
     cache_for: called with every minibatch, its ids, and whether it is the first, to learn the sizes of
@@ -91,9 +92,6 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
         self._opened: list[Cache] = []
         self._finalizer = weakref.finalize(self, _close, self._opened, self._live, observers, on_close)
 
-    def __iter__(self) -> WindowedStream[T]:
-        return self
-
     def __next__(self) -> tuple[T, Features]:
         """The next minibatch. The stream goes on after a StorageError and ends with any other error."""
         if self._closed:
@@ -129,12 +127,6 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
         close = getattr(self._source, "close", None)
         if close is not None:
             close()
-
-    def __enter__(self) -> WindowedStream[T]:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def _window(self) -> int:
@@ -208,7 +200,7 @@ def _close(opened: list[Cache], live: deque[int], observers: Observers, on_close
     on_close()
 
 
-class ReadThroughStream(Generic[T], Iterator[tuple[T, Features]]):
+class ReadThroughStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
     """A second stream on a cache whose window is taken: no lookahead and no marks."""
 
     def __init__(
@@ -220,9 +212,6 @@ class ReadThroughStream(Generic[T], Iterator[tuple[T, Features]]):
         self._source: Iterator[T] | None = iter(minibatches)
         self._ids_of = ids_of
         self._cache_for = cache_for
-
-    def __iter__(self) -> ReadThroughStream[T]:
-        return self
 
     def __next__(self) -> tuple[T, Features]:
         if self._source is None:
@@ -239,9 +228,3 @@ class ReadThroughStream(Generic[T], Iterator[tuple[T, Features]]):
 
     def close(self) -> None:
         self._source = None
-
-    def __enter__(self) -> ReadThroughStream[T]:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
