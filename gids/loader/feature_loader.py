@@ -136,16 +136,9 @@ class FeatureLoader(Closing):
         self.source.lender.join(self)
 
     def _on_host(self) -> HostPlacement:
-        options = self._options
+        memory_bytes = self.source.memory
         return HostPlacement(
-            self._engine,
-            self.tables,
-            memory_bytes=self.source.memory,
-            cache_bytes=options.cache,
-            policy=options.policy,
-            threads=options.threads or torch.get_num_threads(),
-            check_crc=options.check_crc,
-            dtype=self.dtype,
+            self._engine, self.tables, self._options, memory_bytes=memory_bytes, dtype=self.dtype
         )
 
     def _on_device(self) -> DevicePlacement:
@@ -157,22 +150,9 @@ class FeatureLoader(Closing):
                 "staging= or raise memory= of gids.open()"
             )
         device = cuda.open_device(self.device)
+        memory_bytes = self.source.lender.device_bytes(device, options.cache)
         return DevicePlacement(
-            self._engine,
-            self.tables,
-            device=device,
-            memory_bytes=self.source.lender.device_bytes(device, options.cache),
-            cache_bytes=options.cache,
-            host_cache_bytes=0 if options.memory is None else options.memory - options.staging,
-            host_policy=options.host_policy,
-            policy=options.policy,
-            check_crc=options.check_crc,
-            dtype=self.dtype,
-            wait=options.wait,
-            transfer=options.transfer,
-            staging_bytes=options.staging,
-            rounds_max=options.rounds,
-            pairs=options.pairs,
+            device, self._engine, self.tables, options, memory_bytes=memory_bytes, dtype=self.dtype
         )
 
     def _forget_plan(self) -> None:

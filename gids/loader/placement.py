@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from gids.loader.stream import Cache
 if TYPE_CHECKING:
     from gids.cache.budget import Budget
     from gids.io import Engine
+    from gids.loader.options import Options
     from gids.store import Table
 
 Heats = Mapping[str, npt.NDArray[np.uint8]]
@@ -102,22 +103,19 @@ class HostPlacement(Placement):
         self,
         engine: Engine,
         tables: Sequence[Table],
+        options: Options,
         *,
         memory_bytes: int,
-        cache_bytes: int | None,
-        policy: str,
-        threads: int,
-        check_crc: bool,
         dtype: torch.dtype | None,
     ) -> None:
-        self._engine, self._tables = engine, tables
-        self._policy, self._threads, self._check_crc, self._dtype = policy, threads, check_crc, dtype
+        self._engine, self._tables, self._options, self._dtype = engine, tables, options, dtype
+        self._threads = options.threads or torch.get_num_threads()
         self._budget: HostBudget = HostBudget(
             tables=tables,
             output_row_bytes={t.name: out_row_bytes(t, dtype) for t in tables},
             bounce_bytes=engine.bounce_bytes,
             memory_bytes=memory_bytes,
-            cache_bytes=cache_bytes,
+            cache_bytes=options.cache,
         )
 
     def _cache(self, plan: MemoryPlan, heats: Heats) -> Cache:
@@ -126,9 +124,9 @@ class HostPlacement(Placement):
             self._tables,
             lines=plan.lines,
             heats=heats,
-            policy=self._policy,
+            policy=self._options.policy,
             threads=self._threads,
-            check_crc=self._check_crc,
+            check_crc=self._options.check_crc,
             keep_output_bytes=plan.purposes["outputs"],
             output_rows=plan.sizes.rows,
             late_outputs=plan.late_outputs,
@@ -155,42 +153,33 @@ class DevicePlacement(Placement):
 
     def __init__(
         self,
+        device: cuda.Device,
         engine: Engine,
         tables: Sequence[Table],
+        options: Options,
         *,
-        device: cuda.Device,
         memory_bytes: int,
-        cache_bytes: int | None,
-        host_cache_bytes: int,
-        host_policy: str,
-        policy: str,
-        check_crc: bool,
         dtype: torch.dtype | None,
-        wait: Literal["stream", "warp"],
-        transfer: Literal["kernel", "copy"],
-        staging_bytes: int,
-        rounds_max: int,
-        pairs: int,
     ) -> None:
-        self._device = device
+        self._device, self._engine, self._tables = device, engine, tables
+        self._options, self._dtype = options, dtype
+        host_cache_bytes = 0 if options.memory is None else options.memory - options.staging
         self.memories = frozenset({device.name, "host"} if host_cache_bytes else {device.name})
-        self._engine, self._tables = engine, tables
-        self._policy, self._host_policy, self._check_crc, self._dtype = policy, host_policy, check_crc, dtype
-        self._wait, self._transfer, self._staging_bytes = wait, transfer, staging_bytes
-        self._rounds_max, self._pairs = rounds_max, pairs
+        buffered = options.wait == "warp" or options.transfer == "copy"
         self._budget: DeviceBudget = DeviceBudget(
             tables=tables,
             output_row_bytes={t.name: out_row_bytes(t, dtype) for t in tables},
-            bounce_bytes=staging_bytes // rounds_max if wait == "warp" or transfer == "copy" else 0,
+            bounce_bytes=options.staging // options.rounds if buffered else 0,
             memory_bytes=memory_bytes,
-            cache_bytes=cache_bytes,
+            cache_bytes=options.cache,
             host_cache_bytes=host_cache_bytes,
         )
 
     def _cache(self, plan: MemoryPlan, heats: Heats) -> Cache:
+        options = self._options
         with ExitStack() as stack:
             reader = None
-            if any(plan.lines.values()) and heats and not self._check_crc:
+            if any(plan.lines.values()) and heats and not options.check_crc:
                 paths = [path for t in self._tables for path in t.shard_paths]
                 reader = open_extent_reader(self._device, self._engine, paths)
                 stack.callback(reader.close)
@@ -201,15 +190,15 @@ class DevicePlacement(Placement):
                 lines=plan.lines,
                 host_lines=plan.host_lines,
                 heats=heats,
-                policy=self._policy,
-                host_policy=self._host_policy,
+                policy=options.policy,
+                host_policy=options.host_policy,
                 output_dtype=self._dtype,
-                check_crc=self._check_crc,
-                wait=self._wait,
-                transfer=self._transfer,
-                staging_bytes=self._staging_bytes,
-                rounds_max=self._rounds_max,
-                pairs=self._pairs,
+                check_crc=options.check_crc,
+                wait=options.wait,
+                transfer=options.transfer,
+                staging_bytes=options.staging,
+                rounds_max=options.rounds,
+                pairs=options.pairs,
                 reader=reader,
             )
 
