@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from gids import _core
 from gids.cuda import Device
 from gids.sampler.device.sampling import Choice, Kind
-from gids.sampler.layered import DrawnFor, Fanout, LayeredSampler, Layers, Numbers, check_dependency
+from gids.sampler.layered import (
+    DeviceDrawnFor,
+    DrawnFor,
+    Fanout,
+    LayeredSampler,
+    Layers,
+    check_dependency,
+)
 from gids.sampler.topology import Topology
 
 _TO_CONVERGENCE = -1
@@ -77,16 +82,9 @@ class Labor(LayeredSampler):
         options = (self.importance_sampling, self.fixed_count, self.layer_dependency, self._dependency)
         return host.labor(*drawn_for, *options)
 
-    def _sample_on(
-        self,
-        device: Device,
-        topology: Topology,
-        seeds: list[torch.Tensor],
-        fanouts: list[list[int]],
-        numbers: Numbers,
-    ) -> Layers:
+    def _sample_on(self, device: Device, drawn_for: DeviceDrawnFor) -> Layers:
         if self.importance_sampling:
-            return super()._sample_on(device, topology, seeds, fanouts, numbers)
+            return super()._sample_on(device, drawn_for)
         kind: Kind = "least sources" if self.fixed_count else "labor"
         choice = Choice(kind, self._dependency, self.layer_dependency)
-        return self._device_sampler(device).sample(topology, seeds, fanouts, numbers, choice)
+        return self._device_sampler(device).sample(*drawn_for, choice)

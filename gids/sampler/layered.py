@@ -27,6 +27,8 @@ Numbers = tuple[int, int, int]
 DrawnFor = tuple[_core.NeighborTopology, list[list[Any]], list[list[int]], Numbers]
 """The first arguments of every native sampler: the topology; the seeds, int64[n] by minibatch and node type;
 the fanouts by layer, the seeds' first, and relation; the numbers of the first minibatch."""
+DeviceDrawnFor = tuple[Topology, list[torch.Tensor], list[list[int]], Numbers]
+"""The same for DeviceSampler.sample, of one minibatch."""
 Layers = tuple[list[torch.Tensor], list[list[Block]]]
 """Nodes by type; by layer, the seeds' first, a block of each relation."""
 
@@ -194,7 +196,7 @@ class LayeredSampler(ABC):
             if topology.device is None:
                 [layers] = self._on_host(topology, [given], fanouts, numbers)
             else:
-                layers = self._sample_on(topology.device, topology, given, fanouts, numbers)
+                layers = self._sample_on(topology.device, (topology, given, fanouts, numbers))
         return self._minibatch(topology, given, layers, *numbers[1:])
 
     def _minibatch(
@@ -227,14 +229,7 @@ class LayeredSampler(ABC):
         topology = Topology.of(graphs)
         return topology, self._fanouts_of(topology)
 
-    def _sample_on(
-        self,
-        device: Device,
-        topology: Topology,
-        seeds: list[torch.Tensor],
-        fanouts: list[list[int]],
-        numbers: Numbers,
-    ) -> Layers:
+    def _sample_on(self, device: Device, drawn_for: DeviceDrawnFor) -> Layers:
         raise ValueError(
             f"{self!r} samples on the CPU only, but the graphs are pinned for {device.torch_device}: pass "
             "graphs that are not pinned"

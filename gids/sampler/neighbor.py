@@ -14,11 +14,11 @@ from gids.cuda import Device
 from gids.sampler.device.rates import Rates
 from gids.sampler.device.sampling import Choice, Kind
 from gids.sampler.layered import (
+    DeviceDrawnFor,
     DrawnFor,
     Fanout,
     LayeredSampler,
     Layers,
-    Numbers,
     array_digest,
     check_dependency,
 )
@@ -130,15 +130,8 @@ class Neighbor(LayeredSampler):
                 )
         return [given.get(relation) for relation in topology.relations]
 
-    def _sample_on(
-        self,
-        device: Device,
-        topology: Topology,
-        seeds: list[torch.Tensor],
-        fanouts: list[list[int]],
-        numbers: Numbers,
-    ) -> Layers:
-        sampler = self._device_sampler(device)
+    def _sample_on(self, device: Device, drawn_for: DeviceDrawnFor) -> Layers:
+        sampler, topology = self._device_sampler(device), drawn_for[0]
         rates: list[Rates | None] = []
         weights, (masks, factor) = self._weights_of(topology), self._masks_of(topology)
         if weights or masks:
@@ -146,7 +139,7 @@ class Neighbor(LayeredSampler):
             rates = sampler.rates.of(topology, weights, masks, factor)
         kind: Kind = "least" if self._dependency.gradual else "uniform"
         choice = Choice("replaced" if self.replace else kind, self._dependency, rates=rates)
-        return sampler.sample(topology, seeds, fanouts, numbers, choice)
+        return sampler.sample(*drawn_for, choice)
 
 
 def _check_weights(given: Weights, of: str) -> np.ndarray:
