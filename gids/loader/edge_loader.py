@@ -265,7 +265,7 @@ class _Edges:
 
 
 def _uniform(limit: int, count: int, seed: int, epoch: int, step: int) -> np.ndarray:
-    """int64[count] in [0, limit). The counter is above those of an epoch's order."""
+    """int64[count] in [0, limit). The counter is above all counters of an epoch's order."""
     key = np.array([seed, epoch], np.uint64)
     generator = np.random.Generator(np.random.Philox(key=key, counter=[0, 0, step, 1]))
     return generator.integers(0, limit, count)
