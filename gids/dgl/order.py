@@ -40,20 +40,20 @@ def check_order(table: Table, graph: Any, stores: Sequence[FeatureStore]) -> Non
     pairs = _shared_relations(graph, stores)
     if isinstance(table.type, str):
         differ = _nodes_differ(table.type, pairs, look_at_degrees=kept is None)
-        what, same = "nodes", "has these degrees, of other nodes"
+        what, same = "nodes", "has the same degrees at other nodes"
     else:
         differ = _edges_differ(table.type, pairs)
-        what, same = "edges", "has these edges, with other ids"
+        what, same = "edges", "has the same edges with other ids"
     if differ or (differ is None and kept is not None):
         column = f"graph.{what}[{table.type!r}].data['{NID}']"
-        proof = f"{table.dataset} {same}" if kept is None else f"{column} has their ids from before"
+        proof = f"{table.dataset} {same}" if kept is None else f"{column} has their old ids"
         cure = (
             "" if kept is None else f"; or, if {table.dataset} was made from this graph, delete that column"
         )
         raise ValueError(
             f"the graph's {what} of type {table.type!r} are in another order than the rows of "
-            f"{table.name!r}, as dgl.reorder_graph leaves them ({proof}): give the loader the graph before "
-            f"it was reordered{cure}"
+            f"{table.name!r}, as after dgl.reorder_graph ({proof}): give the loader the graph from before "
+            f"the reordering{cure}"
         )
 
 

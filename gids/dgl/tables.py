@@ -56,7 +56,7 @@ class ServedTables:
         if not self._tables:
             raise ValueError(
                 f"nothing asks for a table of {self._names}: give the sampler prefetch_node_feats=[...] or "
-                f"prefetch_edge_feats=[...], or the loader gids_feats=[...]; there is {self._listed_tables()}"
+                f"prefetch_edge_feats=[...], or the loader gids_feats=[...]; it has {self._listed_tables()}"
             )
 
     @property

@@ -150,5 +150,7 @@ def _columns(store: FeatureStore, domain: str, keys: Keys) -> Iterator[_Column]:
 def _of_type(ids: Any, type_name: str | None) -> torch.Tensor | None:
     if isinstance(ids, Mapping) != (type_name is not None):
         graph, keys = ("a heterogeneous", "by type") if type_name is None else ("a homogeneous", "a list")
-        raise ValueError(f"the minibatch is of {graph} graph: give node_feature_keys and its like as {keys}")
+        raise ValueError(
+            f"the minibatch is of {graph} graph: give node_feature_keys and edge_feature_keys as {keys}"
+        )
     return ids.get(type_name) if isinstance(ids, Mapping) else ids

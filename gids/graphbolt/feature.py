@@ -48,7 +48,7 @@ class Feature(Closing, gb.Feature):  # type: ignore[misc]  # GraphBolt has no ty
         if isinstance(source, FeatureLoader):
             given = {"dtype": dtype, "device": device, "minibatch_rows": minibatch_rows}
             if names := [name for name, value in given.items() if value is not None]:
-                raise ValueError(f"{', '.join(names)}: the FeatureLoader given has its own")
+                raise ValueError(f"{', '.join(names)}: leave it out, the given FeatureLoader has one")
             self.feature_loader = source
         else:
             single = one_by_one(as_source(source, self._opened))

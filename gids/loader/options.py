@@ -62,4 +62,4 @@ class Options:
         if not 1 <= self.rounds <= most_rounds:
             raise ValueError(f"rounds must be 1 to {most_rounds} with pairs={self.pairs} (got {self.rounds})")
         if self.threads is not None and self.threads < 1:
-            raise ValueError(f"threads={self.threads}; at least one thread copies rows")
+            raise ValueError(f"threads must be 1 or more (got {self.threads})")

@@ -33,12 +33,12 @@ def in_order(graph: Graph, weights: object, attribute: str) -> np.ndarray:
     """Reorder weights by edge id to the order of graph.indices. Raises TypeError, ValueError."""
     what = f"{attribute!r} of {describe_type(graph.relation)}"
     if isinstance(weights, torch.Tensor) and weights.dtype == torch.bool:
-        raise TypeError(f"{what} is bool; weight_attr names numbers: give 1 and 0 (`gids convert --dtype`)")
+        raise TypeError(f"{what} is bool; weights must be numbers: give 1 and 0 (`gids convert --dtype`)")
     if not isinstance(weights, torch.Tensor) or weights.is_complex():
-        raise TypeError(f"{what} is no tensor of numbers; weight_attr names the weights of edges")
+        raise TypeError(f"{what} is not a tensor of numbers; weight_attr must name the weights of edges")
     if weights.numel() != graph.num_edges or len(weights) != graph.num_edges:
         raise ValueError(
-            f"{what} has shape {list(weights.shape)}; weight_attr names one number for each of the "
+            f"{what} has shape {list(weights.shape)}; weight_attr must name one number for each of the "
             f"{graph.num_edges} edges"
         )
     by_id = weights.detach().reshape(-1).cpu().to(torch.float32).numpy()

@@ -91,7 +91,7 @@ class HopSampler:
         ):
             raise ValueError(
                 f"num_neighbors={num_neighbors}; give a number for each hop (1 or more, -1 for all "
-                "neighbours, 0 for none), or a list of as many for each relation"
+                "neighbours, 0 for none), or such a list for each relation"
             )
         self.num_neighbors = num_neighbors
         self.hops = lengths.pop()
@@ -178,8 +178,8 @@ class HopSampler:
             counts = dict.fromkeys(named, counts)
         elif counts.keys() != named.keys():
             raise ValueError(
-                f"num_neighbors has {sorted(counts)}, and the graph {sorted(named)}: give a "
-                "list for each relation, of zeros to leave it out"
+                f"num_neighbors has {sorted(counts)}, but the graph has {sorted(named)}: give "
+                "a list for each relation (zeros leave it out)"
             )
         neighbor = Neighbor(
             [{named[r]: hops[hop] for r, hops in counts.items()} for hop in reversed(range(self.hops))],

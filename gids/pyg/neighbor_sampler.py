@@ -170,7 +170,7 @@ def _weights_in_memory(data: Data | HeteroData, graphs: list[Graph], attribute: 
 
 def _graph(storage: Any, relation: Relation, num_src: int, num_dst: int) -> Graph:
     if "edge_index" not in storage:
-        raise TypeError(f"{describe_type(relation)} has no edge_index; give edges as that: data.edge_index")
+        raise TypeError(f"{describe_type(relation)} has no edge_index: give its edges as edge_index")
     row, col = storage.edge_index.cpu()
     order = col.argsort(stable=True)
     for what, ids, limit in (("comes from", row, num_src), ("leads to", col, num_dst)):

@@ -148,7 +148,7 @@ def store_of(data: object) -> gids_store.FeatureStore:
     if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[1], GraphStore):
         if isinstance(data[0], FeatureStore) and data[0].store.path == data[1].store.path:
             return data[0].store
-        raise ValueError("the FeatureStore and the GraphStore given are not of one gids dataset")
+        raise ValueError("the given FeatureStore and GraphStore are not of one gids dataset")
     if isinstance(data, str | os.PathLike):
         return gids_store.FeatureStore(data)
     if isinstance(data, gids_store.FeatureStore):
