@@ -1,10 +1,11 @@
 """How fast does the device read pinned host memory, and do streams hold each other up? Called by gpu.py.
 
 bus: the ceilings of every path over the bus. Copies by the copy engine, and loads by multiprocessors with
-more and more blocks: fewer blocks that are as fast leave more of the GPU to training. Sums are compared.
+more and more blocks: the fewest blocks that reach full speed leave the most of the GPU to training. Sums are
+compared.
 
-streams: one stream waits for a word in host memory (wait "stream" of the request queue). Which other streams
-does it hold up, because they share a hardware channel? Run with CUDA_DEVICE_MAX_CONNECTIONS=8 and 32.
+streams: one stream waits for a word in host memory (wait "stream" of the request queue). It holds up other
+streams that share its hardware channel: which ones? Run with CUDA_DEVICE_MAX_CONNECTIONS=8 and 32.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Makes DGL importable beside a current torch. Installed by ``import gids``; acts when DGL is imported.
 
 PyPI's DGL 2.1.0 imports its GraphBolt part with everything else, and GraphBolt's compiled library exists for
-torch 2.0.0 to 2.2.1 only. Where it cannot load, ``dgl.graphbolt`` becomes a stand-in whose names raise
-ImportError when used; the rest of DGL does not need it. DGL 1.1.3 has no GraphBolt.
+torch 2.0.0 to 2.2.1 only. If it cannot load, ``dgl.graphbolt`` becomes a stand-in whose names raise
+ImportError when used. The rest of DGL does not need it. DGL 1.1.3 has no GraphBolt.
 
-Nothing but sys and types is imported until then, and nothing is done where DGL is not imported.
+Until then only sys and types are imported. Without an import of DGL, nothing happens.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def import_dgl() -> ModuleType:
 
 
 class DGLFinder:
-    """Answers for ``dgl.graphbolt``, where that cannot load, and for everything below it."""
+    """Finds the stand-in for ``dgl.graphbolt``, if that cannot load, and for every module below it."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -79,7 +79,7 @@ class DGLFinder:
 
 
 class _StandIn(ModuleType):
-    """A module that imports and has nothing in it."""
+    """A module that can be imported and is empty."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # asked by the import system, inspect, pickle
@@ -115,7 +115,7 @@ def _loads(folder: Any) -> bool:
 
 
 def _choose_backend() -> None:
-    """PyTorch, where none is chosen: DGL would print advice and write ~/.dgl/config.json."""
+    """Choose PyTorch, if no backend is chosen: DGL would print advice and write ~/.dgl/config.json."""
     import json
     import os
     from pathlib import Path
@@ -132,7 +132,7 @@ def _choose_backend() -> None:
 
 
 def rebuilt(make: Callable[..., Any], arguments: tuple[Any, ...], state: Any = None) -> Any:
-    """An object of DGL's, of what object.__reduce_ex__ gave. Unpickling this name imports gids before DGL."""
+    """Remake an object of DGL from its __reduce_ex__. Unpickling this name imports gids before DGL."""
     made = make(*arguments)
     if state is not None:
         vars(made).update(state)

@@ -41,4 +41,4 @@ class NoDeviceError(RuntimeError):
 
 
 class MemoryBudgetError(ValueError):
-    """``memory_bytes`` is too small for one minibatch. The message lists what is needed."""
+    """The memory is too small for one minibatch. The message lists what is needed."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gids.bench.case import Case
 
 POLICY = "lookahead"
-PRECISION = 0.01  # of the cache size: where the search ends
+PRECISION = 0.01  # relative precision of the cache size, at which the search ends
 _PAGE_WORD_BYTES = 8
 
 

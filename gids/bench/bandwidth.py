@@ -261,7 +261,7 @@ def _measure_ceilings(
         if raw.passes > 1:
             report.note(
                 "the table is so small that the probe reads it several times: the ceiling is less certain "
-                "than that of a larger table"
+                "than with a larger table"
             )
         ceilings[depth] = raw.reads_per_s
         state = "warm" if raw.note else "cold"

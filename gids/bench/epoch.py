@@ -117,7 +117,7 @@ def measure(args: argparse.Namespace, session: Session, report: Report) -> None:
             ADVISED: replace(ours, side="stock", random_access=True, most_seconds=_STOCK_S),
             PLAIN: replace(ours, side="stock", random_access=False, most_seconds=_PLAIN_S),
         }
-        headroom = 0  # what the first side measured, for all alike
+        headroom = 0  # measured by the first side, the same for all
         left = session.repeat * len(names)
         session.total(left)
         for turn in range(session.repeat):
@@ -219,7 +219,7 @@ def _memory_bytes(args: argparse.Namespace, store: FeatureStore, source: EpochSo
     sampler = make_sampler("neighbor", args.fanouts, args.batch_size)
     minibatch = next(endless(store, sampler, seeds="train", batch_size=args.batch_size, seed=args.seed))
     rows = len(input_nodes(minibatch, str(source.table.type)))
-    blocks = 2 * minibatch.nbytes  # DGL's take about twice what ours do
+    blocks = 2 * minibatch.nbytes  # DGL's minibatches take about twice the memory of ours
     return max(source.feature_bytes // 4, _LEAST_BYTES + 8 * rows * source.table.row_bytes + 24 * blocks)
 
 

@@ -17,7 +17,7 @@ from gids.io import drop_page_cache, open_engine
 
 _LEAST_S = 0.5
 _READS_MAX = 400_000
-_BATCH = 8192  # reads submitted together, in ascending order as those of a minibatch
+_BATCH = 8192  # reads submitted together, in ascending order like a minibatch's
 
 
 @dataclass(frozen=True)

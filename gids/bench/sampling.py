@@ -129,7 +129,7 @@ def columns(_: Report) -> tuple[dict[str, str], list[text.Column]]:
 
 
 def verify(minibatch: Minibatch) -> None:
-    """Check that every edge is in the graph (except those of walks), and that no edge or node repeats.
+    """Check that every edge is in the graph (except edges of walks), and that no edge or node repeats.
 
     Raises FormatError.
     """

@@ -55,9 +55,7 @@ def shared(figures: Sequence[Figure], settings: Mapping[str, str]) -> dict[str, 
     return found
 
 
-def table(
-    figures: Sequence[Figure], settings: Mapping[str, str], columns: Sequence[Column], gap: str = "   "
-) -> str:
+def table(figures: Sequence[Figure], settings: Mapping[str, str], columns: Sequence[Column]) -> str:
     """A line per figure: the settings (key -> title), then the columns. Empty columns are omitted."""
     shown = [figure for figure in figures if figure.values]
     used = [c for c in columns if any(c.metric in f.values for f in shown)]
@@ -76,7 +74,7 @@ def table(
     def line(row: Sequence[str]) -> str:
         left = [cell.ljust(w) for cell, w in zip(row[: len(keys)], widths, strict=False)]
         right = [cell.rjust(w) for cell, w in zip(row[len(keys) :], widths[len(keys) :], strict=True)]
-        return gap.join(left + right).rstrip()
+        return "   ".join(left + right).rstrip()
 
     lines = [line(row) for row in rows]
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])

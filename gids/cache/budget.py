@@ -5,6 +5,7 @@ Called by the loader's placement once it knows how large minibatches are. It kno
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,8 +70,8 @@ def bounce_pool_bytes(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
-    """What the budgets of both placements have in common.
+class Budget(ABC):
+    """The common part of both placements' budgets.
 
     output_row_bytes: bytes of a row as the loader returns it, by table. bounce_bytes: size of the bounce
     pool. memory_bytes: the limit of everything together. cache_bytes: the limit of the lines (0: no lines,
@@ -82,6 +83,10 @@ class Budget:
     bounce_bytes: int
     memory_bytes: int
     cache_bytes: int | None
+
+    @abstractmethod
+    def share(self, sizes: Sizes) -> MemoryPlan:
+        """Give every purpose its bytes; the rest becomes cache lines."""
 
     def _output_bytes(self, sizes: Sizes) -> int:
         """Bytes of one minibatch's rows, in whole memory pages."""

@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         try:
             args, unknown = parser.parse_known_args(argv)
-            if unknown:  # parse_args would print the usage of `gids`, not that of the command
+            if unknown:  # parse_args would print the usage of `gids`, not of the command
                 subparsers.choices[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
             status = modules[args.command].run(args)
         finally:  # --list and --help raise SystemExit

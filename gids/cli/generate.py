@@ -19,7 +19,7 @@ def add_parser(subparsers: Any) -> None:
         help="make a synthetic graph with labels that can be learned",
         description="Write a power-law graph, features, labels and splits to the directory DIR, as .npy "
         "files that `gids convert` takes. The same options give the same bytes. The features of a node show "
-        "its class only half of the time; those of its neighbors together show it.",
+        "its class only half of the time; the features of its neighbors together show it.",
     )
     add = parser.add_argument
     add("path", metavar="DIR", type=Path)

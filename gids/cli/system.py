@@ -108,7 +108,7 @@ def _memory(root: Path, machine: Machine) -> Item:
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         limit = _read(root / "sys/fs/cgroup" / name) or "max"
         if limit.isdigit() and int(limit) < total:
-            advice = "raise the limit of the control group, or keep memory_bytes below it"
+            advice = "raise the limit of the control group, or keep memory= of gids.open() below it"
             return Item("memory", f"{found}, limited to {format_bytes(int(limit))}", advice)
     return Item("memory", found)
 

@@ -139,7 +139,7 @@ def random_split(labels: Rows, fractions: Sequence[float], seed: int) -> dict[st
         has = ~torch.isnan(block) if block.dtype.is_floating_point else block.to(torch.int64) >= 0
         found.append(start + torch.nonzero(has.view(len(has), -1).any(dim=1))[:, 0])
     labelled = torch.cat(found)
-    # The raw bits of a generator are the same in all NumPy versions; those of permutation() may change.
+    # The raw bits of a generator are the same in all NumPy versions; permutation() may change.
     order = np.argsort(np.random.PCG64(seed).random_raw(len(labelled)), kind="stable")
     ends = np.round(np.cumsum(fractions) * len(labelled)).astype(np.int64)
     parts = np.split(labelled.numpy()[order], ends)[: len(SPLITS)]

@@ -102,7 +102,7 @@ def open_compiler(sources: Sources, package: str = "cupy-cuda13x") -> Compiler:
     """The compiler of the installed CuPy. Raises ImportError, which names package, without CuPy or NVRTC."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # CuPy's own, which would be errors where the user makes them so
+            warnings.simplefilter("ignore")  # CuPy's own warnings, which users may have turned into errors
             import cupy
             from cupy.cuda import nvrtc
     except ImportError as error:

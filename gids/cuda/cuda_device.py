@@ -1,7 +1,7 @@
 """A CUDA device: torch's memory and streams, and kernels that are launched through the driver.
 
-Made by gids.cuda.open_device. All driver calls run in the device's primary context, which torch uses too,
-whatever context the calling thread has current.
+Made by gids.cuda.open_device. All driver calls run in the device's primary context, which torch uses too, not
+in the calling thread's current context.
 """
 
 from __future__ import annotations

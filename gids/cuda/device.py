@@ -87,7 +87,7 @@ class Mapping(ABC):
 class Device(ABC):
     """One device. torch_device: of its tensors. name: by the vendor. sm_count: number of multiprocessors.
 
-    numa_node: whose memory is near the device; None if all memory is, or if the node is not known.
+    numa_node: the node with memory near the device; None if all memory is near, or if the node is not known.
     """
 
     torch_device: torch.device
@@ -115,7 +115,7 @@ class Device(ABC):
     def new_stream(self, priority: int = COPY_PRIORITY) -> Stream:
         """A stream that nobody else has, and that does not wait for the default stream.
 
-        Streams of other priorities do not wait for it where it waits for a word. A device that has fewer
+        Streams of other priorities do not wait for it while it waits for a word. A device that has fewer
         priorities takes the nearest one.
         """
 

@@ -22,14 +22,14 @@ from gids.store import Table
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The place of a column. Not a reference to its frame: moving a graph to a device makes new frames."""
+    """The location of a column, without its frame: moving a graph to a device makes new frames."""
 
     leaf: int  # the graph's position among the minibatch's graphs
     kind: str  # "node" or "edge"
     type_index: int  # the frame's position in its graph
     key: str
     table: str
-    start: int  # the column's rows among the table's rows for this minibatch
+    start: int  # the column's part of the rows that the minibatch reads from the table
     stop: int
 
 
@@ -64,7 +64,7 @@ class SampledMinibatch:
                         self._add(leaf, kind, index, frame, key, table, lazy.id_)
 
     def _ask(self, table: Table) -> None:
-        """Ask as DGL's samplers do: for sources of the first block, edges of all blocks; else all graphs."""
+        """Ask like DGL's samplers: for sources of the first block, edges of all blocks; else all graphs."""
         graphs = list(enumerate(_graphs_in(self.batch)))
         blocks = [(leaf, graph) for leaf, graph in graphs if graph.is_block]
         for leaf, graph in (blocks[:1] if table.kind == "node" else blocks) or graphs:
@@ -90,7 +90,7 @@ class SampledMinibatch:
         self._columns.append(Column(leaf, kind, index, key, table.name, start, start + len(ids)))
 
     def fill(self, batch: Any, rows: Mapping[str, Tensor], device: torch.device) -> None:
-        """Set the columns in ``batch``: this one after DGL's prefetch. rows: of each table, as in ``ids``."""
+        """Fill the columns of ``batch``, this one after DGL's prefetch. rows: by table, as in ``ids``."""
         graphs = list(_graphs_in(batch))
         for column in self._columns:
             graph = graphs[column.leaf]
@@ -100,7 +100,7 @@ class SampledMinibatch:
 
     @property
     def nbytes(self) -> int:
-        """Memory that the sampled graphs take, about: their edges' ends and ids, and their columns' ids."""
+        """Approximate memory of the sampled graphs: ends and ids of edges, and ids of columns."""
         total = 0
         for graph in _graphs_in(self.batch):
             total += 4 * 8 * graph.num_edges() + 2 * 8 * graph.num_nodes()
@@ -108,14 +108,14 @@ class SampledMinibatch:
 
 
 def _graphs_in(batch: Any) -> list[Any]:
-    """The graphs of a minibatch, in DGL's order of walking it."""
+    """The graphs of a minibatch, in the order in which DGL visits them."""
     graphs: list[Any] = []
     recursive_apply(batch, lambda item: graphs.append(item) if isinstance(item, DGLGraph) else None)
     return graphs
 
 
 def _frames_of(graph: Any) -> Iterator[tuple[str, int, Any, Any]]:
-    """(kind, position, type, frame) of each frame; of a block's node frames, sources come first."""
+    """(kind, position, type, frame) of each frame. In a block, the frames of source nodes come first."""
     for kind, types, frames in (
         ("node", graph.ntypes, graph._node_frames),
         ("edge", graph.canonical_etypes, graph._edge_frames),

@@ -27,7 +27,7 @@ from gids.store import Table
 
 _OWN = ("gids", "gids_feats", "gids_dtype", "gids_device", "gids_minibatch_rows")
 _NOT_DGL = {"memory", "memory_bytes", "window", "window_batches", "cache", "cache_bytes", "policy", "engine"}
-"""Options of gids.open() that users give here; DGL has no such arguments, and passes others on to torch."""
+"""Options of gids.open() that users may give here. DGL would pass them on to torch."""
 
 # Saved before ``enable()`` can replace them.
 stock_init = dgl.dataloading.DataLoader.__init__
@@ -44,9 +44,9 @@ for _dataset in (TensorizedDataset, DDPTensorizedDataset):
 
 
 class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has no types
-    """``dgl.dataloading.DataLoader`` plus ``gids``: gids.open(...) of the dataset that holds the features, or
-    for default options its path or a FeatureStore, or a list of these that have the same nodes and edges, the
-    graph's own dataset first. Every other argument, and what is yielded, is DGL's.
+    """``dgl.dataloading.DataLoader`` with one more argument, ``gids``: gids.open(...) of the dataset that
+    holds the features; or, for default options, its path or a FeatureStore, or a list of these with the same
+    nodes and edges, the graph's own dataset first. All other arguments and the minibatches are DGL's.
 
     A column that the sampler asks for (``prefetch_node_feats``, ``prefetch_edge_feats``, and so on) is read
     from the dataset if it is there, else from the graph as in DGL. ``blocks[0].srcdata["feat"]`` has the
@@ -54,14 +54,14 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
 
     gids_feats: tables that minibatches get although the sampler does not ask for them: names, or Tables of
     any store. They are in the first block's ``srcdata`` (edge tables: in every block's ``edata``), or in a
-    subgraph's ``ndata`` (``edata``). Where two stores have a column, it says which one is meant.
-    gids_dtype, gids_minibatch_rows: dtype and minibatch_rows of gids.FeatureLoader. gids_device: where the
-    cache and the features are (default: ``device``). With ``device="cuda"`` (a CUDA build of DGL) the cache
-    is in GPU memory; ``gids_device="cpu"`` keeps it in host memory.
+    subgraph's ``ndata`` (``edata``). If two stores have a column, gids_feats chooses one. gids_dtype,
+    gids_minibatch_rows: dtype and minibatch_rows of gids.FeatureLoader. gids_device: where the cache and the
+    features are (default: ``device``). With ``device="cuda"`` (a CUDA build of DGL) the cache is in GPU
+    memory; ``gids_device="cpu"`` keeps it in host memory.
 
-    Iterating blocks while a minibatch is sampled and its rows are read. Each ``for`` is one epoch. The cache
-    stays warm between epochs; a second iterator beside an open one reads through it. The loader holds engine
-    and cache until ``close()``, or until it is garbage.
+    The iterator blocks while a minibatch is sampled and its rows are read. Each ``for`` is one epoch. The
+    cache stays warm between epochs; while one iterator is open, a second one reads through the cache. The
+    loader holds engine and cache until ``close()``, or until it is garbage-collected.
 
     Raises KeyError for a feature that neither dataset nor graph has, ValueError for a table whose row count
     is not the graph's, for a graph whose nodes or edges were reordered (dgl.reorder_graph), for a column that
@@ -120,7 +120,7 @@ class DataLoader(dgl.dataloading.DataLoader):  # type: ignore[misc]  # DGL has n
             gpu_cache=gpu_cache,
             **kwargs,
         )
-        # With the arguments' names, because PyTorch Lightning makes a loader anew from its attributes.
+        # Named like the arguments, because PyTorch Lightning makes a new loader from its attributes.
         self.gids = gids
         self.gids_feats = gids_feats
         self.gids_dtype = gids_dtype

@@ -1,7 +1,7 @@
 """One epoch of a DataLoader: adds the features to DGL's sampled minibatches.
 
-Made by the DataLoader's ``__iter__``. DGL's own prefetching iterator is not used: it fails if sampling takes
-30 s.
+Made by the DataLoader's ``__iter__``. It replaces DGL's own prefetching iterator, which fails if sampling
+takes 30 s.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gids.loader import FeatureLoader
 from gids.loader.framework_epoch import FrameworkEpoch
 
 
-class Epoch:
+class Epoch(Iterator[Any]):
     """An iterator of the sampler's minibatches. After an error it continues with the next one."""
 
     def __init__(self, loader: Any, feature_loader: FeatureLoader) -> None:
@@ -31,9 +31,6 @@ class Epoch:
             bytes_of=attrgetter("nbytes"),
             in_workers=loader.num_workers > 0,
         )
-
-    def __iter__(self) -> Epoch:
-        return self
 
     def __next__(self) -> Any:
         minibatch, rows = next(self._minibatches)
@@ -49,7 +46,7 @@ class Epoch:
 
 
 def _sampled(loader: Any) -> Iterator[SampledMinibatch]:
-    """PyTorch's iterator. Not a generator, which would end at an error; it does not hold the loader."""
+    """PyTorch's iterator, which does not hold the loader. A generator would end at the first error."""
     graph, tables = loader.graph, loader.served_tables
 
     def without_served_columns(batch: Any) -> SampledMinibatch:

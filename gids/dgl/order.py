@@ -1,8 +1,9 @@
-"""Whether a graph's nodes and edges are in the order of a dataset's rows. Called by ServedTables.
+"""Checks that a graph's nodes and edges are in the order of a dataset's rows. Called by ServedTables.
 
-dgl.reorder_graph and its like keep the counts, and rows would be served by other ids. Two things tell: the
-ids from before, which DGL keeps in the graph, and the dataset's topology. A graph may have other edges than
-the dataset; its nodes are then taken to be in order. Samples are compared, unless most of them differ.
+dgl.reorder_graph and similar functions change ids but not the numbers of nodes and edges, so minibatches
+would get the rows of other nodes. Two things show that: the old ids, which DGL keeps in the graph, and
+samples of the dataset's topology. If most sampled edges are not in the dataset, the graph has other edges,
+and its nodes are assumed to be in order.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from gids.errors import MissingError
 from gids.store import FeatureStore, Graph, Table
 from gids.store.names import Relation
 
-_WINDOWS = 64  # runs of neighbouring nodes whose edges are sampled: few pages of a mapped graph
+_WINDOWS = 64  # runs of successive nodes whose edges are sampled: few pages of a mapped graph
 _WINDOW_NODES = 64
 _SAMPLES = 512
-_FEWEST = 16  # samples that say something
-_LONGEST = 4096  # neighbours of a node that are searched
+_FEWEST = 16  # fewest samples for a decision
+_LONGEST = 4096  # most neighbours of a node that are searched
 _CHUNK = 1 << 24
-_DEGREES = 1 << 20  # that are told apart
+_DEGREES = 1 << 20  # most values that are distinguished
 
 
 def check_order(table: Table, graph: Any, stores: Sequence[FeatureStore]) -> None:
-    """ValueError if the graph's nodes (edges) are known to be in another order than the table's rows.
+    """Raise ValueError if the graph's nodes (edges) are in another order than the table's rows.
 
-    stores: those whose topology is compared. Cost: some thousand reads of the topology; where most sampled
-    edges are not in the dataset, but as many edges are, a pass over all degrees.
+    stores: the stores whose topology is compared. Cost: some thousand reads of the topology. If most sampled
+    edges are not in the dataset, but it has the same number of edges: one pass over all degrees.
     """
     kept = _kept_ids(graph, table)
     if kept is not None and _is_identity(kept):
@@ -39,20 +40,20 @@ def check_order(table: Table, graph: Any, stores: Sequence[FeatureStore]) -> Non
     pairs = _shared_relations(graph, stores)
     if isinstance(table.type, str):
         differ = _nodes_differ(table.type, pairs, look_at_degrees=kept is None)
-        what, same = "nodes", "has these degrees, of other nodes"
+        what, same = "nodes", "has the same degrees at other nodes"
     else:
         differ = _edges_differ(table.type, pairs)
-        what, same = "edges", "has these edges, with other ids"
+        what, same = "edges", "has the same edges with other ids"
     if differ or (differ is None and kept is not None):
         column = f"graph.{what}[{table.type!r}].data['{NID}']"
-        proof = f"{table.dataset} {same}" if kept is None else f"{column} has their ids from before"
+        proof = f"{table.dataset} {same}" if kept is None else f"{column} has their old ids"
         cure = (
             "" if kept is None else f"; or, if {table.dataset} was made from this graph, delete that column"
         )
         raise ValueError(
             f"the graph's {what} of type {table.type!r} are in another order than the rows of "
-            f"{table.name!r}, as dgl.reorder_graph leaves them ({proof}): give the loader the graph before "
-            f"it was reordered{cure}"
+            f"{table.name!r}, as after dgl.reorder_graph ({proof}): give the loader the graph from before "
+            f"the reordering{cure}"
         )
 
 
@@ -86,7 +87,7 @@ def _nodes_differ(ntype: str, pairs: Pairs, *, look_at_degrees: bool) -> bool | 
 
 
 def _edges_differ(relation: Relation, pairs: Pairs) -> bool | None:
-    """None: unknown, as where the nodes are in another order, too."""
+    """None: unknown, for example because the nodes are in another order, too."""
     for shared, mine, stored in pairs:
         if shared == relation and mine.num_edges == stored.num_edges:
             if _are_alike(relation, stored, mine, by_id=True):
@@ -97,9 +98,9 @@ def _edges_differ(relation: Relation, pairs: Pairs) -> bool | None:
 
 
 def _are_alike(relation: Relation, one: _Topology, other: _Topology, *, by_id: bool) -> bool | None:
-    """Whether most edges of the one are in the other, as they are or reversed. by_id: with the same ids.
+    """Whether most edges of one graph are in the other, as they are or reversed. by_id: with the same ids.
 
-    None: too few can be looked up.
+    None: too few edges can be looked up.
     """
     edges = one.sample()
     same_type = relation[0] == relation[2]
@@ -112,14 +113,14 @@ def _are_alike(relation: Relation, one: _Topology, other: _Topology, *, by_id: b
 
 
 def _reordered_type(relation: Relation, mine: _Topology, stored: _Compressed) -> str | None:
-    """The node type whose nodes have each other's degrees: its nodes are in another order."""
+    """The node type with the same degrees at other nodes: its nodes are in another order."""
     if mine.num_edges == stored.num_edges:
         for which, ntype in ((0, relation[2]), (1, relation[0])):
             ours, theirs = mine.degrees(which), stored.degrees(which)
             if not np.array_equal(ours, theirs):
                 return ntype if np.array_equal(_histogram(ours), _histogram(theirs)) else None
             if relation[0] == relation[2] and ours.min() < ours.max():
-                return None  # a new order would have moved them
+                return None  # they are unchanged, so the nodes are in order
     return None
 
 
@@ -128,7 +129,7 @@ def _histogram(degrees: np.ndarray) -> np.ndarray:
 
 
 def _shared_relations(graph: Any, stores: Sequence[FeatureStore]) -> Pairs:
-    """(relation, the graph's, a dataset's) where both have edges between as many nodes."""
+    """(relation, graph's edges, dataset's edges) for common relations with equal numbers of nodes."""
     if graph.device.type != "cpu":
         return
     for store in stores:
@@ -144,7 +145,7 @@ def _shared_relations(graph: Any, stores: Sequence[FeatureStore]) -> Pairs:
 
 
 def _topology_of(graph: Any, relation: Relation) -> _Topology:
-    """In a format that DGL has made already."""
+    """Edges in a format that DGL has already made."""
     part = graph[relation]
     made = part.formats()["created"]
     counts = part.num_nodes(relation[0]), part.num_nodes(relation[2])
@@ -167,7 +168,7 @@ class _Edges(NamedTuple):
 
 
 class _Listed:
-    """Edges as DGL lists them, in the order of their ids. Asked for by id: DGL would copy the whole list."""
+    """Edges in the order of their ids. They are read by id, because DGL would copy its whole list."""
 
     def __init__(self, part: Any) -> None:
         self._part = part
@@ -178,15 +179,15 @@ class _Listed:
         return _Edges(*self._ends(ids), ids)
 
     def has(self, edges: _Edges, *, by_id: bool) -> np.ndarray:
-        """bool[n]: whether its edges of the same ids are these."""
-        assert by_id, "it would be a search through all edges"
+        """bool[n]: whether these are the edges with the same ids in this graph."""
+        assert by_id, "a search would pass over all edges"
         edges = edges.only((edges.ids >= 0) & (edges.ids < self.num_edges))
         src, dst = self._ends(edges.ids)
         same: np.ndarray = (src == edges.src) & (dst == edges.dst)
         return same
 
     def degrees(self, which: int) -> np.ndarray:
-        """Of destinations (0) or of sources (1)."""
+        """Degrees of destinations (0) or of sources (1)."""
         srctype, _, dsttype = self._part.canonical_etypes[0]
         counts = np.zeros(self._part.num_nodes((dsttype, srctype)[which]), np.int64)
         for start in range(0, self.num_edges, _CHUNK):
@@ -200,7 +201,7 @@ class _Listed:
 
 
 class _Compressed:
-    """Edges as the neighbours of each node: the sources of destinations (CSC), or by_source the other way."""
+    """Edges as neighbours of nodes: sources of each destination (CSC), or by_source the other way."""
 
     def __init__(
         self,
@@ -238,7 +239,7 @@ class _Compressed:
         return _Edges(nodes, others, ids) if self._by_source else _Edges(others, nodes, ids)
 
     def has(self, edges: _Edges, *, by_id: bool) -> np.ndarray:
-        """bool[m] for those whose nodes have not too many neighbours to search. by_id: with the same id."""
+        """bool[m] for the edges whose node has few enough neighbours to search. by_id: with the same id."""
         nodes, others = (edges.src, edges.dst) if self._by_source else (edges.dst, edges.src)
         first, degrees = self._extents(nodes)
         searched = np.flatnonzero(degrees <= _LONGEST)
@@ -252,7 +253,7 @@ class _Compressed:
         return np.bincount(owners[hit], minlength=len(nodes))[searched] > 0
 
     def degrees(self, which: int) -> np.ndarray:
-        """Of destinations (0) or of sources (1)."""
+        """Degrees of destinations (0) or of sources (1)."""
         if (which == 1) == self._by_source:
             return np.diff(self._indptr)
         counts = np.zeros(self._counts[which], np.int64)
@@ -264,7 +265,7 @@ class _Compressed:
         return counts
 
     def _extents(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where the neighbours of nodes begin, and how many there are: none where the file is damaged."""
+        """First position and number of the neighbours of nodes; none if the file is damaged there."""
         first, end = self._indptr[nodes].astype(np.int64), self._indptr[nodes + 1].astype(np.int64)
         sound = (first >= 0) & (end >= first) & (end <= self.num_edges)
         return np.where(sound, first, 0), np.where(sound, end - first, 0)

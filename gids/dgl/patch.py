@@ -1,4 +1,4 @@
-"""gids= for code that uses DGL's own class. Users call it."""
+"""Adds gids= to DGL's own DataLoader class. Users call it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ADDED = ("stats", "close", "feature_loader", "__enter__", "__exit__")
 
 
 def enable() -> None:
-    """Let ``dgl.dataloading.DataLoader`` itself take ``gids=`` and the arguments with it (see DataLoader).
+    """Let ``dgl.dataloading.DataLoader`` itself take ``gids=`` and its companions (see DataLoader).
 
     The class stays the same object, so earlier imports, subclasses and isinstance keep working. Without
     ``gids=`` it behaves as before. Idempotent.

@@ -1,4 +1,4 @@
-"""The tables that a DGL loader reads, and whether they fit the graph. Called by the DataLoader.
+"""The tables that a DGL loader reads, and the checks that they fit the graph. Called by the DataLoader.
 
 DGL names a column by (kind, type, key): kind is "node" or "edge", type is a node type or a
 (source, relation, destination) triple, key is the column's name.
@@ -26,7 +26,7 @@ class ServedTables:
 
     They are the tables in ``feats`` (names, or Tables of any store), and the stored tables that the sampler
     declares (``prefetch_node_feats`` and so on). A sampler that declares nothing and is not DGL's own may ask
-    for any table. ``feats`` decides for a column that is in several stores.
+    for any table. If a column is in several stores, ``feats`` chooses one.
 
     Raises KeyError for a column that neither a store nor the graph has, and ValueError for a table that does
     not fit the graph, for a graph whose nodes or edges are in another order than a table's rows, for a column
@@ -56,7 +56,7 @@ class ServedTables:
         if not self._tables:
             raise ValueError(
                 f"nothing asks for a table of {self._names}: give the sampler prefetch_node_feats=[...] or "
-                f"prefetch_edge_feats=[...], or the loader gids_feats=[...]; there is {self._listed_tables()}"
+                f"prefetch_edge_feats=[...], or the loader gids_feats=[...]; it has {self._listed_tables()}"
             )
 
     @property
@@ -99,7 +99,7 @@ class ServedTables:
         return _only([self._tables.setdefault((table.kind, table.type, table.key), table), table])
 
     def _given(self, feat: str | Table) -> Table:
-        """The table of gids_feats: itself, or that of a name or of a key."""
+        """A table of gids_feats, which is given itself, by its name or by its key."""
         if isinstance(feat, Table):
             return feat
         stored = self._all_stored()
@@ -130,7 +130,7 @@ class ServedTables:
 
 
 def _only(tables: Sequence[Table]) -> Table:
-    """The first, if all are the same table; else ValueError."""
+    """The first table. Raises ValueError unless all are the same table."""
     different = {tuple(table.shard_paths): table for table in tables}
     if len(different) > 1:
         listed = " or ".join(f"{table.name!r} of {table.dataset}" for table in different.values())
@@ -152,7 +152,7 @@ def _declared_columns(sampler: Any, graph: Any) -> Iterator[tuple[str, Any, str]
             keys = getattr(sampler, attribute, None) or []
             if not isinstance(
                 keys, Mapping
-            ):  # a list means the only type; DGL refuses it where there are more
+            ):  # a list is for the only type; with several types DGL refuses it
                 keys = dict.fromkeys(_types(graph, kind)[:1], keys)
             for type_, names in keys.items():
                 canonical = type_ if kind == "node" else graph.to_canonical_etype(type_)

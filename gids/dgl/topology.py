@@ -75,7 +75,7 @@ def _relation_index(part: Graph, formats: list[str]) -> Any:
         part.num_dst,
         private_tensor(part.indptr),
         private_tensor(part.indices),
-        edge_ids,  # none means that an edge's id is its position
+        edge_ids,  # without edge_ids, an edge's id is its position
         formats,
         transpose=True,
     )

@@ -109,7 +109,7 @@ class MinibatchColumns:
         minibatch.set_edge_features(layers)
 
     def _edge_ids(self, minibatch: Any, column: _Column) -> list[torch.Tensor | None]:
-        """Of each layer; None where it has no edges of the column's type."""
+        """The edge ids of each layer; None for a layer without edges of the column's type."""
         every = []
         for layer in range(minibatch.num_layers()):
             ids = minibatch.edge_ids(layer)
@@ -150,5 +150,7 @@ def _columns(store: FeatureStore, domain: str, keys: Keys) -> Iterator[_Column]:
 def _of_type(ids: Any, type_name: str | None) -> torch.Tensor | None:
     if isinstance(ids, Mapping) != (type_name is not None):
         graph, keys = ("a heterogeneous", "by type") if type_name is None else ("a homogeneous", "a list")
-        raise ValueError(f"the minibatch is of {graph} graph: give node_feature_keys and its like as {keys}")
+        raise ValueError(
+            f"the minibatch is of {graph} graph: give node_feature_keys and edge_feature_keys as {keys}"
+        )
     return ids.get(type_name) if isinstance(ids, Mapping) else ids

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import torch
 from dgl import graphbolt as gb
 
 from gids import store as gids_store
 from gids.cache.output_dtype import out_dtype_of
+from gids.closing import Closing
 from gids.errors import MissingError
 from gids.graphbolt.columns import keys_of, table_of
 from gids.loader import FeatureLoader
@@ -21,12 +22,12 @@ from gids.loader.option_names import explain_names
 from gids.loader.source import Dataset, Source, as_source
 
 
-class Feature(gb.Feature):  # type: ignore[misc]  # GraphBolt has no types
+class Feature(Closing, gb.Feature):  # type: ignore[misc]  # GraphBolt has no types
     """One table of a dataset as GraphBolt's Feature. Read-only; not for several threads at once.
 
     source: gids.open(...), or for default options the dataset's path or a gids.FeatureStore; or a
     gids.FeatureLoader, whose cache is then shared. table: its name, such as ``"paper.feat"``. dtype, device,
-    minibatch_rows: as in gids.FeatureLoader, where source is not one. Memory is shared out by the first read,
+    minibatch_rows: as in gids.FeatureLoader, unless source is one. Memory is shared out by the first read,
     unless minibatch_rows gives the rows of the largest.
 
     Raises KeyError for a table that does not exist, and the errors of gids.FeatureLoader.
@@ -47,7 +48,7 @@ class Feature(gb.Feature):  # type: ignore[misc]  # GraphBolt has no types
         if isinstance(source, FeatureLoader):
             given = {"dtype": dtype, "device": device, "minibatch_rows": minibatch_rows}
             if names := [name for name, value in given.items() if value is not None]:
-                raise ValueError(f"{', '.join(names)}: the FeatureLoader given has its own")
+                raise ValueError(f"{', '.join(names)}: leave it out, the given FeatureLoader has one")
             self.feature_loader = source
         else:
             single = one_by_one(as_source(source, self._opened))
@@ -99,17 +100,11 @@ class Feature(gb.Feature):  # type: ignore[misc]  # GraphBolt has no types
         self.feature_loader.close()
         self._opened.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"Feature({self.table!r})"
 
 
-class FeatureStore(gb.FeatureStore):  # type: ignore[misc]  # GraphBolt has no types
+class FeatureStore(Closing, gb.FeatureStore):  # type: ignore[misc]  # GraphBolt has no types
     """The tables of a dataset as GraphBolt's FeatureStore, through one cache. Read-only.
 
     source: gids.open(...), or for default options the dataset's path or a gids.FeatureStore. All tables share
@@ -183,12 +178,6 @@ class FeatureStore(gb.FeatureStore):  # type: ignore[misc]  # GraphBolt has no t
         """Release engine and cache. Reading afterwards raises. Idempotent."""
         self.feature_loader.close()
         self._opened.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def one_by_one(source: Source) -> Source:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any, Self
+from typing import Any
 
 import torch
 from dgl import graphbolt as gb
 from torch.utils.data import IterDataPipe, functional_datapipe
 from torch.utils.data.graph import traverse_dps
 
+from gids.closing import Closing
 from gids.graphbolt.columns import Keys, MinibatchColumns, nbytes_of
 from gids.loader.framework_epoch import FrameworkEpoch
 from gids.loader.headroom import raise_descriptor_limit
@@ -23,14 +24,14 @@ from gids.loader.source import Dataset, Source, as_source
 
 
 @functional_datapipe("gids_fetch")
-class LookaheadFetcher(IterDataPipe[Any]):
+class LookaheadFetcher(Closing, IterDataPipe[Any]):
     """Minibatches of ``datapipe`` with features from a dataset, sampled ahead and read ahead.
 
     Functional name: ``gids_fetch``.
 
     datapipe: yields sampled ``gb.MiniBatch``. source: gids.open(...), or for default options the dataset's
-    path or a gids.FeatureStore. node_feature_keys, edge_feature_keys: as of ``fetch_feature``: names, or, of
-    a heterogeneous graph, lists of names by type ("source:relation:destination" of edges). dtype, device,
+    path or a gids.FeatureStore. node_feature_keys, edge_feature_keys: as in ``fetch_feature``: names, or, in
+    a heterogeneous graph, lists of names by type ("source:relation:destination" for edges). dtype, device,
     minibatch_rows: as in gids.FeatureLoader.
 
     ``node_features`` and ``edge_features`` are set as by ``fetch_feature``, in the order of the ids, on
@@ -98,21 +99,12 @@ class LookaheadFetcher(IterDataPipe[Any]):
         self.feature_loader.leave(self)
         self._opened.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class _Epoch:
+class _Epoch(Iterator[Any]):
     """One epoch. After an error it continues with the next minibatch."""
 
     def __init__(self, columns: MinibatchColumns, minibatches: FrameworkEpoch[Any]) -> None:
         self._columns, self._minibatches = columns, minibatches
-
-    def __iter__(self) -> _Epoch:
-        return self
 
     def __next__(self) -> Any:
         minibatch, rows = next(self._minibatches)

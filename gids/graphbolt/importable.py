@@ -1,4 +1,4 @@
-"""Whether DGL's GraphBolt can be imported, and what to install where it cannot. Called by the package."""
+"""Imports DGL's GraphBolt, or says what to install. Called by the package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def import_graphbolt() -> ModuleType:
-    """Import ``dgl.graphbolt`` itself, not what gids.dgl puts in its place beside a newer torch.
+    """Import the real ``dgl.graphbolt``, not the stand-in that gids makes beside a newer torch.
 
     Raises ImportError.
     """

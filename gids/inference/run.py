@@ -197,7 +197,7 @@ class Run:
             option = "device_memory" if self._device.type == "cuda" else "memory"
             raise MemoryBudgetError(
                 f"{option}={self._memory_bytes} is too small for blocks of four rows, which need {needed}: "
-                "give gids.open() more"
+                "give gids.open() more memory"
             )
         return per_row, max(2, min(limit // 2, BLOCK_BYTES // inputs.row_bytes)), limit  # half for the cache
 

@@ -75,7 +75,7 @@ class Targets:
                 if span.cost > limit:
                     raise MemoryBudgetError(
                         f"{ntype!r} node {int(self.ids(span)[0])} and its in-neighbours are up to "
-                        f"{span.cost} rows, but memory_bytes has room for {limit} in a block: increase it"
+                        f"{span.cost} rows, but a block has room for {limit}: give gids.open() more memory"
                     )
                 spans.append(span)
                 if stop == count:

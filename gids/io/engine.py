@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gids import _core
+from gids.closing import Closing
 
 QUEUE_DEPTH = 256
 """The default number of requests in flight."""
@@ -23,7 +23,7 @@ _log = logging.getLogger("gids")
 _logged: set[str] = set()
 
 
-class Engine:
+class Engine(Closing):
     """A set of open files and the threads that read them. Made by :func:`open_engine`.
 
     Several threads may use it at once. In a forked child every read raises RuntimeError, and close() does
@@ -40,7 +40,7 @@ class Engine:
 
     @property
     def note(self) -> str:
-        """What opening found: direct or buffered I/O, kernel features, why io_uring is not used."""
+        """The result of opening: direct or buffered I/O, kernel features, why io_uring is not used."""
         return self.native.note
 
     @property
@@ -134,14 +134,6 @@ class Engine:
     def close(self) -> None:
         """Complete submitted reads, end the threads, close the files. Idempotent."""
         self.native.close()
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<gids.io.Engine {self.name}: {self.note}>"

@@ -5,7 +5,8 @@ from gids.loader.epoch_loader import SampledEpoch
 from gids.loader.feature_loader import FeatureLoader
 from gids.loader.node_loader import NodeLoader
 from gids.loader.observer import Observer
-from gids.loader.source import Options, Source
+from gids.loader.options import Options
+from gids.loader.source import Source
 from gids.loader.stream import ReadThroughStream, WindowedStream
 
 __all__ = [

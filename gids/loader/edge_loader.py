@@ -56,7 +56,7 @@ class EdgeLoader(EpochLoader):
         relation: (source type, relation, destination type) of the edges; may be left out if there is one.
         negatives: number of pairs per seed edge with its source and a uniformly drawn destination (default
             1). A pair may be an edge by chance.
-        exclude: leave edges out of the blocks that would give the answer away: ``"self"``: the step's seed
+        exclude: leave edges out of the blocks that would reveal the answer: ``"self"``: the step's seed
             edges, of all ranks; ``"reverse"``: also their reverses. Parallel edges are left out, too. Blocks
             may then have input nodes without edges.
         reverse: the relation of the reverses. None: the same relation, if both ends have one type.
@@ -265,7 +265,7 @@ class _Edges:
 
 
 def _uniform(limit: int, count: int, seed: int, epoch: int, step: int) -> np.ndarray:
-    """int64[count] in [0, limit). The counter is above those of an epoch's order."""
+    """int64[count] in [0, limit). The counter is above all counters of an epoch's order."""
     key = np.array([seed, epoch], np.uint64)
     generator = np.random.Generator(np.random.Philox(key=key, counter=[0, 0, step, 1]))
     return generator.integers(0, limit, count)

@@ -1,7 +1,6 @@
 """EpochLoader: the base of NodeLoader and EdgeLoader. Epochs of sampled minibatches with features, resumable.
 
-It composes a sampler and a FeatureLoader, and decides the order of the seeds. The kinds of loaders decide
-what a seed is.
+It composes a sampler and a FeatureLoader, and decides the order of the seeds. Its subclasses define a seed.
 """
 
 from __future__ import annotations
@@ -15,12 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from gids import cuda
+from gids.closing import Closing
 from gids.errors import StorageError
 from gids.loader.feature_loader import FeatureLoader
 from gids.loader.ranks import EpochSeeds, find_ranks
@@ -47,7 +47,7 @@ class _Progress:
     step: int
 
 
-class EpochLoader(ABC):
+class EpochLoader(Closing, ABC):
     """Base class of NodeLoader and EdgeLoader, which users make.
 
     Attributes: source; store (its first dataset); sampler; tables: the tables to load, by name; batch_size,
@@ -88,8 +88,8 @@ class EpochLoader(ABC):
         self.epoch = 0
         self._graphs = graphs_of(self.store)
         self._progress: _Progress | None = None  # of the epoch that was begun last
-        self._resume: _Progress | None = None  # where the next one begins, if it is that one
-        self._epochs: weakref.WeakSet[SampledEpoch] = weakref.WeakSet()  # those that are open, and some more
+        self._resume: _Progress | None = None  # its position, if it is the next epoch
+        self._epochs: weakref.WeakSet[SampledEpoch] = weakref.WeakSet()  # the open ones, and perhaps others
         self._seeds_digest: str | None = None  # once asked for
         self._last_stats: dict[str, Any] | None = None  # once closed
 
@@ -300,12 +300,6 @@ class EpochLoader(ABC):
             f"{type(self).__name__}({self.store.name!r}, {self.sampler!r}, {list(self.tables)}, "
             f"{len(self)} minibatches of {self.batch_size}{shared})"
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __getstate__(self) -> None:
         raise TypeError(

@@ -27,6 +27,7 @@ from gids.cache.budget import longest_read_bytes
 from gids.cache.device.checks import check_policies
 from gids.cache.live_batches import Sizes
 from gids.cache.output_dtype import check_out_dtype
+from gids.closing import Closing
 from gids.errors import MemoryBudgetError, MissingError
 from gids.io import Engine, open_engine
 from gids.loader.memory_line import memory_line
@@ -40,9 +41,10 @@ from gids.loader.minibatch_sizes import (
 )
 from gids.loader.observer import Observer, Observers
 from gids.loader.option_names import explain_names
+from gids.loader.options import MAX_PLANNED
 from gids.loader.packed import LEAST_BYTES, PackedStream, PackHost, PackReads
 from gids.loader.placement import DevicePlacement, HostPlacement, Placement
-from gids.loader.source import MAX_PLANNED, Dataset, Source, as_source
+from gids.loader.source import Dataset, Source, as_source
 from gids.loader.stages import Stage, epoch_summary, stage_for
 from gids.loader.stream import Cache, Ids, IdsOf, ReadThroughStream, WindowedStream
 from gids.loader.tables import Tables, chosen_tables, is_of_nodes
@@ -53,7 +55,7 @@ T = TypeVar("T")
 log = logging.getLogger("gids")
 
 
-class FeatureLoader:
+class FeatureLoader(Closing):
     """Feature rows for sampled minibatches, read ahead through a cache.
 
     Args:
@@ -119,19 +121,7 @@ class FeatureLoader:
         self._cache_end = self._opened.enter_context(ExitStack())
         self._finalizer = weakref.finalize(self, self._opened.close)
         self._placement: Placement = self._on_host() if on_cpu else self._on_device()
-        self._packs = PackReads(
-            self.tables,
-            reads=options.reads,
-            scratch_dir=options.scratch,
-            scratch_bytes=options.scratch_bytes,
-            queue_depth=options.queue_depth,
-            engine=options.engine,
-            direct=options.direct,
-            threads=options.threads or torch.get_num_threads(),
-            check_crc=options.check_crc,
-            dtype=dtype,
-            bounce_bytes=self._engine.bounce_bytes,
-        )
+        self._packs = PackReads(self.tables, options, dtype, self._engine.bounce_bytes)
         if options.reads not in ("auto", "random") and not on_cpu:
             raise ValueError(f"reads={options.reads!r} needs device='cpu': use reads='random' on CUDA")
         self._largest = 0  # bytes of the largest minibatch of this epoch
@@ -153,16 +143,9 @@ class FeatureLoader:
         self.source.lender.join(self)
 
     def _on_host(self) -> HostPlacement:
-        options = self._options
+        memory_bytes = self.source.memory
         return HostPlacement(
-            self._engine,
-            self.tables,
-            memory_bytes=self.source.memory,
-            cache_bytes=options.cache,
-            policy=options.policy,
-            threads=options.threads or torch.get_num_threads(),
-            check_crc=options.check_crc,
-            dtype=self.dtype,
+            self._engine, self.tables, self._options, memory_bytes=memory_bytes, dtype=self.dtype
         )
 
     def _on_device(self) -> DevicePlacement:
@@ -174,22 +157,9 @@ class FeatureLoader:
                 "staging= or raise memory= of gids.open()"
             )
         device = cuda.open_device(self.device)
+        memory_bytes = self.source.lender.device_bytes(device, options.cache)
         return DevicePlacement(
-            self._engine,
-            self.tables,
-            device=device,
-            memory_bytes=self.source.lender.device_bytes(device, options.cache),
-            cache_bytes=options.cache,
-            host_cache_bytes=0 if options.memory is None else options.memory - options.staging,
-            host_policy=options.host_policy,
-            policy=options.policy,
-            check_crc=options.check_crc,
-            dtype=self.dtype,
-            wait=options.wait,
-            transfer=options.transfer,
-            staging_bytes=options.staging,
-            rounds_max=options.rounds,
-            pairs=options.pairs,
+            device, self._engine, self.tables, options, memory_bytes=memory_bytes, dtype=self.dtype
         )
 
     def _forget_plan(self) -> None:
@@ -301,8 +271,8 @@ class FeatureLoader:
             growth: size of the other minibatches, relative to the first.
             count: number of minibatches, if known: it helps to choose how they are read.
 
-        Memory is shared out at the first minibatch. If a larger one comes, fewer are planned ahead; if that
-        is not enough to stay within the memory, a warning is logged once and names minibatch_rows.
+        Memory is shared out at the first minibatch. If a larger minibatch comes, fewer are planned ahead. If
+        that is not enough to stay within the memory, one warning is logged, which names minibatch_rows.
 
         One stream at a time uses the window. While it is open, other streams read through the cache without
         lookahead. A stream closes at its end, by close(), or when it is dropped.
@@ -417,7 +387,7 @@ class FeatureLoader:
         return result
 
     def _table_stats(self) -> dict[str, dict[str, Any]]:
-        """Counters of each table, with those of released caches. Sizes are those of the present cache."""
+        """Counters of each table, including released caches. Sizes are of the present cache."""
         present = self._cache.stats() if self._cache is not None else {}
         return {
             name: {
@@ -467,12 +437,6 @@ class FeatureLoader:
 
     def __repr__(self) -> str:
         return f"FeatureLoader({self.store.name!r}, {[t.name for t in self.tables]}, {str(self.device)!r})"
-
-    def __enter__(self) -> FeatureLoader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __getstate__(self) -> None:
         raise TypeError(

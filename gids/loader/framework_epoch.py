@@ -80,8 +80,8 @@ class FrameworkEpoch(Generic[T], Iterator[tuple[T, Features]]):
 class _Counted(Iterator[T | _Failed]):
     """Counts the sampled minibatches, and returns a _Failed for each that could not be sampled.
 
-    Workers stop when the last reference to their iterator is dropped, and an exception keeps the frames that
-    it passed through: hence ``next`` with a default.
+    Uses ``next`` with a default, because an exception keeps the frames that it passed through, and workers
+    stop only when the last reference to their iterator is dropped.
     """
 
     def __init__(self, minibatches: Iterator[T]) -> None:
@@ -90,7 +90,7 @@ class _Counted(Iterator[T | _Failed]):
         self.count = 0
 
     def sample_first(self) -> None:
-        """Sample the first minibatch, whose size memory is shared out by. Raises the sampler's errors."""
+        """Sample the first minibatch; memory is shared out by its size. Raises the sampler's errors."""
         if not self.count and not self._first:
             self._first.append(next(self._minibatches, _END))
 
@@ -99,7 +99,7 @@ class _Counted(Iterator[T | _Failed]):
             minibatch = self._first.pop() if self._first else next(self._minibatches, _END)
         except Exception as error:
             self.count += 1
-            # Without this frame, which refers to the iterator.
+            # without this frame, which refers to the iterator
             return _Failed(error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
         if minibatch is _END:
             self.close()

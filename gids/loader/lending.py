@@ -48,17 +48,13 @@ class Lender:
     """memory, device_memory: bytes, or None for half of what is available when the first loader asks."""
 
     def __init__(self, memory: int | None, device_memory: int | None) -> None:
-        self.lock = threading.RLock()  # guards every cache of the source, and who has the window
+        self.lock = threading.RLock()  # guards every cache of the source, and the owner of the window
         self._memory, self._device_memory = memory, device_memory
         self._on_device: dict[str, int] = {}
         self._borrowers: weakref.WeakSet[Borrower] = weakref.WeakSet()
-        self._shared: weakref.WeakValueDictionary[Hashable, Borrower] = weakref.WeakValueDictionary()
-        self.closed = False
-
-    @property
-    def shared(self) -> weakref.WeakValueDictionary[Hashable, Borrower]:
+        self.shared: weakref.WeakValueDictionary[Hashable, Borrower] = weakref.WeakValueDictionary()
         """The FeatureLoaders that several loaders may use, by what they load."""
-        return self._shared
+        self.closed = False
 
     @property
     def host_bytes(self) -> int:

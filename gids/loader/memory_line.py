@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from gids.cache.budget import advised_bytes
-from gids.cache.live_batches import Sizes
+from gids.cache.live_batches import MemoryPlan, Sizes
 from gids.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from gids.loader.placement import Placement, Plan
+    from gids.loader.placement import Placement
     from gids.store import Table
 
 _WASTED = 2
 """Pages are mostly wasted if a minibatch reads more than this number of times the bytes of its rows."""
 
 
-def memory_line(tables: Sequence[Table], placement: Placement, wanted: Sizes, plan: Plan) -> str:
+def memory_line(tables: Sequence[Table], placement: Placement, wanted: Sizes, plan: MemoryPlan) -> str:
     """wanted: the sizes that the user asked for. plan: how memory is shared out."""
     purposes = {name: n for name, n in plan.purposes.items() if n}
     lines = purposes.pop("lines", 0)
@@ -31,7 +31,7 @@ def memory_line(tables: Sequence[Table], placement: Placement, wanted: Sizes, pl
     return f"{said}. {advice}" if advice else said
 
 
-def _what_helps(tables: Sequence[Table], placement: Placement, wanted: Sizes, plan: Plan) -> str:
+def _what_helps(tables: Sequence[Table], placement: Placement, wanted: Sizes, plan: MemoryPlan) -> str:
     if plan.capped:
         return ""
     table = max(tables, key=lambda t: wanted.rows[t.name] * t.row_bytes)
@@ -44,26 +44,22 @@ def _what_helps(tables: Sequence[Table], placement: Placement, wanted: Sizes, pl
         )
     held = plan.sizes
 
-    def as_wanted(other: Plan) -> bool:
-        return other.sizes.window_batches == wanted.window_batches and not _is_late(other)
+    def as_wanted(other: MemoryPlan) -> bool:
+        return other.sizes.window_batches == wanted.window_batches and not other.late_outputs
 
     if not as_wanted(plan):
         shortened = (
             f"the window of {wanted.window_batches} minibatches was shortened to {held.window_batches}"
         )
         late = "pages without a line are read only when a minibatch is due"
-        said = [shortened] * (held.window_batches < wanted.window_batches) + [late] * _is_late(plan)
+        said = [shortened] * (held.window_batches < wanted.window_batches) + [late] * plan.late_outputs
         needed = _memory_for(placement, wanted, as_wanted)
         return f"Memory is short: {' and '.join(said)}; {placement.option}={needed} would avoid that"
     needed = _memory_for(placement, wanted, lambda other: other.capped)
     return f"{placement.option}={needed} would hold all features: then nothing is read twice"
 
 
-def _is_late(plan: Plan) -> bool:
-    return bool(getattr(plan, "late_outputs", False))
-
-
-def _memory_for(placement: Placement, wanted: Sizes, enough: Callable[[Plan], bool]) -> str:
+def _memory_for(placement: Placement, wanted: Sizes, enough: Callable[[MemoryPlan], bool]) -> str:
     """The least memory that is enough, to about 1 %."""
     low = high = placement.memory_bytes
     while not enough(placement.share(wanted, high)):

@@ -1,4 +1,4 @@
-"""Sizes of minibatches: memory is shared out by them, and a warning tells of a larger one.
+"""Sizes of minibatches, by which memory is shared out, and the warning about a larger minibatch.
 
 Called by FeatureLoader. Knows numbers only.
 """

@@ -1,6 +1,6 @@
 """NodeLoader: seeds and a sampler over a store's topology, with features and labels. It needs no DGL.
 
-The user's entry to training on nodes. It knows what a seed is; the rest is EpochLoader's.
+The user's entry to training on nodes. It defines the seeds; EpochLoader does the rest.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class NodeLoader(EpochLoader):
 
 
 class _NodeSampling(EpochSampling):
-    """labels: by node type. of_inputs: minibatches get those of all input nodes, rather than of the seeds."""
+    """labels: by node type. of_inputs: minibatches get the labels of all input nodes, not of the seeds."""
 
     def __init__(
         self, epoch: Epoch, seeds: _Seeds, labels: Mapping[str, torch.Tensor], *, of_inputs: bool
@@ -148,7 +148,7 @@ class _NodeSampling(EpochSampling):
 
 
 class _Seeds:
-    """The seeds of all types as one sequence, on the CPU. A copy, so that what is checked does not change."""
+    """The seeds of all types as one sequence, on the CPU. A copy, so that checked seeds do not change."""
 
     def __init__(self, topology: Topology, seeds: PerType) -> None:
         self._types = topology.node_types

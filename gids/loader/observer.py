@@ -25,7 +25,7 @@ class Observer:
         """The cache was built, with the first minibatch."""
 
     def entered(self, step: int, ids: Ids) -> None:
-        """A sampled minibatch entered the window. ids: {table: int64[n]}, as the stream got them."""
+        """A sampled minibatch entered the window. ids: {table: int64[n]}, as the stream received them."""
 
     def planned(self, step: int) -> None:
         """The cache planned the minibatch and submitted its reads."""

@@ -1,7 +1,7 @@
 """Errors for argument names that a function does not have. Used by gids.open, the loaders and layerwise.
 
-A name of an earlier version gets the present one, an option of gids.open() gets told where it belongs, and a
-misspelled name gets a suggestion.
+The error gives the new name of an argument of an earlier version, says that an option belongs to gids.open(),
+or suggests the name that is meant.
 """
 
 from __future__ import annotations
@@ -10,29 +10,15 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from typing import ParamSpec, TypeVar
+
+from gids.loader.options import Options
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-OPTIONS = (
-    *("memory", "device_memory", "cache", "window", "planned", "policy", "heat", "engine", "queue_depth"),
-    *(
-        "io_threads",
-        "direct",
-        "check_crc",
-        "reads",
-        "scratch",
-        "scratch_bytes",
-        "threads",
-        "host_policy",
-        "wait",
-        "transfer",
-        "staging",
-        "rounds",
-    ),
-    *("pairs", "allow_dirs"),
-)
+OPTIONS = (*(f.name for f in fields(Options)), "allow_dirs")
 """Keyword arguments of gids.open()."""
 
 _RENAMED = {

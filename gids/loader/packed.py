@@ -17,12 +17,15 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+import torch
 
 from gids import _core
 from gids.cache.output_dtype import out_row_bytes
+from gids.closing import Closing
 from gids.errors import MemoryBudgetError, StorageError
 from gids.loader.minibatch_sizes import rows_read
 from gids.loader.observer import Observers
+from gids.loader.options import Options
 from gids.loader.stages import Stage
 from gids.loader.stream import Features, Ids, IdsOf
 from gids.packs import (
@@ -49,8 +52,6 @@ from gids.store import Table
 T = TypeVar("T")
 log = logging.getLogger("gids")
 
-READS = ("auto", "random", "sweep", "pack")
-
 LEAST_BYTES = 256 << 20
 """Smaller tables are always read by random reads, unless packs are asked for."""
 
@@ -74,9 +75,9 @@ _MOST_MINIBATCHES = 4096
 class PackHost:
     """What a PackedStream asks of its FeatureLoader.
 
-    sampler_bytes: memory of the sampler. window: a stream that reads minibatches by random reads. lines_for: the lines that the cache would have
-    for minibatches like this one, by table; None if they do not fit. take_memory: free the cache, borrow the
-    memory of other loaders, and return the bytes that packs may take.
+    sampler_bytes: memory of the sampler. window: a stream that reads minibatches by random reads. lines_for:
+    the lines that the cache would have for minibatches like this one, by table; None if they do not fit.
+    take_memory: free the cache, borrow the memory of other loaders; returns the bytes that packs may take.
     """
 
     sampler_bytes: Callable[[], int]
@@ -89,19 +90,13 @@ class PackHost:
 class PackReads:
     """What FeatureLoader keeps for its packed streams: options, measured rates, counters.
 
-    reads: of gids.open(). consumer_s: seconds of the consumer per minibatch, measured; 0 at first.
+    dtype: of the features, or None for the stored one. bounce_bytes: memory of the loader's engine.
+    consumer_s: seconds of the consumer per minibatch, measured; 0 at first.
     """
 
     tables: Sequence[Table]
-    reads: str
-    scratch_dir: Any
-    scratch_bytes: int | None
-    queue_depth: int
-    engine: str
-    direct: bool
-    threads: int
-    check_crc: bool
-    dtype: Any
+    options: Options
+    dtype: torch.dtype | None
     bounce_bytes: int
     machine: PackMachine | None = None
     consumer_s: float = 0.0
@@ -129,7 +124,7 @@ class PackReads:
         """Where packs go; looked for once."""
         if not self._looked:
             shards = [path for t in self.tables for path in t.shard_paths]
-            self._scratch = find_scratch(self.scratch_dir, self.scratch_bytes, shards)
+            self._scratch = find_scratch(self.options.scratch, self.options.scratch_bytes, shards)
             self._looked = True
         return self._scratch
 
@@ -140,9 +135,9 @@ class PackReads:
             [path for t in self.tables for path in t.shard_paths],
             self.scratch,
             page_bytes=table.page_bytes,
-            depth=self.queue_depth,
-            direct=self.direct,
-            engine=self.engine,
+            depth=self.options.queue_depth,
+            direct=self.options.direct,
+            engine=self.options.engine,
         )
 
     def stats(self) -> dict[str, Any]:
@@ -162,7 +157,7 @@ class PackReads:
         self.purposes = {}
 
 
-class PackedStream(Generic[T], Iterator[tuple[T, Features]]):
+class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
     """An iterator of (minibatch, {table: features}), like WindowedStream.
 
     host: the loader. count: number of minibatches, or None if unknown. on_close: called once.
@@ -201,9 +196,6 @@ class PackedStream(Generic[T], Iterator[tuple[T, Features]]):
         self._opened: list[Any] = []  # what closing needs must not hold the stream itself alive
         self._finalizer = weakref.finalize(self, _close, os.getpid(), self._opened, on_close)
 
-    def __iter__(self) -> PackedStream[T]:
-        return self
-
     def __next__(self) -> tuple[T, Features]:
         """The next minibatch. The stream goes on after a StorageError and ends with any other error."""
         if self._closed:
@@ -236,12 +228,6 @@ class PackedStream(Generic[T], Iterator[tuple[T, Features]]):
         close = getattr(self._source, "close", None)
         if close is not None:
             close()
-
-    def __enter__(self) -> PackedStream[T]:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _take(self) -> tuple[T, Features]:
         while self._window is None:
@@ -428,7 +414,7 @@ class PackedStream(Generic[T], Iterator[tuple[T, Features]]):
             counts.add(of_space)
         for space, of_space in zip(self._spaces, rows, strict=True):
             for t in space.tables:
-                if t.rows_per_page > 1 and self._packs.reads == "auto":
+                if t.rows_per_page > 1 and self._packs.options.reads == "auto":
                     if t.name not in self._pages:
                         self._pages[t.name] = _core.Counts.create(t.page_count)
                     self._pages[t.name].add(of_space // np.uint32(t.rows_per_page))
@@ -460,13 +446,13 @@ class PackedStream(Generic[T], Iterator[tuple[T, Features]]):
                 self._counts,
                 plan,
                 rates,
-                ("sweep", "pack") if packs.reads == "auto" else (packs.reads,),  # type: ignore[arg-type]
+                ("sweep", "pack") if packs.options.reads == "auto" else (packs.options.reads,),  # type: ignore[arg-type]
                 scratch_bytes=packs.scratch.limit_bytes - packs.scratch.taken_bytes,
                 consumer_s=consumer_s,
             )
         predicted = {way: layout.predicted_s for way, layout in layouts.items()}
         best = min(layouts.values(), key=lambda layout: layout.predicted_s, default=None)
-        if packs.reads == "auto":
+        if packs.options.reads == "auto":
             predicted["random"] = random_s = max(self._random_s(rates), consumer_s)
             if best is not None and not (
                 best.predicted_s <= _WORTH * random_s and random_s - best.predicted_s >= _WORTH_S
@@ -493,7 +479,7 @@ class PackedStream(Generic[T], Iterator[tuple[T, Features]]):
             ", ".join(f"{name} {s:.1f} s" for name, s in sorted(predicted.items())) or "nothing else",
         )
         if best is None:
-            if packs.reads == "auto":
+            if packs.options.reads == "auto":
                 packs.only_random = "random reads were cheaper"
             return None
         assert plan is not None
@@ -518,12 +504,12 @@ class PackedStream(Generic[T], Iterator[tuple[T, Features]]):
         packs.machine = PackMachine(
             self._spaces,
             plan,
-            threads=packs.threads,
-            check_crc=packs.check_crc,
+            threads=packs.options.threads or torch.get_num_threads(),
+            check_crc=packs.options.check_crc,
             output_dtype=packs.dtype,
             output_rows=self._rows,
-            engine=packs.engine,
-            direct=packs.direct,
+            engine=packs.options.engine,
+            direct=packs.options.direct,
             gap_bytes=rates.gap_bytes,
         )
 
@@ -544,7 +530,7 @@ class PackedStream(Generic[T], Iterator[tuple[T, Features]]):
     def _refuse(self, memory_bytes: int) -> None:
         raise MemoryBudgetError(
             f"memory={memory_bytes} ({format_bytes(memory_bytes)}) is too small for reads="
-            f"{self._packs.reads!r}: a pack must hold the rows of one minibatch, "
+            f"{self._packs.options.reads!r}: a pack must hold the rows of one minibatch, "
             f"{format_bytes(self._largest[0] if self._largest else 0)}, twice, beside its outputs. Give more "
             "memory= to gids.open(), use smaller minibatches, or reads='random'."
         )

@@ -6,10 +6,11 @@ planned and gathered.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -24,22 +25,19 @@ from gids.io.device.extents import open_extent_reader
 from gids.loader.stream import Cache
 
 if TYPE_CHECKING:
+    from gids.cache.budget import Budget
     from gids.io import Engine
+    from gids.loader.options import Options
     from gids.store import Table
 
 Heats = Mapping[str, npt.NDArray[np.uint8]]
 
-Plan = MemoryPlan
 
-
-class Placement(Protocol):
+class Placement(ABC):
     """Builds the cache once the sizes of minibatches are known."""
 
     least_planned: int
     """The least number of planned minibatches, if memory allows, so that their stages overlap."""
-
-    memory_bytes: int
-    """The budget: bytes of host memory, or of device memory."""
 
     option: str
     """The argument of gids.open() that gives the budget."""
@@ -47,27 +45,54 @@ class Placement(Protocol):
     memories: frozenset[str]
     """The memories that the cache takes: "host", the name of a device, or both."""
 
-    def build(self, sizes: Sizes, heats: Heats) -> tuple[Cache, Plan]:
+    plan: MemoryPlan | None = None
+    """How memory is shared out, once build() has done so."""
+
+    _budget: Budget
+
+    @property
+    def memory_bytes(self) -> int:
+        """The budget: bytes of host memory, or of device memory."""
+        return self._budget.memory_bytes
+
+    @memory_bytes.setter
+    def memory_bytes(self, memory_bytes: int) -> None:
+        self._budget = replace(self._budget, memory_bytes=memory_bytes)
+
+    def build(self, sizes: Sizes, heats: Heats) -> tuple[Cache, MemoryPlan]:
         """Build the cache; returns it with the memory plan.
 
         sizes: of minibatches like the first one, with the window and planned minibatches that the user wants.
         Raises MemoryBudgetError, which lists the sum, if one minibatch does not fit.
         """
+        self.plan = self._budget.share(sizes)
+        return self._cache(self.plan, heats), self.plan
 
-    def share(self, sizes: Sizes, memory_bytes: int) -> Plan:
+    def share(self, sizes: Sizes, memory_bytes: int) -> MemoryPlan:
         """The plan for another budget. Raises like build()."""
+        return replace(self._budget, memory_bytes=memory_bytes).share(sizes)
 
     def excess_bytes(self, sizes: Sizes) -> int:
         """Bytes beyond memory_bytes that minibatches of these sizes need beside the existing lines.
 
         0 or less if they fit. Requires build().
         """
+        assert self.plan is not None
+        return sum({**self.plan.purposes, **self._needed(sizes, self.plan)}.values()) - self.memory_bytes
 
+    @abstractmethod
     def memory(self, cache: Cache | None, held_bytes: int) -> dict[str, int]:
         """Bytes by purpose. held_bytes: of the sampled minibatches."""
 
+    @abstractmethod
+    def _cache(self, plan: MemoryPlan, heats: Heats) -> Cache: ...
 
-class HostPlacement:
+    @abstractmethod
+    def _needed(self, sizes: Sizes, plan: MemoryPlan) -> dict[str, int]:
+        """Bytes by purpose that minibatches of these sizes need in a cache of this plan."""
+
+
+class HostPlacement(Placement):
     """Lines and features in host memory."""
 
     least_planned = 2
@@ -78,50 +103,38 @@ class HostPlacement:
         self,
         engine: Engine,
         tables: Sequence[Table],
+        options: Options,
         *,
         memory_bytes: int,
-        cache_bytes: int | None,
-        policy: str,
-        threads: int,
-        check_crc: bool,
         dtype: torch.dtype | None,
     ) -> None:
-        self._engine, self._tables = engine, tables
-        self.memory_bytes = memory_bytes
-        self._policy, self._threads, self._check_crc, self._dtype = policy, threads, check_crc, dtype
-        self._budget = HostBudget(
+        self._engine, self._tables, self._options, self._dtype = engine, tables, options, dtype
+        self._threads = options.threads or torch.get_num_threads()
+        self._budget: HostBudget = HostBudget(
             tables=tables,
             output_row_bytes={t.name: out_row_bytes(t, dtype) for t in tables},
             bounce_bytes=engine.bounce_bytes,
             memory_bytes=memory_bytes,
-            cache_bytes=cache_bytes,
+            cache_bytes=options.cache,
         )
-        self.plan: MemoryPlan | None = None
 
-    def build(self, sizes: Sizes, heats: Heats) -> tuple[Cache, Plan]:
-        self.plan = plan = self.share(sizes, self.memory_bytes)
-        cache = FeatureCache(
+    def _cache(self, plan: MemoryPlan, heats: Heats) -> Cache:
+        return FeatureCache(
             self._engine,
             self._tables,
             lines=plan.lines,
             heats=heats,
-            policy=self._policy,
+            policy=self._options.policy,
             threads=self._threads,
-            check_crc=self._check_crc,
+            check_crc=self._options.check_crc,
             keep_output_bytes=plan.purposes["outputs"],
             output_rows=plan.sizes.rows,
             late_outputs=plan.late_outputs,
             output_dtype=self._dtype,
         )
-        return cache, plan
 
-    def share(self, sizes: Sizes, memory_bytes: int) -> MemoryPlan:
-        return replace(self._budget, memory_bytes=memory_bytes).share(sizes)
-
-    def excess_bytes(self, sizes: Sizes) -> int:
-        assert self.plan is not None
-        needed = self._budget.needed(sizes, late_outputs=self.plan.late_outputs)
-        return sum({**self.plan.purposes, **needed}.values()) - self.memory_bytes
+    def _needed(self, sizes: Sizes, plan: MemoryPlan) -> dict[str, int]:
+        return self._budget.needed(sizes, late_outputs=plan.late_outputs)
 
     def memory(self, cache: Cache | None, held_bytes: int) -> dict[str, int]:
         bounce = {"bounce pool": self._engine.bounce_bytes}
@@ -132,7 +145,7 @@ class HostPlacement:
         return purposes | bounce
 
 
-class DevicePlacement:
+class DevicePlacement(Placement):
     """Lines in device memory and pinned host memory; features in device memory."""
 
     least_planned = 3  # one is read, one is gathered, one is with the consumer
@@ -140,75 +153,57 @@ class DevicePlacement:
 
     def __init__(
         self,
+        device: cuda.Device,
         engine: Engine,
         tables: Sequence[Table],
+        options: Options,
         *,
-        device: cuda.Device,
         memory_bytes: int,
-        cache_bytes: int | None,
-        host_cache_bytes: int,
-        host_policy: str,
-        policy: str,
-        check_crc: bool,
         dtype: torch.dtype | None,
-        wait: Literal["stream", "warp"],
-        transfer: Literal["kernel", "copy"],
-        staging_bytes: int,
-        rounds_max: int,
-        pairs: int,
     ) -> None:
-        self._device = device
+        self._device, self._engine, self._tables = device, engine, tables
+        self._options, self._dtype = options, dtype
+        host_cache_bytes = 0 if options.memory is None else options.memory - options.staging
         self.memories = frozenset({device.name, "host"} if host_cache_bytes else {device.name})
-        self._engine, self._tables = engine, tables
-        self.memory_bytes, self._host_policy = memory_bytes, host_policy
-        self._policy, self._check_crc, self._dtype = policy, check_crc, dtype
-        self._wait, self._transfer, self._staging_bytes = wait, transfer, staging_bytes
-        self._rounds_max, self._pairs = rounds_max, pairs
-        self._budget = DeviceBudget(
+        buffered = options.wait == "warp" or options.transfer == "copy"
+        self._budget: DeviceBudget = DeviceBudget(
             tables=tables,
             output_row_bytes={t.name: out_row_bytes(t, dtype) for t in tables},
-            bounce_bytes=staging_bytes // rounds_max if wait == "warp" or transfer == "copy" else 0,
+            bounce_bytes=options.staging // options.rounds if buffered else 0,
             memory_bytes=memory_bytes,
-            cache_bytes=cache_bytes,
+            cache_bytes=options.cache,
             host_cache_bytes=host_cache_bytes,
         )
-        self._plan: MemoryPlan | None = None
 
-    def build(self, sizes: Sizes, heats: Heats) -> tuple[Cache, Plan]:
-        self._plan = plan = self.share(sizes, self.memory_bytes)
+    def _cache(self, plan: MemoryPlan, heats: Heats) -> Cache:
+        options = self._options
         with ExitStack() as stack:
             reader = None
-            if any(plan.lines.values()) and heats and not self._check_crc:
+            if any(plan.lines.values()) and heats and not options.check_crc:
                 paths = [path for t in self._tables for path in t.shard_paths]
                 reader = open_extent_reader(self._device, self._engine, paths)
                 stack.callback(reader.close)
-            cache = DeviceFeatureCache(
+            return DeviceFeatureCache(
                 self._device,
                 self._engine,
                 self._tables,
                 lines=plan.lines,
                 host_lines=plan.host_lines,
                 heats=heats,
-                policy=self._policy,
-                host_policy=self._host_policy,
+                policy=options.policy,
+                host_policy=options.host_policy,
                 output_dtype=self._dtype,
-                check_crc=self._check_crc,
-                wait=self._wait,
-                transfer=self._transfer,
-                staging_bytes=self._staging_bytes,
-                rounds_max=self._rounds_max,
-                pairs=self._pairs,
+                check_crc=options.check_crc,
+                wait=options.wait,
+                transfer=options.transfer,
+                staging_bytes=options.staging,
+                rounds_max=options.rounds,
+                pairs=options.pairs,
                 reader=reader,
             )
-        return cache, plan
 
-    def share(self, sizes: Sizes, memory_bytes: int) -> MemoryPlan:
-        return replace(self._budget, memory_bytes=memory_bytes).share(sizes)
-
-    def excess_bytes(self, sizes: Sizes) -> int:
-        assert self._plan is not None
-        needed = self._budget.needed(sizes)
-        return sum({**self._plan.purposes, **needed}.values()) - self.memory_bytes
+    def _needed(self, sizes: Sizes, plan: MemoryPlan) -> dict[str, int]:
+        return self._budget.needed(sizes)
 
     def memory(self, cache: Cache | None, held_bytes: int) -> dict[str, int]:
         if cache is None:

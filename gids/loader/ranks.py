@@ -106,7 +106,7 @@ def local_ranks() -> int:
 
 
 class StepSeeds(NamedTuple):
-    """The seeds of one step, as positions among a loader's seeds. part: those of this rank."""
+    """The seeds of one step, as positions among a loader's seeds. part: the seeds of this rank."""
 
     of_all_ranks: np.ndarray
     part: slice
@@ -135,7 +135,7 @@ def _initialized() -> bool:
 
 
 def _wait_for(rank: int, store: Any, key: str) -> str:
-    """What that rank stores under that key."""
+    """The value that this rank stores under this key."""
     try:
         store.wait([key], _PATIENCE)
     except RuntimeError:  # the class depends on the store and on torch's version

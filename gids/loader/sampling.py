@@ -1,7 +1,7 @@
-"""EpochSampling: where an epoch's minibatches come from, and the rows that they read.
+"""EpochSampling: samples the minibatches of an epoch, and lists the rows that they read.
 
 Made by EpochLoader for each epoch; the feature stream asks it for one minibatch after the other. NodeLoader
-and EdgeLoader have a kind each. Knows nothing of caches.
+and EdgeLoader have a subclass each. Knows nothing of caches.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from gids.store.names import Relation
 
 @runtime_checkable
 class HasEdgeIds(Protocol):
-    """A minibatch with its own list of a relation's edges, beside its blocks."""
+    """A minibatch with its own list of a relation's edges, in addition to its blocks."""
 
     def edge_ids_of(self, relation: Relation) -> torch.Tensor: ...
 
 
 class SampleStream:
-    """The stream of a device on which minibatches are made, so that sampling does not wait for the training's
-    kernels. On the CPU (device None) they are made in place.
+    """The stream of a device on which minibatches are made, so that sampling does not wait for the kernels of
+    training. On the CPU (device None) they are made directly.
     """
 
     def __init__(self, device: Device | None) -> None:
@@ -42,13 +42,13 @@ class SampleStream:
         self._stream = device.new_stream(SAMPLING_PRIORITY) if device is not None else None
 
     def use(self) -> AbstractContextManager[object]:
-        """Make what follows on this stream."""
+        """A context: everything inside is made on this stream."""
         if self._device is None or self._stream is None:
             return nullcontext()
         return self._device.use(self._stream)
 
     def made_here(self, ids: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Ids that were made on this stream, for a reader that waits for no other stream."""
+        """Ids that were made on this stream, so that their reader waits for no other stream."""
         return ids if self._stream is None else MadeOn(ids, self._stream)
 
     def hand_over(self, minibatch: Minibatch) -> None:
@@ -65,17 +65,17 @@ class SampleStream:
         return values if self._device is None else values.to(self._device.torch_device)
 
     def synchronize(self) -> None:
-        """Block until all that was made here is complete."""
+        """Block until everything made on this stream is complete."""
         if self._stream is not None:
             self._stream.synchronize()
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """What the samplings of all loaders need to know. steps: those to sample. seed: of the random numbers.
+    """The plan of an epoch's sampling, for all kinds of loaders.
 
-    tables: whose rows minibatches read. at_once: minibatches that one call may sample, asked before each
-    call.
+    steps: the steps to sample. seed: of the random numbers. tables: the tables whose rows minibatches read.
+    at_once: returns the number of minibatches to sample in the next call.
     """
 
     number: int
@@ -120,18 +120,18 @@ class EpochSampling(ABC):
             except Exception:
                 if count == 1:
                     raise
-                count, one_by_one = 1, True  # the sound minibatches come first, then the error, at its turn
+                count, one_by_one = 1, True  # minibatches before the error come first, then the error
                 continue
             steps = steps[count:]
             while made:
-                yield made.popleft()  # its memory is the consumer's from here on
+                yield made.popleft()  # from here on its memory belongs to the consumer
             count = 1 if one_by_one else self.epoch.at_once()
 
 
 def sample_steps(
     sampler: Sampler, topology: Topology, seeds: Sequence[PerType], *, seed: int, epoch: int, first_step: int
 ) -> list[Minibatch]:
-    """The minibatches of successive steps, in one call where the sampler can."""
+    """The minibatches of successive steps, in one call if the sampler can do that."""
     if isinstance(sampler, LayeredSampler) and len(seeds) > 1:
         return sampler.sample_bulk(topology, seeds, seed=seed, epoch=epoch, first_step=first_step)
     return [

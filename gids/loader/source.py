@@ -1,7 +1,6 @@
 """gids.open: a dataset, its options and one memory budget for all loaders of it. The user's entry.
 
-Loaders take a Source where they take a dataset. It knows which FeatureLoaders there are, and not how they
-read.
+Loaders take a Source in place of a dataset. It knows which FeatureLoaders exist, but not how they read.
 """
 
 from __future__ import annotations
@@ -10,97 +9,34 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
-from gids import _core
-from gids.cache import POLICIES
+from gids.closing import Closing
 from gids.io import QUEUE_DEPTH
 from gids.loader.lending import Lender
 from gids.loader.option_names import explain_names
-from gids.loader.packed import READS
+from gids.loader.options import Options, Reads
 from gids.loader.tables import Tables, chosen_tables
 from gids.sizes import parse_bytes
 from gids.store import FeatureStore
-from gids.store.names import HEAT_ROLES
 
 if TYPE_CHECKING:
     from gids.loader.feature_loader import FeatureLoader
-
-MAX_PLANNED = 8
 
 Dataset = FeatureStore | str | os.PathLike[str]
 Size = int | float | str
 """Bytes, or text such as "16GB" (16e9) or "16GiB" (16 * 2^30)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """How the loaders of a source read. The fields are the arguments of gids.open(); sizes are bytes."""
-
-    memory: int | None = None
-    device_memory: int | None = None
-    cache: int | None = None
-    window: int = 16
-    planned: int | None = None
-    policy: str = "lookahead"
-    heat: str = "auto"
-    engine: str = "auto"
-    queue_depth: int = QUEUE_DEPTH
-    io_threads: int | None = None
-    direct: bool = True
-    check_crc: bool = False
-    reads: Literal["auto", "random", "sweep", "pack"] = "auto"
-    scratch: str | os.PathLike[str] | None = None
-    scratch_bytes: int | None = None
-    threads: int | None = None
-    host_policy: Literal["lookahead", "static"] = "lookahead"
-    wait: Literal["stream", "warp"] = "stream"
-    transfer: Literal["kernel", "copy"] = "kernel"
-    staging: int = 256 << 20
-    rounds: int = 4
-    pairs: int = 1
-
-    def __post_init__(self) -> None:
-        if self.planned is not None and not 1 <= self.planned <= MAX_PLANNED:
-            raise ValueError(f"planned={self.planned} is outside 1 to {MAX_PLANNED}")
-        if self.window < 0:
-            raise ValueError(f"window={self.window} is negative; 0 turns lookahead off")
-        live, most = self.window + (self.planned or 1), _core.USE_BITS
-        if live > most:
-            raise ValueError(
-                f"window={self.window} with planned={self.planned or 1} makes {live} live minibatches; the "
-                f"most is {most}: lower one of them"
-            )
-        if self.policy not in POLICIES:
-            raise ValueError(f"no policy {self.policy!r} (there are {', '.join(POLICIES)})")
-        if self.heat not in ("auto", "none", *HEAT_ROLES):
-            known = ", ".join(map(repr, HEAT_ROLES))
-            raise ValueError(f"no heat {self.heat!r} (there are 'auto', {known}, 'none')")
-        if self.reads not in READS:
-            raise ValueError(f"no reads {self.reads!r} (there are {', '.join(map(repr, READS))})")
-        if self.transfer not in ("kernel", "copy"):
-            raise ValueError(f"no transfer {self.transfer!r} (there are 'kernel', 'copy')")
-        if self.io_threads is not None and not 1 <= self.io_threads <= _core.IO_THREADS_MAX:
-            raise ValueError(f"io_threads must be 1 to {_core.IO_THREADS_MAX} (got {self.io_threads})")
-        if not 1 <= self.pairs <= _core.QUEUE_PAIRS_MAX:
-            raise ValueError(f"pairs must be 1 to {_core.QUEUE_PAIRS_MAX} (got {self.pairs})")
-        most_rounds = _core.QUEUE_DOORBELLS * self.pairs
-        if not 1 <= self.rounds <= most_rounds:
-            raise ValueError(f"rounds must be 1 to {most_rounds} with pairs={self.pairs} (got {self.rounds})")
-        if self.threads is not None and self.threads < 1:
-            raise ValueError(f"threads={self.threads}; at least one thread copies rows")
-
-
-class Source:
+class Source(Closing):
     """A dataset, or several, with options and one memory budget. Made by gids.open().
 
     Attributes: store (the first dataset's); stores; options.
 
     Loaders of a source share its memory. Those with the same tables, dtype and device share one cache, which
-    stays warm between their epochs. A loader of other tables takes the memory over when its epoch begins, and
+    stays warm between their epochs. A loader of other tables takes over the memory when its epoch begins. It
     raises MemoryBudgetError while another loader's epoch is open.
     """
 
@@ -159,12 +95,6 @@ class Source:
         self.lender.close()
         self._opened.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"Source({', '.join(repr(store.name) for store in self.stores)})"
 
@@ -188,7 +118,7 @@ def open(
     io_threads: int | None = None,
     direct: bool = True,
     check_crc: bool = False,
-    reads: Literal["auto", "random", "sweep", "pack"] = "auto",
+    reads: Reads = "auto",
     scratch: str | os.PathLike[str] | None = None,
     scratch_bytes: Size | None = None,
     threads: int | None = None,
@@ -213,17 +143,17 @@ def open(
             tier).
         device_memory: GPU memory of loaders with ``device="cuda"``. Default: half of what is free there.
         cache: limit of the memory for cache lines (on CUDA: for those on the device). 0: no cache.
-        window: minibatches sampled ahead, 0 to 23 (default 16). The window is shorter where its memory is
-            better spent on cache lines: ``stats()["window"]`` reports it.
+        window: minibatches sampled ahead, 0 to 23 (default 16). The window is shorter if its memory is more
+            useful as cache lines: ``stats()["window"]`` reports it.
         planned: minibatches that are being read, 1 to 8. Default: starts with 2 and, between epochs, becomes
             the smallest number whose missing pages cover twice the queue depth. window + planned is at most
             24.
         policy: ``"lookahead"`` (default), ``"window-pin"``, ``"random"``, ``"lru"`` (not on CUDA),
             ``"static"``.
-        heat: the stored heat of nodes that the policy falls back on: ``"out-degree"`` (stored by conversion),
-            ``"reverse-pagerank"`` or ``"sampled"`` (stored by ``gids heat``), or ``"none"``. ``"auto"``
-            (default) takes, for each table, the first that is stored of reverse-pagerank, sampled,
-            out-degree. Only tables of the main dataset's nodes have heat.
+        heat: the stored heat of nodes, by which the policy ranks pages that the window does not use:
+            ``"out-degree"`` (stored by conversion), ``"reverse-pagerank"`` or ``"sampled"`` (stored by ``gids
+            heat``), or ``"none"``. ``"auto"`` (default) takes, for each table, the first that is stored of
+            reverse-pagerank, sampled, out-degree. Only tables of the main dataset's nodes have heat.
         engine: ``"auto"`` (default), ``"uring"``, ``"threads"`` or ``"mmap"``.
         queue_depth: requests in flight at the device (default 256).
         io_threads: threads of the engine, 1 to 1024. Default: with io_uring, one ring per SSD (a ring gives
@@ -234,14 +164,13 @@ def open(
         reads: how loaders read: ``"random"`` (one read per missing page, through the cache), ``"pack"``
             (rows of many minibatches by one sequential pass, through a scratch file), ``"sweep"`` (a pass for
             each part of the epoch, into memory), or ``"auto"`` (default): the one with the lowest predicted
-            time.
-            On CUDA only ``"random"``.
+            time. On CUDA only ``"random"``.
         scratch: directory for scratch files, on a disk. Default: the dataset's own, if it can be written.
             The files have no names, so nothing is left behind.
         scratch_bytes: limit of all scratch files together. Default: half of the free space.
         threads: threads that copy rows and sample. Default: torch's number.
-        host_policy: on CUDA, how lines in host memory are chosen: ``"lookahead"`` (default) replaces them as
-            the lines on the device; ``"static"`` keeps the hottest pages that are not on the device.
+        host_policy: on CUDA, how lines in host memory are chosen: ``"lookahead"`` (default) replaces them
+            like the lines on the device; ``"static"`` keeps the hottest pages that are not on the device.
         wait: on CUDA, how kernels wait for pages: ``"stream"`` (default; the stream waits, no kernel spins)
             or ``"warp"`` (warps poll, as in BaM).
         transfer: on CUDA with wait="stream", what copies pages from staging memory: ``"kernel"`` (default; a

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gids.closing import Closing
 from gids.errors import StorageError
 from gids.loader.observer import Observers
 from gids.loader.stages import Stage, stage
@@ -50,14 +51,13 @@ class Cache(Protocol):
     def close(self) -> None: ...
 
 
-class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
+class WindowedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
     """An iterator of (minibatch, {table: features}) that reads ahead through the cache.
 
-    cache_for: called with every minibatch, its ids, and whether it is the first: they tell how large
-    minibatches are. It returns the same cache each time.
-    window_batches, planned_batches: called before each step; the first minibatch may change them.
-    on_close: called once, when no step of this stream is live. stage: marks a stage for profilers.
-    observers: called at each event.
+    cache_for: called with every minibatch, its ids, and whether it is the first, to learn the sizes of
+    minibatches. It returns the same cache each time. window_batches, planned_batches: called before each
+    step; the first minibatch may change them. on_close: called once, when no step of this stream is live.
+    stage: marks a stage for profilers. observers: called at each event.
     """
 
     def __init__(
@@ -86,14 +86,11 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
         self._live: deque[int] = deque()  # steps that entered and did not retire
         self._held: deque[T] = deque()  # entered, not yet handed out
         self._first = self._entered = self._planned = self._gathered = 0  # steps, once there is a cache
-        self._end: BaseException | None = None  # why no more minibatches come
+        self._end: BaseException | None = None  # the error that ended the source
         self._closed = False
-        # What closing needs must not hold the stream itself alive.
+        # The finalizer must not keep the stream itself alive.
         self._opened: list[Cache] = []
         self._finalizer = weakref.finalize(self, _close, self._opened, self._live, observers, on_close)
-
-    def __iter__(self) -> WindowedStream[T]:
-        return self
 
     def __next__(self) -> tuple[T, Features]:
         """The next minibatch. The stream goes on after a StorageError and ends with any other error."""
@@ -131,12 +128,6 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
         if close is not None:
             close()
 
-    def __enter__(self) -> WindowedStream[T]:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     @property
     def _window(self) -> int:
         window = self._window_batches()
@@ -145,7 +136,7 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
     def _fill(self) -> None:
         """Plan as far ahead as allowed, entering the window first."""
         if self._cache is None:
-            self._enter_until(1)  # only then is it known how large minibatches are, and where steps start
+            self._enter_until(1)  # only then are the sizes of minibatches and the first step known
         warm = self._gathered - self._first + 1  # 1 for the first minibatch
         ahead = min(self._planned_batches(), warm)
         while self._planned < self._gathered + ahead:
@@ -179,8 +170,8 @@ class WindowedStream(Generic[T], Iterator[tuple[T, Features]]):
             except StopIteration:
                 self._end = StopIteration()  # a fresh one: the caught one's frames would hold features
                 return
-            except Exception as error:  # raised at its turn: what was sampled before is handed out first
-                # Without this frame, which refers to the stream: a stream that is dropped ends at once.
+            except Exception as error:  # raised when it is due: earlier minibatches are handed out first
+                # without this frame, which refers to the stream: a stream that is dropped ends at once
                 self._end = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
                 return
             self._held.append(minibatch)
@@ -209,7 +200,7 @@ def _close(opened: list[Cache], live: deque[int], observers: Observers, on_close
     on_close()
 
 
-class ReadThroughStream(Generic[T], Iterator[tuple[T, Features]]):
+class ReadThroughStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
     """A second stream on a cache whose window is taken: no lookahead and no marks."""
 
     def __init__(
@@ -221,9 +212,6 @@ class ReadThroughStream(Generic[T], Iterator[tuple[T, Features]]):
         self._source: Iterator[T] | None = iter(minibatches)
         self._ids_of = ids_of
         self._cache_for = cache_for
-
-    def __iter__(self) -> ReadThroughStream[T]:
-        return self
 
     def __next__(self) -> tuple[T, Features]:
         if self._source is None:
@@ -240,9 +228,3 @@ class ReadThroughStream(Generic[T], Iterator[tuple[T, Features]]):
 
     def close(self) -> None:
         self._source = None
-
-    def __enter__(self) -> ReadThroughStream[T]:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -1,7 +1,7 @@
-"""Which tables a loader reads, of one dataset or of several. Called by the loaders; knows no ids.
+"""Chooses the tables that a loader reads, of one or several datasets. Called by the loaders; knows no ids.
 
-Features have the name of their table. Tables of other datasets are given as `Table`s. Where two tables have
-one name, the user gives a mapping from names to tables.
+Features have the name of their table. Tables of other datasets are given as `Table`s. If two tables have the
+same name, the user gives a mapping from names to tables.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def chosen_tables(stores: FeatureStore | Sequence[FeatureStore], tables: Tables)
 
 
 def check_table_fits(table: Table, topology: Topology, dataset: str) -> None:
-    """Raise ValueError for a table of other nodes or edges than this topology. dataset: its name."""
+    """Raise ValueError if a table does not fit the nodes and edges of this topology. dataset: its name."""
     if table.kind == "edge":
         if table.type not in topology.relations:
             raise ValueError(f"{table.name}: the dataset has no topology of this relation")

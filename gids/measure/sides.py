@@ -137,7 +137,7 @@ def run_side(
 def run_gids(config: EpochConfig, *, say: Callable[[str], None], **options: Any) -> EpochResult:
     """Call run_side for the side gids. If memory runs out, call it again with more headroom.
 
-    say(sentence) is called in that case. options: those of run_side. Give the result's headroom_bytes to the
+    say(sentence) is called in that case. options: as in run_side. Give the result's headroom_bytes to the
     other sides too. Raises FreshProcessError with advice.
     """
     try:
@@ -155,7 +155,7 @@ def run_gids(config: EpochConfig, *, say: Callable[[str], None], **options: Any)
 
 
 def run_other(name: str, config: EpochConfig, **options: Any) -> EpochResult | str:
-    """Call run_side for another side. Returns a sentence if it fails. options: those of run_side."""
+    """Call run_side for another side. Returns a sentence if it fails. options: as in run_side."""
     try:
         return run_side(config, **options)
     except FreshProcessError as error:

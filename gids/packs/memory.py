@@ -63,7 +63,11 @@ class PackPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class PackBudget:
-    """bounce_bytes: memory of the loader's engine. sampler_bytes: of the sampler. output_row_bytes: bytes of an output row, by table."""
+    """What packs may take.
+
+    output_row_bytes: bytes of an output row, by table. bounce_bytes: memory of the loader's engine.
+    sampler_bytes: of the sampler.
+    """
 
     spaces: Sequence[Space]
     output_row_bytes: Mapping[str, int]

@@ -1,4 +1,4 @@
-"""Arguments of PyG's loader and sampler of which gids supports one value. Called by gids.pyg's classes."""
+"""Arguments of PyG that gids supports with one value only. Called by gids.pyg's classes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _ONLY: dict[str, tuple[object, str]] = {
     "generator": (None, "give seed=, a number"),
     "collate_fn": (None, _PLAIN),
 }
-"""The supported value, and what to do instead of others."""
+"""The supported value, and advice for users who give another one."""
 
 
 def refuse_other_values(given: dict[str, Any]) -> None:
-    """Remove PyG's arguments from the further arguments of a call. ValueError for unsupported values."""
+    """Remove PyG's arguments from a call's keyword arguments. Raises ValueError for unsupported values."""
     for name in [name for name in given if name in _ONLY]:
         value = given.pop(name)
         supported, cure = _ONLY[name]

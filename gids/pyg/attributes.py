@@ -1,4 +1,4 @@
-"""What a store's tables and types are called in PyG. Knows stores, and nothing of loading."""
+"""PyG's names for a store's tables and types. Knows nothing of loading."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from gids.store.names import Relation
 
 LABEL = "y"
 _USUAL = {"node": "x", "edge": "edge_attr"}
-"""What PyG's models call the features of their input; `gids convert` calls them "feat"."""
+"""PyG's name for input features; `gids convert` calls them "feat"."""
 
 
 def attribute_of(store: FeatureStore, table: Table) -> str:
-    """The table's key; but "feat" is "x", or "edge_attr" of edges, unless its type has a table of that key
-    as well.
+    """The table's key, except that "feat" becomes "x" (of edges: "edge_attr"), unless its type also has a
+    table with this key.
     """
     usual = _USUAL[table.kind]
     taken = store.find_table(table.kind, table.type, usual) is not None
@@ -28,5 +28,5 @@ def table_of(store: FeatureStore, type_: str | Relation, attribute: str) -> Tabl
 
 
 def is_homogeneous(store: FeatureStore) -> bool:
-    """One node type and one relation: PyG's Data. Else its HeteroData."""
+    """Whether there is one node type and one relation: PyG's Data, else HeteroData."""
     return len(store.node_types) == 1 and len(store.relations) == 1

@@ -1,4 +1,4 @@
-"""PyG's weight_attr: how readily each edge is drawn. Called by NeighborLoader and NeighborSampler."""
+"""PyG's weight_attr: weights that edges are drawn by. Called by NeighborLoader and NeighborSampler."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gids.store import FeatureStore, Graph
 from gids.store.names import Relation, describe_type
 
 Weights = dict[Relation, np.ndarray]
-"""float32[num_edges] in the order of graph.indices, of the relations that have some."""
+"""By relation, if it has weights: float32[num_edges] in the order of graph.indices."""
 
 
 def stored_weights(store: FeatureStore, graphs: Sequence[Graph], attribute: str) -> Weights:
-    """The tables of edges that have this name in PyG, read into memory: 4 bytes for each edge.
+    """The edge tables with this name in PyG, read into memory: 4 bytes per edge.
 
-    Raises KeyError where no relation has one, TypeError and ValueError for rows that are not one number each.
+    Raises KeyError if no relation has one, TypeError and ValueError for rows that are not one number each.
     """
     found = {}
     for graph in graphs:
@@ -30,15 +30,15 @@ def stored_weights(store: FeatureStore, graphs: Sequence[Graph], attribute: str)
 
 
 def in_order(graph: Graph, weights: object, attribute: str) -> np.ndarray:
-    """Weights by edge id, in the order of graph.indices. Raises TypeError, ValueError."""
+    """Reorder weights by edge id to the order of graph.indices. Raises TypeError, ValueError."""
     what = f"{attribute!r} of {describe_type(graph.relation)}"
     if isinstance(weights, torch.Tensor) and weights.dtype == torch.bool:
-        raise TypeError(f"{what} is bool; weight_attr names numbers: give 1 and 0 (`gids convert --dtype`)")
+        raise TypeError(f"{what} is bool; weights must be numbers: give 1 and 0 (`gids convert --dtype`)")
     if not isinstance(weights, torch.Tensor) or weights.is_complex():
-        raise TypeError(f"{what} is no tensor of numbers; weight_attr names the weights of edges")
+        raise TypeError(f"{what} is not a tensor of numbers; weight_attr must name the weights of edges")
     if weights.numel() != graph.num_edges or len(weights) != graph.num_edges:
         raise ValueError(
-            f"{what} has shape {list(weights.shape)}; weight_attr names one number for each of the "
+            f"{what} has shape {list(weights.shape)}; weight_attr must name one number for each of the "
             f"{graph.num_edges} edges"
         )
     by_id = weights.detach().reshape(-1).cpu().to(torch.float32).numpy()
@@ -46,7 +46,7 @@ def in_order(graph: Graph, weights: object, attribute: str) -> np.ndarray:
 
 
 def checked(found: Weights, attribute: str, name: str) -> Weights:
-    """As given. Raises KeyError where there are none."""
+    """The weights as given. Raises KeyError if there are none."""
     if not found:
         raise MissingError(f"weight_attr={attribute!r}: {name} has no edges with an attribute of that name")
     return found

@@ -1,8 +1,9 @@
-"""Sampling in PyG's manner: in each hop only the nodes that the hop before found draw neighbours.
+"""Sampling like PyG: in each hop, only the nodes that the previous hop found draw neighbours.
 
-gids.sampler.Neighbor samples in DGL's: in each layer all nodes so far do. A hop is one layer of it over a
-topology in which the destinations are types of their own: the seeds of these are the newest nodes, and the
-seeds of the real types are all nodes so far, which draw nothing and are numbered first. Knows nothing of PyG.
+gids.sampler.Neighbor samples like DGL: in each layer, all nodes found so far draw. HopSampler makes a hop
+of one such layer. In its topology, relations lead to copies of their destination types. The seeds of a copy
+are the newest nodes. The seeds of the real types are all nodes found so far: they draw nothing, and are seeds
+so that they are numbered first. Knows nothing of PyG.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ Counts = list[int] | Mapping[Relation, list[int]]
 class HopEdges:
     """A relation's sampled edges, hop after hop.
 
-    index: int64[2, num_edges], local ids of sources and of destinations, which never fall. ids:
-    int64[num_edges], the edges' ids, which rows of edge features have. per_hop: how many each hop found.
+    index: int64[2, num_edges], local ids of sources and of destinations; destinations are in ascending order.
+    ids: int64[num_edges], edge ids, which number the rows of edge features. per_hop: number of edges of each
+    hop.
     """
 
     index: torch.Tensor
@@ -41,9 +43,9 @@ class HopEdges:
 
 @dataclass
 class HopMinibatch(Minibatch):
-    """What HopSampler draws: a Minibatch with edges of hops in place of blocks, of which there are none.
+    """A minibatch of HopSampler. It has the edges of hops instead of blocks.
 
-    nodes_per_hop: by node type, how many seeds, and then how many new nodes each hop has found.
+    nodes_per_hop: by node type, the number of seeds, then the number of new nodes of each hop.
     """
 
     edges: dict[Relation, HopEdges] = field(default_factory=dict)
@@ -59,15 +61,15 @@ class HopMinibatch(Minibatch):
 
 
 class HopSampler:
-    """Neighbours of each node drawn once, by the hop after it was found.
+    """Each node draws neighbours once, in the hop after it was found.
 
-    num_neighbors: for each hop, the seeds' first (PyG's order), how many neighbours a node draws: 1 or more,
-    -1 for all, 0 for none; or such a list for each relation. replace, weights: as gids.sampler.Neighbor takes
-    them, weights by relation; what is drawn has no weights of its own. threads: on the CPU; None takes
-    torch's.
+    num_neighbors: for each hop, the seeds' hop first (PyG's order), the number of neighbours that a node
+    draws: 1 or more, -1 for all, 0 for none; or such a list for each relation. replace, weights: as in
+    gids.sampler.Neighbor, weights by relation; sampled edges have no weights. threads: on the CPU (None:
+    torch's number).
 
-    Minibatches are HopMinibatches, and functions of the arguments of sample() alone, as Neighbor's are: the
-    same with any number of threads and on any device. Memory: as Neighbor.
+    Minibatches are HopMinibatches. Like Neighbor's, they depend only on the arguments of sample(), not on
+    threads or the device. Memory: as Neighbor.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class HopSampler:
         ):
             raise ValueError(
                 f"num_neighbors={num_neighbors}; give a number for each hop (1 or more, -1 for all "
-                "neighbours, 0 for none), or a list of as many for each relation"
+                "neighbours, 0 for none), or such a list for each relation"
             )
         self.num_neighbors = num_neighbors
         self.hops = lengths.pop()
@@ -102,7 +104,7 @@ class HopSampler:
     def sample(
         self, graphs: Graphs | Topology, seeds: PerType, *, seed: int = 0, epoch: int = 0, step: int = 0
     ) -> HopMinibatch:
-        """One minibatch. Arguments, device, errors: as of gids.sampler.Neighbor.sample."""
+        """Sample one minibatch. Arguments, device and errors are as in gids.sampler.Neighbor.sample."""
         topology = Topology.of(graphs)
         expansion = self._expansion_of(topology)
         neighbor = self._neighbor_of(expansion)
@@ -126,7 +128,7 @@ class HopSampler:
                 counts[t].append(len(nodes[t]) - begins[t])
         edges = {g.relation: _joined(part) for g, part in zip(topology.graphs, parts, strict=True)}
         device = parts[0][0][0].indices.device
-        nodes = {t: ids.to(device) for t, ids in nodes.items()}  # what nothing was found of is as given
+        nodes = {t: ids.to(device) for t, ids in nodes.items()}  # unchanged if nothing was found
         drawn_for = {
             t: ids[: counts[t][0]] for t, ids in nodes.items() if counts[t][0] or topology.homogeneous
         }
@@ -152,7 +154,7 @@ class HopSampler:
         self.__init__(**state)  # type: ignore[misc]  # what workers and checkpoints carry are the arguments
 
     def __repr__(self) -> str:
-        """All that minibatches depend on."""
+        """Everything that minibatches depend on."""
         told = ", replace=True" if self.replace else ""
         if self.weights is not None:
             if self._digests is None:  # of all edges
@@ -167,7 +169,7 @@ class HopSampler:
         return made[1]
 
     def _neighbor_of(self, expansion: _Expansion) -> Neighbor:
-        """One sampler for all hops: a layer of it for each, the last for the seeds'."""
+        """One sampler with a layer for each hop; the last layer is the seeds' hop."""
         made = self._neighbor
         if made is not None and made[0] == expansion.relations:
             return made[1]
@@ -176,8 +178,8 @@ class HopSampler:
             counts = dict.fromkeys(named, counts)
         elif counts.keys() != named.keys():
             raise ValueError(
-                f"num_neighbors has {sorted(counts)}, and the graph {sorted(named)}: give a "
-                "list for each relation, of zeros to leave it out"
+                f"num_neighbors has {sorted(counts)}, but the graph has {sorted(named)}: give "
+                "a list for each relation (zeros leave it out)"
             )
         neighbor = Neighbor(
             [{named[r]: hops[hop] for r, hops in counts.items()} for hop in reversed(range(self.hops))],
@@ -190,9 +192,9 @@ class HopSampler:
 
 
 def _joined(hops: list[tuple[Block, int]]) -> HopEdges:
-    """Each hop's block, with the place of its first destination among the nodes.
+    """Join the hops' blocks, each with the position of its first destination among the nodes.
 
-    On the CPU by NumPy: torch would start threads for it, which costs more on busy cores than the work.
+    Uses NumPy on the CPU: torch would start threads, which takes longer than the work if cores are busy.
     """
     per_hop = [block.num_edges for block, _ in hops]
     blocks = [block for block, _ in hops]
@@ -208,7 +210,7 @@ def _joined(hops: list[tuple[Block, int]]) -> HopEdges:
 
 
 class _Expansion:
-    """A topology whose relations lead to types of their own, one for each destination type."""
+    """A topology whose relations lead to a copy of their destination type."""
 
     def __init__(self, topology: Topology) -> None:
         self._newest: dict[str, str] = {}

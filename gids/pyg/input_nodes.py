@@ -1,4 +1,4 @@
-"""What PyG's loaders take as input_nodes, understood for a store. Called by NeighborLoader."""
+"""Parses PyG's input_nodes for a store. Called by NeighborLoader."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ InputNodes = Nodes | str | tuple[str, Nodes]
 
 
 class Seeds(NamedTuple):
-    """ntype: None for a homogeneous dataset. ids: int64[n]. input_ids: what PyG calls each of them; None when
-    that is its place among ids.
+    """ntype: None for a homogeneous dataset. ids: int64[n]. input_ids: PyG's input_id of each node; None if
+    it is its position among ids.
     """
 
     ntype: str | None
@@ -25,7 +25,7 @@ class Seeds(NamedTuple):
 
 
 def input_nodes_of(store: FeatureStore, nodes: InputNodes) -> Seeds:
-    """Raises TypeError, ValueError and KeyError for what is no input_nodes of this store."""
+    """Raises TypeError, ValueError and KeyError for input_nodes that do not fit the store."""
     ntype: str | None = None
     given: Any = nodes
     if isinstance(nodes, str):

@@ -37,13 +37,13 @@ class MinibatchData:
         for type_, name in given:
             if given.count((type_, name)) > 1:
                 raise ValueError(
-                    f"two tables would be {name!r} of {describe_type(type_)}: give names, "
+                    f"two tables would have the name {name!r} of {describe_type(type_)}: give names, "
                     "tables={'a': …, 'b': …}"
                 )
             if name in _OWN or (name == LABEL and type_ in labelled):
                 raise ValueError(
-                    f"a table would be {name!r} of {describe_type(type_)}, which minibatches have already: "
-                    "give another name, tables={'a': …}"
+                    f"a table would have the name {name!r} of {describe_type(type_)}, which minibatches have "
+                    "already: give another name, tables={'a': …}"
                 )
         self._attributes = attributes
         self._input_type = input_type

@@ -9,12 +9,13 @@ import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NumNeighbors
 
+from gids.closing import Closing
 from gids.loader import NodeLoader, SampledEpoch
 from gids.loader.option_names import check_names
 from gids.loader.source import Dataset, Source, as_source
@@ -44,7 +45,7 @@ _NOTHING_TO_DO = {
 """Arguments of PyG's loader about workers and arrays in memory. They do not change minibatches."""
 
 
-class NeighborLoader:
+class NeighborLoader(Closing):
     """``torch_geometric.loader.NeighborLoader`` over a dataset on disk: the same arguments, the same
     ``Data`` or ``HeteroData``.
 
@@ -194,12 +195,6 @@ class NeighborLoader:
         """End the open epochs, release cache and topology. Idempotent."""
         self._loader.close()
         self._opened.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class NeighborEpoch(Iterator[Any]):

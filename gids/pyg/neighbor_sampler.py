@@ -75,7 +75,7 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]  # PyG is not typed
             self._homogeneous = is_homogeneous(store)
             weights = None if weight_attr is None else stored_weights(store, self._graphs, weight_attr)
         counts = counts_of(num_neighbors, None if self._homogeneous else [g.relation for g in self._graphs])
-        # The last one is of this process.
+        # the last iterator that was made in this process
         self._samplers = [HopSampler(counts, replace=replace, weights=weights, threads=threads)]
         self._topology = self._new_topology()
         self._process = os.getpid()
@@ -142,8 +142,8 @@ def _remade(
     data: Any, num_neighbors: Any, replace: bool, weight_attr: str | None, threads: int | None
 ) -> NeighborSampler:
     made = NeighborSampler(data, num_neighbors, replace=replace, weight_attr=weight_attr, threads=threads)
-    # PyTorch's worker that was spawned ends with daemon threads running. Python then frees none of the
-    # worker's arguments, this sampler among them, and nanobind would report its native parts as leaked.
+    # A spawned worker of PyTorch ends while daemon threads run. Python then does not free its arguments, such
+    # as this sampler, and nanobind would report the native parts as leaked.
     weakref.finalize(made, made.__dict__.clear)  # runs at exit, too
     return made
 
@@ -170,7 +170,7 @@ def _weights_in_memory(data: Data | HeteroData, graphs: list[Graph], attribute: 
 
 def _graph(storage: Any, relation: Relation, num_src: int, num_dst: int) -> Graph:
     if "edge_index" not in storage:
-        raise TypeError(f"{describe_type(relation)} has no edge_index; give edges as that: data.edge_index")
+        raise TypeError(f"{describe_type(relation)} has no edge_index: give its edges as edge_index")
     row, col = storage.edge_index.cpu()
     order = col.argsort(stable=True)
     for what, ids, limit in (("comes from", row, num_src), ("leads to", col, num_dst)):

@@ -11,7 +11,7 @@ from gids.store.names import Relation
 
 
 def counts_of(given: Counts | NumNeighbors, relations: Sequence[Relation] | None) -> Counts:
-    """By relation; a list where relations is None, for a homogeneous graph. Raises TypeError, ValueError."""
+    """By relation; one list if relations is None, for a homogeneous graph. Raises TypeError, ValueError."""
     if relations is None:
         hops = given.values if isinstance(given, NumNeighbors) else given
         if not isinstance(hops, list | tuple):

@@ -24,7 +24,22 @@ from gids.store.private_map import private_tensor
 Type = str | tuple[str, str, str] | None
 
 
-class FeatureStore(PygFeatureStore):  # type: ignore[misc]  # PyG is not typed
+class _OverStore:
+    """The dataset behind a store of PyG, whose own attributes are tensors. Pickled as the dataset."""
+
+    store: gids_store.FeatureStore
+
+    def __init__(self, store: gids_store.FeatureStore | str | os.PathLike[str]) -> None:
+        super().__init__()
+        self.__dict__["store"] = (
+            store if isinstance(store, gids_store.FeatureStore) else gids_store.FeatureStore(store)
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.store,)
+
+
+class FeatureStore(_OverStore, PygFeatureStore):  # type: ignore[misc]  # PyG is not typed
     """The tables and labels of a dataset as PyG's FeatureStore. Read-only.
 
     store: a gids.FeatureStore, or a path. Groups are node types and edge types; None in a dataset with one of
@@ -36,16 +51,8 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]  # PyG is not typed
     does not have, IndexError for a row out of range.
     """
 
-    def __init__(self, store: gids_store.FeatureStore | str | os.PathLike[str]) -> None:
-        super().__init__()
-        self.__dict__["store"] = (
-            store if isinstance(store, gids_store.FeatureStore) else gids_store.FeatureStore(store)
-        )
-
-    store: gids_store.FeatureStore
-
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
-        """In a homogeneous dataset the attributes of nodes alone, because PyG reads all of them by node."""
+        """In a homogeneous dataset only attributes of nodes, because PyG reads all of them by node."""
         one = is_homogeneous(self.store)
         tables = [t for t in self.store.tables.values() if t.kind == "node" or not one]
         attrs = [(t.type, attribute_of(self.store, t)) for t in tables]
@@ -88,28 +95,17 @@ class FeatureStore(PygFeatureStore):  # type: ignore[misc]  # PyG is not typed
     def _remove_tensor(self, attr: TensorAttr) -> NoReturn:
         raise _read_only(self.store)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return FeatureStore, (self.store,)
-
     def __len__(self) -> int:
         return len(self.get_all_tensor_attrs())
 
 
-class GraphStore(PygGraphStore):  # type: ignore[misc]  # PyG is not typed
-    """The topology of a dataset as PyG's GraphStore. Read-only; int64, mapped from the files where they are.
+class GraphStore(_OverStore, PygGraphStore):  # type: ignore[misc]  # PyG is not typed
+    """The topology of a dataset as PyG's GraphStore. Read-only. int64 arrays are mapped from the files.
 
     store: a gids.FeatureStore, or a path. Edge types are the relations; None in a dataset with one node type
     and one relation, as in PyG's homogeneous graphs. The layout is CSC; csr() and coo() make the others in
-    memory. Permutations are edge ids: rows of edge features.
+    memory. Permutations are edge ids, which number the rows of edge features.
     """
-
-    def __init__(self, store: gids_store.FeatureStore | str | os.PathLike[str]) -> None:
-        super().__init__()
-        self.__dict__["store"] = (
-            store if isinstance(store, gids_store.FeatureStore) else gids_store.FeatureStore(store)
-        )
-
-    store: gids_store.FeatureStore
 
     def get_all_edge_attrs(self) -> list[EdgeAttr]:
         one = is_homogeneous(self.store)
@@ -146,16 +142,13 @@ class GraphStore(PygGraphStore):  # type: ignore[misc]  # PyG is not typed
     def _remove_edge_index(self, edge_attr: EdgeAttr) -> NoReturn:
         raise _read_only(self.store)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return GraphStore, (self.store,)
-
 
 def store_of(data: object) -> gids_store.FeatureStore:
-    """The gids.FeatureStore behind what a loader was given. Raises TypeError."""
+    """The gids.FeatureStore of a loader's argument `data`. Raises TypeError."""
     if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[1], GraphStore):
         if isinstance(data[0], FeatureStore) and data[0].store.path == data[1].store.path:
             return data[0].store
-        raise ValueError("the FeatureStore and the GraphStore given are not of one gids dataset")
+        raise ValueError("the given FeatureStore and GraphStore are not of one gids dataset")
     if isinstance(data, str | os.PathLike):
         return gids_store.FeatureStore(data)
     if isinstance(data, gids_store.FeatureStore):

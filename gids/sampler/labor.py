@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-import torch
 
 from gids import _core
 from gids.cuda import Device
 from gids.sampler.device.sampling import Choice, Kind
-from gids.sampler.layered import Fanout, LayeredSampler, Layers, Numbers, check_dependency
+from gids.sampler.layered import (
+    DeviceDrawnFor,
+    DrawnFor,
+    Fanout,
+    LayeredSampler,
+    Layers,
+    check_dependency,
+)
 from gids.sampler.topology import Topology
 
 _TO_CONVERGENCE = -1
@@ -36,6 +40,8 @@ class Labor(LayeredSampler):
     Blocks have weights, 1 / the probability of each edge. fixed_count is slightly biased for parallel edges,
     which share one number. The minibatch depends only on seeds, seed, epoch, step and graph.
     """
+
+    _options = ("importance_sampling", "fixed_count", "layer_dependency", "batch_dependency", "nested")
 
     def __init__(
         self,
@@ -72,46 +78,13 @@ class Labor(LayeredSampler):
     def fanouts(self) -> list[Fanout]:
         return self._per_layer
 
-    def _arguments(self) -> dict[str, Any]:
-        return {
-            "fanouts": self.fanouts,
-            "importance_sampling": self.importance_sampling,
-            "fixed_count": self.fixed_count,
-            "layer_dependency": self.layer_dependency,
-            "batch_dependency": self.batch_dependency,
-            "nested": self.nested,
-            "threads": self.threads,
-        }
+    def _call(self, host: _core.HostSampler, topology: Topology, drawn_for: DrawnFor) -> list[_core._Sampled]:
+        options = (self.importance_sampling, self.fixed_count, self.layer_dependency, self._dependency)
+        return host.labor(*drawn_for, *options)
 
-    def _call(
-        self,
-        host: _core.HostSampler,
-        topology: Topology,
-        seeds: list[list[Any]],
-        fanouts: list[list[int]],
-        numbers: Numbers,
-    ) -> list[_core._Sampled]:
-        return host.labor(
-            topology.native,
-            seeds,
-            fanouts,
-            numbers,
-            self.importance_sampling,
-            self.fixed_count,
-            self.layer_dependency,
-            self._dependency,
-        )
-
-    def _sample_on(
-        self,
-        device: Device,
-        topology: Topology,
-        seeds: list[torch.Tensor],
-        fanouts: list[list[int]],
-        numbers: Numbers,
-    ) -> Layers:
+    def _sample_on(self, device: Device, drawn_for: DeviceDrawnFor) -> Layers:
         if self.importance_sampling:
-            return super()._sample_on(device, topology, seeds, fanouts, numbers)
+            return super()._sample_on(device, drawn_for)
         kind: Kind = "least sources" if self.fixed_count else "labor"
         choice = Choice(kind, self._dependency, self.layer_dependency)
-        return self._device_sampler(device).sample(topology, seeds, fanouts, numbers, choice)
+        return self._device_sampler(device).sample(*drawn_for, choice)

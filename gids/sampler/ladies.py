@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from gids import _core
-from gids.sampler.layered import Fanout, LayeredSampler, Numbers
+from gids.sampler.layered import DrawnFor, Fanout, LayeredSampler
 from gids.sampler.topology import Topology
 
 
@@ -29,6 +28,7 @@ class Ladies(LayeredSampler):
     """
 
     _numbers_are = "sizes"
+    _options = ("poisson",)
 
     def __init__(self, sizes: Sequence[Fanout], *, poisson: bool = False, threads: int | None = None) -> None:
         super().__init__(sizes, threads)
@@ -38,15 +38,5 @@ class Ladies(LayeredSampler):
     def sizes(self) -> list[Fanout]:
         return self._per_layer
 
-    def _arguments(self) -> dict[str, Any]:
-        return {"sizes": self.sizes, "poisson": self.poisson, "threads": self.threads}
-
-    def _call(
-        self,
-        host: _core.HostSampler,
-        topology: Topology,
-        seeds: list[list[Any]],
-        fanouts: list[list[int]],
-        numbers: Numbers,
-    ) -> list[_core._Sampled]:
-        return host.ladies(topology.native, seeds, fanouts, numbers, self.poisson)
+    def _call(self, host: _core.HostSampler, topology: Topology, drawn_for: DrawnFor) -> list[_core._Sampled]:
+        return host.ladies(*drawn_for, self.poisson)

@@ -24,6 +24,11 @@ from gids.store.names import Relation, describe_type
 Fanout = int | Mapping[Relation, int]
 Numbers = tuple[int, int, int]
 """Seed, epoch and step."""
+DrawnFor = tuple[_core.NeighborTopology, list[list[Any]], list[list[int]], Numbers]
+"""The first arguments of every native sampler: the topology; the seeds, int64[n] by minibatch and node type;
+the fanouts by layer, the seeds' first, and relation; the numbers of the first minibatch."""
+DeviceDrawnFor = tuple[Topology, list[torch.Tensor], list[list[int]], Numbers]
+"""The same for DeviceSampler.sample, of one minibatch."""
 Layers = tuple[list[torch.Tensor], list[list[Block]]]
 """Nodes by type; by layer, the seeds' first, a block of each relation."""
 
@@ -38,6 +43,7 @@ class LayeredSampler(ABC):
     """Arguments with a number per layer, the lock, pickling, and minibatches made of native arrays."""
 
     _numbers_are = "fanouts"  # the argument that has a number per layer
+    _options: tuple[str, ...] = ()  # further arguments and attributes, besides threads
     _least = -1
 
     def __init__(self, per_layer: Sequence[Fanout], threads: int | None) -> None:
@@ -170,24 +176,17 @@ class LayeredSampler(ABC):
         ]
         return f"{type(self).__name__}({per_layer}{''.join(given)})"
 
-    @abstractmethod
     def _arguments(self) -> dict[str, Any]:
         """The constructor's arguments, the numbers per layer first. Also the pickled state."""
+        return {name: getattr(self, name) for name in (self._numbers_are, *self._options, "threads")}
 
     def _printed(self) -> dict[str, Any]:
         """The arguments, with a digest in place of large arrays."""
         return self._arguments()
 
     @abstractmethod
-    def _call(
-        self,
-        host: _core.HostSampler,
-        topology: Topology,
-        seeds: list[list[Any]],
-        fanouts: list[list[int]],
-        numbers: Numbers,
-    ) -> list[_core._Sampled]:
-        """Call the native sampler. seeds: int64[n] by minibatch and node type. numbers: of the first."""
+    def _call(self, host: _core.HostSampler, topology: Topology, drawn_for: DrawnFor) -> list[_core._Sampled]:
+        """Call the native sampler."""
 
     def _one(
         self, topology: Topology, seeds: PerType, fanouts: list[list[int]], numbers: Numbers
@@ -197,7 +196,7 @@ class LayeredSampler(ABC):
             if topology.device is None:
                 [layers] = self._on_host(topology, [given], fanouts, numbers)
             else:
-                layers = self._sample_on(topology.device, topology, given, fanouts, numbers)
+                layers = self._sample_on(topology.device, (topology, given, fanouts, numbers))
         return self._minibatch(topology, given, layers, *numbers[1:])
 
     def _minibatch(
@@ -230,14 +229,7 @@ class LayeredSampler(ABC):
         topology = Topology.of(graphs)
         return topology, self._fanouts_of(topology)
 
-    def _sample_on(
-        self,
-        device: Device,
-        topology: Topology,
-        seeds: list[torch.Tensor],
-        fanouts: list[list[int]],
-        numbers: Numbers,
-    ) -> Layers:
+    def _sample_on(self, device: Device, drawn_for: DeviceDrawnFor) -> Layers:
         raise ValueError(
             f"{self!r} samples on the CPU only, but the graphs are pinned for {device.torch_device}: pass "
             "graphs that are not pinned"
@@ -286,7 +278,7 @@ class LayeredSampler(ABC):
             self._host = _core.HostSampler(self.threads, _KEEP_BYTES)
         arrays = [[ids.numpy() for ids in given] for given in seeds]
         try:
-            sampled = self._call(self._host, topology, arrays, fanouts, numbers)
+            sampled = self._call(self._host, topology, (topology.native, arrays, fanouts, numbers))
         except _core.BadTopology as error:
             raise FormatError(str(error)) from None
         return [

@@ -80,7 +80,7 @@ class Minibatch:
 
     seeds: int64[n], as given. input_nodes: int64[m], the nodes whose features the first block reads: the
     seeds, then every other node once, in order of first appearance. blocks: from the input layer to the
-    output layer, one Block each, or a dictionary by relation. epoch, step: those of its random numbers.
+    output layer, one Block each, or a dictionary by relation. epoch, step: of its random numbers.
 
     Filled by a loader: features: rows of input_nodes, by table name; labels: of the seeds, or None.
     """

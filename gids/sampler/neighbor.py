@@ -13,7 +13,15 @@ from gids import _core
 from gids.cuda import Device
 from gids.sampler.device.rates import Rates
 from gids.sampler.device.sampling import Choice, Kind
-from gids.sampler.layered import Fanout, LayeredSampler, Layers, Numbers, array_digest, check_dependency
+from gids.sampler.layered import (
+    DeviceDrawnFor,
+    DrawnFor,
+    Fanout,
+    LayeredSampler,
+    Layers,
+    array_digest,
+    check_dependency,
+)
 from gids.sampler.locality import LocalityBias
 from gids.sampler.topology import Topology
 from gids.store.names import Relation, describe_type
@@ -49,6 +57,8 @@ class Neighbor(LayeredSampler):
     fit the graph.
     """
 
+    _options = ("replace", "weights", "locality", "batch_dependency", "nested")
+
     def __init__(
         self,
         fanouts: Sequence[Fanout],
@@ -66,12 +76,12 @@ class Neighbor(LayeredSampler):
         if locality is not None and not isinstance(locality, LocalityBias):
             raise TypeError(f"locality must be a gids.sampler.LocalityBias (got {type(locality).__name__})")
         self.locality = locality
-        self._weights: np.ndarray | dict[Relation, np.ndarray] | None = None
+        self.weights: np.ndarray | dict[Relation, np.ndarray] | None = None
         if isinstance(weights, Mapping):
-            self._weights = {r: _check_weights(w, f" of {describe_type(r)}") for r, w in weights.items()}
+            self.weights = {r: _check_weights(w, f" of {describe_type(r)}") for r, w in weights.items()}
         elif weights is not None:
-            self._weights = _check_weights(weights, "")
-        given = self._weights.values() if isinstance(self._weights, dict) else [self._weights]
+            self.weights = _check_weights(weights, "")
+        given = self.weights.values() if isinstance(self.weights, dict) else [self.weights]
         most = max((float(w.max(initial=0)) for w in given if w is not None), default=0)
         if locality is not None and most * locality.factor > float(np.finfo(np.float32).max):
             raise ValueError(
@@ -82,44 +92,18 @@ class Neighbor(LayeredSampler):
     def fanouts(self) -> list[Fanout]:
         return self._per_layer
 
-    def _arguments(self) -> dict[str, Any]:
-        return {
-            "fanouts": self.fanouts,
-            "replace": self.replace,
-            "weights": self._weights,
-            "locality": self.locality,
-            "batch_dependency": self.batch_dependency,
-            "nested": self.nested,
-            "threads": self.threads,
-        }
-
     def _printed(self) -> dict[str, Any]:
         return self._arguments() | {"weights": self._weights_digest}
 
     @cached_property
     def _weights_digest(self) -> str | dict[Relation, str] | None:
-        if isinstance(self._weights, dict):
-            return {relation: array_digest(weights) for relation, weights in self._weights.items()}
-        return None if self._weights is None else array_digest(self._weights)
+        if isinstance(self.weights, dict):
+            return {relation: array_digest(weights) for relation, weights in self.weights.items()}
+        return None if self.weights is None else array_digest(self.weights)
 
-    def _call(
-        self,
-        host: _core.HostSampler,
-        topology: Topology,
-        seeds: list[list[Any]],
-        fanouts: list[list[int]],
-        numbers: Numbers,
-    ) -> list[_core._Sampled]:
-        return host.neighbor(
-            topology.native,
-            seeds,
-            fanouts,
-            numbers,
-            self.replace,
-            self._weights_of(topology),
-            self._dependency,
-            *self._masks_of(topology),
-        )
+    def _call(self, host: _core.HostSampler, topology: Topology, drawn_for: DrawnFor) -> list[_core._Sampled]:
+        weights, masks = self._weights_of(topology), self._masks_of(topology)
+        return host.neighbor(*drawn_for, self.replace, weights, self._dependency, *masks)
 
     def _masks_of(self, topology: Topology) -> tuple[list[np.ndarray | None], float]:
         """By relation, and the factor."""
@@ -127,7 +111,7 @@ class Neighbor(LayeredSampler):
 
     def _weights_of(self, topology: Topology) -> list[np.ndarray | None]:
         """By relation."""
-        given = self._weights
+        given = self.weights
         if given is None:
             return []
         if isinstance(given, np.ndarray):
@@ -146,15 +130,8 @@ class Neighbor(LayeredSampler):
                 )
         return [given.get(relation) for relation in topology.relations]
 
-    def _sample_on(
-        self,
-        device: Device,
-        topology: Topology,
-        seeds: list[torch.Tensor],
-        fanouts: list[list[int]],
-        numbers: Numbers,
-    ) -> Layers:
-        sampler = self._device_sampler(device)
+    def _sample_on(self, device: Device, drawn_for: DeviceDrawnFor) -> Layers:
+        sampler, topology = self._device_sampler(device), drawn_for[0]
         rates: list[Rates | None] = []
         weights, (masks, factor) = self._weights_of(topology), self._masks_of(topology)
         if weights or masks:
@@ -162,7 +139,7 @@ class Neighbor(LayeredSampler):
             rates = sampler.rates.of(topology, weights, masks, factor)
         kind: Kind = "least" if self._dependency.gradual else "uniform"
         choice = Choice("replaced" if self.replace else kind, self._dependency, rates=rates)
-        return sampler.sample(topology, seeds, fanouts, numbers, choice)
+        return sampler.sample(*drawn_for, choice)
 
 
 def _check_weights(given: Weights, of: str) -> np.ndarray:

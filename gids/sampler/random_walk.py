@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from gids import _core
-from gids.sampler.layered import LayeredSampler, Layers, Numbers
+from gids.sampler.layered import DrawnFor, LayeredSampler, Layers
 from gids.sampler.minibatch import Minibatch
 from gids.sampler.topology import Topology
 from gids.store import Graph
@@ -40,6 +40,7 @@ class RandomWalk(LayeredSampler):
     """
 
     _numbers_are = "num_neighbors"
+    _options = ("num_walks", "walk_length", "restart", "metapath")
     _least = 0
 
     def __init__(
@@ -72,16 +73,6 @@ class RandomWalk(LayeredSampler):
     @property
     def num_neighbors(self) -> list[Any]:
         return self._per_layer
-
-    def _arguments(self) -> dict[str, Any]:
-        return {
-            "num_neighbors": self.num_neighbors,
-            "num_walks": self.num_walks,
-            "walk_length": self.walk_length,
-            "restart": self.restart,
-            "metapath": self.metapath,
-            "threads": self.threads,
-        }
 
     def _minibatch(
         self, topology: Topology, given: list[torch.Tensor], layers: Layers, epoch: int, step: int
@@ -119,14 +110,7 @@ class RandomWalk(LayeredSampler):
                 )
         return path
 
-    def _call(
-        self,
-        host: _core.HostSampler,
-        topology: Topology,
-        seeds: list[list[Any]],
-        fanouts: list[list[int]],
-        numbers: Numbers,
-    ) -> list[_core._Sampled]:
-        path, counts = self._path_in(topology), [layer[:1] for layer in fanouts]
-        walk = (path, self.num_walks, self.walk_length, self.restart)
-        return host.walk(topology.native, seeds, counts, numbers, *walk)
+    def _call(self, host: _core.HostSampler, topology: Topology, drawn_for: DrawnFor) -> list[_core._Sampled]:
+        native, seeds, fanouts, numbers = drawn_for
+        walk = (self._path_in(topology), self.num_walks, self.walk_length, self.restart)
+        return host.walk(native, seeds, [layer[:1] for layer in fanouts], numbers, *walk)

@@ -105,7 +105,7 @@ def replay(
 def replay_as_recorded(trace: Trace, table: int, *, check: Callable[[], None] = _ignore) -> Counts:
     """Replay a recorded run of one table with the same policy, lines and order of events.
 
-    The counts equal those of the run, unless reads failed or were cancelled because a stream was closed
+    The counts are the same as in the run, unless reads failed or were cancelled because a stream was closed
     early. Raises ValueError for a sampled trace.
     """
     traced = trace.tables[table]

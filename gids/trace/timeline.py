@@ -58,7 +58,7 @@ class Timeline:
             {"ph": "M", "ts": 0, "pid": _PID, "tid": _TID, "name": kind, "args": {"name": name}}
             for kind, name in (("process_name", "gids"), ("thread_name", "training loop"))
         ]
-        # Of two slices that begin together, the longer one comes first.
+        # If two slices begin together, the longer one comes first.
         for begin, length, name, value in sorted(self._events, key=lambda event: (event[0], -event[1])):
             event: dict[str, Any] = {"ts": begin / _NS_PER_US, "pid": _PID, "tid": _TID, "name": name}
             if value is None:

@@ -39,6 +39,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gids import _core
+from gids.closing import Closing
 from gids.errors import FormatError, MissingError
 
 MAGIC = b"GIDSTRCE"
@@ -73,7 +74,7 @@ def padded(size: int) -> int:
     return -(-size // 8) * 8
 
 
-class Trace:
+class Trace(Closing):
     """An open trace file.
 
     Attributes: path; tables; batch_count; events (uint8[n]: ENTER, PLAN and RETIRE in the order of the run; a
@@ -129,12 +130,6 @@ class Trace:
         """Unmap the file; arrays that still use it keep the map. Idempotent."""
         with suppress(BufferError):  # a table's heat is still in use
             self._map.close()
-
-    def __enter__(self) -> Trace:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _fault(self, what: str) -> FormatError:
         return FormatError(f"{self.path} {what}")

@@ -23,7 +23,7 @@ _NEW_MANIFEST = f"{MANIFEST}.new"
 @contextlib.contextmanager
 def only_writer(root: Path) -> Iterator[None]:
     """Lock the dataset against other writers. The end of the process also releases the lock."""
-    read_manifest(root)  # its errors are clearer than those of open()
+    read_manifest(root)  # its errors are clearer than open()'s
     with locked_directory(root):
         yield
 

@@ -199,7 +199,7 @@ def write_pages(
     shard_fds: Sequence[int],
     stripe: np.ndarray | None = None,
 ) -> None:
-    """As store_pages, without checksums."""
+    """Like store_pages, without checksums."""
     for index in range(min(layout.shard_count, len(pages))):
         shard, offset = layout.page_location(first + index)
         mine = pages[index :: layout.shard_count]

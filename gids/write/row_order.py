@@ -97,7 +97,7 @@ def co_read_order(
     *,
     workers: int = 1,
 ) -> np.ndarray:
-    """Positions by what was read together: the communities of rows that are neighbors in minibatches.
+    """Positions by common use: the communities of rows that are neighbors in minibatches.
 
     minibatches: returns the rows of all minibatches, int64[n] each, in order of first use; called more than
     once. scratch: a directory for about 100 bytes per row read. Rows that were never read come last.

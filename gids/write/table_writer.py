@@ -51,8 +51,8 @@ def create_table(
 
     name: TYPE.KEY, or KEY if there is one node type. rows: number of nodes or edges of the type. dim: length
     or shape of a row. type_: node type or relation; then name is the key alone. page_bytes: as in
-    DatasetWriter. replace: replace an existing table of this name. Shards are in the same directories as
-    those of the first table.
+    DatasetWriter. replace: replace an existing table of this name. Shards are in the same directories as the
+    first table's.
 
         with create_table(store, "paper.embedding", 1000, 64) as writer:
             for start, block in blocks:
@@ -80,7 +80,7 @@ def temporary_table(
 ) -> TableWriter:
     """Make a writer of a temporary table, with any number of rows, that is never added to the dataset.
 
-    Its files are beside those of the dataset's tables. `finish` returns the table, `discard` removes it. The
+    Its files are beside the dataset's tables. `finish` returns the table, `discard` removes it. The
     files of a killed process are removed when the next table is created. Raises as `create_table`.
     """
     shape = (rows, dim) if isinstance(dim, int) else (rows, *dim)

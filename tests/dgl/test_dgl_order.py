@@ -71,10 +71,10 @@ def test_dgls_reordered_graph(homogeneous, store_ids, algorithm, made):
     graph = dgl.reorder_graph(
         homogeneous.graph, algorithm, edge_permute_algo="src", store_ids=store_ids, **config
     )
-    refused(in_format(graph, made), homogeneous.store, "give the loader the graph before it was reordered")
+    refused(in_format(graph, made), homogeneous.store, "give the loader the graph from before the reordering")
     if store_ids:
-        refused(dgl.add_self_loop(graph), homogeneous.store, r"'_ID'\] has their ids from before")
-        refused(graph, homogeneous.store, r"'_ID'\] has their ids from before", "edge")
+        refused(dgl.add_self_loop(graph), homogeneous.store, r"'_ID'\] has their old ids")
+        refused(graph, homogeneous.store, r"'_ID'\] has their old ids", "edge")
     assert ("_ID" in graph.ndata) == store_ids
 
 
@@ -84,11 +84,11 @@ def test_edges_alone_in_another_order(homogeneous):
     for made in ("coo", "csc", "csr"):
         other = in_format(dgl.graph((u[order], v[order]), num_nodes=300), made)
         serve(other, homogeneous.store)  # nodes are as they were
-        refused(other, homogeneous.store, "small.gids has these edges, with other ids", "edge")
+        refused(other, homogeneous.store, "small.gids has the same edges with other ids", "edge")
         serve(in_format(dgl.graph((u, v), num_nodes=300), made), homogeneous.store, "edge")
     subgraph = dgl.edge_subgraph(graph, order, relabel_nodes=False)
     serve(subgraph, homogeneous.store)
-    refused(subgraph, homogeneous.store, r"edges.*'_ID'\] has their ids from before", "edge")
+    refused(subgraph, homogeneous.store, r"edges.*'_ID'\] has their old ids", "edge")
 
 
 def test_a_dataset_that_was_made_from_the_reordered_graph(homogeneous, tmp_path):
@@ -98,7 +98,7 @@ def test_a_dataset_that_was_made_from_the_reordered_graph(homogeneous, tmp_path)
     for kind in ("node", "edge"):
         serve(graph, store, kind)
         serve(gids.dgl.graph(store), store, kind)
-    refused(homogeneous.graph, store, "r.gids has these degrees, of other nodes")
+    refused(homogeneous.graph, store, "r.gids has the same degrees at other nodes")
     with DatasetWriter(tmp_path / "f.gids") as writer:
         writer.write_table("node", "_N", "feat", graph.ndata["feat"])
     rows_only = FeatureStore(tmp_path / "f.gids")
@@ -155,7 +155,7 @@ def test_two_graphs_of_nearest_neighbours(tmp_path):
     store = model.write(tmp_path / "n.gids", made[0], {("node", "_N", "feat"): torch.rand(400, 2)})
     serve(made[1], store)
     order = permutation(400)
-    refused(renumbered(made[0], {"_N": order}), store, "n.gids has these degrees, of other nodes")
+    refused(renumbered(made[0], {"_N": order}), store, "n.gids has the same degrees at other nodes")
 
 
 @pytest.mark.parametrize("types", [("paper",), ("author",), ("author", "paper", "venue")])

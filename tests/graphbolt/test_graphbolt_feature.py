@@ -65,7 +65,7 @@ def test_a_feature_of_its_own_and_one_of_a_loader(graphbolt: Any, one: Dataset) 
         shared = graphbolt.Feature(loader, "_N.feat")
         assert torch.equal(shared.read(ids), rows[ids])
         assert loader.stats()["pages_read"] > 0
-        with pytest.raises(ValueError, match="dtype: the FeatureLoader given has its own"):
+        with pytest.raises(ValueError, match="dtype: leave it out, the given FeatureLoader has one"):
             graphbolt.Feature(loader, "_N.feat", dtype=torch.float16)
         with pytest.raises(KeyError, match=r"does not load '_N.year'"):
             graphbolt.Feature(loader, "_N.year")

@@ -246,7 +246,7 @@ def test_memory_stays_within_what_was_given(path: Path) -> None:
         ({"engine": "aio"}, "aio"),
         ({"memory": -5}, "memory=-5 is not a size in bytes"),
         ({"cache": -5}, "cache=-5 is not a size in bytes"),
-        ({"threads": 0}, "at least one thread"),
+        ({"threads": 0}, r"threads must be 1 or more \(got 0\)"),
         ({"device": "mps"}, "'cpu' or 'cuda'"),
         ({"dtype": torch.int8}, "float32, float16, bfloat16"),
     ],

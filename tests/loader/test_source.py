@@ -20,7 +20,6 @@ import gids
 from gids.errors import MemoryBudgetError
 from gids.inference import layerwise
 from gids.loader.option_names import OPTIONS
-from gids.loader.source import Options
 from gids.write import DatasetWriter, restripe
 
 MEMORY = 16 << 20
@@ -46,7 +45,6 @@ def held_bytes(*loaders: gids.NodeLoader) -> int:
 def test_options_are_the_arguments_of_open() -> None:
     arguments = list(inspect.signature(gids.open).parameters)
     assert arguments == ["dataset", *OPTIONS]
-    assert {*Options.__dataclass_fields__, "allow_dirs"} == set(OPTIONS)
 
 
 @pytest.mark.parametrize(

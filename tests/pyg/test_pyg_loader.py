@@ -232,14 +232,14 @@ def test_two_tables_of_one_attribute_are_refused(tmp_path: Path, one_path: Path)
     with DatasetWriter(tmp_path / "x.gids") as writer:
         writer.write_table("node", "paper", "x", torch.ones(PAPERS, 2))
     x = gids.FeatureStore(tmp_path / "x.gids").table("x")
-    with pytest.raises(ValueError, match="two tables would be 'x' of 'paper': give names"):
+    with pytest.raises(ValueError, match="two tables would have the name 'x' of 'paper': give names"):
         open_loader(one_path, [3], tables=["paper.feat", x])
 
 
 @pytest.mark.parametrize("name", ["edge_index", "n_id", "batch_size", "y"])
 def test_a_table_named_as_what_minibatches_have_is_refused(one_path: Path, name: str) -> None:
     with pytest.raises(
-        ValueError, match=f"a table would be '{name}' of 'paper', which minibatches have already"
+        ValueError, match=f"a table would have the name '{name}' of 'paper', which minibatches have already"
     ):
         open_loader(one_path, [3], tables={name: "paper.feat"})
 

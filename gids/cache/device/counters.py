@@ -1,6 +1,6 @@
 """Counters of the cache in device memory. Kernels count there; the host reads a copy after an event.
 
-Called by DeviceFeatureCache. The counters of a live step have the index step % USE_BITS; those of reading
+Called by DeviceFeatureCache. A live step's counters have the index step % USE_BITS; the counters of reading
 through have the index THROUGH.
 """
 
@@ -27,7 +27,7 @@ WORDS: int = _core.DEVICE_COUNTER_WORDS
 """Words of a device::Counters."""
 
 THROUGH = _core.USE_BITS
-"""The index of reading through, after those of the live steps."""
+"""The index of reading through, after the indices of the live steps."""
 
 _MISSES = COUNTERS["misses"]
 _ALL_BITS = (1 << 64) - 1

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Seen:
-    """What the host knows of a plan's counters, once it has seen them."""
+    """A plan's counters, once the host has seen them."""
 
     misses: int | None = None
     bypasses: int | None = None

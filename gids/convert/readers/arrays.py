@@ -40,7 +40,7 @@ def is_npz(path: Path) -> bool:
         with open_zip(path, "is not a valid .npz file") as archive:
             return any(n.endswith(".npy") for n in archive.namelist())
     except FormatError:
-        return path.suffix != ".pt"  # the reader reports what is wrong with it
+        return path.suffix != ".pt"  # the reader reports the fault
 
 
 def _read_npy(path: Path, scratch: Path, choices: Choices) -> Source:

@@ -1,4 +1,4 @@
-"""Reads edge lists: pairs of node ids in a text, .npy or raw file, alone or beside arrays of nodes."""
+"""Reads edge lists: pairs of node ids in a text, .npy or raw file, alone or with arrays of nodes."""
 
 from __future__ import annotations
 

@@ -127,8 +127,8 @@ def _range(first: int, last: int) -> Rows:
 _LAYOUT = """\
 processed/TYPE/node_feat.npy (table feat; raw float32 of 1024 columns in the large and full sizes),
 processed/paper/node_label_19.npy or node_label_2K.npy (--labels 2K), processed/A__REL__B/edge_index.npy,
-(E, 2). Splits are those of IGB's loader: 60, 20, 20 % in order. Add its self-loops with --self-loops. To
-sample papers from their authors, as its loader does with all_in_edges, use --reverse-edges."""
+(E, 2). Splits are the same as in IGB's loader: 60, 20, 20 % in order. Add its self-loops with --self-loops.
+To sample papers from their authors, as its loader does with all_in_edges, use --reverse-edges."""
 
 READER = Reader(
     "igb",

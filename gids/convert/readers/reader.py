@@ -50,7 +50,7 @@ class Choices:
 class Reader:
     """A format.
 
-    name: for --from. summary: one line. layout: the files that it reads and what they become. recognises:
+    name: for --from. summary: one line. layout: the files that it reads, and their use. recognises:
     whether an existing path is certainly of this format. read(path, scratch, choices): the Source; keep the
     directory scratch as long as it is used. Raises FormatError. is_raw: whether --dtype is the type of the
     path's content, not a type to cast to. takes: the options of Choices.given that apply. may_crash: whether

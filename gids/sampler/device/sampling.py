@@ -1,6 +1,6 @@
 """Sampling by GPU kernels (native/sampler/*.cu): launches them and owns the memory between them.
 
-Called by Neighbor and Labor. The minibatches equal those of the CPU's sampler.
+Called by Neighbor and Labor. The minibatches are the same as on the CPU.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class _Drawn:
     edges: list[tuple[torch.Tensor, torch.Tensor]]
 
     def counts(self) -> list[torch.Tensor]:
-        """What the host needs: edges by relation, nodes before, and new nodes by type."""
+        """The numbers that the host needs: edges by relation, nodes before, and new nodes by type."""
         edges = [draw.indptr[draw.n :] for draw in self.draws]
         return [*edges, *self.before, *(new for new in self.new if new is not None)]
 
@@ -511,7 +511,7 @@ class DeviceSampler:
 
 
 def _is_counted(choice: Choice, fanout: int) -> bool:
-    """Whether only the degrees tell how many edges there can be."""
+    """Whether the number of possible edges depends on the degrees."""
     return choice.kind == "labor" or not 0 <= fanout <= _LARGEST_ASSUMED
 
 

@@ -1,0 +1,72 @@
+"""The options of gids.open(), checked. Only gids.open makes them, and it has the defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from gids import _core
+from gids.cache import POLICIES
+from gids.store.names import HEAT_ROLES
+
+MAX_PLANNED = 8
+
+Reads = Literal["auto", "random", "sweep", "pack"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How the loaders of a source read. The fields are the arguments of gids.open(); sizes are bytes."""
+
+    memory: int | None
+    device_memory: int | None
+    cache: int | None
+    window: int
+    planned: int | None
+    policy: str
+    heat: str
+    engine: str
+    queue_depth: int
+    io_threads: int | None
+    direct: bool
+    check_crc: bool
+    reads: Reads
+    scratch: str | None
+    scratch_bytes: int | None
+    threads: int | None
+    host_policy: Literal["lookahead", "static"]
+    wait: Literal["stream", "warp"]
+    transfer: Literal["kernel", "copy"]
+    staging: int
+    rounds: int
+    pairs: int
+
+    def __post_init__(self) -> None:
+        if self.planned is not None and not 1 <= self.planned <= MAX_PLANNED:
+            raise ValueError(f"planned={self.planned} is outside 1 to {MAX_PLANNED}")
+        if self.window < 0:
+            raise ValueError(f"window={self.window} is negative; 0 turns lookahead off")
+        live, most = self.window + (self.planned or 1), _core.USE_BITS
+        if live > most:
+            raise ValueError(
+                f"window={self.window} with planned={self.planned or 1} makes {live} live minibatches; the "
+                f"most is {most}: lower one of them"
+            )
+        if self.policy not in POLICIES:
+            raise ValueError(f"no policy {self.policy!r} (there are {', '.join(POLICIES)})")
+        if self.heat not in ("auto", "none", *HEAT_ROLES):
+            known = ", ".join(map(repr, HEAT_ROLES))
+            raise ValueError(f"no heat {self.heat!r} (there are 'auto', {known}, 'none')")
+        if self.reads not in get_args(Reads):
+            raise ValueError(f"no reads {self.reads!r} (there are {', '.join(map(repr, get_args(Reads)))})")
+        if self.transfer not in ("kernel", "copy"):
+            raise ValueError(f"no transfer {self.transfer!r} (there are 'kernel', 'copy')")
+        if self.io_threads is not None and not 1 <= self.io_threads <= _core.IO_THREADS_MAX:
+            raise ValueError(f"io_threads must be 1 to {_core.IO_THREADS_MAX} (got {self.io_threads})")
+        if not 1 <= self.pairs <= _core.QUEUE_PAIRS_MAX:
+            raise ValueError(f"pairs must be 1 to {_core.QUEUE_PAIRS_MAX} (got {self.pairs})")
+        most_rounds = _core.QUEUE_DOORBELLS * self.pairs
+        if not 1 <= self.rounds <= most_rounds:
+            raise ValueError(f"rounds must be 1 to {most_rounds} with pairs={self.pairs} (got {self.rounds})")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads must be 1 or more (got {self.threads})")
