@@ -491,10 +491,22 @@ class RowSet:
     def create(row_count: int) -> RowSet: ...
     def insert(self, rows: NDArray[np.uint32], without: RowSet | None = None) -> None:
         """Insert rows that the other set does not contain. IndexError for a row beyond the table."""
+    def clear(self) -> None: ...
     def seal(self) -> None:
         """Compute the ranks, after the last insert()."""
     def rows(self) -> list[int]:
         """Ascending."""
+    def __len__(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+class RowList:
+    """The rows of a pack that waits, ascending. Smaller than a RowSet where they are few."""
+
+    @staticmethod
+    def create(rows: RowSet) -> RowList: ...
+    def to_set(self) -> RowSet:
+        """Sealed."""
     def __len__(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
@@ -552,7 +564,7 @@ class PackWriter:
     @property
     def bytes_written(self) -> int: ...
 
-_Target = tuple[RowSet, PackMemory | None, int]
+_Target = tuple[RowList, PackMemory | None, int]
 
 class SweepTable:
     """A table of a sweep. targets: (rows, memory or None for the scratch file, offset) of each."""

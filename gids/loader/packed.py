@@ -363,7 +363,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         self._pages: dict[str, Any] = {}
         self._largest: tuple[int, Ids, int] | None = None
         self._rows: dict[str, int] = {}
-        self._minibatch_bytes = 0
+        self._minibatch_bytes = self._wanted_rows = 0
         limit = packs.scratch.limit_bytes // _SPOOL_SHARE
         while len(spool) < _MOST_MINIBATCHES and spool.bytes_written < limit and self._end is None:
             begun = time.perf_counter()
@@ -411,7 +411,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
     def _note(self, minibatch: T, ids: Ids, rows: Sequence[Any]) -> None:
         """Count the rows and pages of a minibatch, and how large the largest one is."""
         for counts, of_space in zip(self._counts, rows, strict=True):
-            counts.add(of_space)
+            self._wanted_rows += counts.add(of_space)
         for space, of_space in zip(self._spaces, rows, strict=True):
             for t in space.tables:
                 if t.rows_per_page > 1 and self._packs.options.reads == "auto":
@@ -495,7 +495,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             sampler_bytes=self._host.sampler_bytes(),
             memory_bytes=memory_bytes,
         )
-        return budget.share(self._rows, self._minibatch_bytes)
+        return budget.share(self._rows, self._minibatch_bytes, self._wanted_rows)
 
     def _make_machine(self, plan: PackPlan, rates: DiskRates) -> None:
         packs = self._packs

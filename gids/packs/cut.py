@@ -5,9 +5,10 @@ Called with a sampled superbatch. Tries several shares of resident rows and take
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gids import _core
@@ -17,6 +18,9 @@ from gids.packs.spaces import Space
 from gids.packs.spool import Spool
 
 Way = Literal["sweep", "pack"]
+
+_TRIED = 32
+"""Minibatches that each share is tried on; only the best one is tried on all."""
 
 _SHARES = (0.0, 0.2, 0.4, 0.55, 0.7, 0.8, 0.9)
 """Shares of the memory for packs that are tried for resident rows."""
@@ -75,51 +79,86 @@ def choose_layout(
     counts: _core.Counts of each space over the spooled minibatches. scratch_bytes: room for packs.
     consumer_s: seconds that the consumer takes for all of them.
     """
-    found: dict[Way, Layout] = {}
+    found: dict[Way, tuple[float, _Trial]] = {}
     wanted = [s.row_count - int(c.histogram()[0]) for s, c in zip(spaces, counts, strict=True)]
     one_sweep_s = sweep_bytes(spaces, wanted, rates) / rates.read_bytes_per_s
-    for candidate in _candidates(spool, spaces, counts, plan):
-        packed = candidate.packed_bytes(spaces)
+
+    def seconds(way: Way, candidate: Candidate, times: float) -> float:
+        packed, packs = times * candidate.packed_bytes(spaces), times * len(candidate.packs)
+        if way == "sweep":
+            return max(packs * one_sweep_s, consumer_s)
+        sweeps = max(1, math.ceil(packs / plan.most_packs), math.ceil(packed / max(1, scratch_bytes)))
+        reading_s = max(packed / rates.read_bytes_per_s, consumer_s)
+        return sweeps * one_sweep_s + packed / rates.write_bytes_per_s + reading_s
+
+    if not rates.write_bytes_per_s:
+        ways = [way for way in ways if way != "pack"]
+    tried = min(len(spool), _TRIED)
+    trials = _trials(spaces, counts, plan)
+    for trial in _cut(trials, spool, tried):
         for way in ways:
-            if way == "pack":
-                if not rates.write_bytes_per_s:
-                    continue
-                pieces = max(-(-len(candidate.packs) // plan.most_packs), -(-packed // max(1, scratch_bytes)))
-                seconds = pieces * one_sweep_s + packed / rates.write_bytes_per_s
-                seconds += max(packed / rates.read_bytes_per_s, consumer_s)
-            else:
-                seconds = max(len(candidate.packs) * one_sweep_s, consumer_s)
-            if way not in found or seconds < found[way].predicted_s:
-                found[way] = Layout(way, candidate, seconds)
+            about_s = seconds(way, trial.candidate(), len(spool) / tried)
+            if way not in found or about_s < found[way][0]:
+                found[way] = (about_s, trial)
+    if tried == len(spool):
+        return {way: Layout(way, trial.candidate(), about_s) for way, (about_s, trial) in found.items()}
+    # The best of them again, on all minibatches. One that is larger than those before may not fit: then all.
+    again = {way: trial.again() for way, (_, trial) in found.items()}
+    if set(_cut(list(again.values()), spool, len(spool))) == set(again.values()):
+        return {
+            way: Layout(way, of.candidate(), seconds(way, of.candidate(), 1)) for way, of in again.items()
+        }
+    candidates = [trial.candidate() for trial in _cut([t.again() for t in trials], spool, len(spool))]
+    return {
+        way: min(
+            (Layout(way, of, seconds(way, of, 1)) for of in candidates), key=lambda layout: layout.predicted_s
+        )
+        for way in ways
+        if candidates
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class _Trial:
+    """A cut in progress."""
+
+    cutter: _core.Cutter
+    spaces: list[tuple[_core.Counts, int, int, int]]
+    resident_rows: tuple[int, ...]
+    most_bytes: int
+    half_bytes: int
+
+    def candidate(self) -> Candidate:
+        hot = tuple((above, before) for _, _, above, before in self.spaces)
+        packs = tuple((end, tuple(rows)) for end, rows in self.cutter.packs())
+        return Candidate(hot, self.resident_rows, self.half_bytes, packs)
+
+    def again(self) -> _Trial:
+        return replace(self, cutter=_core.Cutter(self.spaces, self.most_bytes))
+
+
+def _trials(spaces: Sequence[Space], counts: Sequence[Any], plan: PackPlan) -> list[_Trial]:
+    padding = ALIGNMENT * sum(len(space.tables) for space in spaces)
+    histograms = [of.histogram() for of in counts]
+    found: list[_Trial] = []
+    for share in _SHARES:
+        rows = tuple(_hottest(histograms, spaces, int(share * plan.pack_bytes)))
+        resident = sum(n * space.row_bytes for n, space in zip(rows, spaces, strict=True))
+        most = (plan.pack_bytes - resident - padding) // 2 - padding
+        if most <= 0 or any(rows == other.resident_rows for other in found):
+            continue
+        of = [(c, s.row_bytes, *c.hottest(n)) for c, s, n in zip(counts, spaces, rows, strict=True)]
+        found.append(_Trial(_core.Cutter(of, most), of, rows, most, most + padding))
     return found
 
 
-def _candidates(
-    spool: Spool, spaces: Sequence[Space], counts: Sequence[Any], plan: PackPlan
-) -> list[Candidate]:
-    padding = ALIGNMENT * sum(len(space.tables) for space in spaces)
-    histograms = [of.histogram() for of in counts]
-    tried: list[tuple[list[int], tuple[tuple[int, int], ...], int, _core.Cutter]] = []
-    for share in _SHARES:
-        rows = _hottest(histograms, spaces, int(share * plan.pack_bytes))
-        resident = sum(n * space.row_bytes for n, space in zip(rows, spaces, strict=True))
-        half = (plan.pack_bytes - resident - padding) // 2 - padding
-        if half <= 0 or any(rows == other for other, *_ in tried):
-            continue
-        hot = tuple(of.hottest(n) for of, n in zip(counts, rows, strict=True))
-        cutter = _core.Cutter(
-            [(of, s.row_bytes, *h) for of, s, h in zip(counts, spaces, hot, strict=True)], half
-        )
-        tried.append((rows, hot, half, cutter))
-    with ThreadPoolExecutor(max(1, len(tried)), "gids-cut") as threads:
-        for i in range(len(spool)):
-            minibatch = spool.rows(i)
-            list(threads.map(lambda t, of=minibatch: t[3].add(of), tried))
-    return [
-        Candidate(hot, tuple(rows), half + padding, tuple((end, tuple(n)) for end, n in cutter.packs()))
-        for rows, hot, half, cutter in tried
-        if cutter.largest_bytes <= half
-    ]
+def _cut(trials: Sequence[_Trial], spool: Spool, minibatches: int) -> list[_Trial]:
+    """Cut the first minibatches; returns the trials in whose packs all of them fit."""
+    with ThreadPoolExecutor(max(1, len(trials)), "gids-cut") as threads:
+        for i in range(minibatches):
+            rows = spool.rows(i)
+            list(threads.map(lambda trial, of=rows: trial.cutter.add(of), trials))
+    return [trial for trial in trials if trial.cutter.largest_bytes <= trial.most_bytes]
 
 
 def _hottest(histograms: Sequence[Sequence[int]], spaces: Sequence[Space], nbytes: int) -> list[int]:

@@ -20,8 +20,14 @@ _OUTPUTS = 2
 _MINIBATCHES = 5
 """Sampled ones in memory: one with the consumer, one that is written or read, three that are read ahead."""
 
-_SETS_SHARE = 8
-"""Row sets of the packs of a superbatch take at most an eighth of the memory."""
+_LISTS_SHARE = 8
+"""Row lists of the packs of a superbatch take at most an eighth of the memory."""
+
+_LIST_ROW_BYTES = 1.25
+"""Bytes of a row in a row list, about."""
+
+_SETS = 12
+"""Row sets: the resident rows', the present pack's, one to sweep by, one to collect in, eight to try cuts."""
 
 _PIECE_SHARE = 512
 """A piece of a sweep takes at most 1/512 of the memory."""
@@ -32,7 +38,7 @@ _WRITE_SHARE = 16
 PIECES = 8
 """Pieces that a sweep reads at a time."""
 
-_LEAST_BUFFER_BYTES = 16 << 10
+_LEAST_BUFFER_BYTES = 32 << 10
 _LEAST_PACKS = 4
 _MOST_PACKS = 1024
 _SPARE_BUFFERS = 16
@@ -75,15 +81,16 @@ class PackBudget:
     sampler_bytes: int
     memory_bytes: int
 
-    def share(self, rows: Mapping[str, int], minibatch_bytes: int) -> PackPlan | None:
+    def share(self, rows: Mapping[str, int], minibatch_bytes: int, wanted_rows: int) -> PackPlan | None:
         """Give every purpose its bytes; the rest is for packs. None if less than nothing is left.
 
         rows: rows that the largest minibatch reads, by table. minibatch_bytes: its memory.
+        wanted_rows: sum of the distinct rows of each minibatch, over all minibatches and spaces.
         """
         sets = sum(space.set_bytes for space in self.spaces)
         longest = max(t.page_bytes for space in self.spaces for t in space.tables)
         buffers = self.memory_bytes // _WRITE_SHARE // _LEAST_BUFFER_BYTES
-        most_packs = min(_MOST_PACKS, self.memory_bytes // _SETS_SHARE // sets, buffers - _SPARE_BUFFERS)
+        most_packs = min(_MOST_PACKS, buffers - _SPARE_BUFFERS)
         most_packs = max(_LEAST_PACKS, most_packs)
         piece_bytes = align_up(min(1 << 20, max(64 << 10, self.memory_bytes // _PIECE_SHARE)), longest)
         piece_bytes = max(piece_bytes, longest)
@@ -94,8 +101,8 @@ class PackBudget:
             "sampler": self.sampler_bytes,
             "outputs": _OUTPUTS * self._output_bytes(rows),
             "minibatches": _MINIBATCHES * (minibatch_bytes + 4 * sum(rows.values())),
-            # Beside those of the packs: the resident rows', and two that cuts and sweeps work in.
-            "row sets": (most_packs + 3) * sets,
+            "row sets": _SETS * sets,
+            "row lists": min(self.memory_bytes // _LISTS_SHARE, int(_LIST_ROW_BYTES * wanted_rows)),
             "counts": sum(2 * space.row_count for space in self.spaces) + sets,
             "sweep": 2 * PIECES * piece_bytes,
             "write buffers": (most_packs + _SPARE_BUFFERS) * buffer_bytes,

@@ -62,6 +62,7 @@ class PackMachine:
         self.workers = _core.Workers.create(threads)
         self.threads = threads
         self.priority = _core.Priority.create()
+        self.found = [_core.RowSet.create(space.row_count) for space in spaces]  # to collect a pack's rows in
         self.engine_kind = "auto" if engine == "mmap" else engine  # what is written cannot be mapped
         self.direct, self.gap_bytes = direct, gap_bytes
         self._pool = _core.BufferPool.create(plan.purposes["outputs"])
@@ -113,10 +114,10 @@ class _BadRows:
 
 @dataclass
 class _Pack:
-    """sets: RowSet of each space. at: offset in scratch. parts: offset of each table's rows, in the pack."""
+    """lists: RowList of each space. at: offset in scratch. parts: offset of each table's rows in the pack."""
 
     end: int
-    sets: list[Any]
+    lists: list[Any]
     at: int
     parts: dict[str, int]
     nbytes: int
@@ -140,13 +141,14 @@ class Superbatch:
     ) -> None:
         self._machine, self._spool, self._layout = machine, spool, layout
         self._scratch = scratch if layout.way == "pack" else None
-        candidate = layout.candidate
+        candidate, most_list_bytes = layout.candidate, machine.plan.purposes["row lists"]
         begin = candidate.packs[first_pack - 1][0] if first_pack else 0
         self.next = self.first = begin
         self._resident = [of.set_of(*hot) for of, hot in zip(counts, candidate.hot, strict=True)]
         self._resident_parts, resident_bytes = self._parts(self._resident)
         self._halves = [resident_bytes, resident_bytes + candidate.half_bytes]
         self._packs: list[_Pack] = []
+        list_bytes = 0
         room, at = (0 if scratch is None else scratch.limit_bytes - scratch.taken_bytes), 0
         for end, rows in candidate.packs[first_pack : first_pack + machine.plan.most_packs]:
             nbytes = sum(
@@ -156,13 +158,17 @@ class Superbatch:
             )
             if self._scratch is not None and self._packs and at + nbytes > room:
                 break
-            self._packs.append(_Pack(end, self._sets_of(begin, end), at, {}, nbytes))
-            pack = self._packs[-1]
-            pack.parts, pack.nbytes = self._parts(pack.sets)
-            at, begin = at + pack.nbytes, end
+            lists = self._lists_of(begin, end)
+            parts, nbytes = self._parts(lists)
+            self._packs.append(_Pack(end, lists, at, parts, nbytes))
+            at, begin = at + nbytes, end
+            list_bytes += sum(of.nbytes for of in lists)
+            if list_bytes >= most_list_bytes:
+                break
         self.end = begin
         self.last_pack = first_pack + len(self._packs)
         self._current = -1  # the pack that is being trained
+        self._sets: list[Any] = []  # its rows in each space
         self._loads: dict[int, Any] = {}
         self._bad: dict[str, list[_BadRows]] = {}  # in every pack
         self._bad_in_pack: dict[str, list[_BadRows]] = {}
@@ -213,7 +219,7 @@ class Superbatch:
                 buffer_bytes=machine.plan.buffer_bytes,
             )
             targets = {
-                t.name: [(pack.sets[s], None, pack.at + pack.parts[t.name]) for pack in self._packs]
+                t.name: [(pack.lists[s], None, pack.at + pack.parts[t.name]) for pack in self._packs]
                 for s, space in enumerate(machine.spaces)
                 for t in space.tables
             }
@@ -258,7 +264,7 @@ class Superbatch:
                     continue
                 holders = [
                     (self._resident[s], memory, self._resident_parts[name]),
-                    (pack.sets[s], memory, half + pack.parts[name]),
+                    (self._sets[s], memory, half + pack.parts[name]),
                 ]
                 features[name] = self._machine.gather(table, of_space, holders)
                 for bad in (*self._bad.get(name, ()), *self._bad_in_pack.get(name, ())):
@@ -286,6 +292,10 @@ class Superbatch:
             self.bytes_read += self._packs[self._current].nbytes
         else:
             self._finished(load.wait(), self._bad if self._current == 0 else self._bad_in_pack)
+        pack = self._packs[self._current]
+        self._sets = [of.to_set() for of in pack.lists]
+        if self._current:
+            self._packs[self._current - 1].lists.clear()
         self.seconds["wait"] += time.perf_counter() - begun
         if self._current + 1 < len(self._packs):
             self._load(self._current + 1)
@@ -301,7 +311,7 @@ class Superbatch:
             )
             return
         targets = {
-            t.name: [(pack.sets[s], machine.memory, half + pack.parts[t.name])]
+            t.name: [(pack.lists[s], machine.memory, half + pack.parts[t.name])]
             for s, space in enumerate(machine.spaces)
             for t in space.tables
         }
@@ -310,7 +320,11 @@ class Superbatch:
     def _with_resident(self, targets: dict[str, list[Any]]) -> dict[str, list[Any]]:
         for s, space in enumerate(self._machine.spaces):
             for t in space.tables:
-                part = (self._resident[s], self._machine.memory, self._resident_parts[t.name])
+                part = (
+                    _core.RowList.create(self._resident[s]),
+                    self._machine.memory,
+                    self._resident_parts[t.name],
+                )
                 targets[t.name].append(part)
         return targets
 
@@ -341,15 +355,16 @@ class Superbatch:
             threads=machine.threads,
         )
 
-    def _sets_of(self, begin: int, end: int) -> list[Any]:
-        """The rows of minibatches [begin, end) that are not resident."""
-        sets = [_core.RowSet.create(space.row_count) for space in self._machine.spaces]
+    def _lists_of(self, begin: int, end: int) -> list[Any]:
+        """The rows of minibatches [begin, end) that are not resident, by space."""
+        for of in self._machine.found:
+            of.clear()
         for i in range(begin, end):
-            for of, rows, resident in zip(sets, self._spool.rows(i), self._resident, strict=True):
+            for of, rows, resident in zip(
+                self._machine.found, self._spool.rows(i), self._resident, strict=True
+            ):
                 of.insert(rows, resident)
-        for of in sets:
-            of.seal()
-        return sets
+        return [_core.RowList.create(of) for of in self._machine.found]
 
     def _parts(self, sets: Sequence[Any]) -> tuple[dict[str, int], int]:
         parts, at = {}, 0
@@ -383,7 +398,7 @@ class Superbatch:
         reason = f"cannot read a pack: {os.strerror(code)}"
         error = StorageError(code, reason, self._file.directory, pack.at + begin)
         for s, space in enumerate(self._machine.spaces):
-            rows = np.array(pack.sets[s].rows(), np.uint32)
+            rows = np.array(pack.lists[s].to_set().rows(), np.uint32)
             for t in space.tables:
                 part = pack.parts[t.name]
                 first = max(0, begin - part) // t.row_bytes

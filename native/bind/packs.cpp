@@ -31,6 +31,7 @@ using packs::Cutter;
 using packs::Hot;
 using packs::PackRead;
 using packs::Priority;
+using packs::RowList;
 using packs::RowSet;
 using packs::Sweep;
 using packs::Writer;
@@ -56,7 +57,7 @@ struct PackMemory {
 
 // A target and the memory that it keeps. memory: None for the scratch file.
 struct BoundTarget {
-  std::shared_ptr<RowSet> rows;
+  std::shared_ptr<RowList> rows;
   std::shared_ptr<PackMemory> memory;
   u64 offset;
 };
@@ -182,6 +183,7 @@ void bind_packs(nb::module_& m) {
              }
            },
            "rows"_a.noconvert(), "without"_a.none() = nb::none(), "Inserts rows that the other set does not contain.")
+      .def("clear", &RowSet::clear, nb::call_guard<nb::gil_scoped_release>())
       .def("seal", &RowSet::seal, nb::call_guard<nb::gil_scoped_release>())
       .def("rows",
            [](const RowSet& set) {
@@ -192,6 +194,26 @@ void bind_packs(nb::module_& m) {
            "Ascending.")
       .def("__len__", &RowSet::size)
       .def_prop_ro("nbytes", &RowSet::bytes);
+
+  nb::class_<RowList>(m, "RowList", "The rows of a pack that waits.")
+      .def("__init__", [](RowList*, const RowSet&) { throw nb::type_error("use RowList.create"); })
+      .def_static("create",
+                  [](const RowSet& rows) {
+                    nb::gil_scoped_release release;
+                    return std::make_shared<RowList>(rows);
+                  },
+                  "rows"_a)
+      .def("to_set",
+           [](const RowList& list) {
+             nb::gil_scoped_release release;
+             auto set = std::make_shared<RowSet>(list.row_count());
+             list.insert_into(*set);
+             set->seal();
+             return set;
+           },
+           "Sealed.")
+      .def("__len__", &RowList::size)
+      .def_prop_ro("nbytes", &RowList::bytes);
 
   nb::class_<Counts>(m, "Counts", "How many minibatches want each row of a table.")
       .def("__init__", [](Counts*, u64) { throw nb::type_error("use Counts.create"); })
@@ -272,13 +294,13 @@ void bind_packs(nb::module_& m) {
       .def("__init__",
            [](BoundTable* self, u64 row_count, u32 row_bytes, u32 page_bytes, u32 rows_per_page, u32 shard_count,
               u32 first_file, std::optional<Checksums> checksums,
-              const std::vector<std::tuple<std::shared_ptr<RowSet>, std::shared_ptr<PackMemory>, u64>>& targets) {
+              const std::vector<std::tuple<std::shared_ptr<RowList>, std::shared_ptr<PackMemory>, u64>>& targets) {
              new (self) BoundTable{{row_count, row_bytes, page_bytes, rows_per_page, shard_count, first_file}, std::move(checksums), {}};
              for (const auto& [rows, memory, offset] : targets) self->targets.push_back({rows, memory, offset});
            },
            nb::kw_only(), "row_count"_a, "row_bytes"_a, "page_bytes"_a, "rows_per_page"_a, "shard_count"_a,
            "first_file"_a, nb::arg("checksums").noconvert() = nb::none(), "targets"_a,
-           "targets: (RowSet, PackMemory, or None for the scratch file, offset) of each.");
+           "targets: (RowList, PackMemory, or None for the scratch file, offset) of each.");
 
   nb::class_<RunningSweep>(m, "Sweep", "Copies wanted rows of tables to packs, in a thread.")
       .def("__init__", &new_sweep, "engine"_a, "writer"_a.none(), "priority"_a, "tables"_a, nb::kw_only(),

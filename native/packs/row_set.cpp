@@ -30,12 +30,4 @@ bool RowSet::any(u64 begin, u64 end) const {
   return false;
 }
 
-void RowSet::unite(const RowSet& other) {
-  size_ = 0;
-  for (size_t w = 0; w < words_.size(); ++w) {
-    words_[w] |= other.words_[w];
-    size_ += static_cast<u64>(std::popcount(words_[w]));
-  }
-}
-
 }  // namespace gids::packs

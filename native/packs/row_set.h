@@ -64,8 +64,6 @@ class RowSet {
   }
   // Whether a row of [begin, end) is in the set.
   bool any(u64 begin, u64 end) const;
-  // Inserts the rows of another set over the same rows.
-  void unite(const RowSet& other);
 
   size_t bytes() const { return words_.size() * sizeof(u64) + ranks_.size() * sizeof(u32); }
   // Bytes of a sealed set of this many rows.

@@ -57,7 +57,10 @@ struct Sweep::Piece {
 
 // The end of one target's rows that is being filled.
 struct Sweep::Output {
+  explicit Output(const Target& of) : target(of), next(*of.rows) {}
+
   const Target& target;
+  RowList::Cursor next;         // the row that is copied next
   std::byte* buffer = nullptr;  // of the writer
   size_t filled = 0;            // bytes of the buffer
   u64 written = 0;              // bytes given to the writer, or copied to memory
@@ -153,7 +156,7 @@ void Sweep::run() noexcept {
 void Sweep::sweep(const TableSweep& table) {
   const cache::Geometry& g = table.geometry;
   RowSet wanted(g.row_count);
-  for (const Target& target : table.targets) wanted.unite(*target.rows);
+  for (const Target& target : table.targets) target.rows->insert_into(wanted);
   const u64 pages = g.page_count(), most = options_.piece_bytes / g.page_bytes;
   const u64 gap = options_.gap_bytes / g.page_bytes * g.shard_count;
   auto is_wanted = [&](u64 page) {
@@ -182,7 +185,7 @@ void Sweep::sweep(const TableSweep& table) {
   };
 
   std::vector<Output> outputs;
-  for (const Target& target : table.targets) outputs.push_back({target});
+  for (const Target& target : table.targets) outputs.emplace_back(target);
   std::deque<Piece> reading;
   std::vector<std::byte*> free;
   for (u32 i = 0; i < options_.pieces; ++i) free.push_back(memory_.data() + u64{i} * options_.piece_bytes);
@@ -261,11 +264,12 @@ void Sweep::distribute(const TableSweep& table, const Piece& piece, std::vector<
   workers_.parallel_for(outputs.size(), 1, [&](size_t begin, size_t end, u32) {
     for (size_t o = begin; o < end; ++o) {
       Output& output = outputs[o];
-      output.target.rows->each(first_row, end_row, [&](u64 row) {
+      for (; output.next.row() < end_row; output.next.advance()) {
+        const u64 row = output.next.row();
         const std::byte* at = dense ? piece.memory + (row - first_row) * g.row_bytes
                                     : piece.page(g, g.page_of(static_cast<i64>(row))) + g.offset_in_page(static_cast<i64>(row));
         output.append(at, g.row_bytes, writer_.get());
-      });
+      }
     }
   });
 }

@@ -16,7 +16,7 @@
 #include "cache/memory.h"
 #include "cache/workers.h"
 #include "io/engine.h"
-#include "packs/row_set.h"
+#include "packs/row_list.h"
 #include "packs/writer.h"
 
 namespace gids::packs {
@@ -35,10 +35,10 @@ class Priority {
   u32 urgent_ = 0;
 };
 
-// Where the rows of one pack, or the resident rows, go: row r to memory + rank(r) * row_bytes, or to that offset of the
+// Where the rows of one pack, or the resident rows, go: one after the other to memory, or from `offset` on to the
 // writer's file.
 struct Target {
-  std::shared_ptr<const RowSet> rows;
+  std::shared_ptr<const RowList> rows;
   std::byte* memory = nullptr;  // null: to the file
   u64 offset = 0;
 };
