@@ -521,17 +521,15 @@ class Counts:
     def clear(self) -> None: ...
     def histogram(self) -> list[int]:
         """Rows that 0, 1, 2, … minibatches want."""
-    def hottest(self, rows: int) -> tuple[int, int]:
-        """(above, before) of the most wanted rows: see native/packs/counts.h."""
-    def set_of(self, above: int, before: int) -> RowSet:
-        """Sealed."""
+    def hottest(self, rows: int) -> RowSet:
+        """The most wanted rows, sealed; of equally wanted ones the first."""
     @property
     def nbytes(self) -> int: ...
 
 class Cutter:
-    """Cuts minibatches into packs. spaces: (counts, row_bytes, above, before) of each."""
+    """Cuts minibatches into packs. spaces: (resident rows, row_bytes) of each."""
 
-    def __init__(self, spaces: list[tuple[Counts, int, int, int]], pack_bytes: int) -> None: ...
+    def __init__(self, spaces: list[tuple[RowSet, int]], pack_bytes: int) -> None: ...
     def add(self, rows: list[NDArray[np.uint32]]) -> None:
         """The next minibatch's rows of each space."""
     def packs(self) -> list[tuple[int, list[int]]]:

@@ -42,7 +42,8 @@ from gids.loader.minibatch_sizes import (
 from gids.loader.observer import Observer, Observers
 from gids.loader.option_names import explain_names
 from gids.loader.options import MAX_PLANNED
-from gids.loader.packed import LEAST_BYTES, PackedStream, PackHost, PackReads
+from gids.loader.pack_reads import LEAST_BYTES, PackHost, PackReads
+from gids.loader.packed import PackedStream
 from gids.loader.placement import DevicePlacement, HostPlacement, Placement
 from gids.loader.source import Dataset, Source, as_source
 from gids.loader.stages import Stage, epoch_summary, stage_for

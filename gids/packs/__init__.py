@@ -4,7 +4,7 @@ Called by the loader. See docs/internals/packs.md.
 """
 
 from gids.packs.costs import DiskRates, measure_rates
-from gids.packs.cut import Candidate, Layout, choose_layout
+from gids.packs.cut import Layout, Resident, Way, Work, sweep_bytes
 from gids.packs.memory import PackBudget, PackPlan
 from gids.packs.row_reader import RowReader
 from gids.packs.scratch import Scratch, ScratchFull, find_scratch
@@ -14,7 +14,6 @@ from gids.packs.superbatch import PackMachine, Superbatch
 
 __all__ = [
     "MOST_ROWS",
-    "Candidate",
     "DiskRates",
     "Layout",
     "NotSpoolable",
@@ -22,6 +21,7 @@ __all__ = [
     "PackBudget",
     "PackMachine",
     "PackPlan",
+    "Resident",
     "RowReader",
     "Rows",
     "Scratch",
@@ -29,9 +29,11 @@ __all__ = [
     "Space",
     "Spool",
     "Superbatch",
-    "choose_layout",
+    "Way",
+    "Work",
     "find_scratch",
     "measure_rates",
     "rows_of",
     "spaces_of",
+    "sweep_bytes",
 ]

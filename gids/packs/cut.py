@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from gids import _core
 from gids.packs.costs import DiskRates
@@ -26,139 +26,140 @@ _SHARES = (0.0, 0.2, 0.4, 0.55, 0.7, 0.8, 0.9)
 """Shares of the memory for packs that are tried for resident rows."""
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """One share of resident rows. hot: (above, before) of each space, as native/packs/counts.h has them.
+@dataclass(frozen=True, eq=False)
+class Resident:
+    """Rows that stay in memory, and the memory of one pack beside them. rows: a set of each space."""
 
-    resident_rows: of each space. half_bytes: memory of one pack. packs: (minibatch after its last, rows of
-    each space) of each.
-    """
-
-    hot: tuple[tuple[int, int], ...]
-    resident_rows: tuple[int, ...]
-    half_bytes: int
-    packs: tuple[tuple[int, tuple[int, ...]], ...]
-
-    def packed_bytes(self, spaces: Sequence[Space]) -> int:
-        return sum(
-            n * space.row_bytes for _, rows in self.packs for n, space in zip(rows, spaces, strict=True)
-        )
+    rows: tuple[_core.RowSet, ...]
+    pack_bytes: int
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The cheapest candidate of a way, and its predicted seconds for all spooled minibatches."""
+    """The cheapest cut for a way of reading, and its predicted seconds for all spooled minibatches.
+
+    packs: (minibatch after its last one, rows of each space) of each.
+    """
 
     way: Way
-    candidate: Candidate
+    resident: Resident
+    packs: tuple[tuple[int, tuple[int, ...]], ...]
     predicted_s: float
 
 
-def sweep_bytes(spaces: Sequence[Space], wanted: Sequence[int], rates: DiskRates) -> int:
-    """Bytes that a sweep for so many rows of each space reads, about."""
-    total = 0
-    for space, rows in zip(spaces, wanted, strict=True):
-        for t in space.tables:
-            total += min(t.page_count * t.page_bytes, rows * (t.page_bytes + rates.gap_bytes))
-    return total
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What is to be cut. counts: of each space over the spooled minibatches.
 
-
-def choose_layout(
-    spool: Spool,
-    spaces: Sequence[Space],
-    counts: Sequence[Any],
-    plan: PackPlan,
-    rates: DiskRates,
-    ways: Sequence[Way],
-    *,
-    scratch_bytes: int,
-    consumer_s: float = 0.0,
-) -> dict[Way, Layout]:
-    """The cheapest layout of each way; a way is left out if a minibatch does not fit in a pack.
-
-    counts: _core.Counts of each space over the spooled minibatches. scratch_bytes: room for packs.
-    consumer_s: seconds that the consumer takes for all of them.
+    scratch_bytes: room for packs. consumer_s: seconds that the consumer takes for all minibatches.
     """
-    found: dict[Way, tuple[float, _Trial]] = {}
-    wanted = [s.row_count - int(c.histogram()[0]) for s, c in zip(spaces, counts, strict=True)]
-    one_sweep_s = sweep_bytes(spaces, wanted, rates) / rates.read_bytes_per_s
 
-    def seconds(way: Way, candidate: Candidate, times: float) -> float:
-        packed, packs = times * candidate.packed_bytes(spaces), times * len(candidate.packs)
+    spool: Spool
+    spaces: Sequence[Space]
+    counts: Sequence[_core.Counts]
+    plan: PackPlan
+    rates: DiskRates
+    scratch_bytes: int
+    consumer_s: float = 0.0
+
+    def choose(self, ways: Sequence[Way], resident: Resident | None = None) -> dict[Way, Layout]:
+        """The cheapest layout for each way; a way is left out if a minibatch does not fit in a pack.
+
+        resident: the rows that must stay. None: those of the cheapest share.
+        """
+        if not self.rates.write_bytes_per_s:
+            ways = [way for way in ways if way != "pack"]
+        trials = [self._trial(resident)] if resident is not None else self._trials()
+        tried = min(len(self.spool), _TRIED)
+        if len(trials) > 1 and tried < len(self.spool):
+            times = len(self.spool) / tried
+            fitting = self._cut(trials, tried)
+            best = {self._best(way, fitting, times) for way in ways if fitting}
+            # A later minibatch may be larger than those before, and not fit: then all are tried on all.
+            again = self._cut([replace(t, cutter=self._cutter(t.resident)) for t in best], len(self.spool))
+            fitting = again
+            if not again or len(again) < len(best):
+                fitting = self._cut(self._trials(), len(self.spool))
+        else:
+            fitting = self._cut(trials, len(self.spool))
+        found: dict[Way, Layout] = {}
+        for way in ways if fitting else ():
+            trial = self._best(way, fitting, 1)
+            found[way] = Layout(way, trial.resident, trial.packs(), self._seconds(way, trial, 1))
+        return found
+
+    def _seconds(self, way: Way, trial: _Trial, times: float) -> float:
+        """Predicted seconds for `times` as many minibatches as the trial has cut."""
+        cut = trial.packs()
+        packs = times * len(cut)
+        one_sweep_s = sweep_bytes(self.spaces, self.counts, self.rates) / self.rates.read_bytes_per_s
         if way == "sweep":
-            return max(packs * one_sweep_s, consumer_s)
-        sweeps = max(1, math.ceil(packs / plan.most_packs), math.ceil(packed / max(1, scratch_bytes)))
-        reading_s = max(packed / rates.read_bytes_per_s, consumer_s)
-        return sweeps * one_sweep_s + packed / rates.write_bytes_per_s + reading_s
-
-    if not rates.write_bytes_per_s:
-        ways = [way for way in ways if way != "pack"]
-    tried = min(len(spool), _TRIED)
-    trials = _trials(spaces, counts, plan)
-    for trial in _cut(trials, spool, tried):
-        for way in ways:
-            about_s = seconds(way, trial.candidate(), len(spool) / tried)
-            if way not in found or about_s < found[way][0]:
-                found[way] = (about_s, trial)
-    if tried == len(spool):
-        return {way: Layout(way, trial.candidate(), about_s) for way, (about_s, trial) in found.items()}
-    # The best of them again, on all minibatches. One that is larger than those before may not fit: then all.
-    again = {way: trial.again() for way, (_, trial) in found.items()}
-    if set(_cut(list(again.values()), spool, len(spool))) == set(again.values()):
-        return {
-            way: Layout(way, of.candidate(), seconds(way, of.candidate(), 1)) for way, of in again.items()
-        }
-    candidates = [trial.candidate() for trial in _cut([t.again() for t in trials], spool, len(spool))]
-    return {
-        way: min(
-            (Layout(way, of, seconds(way, of, 1)) for of in candidates), key=lambda layout: layout.predicted_s
+            return max(packs * one_sweep_s, self.consumer_s)
+        packed = times * sum(
+            n * space.row_bytes for _, rows in cut for n, space in zip(rows, self.spaces, strict=True)
         )
-        for way in ways
-        if candidates
-    }
+        sweeps = max(
+            1, math.ceil(packs / self.plan.most_packs), math.ceil(packed / max(1, self.scratch_bytes))
+        )
+        reading_s = max(packed / self.rates.read_bytes_per_s, self.consumer_s)
+        return sweeps * one_sweep_s + packed / self.rates.write_bytes_per_s + reading_s
+
+    def _best(self, way: Way, trials: Sequence[_Trial], times: float) -> _Trial:
+        return min(trials, key=lambda trial: self._seconds(way, trial, times))
+
+    def _cutter(self, resident: Resident) -> _core.Cutter:
+        of = [(rows, space.row_bytes) for rows, space in zip(resident.rows, self.spaces, strict=True)]
+        return _core.Cutter(of, resident.pack_bytes - self._padding)
+
+    @property
+    def _padding(self) -> int:
+        """Bytes by which the alignment of a pack's parts may add up."""
+        return ALIGNMENT * sum(len(space.tables) for space in self.spaces)
+
+    def _trial(self, resident: Resident) -> _Trial:
+        return _Trial(self._cutter(resident), resident, resident.pack_bytes - self._padding)
+
+    def _trials(self) -> list[_Trial]:
+        histograms = [of.histogram() for of in self.counts]
+        found: dict[tuple[int, ...], _Trial] = {}
+        for share in _SHARES:
+            rows = tuple(_hottest(histograms, self.spaces, int(share * self.plan.pack_bytes)))
+            held = sum(n * space.row_bytes for n, space in zip(rows, self.spaces, strict=True))
+            pack_bytes = (self.plan.pack_bytes - held - self._padding) // 2
+            if pack_bytes > self._padding and rows not in found:
+                sets = tuple(of.hottest(n) for of, n in zip(self.counts, rows, strict=True))
+                found[rows] = self._trial(Resident(sets, pack_bytes))
+        return list(found.values())
+
+    def _cut(self, trials: Sequence[_Trial], minibatches: int) -> list[_Trial]:
+        """Cut the first minibatches; returns the trials in whose packs all of them fit."""
+        with ThreadPoolExecutor(max(1, len(trials)), "gids-cut") as threads:
+            for i in range(minibatches):
+                rows = self.spool.rows(i)
+                list(threads.map(lambda trial, of=rows: trial.cutter.add(of), trials))
+        return [trial for trial in trials if trial.cutter.largest_bytes <= trial.most_bytes]
 
 
 @dataclass(frozen=True, eq=False)
 class _Trial:
-    """A cut in progress."""
+    """A cut in progress. most_bytes: of the rows of one pack."""
 
     cutter: _core.Cutter
-    spaces: list[tuple[_core.Counts, int, int, int]]
-    resident_rows: tuple[int, ...]
+    resident: Resident
     most_bytes: int
-    half_bytes: int
 
-    def candidate(self) -> Candidate:
-        hot = tuple((above, before) for _, _, above, before in self.spaces)
-        packs = tuple((end, tuple(rows)) for end, rows in self.cutter.packs())
-        return Candidate(hot, self.resident_rows, self.half_bytes, packs)
-
-    def again(self) -> _Trial:
-        return replace(self, cutter=_core.Cutter(self.spaces, self.most_bytes))
+    def packs(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        return tuple((end, tuple(rows)) for end, rows in self.cutter.packs())
 
 
-def _trials(spaces: Sequence[Space], counts: Sequence[Any], plan: PackPlan) -> list[_Trial]:
-    padding = ALIGNMENT * sum(len(space.tables) for space in spaces)
-    histograms = [of.histogram() for of in counts]
-    found: list[_Trial] = []
-    for share in _SHARES:
-        rows = tuple(_hottest(histograms, spaces, int(share * plan.pack_bytes)))
-        resident = sum(n * space.row_bytes for n, space in zip(rows, spaces, strict=True))
-        most = (plan.pack_bytes - resident - padding) // 2 - padding
-        if most <= 0 or any(rows == other.resident_rows for other in found):
-            continue
-        of = [(c, s.row_bytes, *c.hottest(n)) for c, s, n in zip(counts, spaces, rows, strict=True)]
-        found.append(_Trial(_core.Cutter(of, most), of, rows, most, most + padding))
-    return found
-
-
-def _cut(trials: Sequence[_Trial], spool: Spool, minibatches: int) -> list[_Trial]:
-    """Cut the first minibatches; returns the trials in whose packs all of them fit."""
-    with ThreadPoolExecutor(max(1, len(trials)), "gids-cut") as threads:
-        for i in range(minibatches):
-            rows = spool.rows(i)
-            list(threads.map(lambda trial, of=rows: trial.cutter.add(of), trials))
-    return [trial for trial in trials if trial.cutter.largest_bytes <= trial.most_bytes]
+def sweep_bytes(spaces: Sequence[Space], counts: Sequence[_core.Counts], rates: DiskRates) -> int:
+    """Bytes that a sweep for all wanted rows reads, about."""
+    total = 0
+    for space, of in zip(spaces, counts, strict=True):
+        wanted = space.row_count - of.histogram()[0]
+        for t in space.tables:
+            total += min(t.page_count * t.page_bytes, wanted * (t.page_bytes + rates.gap_bytes))
+    return total
 
 
 def _hottest(histograms: Sequence[Sequence[int]], spaces: Sequence[Space], nbytes: int) -> list[int]:

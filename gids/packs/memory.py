@@ -17,8 +17,8 @@ ALIGNMENT = 4096
 _OUTPUTS = 2
 """One minibatch is with the consumer, one is gathered."""
 
-_MINIBATCHES = 5
-"""Sampled ones in memory: one with the consumer, one that is written or read, three that are read ahead."""
+_MINIBATCHES = 7
+"""Sampled ones in memory: one with the consumer, three that are read ahead, three that are written."""
 
 _LISTS_SHARE = 8
 """Row lists of the packs of a superbatch take at most an eighth of the memory."""
@@ -26,8 +26,8 @@ _LISTS_SHARE = 8
 _LIST_ROW_BYTES = 1.25
 """Bytes of a row in a row list, about."""
 
-_SETS = 12
-"""Row sets: the resident rows', the present pack's, one to sweep by, one to collect in, eight to try cuts."""
+_SETS = 20
+"""Row sets: the resident rows', the present pack's, one to sweep by, one to collect in, 16 to try cuts."""
 
 _PIECE_SHARE = 512
 """A piece of a sweep takes at most 1/512 of the memory."""
@@ -82,36 +82,46 @@ class PackBudget:
     memory_bytes: int
 
     def share(self, rows: Mapping[str, int], minibatch_bytes: int, wanted_rows: int) -> PackPlan | None:
-        """Give every purpose its bytes; the rest is for packs. None if less than nothing is left.
+        """Give every purpose its bytes; the rest is for packs. None if nothing is left.
 
-        rows: rows that the largest minibatch reads, by table. minibatch_bytes: its memory.
-        wanted_rows: sum of the distinct rows of each minibatch, over all minibatches and spaces.
+        rows: rows that the largest minibatch reads, by table. minibatch_bytes: its memory. wanted_rows: sum
+        of the distinct rows of each minibatch, over all minibatches and spaces.
         """
+        purposes = self.needed(rows, minibatch_bytes, wanted_rows)
+        left = self.memory_bytes - sum(purposes.values())
+        if left <= 0:
+            return None
+        return PackPlan({**purposes, "packs": left}, self._most_packs, self._piece_bytes, self._buffer_bytes)
+
+    def needed(self, rows: Mapping[str, int], minibatch_bytes: int, wanted_rows: int) -> dict[str, int]:
+        """Bytes by purpose, without packs."""
         sets = sum(space.set_bytes for space in self.spaces)
-        longest = max(t.page_bytes for space in self.spaces for t in space.tables)
-        buffers = self.memory_bytes // _WRITE_SHARE // _LEAST_BUFFER_BYTES
-        most_packs = min(_MOST_PACKS, buffers - _SPARE_BUFFERS)
-        most_packs = max(_LEAST_PACKS, most_packs)
-        piece_bytes = align_up(min(1 << 20, max(64 << 10, self.memory_bytes // _PIECE_SHARE)), longest)
-        piece_bytes = max(piece_bytes, longest)
-        room = self.memory_bytes // _WRITE_SHARE // (most_packs + _SPARE_BUFFERS)
-        buffer_bytes = min(1 << 20, max(_LEAST_BUFFER_BYTES, room // ALIGNMENT * ALIGNMENT))
-        purposes = {
+        return {
             "bounce pool": self.bounce_bytes,
             "sampler": self.sampler_bytes,
             "outputs": _OUTPUTS * self._output_bytes(rows),
             "minibatches": _MINIBATCHES * (minibatch_bytes + 4 * sum(rows.values())),
             "row sets": _SETS * sets,
             "row lists": min(self.memory_bytes // _LISTS_SHARE, int(_LIST_ROW_BYTES * wanted_rows)),
-            "counts": sum(2 * space.row_count for space in self.spaces) + sets,
-            "sweep": 2 * PIECES * piece_bytes,
-            "write buffers": (most_packs + _SPARE_BUFFERS) * buffer_bytes,
+            "counts": 2 * (sum(2 * space.row_count for space in self.spaces) + sets),
+            "sweep": 2 * PIECES * self._piece_bytes,
+            "write buffers": (self._most_packs + _SPARE_BUFFERS) * self._buffer_bytes,
         }
-        left = self.memory_bytes - sum(purposes.values())
-        if left < 0:
-            return None
-        purposes["packs"] = left
-        return PackPlan(purposes, most_packs, piece_bytes, buffer_bytes)
+
+    @property
+    def _most_packs(self) -> int:
+        buffers = self.memory_bytes // _WRITE_SHARE // _LEAST_BUFFER_BYTES
+        return max(_LEAST_PACKS, min(_MOST_PACKS, buffers - _SPARE_BUFFERS))
+
+    @property
+    def _piece_bytes(self) -> int:
+        longest = max(t.page_bytes for space in self.spaces for t in space.tables)
+        return align_up(min(1 << 20, max(64 << 10, self.memory_bytes // _PIECE_SHARE)), longest)
+
+    @property
+    def _buffer_bytes(self) -> int:
+        room = self.memory_bytes // _WRITE_SHARE // (self._most_packs + _SPARE_BUFFERS)
+        return min(1 << 20, max(_LEAST_BUFFER_BYTES, room // ALIGNMENT * ALIGNMENT))
 
     def _output_bytes(self, rows: Mapping[str, int]) -> int:
         return sum(

@@ -124,39 +124,43 @@ class _Pack:
 
 
 class Superbatch:
-    """Minibatches [first, end) of a spool. Call prepare(), then take() for each.
+    """Minibatches [first, end) of a spool. Call prepare(), begin(), then take() for each.
 
     layout: for all minibatches of the spool; this superbatch has as many packs, from first_pack on, as memory
-    for their row sets and scratch allow.
+    for their row lists and room_bytes in scratch allow. fill_resident: the resident rows are not in memory
+    yet.
     """
 
     def __init__(
         self,
         machine: PackMachine,
         spool: Spool,
-        counts: Sequence[Any],
         layout: Layout,
         first_pack: int,
-        scratch: Scratch | None,
+        scratch: Scratch,
+        *,
+        room_bytes: int,
+        fill_resident: bool,
     ) -> None:
-        self._machine, self._spool, self._layout = machine, spool, layout
+        self._machine, self._spool, self.layout = machine, spool, layout
+        self._first_half = 0
         self._scratch = scratch if layout.way == "pack" else None
-        candidate, most_list_bytes = layout.candidate, machine.plan.purposes["row lists"]
-        begin = candidate.packs[first_pack - 1][0] if first_pack else 0
+        self._fill_resident = fill_resident
+        most_list_bytes = machine.plan.purposes["row lists"]
+        begin = layout.packs[first_pack - 1][0] if first_pack else 0
         self.next = self.first = begin
-        self._resident = [of.set_of(*hot) for of, hot in zip(counts, candidate.hot, strict=True)]
+        self._resident = layout.resident.rows
         self._resident_parts, resident_bytes = self._parts(self._resident)
-        self._halves = [resident_bytes, resident_bytes + candidate.half_bytes]
+        self._halves = [resident_bytes, resident_bytes + layout.resident.pack_bytes]
         self._packs: list[_Pack] = []
-        list_bytes = 0
-        room, at = (0 if scratch is None else scratch.limit_bytes - scratch.taken_bytes), 0
-        for end, rows in candidate.packs[first_pack : first_pack + machine.plan.most_packs]:
+        list_bytes = at = 0
+        for end, rows in layout.packs[first_pack : first_pack + machine.plan.most_packs]:
             nbytes = sum(
                 align_up(n * t.row_bytes, ALIGNMENT)
                 for n, space in zip(rows, machine.spaces, strict=True)
                 for t in space.tables
             )
-            if self._scratch is not None and self._packs and at + nbytes > room:
+            if self._scratch is not None and self._packs and at + nbytes > room_bytes:
                 break
             lists = self._lists_of(begin, end)
             parts, nbytes = self._parts(lists)
@@ -178,6 +182,7 @@ class Superbatch:
         self._opened = ExitStack()
         self.bytes_read = self.bytes_written = 0
         self.seconds = {"sweep": 0.0, "wait": 0.0, "gather": 0.0}
+        self.begun = False
 
     @property
     def resident_rows(self) -> int:
@@ -188,11 +193,22 @@ class Superbatch:
         return len(self._packs)
 
     @property
-    def scratch_bytes(self) -> int:
-        return 0 if self._scratch is None else sum(pack.nbytes for pack in self._packs)
+    def in_last_pack(self) -> bool:
+        """Whether one half of the memory is free for the next superbatch."""
+        return self._current == len(self._packs) - 1
+
+    @property
+    def last_half(self) -> int:
+        """The half of the memory that the last pack is in."""
+        return self._half_of(len(self._packs) - 1)
+
+    @property
+    def ready(self) -> bool:
+        """Whether begin() would not wait for a sweep."""
+        return self._sweep is None or bool(self._sweep.ended)
 
     def prepare(self) -> None:
-        """Start filling packs. Raises ScratchFull, or OSError for files that cannot be opened."""
+        """Start the sweep to scratch. Raises ScratchFull, or OSError for files that cannot be opened."""
         machine = self._machine
         paths: list[str] = [os.fspath(path) for t in machine.tables for path in t.shard_paths]
         self._shard_paths = list(paths)
@@ -225,13 +241,18 @@ class Superbatch:
             }
             self._sweep = self._start_sweep(self._with_resident(targets), writer)
             self._writer = writer
-        else:
-            self._load(0)
 
-    def finish_sweep(self) -> None:
-        """Wait until scratch has all packs. Blocks. Raises ScratchFull, StorageError for scratch."""
-        if self._scratch is None or self._sweep is None:
-            return
+    def begin(self, first_half: int = 0) -> None:
+        """Wait for the sweep, then start reading the first pack into one half of the memory.
+
+        Blocks. Raises ScratchFull, or StorageError for scratch.
+        """
+        self.begun, self._first_half = True, first_half
+        if self._scratch is not None:
+            self._finish_sweep(self._scratch)
+        self._load(0)
+
+    def _finish_sweep(self, scratch: Scratch) -> None:
         begun = time.perf_counter()
         result, self._sweep = self._sweep.wait(), None
         self.seconds["sweep"] += time.perf_counter() - begun
@@ -241,8 +262,7 @@ class Superbatch:
         if result["error"]:
             kind = ScratchFull if result["error"] in (errno.ENOSPC, errno.EDQUOT) else StorageError
             reason = "cannot write packs: " + os.strerror(result["error"])
-            raise kind(result["error"], reason, self._scratch.directory)
-        self._load(0)
+            raise kind(result["error"], reason, scratch.directory)
 
     def take(self) -> tuple[Any, dict[str, torch.Tensor], StorageError | None]:
         """The next minibatch with its features by table, and an error if some of them could not be read.
@@ -255,7 +275,7 @@ class Superbatch:
         self.next = index + 1
         minibatch, names, rows = self._spool.take(index)
         begun = time.perf_counter()
-        pack, half = self._packs[self._current], self._halves[self._current % 2]
+        pack, half = self._packs[self._current], self._halves[self._half_of(self._current)]
         memory, features, error = self._machine.memory, {}, None
         for s, (space, of_space) in enumerate(zip(self._machine.spaces, rows, strict=True)):
             for table in space.tables:
@@ -281,6 +301,9 @@ class Superbatch:
         self._loads.clear()
         self._opened.close()
 
+    def _half_of(self, pack: int) -> int:
+        return (self._first_half + pack) % 2
+
     def _next_pack(self) -> None:
         self._current += 1
         begun = time.perf_counter()
@@ -302,7 +325,7 @@ class Superbatch:
 
     def _load(self, index: int) -> None:
         """Begin to fill one half of the memory with a pack."""
-        pack, half = self._packs[index], self._halves[index % 2]
+        pack, half = self._packs[index], self._halves[self._half_of(index)]
         machine = self._machine
         if self._scratch is not None:
             file = len(self._shard_paths)
@@ -318,6 +341,8 @@ class Superbatch:
         self._loads[index] = self._start_sweep(self._with_resident(targets) if index == 0 else targets, None)
 
     def _with_resident(self, targets: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        if not self._fill_resident:
+            return targets
         for s, space in enumerate(self._machine.spaces):
             for t in space.tables:
                 part = (

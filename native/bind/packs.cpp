@@ -28,7 +28,6 @@ namespace {
 
 using packs::Counts;
 using packs::Cutter;
-using packs::Hot;
 using packs::PackRead;
 using packs::Priority;
 using packs::RowList;
@@ -228,31 +227,25 @@ void bind_packs(nb::module_& m) {
       .def("histogram", &Counts::histogram, nb::call_guard<nb::gil_scoped_release>())
       .def("hottest",
            [](const Counts& counts, u64 rows) {
-             const Hot hot = counts.hottest(rows);
-             return nb::make_tuple(u32{hot.above}, hot.before);
-           },
-           "rows"_a, "(above, before): see native/packs/counts.h.")
-      .def("set_of",
-           [](const Counts& counts, u32 above, u32 before) {
              nb::gil_scoped_release release;
-             return std::make_shared<RowSet>(counts.set_of({static_cast<u16>(above), before}));
+             return std::make_shared<RowSet>(counts.set_of(counts.hottest(rows)));
            },
-           "above"_a, "before"_a)
+           "rows"_a, "The most wanted rows, sealed; of equally wanted ones the first.")
       .def_prop_ro("nbytes", &Counts::bytes);
 
   nb::class_<Cutter>(m, "Cutter", "Cuts minibatches into packs.")
       .def("__init__",
-           [](Cutter* self, const std::vector<std::tuple<std::shared_ptr<Counts>, u64, u32, u32>>& spaces, u64 pack_bytes) {
+           [](Cutter* self, const std::vector<std::tuple<std::shared_ptr<RowSet>, u64>>& spaces, u64 pack_bytes) {
              std::vector<packs::Space> of;
-             for (const auto& [counts, row_bytes, above, before] : spaces)
-               of.push_back({counts, row_bytes, {static_cast<u16>(above), before}});
+             for (const auto& [resident, row_bytes] : spaces) of.push_back({resident, row_bytes});
              new (self) Cutter(std::move(of), pack_bytes);
            },
-           "spaces"_a, "pack_bytes"_a, "spaces: (counts, row_bytes, above, before) of each.")
+           "spaces"_a, "pack_bytes"_a, "spaces: (resident rows, row_bytes) of each.")
       .def("add",
            [](Cutter& cutter, const std::vector<RowIds>& rows) {
              std::vector<std::span<const u32>> of;
              for (const RowIds& a : rows) of.push_back(span_of(a));
+             if (of.size() != cutter.space_count()) throw std::invalid_argument("rows: expected those of each space");
              nb::gil_scoped_release release;
              cutter.add(of);
            },

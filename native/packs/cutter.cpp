@@ -5,7 +5,7 @@
 namespace gids::packs {
 
 Cutter::Cutter(std::vector<Space> spaces, u64 pack_bytes) : spaces_(std::move(spaces)), pack_bytes_(pack_bytes) {
-  for (const Space& space : spaces_) current_.emplace_back(space.counts->row_count());
+  for (const Space& space : spaces_) current_.emplace_back(space.resident->row_count());
 }
 
 void Cutter::add(std::span<const std::span<const u32>> rows) {
@@ -15,7 +15,7 @@ void Cutter::add(std::span<const std::span<const u32>> rows) {
     const Space& space = spaces_[s];
     added[s].reserve(rows[s].size());
     for (const u32 row : rows[s])
-      if (!space.counts->is_hot(row, space.hot) && current_[s].insert(row)) added[s].push_back(row);
+      if (!space.resident->contains(row) && current_[s].insert(row)) added[s].push_back(row);
     added_bytes += added[s].size() * space.row_bytes;
   }
   if (minibatches_ > first_ && current_bytes_ + added_bytes > pack_bytes_) {
@@ -27,7 +27,7 @@ void Cutter::add(std::span<const std::span<const u32>> rows) {
     for (size_t s = 0; s < spaces_.size(); ++s) {
       current_[s].clear();
       for (const u32 row : rows[s])
-        if (!spaces_[s].counts->is_hot(row, spaces_[s].hot)) current_[s].insert(row);
+        if (!spaces_[s].resident->contains(row)) current_[s].insert(row);
       added_bytes += current_[s].size() * spaces_[s].row_bytes;
     }
     current_bytes_ = 0;

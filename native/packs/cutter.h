@@ -6,15 +6,14 @@
 #include <span>
 #include <vector>
 
-#include "packs/counts.h"
+#include "packs/row_set.h"
 
 namespace gids::packs {
 
 // Tables that a minibatch reads by the same rows. row_bytes: of all of them together.
 struct Space {
-  std::shared_ptr<const Counts> counts;
+  std::shared_ptr<const RowSet> resident;  // rows that are in no pack
   u64 row_bytes;
-  Hot hot;  // rows that are resident, and in no pack
 };
 
 class Cutter {
@@ -26,9 +25,10 @@ class Cutter {
 
   Cutter(std::vector<Space> spaces, u64 pack_bytes);
 
-  // The next minibatch's rows of each space, checked by Counts::add.
+  // The next minibatch's rows of each space, below its table's number of rows.
   void add(std::span<const std::span<const u32>> rows);
 
+  size_t space_count() const { return spaces_.size(); }
   // Those that are complete, and the last one.
   std::vector<Pack> packs() const;
   // Bytes of the rows of the largest minibatch that are not resident; more than pack_bytes: it cannot be packed.

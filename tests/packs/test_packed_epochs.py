@@ -13,6 +13,7 @@ from datasets import random_in_edges, same_bits
 
 import gids
 from gids.errors import MemoryBudgetError
+from gids.loader import pack_reads, packed
 from gids.sampler import Minibatch
 from gids.write import DatasetWriter
 
@@ -112,6 +113,22 @@ def test_any_memory_and_any_scratch(path: Path, seed: int) -> None:
         one, other = open_loader(random, batch_size=batch_size), open_loader(packed, batch_size=batch_size)
         for a, b in zip(one, other, strict=True):
             assert_same(a, b)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_several_superbatches(path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(seed)
+    monkeypatch.setattr(packed, "EARLY", int(rng.integers(1, 4)))
+    monkeypatch.setattr(pack_reads, "_LEAST_SUPERBATCH", int(rng.integers(3, 9)))
+    monkeypatch.setattr(pack_reads, "_MOST_SUPERBATCHES", 100)
+    monkeypatch.setattr(pack_reads.PackReads, "superbatch_size", lambda *_: pack_reads._LEAST_SUPERBATCH)
+    memory, way = int(rng.integers(9 << 20, 14 << 20)), WAYS[seed % 2]
+    with open_source(path, "random", 64 << 20) as random, open_source(path, way, memory) as other:
+        loaders = [open_loader(source, batch_size=20) for source in (random, other)]
+        for _ in range(2):
+            for a, b in zip(*loaders, strict=True):
+                assert_same(a, b)
+        assert loaders[1].stats()["packs"]["superbatches"] > 10
 
 
 def test_a_run_resumes_inside_a_pack(path: Path) -> None:

@@ -1,0 +1,324 @@
+"""PackReads: chooses how the minibatches of a superbatch are read, and keeps what all packed streams share.
+
+Made by FeatureLoader, used by PackedStream. It knows costs and sizes; it reads no rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from gids.cache.output_dtype import out_row_bytes
+from gids.errors import MemoryBudgetError
+from gids.loader.options import Options
+from gids.loader.sampled_ahead import SampledAhead
+from gids.loader.stream import Ids
+from gids.packs import (
+    DiskRates,
+    Layout,
+    PackBudget,
+    PackMachine,
+    PackPlan,
+    Resident,
+    Scratch,
+    Way,
+    Work,
+    find_scratch,
+    measure_rates,
+    sweep_bytes,
+)
+from gids.sizes import format_bytes
+from gids.store import Table
+
+log = logging.getLogger("gids")
+
+LEAST_BYTES = 256 << 20
+"""Smaller tables are always read by random reads, unless packs are asked for."""
+
+EARLY = 16
+"""Minibatches after which the size of a superbatch is chosen, and packs are given up if they clearly lose."""
+
+_CLEARLY = 0.6
+"""Random reads that take at most this share of the time of packs clearly win."""
+
+_LOOKAHEAD_GAIN = 0.9
+"""Misses of the look-ahead cache, relative to a cache that keeps the most wanted pages."""
+
+_WORTH_S = 1.0
+"""Packs must save this many seconds of a superbatch."""
+
+_WORTH = 0.9
+"""Packs must take at most this share of the time of random reads."""
+
+_UNKNOWN_COUNT = 1024
+"""Minibatches of an epoch whose number is not known."""
+
+_LEAST_SUPERBATCH = 64
+_MOST_SUPERBATCHES = 8
+
+
+@dataclass(frozen=True)
+class PackHost:
+    """What packs ask of their FeatureLoader.
+
+    sampler_bytes: memory of the sampler. window: a stream that reads minibatches by random reads. lines_for:
+    the lines that the cache would have for minibatches like this one, by table; None if they do not fit.
+    take_memory: free the cache, borrow the memory of other loaders; returns the bytes that packs may take.
+    """
+
+    sampler_bytes: Callable[[], int]
+    window: Callable[[Iterable[Any]], Any]
+    lines_for: Callable[[Ids, int], Mapping[str, int] | None]
+    take_memory: Callable[[], int]
+
+
+class PackReads:
+    """tables: of the loader. dtype: of the features, or None for the stored one. bounce_bytes: memory of the
+    loader's engine.
+
+    Attributes: machine: has the memory of packs, or is None; consumer_s: seconds that the consumer takes for
+    a minibatch, 0 at first; step: minibatches returned; only_random: why later epochs do not consider packs,
+    or "".
+    """
+
+    def __init__(
+        self, tables: Sequence[Table], options: Options, dtype: torch.dtype | None, bounce_bytes: int
+    ) -> None:
+        self.tables, self.options, self._dtype, self._bounce_bytes = tables, options, dtype, bounce_bytes
+        self.machine: PackMachine | None = None
+        self.consumer_s = 0.0
+        self.step = 0
+        self.only_random = ""
+        self.counters: dict[str, Any] = {
+            "superbatches": 0,
+            "packs": 0,
+            "minibatches": 0,
+            "bytes_read": 0,
+            "bytes_written": 0,
+            "seconds": {"cut": 0.0, "sweep": 0.0, "wait": 0.0, "gather": 0.0},
+        }
+        self.choices: list[dict[str, Any]] = []
+        self._scratch: Scratch | None = None
+        self._looked = False
+
+    @property
+    def scratch(self) -> Scratch | None:
+        """Where packs go; looked for once."""
+        if not self._looked:
+            shards = [path for t in self.tables for path in t.shard_paths]
+            self._scratch = find_scratch(self.options.scratch, self.options.scratch_bytes, shards)
+            self._looked = True
+        return self._scratch
+
+    def rates(self) -> DiskRates:
+        """Of the disk, for pages of the table with most bytes."""
+        table = max(self.tables, key=lambda t: t.page_count * t.page_bytes)
+        return measure_rates(
+            [path for t in self.tables for path in t.shard_paths],
+            self.scratch,
+            page_bytes=table.page_bytes,
+            depth=self.options.queue_depth,
+            direct=self.options.direct,
+            engine=self.options.engine,
+        )
+
+    def superbatch_size(self, sampled: SampledAhead[Any], count: int | None, sample_s: float) -> int:
+        """Minibatches of a superbatch. sampled: the first EARLY ones. sample_s: seconds to sample them.
+
+        While the first superbatch is sampled and swept nothing is trained, and each superbatch costs a sweep:
+        so many superbatches that both together take the least time.
+        """
+        count, rates, done = count or _UNKNOWN_COUNT, self.rates(), max(1, len(sampled.spool))
+        sweep_s = sweep_bytes(sampled.spaces, sampled.counts, rates) / rates.read_bytes_per_s
+        row_bytes = sum(s.row_bytes for s in sampled.spaces) / max(1, len(sampled.spaces))
+        write_s = sampled.wanted_rows * row_bytes / max(1.0, rates.write_bytes_per_s)
+        start_s = (sample_s + write_s) * count / done
+        parts = min(_MOST_SUPERBATCHES, max(1, round(math.sqrt(start_s / max(sweep_s, 1e-3)))))
+        return max(_LEAST_SUPERBATCH, math.ceil(count / parts))
+
+    def clearly_random(self, sampled: SampledAhead[Any], host: PackHost, memory_bytes: int) -> bool:
+        """Whether random reads win by far, judged by the first minibatches, with sweeps for nothing."""
+        if self.options.reads != "auto":
+            return False
+        layouts = self._layouts(sampled, memory_bytes, host, ("pack",), None)
+        if "pack" not in layouts:
+            return False
+        rates = self.rates()
+        sweep_s = sweep_bytes(sampled.spaces, sampled.counts, rates) / rates.read_bytes_per_s
+        return self.random_s(sampled, host) <= _CLEARLY * (layouts["pack"].predicted_s - sweep_s)
+
+    def choose(self, sampled: SampledAhead[Any], host: PackHost) -> Layout | None:
+        """The layout of the cheapest way; None for random reads. Makes the machine for it.
+
+        Raises MemoryBudgetError if packs were asked for and do not fit.
+        """
+        memory_bytes, reads = host.take_memory(), self.options.reads
+        ways: tuple[Way, ...] = ("sweep", "pack") if reads == "auto" else (reads,)  # type: ignore[assignment]
+        layouts = self._layouts(sampled, memory_bytes, host, ways, None)
+        predicted: dict[str, float] = {way: layout.predicted_s for way, layout in layouts.items()}
+        best = min(layouts.values(), key=lambda layout: layout.predicted_s, default=None)
+        if reads == "auto":
+            random_s = max(self.random_s(sampled, host), self.consumer_s * len(sampled.spool))
+            predicted["random"] = random_s
+            if best is not None and not (
+                best.predicted_s <= _WORTH * random_s and random_s - best.predicted_s >= _WORTH_S
+            ):
+                best = None
+        elif best is None:
+            raise MemoryBudgetError(self._too_little(sampled, memory_bytes, host))
+        self._record("random" if best is None else best.way, sampled, predicted)
+        if best is None:
+            self.only_random = "random reads are cheaper"
+            return None
+        self._make_machine(sampled, memory_bytes, host)
+        return best
+
+    def choose_again(
+        self, sampled: SampledAhead[Any], host: PackHost, way: Way, resident: Resident
+    ) -> Layout | None:
+        """The layout of the next superbatch beside the present resident rows; None if it does not fit."""
+        assert self.machine is not None
+        plan = self._plan(sampled, self.memory_bytes, host)
+        if plan is None or plan.pack_bytes < self.machine.plan.pack_bytes:
+            return None
+        layout = self._work(sampled, self.machine.plan).choose((way,), resident).get(way)
+        if layout is not None:
+            self._record(way, sampled, {way: layout.predicted_s})
+        return layout
+
+    def give_up(self, reason: str) -> None:
+        """Use random reads from now on."""
+        self.only_random = reason
+        log.warning("packs cannot be used, reading by random reads instead: %s", reason)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters, and each superbatch's choice."""
+        seconds = dict(self.counters["seconds"])
+        return {**self.counters, "seconds": seconds, "choices": [dict(c) for c in self.choices]}
+
+    def memory(self) -> dict[str, int]:
+        """Bytes by purpose; empty while packs have no memory. "outputs" is the peak."""
+        if self.machine is None:
+            return {}
+        return {**self.machine.plan.purposes, "outputs": self.machine.peak_output_bytes}
+
+    def release(self) -> None:
+        """Free the memory of packs. Between epochs only."""
+        self.machine = None
+
+    def random_s(self, sampled: SampledAhead[Any], host: PackHost) -> float:
+        """Predicted seconds of random reads for the sampled minibatches."""
+        lines = host.lines_for(sampled.largest, sampled.minibatch_bytes)
+        if lines is None:
+            return math.inf
+        rates, seconds = self.rates(), 0.0
+        for counts, space in zip(sampled.counts, sampled.spaces, strict=True):
+            for t in space.tables:
+                histogram = (sampled.pages.get(t.name) or counts).histogram()
+                seconds += _misses(np.array(histogram, np.float64), lines[t.name]) / rates.random_reads_per_s
+        return seconds
+
+    def _record(self, way: str, sampled: SampledAhead[Any], predicted: Mapping[str, float]) -> None:
+        self.choices.append(
+            {
+                "way": way,
+                "minibatches": len(sampled.spool),
+                "superbatches": 0,
+                "packs": 0,
+                "resident_rows": 0,
+                "predicted_s": dict(predicted),
+                "actual_s": 0.0,
+            }
+        )
+        found = ", ".join(f"{name} {s:.1f} s" for name, s in sorted(predicted.items()))
+        log.info("%d minibatches by %s reads: predicted %s", len(sampled.spool), way, found)
+
+    def _layouts(
+        self,
+        sampled: SampledAhead[Any],
+        memory_bytes: int,
+        host: PackHost,
+        ways: Sequence[Way],
+        resident: Resident | None,
+    ) -> dict[Way, Layout]:
+        plan = self._plan(sampled, memory_bytes, host)
+        return {} if plan is None else self._work(sampled, plan).choose(ways, resident)
+
+    def _work(self, sampled: SampledAhead[Any], plan: PackPlan) -> Work:
+        return Work(
+            spool=sampled.spool,
+            spaces=sampled.spaces,
+            counts=sampled.counts,
+            plan=plan,
+            rates=self.rates(),
+            scratch_bytes=self.room_bytes(sampled),
+            consumer_s=self.consumer_s * len(sampled.spool),
+        )
+
+    def room_bytes(self, sampled: SampledAhead[Any]) -> int:
+        """Scratch for the packs of a superbatch. If another one follows, both must fit."""
+        assert self.scratch is not None
+        left = self.scratch.limit_bytes - self.scratch.taken_bytes
+        return left if sampled.last else left // 2
+
+    def _budget(self, sampled: SampledAhead[Any], memory_bytes: int, host: PackHost) -> PackBudget:
+        return PackBudget(
+            spaces=sampled.spaces,
+            output_row_bytes={t.name: out_row_bytes(t, self._dtype) for t in self.tables},
+            bounce_bytes=self._bounce_bytes,
+            sampler_bytes=host.sampler_bytes(),
+            memory_bytes=memory_bytes,
+        )
+
+    def _plan(self, sampled: SampledAhead[Any], memory_bytes: int, host: PackHost) -> PackPlan | None:
+        wanted_rows = sampled.wanted_rows * (1 if sampled.last else 2)
+        budget = self._budget(sampled, memory_bytes, host)
+        return budget.share(sampled.rows, sampled.minibatch_bytes, wanted_rows)
+
+    def _make_machine(self, sampled: SampledAhead[Any], memory_bytes: int, host: PackHost) -> None:
+        plan = self._plan(sampled, memory_bytes, host)
+        assert plan is not None
+        self.memory_bytes = memory_bytes
+        self.machine = None  # its memory is freed before there is more
+        self.machine = PackMachine(
+            sampled.spaces,
+            plan,
+            threads=self.options.threads or torch.get_num_threads(),
+            check_crc=self.options.check_crc,
+            output_dtype=self._dtype,
+            output_rows=sampled.rows,
+            engine=self.options.engine,
+            direct=self.options.direct,
+            gap_bytes=self.rates().gap_bytes,
+        )
+
+    def _too_little(self, sampled: SampledAhead[Any], memory_bytes: int, host: PackHost) -> str:
+        largest = sum(sampled.rows[t.name] * t.row_bytes for t in self.tables)
+        purposes = self._budget(sampled, memory_bytes, host).needed(
+            sampled.rows, sampled.minibatch_bytes, sampled.wanted_rows
+        )
+        listing = " + ".join(f"{purpose} {format_bytes(n)}" for purpose, n in purposes.items())
+        return (
+            f"memory={memory_bytes} ({format_bytes(memory_bytes)}) is too small for reads="
+            f"{self.options.reads!r}: {listing} + two packs of {format_bytes(largest)} do not fit. Give more "
+            "memory= to gids.open(), use smaller minibatches, or reads='random'."
+        )
+
+
+def _misses(histogram: Any, lines: int) -> float:
+    """Page reads of a cache of so many lines. histogram: pages that 0, 1, 2, … minibatches want."""
+    accesses = float((histogram * np.arange(len(histogram))).sum())
+    kept = hits = 0.0
+    for count in range(len(histogram) - 1, 0, -1):
+        fit = min(histogram[count], lines - kept)
+        kept += fit
+        hits += fit * (count - 1)  # the first read of each page is a miss
+        if kept >= lines:
+            break
+    return _LOOKAHEAD_GAIN * (accesses - hits)
