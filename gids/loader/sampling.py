@@ -100,8 +100,17 @@ class EpochSampling(ABC):
         self._types = {t.type for t in epoch.tables.values()}
 
     @abstractmethod
-    def sample(self, steps: range) -> Sequence[Minibatch]:
+    def draw(self, step: int) -> tuple[PerType, Callable[[Minibatch], Minibatch]]:
+        """The seeds of a step, and a function that completes the minibatch that is sampled from them."""
+
+    def sample(self, steps: range) -> list[Minibatch]:
         """The minibatches of successive steps."""
+        of, drawn = self.epoch, [self.draw(step) for step in steps]
+        seeds = [of_step for of_step, _ in drawn]
+        sampled = sample_steps(
+            of.sampler, of.topology, seeds, seed=of.seed, epoch=of.number, first_step=steps.start
+        )
+        return [complete(minibatch) for minibatch, (_, complete) in zip(sampled, drawn, strict=True)]
 
     def ids(self, minibatch: Minibatch) -> Mapping[str, torch.Tensor]:
         """The rows of each table that a minibatch reads."""
