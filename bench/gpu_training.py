@@ -1,11 +1,12 @@
 """How fast does GraphSAGE train on a GPU from features on disk, and where does the time go? Called by gpu.py.
 
 A synthetic graph with features of several times the cache; plain PyTorch. Sides: gids.NodeLoader with its
-cache in device memory; the same loader with its cache in host memory, moving features to the device; and
-torch indexing of the memory-mapped features, moved to the device, with the same sampler. All have the same
-minibatches, model and initial weights. The page cache is dropped before each run, but not limited. Each side
-is stopped after a while and compared by rows per second, without its first minibatches. Before that,
-minibatches of both loaders are compared bit for bit with each other and with the source.
+cache in device memory, which a kernel or a copy engine fills (transfer=); the same loader with its cache in
+host memory, moving features to the device; and torch indexing of the memory-mapped features, moved to the
+device, with the same sampler. All have the same minibatches, model and initial weights. The page cache is
+dropped before each run, but not limited. Each side is stopped after a while and compared by rows per second,
+without its first minibatches. Before that, minibatches of the loaders are compared bit for bit with each
+other and with the source.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from statistics import median_low
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -37,6 +39,10 @@ from gids.store.names import NODE, RELATION
 
 _TABLE = f"{NODE}.feat"
 _CLASSES = 16
+_COMPARED = 4
+"""Minibatches of each device loader that are compared with the CPU's."""
+
+Transfer = Literal["kernel", "copy"]
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,12 @@ def training(device: Device, directory: Path, sizes: TrainingSizes, figures: Fig
     compare = Comparison(device, source, path, spec, sizes)
     figures.add("minibatches of cpu and cuda are the same, bit for bit", compare.identical(), "minibatches")
     runs = alternate(
-        {"cuda": compare.on_device, "cpu, moved": compare.on_host, "mapped, moved": compare.mapped},
+        {
+            "cuda": lambda: compare.on_device("kernel"),
+            "cuda, transfer copy": lambda: compare.on_device("copy"),
+            "cpu, moved": compare.on_host,
+            "mapped, moved": compare.mapped,
+        },
         sizes.rounds,
     )
     shutil.rmtree(source)
@@ -126,8 +137,8 @@ class Comparison:
         self._dims = [spec.dim, *[sizes.hidden] * (len(sizes.fanouts) - 1), _CLASSES]
         self._cache_bytes = int(spec.feature_bytes * sizes.cache_share)
 
-    def on_device(self) -> Run:
-        loader = self._loader("cuda")
+    def on_device(self, transfer: Transfer) -> Run:
+        loader = self._loader("cuda", transfer)
         with closing(loader):
             return self._run(((m, m.features[_TABLE]) for m in loader), loader.stats)
 
@@ -153,22 +164,21 @@ class Comparison:
         return self._run(minibatches(), dict)
 
     def identical(self) -> int:
-        """Compare some minibatches of both loaders. Returns their number."""
+        """Compare some minibatches of the loaders. Returns their number."""
         features = torch.from_numpy(np.load(self._source / "feat.npy", mmap_mode="c"))
         compared = 0
-        with closing(self._loader("cpu")) as host, closing(self._loader("cuda")) as other:
-            for a, b in zip(host, other, strict=True):
-                assert same_minibatch(a, b), "the blocks differ"
-                rows, moved = a.features[_TABLE], b.features[_TABLE].cpu()
-                assert torch.equal(rows.view(torch.int32), moved.view(torch.int32)), "the features differ"
-                chosen = cast(torch.Tensor, a.input_nodes)[:64]
-                assert torch.equal(rows[:64], features[chosen]), "other rows than the source's"
-                compared += 1
-                if compared == 6:
-                    break
+        for transfer in ("kernel", "copy"):
+            with closing(self._loader("cpu")) as host, closing(self._loader("cuda", transfer)) as other:
+                for a, b in islice(zip(host, other, strict=True), _COMPARED):
+                    assert same_minibatch(a, b), "the blocks differ"
+                    rows, moved = a.features[_TABLE], b.features[_TABLE].cpu()
+                    assert torch.equal(rows.view(torch.int32), moved.view(torch.int32)), "the features differ"
+                    chosen = cast(torch.Tensor, a.input_nodes)[:64]
+                    assert torch.equal(rows[:64], features[chosen]), "other rows than the source's"
+                    compared += 1
         return compared
 
-    def _loader(self, device: str) -> NodeLoader:
+    def _loader(self, device: str, transfer: Transfer = "kernel") -> NodeLoader:
         gids.io.drop_page_cache(self._path)
         rows_bytes = (
             self._sizes.batch_size * 4 * self._sizes.dim * int(np.prod(np.add(self._sizes.fanouts, 1)))
@@ -182,6 +192,7 @@ class Comparison:
                 memory=memory if device == "cpu" else None,
                 device_memory=memory,
                 staging=self._sizes.staging_bytes,
+                transfer=transfer,
             ),
             self._train,
             self._sizes.fanouts,
@@ -233,6 +244,8 @@ def _report(figures: Figures, runs: dict[str, list[Run]], sizes: TrainingSizes) 
     rates = {name: [run.rows / run.total_s for run in side] for name, side in runs.items()}
     for name in ("cpu, moved", "mapped, moved"):
         figures.add(f"training rows/s, cuda over {name}", median_ratio(rates["cuda"], rates[name]), "x")
+    copied = rates["cuda, transfer copy"]
+    figures.add("training rows/s, transfer copy over kernel", median_ratio(copied, rates["cuda"]), "x")
     for name, side in runs.items():
         middle = rates[name].index(median_low(rates[name]))
         run = side[middle]

@@ -166,6 +166,7 @@ def open_engine(
     *,
     depth: int,
     threads: int,
+    rings: int,
     direct: bool,
     max_read_bytes: int,
     max_merge_bytes: int,

@@ -326,6 +326,12 @@ class EmulatedDevice(Device):
         self.launches.append("copy_from_host")
         stream.put(partial(ctypes.memmove, to.data_ptr(), address, to.nbytes))
 
+    def to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, EmulatedEvent]:
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype)
+        kept = (copy, None if self.memory.owns(tensor) else tensor)
+        self._stream.put(partial(_copy, copy.data_ptr(), tensor.data_ptr(), tensor.nbytes, kept))
+        return copy, self._stream.record_event()
+
     def hand_over(self, tensor: torch.Tensor, from_stream: Stream, to_stream: Stream) -> None:
         assert isinstance(from_stream, EmulatedStream)
         assert isinstance(to_stream, EmulatedStream)
@@ -353,6 +359,10 @@ class EmulatedDevice(Device):
 
     def _idle_bytes(self) -> int:
         return self.memory.kept_bytes + self.memory.waiting_bytes
+
+
+def _copy(to: int, source: int, nbytes: int, kept: object) -> None:
+    ctypes.memmove(to, source, nbytes)
 
 
 def _run_kernel(

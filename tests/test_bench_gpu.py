@@ -17,7 +17,9 @@ from emulator import EmulatedDevice, EmulatedEvent, EmulatedStream
 from gids.cuda import Device, Stream
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 import gpu
+import gpu_check
 
 from gids.io.device.device_queue import DeviceQueue
 
@@ -46,6 +48,8 @@ def test_gpu_benchmark_runs(
     found = json.loads(figures.read_text())["figures"]
     assert any(f["name"].startswith(said) for f in found)
     assert all(f["value"] >= 0 for f in found)
+    of_transfers = {"training": ["rows/s"], "overlap": ["kernel", "copy"]}.get(question, [])
+    assert {gpu_check.TRANSFERS[key] for key in of_transfers} <= {f["name"] for f in found}
 
 
 @pytest.mark.parametrize("wait", ["stream", "warp"])

@@ -327,6 +327,31 @@ def test_the_report_has_tables_and_json(check: Check, tmp_path: Path) -> None:
     assert len(found["figures"]) == 3
 
 
+@pytest.mark.parametrize(
+    ("rows", "kernel", "copy", "better"),
+    [
+        (1.2, 0.95, 0.9, "copy"),
+        (0.8, 0.9, 0.99, "kernel"),
+        (1.01, 0.9, 0.95, "copy"),  # rows/s alike
+        (0.99, 0.9, 0.91, "kernel"),  # all alike: it needs no device memory
+    ],
+)
+def test_the_report_names_the_better_transfer(
+    check: Check, rows: float, kernel: float, copy: float, better: str
+) -> None:
+    values = {"rows/s": rows, "kernel": kernel, "copy": copy}
+    check.plan = FULL
+    check.figures = [
+        {"name": name, "value": values[key], "unit": "x", "bar": None, "passed": None, "note": ""}
+        for key, name in gpu_check.TRANSFERS.items()
+    ]
+    said = gpu_check.report(check)
+    assert f"\n\nBetter default for transfer=: {better!r}. GraphSAGE trains {rows:.2f} times" in said
+    assert f"keeps {copy:.0%} of its speed with 'copy', {kernel:.0%} with 'kernel'." in said
+    check.figures.pop()  # a benchmark was killed
+    assert "transfer=" not in gpu_check.report(check)
+
+
 def test_wheels_are_installed_before_the_build(
     check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

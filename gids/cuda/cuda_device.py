@@ -22,6 +22,7 @@ from gids.cuda.device import (
     COPY_PRIORITY,
     Argument,
     Device,
+    Event,
     Mapping,
     Stream,
     as_word,
@@ -160,6 +161,11 @@ class CudaDevice(Device):
         if to.nbytes:
             with self._in_context():
                 self._driver.call("cuMemcpyHtoDAsync_v2", to.data_ptr(), address, to.nbytes, _handle(stream))
+
+    def to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Event]:
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        copy.copy_(tensor, non_blocking=True)
+        return copy, self.current_stream().record_event()
 
     def hand_over(self, tensor: torch.Tensor, from_stream: Stream, to_stream: Stream) -> None:
         tensor.record_stream(to_stream)  # type: ignore[arg-type]

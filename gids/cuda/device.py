@@ -152,6 +152,13 @@ class Device(ABC):
         """
 
     @abstractmethod
+    def to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Event]:
+        """Enqueue a copy to pinned host memory on torch's current stream. Does not block.
+
+        tensor: contiguous, on the device. Returns the copy, and the event after which it is complete.
+        """
+
+    @abstractmethod
     def hand_over(self, tensor: torch.Tensor, from_stream: Stream, to_stream: Stream) -> None:
         """Allow a tensor that was allocated on one stream to be used on another.
 

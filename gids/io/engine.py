@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from gids import _core
 from gids.closing import Closing
+from gids.io.disks import ring_count
 
 QUEUE_DEPTH = 256
 """The default number of requests in flight."""
@@ -145,6 +146,7 @@ def open_engine(
     *,
     depth: int = QUEUE_DEPTH,
     threads: int = 0,
+    reads_per_s: float = 0,
     direct: bool = True,
     max_read_bytes: int = 1 << 20,
     max_merge_bytes: int = 131072,
@@ -153,10 +155,11 @@ def open_engine(
 
     kind: "uring" (io_uring), "threads" (preadv in a thread pool), "mmap" (page faults, a baseline for
     comparison) or "auto": uring, or threads if io_uring is not available; logger "gids" then reports why,
-    once. depth: number of requests in flight. threads: number of threads (0: 1 ring per device of the files
-    for uring, depth readers for threads, 1 per core for mmap). direct: use O_DIRECT, past the page cache.
-    max_read_bytes: the longest read, which sizes the bounce pool. max_merge_bytes: merge neighbouring reads
-    of a call into one request up to this size (0: never).
+    once. depth: number of requests in flight. threads: number of threads (0: 1 ring per disk for uring, depth
+    readers for threads, 1 per core for mmap). reads_per_s: random reads per second of all disks together, if
+    you measured them; uring then has a ring per 400,000, if that is more. direct: use O_DIRECT, past the page
+    cache. max_read_bytes: the longest read, which sizes the bounce pool. max_merge_bytes: merge neighbouring
+    reads of a call into one request up to this size (0: never).
 
     Raises OSError (FileNotFoundError, …) if a file cannot be opened, its file system refuses direct I/O, or
     no thread can be started; ValueError for an unknown kind or a number out of range.
@@ -166,6 +169,7 @@ def open_engine(
         [os.fspath(p) for p in paths],
         depth=depth,
         threads=threads,
+        rings=ring_count(paths, reads_per_s=reads_per_s),
         direct=direct,
         max_read_bytes=max_read_bytes,
         max_merge_bytes=max_merge_bytes,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ from gids.loader.epoch_loader import EpochLoader
 from gids.loader.excluded_edges import without_edges
 from gids.loader.option_names import explain_names
 from gids.loader.ranks import StepSeeds
-from gids.loader.sampling import Epoch, EpochSampling, sample_steps
+from gids.loader.sampling import Epoch, EpochSampling
 from gids.loader.source import Dataset, Source
 from gids.loader.tables import Tables
 from gids.sampler import Minibatch, Sampler, Topology
@@ -178,22 +179,10 @@ class _EdgeSampling(EpochSampling):
         super().__init__(epoch)
         self._edges, self._graph, self._negatives, self._excluded = edges, graph, negatives, excluded
 
-    def sample(self, steps: range) -> list[Minibatch]:
-        of = self.epoch
-        seeds = [of.seeds.at(step) for step in steps]
-        drawn = [self._ends(of_step, step) for of_step, step in zip(seeds, steps, strict=True)]
-        sampled = sample_steps(
-            of.sampler,
-            of.topology,
-            [nodes for nodes, _ in drawn],
-            seed=of.seed,
-            epoch=of.number,
-            first_step=steps.start,
-        )
-        return [
-            self._finish(minibatch, pairs, of_step)
-            for minibatch, (_, pairs), of_step in zip(sampled, drawn, seeds, strict=True)
-        ]
+    def draw(self, step: int) -> tuple[PerType, Callable[[Minibatch], Minibatch]]:
+        seeds = self.epoch.seeds.at(step)
+        nodes, pairs = self._ends(seeds, step)
+        return nodes, partial(self._finish, pairs, seeds)
 
     def _ends(self, seeds: StepSeeds, step: int) -> tuple[PerType, torch.Tensor]:
         """The nodes at the ends of a step's edges and negatives, and the pairs among them."""
@@ -206,7 +195,7 @@ class _EdgeSampling(EpochSampling):
         nodes, pairs = _ends(self._graph.relation, src, dst)
         return next(iter(nodes.values())) if of.topology.homogeneous else nodes, pairs
 
-    def _finish(self, sampled: Minibatch, pairs: torch.Tensor, seeds: StepSeeds) -> Minibatch:
+    def _finish(self, pairs: torch.Tensor, seeds: StepSeeds, sampled: Minibatch) -> Minibatch:
         on, count = self.epoch.stream, len(seeds.own)
         labels = torch.zeros(pairs.shape[1])
         labels[:count] = 1

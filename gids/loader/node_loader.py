@@ -6,6 +6,7 @@ The user's entry to training on nodes. It defines the seeds; EpochLoader does th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 
 from gids.loader.epoch_loader import EpochLoader
 from gids.loader.option_names import explain_names
-from gids.loader.sampling import Epoch, EpochSampling, sample_steps
+from gids.loader.sampling import Epoch, EpochSampling
 from gids.loader.source import Dataset, Source
 from gids.loader.tables import Tables
 from gids.sampler import Minibatch, Sampler, Topology
@@ -127,17 +128,11 @@ class _NodeSampling(EpochSampling):
         super().__init__(epoch)
         self._seeds, self._labels, self._of_inputs = seeds, labels, of_inputs
 
-    def sample(self, steps: range) -> list[Minibatch]:
-        of = self.epoch
-        seeds = [self._seeds.at(of.seeds.at(step).own) for step in steps]
-        sampled = sample_steps(
-            of.sampler, of.topology, seeds, seed=of.seed, epoch=of.number, first_step=steps.start
-        )
-        for minibatch, of_step in zip(sampled, seeds, strict=True):
-            self._label(minibatch, of_step)
-        return sampled
+    def draw(self, step: int) -> tuple[PerType, Callable[[Minibatch], Minibatch]]:
+        seeds = self._seeds.at(self.epoch.seeds.at(step).own)
+        return seeds, partial(self._label, seeds)
 
-    def _label(self, minibatch: Minibatch, seeds: PerType) -> None:
+    def _label(self, seeds: PerType, minibatch: Minibatch) -> Minibatch:
         labels, on = self._labels, self.epoch.stream
         labelled = minibatch.input_nodes if self._of_inputs else seeds
         if isinstance(labelled, dict):
@@ -145,6 +140,7 @@ class _NodeSampling(EpochSampling):
             minibatch.labels = {t: on.to_device(values) for t, values in found.items()} or None
         elif labels:
             minibatch.labels = on.to_device(next(iter(labels.values()))[labelled.cpu()])
+        return minibatch
 
 
 class _Seeds:

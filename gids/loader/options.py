@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -28,6 +29,7 @@ class Options:
     engine: str
     queue_depth: int
     io_threads: int | None
+    reads_per_s: float | None
     direct: bool
     check_crc: bool
     reads: Reads
@@ -63,6 +65,8 @@ class Options:
             raise ValueError(f"no transfer {self.transfer!r} (there are 'kernel', 'copy')")
         if self.io_threads is not None and not 1 <= self.io_threads <= _core.IO_THREADS_MAX:
             raise ValueError(f"io_threads must be 1 to {_core.IO_THREADS_MAX} (got {self.io_threads})")
+        if self.reads_per_s is not None and not 0 < self.reads_per_s < math.inf:
+            raise ValueError(f"reads_per_s must be greater than 0 (got {self.reads_per_s})")
         if not 1 <= self.pairs <= _core.QUEUE_PAIRS_MAX:
             raise ValueError(f"pairs must be 1 to {_core.QUEUE_PAIRS_MAX} (got {self.pairs})")
         most_rounds = _core.QUEUE_DOORBELLS * self.pairs

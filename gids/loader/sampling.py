@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -61,8 +63,10 @@ class SampleStream:
             self._device.hand_over(tensor, self._stream, current)
 
     def to_device(self, values: torch.Tensor) -> torch.Tensor:
-        """Called while a minibatch is made."""
-        return values if self._device is None else values.to(self._device.torch_device)
+        """Called while a minibatch is made. Does not wait for the stream."""
+        if self._device is None or values.device == self._device.torch_device:
+            return values
+        return values.pin_memory().to(self._device.torch_device, non_blocking=True)
 
     def synchronize(self) -> None:
         """Block until everything made on this stream is complete."""
@@ -100,8 +104,17 @@ class EpochSampling(ABC):
         self._types = {t.type for t in epoch.tables.values()}
 
     @abstractmethod
-    def sample(self, steps: range) -> Sequence[Minibatch]:
+    def draw(self, step: int) -> tuple[PerType, Callable[[Minibatch], Minibatch]]:
+        """The seeds of a step, and a function that completes the minibatch that is sampled from them."""
+
+    def sample(self, steps: range) -> list[Minibatch]:
         """The minibatches of successive steps."""
+        of, drawn = self.epoch, [self.draw(step) for step in steps]
+        seeds = [of_step for of_step, _ in drawn]
+        sampled = sample_steps(
+            of.sampler, of.topology, seeds, seed=of.seed, epoch=of.number, first_step=steps.start
+        )
+        return [complete(minibatch) for minibatch, (_, complete) in zip(sampled, drawn, strict=True)]
 
     def ids(self, minibatch: Minibatch) -> Mapping[str, torch.Tensor]:
         """The rows of each table that a minibatch reads."""
@@ -112,6 +125,32 @@ class EpochSampling(ABC):
 
     def __iter__(self) -> Iterator[Minibatch]:
         """A generator: an error that it raises keeps no frame of the caller alive."""
+        return self._one_ahead() if _can_start(self.epoch) else self._in_bulk()
+
+    def _one_ahead(self) -> Iterator[Minibatch]:
+        """On a device: enqueue the next minibatch before this one is returned, so that none is waited for."""
+        steps = iter(self.epoch.steps)
+        started = [self._start(step) for step in islice(steps, 1)]
+        while started:
+            with self.epoch.stream.use():
+                minibatch = started.pop()()
+            started += [self._start(step) for step in islice(steps, 1)]
+            yield minibatch
+            del minibatch  # its memory is the consumer's from here on
+
+    def _start(self, step: int) -> Callable[[], Minibatch]:
+        """Enqueue a step. Returns a function that returns its minibatch, or raises its error."""
+        of = self.epoch
+        assert isinstance(of.sampler, LayeredSampler)
+        try:
+            with of.stream.use():
+                seeds, complete = self.draw(step)
+                finish = of.sampler.start(of.topology, seeds, seed=of.seed, epoch=of.number, step=step)
+        except Exception as error:
+            return partial(_fail, error.with_traceback(None))
+        return lambda: complete(finish())
+
+    def _in_bulk(self) -> Iterator[Minibatch]:
         steps, count, one_by_one = self.epoch.steps, 1, False  # the first minibatch waits for no other
         while steps:
             try:
@@ -126,6 +165,16 @@ class EpochSampling(ABC):
             while made:
                 yield made.popleft()  # from here on its memory belongs to the consumer
             count = 1 if one_by_one else self.epoch.at_once()
+
+
+def _can_start(epoch: Epoch) -> bool:
+    """Whether the sampler can enqueue a minibatch without waiting for it: gids' own, on a device."""
+    own = isinstance(epoch.sampler, LayeredSampler) and type(epoch.sampler).sample is LayeredSampler.sample
+    return own and epoch.topology.device is not None
+
+
+def _fail(error: Exception) -> Minibatch:
+    raise error
 
 
 def sample_steps(

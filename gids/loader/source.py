@@ -116,6 +116,7 @@ def open(
     engine: str = "auto",
     queue_depth: int = QUEUE_DEPTH,
     io_threads: int | None = None,
+    reads_per_s: float | None = None,
     direct: bool = True,
     check_crc: bool = False,
     reads: Reads = "auto",
@@ -156,9 +157,11 @@ def open(
             reverse-pagerank, sampled, out-degree. Only tables of the main dataset's nodes have heat.
         engine: ``"auto"`` (default), ``"uring"``, ``"threads"`` or ``"mmap"``.
         queue_depth: requests in flight at the device (default 256).
-        io_threads: threads of the engine, 1 to 1024. Default: with io_uring, one ring per SSD (a ring gives
-            300,000 to 500,000 reads/s); with ``"threads"``, one per request of queue_depth; with ``"mmap"``,
-            one per core.
+        io_threads: threads of the engine, 1 to 1024. Default: with io_uring, one ring per SSD, or per 400,000
+            of reads_per_s if that is more, at most one per core; with ``"threads"``, one per request of
+            queue_depth; with ``"mmap"``, one per core.
+        reads_per_s: random reads per second that the SSDs reach together, as ``gids bench bandwidth``
+            measures them. Default: unknown.
         direct: read past the page cache with O_DIRECT (default True).
         check_crc: compare every page that is read with its checksum (default False).
         reads: how loaders read: ``"random"`` (one read per missing page, through the cache), ``"pack"``
@@ -198,6 +201,7 @@ def open(
         engine=engine,
         queue_depth=queue_depth,
         io_threads=io_threads,
+        reads_per_s=reads_per_s,
         direct=direct,
         check_crc=check_crc,
         reads=reads,

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 from gids import _core
 from gids.cuda import Device
-from gids.sampler.device.sampling import Choice, Kind
+from gids.sampler.device.sampling import Choice, Kind, Started
 from gids.sampler.layered import (
     DeviceDrawnFor,
     DrawnFor,
     Fanout,
     LayeredSampler,
-    Layers,
     check_dependency,
 )
 from gids.sampler.topology import Topology
@@ -82,9 +81,9 @@ class Labor(LayeredSampler):
         options = (self.importance_sampling, self.fixed_count, self.layer_dependency, self._dependency)
         return host.labor(*drawn_for, *options)
 
-    def _sample_on(self, device: Device, drawn_for: DeviceDrawnFor) -> Layers:
+    def _start_on(self, device: Device, drawn_for: DeviceDrawnFor) -> Started:
         if self.importance_sampling:
-            return super()._sample_on(device, drawn_for)
+            return super()._start_on(device, drawn_for)
         kind: Kind = "least sources" if self.fixed_count else "labor"
         choice = Choice(kind, self._dependency, self.layer_dependency)
-        return self._device_sampler(device).sample(*drawn_for, choice)
+        return self._device_sampler(device).start(*drawn_for, choice)

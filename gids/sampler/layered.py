@@ -7,7 +7,7 @@ import inspect
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 from gids import _core
 from gids.cuda import Device
 from gids.errors import FormatError
-from gids.sampler.device.sampling import Dependency, DeviceSampler
+from gids.sampler.device.sampling import Dependency, DeviceSampler, Started
 from gids.sampler.minibatch import Block, Minibatch, PerType
 from gids.sampler.topology import Graphs, Topology
 from gids.store.names import Relation, describe_type
@@ -76,13 +76,37 @@ class LayeredSampler(ABC):
         seed, epoch, step: 0 to 2^64 - 1; together they determine the random numbers.
 
         On the CPU this blocks without the GIL. On a device it works on torch's current stream and waits for
-        it once or twice per layer. The tensors belong to the caller.
+        it, mostly once. The tensors belong to the caller.
 
         Raises IndexError for a seed that is not a node, FormatError for an inconsistent topology, TypeError
         and ValueError for wrong arguments.
         """
         topology, fanouts = self._checked(graphs, seed, epoch, step)
         return self._one(topology, seeds, fanouts, (seed, epoch, step))
+
+    def start(
+        self, graphs: Graphs | Topology, seeds: PerType, *, seed: int = 0, epoch: int = 0, step: int = 0
+    ) -> Callable[[], Minibatch]:
+        """Enqueue sample() on a device. The result returns the minibatch, and usually does not wait for it.
+
+        Arguments and errors as in sample(); those of seeds and topology are raised by the result. Works on
+        torch's current stream. Waits if a layer can have more than 2^18 edges, if a fanout is -1 or above 32,
+        and with weights, locality or Labor. Minibatches may be finished in any order, but starting one waits
+        for the one that was started before.
+        """
+        topology, fanouts = self._checked(graphs, seed, epoch, step)
+        if topology.device is None:
+            raise ValueError("start() needs graphs that are pinned for a device: call sample()")
+        given = _seeds_for(topology, seeds)
+        with self._lock:
+            started = self._start_on(topology.device, (topology, given, fanouts, (seed, epoch, step)))
+
+        def finish() -> Minibatch:
+            with self._lock:
+                layers = started.finish()
+            return self._minibatch(topology, started.seeds, layers, epoch, step)
+
+        return finish
 
     def sample_layer(
         self,
@@ -196,23 +220,20 @@ class LayeredSampler(ABC):
             if topology.device is None:
                 [layers] = self._on_host(topology, [given], fanouts, numbers)
             else:
-                layers = self._sample_on(topology.device, (topology, given, fanouts, numbers))
+                started = self._start_on(topology.device, (topology, given, fanouts, numbers))
+                given, layers = started.seeds, started.finish()
         return self._minibatch(topology, given, layers, *numbers[1:])
 
     def _minibatch(
         self, topology: Topology, given: list[torch.Tensor], layers: Layers, epoch: int, step: int
     ) -> Minibatch:
-        """given: the seeds by node type."""
+        """given: the seeds by node type, where the nodes are."""
         nodes, blocks = layers
         if topology.homogeneous:
             of_layers = [layer[0] for layer in reversed(blocks)]
-            return Minibatch(given[0].to(nodes[0].device), nodes[0], of_layers, epoch, step)
+            return Minibatch(given[0], nodes[0], of_layers, epoch, step)
         return Minibatch(
-            {
-                t: ids.to(n.device)
-                for t, ids, n in zip(topology.node_types, given, nodes, strict=True)
-                if len(ids)
-            },
+            {t: ids for t, ids in zip(topology.node_types, given, strict=True) if len(ids)},
             dict(zip(topology.node_types, nodes, strict=True)),
             [dict(zip(topology.relations, layer, strict=False)) for layer in reversed(blocks)],
             epoch,
@@ -229,7 +250,7 @@ class LayeredSampler(ABC):
         topology = Topology.of(graphs)
         return topology, self._fanouts_of(topology)
 
-    def _sample_on(self, device: Device, drawn_for: DeviceDrawnFor) -> Layers:
+    def _start_on(self, device: Device, drawn_for: DeviceDrawnFor) -> Started:
         raise ValueError(
             f"{self!r} samples on the CPU only, but the graphs are pinned for {device.torch_device}: pass "
             "graphs that are not pinned"

@@ -12,13 +12,12 @@ import torch
 from gids import _core
 from gids.cuda import Device
 from gids.sampler.device.rates import Rates
-from gids.sampler.device.sampling import Choice, Kind
+from gids.sampler.device.sampling import Choice, Kind, Started
 from gids.sampler.layered import (
     DeviceDrawnFor,
     DrawnFor,
     Fanout,
     LayeredSampler,
-    Layers,
     array_digest,
     check_dependency,
 )
@@ -130,7 +129,7 @@ class Neighbor(LayeredSampler):
                 )
         return [given.get(relation) for relation in topology.relations]
 
-    def _sample_on(self, device: Device, drawn_for: DeviceDrawnFor) -> Layers:
+    def _start_on(self, device: Device, drawn_for: DeviceDrawnFor) -> Started:
         sampler, topology = self._device_sampler(device), drawn_for[0]
         rates: list[Rates | None] = []
         weights, (masks, factor) = self._weights_of(topology), self._masks_of(topology)
@@ -139,7 +138,7 @@ class Neighbor(LayeredSampler):
             rates = sampler.rates.of(topology, weights, masks, factor)
         kind: Kind = "least" if self._dependency.gradual else "uniform"
         choice = Choice("replaced" if self.replace else kind, self._dependency, rates=rates)
-        return sampler.sample(*drawn_for, choice)
+        return sampler.start(*drawn_for, choice)
 
 
 def _check_weights(given: Weights, of: str) -> np.ndarray:

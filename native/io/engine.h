@@ -79,10 +79,11 @@ class Batch {
 
 struct Options {
   u32 depth = 256;                // requests in flight
-  u32 threads = 0;                // 0: one ring per device of the files (uring), `depth` (threads), one per core (mmap)
+  u32 threads = 0;                // 0: `rings` (uring), `depth` (threads), one per core (mmap)
   u32 max_read_bytes = 1u << 20;  // largest Read::bytes that will be submitted
   u32 max_merge_bytes = 1u << 17; // neighbouring reads are merged up to this size; 0: never
   bool direct = true;             // O_DIRECT
+  u32 rings = 1;                  // threads of the engine uring where `threads` is 0
 };
 
 struct Stats {

@@ -37,6 +37,7 @@ std::shared_ptr<Engine> open_engine(const std::string& kind, const std::vector<s
                                     const Options& options) {
   check_range("depth", options.depth, 1, kDepthMax);
   check_range("threads", options.threads, 0, kThreadsMax);
+  check_range("rings", options.rings, 1, kThreadsMax);
   check_range("max_read_bytes", options.max_read_bytes, 1, kReadBytesMax);
   check_range("max_merge_bytes", options.max_merge_bytes, 0, kReadBytesMax);
 

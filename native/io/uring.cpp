@@ -4,12 +4,10 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
-#include <set>
 #include <system_error>
 
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -218,21 +216,14 @@ class UringEngine::Worker {
   bool fixed_files_ = false, buffer_table_ = false;
 };
 
-// One ring gives 300,000 to 500,000 reads/s, less than two SSDs.
-Options UringEngine::settle_options(const std::vector<std::string>& paths, Options o) {
-  if (o.threads == 0) {
-    std::set<dev_t> devices;
-    struct stat status;
-    for (const std::string& path : paths)
-      if (stat(path.c_str(), &status) == 0) devices.insert(status.st_dev);
-    o.threads = std::min(static_cast<u32>(devices.size()), std::max(1u, std::thread::hardware_concurrency()));
-  }
-  o.threads = std::min(std::max(1u, o.threads), o.depth);
+Options UringEngine::settle_options(Options o) {
+  o.threads = std::min(o.threads ? o.threads : o.rings, o.depth);
   return o;
 }
 
 UringEngine::UringEngine(const std::vector<std::string>& paths, Options options)
-    : Engine("uring", paths, settle_options(paths, options)), bounce_(std::make_shared<BouncePool>(options_.depth, slot_bytes_)) {
+    : Engine("uring", paths, settle_options(options)),
+      bounce_(std::make_shared<BouncePool>(options_.depth, slot_bytes_)) {
   bounce_bytes_ = bounce_->bytes();
   if (bounce_bytes_ <= kPinnedBounceMax) register_memory(bounce_->base(), bounce_bytes_, bounce_);
   std::vector<std::function<void(const Ready&)>> bodies;

@@ -35,7 +35,7 @@ class UringEngine final : public Engine {
     std::weak_ptr<void> owner;  // each ring that has registered it keeps it
   };
   class Worker;
-  static Options settle_options(const std::vector<std::string>& paths, Options options);
+  static Options settle_options(Options options);
   void ring_doorbells() override;
 
   const std::shared_ptr<BouncePool> bounce_;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from gids.bench import aggregation, bandwidth, probe
 from gids.bench.aggregation import Measured
 from gids.errors import StorageError
+from gids.io import disks
 from gids.write import DatasetWriter
 
 Bench = Callable[..., tuple[int, str, dict[str, Any]]]
@@ -161,3 +163,34 @@ def test_percentiles_follow_the_histogram() -> None:
     found = Measured(latencies=(ends, np.array([50, 40, 0, 10])))
     assert [found.percentile(share) for share in (0.1, 0.5, 0.9, 0.99)] == [1e-6, 1e-6, 2e-6, 4e-6]
     assert Measured(latencies=(ends, np.zeros(4, np.int64))).percentile(0.5) is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "speeds", "rings", "best"),
+    [
+        (1e6, [100], [1], 100),  # far below what a ring can do
+        (100, [90, 150, 290], [1, 2, 4], 290),  # the third is all cores
+        (100, [90, 92], [1, 2], 90),  # more rings do not help: the disk is the limit
+    ],
+)
+def test_the_probe_is_not_limited_by_the_rings(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: float,
+    speeds: list[float],
+    rings: list[int],
+    best: float,
+) -> None:
+    path, opened, left = tmp_path / "shard", [], list(speeds)
+    path.write_bytes(bytes(4096 * 10))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)))
+    for module in (disks, probe):
+        monkeypatch.setattr(module, "RING_READS_PER_S", limit)
+
+    def random_reads(*args: Any) -> probe.RawReads:
+        opened.append(args[5])
+        return probe.RawReads(left.pop(0), 1)
+
+    monkeypatch.setattr(probe, "_random_reads", random_reads)
+    assert probe.random_reads([path], page_bytes=4096, seconds=1).reads_per_s == best
+    assert opened == rings

@@ -177,3 +177,16 @@ def test_wrong_kernel_arguments_are_refused(device: Device) -> None:
             launch(device, "write_word", blocks, threads, to, 1)
     with pytest.raises(KeyError, match="no kernel 'nothing'"):
         launch(device, "nothing", 1, 32)
+
+
+def test_a_copy_to_the_host_is_complete_after_its_event(device: Device) -> None:
+    stream, words = device.new_stream(), device.zeros(4, torch.int64)
+    device.current_stream().synchronize()
+    with device.use(stream):
+        for value in (5, 6):
+            device.launch(stream, UNIT, "write_word", 1, 32, words, value)
+            copy, copied = device.to_host(words)
+    del words
+    copied.synchronize()
+    assert copy.device.type == "cpu"
+    assert copy[0] == 6

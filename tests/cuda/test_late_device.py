@@ -134,3 +134,16 @@ def test_the_same_seed_repeats_the_order() -> None:
         return done
 
     assert order(5) == order(5) != order(6)
+
+
+def test_a_copy_to_the_host_comes_late_and_in_order() -> None:
+    device = LateDevice(0, lazy=1.0)
+    stream, words = device.new_stream(), torch.zeros(4, dtype=torch.int64)
+    with device.use(stream):
+        write(device, stream, words, 5)
+        copy, copied = device.to_host(words)
+        write(device, stream, words, 6)
+    assert not copied.passed
+    copied.synchronize()
+    assert copy[0] == 5
+    device.close()

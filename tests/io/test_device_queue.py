@@ -18,6 +18,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import emulator
 import numpy as np
@@ -27,7 +28,7 @@ from engines import URING
 from raw_table import RawTable, write_raw_table
 
 from gids import _core
-from gids.cuda.device import Device
+from gids.cuda.device import Device, Stream
 from gids.io import Engine, open_engine
 from gids.io.device import DeviceQueue, QueueTable, Round, requests_of
 
@@ -451,6 +452,31 @@ def test_kernels_that_poll_take_a_quarter_of_the_multiprocessors(
     assert grids == [("gids_read_pages", blocks, 1024) for blocks in (1, 2, 33)]
 
 
+def test_a_kernel_that_collects_over_the_bus_takes_32_blocks(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = emulator.EmulatedDevice()
+    device.sm_count = 132
+    grids: dict[str, int] = {}
+    launch = device.launch
+
+    def record(stream: Stream, unit: str, kernel: str, blocks: int, *more: Any) -> None:
+        grids[kernel] = blocks
+        launch(stream, unit, kernel, blocks, *more)
+
+    monkeypatch.setattr(device, "launch", record)
+    with (
+        open_files(tables.paths) as engine,
+        DeviceQueue(device, engine, tables.queue_tables(), staging_bytes=8192 * SLOT) as queue,
+    ):
+        rows = queue.round_max
+        requests, count = device.zeros(rows, torch.int64), device.zeros(1, torch.int64)
+        to, errors = device.empty((rows, 16), torch.uint8), device.empty(rows, torch.int32)
+        queue.read_pages(device.current_stream(), requests, count, 0, to, errors)
+    assert rows > 32 * 8, "more pages than 32 blocks take at once"
+    assert grids["gids_collect_round"] == 32
+
+
 def test_closing_with_requests_in_flight_releases_the_streams_that_wait(
     device: Device, tables: Tables, rng: np.random.Generator
 ) -> None:
@@ -567,6 +593,7 @@ def test_a_launch_that_fails_ends_the_queue(
 FORKED = """
 import os, sys
 from pathlib import Path
+from typing import Any
 sys.path.insert(0, sys.argv[1])
 import torch, emulator
 from gids.io import open_engine

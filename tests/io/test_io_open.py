@@ -11,7 +11,6 @@ import resource
 import shutil
 import subprocess
 import sys
-import tempfile
 import textwrap
 import time
 from collections.abc import Callable
@@ -155,21 +154,6 @@ def test_the_threads_engine_has_a_reader_per_request_in_flight(shards: list[Path
     with gids.io.open_engine(shards, "threads", depth=depth, direct=False) as engine:
         assert engine.depth == depth
         assert sum(name == "gids-threads" for id, name in threads().items() if id not in before) == depth
-
-
-def test_uring_has_a_ring_per_device_of_the_files(shards: list[Path]) -> None:
-    if reason := _core.why_no_uring():
-        pytest.skip(f"no io_uring: {reason}")
-    with contextlib.ExitStack() as stack:
-        elsewhere = "/dev/shm" if os.path.isdir("/dev/shm") else "/proc"
-        other = stack.enter_context(tempfile.NamedTemporaryFile(dir=elsewhere))
-        if os.stat(other.name).st_dev == shards[0].stat().st_dev or (os.cpu_count() or 1) < 2:
-            pytest.skip(f"{elsewhere} is on the device of the shards, or the machine has one core")
-        for paths, rings in ((shards, 1), ([*shards, other.name], 2)):
-            before = threads().keys()
-            with gids.io.open_engine(paths, "uring", direct=False):
-                found = sum(name == "gids-uring" for id, name in threads().items() if id not in before)
-                assert found == rings
 
 
 def cpu_time_ns(thread: int) -> int:

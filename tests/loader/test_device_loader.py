@@ -14,6 +14,8 @@ from emulator import EmulatedDevice
 from engines import URING
 from late_device import LateDevice
 from loader_example import ROWS, Ids, check, ids_of, minibatches
+from torch.overrides import TorchFunctionMode
+from waits import Waits
 
 import gids
 from gids.cuda.device import Device, MadeOn
@@ -345,6 +347,85 @@ def test_minibatches_are_right_when_sampling_training_and_reads_are_out_of_step(
     device.close()
     assert runs[0] == runs[1]
     assert len(runs[0]) == 10
+
+
+class Blocking(TorchFunctionMode):
+    """Counts torch's calls that wait for a GPU. copies: host memory, which may be read."""
+
+    def __init__(self, copies: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.copies, self.calls = copies, 0
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(function, "__name__", "")
+        host = any(args and args[0] is copy for copy in self.copies)
+        self.calls += name in ("tolist", "item", "__bool__") and not host
+        self.calls += name == "to" and not (kwargs or {}).get("non_blocking")
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("labels", [False, True])
+def test_sampling_is_waited_for_a_minibatch_later(
+    tmp_path: Path, cuda_is: Callable[[Device], None], labels: bool
+) -> None:
+    source, indptr = random_in_edges(600, 600, 1)
+    with DatasetWriter(tmp_path / "one.gids") as writer:
+        writer.write_table("node", "paper", "feat", torch.randn(600, 32))
+        writer.write_graph(("paper", "cites", "paper"), source, indptr, num_src=600)
+        writer.write_labels("paper", torch.arange(600))
+    device = Waits()
+    cuda_is(device)
+    options: dict[str, Any] = {"device_memory": 1 << 23, "window": 0, "planned": 1} | STAGING
+    with gids.NodeLoader(
+        gids.open(tmp_path / "one.gids", **options),
+        torch.arange(600),
+        [5, 5],
+        batch_size=100,
+        labels=labels,
+        device="cuda",
+        topology_on="host",
+    ) as loader:
+        epoch, calls = iter(loader), []
+        for number in range(6):
+            with Blocking(device.copies) as blocking:
+                minibatch = next(epoch)
+            calls.append(blocking.calls)
+            device.said.append(("returned", number))
+            assert minibatch.seeds.tolist() == list(range(100 * number, 100 * number + 100))  # type: ignore[union-attr]
+            if labels:
+                assert minibatch.labels.tolist() == minibatch.seeds.tolist()  # type: ignore[union-attr]
+    assert calls[1:] == [0] * 5, "the first one builds the cache"
+    steps = [[("wait", t), ("copy", t + 1), ("returned", t)] for t in range(6)]
+    assert device.said == [("copy", 0), *(said for step in steps for said in step if said != ("copy", 6))]
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_an_error_of_sampling_comes_after_the_minibatches_before_it(
+    on: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int
+) -> None:
+    source, indptr = random_in_edges(600, 600, 1)
+    with DatasetWriter(tmp_path / "one.gids") as writer:
+        writer.write_table("node", "paper", "feat", torch.randn(600, 32))
+        writer.write_graph(("paper", "cites", "paper"), source, indptr, num_src=600)
+    start = gids.sampler.Neighbor.start
+
+    def fail(sampler: Any, *args: Any, step: int, **options: Any) -> Any:
+        if step == 3:
+            raise ValueError("too many edges")
+        return start(sampler, *args, step=step, **options)
+
+    monkeypatch.setattr(gids.sampler.Neighbor, "start", fail)
+    options: dict[str, Any] = {"device_memory": 1 << 23, "window": window} | STAGING
+    with gids.NodeLoader(
+        gids.open(tmp_path / "one.gids", **options), torch.arange(600), [5], batch_size=100, device="cuda"
+    ) as loader:
+        epoch = iter(loader)
+        assert [next(epoch).step for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(ValueError, match="too many edges"):
+            next(epoch)
+        assert list(epoch) == []
 
 
 def test_lru_is_the_cpus(path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import re
 import struct
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -33,18 +34,18 @@ class Nvrtc:
         include = package / "include"
         self._include = [INCLUDE, include / "cccl", include]
 
-    def compile(self, source: str, arch: int) -> bytes:
-        """A cubin for sm_`arch`; fails the test with the compiler's log."""
+    def compile(self, source: str, arch: int, *, ptx: bool = False) -> bytes:
+        """A cubin for sm_`arch`, or PTX; fails the test with the compiler's log."""
         program = ctypes.c_void_p()
         self._check(
             self._lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"test.cu", 0, None, None)
         )
-        options = compile_options(f"sm_{arch}", self._include)
+        options = compile_options(f"{'compute' if ptx else 'sm'}_{arch}", self._include)
         encoded = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
         try:
             if self._lib.nvrtcCompileProgram(program, len(options), encoded):
                 pytest.fail(f"sm_{arch}:\n{self._text(program, 'ProgramLog').decode()}", pytrace=False)
-            return self._text(program, "CUBIN")
+            return self._text(program, "PTX" if ptx else "CUBIN")
         finally:
             self._lib.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -97,6 +98,16 @@ def test_kernels_compile_for_every_gpu(nvrtc: Nvrtc, kernel: str) -> None:
 def test_kernels_that_poll_fit_blocks_of_1024_threads(nvrtc: Nvrtc) -> None:
     source = (NATIVE / "io/request_queue.cu").read_text()
     assert 0 < registers(nvrtc.compile(source, 80), "gids_read_pages") <= 64
+
+
+def test_a_poll_is_relaxed_and_a_fence_follows_the_last(nvrtc: Nvrtc) -> None:
+    """In the kernel whose only loop is a poll. The first sleep is longer than the others."""
+    source = (NATIVE / "io/request_queue.cu").read_text()
+    ptx = nvrtc.compile(source, 90, ptx=True).decode(errors="replace")
+    [kernel] = re.findall(r"^\.visible \.entry gids_await_round\(.*?^}", ptx, re.MULTILINE | re.DOTALL)
+    said = re.findall(r"\b(?:ld|fence)(?:\.\w+)*\.(?:relaxed|acquire|acq_rel|sc)(?:\.\w+)*", kernel)
+    assert said == ["ld.relaxed.sys.b64", "fence.acq_rel.sys"]
+    assert re.search(r"selp\.\w+\s+(%\w+), 40000, 4000.*?nanosleep\.u32 \1;", kernel, re.DOTALL)
 
 
 def registers(cubin: bytes, kernel: str) -> int:

@@ -5,6 +5,7 @@ Called by Neighbor and Labor. The minibatches are the same as on the CPU.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 
 from gids import _core
-from gids.cuda import Argument, Device, Stream
+from gids.cuda import Argument, Device, Event, Stream
 from gids.errors import FormatError
 from gids.sampler.device import PinnedGraph
 from gids.sampler.device.rates import DeviceRates, Rates
@@ -143,6 +144,51 @@ class _Drawn:
         return [*edges, *self.before, *(new for new in self.new if new is not None)]
 
 
+class Started:
+    """A minibatch whose draws are enqueued on a stream. finish() waits for its sizes and makes its blocks.
+
+    Made by DeviceSampler.start(). waiting: the layers whose sizes the host does not know, of which the
+    sampler's scratch memory holds the last one. layers: those before them.
+    """
+
+    def __init__(
+        self,
+        sampler: DeviceSampler,
+        stream: Stream,
+        topology: Topology,
+        seeds: list[torch.Tensor],
+        nodes: list[torch.Tensor],
+        faults: torch.Tensor,
+        layers: list[list[Block]],
+        waiting: list[_Drawn],
+    ) -> None:
+        self._sampler, self._stream, self._topology = sampler, stream, topology
+        self.seeds = seeds
+        """By node type, on the device."""
+        self._nodes, self._faults, self._layers, self._waiting = nodes, faults, layers, waiting
+        self._sizes = sampler.ask(waiting, faults)
+        self._error: Exception | None = None
+
+    def finish(self) -> tuple[list[torch.Tensor], list[list[Block]]]:
+        """(nodes by type; by layer, the seeds' first, a block per relation). Raises like Neighbor.sample."""
+        self.settle()
+        if self._error is not None:
+            raise self._error
+        return self._nodes, self._layers
+
+    def settle(self) -> None:
+        """Wait for the sizes, and free the sampler's scratch memory for the next minibatch. Idempotent."""
+        if self._waiting:
+            try:
+                sizes = self._sizes
+                self._layers += self._sampler.settle(
+                    self._stream, self._waiting, self._topology, self._nodes, self._faults, sizes
+                )
+            except Exception as error:
+                self._error = error
+            self._waiting.clear()
+
+
 class DeviceSampler:
     """Samples on one device. Reuses the memory between kernels. One caller at a time."""
 
@@ -150,6 +196,7 @@ class DeviceSampler:
         self._device = device
         self._scratch: dict[tuple[str, int], torch.Tensor] = {}
         self._stream: Stream | None = None  # the last stream that used the scratch
+        self._started: weakref.ref[Started] | None = None  # uses the scratch until it is settled
         self._rates: DeviceRates | None = None
         device.preload(_UNIT)
 
@@ -166,16 +213,21 @@ class DeviceSampler:
             self._device.preload(_WEIGHTED)
         return self._rates
 
-    def sample(
+    def start(
         self,
         topology: Topology,
         seeds: list[torch.Tensor],
         fanouts: list[list[int]],
         numbers: tuple[int, int, int],
         choice: Choice,
-    ) -> tuple[list[torch.Tensor], list[list[Block]]]:
-        """(nodes by type; by layer, the seeds' first, a block per relation). Raises like Neighbor.sample."""
+    ) -> Started:
+        """Enqueue a minibatch on torch's current stream.
+
+        Waits for what is known only from layers before. Settles the minibatch that was started before.
+        """
         topology.check_open()
+        if self._started is not None and (before := self._started()) is not None:
+            before.settle()
         stream = self._device.current_stream()
         if self._stream is not None and self._stream != stream:
             stream.wait_stream(self._stream)
@@ -186,7 +238,8 @@ class DeviceSampler:
         for pinned in topology.pinned:
             pinned.used_on(stream)
         here = self._device.torch_device
-        nodes = [ids if ids.device == here else ids.pin_memory().to(here, non_blocking=True) for ids in seeds]
+        seeds = [ids if ids.device == here else ids.pin_memory().to(here, non_blocking=True) for ids in seeds]
+        nodes = list(seeds)
         types, relations = len(nodes), len(topology.relations)
         faults = torch.full((types + 2 * relations,), _NO_FAULT, dtype=torch.int64, device=nodes[0].device)
         for t, ids in enumerate(nodes):
@@ -201,20 +254,23 @@ class DeviceSampler:
                 now, following, cos, sin = _core.variate_keys(numbers, choice.dependency, of_layer, number)
                 keys.append((now, following, np.float64(cos), np.float64(sin)))
             if waiting and any(_is_counted(choice, fanout) for fanout in layer):
-                layers += self._settle(waiting, topology, nodes, faults)
+                layers += self.settle(stream, waiting, topology, nodes, faults)
             drawn = self._layer(topology, nodes, sizes, layer, keys, faults, choice)
             waiting.append(drawn)
             may_wait = not choice.rates and not choice.by_source  # their weights need scratch of the layer
-            if hop + 1 < len(fanouts) and may_wait and max(drawn.places) <= _LARGEST_UNCOUNTED:
+            if hop + 1 == len(fanouts):
+                break
+            if may_wait and max(drawn.places) <= _LARGEST_UNCOUNTED:
                 self._relabel_ahead(drawn, nodes)
             else:
-                layers += self._settle(waiting, topology, nodes, faults)
+                layers += self.settle(stream, waiting, topology, nodes, faults)
             sizes = [
                 before if new is None else before + new
                 for before, new in zip(drawn.before, drawn.new, strict=True)
             ]
-        layers += self._settle(waiting, topology, nodes, faults)
-        return nodes, layers
+        started = Started(self, stream, topology, seeds, nodes, faults, layers, waiting)
+        self._started = weakref.ref(started)
+        return started
 
     def _layer(
         self,
@@ -258,14 +314,38 @@ class DeviceSampler:
                 nodes[t] = torch.cat([nodes[t], padding])
         drawn.edges = [self._relabel(draw, drawn, draw.capacity, nodes) for draw in drawn.draws]
 
-    def _settle(
-        self, waiting: list[_Drawn], topology: Topology, nodes: list[torch.Tensor], faults: torch.Tensor
+    def ask(self, waiting: list[_Drawn], faults: torch.Tensor) -> tuple[torch.Tensor, Event]:
+        """Enqueue a copy of the layers' sizes and of the faults to the host. The event comes after it."""
+        return self._device.to_host(
+            torch.cat([count for drawn in waiting for count in drawn.counts()] + [faults])
+        )
+
+    def settle(
+        self,
+        stream: Stream,
+        waiting: list[_Drawn],
+        topology: Topology,
+        nodes: list[torch.Tensor],
+        faults: torch.Tensor,
+        asked: tuple[torch.Tensor, Event] | None = None,
     ) -> list[list[Block]]:
-        """Wait for the sizes of layers, and make their blocks. The last one may not be relabeled yet."""
+        """Wait for the sizes of layers, and make their blocks. The last one may not be relabeled yet.
+
+        stream: that of start(). asked: from ask(), if it was called.
+        """
         if not waiting:
             return []
-        counts = torch.cat([count for drawn in waiting for count in drawn.counts()] + [faults]).tolist()
-        _raise_faults(topology, nodes, counts[-len(faults) :])
+        sizes, copied = asked or self.ask(waiting, faults)
+        copied.synchronize()
+        counts = sizes.tolist()
+        with self._device.use(stream):
+            _raise_faults(topology, nodes, counts[-len(faults) :])
+            return self._blocks(waiting, topology, nodes, counts)
+
+    def _blocks(
+        self, waiting: list[_Drawn], topology: Topology, nodes: list[torch.Tensor], counts: list[int]
+    ) -> list[list[Block]]:
+        """The blocks of layers, whose sizes are counts. Relabels the last one if it is not yet."""
         found = iter(counts)
         layers = []
         for drawn in waiting:

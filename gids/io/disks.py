@@ -1,0 +1,57 @@
+"""The disks behind files, and the number of io_uring rings that they can keep busy.
+
+Called by engine.py and by the benchmarks. Knows block devices as the kernel describes them below /sys, but no
+datasets.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+SYSFS = Path("/sys")
+
+RING_READS_PER_S = 400_000
+"""Random reads that one ring completes per second, about: 300,000 to 500,000."""
+
+StrPath = str | os.PathLike[str]
+
+
+def ring_count(paths: Iterable[StrPath], *, reads_per_s: float = 0) -> int:
+    """Number of rings for files: one per disk, or one per RING_READS_PER_S of reads_per_s if that is more.
+
+    At least 1, at most one per core. reads_per_s: of all disks together, as measured; 0 if it is not known.
+    """
+    disks = {disk for path in paths for disk in disks_of(path)}
+    most = len(os.sched_getaffinity(0))
+    return math.ceil(min(most, max(1, len(disks), reads_per_s / RING_READS_PER_S)))
+
+
+def disks_of(path: StrPath) -> set[str]:
+    """Names of the disks that hold a file. Partitions of one disk are one, an array is all of its disks.
+
+    A file system without a block device (Btrfs, network, memory) counts as one disk. Empty if there is no
+    such file.
+    """
+    try:
+        device = device_of(path)
+    except OSError:
+        return set()
+    number = f"{os.major(device)}:{os.minor(device)}"
+    found = SYSFS / "dev/block" / number
+    return _below(found.resolve()) if found.exists() else {number}
+
+
+def device_of(path: StrPath) -> int:
+    """The number of the device that a file's file system is on."""
+    return os.stat(path).st_dev
+
+
+def _below(block: Path) -> set[str]:
+    """The disks under a block device, which is described in a folder of sysfs."""
+    if (block / "partition").exists():
+        block = block.parent
+    parts = [part.resolve() for part in sorted((block / "slaves").glob("*"))]
+    return {disk for part in parts for disk in _below(part)} or {block.name}
