@@ -267,6 +267,11 @@ class PackReads:
         left = self.scratch.limit_bytes - self.scratch.taken_bytes
         return left if sampled.last else left // 2
 
+    def list_bytes(self, *, alone: bool) -> int:
+        """Memory for the row lists of a superbatch. alone: no other superbatch is in memory."""
+        assert self.machine is not None
+        return self.machine.plan.purposes["row lists"] // (1 if alone else 2)
+
     def _budget(self, sampled: SampledAhead[Any], memory_bytes: int, host: PackHost) -> PackBudget:
         return PackBudget(
             spaces=sampled.spaces,

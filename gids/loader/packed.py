@@ -239,6 +239,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             first_pack,
             packs.scratch,
             room_bytes=packs.room_bytes(sampled),
+            list_bytes=packs.list_bytes(alone=fill_resident and sampled.last),
             fill_resident=fill_resident,
         )
         self._opened.append(superbatch)

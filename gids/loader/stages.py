@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -50,16 +50,21 @@ def epoch_summary(before: Mapping[str, Any], after: Mapping[str, Any], seconds: 
         read += (
             f", {(after['packs']['bytes_written'] - before['packs']['bytes_written']) / 1e6:.1f} MB written"
         )
-        ratio = "; ".join(map(_choice_line, after["packs"]["choices"][len(before["packs"]["choices"]) :]))
+        ratio = _ways_line(after["packs"]["choices"][len(before["packs"]["choices"]) :])
     return f"{minibatches} minibatches in {seconds:.2f} s: {ratio}, {read}; {stages}"
 
 
-def _choice_line(choice: Mapping[str, Any]) -> str:
-    predicted = choice["predicted_s"].get(choice["way"], 0.0)
-    return (
-        f"{choice['way']} reads in {choice['superbatches']} superbatches of {choice['packs']} packs, "
-        f"predicted {predicted:.1f} s, took {choice['actual_s']:.1f} s"
-    )
+def _ways_line(choices: Sequence[Mapping[str, Any]]) -> str:
+    """What was chosen, with predicted and actual seconds, summed by way."""
+    said = []
+    for way in dict.fromkeys(choice["way"] for choice in choices):
+        of = [choice for choice in choices if choice["way"] == way]
+        superbatches, packs = (sum(choice[key] for choice in of) for key in ("superbatches", "packs"))
+        predicted = sum(choice["predicted_s"].get(way, 0.0) for choice in of)
+        actual = sum(choice["actual_s"] for choice in of)
+        parts = f" in {superbatches} superbatches of {packs} packs" if packs else ""
+        said.append(f"{way} reads{parts}, predicted {predicted:.1f} s, took {actual:.1f} s")
+    return "; ".join(said)
 
 
 _STAGES = ("sample", "plan", "wait", "gather")

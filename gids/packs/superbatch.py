@@ -126,8 +126,8 @@ class _Pack:
 class Superbatch:
     """Minibatches [first, end) of a spool. Call prepare(), begin(), then take() for each.
 
-    layout: for all minibatches of the spool; this superbatch has as many packs, from first_pack on, as memory
-    for their row lists and room_bytes in scratch allow. fill_resident: the resident rows are not in memory
+    layout: for all minibatches of the spool; this superbatch has as many packs, from first_pack on, as
+    list_bytes of memory for their row lists and room_bytes of scratch allow. fill_resident: the resident rows are not in memory
     yet.
     """
 
@@ -140,20 +140,20 @@ class Superbatch:
         scratch: Scratch,
         *,
         room_bytes: int,
+        list_bytes: int,
         fill_resident: bool,
     ) -> None:
         self._machine, self._spool, self.layout = machine, spool, layout
         self._first_half = 0
         self._scratch = scratch if layout.way == "pack" else None
         self._fill_resident = fill_resident
-        most_list_bytes = machine.plan.purposes["row lists"]
         begin = layout.packs[first_pack - 1][0] if first_pack else 0
         self.next = self.first = begin
         self._resident = layout.resident.rows
         self._resident_parts, resident_bytes = self._parts(self._resident)
         self._halves = [resident_bytes, resident_bytes + layout.resident.pack_bytes]
         self._packs: list[_Pack] = []
-        list_bytes = at = 0
+        at = 0
         for end, rows in layout.packs[first_pack : first_pack + machine.plan.most_packs]:
             nbytes = sum(
                 align_up(n * t.row_bytes, ALIGNMENT)
@@ -166,8 +166,8 @@ class Superbatch:
             parts, nbytes = self._parts(lists)
             self._packs.append(_Pack(end, lists, at, parts, nbytes))
             at, begin = at + nbytes, end
-            list_bytes += sum(of.nbytes for of in lists)
-            if list_bytes >= most_list_bytes:
+            list_bytes -= sum(of.nbytes for of in lists)
+            if list_bytes <= 0:
                 break
         self.end = begin
         self.last_pack = first_pack + len(self._packs)
