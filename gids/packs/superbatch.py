@@ -126,9 +126,9 @@ class _Pack:
 class Superbatch:
     """Minibatches [first, end) of a spool. Call prepare(), begin(), then take() for each.
 
-    layout: for all minibatches of the spool; this superbatch has as many packs, from first_pack on, as
-    list_bytes of memory for their row lists and room_bytes of scratch allow. fill_resident: the resident rows are not in memory
-    yet.
+    layout: for all minibatches of the spool. This superbatch has as many packs, from first_pack on, as
+    list_bytes of memory for their row lists and room_bytes of scratch allow. fill_resident: the resident rows
+    are not in memory yet.
     """
 
     def __init__(
