@@ -6,6 +6,10 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+# Here, and in the processes that tests start, torch's threads sleep while they wait. By default they spin, at
+# the expense of the other test processes. It must be set before torch is imported.
+os.environ["OMP_WAIT_POLICY"] = "passive"
+
 import pytest
 import torch
 
