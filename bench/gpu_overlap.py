@@ -166,36 +166,34 @@ def _reads(
     device: Device, table: Table, rows: torch.Tensor, sizes: OverlapSizes, stack: ExitStack, **options: Any
 ) -> Work:
     """Minibatches whose rows are read from disk: they take turns, and no line outlives its minibatch."""
-    engine = stack.enter_context(open_engine(table.shard_paths, max_read_bytes=table.page_bytes))
-    cache = DeviceFeatureCache(
-        device,
-        engine,
-        [table],
-        lines={table.name: min(table.page_count, 4 * sizes.ids)},
-        heats={},
-        staging_bytes=sizes.staging_bytes,
-        **options,
-    )
-    stack.enter_context(closing(cache))
+    lines = min(table.page_count, 4 * sizes.ids)
+    cache = _open_cache(device, table, sizes, stack, lines={table.name: lines}, heats={}, **options)
     return _minibatches(device, cache, table, rows, sizes)
 
 
 def _host_lines(
     device: Device, table: Table, rows: torch.Tensor, sizes: OverlapSizes, stack: ExitStack
 ) -> Work:
-    engine = stack.enter_context(open_engine(table.shard_paths, max_read_bytes=table.page_bytes))
-    cache = DeviceFeatureCache(
+    cache = _open_cache(
         device,
-        engine,
-        [table],
+        table,
+        sizes,
+        stack,
         lines={table.name: 1},
         host_lines={table.name: table.page_count - 1},
         heats={table.name: np.ones(table.page_count, np.uint8)},
         host_policy="static",
-        staging_bytes=sizes.staging_bytes,
     )
-    stack.enter_context(closing(cache))
     return _minibatches(device, cache, table, rows, sizes)
+
+
+def _open_cache(
+    device: Device, table: Table, sizes: OverlapSizes, stack: ExitStack, **options: Any
+) -> DeviceFeatureCache:
+    """The stack closes it, and then its engine."""
+    engine = stack.enter_context(open_engine(table.shard_paths, max_read_bytes=table.page_bytes))
+    cache = DeviceFeatureCache(device, engine, [table], staging_bytes=sizes.staging_bytes, **options)
+    return stack.enter_context(closing(cache))
 
 
 def _minibatches(

@@ -3,8 +3,13 @@ from __future__ import annotations
 import os
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+# Here, and in the processes that tests start, torch's threads sleep while they wait. By default they spin, at
+# the expense of the other test processes. It must be set before torch is imported.
+os.environ["OMP_WAIT_POLICY"] = "passive"
 
 import pytest
 import torch
@@ -21,6 +26,31 @@ from gids.cuda.driver import ask_driver
 def pytest_configure(config: pytest.Config) -> None:
     if config.pluginmanager.has_plugin("cacheprovider"):
         emulator.folder = config.cache.mkdir("emulator")  # type: ignore[union-attr]
+
+
+LONGEST = [
+    "native/test_native.py",
+    "native/test_nvrtc.py",
+    "test_bench.py",
+    "write/test_kills.py",
+    "convert/test_hostile_sources.py",
+    "examples/test_examples.py",
+    "measure/test_sides.py",
+    "bench_command/test_epoch.py",
+    "loader/test_torchrun.py",
+    "dgl/test_dgl_import.py",
+    "test_gpu_pack.py",
+]
+"""Files that take more than about 20 s. They start first: at the end, one process would run them alone."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each process of pytest-xdist takes the next file: the longest ones, then those of the most tests."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    tests = Counter(item.path for item in items)
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: (places.get(item.path, len(LONGEST)), -tests[item.path], item.path))
 
 
 @pytest.hookimpl(tryfirst=True)

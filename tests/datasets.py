@@ -93,6 +93,14 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
+def save_arrays(folder: Path, **arrays: np.ndarray) -> None:
+    """Write each array to folder/NAME.npy. A name may have "/"; directories are created."""
+    for name, values in arrays.items():
+        path = folder / f"{name}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, values)
+
+
 def write_dataset(path: Path, **options: Any) -> Path:
     """A small dataset with one of everything: 3 authors and 20 papers, two relations, labels and splits.
 

@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
-import subprocess
+import runpy
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from gids.trace.trace_file import TracedTable
 from gids.trace.trace_writer import TraceWriter
 
 BENCH = Path(__file__).parents[1] / "bench"
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """run(name, *arguments): run a script in this process, which has imported torch; what it printed."""
+    threads = torch.get_num_threads()
+    monkeypatch.syspath_prepend(BENCH)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+
+    def run(name: str, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", [str(BENCH / name), *arguments])
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        except SystemExit as end:
+            assert not end.code  # noqa: PT017
+        return capfd.readouterr().out
+
+    yield run
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(
@@ -36,27 +58,21 @@ BENCH = Path(__file__).parents[1] / "bench"
         ("dependence.py", [], "of Neighbor"),
     ],
 )
-def test_benchmark_runs(name: str, args: list[str], said: str, tmp_path: Path) -> None:
+def test_benchmark_runs(name: str, args: list[str], said: str, tmp_path: Path, run: Run) -> None:
     on_disk = name in ("aggregation.py", "convert.py", "dtypes.py", "epoch.py", "orders.py") or args[:1] == [
         "gather"
     ]
     where = ["--dir", str(tmp_path)] if on_disk else []
-    done = subprocess.run(
-        [sys.executable, BENCH / name, *args, "--small", *where], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    assert said in done.stdout
+    assert said in run(name, *args, "--small", *where)
 
 
-def test_window_buffering_is_compared_with_pinning_on_a_recorded_trace(tmp_path: Path) -> None:
+def test_window_buffering_is_compared_with_pinning_on_a_recorded_trace(tmp_path: Path, run: Run) -> None:
     rng = np.random.default_rng(0)
     heat = np.arange(200, dtype=np.uint8)
     writer = TraceWriter(tmp_path / "t.trace", [TracedTable("feat", 200, 4096, 1, None, heat)])
     for _ in range(40):
         writer.enter([rng.permutation(200)[:10]])
     writer.finish()
-    command = [sys.executable, BENCH / "cache.py", "hits", "--trace", tmp_path / "t.trace"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    figures = dict(line.rsplit(": ", 1) for line in done.stdout.splitlines() if ": " in line)
+    printed = run("cache.py", "hits", "--trace", str(tmp_path / "t.trace"))
+    figures = dict(line.rsplit(": ", 1) for line in printed.splitlines() if ": " in line)
     assert 0 < float(figures["10 minibatches, pinned"]) < float(figures["10 minibatches, lookahead W=16"])

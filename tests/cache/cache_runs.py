@@ -73,6 +73,40 @@ def check(
         assert not marked(cache, t)
 
 
+def check_cancel(cache: Cache, table: RawTable) -> None:
+    """Cancel streams of which some minibatches are entered, planned and gathered, then read rows again.
+
+    No mark is left, no page stays LOADING, and no line is lost.
+    """
+    rng = np.random.default_rng(7)
+    for _ in range(8):
+        batches = random_batches(rng, table, 24, 150)
+        entered = int(rng.integers(1, 25))
+        planned = int(rng.integers(0, min(entered, 5) + 1))
+        gathered = int(rng.integers(0, planned + 1))
+        step = cache.next_step
+        for i in range(entered):
+            cache.enter(step + i, batches[i])
+        for i in range(planned):
+            cache.plan(step + i)
+        for i in range(gathered):
+            features, error = cache.gather(step + i)
+            assert error is None
+            assert same_bits(features[table.name], table.rows[batches[i][table.name]])
+            cache.retire(step + i)
+        cache.cancel()
+        assert cache.next_step == step + entered
+        assert not marked(cache, table)
+        assert not loading(cache, table)
+        cache.audit()  # type: ignore[attr-defined]
+    check(cache, [table], random_batches(rng, table, 5, 300), 3, 2)
+
+
 def marked(cache: Cache, table: RawTable) -> bool:
     """Whether a page word of the table still has a mark."""
     return bool(np.any(cache.page_words(table.name) & np.uint64(0xFFFFFF)))
+
+
+def loading(cache: Cache, table: RawTable) -> bool:
+    """Whether a page of the table is LOADING."""
+    return bool(np.any(cache.page_words(table.name) >> np.uint64(62) == 1))

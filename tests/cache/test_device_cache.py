@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cache_runs import FLOATS, check, make_rows, marked, random_batches, rows_of, run
+from cache_runs import FLOATS, check, check_cancel, make_rows, random_batches, rows_of, run
 from datasets import same_bits
 from emulator import EmulatedDevice
 from raw_table import RawTable, write_raw_table, write_scaled_table
@@ -345,30 +345,8 @@ def test_steps_out_of_order_are_refused(tmp_path: Path, make: Make) -> None:
 
 @pytest.mark.parametrize("wait", ["stream", "warp"])
 def test_a_cancelled_stream_leaves_no_mark_and_loses_no_line(tmp_path: Path, make: Make, wait: str) -> None:
-    rng = np.random.default_rng(7)
     table = write_raw_table(tmp_path, make_rows(300, 128), page_bytes=512)
-    cache = make(table, 80, staging_bytes=64 * 512, wait=wait)
-    for _ in range(8):
-        batches = random_batches(rng, table, 24, 150)
-        entered = int(rng.integers(1, 25))
-        planned = int(rng.integers(0, min(entered, 5) + 1))
-        gathered = int(rng.integers(0, planned + 1))
-        step = cache.next_step
-        for i in range(entered):
-            cache.enter(step + i, batches[i])
-        for i in range(planned):
-            cache.plan(step + i)
-        for i in range(gathered):
-            features, error = cache.gather(step + i)
-            assert error is None
-            assert same_bits(features[table.name], table.rows[batches[i][table.name]])
-            cache.retire(step + i)
-        cache.cancel()
-        assert cache.next_step == step + entered
-        assert not marked(cache, table)
-        assert not np.any(cache.page_words(table.name) >> np.uint64(62) == 1), "a page stays LOADING"
-        cache.audit()
-    check(cache, [table], random_batches(rng, table, 5, 300), 3, 2)
+    check_cancel(make(table, 80, staging_bytes=64 * 512, wait=wait), table)
 
 
 def test_reading_through_does_not_read_pages_that_have_lines(tmp_path: Path, make: Make) -> None:

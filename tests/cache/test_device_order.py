@@ -7,12 +7,14 @@ import errno
 import os
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from cache_runs import loading, marked
 from late_device import LateDevice, LateEvent
 from raw_table import RawTable, write_raw_table
 
@@ -28,26 +30,32 @@ def table(tmp_path: Path) -> RawTable:
     return write_raw_table(tmp_path, torch.randn(400, 100), page_bytes=512, shards=2)
 
 
+@contextmanager
+def opened(device: LateDevice, table: RawTable, **options: object) -> Iterator[DeviceFeatureCache]:
+    """A cache of 50 lines. It is closed after the body, then the device."""
+    with open_engine(table.shard_paths, max_read_bytes=512) as engine:
+        cache = DeviceFeatureCache(
+            device,
+            engine,
+            [table],  # type: ignore[list-item]
+            lines={table.name: 50},
+            heats={},
+            staging_bytes=64 * 512,
+            **options,  # type: ignore[arg-type]
+        )
+        yield cache
+        cache.close()
+    device.close()
+
+
 @pytest.fixture(params=[("stream", "kernel"), ("stream", "copy"), ("warp", "kernel")])
 def cache(request: pytest.FixtureRequest, table: RawTable) -> Iterator[DeviceFeatureCache]:
     seed = zlib.crc32(request.node.nodeid.encode()) + int(os.environ.get("GIDS_EMULATOR_SEED", "0"))
     print(f"emulator seed {seed}")
     device = LateDevice(seed)
-    with open_engine(table.shard_paths, max_read_bytes=512) as engine:
-        made = DeviceFeatureCache(
-            device,
-            engine,
-            [table],  # type: ignore[list-item]
-            lines={table.name: 50},
-            host_lines={table.name: 20},
-            heats={},
-            wait=request.param[0],
-            transfer=request.param[1],
-            staging_bytes=64 * 512,
-        )
+    wait, transfer = request.param
+    with opened(device, table, host_lines={table.name: 20}, wait=wait, transfer=transfer) as made:
         yield made
-        made.close()
-    device.close()
 
 
 def batches_of(table: RawTable, count: int, seed: int) -> list[dict[str, torch.Tensor]]:
@@ -108,15 +116,7 @@ def test_ids_made_on_another_stream_do_not_wait_for_the_current_one(
 def test_ids_are_kept_until_the_last_kernel_has_read_them(table: RawTable) -> None:
     device = LateDevice(0, lazy=1.0)
     sampling = device.new_stream()
-    with open_engine(table.shard_paths, max_read_bytes=512) as engine:
-        cache = DeviceFeatureCache(
-            device,
-            engine,
-            [table],  # type: ignore[list-item]
-            lines={table.name: 50},
-            heats={},
-            staging_bytes=64 * 512,
-        )
+    with opened(device, table) as cache:
         for step in range(10):
             with device.use(sampling):
                 ids = device.empty((150,), torch.int64).random_(0, 400)
@@ -127,9 +127,7 @@ def test_ids_are_kept_until_the_last_kernel_has_read_them(table: RawTable) -> No
             assert error is None
             cache.retire(step)  # the last kernel that reads the ids
             sampling.synchronize()
-        assert not np.any(cache.page_words(table.name) & np.uint64(0xFFFFFF)), "a mark is left"
-        cache.close()
-    device.close()
+        assert not marked(cache, table)
 
 
 def test_errors_belong_to_their_minibatch(cache: DeviceFeatureCache, table: RawTable) -> None:
@@ -148,7 +146,7 @@ def test_errors_belong_to_their_minibatch(cache: DeviceFeatureCache, table: RawT
         assert isinstance(error, expected)
         if error is None:
             assert torch.equal(features[table.name], table.rows[torch.tensor(ids)])
-    assert not np.any(cache.page_words(table.name) & np.uint64(0xFFFFFF))
+    assert not marked(cache, table)
     cache.audit()
 
 
@@ -177,9 +175,8 @@ def test_cancel_waits_for_posted_reads(cache: DeviceFeatureCache, table: RawTabl
         for i in range(seed + 1):
             cache.plan(first + i)
         cache.cancel()
-        words = cache.page_words(table.name)
-        assert not np.any(words & np.uint64(0xFFFFFF))
-        assert not np.any(words >> np.uint64(62) == 1), "a page stays LOADING"
+        assert not marked(cache, table)
+        assert not loading(cache, table)
         cache.audit()
 
 
@@ -199,15 +196,7 @@ def test_outputs_stay_few_when_the_consumer_never_synchronizes(
         got = torch.frombuffer(read, dtype=torch.float32).view(rows, 100)
         trained.append(torch.equal(got, table.rows[ids]))
 
-    with open_engine(table.shard_paths, max_read_bytes=512) as engine:
-        cache = DeviceFeatureCache(
-            device,
-            engine,
-            [table],  # type: ignore[list-item]
-            lines={table.name: 50},
-            heats={},
-            staging_bytes=64 * 512,
-        )
+    with opened(device, table) as cache:
         features, most, first = {}, 0, 0
         for step, batch in enumerate(batches):
             with device.use(training):
@@ -228,6 +217,4 @@ def test_outputs_stay_few_when_the_consumer_never_synchronizes(
         assert most <= early + rows * 400, "at most one output beyond those of the first minibatches"
         training.synchronize()
         del features
-        cache.close()
-    device.close()
     assert trained == [True] * len(batches)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from cache_runs import run
 from model import Model
 from raw_table import RawTable, write_raw_table
 
@@ -134,23 +135,6 @@ def test_random_victims_are_never_pages_that_are_needed(
         cache.audit()
 
 
-def replay(
-    cache: DeviceFeatureCache, table: RawTable, trace: Trace, window: int, planned: int
-) -> Mapping[str, int]:
-    entered = planned_to = 0
-    for t in range(len(trace)):
-        while planned_to < min(len(trace), t + planned):
-            while entered < min(len(trace), planned_to + 1 + window):
-                cache.enter(entered, {table.name: torch.from_numpy(trace[entered])})
-                entered += 1
-            cache.plan(planned_to)
-            planned_to += 1
-        _, error = cache.gather(t)
-        assert error is None
-        cache.retire(t)
-    return cache.stats()[table.name]
-
-
 def host_hits(
     pages: int, lines: int, heat: npt.NDArray[np.uint8], trace: Trace, window: int, planned: int
 ) -> int:
@@ -176,7 +160,9 @@ def test_a_bounded_scan_hits_as_often_as_the_host_planner(table: RawTable, open_
     heat[of] = (np.log2(visits) - np.log2(visits[-1])) * 10
     lines = 5 * batch  # more than a scan sees
     cache = open_cache(table, lines, heats={table.name: heat})  # type: ignore[operator]
-    stats = replay(cache, table, trace, 16, 2)
+    for _ in run(cache, [{table.name: torch.from_numpy(batch)} for batch in trace], 16, 2):
+        pass
+    stats = cache.stats()[table.name]
     total = sum(len(batch) for batch in trace)
     assert stats["pages"] == total
     host = host_hits(pages, lines, heat, trace, 16, 2)

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from datasets import sorted_edges
+from datasets import save_arrays, sorted_edges
 
 from gids import FeatureStore
 from gids.cli import main
@@ -126,10 +126,7 @@ def test_raw_bfloat16(tmp_path):
 
 
 def test_features_can_be_cast(tmp_path):
-    (tmp_path / "s").mkdir()
-    np.save(tmp_path / "s/a.npy", FEAT)
-    np.save(tmp_path / "s/b.npy", FEAT)
-    np.save(tmp_path / "s/year.npy", np.arange(50, dtype=np.uint16))
+    save_arrays(tmp_path / "s", a=FEAT, b=FEAT, year=np.arange(50, dtype=np.uint16))
     arguments = ("--dtype", "float16", "--dtype", "b=float64", "--dtype", "_N.year=int32")
     store = convert(tmp_path / "s", tmp_path / "s.gids", *arguments)
     assert {t.key: t.dtype for t in store.tables.values()} == {
@@ -206,10 +203,8 @@ def test_a_dense_npz_with_edges(tmp_path, order, dtype):
 
 def test_a_directory(tmp_path):
     source = tmp_path / "s"
-    source.mkdir()
     indptr, indices, _ = sorted_edges(*EDGES, 50)
-    FEAT.tofile(source / "raw.bin")
-    for name, values in {
+    arrays = {
         "feat": FEAT,
         "pos": FEAT.astype(np.float64)[:, :2],
         "indptr": indptr,
@@ -217,8 +212,9 @@ def test_a_directory(tmp_path):
         "labels": np.arange(50) % 3,
         "train_idx": np.arange(9, dtype=np.int32),
         "test_idx": np.array([40]),
-    }.items():
-        np.save(source / f"{name}.npy", values)
+    }
+    save_arrays(source, **arrays)
+    FEAT.tofile(source / "raw.bin")
     (source / "README.txt").write_text("hello")
     store = convert(source, tmp_path / "s.gids", "--dtype", "float32", "--shape=-1,7")
     assert list(store.tables) == ["_N.feat", "_N.pos", "_N.raw"]
@@ -243,9 +239,7 @@ def write_heterogeneous(source):
         "edges/paper.cites.paper/indices": sorted_edges(*EDGES, 50)[1],
         "edges/paper.cites.paper/edge_ids": sorted_edges(*EDGES, 50)[2],
     }
-    for name, values in arrays.items():
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        np.save(source / f"{name}.npy", values)
+    save_arrays(source, **arrays)
     return arrays
 
 
@@ -345,12 +339,6 @@ def test_pages_are_striped_over_directories(tmp_path):
     assert np.array_equal(rows(store), FEAT)
 
 
-def save(path, **arrays):
-    for name, values in arrays.items():
-        (path / f"{name}.npy").parent.mkdir(parents=True, exist_ok=True)
-        np.save(path / f"{name}.npy", values)
-
-
 def source_of(kind, path):
     """One bad source of each kind."""
     if kind == "nothing":
@@ -377,7 +365,7 @@ def source_of(kind, path):
         path.mkdir()
         return path
     else:
-        save(path, **BAD_DIRECTORIES[kind][0])
+        save_arrays(path, **BAD_DIRECTORIES[kind][0])
         return path
     return path.with_suffix(".npy")
 
@@ -505,7 +493,7 @@ def test_options_that_do_not_apply_are_refused(tmp_path, capsys, arguments, mess
     ],
 )
 def test_options_that_do_not_apply_to_a_directory_are_refused(tmp_path, capsys, arguments, message):
-    save(tmp_path / "s", feat=FEAT)
+    save_arrays(tmp_path / "s", feat=FEAT)
     assert main(["convert", str(tmp_path / "s"), str(tmp_path / "x.gids"), *arguments]) == 2
     assert message in capsys.readouterr().err
 
@@ -520,25 +508,25 @@ def test_options_that_do_not_apply_to_a_directory_are_refused(tmp_path, capsys, 
     ],
 )
 def test_invalid_mask_is_refused(tmp_path, capsys, mask, message):
-    save(tmp_path / "s", feat=FEAT, train_mask=mask)
+    save_arrays(tmp_path / "s", feat=FEAT, train_mask=mask)
     assert main(["convert", str(tmp_path / "s"), str(tmp_path / "x.gids")]) == 2
     assert message.format(s=tmp_path / "s") in capsys.readouterr().err
 
 
 def test_one_of_several_splits_and_ids_that_are_a_mask(tmp_path, capsys):
     masks = np.arange(150).reshape(50, 3) % 7 == 0
-    save(tmp_path / "s", feat=FEAT, train_mask=masks, val_mask=masks[:, :1], label=np.zeros(50))
+    save_arrays(tmp_path / "s", feat=FEAT, train_mask=masks, val_mask=masks[:, :1], label=np.zeros(50))
     store = convert(tmp_path / "s", tmp_path / "x.gids", "--split-column", "2")
     assert store.splits["_N"]["train"].tolist() == np.flatnonzero(masks[:, 2]).tolist()
     assert store.splits["_N"]["val"].tolist() == np.flatnonzero(masks[:, 0]).tolist()
     assert "at random" not in capsys.readouterr().err
-    save(tmp_path / "t", feat=FEAT, train_idx=masks[:, 0])
+    save_arrays(tmp_path / "t", feat=FEAT, train_idx=masks[:, 0])
     assert main(["convert", str(tmp_path / "t"), str(tmp_path / "y.gids")]) == 2
     assert "is a mask: rename it to train_mask" in capsys.readouterr().err
 
 
 def test_errors_about_lengths_name_both_arrays(tmp_path, capsys):
-    save(tmp_path / "s", feat=FEAT, label=np.zeros(49))
+    save_arrays(tmp_path / "s", feat=FEAT, label=np.zeros(49))
     assert main(["convert", str(tmp_path / "s"), str(tmp_path / "x.gids")]) == 2
     said = (
         f"'feat' of {tmp_path / 's'} gives 50 '_N' nodes, but there are 49 (from 'label' of {tmp_path / 's'})"
@@ -547,7 +535,7 @@ def test_errors_about_lengths_name_both_arrays(tmp_path, capsys):
 
 
 def test_random_split_and_float64_are_reported(tmp_path, capsys):
-    save(tmp_path / "s", feat=FEAT.astype(np.float64), label=np.arange(50) - 10)
+    save_arrays(tmp_path / "s", feat=FEAT.astype(np.float64), label=np.arange(50) - 10)
     convert(tmp_path / "s", tmp_path / "x.gids", "--seed", "3")
     told = capsys.readouterr().err
     assert "drew train 24, val 8, test 8 labelled nodes at random with seed 3" in told
@@ -575,7 +563,7 @@ def test_error_for_a_value_above_float32_names_float64(tmp_path, capsys):
 
 
 def test_dtypes_in_one_list(tmp_path):
-    save(tmp_path / "s", a=FEAT, b=np.arange(50))
+    save_arrays(tmp_path / "s", a=FEAT, b=np.arange(50))
     store = convert(tmp_path / "s", tmp_path / "x.gids", "--dtype", "a=float16,b=int8")
     assert [t.dtype for t in store.tables.values()] == [torch.float16, torch.int8]
 
@@ -768,7 +756,7 @@ def test_a_packed_array_is_never_in_memory_nor_unpacked(tmp_path):
 def test_edges_are_sorted_in_the_given_memory(tmp_path, options):
     """2.5 million edges, which in memory would take 160 MB."""
     edges = RNG.integers(0, 150_000, (2, 2_500_000))
-    save(tmp_path / "s", edge_index=edges, num_nodes=np.array(150_000))
+    save_arrays(tmp_path / "s", edge_index=edges, num_nodes=np.array(150_000))
     assert peak_bytes(tmp_path / "s", tmp_path / "x.gids", "--memory", "16MB", *options) < 316e6
 
 

@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from datasets import sorted_edges
+from datasets import save_arrays, sorted_edges
 
 from gids import FeatureStore
 from gids.cli import main
@@ -111,14 +111,11 @@ CASES = {
 def test_edge_options_of_a_conversion(tmp_path, arguments, in_csc):
     edges, has_ids, order = CASES[arguments]
     source = tmp_path / "s"
-    source.mkdir()
-    np.save(source / "num_nodes.npy", np.array(N))
     if in_csc:
         indptr, indices, ids = sorted_edges(*EDGES, N)
-        for name, values in {"indptr": indptr, "indices": indices, "edge_ids": ids}.items():
-            np.save(source / f"{name}.npy", values)
+        save_arrays(source, num_nodes=np.array(N), indptr=indptr, indices=indices, edge_ids=ids)
     else:
-        np.save(source / "edge_index.npy", EDGES)
+        save_arrays(source, num_nodes=np.array(N), edge_index=EDGES)
     command = ["convert", str(source), str(tmp_path / "a.gids"), *arguments.split(), "--index-dtype", "auto"]
     assert main(command) == 0
     assert list(verify(tmp_path / "a.gids")) == []
@@ -148,9 +145,7 @@ def heterogeneous(source):
         "edges/paper.cites.paper/edge_index": EDGES,
         "edges/paper.cites.paper/w": np.arange(E * 2.0).reshape(E, 2),
     }
-    for name, values in arrays.items():
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        np.save(source / f"{name}.npy", values)
+    save_arrays(source, **arrays)
     return arrays
 
 
@@ -187,8 +182,7 @@ def test_options_that_change_edges_reject_edge_tables(tmp_path, capsys, option):
 def test_existing_reverse_relation_is_not_replaced(tmp_path, capsys):
     source = tmp_path / "s"
     heterogeneous(source)
-    (source / "edges/paper.rev_writes.author").mkdir()
-    np.save(source / "edges/paper.rev_writes.author/edge_index.npy", np.zeros((2, 1), int))
+    save_arrays(source, **{"edges/paper.rev_writes.author/edge_index": np.zeros((2, 1), int)})
     assert main(["convert", str(source), str(tmp_path / "a.gids"), "--reverse-edges"]) == 2
     assert "cannot add 'paper.rev_writes.author': the source has it already" in capsys.readouterr().err
 

@@ -34,7 +34,7 @@ def test_the_flag_works_on_dgls_class_however_it_was_imported(homogeneous, sampl
     loader.close()
 
 
-def test_subclasses_work(homogeneous, sampler, enabled):
+def test_a_subclass_of_the_loader_reads_from_the_store(homogeneous, sampler, enabled):
     class Mine(DataLoader):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, batch_size=16, **kwargs)

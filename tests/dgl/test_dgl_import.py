@@ -54,7 +54,7 @@ assert "DGLBACKEND" not in os.environ
 """)
 
 
-def test_a_module_of_graphbolt_that_there_is_not(run):
+def test_importing_a_missing_module_of_dgl_is_an_error(run):
     """Only a stand-in has what nobody wrote."""
     printed = run("""
 import gids, dgl
@@ -126,7 +126,7 @@ else:
     assert "dgl.graphbolt needs torch" in printed
 
 
-def test_after_an_import_of_dgl_that_failed(run):
+def test_dgl_imports_after_an_import_that_failed(run):
     run(
         """
 try:
@@ -143,7 +143,7 @@ assert dgl.rand_graph(10, 20).num_edges() == 20
 @pytest.mark.parametrize(
     ("missing", "message"), [("dgl", "gids.dgl needs DGL"), ("networkx", "DGL needs 'networkx'")]
 )
-def test_what_is_not_installed_is_named(run, missing, message):
+def test_the_error_names_the_package_that_is_not_installed(run, missing, message):
     printed = run(f"""
 import sys
 sys.modules[{missing!r}] = None

@@ -159,7 +159,7 @@ def test_no_setting_changes_what_comes_out(heterogeneous, num_workers, window, p
         model.assert_same(batch, stock_batch)
 
 
-def test_without_gids_it_is_stock(homogeneous, sampler):
+def test_without_a_dataset_the_loader_equals_stock_dgl(homogeneous, sampler):
     options = {"batch_size": 16, "shuffle": True}
     ours = gids.dgl.DataLoader(homogeneous.full, homogeneous.seeds, sampler, gids=None, **options)
     stock = model.stock_loader(homogeneous, homogeneous.seeds, sampler, **options)
@@ -416,7 +416,7 @@ def test_a_table_that_was_not_announced_names_the_cure(homogeneous):
 # Refused when the loader is made
 
 
-def test_a_feature_that_nobody_has(homogeneous):
+def test_a_feature_missing_from_store_and_graph_is_an_error(homogeneous):
     sampler = NeighborSampler([3], prefetch_node_feats=["colour"])
     with pytest.raises(
         KeyError, match=r"'colour' of type '_N' is neither in small.gids \(has '_N.feat', .*'label'"
@@ -424,7 +424,7 @@ def test_a_feature_that_nobody_has(homogeneous):
         model.gids_loader(homogeneous, homogeneous.seeds, sampler)
 
 
-def test_a_feature_of_a_custom_sampler_that_nobody_has(homogeneous):
+def test_a_missing_feature_of_a_custom_sampler_is_an_error(homogeneous):
     class Sampler(dgl.dataloading.Sampler):
         def sample(self, g, indices):
             subgraph = g.subgraph(indices)
@@ -440,7 +440,7 @@ def test_a_table_that_the_store_does_not_have(homogeneous, sampler):
         model.gids_loader(homogeneous, homogeneous.seeds, sampler, gids_feats=["venue.feat"])
 
 
-def test_nothing_asks_for_a_table(homogeneous):
+def test_a_loader_whose_sampler_asks_for_no_table_is_refused(homogeneous):
     with pytest.raises(ValueError, match=r"nothing asks for a table of small.gids: .*'_N.feat'"):
         model.gids_loader(homogeneous, homogeneous.seeds, NeighborSampler([3]))
 
@@ -452,7 +452,7 @@ def test_nothing_asks_for_a_table(homogeneous):
         (ShaDowKHopSampler([3], prefetch_edge_feats=["weight"]), "1800 rows, but the graph has 1799 edges"),
     ],
 )
-def test_another_graphs_features(homogeneous, sampler, message):
+def test_features_of_another_graph_are_refused(homogeneous, sampler, message):
     other = dgl.add_nodes(dgl.remove_edges(homogeneous.graph, [0]), 1)
     with pytest.raises(ValueError, match=message):
         gids.dgl.DataLoader(other, homogeneous.seeds, sampler, gids=homogeneous.path)

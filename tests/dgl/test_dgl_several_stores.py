@@ -162,7 +162,7 @@ def test_a_dataset_of_other_nodes(homogeneous, tmp_path):
         gids.dgl.DataLoader(homogeneous.graph, homogeneous.seeds, sampler, gids=[homogeneous.path, other])
 
 
-def test_a_feature_that_no_store_has(homogeneous, twin):
+def test_a_feature_missing_from_every_store_is_an_error(homogeneous, twin):
     both = [homogeneous.path, twin]
     where = r"in small.gids and twin.gids \(has '_N.feat', '_N._E._N.weight', '_N.feat'\)"
     sampler = NeighborSampler([3], prefetch_node_feats=["colour"])
@@ -174,6 +174,6 @@ def test_a_feature_that_no_store_has(homogeneous, twin):
         )
 
 
-def test_a_list_of_no_dataset(homogeneous):
+def test_an_empty_list_of_datasets_is_refused(homogeneous):
     with pytest.raises(ValueError, match="an empty list"):
         gids.dgl.DataLoader(homogeneous.graph, homogeneous.seeds, NeighborSampler([3]), gids=[])

@@ -46,7 +46,7 @@ def test_a_store_names_what_it_has(graphbolt: Any, several: Dataset) -> None:
             store.read(*key, torch.tensor([0]))
 
 
-def test_none_names_the_only_type(graphbolt: Any, one: Dataset) -> None:
+def test_type_none_means_the_only_type(graphbolt: Any, one: Dataset) -> None:
     store = graphbolt.FeatureStore(gids.open(one.store, **MEMORY))
     ids = torch.tensor([5, 2])
     assert torch.equal(store.read("node", "_N", "feat", ids), store.read("node", None, "feat", ids))
@@ -88,7 +88,7 @@ def test_a_read_larger_than_the_first_is_warned_of_unless_foretold(
         feature.close()
 
 
-def test_what_cannot_be_done_says_why(graphbolt: Any, one: Dataset) -> None:
+def test_wrong_calls_say_why(graphbolt: Any, one: Dataset) -> None:
     store = graphbolt.FeatureStore(gids.open(one.store, **MEMORY))
     feature = store["node", None, "feat"]
     assert not store.is_pinned()

@@ -123,14 +123,14 @@ def test_an_error_in_sampling_comes_at_its_turn(graphbolt: Any, minibatch: Any, 
         next(iterator)
 
 
-def test_an_id_that_there_is_not(graphbolt: Any, minibatch: Any, one: Dataset) -> None:
+def test_an_id_out_of_range_is_an_error(graphbolt: Any, minibatch: Any, one: Dataset) -> None:
     bad = [minibatch(input_nodes=torch.tensor([3, 400]), sampled_subgraphs=[])]
     pipe = IterableWrapper(bad).gids_fetch(gids.open(one.store, **MEMORY), ["feat"])
     with pytest.raises(IndexError, match="id 400 at position 1"):
         next(iter(pipe))
 
 
-def test_closed_it_cannot_be_iterated(fetcher: Any) -> None:
+def test_a_closed_fetcher_cannot_be_iterated(fetcher: Any) -> None:
     iterator = iter(fetcher)
     next(iterator)
     fetcher.close()
@@ -151,7 +151,7 @@ def test_closed_it_cannot_be_iterated(fetcher: Any) -> None:
         ({"node_feature_keys": ["feat"], "edge_feature_keys": {"a:b:c": ["w"]}}, ValueError, "by type"),
     ],
 )
-def test_what_is_asked_for_wrongly(
+def test_wrong_keys_are_refused(
     graphbolt: Any, minibatch: Any, one: Dataset, keys: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):

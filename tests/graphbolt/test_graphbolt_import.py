@@ -20,7 +20,7 @@ def said_by(code: str) -> str:
 
 
 @pytest.mark.parametrize("before", ["", "import gids.dgl, dgl\n", "import gids.dgl, dgl.graphbolt\n"])
-def test_one_error_says_what_it_takes(before: str) -> None:
+def test_the_import_error_lists_the_versions_that_are_needed(before: str) -> None:
     if not WHY_NOT:
         pytest.skip("GraphBolt is here")
     said = said_by(

@@ -176,7 +176,7 @@ def test_a_read_error_ends_the_epoch_and_not_the_loader(gb: Any, graph: Any, dat
     assert_complete(dataset, list(loader))
 
 
-def test_a_feature_is_graphbolts(gb: Any, one: Dataset) -> None:
+def test_features_and_stores_are_of_graphbolts_classes(gb: Any, one: Dataset) -> None:
     store = gids.graphbolt.FeatureStore(gids.open(one.store, **MEMORY))
     assert isinstance(store, gb.FeatureStore)
     assert isinstance(store["node", None, "feat"], gb.Feature)

@@ -207,7 +207,7 @@ def test_memory_counts_more_edges_than_nodes(tmp_path: Path) -> None:
     assert result.layers[0]["blocks"] > 1
 
 
-def test_edges_alone_have_features(tmp_path: Path, rows: Rows) -> None:
+def test_features_of_edges_need_none_of_nodes(tmp_path: Path, rows: Rows) -> None:
     edges = edge_rows(4)
     store = write(tmp_path / "one.gids", rows["paper"], {"w": edges}, with_ids=True)
 

@@ -428,7 +428,7 @@ def test_an_error_of_sampling_comes_after_the_minibatches_before_it(
         assert list(epoch) == []
 
 
-def test_lru_is_the_cpus(path: Path) -> None:
+def test_policy_lru_is_refused_on_a_device(path: Path) -> None:
     with pytest.raises(ValueError, match=r"policy='lru' works on device='cpu' only"):
         gids.FeatureLoader(gids.open(path, policy="lru"), ["paper.feat"], device="cuda")
 

@@ -127,7 +127,9 @@ def test_negatives_are_uniform(several: Path) -> None:
     assert chi_square < 124.8, counts  # 79 degrees of freedom: 1 in 1000
 
 
-def test_all_edges_of_the_relation(one: Path, several: Path, edges: Pairs) -> None:
+def test_without_seeds_an_epoch_has_every_edge_of_the_relation(
+    one: Path, several: Path, edges: Pairs
+) -> None:
     for path, relation in ((one, FOLLOWS), (several, BUYS), (several, BOUGHT)):
         given = None if path == one else relation
         with open_loader(path, None, relation=given, negatives=0, tables=[]) as loader:
@@ -283,7 +285,7 @@ def test_a_sampler_without_blocks_excludes_nothing(one: Path) -> None:
             next(iter(loader))
 
 
-def test_what_is_refused(one: Path, several: Path) -> None:
+def test_wrong_arguments_are_refused(one: Path, several: Path) -> None:
     pairs = torch.zeros((2, 4), dtype=torch.int64)
     wrong = {"relation": BUYS, "exclude": "reverse", "reverse": FOLLOWS}
     for error, message, path, given, options in (

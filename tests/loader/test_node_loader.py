@@ -256,7 +256,7 @@ def test_an_interrupted_epoch_goes_on_with_the_same_minibatches(one_type: Path, 
             assert [r[:2] for r in rest] == steps
 
 
-def test_what_a_state_says(one_type: Path) -> None:
+def test_a_state_has_the_epoch_and_the_next_step(one_type: Path) -> None:
     with open_loader(one_type) as loader:
 
         def at() -> tuple[int, int]:
@@ -388,7 +388,7 @@ def test_minibatches_that_wait_for_the_window_are_told(one_type: Path) -> None:
     assert together - alone == 3 * nbytes
 
 
-def test_an_error_comes_at_its_turn(one_type: Path) -> None:
+def test_an_error_is_raised_when_its_minibatch_is_due(one_type: Path) -> None:
     """Also of a sampler that others were asked of in the same call."""
 
     class Failing(Told):
@@ -484,7 +484,7 @@ def test_an_unreadable_page_costs_the_minibatches_that_need_it(one_type: Path, s
         assert failed == len(need_it)
 
 
-def test_what_is_refused(one_type: Path, two_types: Path, tmp_path: Path) -> None:
+def test_wrong_arguments_are_refused(one_type: Path, two_types: Path, tmp_path: Path) -> None:
     for error, message, path, options in (
         (ValueError, "batch_size=0", one_type, {"batch_size": 0}),
         (ValueError, "seed=-1", one_type, {"seed": -1}),

@@ -113,7 +113,7 @@ def test_rows_are_those_of_their_own_source(paths: list[Path], source: Rows) -> 
         }
 
 
-def test_edge_loader_takes_them_too(paths: list[Path], source: Rows) -> None:
+def test_an_edge_loader_takes_tables_of_several_stores(paths: list[Path], source: Rows) -> None:
     with gids.EdgeLoader(
         gids.open(paths[0], memory=1 << 30), None, [3], tables=tables_of(paths), batch_size=500
     ) as loader:

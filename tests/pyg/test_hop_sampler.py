@@ -115,13 +115,13 @@ def test_graphs_may_change() -> None:
             assert torch.equal(a, b)
 
 
-def test_no_seeds() -> None:
+def test_no_seeds_give_no_nodes_and_no_edges() -> None:
     found = HopSampler([3, 3]).sample(graph(("a", "to", "a"), 30, 30, 0), torch.empty(0, dtype=torch.int64))
     assert found.nodes_per_hop == {"a": [0, 0, 0]}
     assert found.edges["a", "to", "a"].index.shape == (2, 0)
 
 
-def test_it_can_be_sent_to_processes() -> None:
+def test_a_sampler_can_be_sent_to_processes() -> None:
     whole = graph(("a", "to", "a"), 30, 30, 0)
     sampler = HopSampler([3, 2], threads=1)
     found = sampler.sample(whole, torch.arange(9), seed=4)
@@ -131,7 +131,7 @@ def test_it_can_be_sent_to_processes() -> None:
     assert sampler.nbytes > 0
 
 
-def test_what_is_refused() -> None:
+def test_wrong_counts_seeds_and_graphs_are_refused() -> None:
     whole = graph(("a", "to", "a"), 30, 30, 0)
     seeds = torch.arange(3)
     wrong: list[Any] = [

@@ -134,7 +134,7 @@ def test_a_state_of_other_weights_is_refused(path: Path) -> None:
             other.load_state_dict(one.state_dict())
 
 
-def test_what_is_no_weight(data: Data, path: Path) -> None:
+def test_wrong_weights_are_refused(data: Data, path: Path) -> None:
     with pytest.raises(KeyError, match="the data has no edges with an attribute"):
         gids.pyg.NeighborSampler(data, [1], weight_attr="v")
     with pytest.raises(ValueError, match="one number for each of the"):

@@ -250,7 +250,7 @@ def test_a_table_may_be_called_y_where_there_are_no_labels(one_path: Path) -> No
         assert torch.equal(batch.y, gids.FeatureStore(one_path).read_rows(batch.n_id, "paper.feat"))
 
 
-def test_an_option_that_there_is_not(one_path: Path) -> None:
+def test_an_unknown_option_is_refused(one_path: Path) -> None:
     for name, said in (("memory", "an option of gids.open()"), ("trasform", "did you mean 'transform'")):
         with pytest.raises(TypeError) as caught:
             gids.pyg.NeighborLoader(one_path, [3], **{name: 1})
@@ -331,7 +331,7 @@ def test_minibatches_are_made_on_the_device(
                             assert value.device == device.torch_device
 
 
-def test_what_is_refused(one: Data, one_path: Path, several_path: Path) -> None:
+def test_wrong_arguments_of_a_loader_are_refused(one: Data, one_path: Path, several_path: Path) -> None:
     for error, message, path, counts, nodes, options in (
         (TypeError, "node_sampler=gids.pyg", one, [2], None, {}),
         (ValueError, "num_neighbors", one_path, [], None, {}),

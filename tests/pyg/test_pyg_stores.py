@@ -230,7 +230,9 @@ def test_every_argument_of_pygs_sampler_is_taken_or_refused(one: Data, name: str
         gids.pyg.NeighborSampler(one, [3], **{name: other})
 
 
-def test_what_is_refused(one: Data, one_path: Path, several_path: Path) -> None:
+def test_wrong_arguments_of_stores_and_samplers_are_refused(
+    one: Data, one_path: Path, several_path: Path
+) -> None:
     features, graphs = both(several_path)
     with pytest.raises(KeyError, match=r"no 'z' of 'paper' \(it has 'paper' 'x'"):
         features.get_tensor("paper", "z", index=None)

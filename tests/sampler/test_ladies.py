@@ -154,7 +154,7 @@ def test_all_relations_and_edge_cases() -> None:
     assert repr(Ladies([4], poisson=True)) == "Ladies([4], poisson=True)"
 
 
-def test_bad_arguments() -> None:
+def test_wrong_sizes_and_graphs_are_refused() -> None:
     for bad in ([], [0], [-2], [2.5]):
         with pytest.raises(ValueError, match="sizes="):
             Ladies(bad)  # type: ignore[arg-type]

@@ -145,7 +145,7 @@ def test_isolated_nodes_and_no_seeds() -> None:
 # --- what is refused ---
 
 
-def test_bad_arguments() -> None:
+def test_wrong_arguments_are_refused() -> None:
     for bad in ([], [0], [-1], [{("a", "b", "a"): 1}]):
         with pytest.raises(ValueError, match="num_neighbors="):
             RandomWalk(bad)  # type: ignore[arg-type]

@@ -88,7 +88,7 @@ def test_other_bytes_in_a_bool_source_are_true(tmp_path, kind):
         (FLAGS, ["--dtype", "int8", "--scale", "row"], "is for floating features stored as int8"),
     ],
 )
-def test_casts(tmp_path, capsys, values, arguments, found):
+def test_bools_are_cast_or_refused(tmp_path, capsys, values, arguments, found):
     np.save(tmp_path / "s.npy", values)
     if isinstance(found, str):
         assert main(["convert", str(tmp_path / "s.npy"), str(tmp_path / "d.gids"), *arguments]) == 2

@@ -136,7 +136,7 @@ def test_many_buckets_and_a_cast(tmp_path):
 
 
 @pytest.mark.parametrize("scale", ["row", "column"])
-def test_an_order_and_a_scale(tmp_path, scale):
+def test_ordered_rows_are_quantized_as_the_others_are(tmp_path, scale):
     values = np.random.default_rng(3).standard_normal((3000, 30)).astype(np.float32)
     order = np.random.default_rng(4).permutation(3000)
     found = []
