@@ -675,6 +675,25 @@ void test_a_sweep_that_is_cancelled_ends_soon(const Large& large, Random& random
   CHECK(cancelled > 0);
 }
 
+// A slow disk would write for seconds what waits when a sweep is cancelled.
+void test_a_cancelled_sweep_does_not_write_what_waits(const Large& large) {
+  constexpr u64 size = 1 << 20, count = 64;
+  bool dropped = false;
+  for (int attempt = 0; attempt < 10 && !dropped; ++attempt) {
+    File file("scratch");
+    auto writer = std::make_shared<Writer>(file.fd, 1, count, size);
+    auto priority = std::make_shared<Priority>();
+    priority->begin_urgent();  // the sweep itself writes nothing
+    Sweep sweep(engine_of(large.path), writer, priority, {large.to_file()}, kSmallPieces);
+    for (u64 i = 0; i < count; ++i) writer->write(writer->take(), size, i * size);
+    sweep.cancel();
+    wait(sweep);
+    CHECK_EQUAL(sweep.error(), ECANCELED);
+    dropped = writer->bytes_written() < count * size;
+  }
+  CHECK(dropped);
+}
+
 void test_a_sweep_waits_for_urgent_reads(const Large& large) {
   Bytes memory(large.table.rows.size());
   auto priority = std::make_shared<Priority>();
@@ -892,6 +911,7 @@ int main(int argc, char** argv) {
   const Large large;
   test_a_full_disk_ends_the_sweep(large);
   test_a_sweep_that_is_cancelled_ends_soon(large, random);
+  test_a_cancelled_sweep_does_not_write_what_waits(large);
   test_a_sweep_waits_for_urgent_reads(large);
   test_what_a_sweep_refuses(large);
   test_an_engine_that_is_closed_ends_the_sweep(large);
