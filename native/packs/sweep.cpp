@@ -122,7 +122,11 @@ Sweep::~Sweep() {
   thread_.join();
 }
 
-void Sweep::cancel() { stop_.store(true, std::memory_order_relaxed); }
+void Sweep::cancel() {
+  stop_.store(true, std::memory_order_relaxed);
+  std::lock_guard lock(mutex_);
+  if (writer_ && !ended_) writer_->abandon();
+}
 
 bool Sweep::wait_for(u32 timeout_ms) {
   std::unique_lock lock(mutex_);

@@ -74,7 +74,7 @@ class Sweep {
   Sweep& operator=(const Sweep&) = delete;
 
   bool wait_for(u32 timeout_ms);
-  void cancel();  // returns at once; wait_for() then becomes true soon
+  void cancel();  // returns at once, and drops what waits to be written; wait_for() then becomes true soon
   // The rest only once wait_for() was true.
   int error() const { return error_; }  // 0, ECANCELED, or why the writer failed
   const std::vector<BadPage>& bad_pages() const { return bad_pages_; }

@@ -70,6 +70,11 @@ void Writer::write(std::byte* buffer, size_t bytes, u64 offset) {
   job_cv_.notify_one();
 }
 
+void Writer::abandon() {
+  std::lock_guard lock(mutex_);
+  if (!error_) error_ = ECANCELED;
+}
+
 int Writer::finish() {
   std::unique_lock lock(mutex_);
   idle_cv_.wait(lock, [&] { return jobs_.empty() && writing_ == 0; });

@@ -31,6 +31,8 @@ class Writer {
   void write(std::byte* buffer, size_t bytes, u64 offset);
   void give_back(std::byte* buffer);  // without writing it
 
+  // What waits is not written, and nothing more is; finish() then returns ECANCELED. Returns at once.
+  void abandon();
   // Waits until all is written. Returns the first error, an errno, or 0; and forgets it.
   int finish();
   int error() const;
