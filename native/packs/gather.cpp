@@ -21,7 +21,7 @@ u64 gather(cache::Workers& workers, std::span<const u32> ids, std::span<const Ho
     u64 absent = 0;
     for (size_t first = begin; first < end; first += block) {
       const size_t last = std::min(end, first + block);
-      for (size_t i = first; i < last; ++i)
+      for (size_t i = last; i < std::min(end, last + block); ++i)  // of the next block
         for (const Holder& holder : holders) holder.rows->prefetch(ids[i]);
       size_t n = 0;
       for (size_t i = first; i < last; ++i) {

@@ -11,12 +11,11 @@ void RowSet::clear() {
 }
 
 void RowSet::seal() {
-  constexpr size_t words = block_rows / 64;
-  ranks_.resize(words_.size() / words);
+  ranks_.resize(words_.size());
   u32 below = 0;  // a set has fewer than 2^32 rows, because rows are numbers of 32 bits
-  for (size_t block = 0; block < ranks_.size(); ++block) {
-    ranks_[block] = below;
-    for (size_t w = block * words; w < (block + 1) * words; ++w) below += static_cast<u32>(std::popcount(words_[w]));
+  for (size_t w = 0; w < words_.size(); ++w) {
+    ranks_[w] = below;
+    below += static_cast<u32>(std::popcount(words_[w]));
   }
 }
 

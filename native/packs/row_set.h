@@ -11,12 +11,10 @@
 
 namespace gids::packs {
 
-// Filled by insert(), then sealed: only then are there ranks. A row takes 1 bit and 1/16 bit for the ranks.
+// Filled by insert(), then sealed: only then are there ranks. A row takes 1 bit, and half a bit for the ranks.
 class RowSet {
  public:
-  static constexpr u64 block_rows = 512;  // one cache line of bits has one stored rank
-
-  explicit RowSet(u64 row_count) : row_count_(row_count), words_(align_up(row_count, block_rows) / 64) {}
+  explicit RowSet(u64 row_count) : row_count_(row_count), words_(div_ceil(row_count, 64)) {}
 
   u64 row_count() const { return row_count_; }
   u64 size() const { return size_; }
@@ -42,14 +40,12 @@ class RowSet {
 
   // Of a row of a sealed set.
   u64 rank(u32 row) const {
-    const u64 word = row / 64, first = row / block_rows * (block_rows / 64);
-    u64 found = ranks_[row / block_rows];
-    for (u64 w = first; w < word; ++w) found += static_cast<u64>(std::popcount(words_[w]));
-    return found + static_cast<u64>(std::popcount(words_[word] & ((u64{1} << (row % 64)) - 1)));
+    const u64 below = words_[row / 64] & ((u64{1} << (row % 64)) - 1);
+    return ranks_[row / 64] + static_cast<u64>(std::popcount(below));
   }
   void prefetch(u32 row) const {
-    __builtin_prefetch(&words_[row / block_rows * (block_rows / 64)]);
-    __builtin_prefetch(&ranks_[row / block_rows]);
+    __builtin_prefetch(&words_[row / 64]);
+    __builtin_prefetch(&ranks_[row / 64]);
   }
 
   // Calls f(row) for each row in [begin, end), ascending.
@@ -67,13 +63,13 @@ class RowSet {
 
   size_t bytes() const { return words_.size() * sizeof(u64) + ranks_.size() * sizeof(u32); }
   // Bytes of a sealed set of this many rows.
-  static u64 bytes_of(u64 row_count) { return align_up(row_count, block_rows) / block_rows * (block_rows / 8 + sizeof(u32)); }
+  static u64 bytes_of(u64 row_count) { return div_ceil(row_count, 64) * (sizeof(u64) + sizeof(u32)); }
 
  private:
   u64 row_count_;
   u64 size_ = 0;
   std::vector<u64> words_;
-  std::vector<u32> ranks_;  // of the first row of each block
+  std::vector<u32> ranks_;  // rows in the words before each word
 };
 
 }  // namespace gids::packs
