@@ -35,11 +35,11 @@ def test_minibatches_and_rows_are_those_of_random_reads(path: Path, way: str, en
     assert not scratch_files(path)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(6))
 def test_any_memory_and_any_scratch(path: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
     memory = int(rng.integers(9 << 20, 14 << 20))
-    scratch = int(rng.integers(1 << 20, 20 << 20))
+    scratch = int(rng.integers(3 << 20, 20 << 20))
     batch_size = int(rng.integers(16, 128))
     print(memory, scratch, batch_size)
     with (
@@ -49,6 +49,9 @@ def test_any_memory_and_any_scratch(path: Path, seed: int) -> None:
         one, other = open_loader(random, batch_size=batch_size), open_loader(packed, batch_size=batch_size)
         for a, b in zip(one, other, strict=True):
             assert_same(a, b)
+        stats = other.stats()["packs"]
+        assert stats["choices"]
+        assert stats["minibatches"] > 0  # the rest by random reads if scratch is too small for one pack
 
 
 @pytest.mark.parametrize("seed", range(4))
