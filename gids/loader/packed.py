@@ -144,10 +144,11 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         if self._superbatch is not None:
             done = self._finish_superbatch()
             if done.last_pack < len(done.layout.packs):  # more packs than one superbatch may have
-                return self._begin(self._make(done.layout, done.last_pack, fill_resident=False))
+                superbatch = self._make(done.layout, done.last_pack, fill_resident=False)
+                return self._random(done.end) if superbatch is None else self._begin(superbatch)
             self._end_of_sampled()
-            if self._end is not None:
-                return False
+            if self._end is not None or self._window is not None:
+                return self._window is not None
         prepared, self._next = self._next, None
         sampled = self._next_sampled()
         if sampled is None:
@@ -166,7 +167,8 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         with self._profile("plan"):
             layout = self._packs.choose(sampled, self._host)
         self._packs.counters["seconds"]["cut"] += time.perf_counter() - begun
-        return self._random(0) if layout is None else self._begin(self._make(layout, 0, fill_resident=True))
+        superbatch = None if layout is None else self._make(layout, 0, fill_resident=True)
+        return self._random(0) if superbatch is None else self._begin(superbatch)
 
     def _next_sampled(self) -> SampledAhead[T] | None:
         """The minibatches of the next superbatch, sampled as far as they are; None without scratch."""
@@ -252,12 +254,10 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             return None
         return superbatch
 
-    def _begin(self, superbatch: Superbatch | None) -> bool:
+    def _begin(self, superbatch: Superbatch) -> bool:
         """Train a superbatch, once it is swept. Samples the next one meanwhile."""
         packs, sampled = self._packs, self._sampled
         assert sampled is not None
-        if superbatch is None:
-            return self._random(0)
         if not superbatch.begun:
             try:
                 if not sampled.last and self._ahead is None:

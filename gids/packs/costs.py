@@ -15,7 +15,7 @@ import numpy as np
 
 from gids import _core
 from gids.io import open_engine
-from gids.packs.scratch import Scratch, ScratchFull
+from gids.packs.scratch import BLOCK, Scratch, ScratchFile, ScratchFull
 
 _PROBE_S = 0.15
 """Seconds that each of the three measurements takes at most, about."""
@@ -60,12 +60,15 @@ def measure_rates(
     on = None if scratch is None else os.stat(scratch.directory).st_dev
     key = (devices, on, page_bytes, depth, direct, engine)
     if key not in _known:
-        _known[key] = DiskRates(
+        found = DiskRates(
             page_bytes,
             _random_reads_per_s(paths, page_bytes, depth, direct, engine),
             _long_reads_per_s(paths, direct, engine),
             0.0 if scratch is None else _writes_per_s(scratch),
         )
+        if scratch is not None and not found.write_bytes_per_s:
+            return found  # the disk is full, or fails: not for ever
+        _known[key] = found
     return _known[key]
 
 
@@ -113,9 +116,10 @@ def _long_reads_per_s(paths: Sequence[str | os.PathLike[str]], direct: bool, kin
 
 
 def _writes_per_s(scratch: Scratch) -> float:
+    """0 if scratch cannot be written."""
     file = scratch.open()
     try:
-        file.reserve(min(_PROBE_BYTES, scratch.limit_bytes // 4) // _LONG * _LONG)
+        _reserve(file, min(_PROBE_BYTES, (scratch.limit_bytes - scratch.taken_bytes) // 4))
         data = mmap.mmap(-1, 4 * _LONG)
         data[:] = os.urandom(len(data))  # a disk may recognize zeros
         begun, at = time.perf_counter(), 0
@@ -126,3 +130,15 @@ def _writes_per_s(scratch: Scratch) -> float:
         return 0.0
     finally:
         file.close()
+
+
+def _reserve(file: ScratchFile, nbytes: int) -> None:
+    """Make the file so long, or as long as there is room for. Raises ScratchFull."""
+    nbytes = max(BLOCK, nbytes // BLOCK * BLOCK)
+    while True:
+        try:
+            return file.reserve(nbytes)
+        except ScratchFull:
+            if nbytes == BLOCK:
+                raise
+            nbytes = max(BLOCK, nbytes // 4 // BLOCK * BLOCK)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from gids.errors import StorageError
-from gids.packs.scratch import BLOCK, Scratch, ScratchFile
+from gids.packs.scratch import BLOCK, Scratch, ScratchFile, ScratchFull
 from gids.packs.spaces import Rows
 from gids.store import Graph
 from gids.store.geometry import align_up
@@ -28,7 +28,10 @@ _AHEAD = 2
 """Minibatches that are read before they are due."""
 
 _GROWTH = 256 << 20
-"""The file grows by this many bytes at a time."""
+"""The file grows by this many bytes at a time, or by less where scratch is small."""
+
+_GROWTH_SHARE = 64
+"""The file grows by at most 1/64 of the scratch at a time."""
 
 
 class NotSpoolable(TypeError):
@@ -50,6 +53,7 @@ class Spool:
 
     def __init__(self, scratch: Scratch, space_count: int) -> None:
         self._file: ScratchFile = scratch.open()
+        self._growth = align_up(min(_GROWTH, scratch.limit_bytes // _GROWTH_SHARE), BLOCK)
         self.space_count = space_count
         self._records: list[_Record] = []
         self._kept: list[object] = []  # graphs of the dataset, which minibatches refer to
@@ -99,7 +103,10 @@ class Spool:
                 staged[begin : begin + size] = np.frombuffer(piece, np.uint8)
         del staged
         if self._end + nbytes > self._file.nbytes:
-            self._file.reserve(self._end + max(nbytes, _GROWTH) if nbytes <= _GROWTH else self._end + nbytes)
+            try:
+                self._file.reserve(self._end + max(nbytes, self._growth))
+            except ScratchFull:
+                self._file.reserve(self._end + nbytes)
         _write(self._file, memoryview(self._staging)[:nbytes], self._end)
         self._records.append(_Record(self._end, nbytes, tuple(parts)))
         self._end += nbytes

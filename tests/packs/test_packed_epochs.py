@@ -4,79 +4,15 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from datasets import random_in_edges, same_bits
+from packs_example import WAYS, assert_same, open_loader, open_source, scratch_files
 
 import gids
 from gids.errors import MemoryBudgetError
 from gids.loader import pack_reads, packed
-from gids.sampler import Minibatch
-from gids.write import DatasetWriter
-
-PAPERS, AUTHORS = 4000, 700
-WAYS = ["sweep", "pack"]
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows of 96, 512 and 24 bytes, an order on disk, three shards, int8 with a scale, a table of edges."""
-    generator = torch.Generator().manual_seed(1)
-    found = tmp_path_factory.mktemp("packs") / "two.gids"
-    with DatasetWriter(found, stripe=3) as writer:
-        for ntype, count, key, values in (
-            ("paper", PAPERS, "feat", torch.randn(PAPERS, 24, generator=generator)),
-            ("paper", PAPERS, "text", torch.randn(PAPERS, 256, generator=generator).to(torch.float16)),
-            ("author", AUTHORS, "feat", torch.randn(AUTHORS, 12, generator=generator).to(torch.bfloat16)),
-        ):
-            assert len(values) == count
-            writer.write_table("node", ntype, key, values)
-        edges = random_in_edges(AUTHORS, PAPERS, PAPERS)
-        years = torch.arange(len(edges[1])).view(-1, 1)
-        writer.write_table("edge", ("author", "writes", "paper"), "year", years)
-        writer.write_labels("paper", torch.randint(0, 9, (PAPERS,), generator=generator))
-        for relation, num_src, num_dst in (
-            (("paper", "cites", "paper"), PAPERS, PAPERS),
-            (("author", "writes", "paper"), AUTHORS, PAPERS),
-            (("paper", "written by", "author"), PAPERS, AUTHORS),
-        ):
-            writer.write_graph(relation, *random_in_edges(num_src, num_dst, num_dst), num_src=num_src)
-    return found
-
-
-def open_source(path: Path, reads: str, memory: int = 16 << 20, **options: Any) -> gids.Source:
-    return gids.open(path, reads=reads, memory=memory, queue_depth=16, window=4, **options)  # type: ignore[arg-type]
-
-
-def open_loader(source: gids.Source, **options: Any) -> gids.NodeLoader:
-    options = {"batch_size": 64, "shuffle": True, "seed": 3, **options}
-    return gids.NodeLoader(
-        source, {"paper": torch.arange(0, PAPERS, 3)}, [4, 4], tables=list(source.store.tables), **options
-    )
-
-
-def assert_same(a: Minibatch, b: Minibatch) -> None:
-    for one, other in zip(a.tensors(), b.tensors(), strict=True):
-        assert same_bits(one, other)
-    assert a.features.keys() == b.features.keys()
-    for name in a.features:
-        assert same_bits(a.features[name], b.features[name]), name
-
-
-def scratch_files(path: Path) -> list[str]:
-    """Unnamed files beside a dataset that this process has open."""
-    found = []
-    for fd in Path("/proc/self/fd").iterdir():
-        try:
-            target = str(fd.readlink())
-        except FileNotFoundError:
-            continue
-        if target.startswith(str(path)) and target.endswith("(deleted)"):
-            found.append(target)
-    return found
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -99,11 +35,11 @@ def test_minibatches_and_rows_are_those_of_random_reads(path: Path, way: str, en
     assert not scratch_files(path)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(6))
 def test_any_memory_and_any_scratch(path: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
     memory = int(rng.integers(9 << 20, 14 << 20))
-    scratch = int(rng.integers(1 << 20, 20 << 20))
+    scratch = int(rng.integers(3 << 20, 20 << 20))
     batch_size = int(rng.integers(16, 128))
     print(memory, scratch, batch_size)
     with (
@@ -113,6 +49,9 @@ def test_any_memory_and_any_scratch(path: Path, seed: int) -> None:
         one, other = open_loader(random, batch_size=batch_size), open_loader(packed, batch_size=batch_size)
         for a, b in zip(one, other, strict=True):
             assert_same(a, b)
+        stats = other.stats()["packs"]
+        assert stats["choices"]
+        assert stats["minibatches"] > 0  # the rest by random reads if scratch is too small for one pack
 
 
 @pytest.mark.parametrize("seed", range(4))

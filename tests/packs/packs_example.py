@@ -1,0 +1,116 @@
+"""A small dataset with several tables, loaders of it, and what the tests of packs compare and look for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import random_in_edges, same_bits
+
+import gids
+from gids.loader import pack_reads, packed
+from gids.packs import memory
+from gids.sampler import Minibatch
+from gids.write import DatasetWriter
+
+PAPERS, AUTHORS = 4000, 700
+WAYS = ["sweep", "pack"]
+
+
+def write(path: Path) -> Path:
+    """Rows of 96, 512, 24 and 8 bytes in three shards: of papers, of authors and of edges."""
+    generator = torch.Generator().manual_seed(1)
+    with DatasetWriter(path, stripe=3) as writer:
+        for ntype, count, key, values in (
+            ("paper", PAPERS, "feat", torch.randn(PAPERS, 24, generator=generator)),
+            ("paper", PAPERS, "text", torch.randn(PAPERS, 256, generator=generator).to(torch.float16)),
+            ("author", AUTHORS, "feat", torch.randn(AUTHORS, 12, generator=generator).to(torch.bfloat16)),
+        ):
+            assert len(values) == count
+            writer.write_table("node", ntype, key, values)
+        edges = random_in_edges(AUTHORS, PAPERS, PAPERS)
+        years = torch.arange(len(edges[1])).view(-1, 1)
+        writer.write_table("edge", ("author", "writes", "paper"), "year", years)
+        writer.write_labels("paper", torch.randint(0, 9, (PAPERS,), generator=generator))
+        for relation, num_src, num_dst in (
+            (("paper", "cites", "paper"), PAPERS, PAPERS),
+            (("author", "writes", "paper"), AUTHORS, PAPERS),
+            (("paper", "written by", "author"), PAPERS, AUTHORS),
+        ):
+            writer.write_graph(relation, *random_in_edges(num_src, num_dst, num_dst), num_src=num_src)
+    return path
+
+
+def open_source(path: Path, reads: str, memory: int = 16 << 20, **options: Any) -> gids.Source:
+    return gids.open(path, reads=reads, memory=memory, queue_depth=16, window=4, **options)  # type: ignore[arg-type]
+
+
+def open_loader(source: gids.Source, **options: Any) -> gids.NodeLoader:
+    options = {"batch_size": 64, "shuffle": True, "seed": 3, **options}
+    return gids.NodeLoader(
+        source, {"paper": torch.arange(0, PAPERS, 3)}, [4, 4], tables=list(source.store.tables), **options
+    )
+
+
+def assert_same(a: Minibatch, b: Minibatch) -> None:
+    for one, other in zip(a.tensors(), b.tensors(), strict=True):
+        assert same_bits(one, other)
+    assert a.features.keys() == b.features.keys()
+    for name in a.features:
+        assert same_bits(a.features[name], b.features[name]), name
+
+
+def scratch_files(path: Path) -> list[str]:
+    """Unnamed files beside a dataset that this process has open."""
+    found = []
+    for fd in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(fd.readlink())
+        except FileNotFoundError:
+            continue
+        if target.startswith(str(path)) and target.endswith("(deleted)"):
+            found.append(target)
+    return found
+
+
+def background_threads() -> list[str]:
+    """Threads of this process that sweep, write packs or read sampled minibatches."""
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            name = (task / "comm").read_text().strip()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if name.startswith(("gids-sweep", "gids-write", "gids-spool")):
+            found.append(name)
+    return found
+
+
+def cut_small(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    minibatches: int | None = None,
+    pack_bytes: int | None = None,
+    packs: int | None = None,
+) -> None:
+    """Limit the minibatches of a superbatch, the memory for the resident rows and two packs, the packs of a
+    sweep."""
+    if minibatches is not None:
+        monkeypatch.setattr(packed, "EARLY", min(minibatches, 2))
+        monkeypatch.setattr(pack_reads.PackReads, "superbatch_size", lambda *_: minibatches)
+    share = memory.PackBudget.share
+
+    def less(*args: Any) -> memory.PackPlan | None:
+        plan = share(*args)
+        assert plan is not None
+        most = plan.most_packs if packs is None else packs
+        purposes = dict(plan.purposes)
+        if pack_bytes is not None:
+            assert purposes["packs"] > pack_bytes
+            purposes["packs"] = pack_bytes
+        return replace(plan, purposes=purposes, most_packs=most)
+
+    monkeypatch.setattr(memory.PackBudget, "share", less)
