@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from gids.bench import arguments, text
 from gids.bench.report import Report, check_writable
 from gids.bench.session import Session
-from gids.measure.choices import describe_choice, predictions
+from gids.measure.choices import describe_choices, predictions
 from gids.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ def _add(report: Report, name: str, found: EpochResult, config: EpochConfig) -> 
         peak_rss_bytes=found.peak_rss_bytes,
     )
     if found.choices:
-        report.note("gids read " + "; ".join(map(describe_choice, found.choices)))
+        report.note(f"gids read {describe_choices(found.choices)}")
     answers = []
     ours = report.figure(side=OURS).median("rows_per_s")
     for other in (ADVISED, PLAIN):
