@@ -15,6 +15,9 @@ from gids.trace.trace_file import TracedTable
 from gids.trace.trace_writer import TraceWriter
 
 BENCH = Path(__file__).parents[1] / "bench"
+ON_DISK = ("aggregation.py", "convert.py", "dtypes.py", "epoch.py", "orders.py", "packs.py")
+"""Scripts that take --dir."""
+
 Run = Callable[..., str]
 
 
@@ -56,12 +59,11 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> I
         ("sampling.py", [], "M edges/s"),
         ("sampling.py", ["--bulk"], "us bulk: "),
         ("dependence.py", [], "of Neighbor"),
+        ("packs.py", [], "rows that differ from the table: 0 of "),
     ],
 )
 def test_benchmark_runs(name: str, args: list[str], said: str, tmp_path: Path, run: Run) -> None:
-    on_disk = name in ("aggregation.py", "convert.py", "dtypes.py", "epoch.py", "orders.py") or args[:1] == [
-        "gather"
-    ]
+    on_disk = name in ON_DISK or args[:1] == ["gather"]
     where = ["--dir", str(tmp_path)] if on_disk else []
     assert said in run(name, *args, "--small", *where)
 

@@ -123,6 +123,7 @@ def _answer(case: Case, lines: int, window: int, ratio: float, per_batch: float,
         report.answers.append(f"the best possible cache of this size (Belady's MIN) hits {minimum:.1%}")
     else:
         report.answers.append("no cache is needed: the goal is reached even if every page is read each time")
+    _say_page_size(case, report)
     speed = report.subject.get("pages_per_s")
     if speed:
         epoch = _epoch_batches(case)
@@ -130,6 +131,22 @@ def _answer(case: Case, lines: int, window: int, ratio: float, per_batch: float,
         report.answers.append(
             f"an epoch of {epoch:,} minibatches then reads {pages:,.0f} pages: "
             f"{text.seconds(pages / speed)} at {speed:,.0f} pages/s"
+        )
+
+
+def _say_page_size(case: Case, report: Report) -> None:
+    """Add an answer if shorter pages would need less memory for the same hits."""
+    from gids.store.geometry import SECTOR_BYTES, best_page_bytes
+
+    traced = case.traced
+    # A trace does not have the length of rows; this is the longest that fits so often in a page.
+    row_bytes = traced.page_bytes // max(1, traced.rows_per_page)
+    best = best_page_bytes(row_bytes, alignment=SECTOR_BYTES)
+    if traced.rows_per_page > 1 and traced.page_bytes > best:
+        report.answers.append(
+            f"a page of {traced.page_bytes} B has {traced.rows_per_page} rows; if rows are read at random, "
+            f"the same memory holds more wanted rows in pages of {best} B: convert with --page-bytes {best}, "
+            "on a disk with direct I/O of such blocks (see `gids info --system`)"
         )
 
 

@@ -92,6 +92,34 @@ def add_allow_dir(parser: argparse.ArgumentParser) -> None:
     )
 
 
+READS = ("auto", "random", "sweep", "pack")
+"""The values of reads= of gids.open(), which this module must not import."""
+
+
+def add_reads(parser: argparse.ArgumentParser) -> None:
+    """Add --reads, --scratch and --scratch-bytes, as gids.open() takes them."""
+    add = parser.add_argument
+    add(
+        "--reads",
+        choices=READS,
+        default="auto",
+        help="how gids reads: one read per missing page (random), many minibatches by one pass over the "
+        "table (sweep; pack: through a scratch file), or the fastest by prediction (default: auto)",
+    )
+    add(
+        "--scratch",
+        type=Path,
+        metavar="DIR",
+        help="directory for the scratch file, on a disk (default: that of the dataset)",
+    )
+    add(
+        "--scratch-bytes",
+        type=parse_bytes,
+        metavar="BYTES",
+        help="size limit of the scratch file (default: half of the free space)",
+    )
+
+
 def given(args: argparse.Namespace, defaults: Mapping[str, object]) -> list[str]:
     """Return the options that differ from their defaults, as `--name`."""
     return [

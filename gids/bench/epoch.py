@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from gids.bench import arguments, text
 from gids.bench.report import Report, check_writable
 from gids.bench.session import Session
+from gids.measure.choices import describe_choices, predictions
 from gids.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ COLUMNS = [
     text.Column("batches", "batches", text.count),
     text.Column("rows/s", "rows_per_s", text.count),
     text.Column("MB read", "read_bytes", text.millions),
+    text.Column("MB written", "written_bytes", text.millions),
     text.Column("hits %", "hit_ratio", text.percent),
     text.Column("MB RSS", "peak_rss_bytes", text.millions),
 ]
@@ -76,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="minibatches sampled ahead, 0 to 22 (default: 16)",
     )
+    arguments.add_reads(parser)
     add(
         "--memory-limit",
         type=parse_bytes,
@@ -182,6 +185,7 @@ def _config(
         batch_size=args.batch_size,
         batches=batches,
         window=args.window,
+        reads=args.reads,
     )
     return EpochConfig(
         side="gids",
@@ -195,6 +199,9 @@ def _config(
         memory_bytes=memory_bytes,
         gids_memory_bytes=memory_bytes,
         window=args.window,
+        reads=args.reads,
+        scratch=str(args.scratch.absolute()) if args.scratch else "",
+        scratch_bytes=args.scratch_bytes or 0,
         allow_dirs=tuple(args.allow_dir),
         shards=tuple(map(str, source.table.shard_paths)),
         feature_key=source.table.key,
@@ -265,10 +272,14 @@ def _add(report: Report, name: str, found: EpochResult, config: EpochConfig) -> 
         rows=found.rows,
         rows_per_s=found.rows_per_s,
         read_bytes=found.read_bytes,
+        written_bytes=found.written_bytes or None,
+        **predictions(found.choices),
         hit_ratio=found.hit_ratio,
         base_rss_bytes=found.base_rss_bytes,
         peak_rss_bytes=found.peak_rss_bytes,
     )
+    if found.choices:
+        report.note(f"gids read {describe_choices(found.choices)}")
     answers = []
     ours = report.figure(side=OURS).median("rows_per_s")
     for other in (ADVISED, PLAIN):

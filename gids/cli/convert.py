@@ -17,6 +17,9 @@ from gids.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from gids.convert.table_orders import ReadRows
+    from gids.store import FeatureStore
+
+_MOST_NAMES = 3
 
 parse_shape = comma_separated(int, "1000000,128")
 
@@ -98,9 +101,9 @@ def _add_features(add: Callable[..., object]) -> None:
     add(
         "--page-bytes",
         type=parse_bytes,
-        default=4096,
         metavar="BYTES",
-        help="page size, the unit of reading and caching: a multiple of 512 (default: 4096)",
+        help="page size of all tables, the unit of reading and caching: a multiple of 512 (default: for rows "
+        "up to 2048 bytes, the size that is cached best on this disk; else, and with --order, 4096)",
     )
     add(
         "--stripe",
@@ -281,9 +284,24 @@ def _report(args: argparse.Namespace) -> None:
 
     store = FeatureStore(args.path, allow_dirs=args.stripe)
     size = sum(t.page_count * t.page_bytes for t in store.tables.values())
-    print(f"{args.path}: {len(store.tables)} table{'s' * (len(store.tables) != 1)}, {format_bytes(size)}")
+    said = f"{args.path}: {len(store.tables)} table{'s' * (len(store.tables) != 1)}, {format_bytes(size)}"
+    print("; ".join([said, *([] if args.page_bytes else _pages(store))]))
     if args.stripe:
         print(how_to_open(args.path, args.stripe))
+
+
+def _pages(store: FeatureStore) -> list[str]:
+    """The page sizes that were chosen, and why: a clause for each, with the names of its tables."""
+    from gids.cli.page_sizes import explain_pages
+
+    named: dict[str, list[str]] = {}
+    for table in store.tables.values():
+        pages = f"in pages of {table.page_bytes} B: {explain_pages(table)}"
+        named.setdefault(pages, []).append(table.name)
+    return [
+        f"{', '.join(names[:_MOST_NAMES])}{' and others' * (len(names) > _MOST_NAMES)} {pages}"
+        for pages, names in named.items()
+    ]
 
 
 def _casts(texts: Sequence[str]) -> dict[str, str]:

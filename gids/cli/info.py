@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 def describe(store: FeatureStore) -> dict[str, Any]:
     """Describe a dataset, as JSON; sizes in bytes. Reads the manifest and the headers of files."""
+    from gids.cli.page_sizes import explain_pages
     from gids.store.files import read_manifest
 
     manifest = read_manifest(store.path)
@@ -64,6 +65,7 @@ def describe(store: FeatureStore) -> dict[str, Any]:
                 "row_bytes": t.row_bytes,
                 "page_bytes": t.page_bytes,
                 "rows_per_page": t.rows_per_page,
+                "page_size": explain_pages(t),
                 "pages": t.page_count,
                 "bytes": t.page_count * t.page_bytes,
                 "unused_bytes": t.page_count * t.page_bytes - t.row_count * t.row_bytes,
@@ -112,6 +114,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         unused = f", {gap:.0%} of a page unused" * (gap >= 0.05)
         dtype = f"{t['dtype']} with a scale per {t['scale']}," if t["scale"] else t["dtype"]
         lines.append(f"  {t['name']}  {dtype} {shape}  {pages}, {rows}  {format_bytes(t['bytes'])}{unused}")
+        lines.append(f"    {t['page_size']}")
         for path, size in zip(t["shards"], t["shard_bytes"], strict=True):
             share = f"  {format_bytes(size)}, {size / max(1, t['bytes']):.1%}" * (len(t["shards"]) > 1)
             lines.append(f"    {path}{share}")

@@ -23,7 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gids.bench.arguments import numbers, positive, seconds, window
+from gids.bench.arguments import READS, numbers, positive, seconds, window
 from gids.quickstart.steps import Step
 from gids.sizes import format_bytes, parse_bytes
 
@@ -71,6 +71,12 @@ def add_parser(subparsers: Any) -> None:
         default=16,
         metavar="N",
         help="minibatches that gids samples ahead, 0 to 22 (default: 16)",
+    )
+    add(
+        "--reads",
+        choices=READS,
+        default="auto",
+        help="how gids reads: random, sweep, pack, or auto: the fastest by prediction (default: auto)",
     )
     add(
         "--memory",
@@ -158,6 +164,7 @@ def _config(args: argparse.Namespace, spec: GraphSpec, directory: Path) -> Epoch
         memory_bytes=memory_bytes,
         gids_memory_bytes=memory_bytes,
         window=args.window,
+        reads=args.reads,
         most_seconds=args.seconds,
     )
 

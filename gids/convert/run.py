@@ -13,13 +13,14 @@ import torch
 from gids.convert.damage import from_library
 from gids.convert.edge_options import add_reverse_edges, add_self_loops, as_edges, refuse_tables
 from gids.convert.labels import masks_to_splits, normalised, random_split
+from gids.convert.page_sizes import PageSizes, direct_alignment
 from gids.convert.source import InEdges, Source, TableSource, check_source
 from gids.convert.table_orders import ReadRows, RowOrders, bytes_aside, check_order
 from gids.errors import FormatError
 from gids.store.dtypes import table_dtype
 from gids.store.geometry import DEFAULT_PAGE_BYTES, Geometry
 from gids.store.names import Relation, describe_type
-from gids.store.quantize import check_scale, stored_geometry
+from gids.store.quantize import check_scale, stored_geometry, stored_row_bytes
 from gids.write.dataset_writer import DatasetWriter
 from gids.write.edge_sort import EDGE_BYTES
 from gids.write.edges import EdgeSource
@@ -33,15 +34,16 @@ from gids.write.workplace import finish_published
 class Options:
     """How to convert.
 
-    stripe: a directory per shard. dtypes: table name or key ("" for all others) -> type to cast to. scales:
-    the same -> "row" (default) or "column", for floating tables cast to int8. order: of rows that share
-    pages, see table_orders; read_rows: for order "trace". index_dtype: "int64", "int32" or "auto" (int32
-    where it fits). reverse_edges, self_loops: see edge_options. sort_neighbors, dedup: see
-    DatasetWriter.write_edges. split: fractions of train, val and test for labels without splits, or None.
-    split_column: column of masks of shape (nodes, splits). workers and memory_bytes do not change the result.
+    page_bytes: of all tables; None: chosen by row, see page_sizes. stripe: a directory per shard. dtypes:
+    table name or key ("" for all others) -> type to cast to. scales: the same -> "row" (default) or "column",
+    for floating tables cast to int8. order: of rows that share pages, see table_orders; read_rows: for order
+    "trace". index_dtype: "int64", "int32" or "auto" (int32 where it fits). reverse_edges, self_loops: see
+    edge_options. sort_neighbors, dedup: see DatasetWriter.write_edges. split: fractions of train, val and
+    test for labels without splits, or None. split_column: column of masks of shape (nodes, splits). workers
+    and memory_bytes do not change the result.
     """
 
-    page_bytes: int = DEFAULT_PAGE_BYTES
+    page_bytes: int | None = None
     stripe: tuple[str, ...] = ()
     dtypes: Mapping[str, str] = field(default_factory=dict)
     scales: Mapping[str, str] = field(default_factory=dict)
@@ -99,13 +101,17 @@ def convert(
     FormatError for an unusable source, and then leaves nothing; also FileExistsError and StorageError.
     """
     fingerprint = _fingerprint(files)
-    resume_key = {"the source": fingerprint, **options.key(), **(key or {})}
+    alignment = 1
+    if options.page_bytes is None:
+        alignment = direct_alignment([dataset_path(path).parent, *map(Path, options.stripe)])
+    pages = PageSizes(options.page_bytes, alignment, ordered=options.order != "original")
+    resume_key = {"the source": fingerprint, **options.key(), "--page-bytes": pages.key(), **(key or {})}
     if finish_published(dataset_path(path), resume_key):
         say("the dataset is complete; removed the temporary files of an earlier run that was killed")
         return
     writer = DatasetWriter(
         path,
-        page_bytes=options.page_bytes,
+        page_bytes=options.page_bytes or DEFAULT_PAGE_BYTES,
         stripe=options.stripe or 1,
         workers=options.workers,
         memory_bytes=options.memory_bytes,
@@ -128,11 +134,11 @@ def convert(
         _check_edge_tables(source)
         _change_edges(source, options)
         _check(source, options)
-        on_total(sum(_work_bytes(source, options)))
-        check_space(_needed(source, options, writer), _written(writer))
-        writer.expect_bytes(total_bytes(_needed(source, options, writer)))
+        on_total(sum(_work_bytes(source, options, pages)))
+        check_space(_needed(source, options, pages, writer), _written(writer))
+        writer.expect_bytes(total_bytes(_needed(source, options, pages, writer)))
         masks_to_splits(source, options.split_column)  # reads the masks
-        _write(source, options, writer, say)
+        _write(source, options, pages, writer, say)
         if _fingerprint(files) != fingerprint:
             raise FormatError("the source changed during the conversion; convert it again")
         writer.commit()
@@ -147,7 +153,9 @@ def convert(
         raise explained from error
 
 
-def _write(source: Source, options: Options, writer: DatasetWriter, say: Callable[[str], None]) -> None:
+def _write(
+    source: Source, options: Options, pages: PageSizes, writer: DatasetWriter, say: Callable[[str], None]
+) -> None:
     for ntype, count in source.nodes.items():
         writer.add_nodes(ntype, count)
     for relation, topology in source.graphs.items():
@@ -189,6 +197,7 @@ def _write(source: Source, options: Options, writer: DatasetWriter, say: Callabl
                 f"{table.name} is float64, twice the bytes of float32, which most models use; convert it "
                 "with --dtype float32"
             )
+        layout = _layout(table, options, pages, 1)
         rounded = writer.write_table(
             table.kind,
             table.type,
@@ -196,7 +205,8 @@ def _write(source: Source, options: Options, writer: DatasetWriter, say: Callabl
             table.rows,
             dtype=dtype,
             scale=scale,
-            order=orders.of(table, _layout(table, options, 1)),
+            order=orders.of(table, layout),
+            page_bytes=layout.page_bytes,
         )
         if rounded is not None:
             say(f"{table.name}: {describe_rounding(*rounded)}")
@@ -284,21 +294,17 @@ def _chosen(table: TableSource, options: Mapping[str, str]) -> str | None:
     return next((options[name] for name in (table.name, table.key, "") if name in options), None)
 
 
-def _layout(table: TableSource, options: Options, shard_count: int) -> Geometry:
-    return stored_geometry(
-        table.rows.shape,
-        _dtype(table, options).itemsize,
-        _scale(table, options),
-        page_bytes=options.page_bytes,
-        shard_count=shard_count,
-    )
+def _layout(table: TableSource, options: Options, pages: PageSizes, shard_count: int) -> Geometry:
+    itemsize, scale = _dtype(table, options).itemsize, _scale(table, options)
+    page_bytes = pages.of(table.kind, stored_row_bytes(table.rows.shape[1:], itemsize, scale))
+    return stored_geometry(table.rows.shape, itemsize, scale, page_bytes=page_bytes, shard_count=shard_count)
 
 
-def _work_bytes(source: Source, options: Options) -> Iterator[int]:
+def _work_bytes(source: Source, options: Options, pages: PageSizes) -> Iterator[int]:
     """The bytes of progress: of edges, of pages, and of rows that are read for scales of columns."""
     yield from (8 * _count(topology) for topology in source.graphs.values())
     for table in source.tables:
-        layout = _layout(table, options, 1)
+        layout = _layout(table, options, pages, 1)
         yield layout.page_count * layout.page_bytes
         if _scale(table, options) == "column":
             yield layout.row_count * layout.row_bytes
@@ -313,11 +319,13 @@ def _written(writer: DatasetWriter) -> set[Path]:
     return {partial} | {folder for folder in writer.folders if not folder.is_relative_to(partial)}
 
 
-def _needed(source: Source, options: Options, writer: DatasetWriter) -> Iterator[tuple[Path, int]]:
+def _needed(
+    source: Source, options: Options, pages: PageSizes, writer: DatasetWriter
+) -> Iterator[tuple[Path, int]]:
     """(directory, bytes) that the conversion needs."""
     main = writer.path.parent
     for table in source.tables:
-        layout = _layout(table, options, len(writer.folders))
+        layout = _layout(table, options, pages, len(writer.folders))
         for shard, folder in enumerate(writer.folders):
             is_main = folder.is_relative_to(writer.scratch.parent)
             yield main if is_main else folder.parent, layout.shard_bytes(shard)

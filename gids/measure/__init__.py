@@ -2,6 +2,7 @@
 
     sides.py         the configuration and the result of one side, and how to run it
     epoch.py         one side in its process; model.py has the model, kept_rows.py checks features
+    choices.py       how gids chose to read the epoch
     isolation.py     fresh processes with a cold page cache; launcher.py starts them
     memory_group.py  memory control groups
     counters.py      memory, reads and CPU time, as the kernel counts them

@@ -133,7 +133,7 @@ def _train(
             "batches": len(accuracies),
             "rows": rows,
             "read_bytes": _difference(device_bytes_read(), read_before),
-            "hit_ratio": stats.get("hit_ratio"),
+            "hit_ratio": stats["hit_ratio"] if stats.get("pages") else None,
             "train_accuracy": float(np.mean(accuracies[total // 2 :])) if len(accuracies) == total else None,
             "peak_rss_bytes": resident_bytes("VmHWM"),
             "loader": stats,
@@ -218,7 +218,14 @@ def _make_loader(graph: Any, ids: Tensor, config: EpochConfig, store: FeatureSto
             graph,
             ids,
             _sampler(config),
-            gids=gids.open(store, memory=config.gids_memory_bytes, window=config.window),
+            gids=gids.open(
+                store,
+                memory=config.gids_memory_bytes,
+                window=config.window,
+                reads=config.reads,
+                scratch=config.scratch or None,
+                scratch_bytes=config.scratch_bytes or None,
+            ),
             **options,
         )
     graph.ndata[config.feature_key] = torch.from_numpy(

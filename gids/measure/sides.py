@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gids.io import drop_page_cache
 from gids.measure.isolation import (
@@ -21,6 +21,9 @@ from gids.measure.isolation import (
 )
 from gids.measure.memory_group import MemoryGroup
 from gids.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from gids.loader.options import Reads
 
 _MODULE = "gids.measure.epoch"
 _SPARE_BYTES = 256 << 20  # added to the headroom if the measured one is too small
@@ -35,7 +38,8 @@ class EpochConfig:
     neighbourhoods, read from the dataset on both sides. memory_bytes: memory for features, page cache
     included; 0: no limit. headroom_bytes: memory for everything else from the opening of the features on,
     besides what is in use then; 0: as much as a trial training needs. spare_bytes: added to the headroom.
-    gids_memory_bytes, window: for the loader of gids. random_access: map stock's features with MADV_RANDOM,
+    gids_memory_bytes, window, reads, scratch, scratch_bytes: for gids.open(); "" and 0: its defaults.
+    random_access: map stock's features with MADV_RANDOM,
     without read-ahead. threads: OpenMP threads; 0: the defaults of DGL and torch. most_seconds: stop after
     the minibatch in which they have passed; 0: no limit. timeline: a file for the training's Timeline, or "".
     allow_dirs, shards: the allowed directories and the shards outside the dataset. feature_key: the features'
@@ -60,6 +64,9 @@ class EpochConfig:
     spare_bytes: int = 0
     gids_memory_bytes: int | None = None
     window: int = 16
+    reads: Reads = "auto"
+    scratch: str = ""
+    scratch_bytes: int = 0
     random_access: bool = True
     most_seconds: float = 0
     timeline: str = ""
@@ -108,6 +115,16 @@ class EpochResult:
     @property
     def rows_per_s(self) -> float:
         return self.rows / self.seconds
+
+    @property
+    def written_bytes(self) -> int | None:
+        """Bytes that gids wrote to scratch; None for the other sides."""
+        return self.loader["packs"]["bytes_written"] if self.loader else None
+
+    @property
+    def choices(self) -> list[dict[str, Any]]:
+        """stats()["packs"]["choices"] of gids; empty if only random reads were considered."""
+        return list(self.loader["packs"]["choices"]) if self.loader else []
 
 
 def run_side(

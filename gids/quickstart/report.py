@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from gids.measure.choices import describe_choices
 from gids.measure.sides import EpochResult
 from gids.quickstart.comparison import NAMES, OURS, PLAIN, STOCK, Comparison
 
@@ -90,6 +91,8 @@ def verdict(comparison: Comparison, total: int) -> str:
             f"{_capital(NAMES[side])} was stopped after {run.seconds:.0f} s and {run.batches} of {total} "
             "minibatches, so compare rows/s."
         )
+    if ours.choices:
+        sentences.append(f"gids read {describe_choices(ours.choices)}.")
     for reason in comparison.missing.values():
         sentences.append(f"{_capital(reason)}.")
     return " ".join(sentences)

@@ -7,12 +7,14 @@ A page has whole rows only, from its start; the rest is zero. Page p is in shard
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from gids.errors import FormatError
 
 DEFAULT_PAGE_BYTES = 4096
 SECTOR_BYTES = 512  # the smallest alignment of direct I/O
+SHORT_ROW_BYTES = 2048  # rows up to this length get pages by best_page_bytes
 MAX_PAGE_BYTES = 64 << 20
 MAX_SHARDS = 256
 MAX_ROWS = 1 << 48
@@ -40,6 +42,23 @@ def table_page_bytes(row_bytes: int, page_bytes: int) -> int:
     if row_bytes <= page_bytes:
         return page_bytes
     return align_up(row_bytes, 4096 if page_bytes % 4096 == 0 else SECTOR_BYTES)
+
+
+def best_page_bytes(row_bytes: int, *, alignment: int) -> int:
+    """The page size with the fewest reads through a cache, for rows that are read at random.
+
+    alignment: of direct I/O, in bytes. A disk reads 512 B and 4096 B equally often per second, so fewer pages
+    to read is all that counts. Replayed epochs (docs/internals/format.md) read as many pages as
+    sqrt(page_bytes / rows_per_page) * rows_per_page ** (1/8), relative to each other: the first factor is the
+    memory that a row takes, the second the unwanted rows beside it. Rows of more than 2048 B get
+    DEFAULT_PAGE_BYTES, for which table_page_bytes makes long pages.
+    """
+    step = max(SECTOR_BYTES, alignment)
+    sizes = [size for size in range(step, DEFAULT_PAGE_BYTES + 1, step) if size >= row_bytes]
+    if not 0 < row_bytes <= SHORT_ROW_BYTES or not sizes:
+        return DEFAULT_PAGE_BYTES
+    # The eighth power of the formula, which is a ratio of whole numbers.
+    return min(sizes, key=lambda size: Fraction(size**4, (size // row_bytes) ** 3))
 
 
 @dataclass(frozen=True)

@@ -147,6 +147,7 @@ class DatasetWriter:
         dtype: torch.dtype | None = None,
         scale: str | None = None,
         order: RowOrder | None = None,
+        page_bytes: int | None = None,
     ) -> tuple[Narrowing, Tally] | None:
         """Write one table.
 
@@ -155,7 +156,8 @@ class DatasetWriter:
         any other change of a value raises FormatError. scale: "row" or "column", for floating rows stored as
         int8: one scale per row or column; "column" reads the source twice. order: the position of each row on
         disk, int[row_count], each position once, or a function that returns it. Readers still use ids. An
-        order needs the size of the table as scratch space on disk.
+        order needs the size of the table as scratch space on disk. page_bytes: page size of this table; None:
+        that of the writer.
 
         Returns how values were rounded and the largest error, or None if all values are exact.
         """
@@ -173,7 +175,11 @@ class DatasetWriter:
                 check_scale(scale, "scale")
             narrowing = Narrowing.of(rows.dtype, dtype, scale)
             layout = stored_geometry(
-                rows.shape, dtype.itemsize, scale, page_bytes=self._page_bytes, shard_count=self._shard_count
+                rows.shape,
+                dtype.itemsize,
+                scale,
+                page_bytes=self._page_bytes if page_bytes is None else page_bytes,
+                shard_count=self._shard_count,
             )
         except FormatError as error:
             raise FormatError(f"table {name!r}: {error}") from None

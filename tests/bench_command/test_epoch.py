@@ -8,15 +8,16 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 
-from gids.bench import epoch
+from gids.bench import arguments, epoch
 from gids.bench.epoch_source import look_at, write_links
 from gids.cli import main
+from gids.loader.options import Reads
 from gids.measure.isolation import FreshProcessError, FreshProcessOutOfMemory
 from gids.measure.sides import EpochResult
 from gids.store import FeatureStore
@@ -56,6 +57,35 @@ def test_the_timeline_has_training_waiting_and_the_loaders_stages(
     assert counts["training"] == counts["gather"] == counts["wait"] == counts["plan"] == 3
     assert counts["next minibatch"] == 4  # the last finds that there is none
     assert {"sample", "enter"} <= set(counts)
+
+
+@pytest.mark.parametrize("reads", ["pack", "sweep"])
+def test_reads_by_packs_are_reported_with_predicted_and_actual_seconds(
+    dataset: Path, bench: Bench, tmp_path: Path, reads: str
+) -> None:
+    options = ("--sides", "gids", "--reads", reads, "--scratch", tmp_path, "--scratch-bytes", "600MB")
+    status, said, report = bench("epoch", dataset, *SMALL, *options)
+    assert status == 0, said
+    assert report["subject"]["reads"] == reads
+    metrics = {name: spread["median"] for name, spread in report["figures"][0]["metrics"].items()}
+    assert metrics["batches"] == 3
+    assert metrics[f"predicted_{reads}_s"] > 0
+    assert metrics["chosen_s"] > 0
+    assert metrics["written_bytes"] > 0  # packs and sampled minibatches, or these alone
+    assert "hit_ratio" not in metrics
+    assert f"note: gids read 3 minibatches by {reads} reads in " in said
+    assert f"(predicted: {reads} " in said
+
+
+def test_scratch_must_be_a_directory(dataset: Path, bench: Bench) -> None:
+    options = ("--sides", "gids", "--reads", "pack", "--scratch", dataset / "manifest.json")
+    status, said, _ = bench("epoch", dataset, *SMALL, *options)
+    assert status != 0
+    assert "scratch= must be a directory" in said
+
+
+def test_reads_has_the_values_of_gids_open() -> None:
+    assert get_args(Reads) == arguments.READS
 
 
 def test_int64_files_are_linked(dataset: Path, tmp_path: Path) -> None:

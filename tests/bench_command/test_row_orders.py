@@ -29,7 +29,8 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def convert(graph: Path, order: str) -> Path:
     path = graph.with_name(f"{order.partition(':')[0]}.gids")
     if not path.exists():
-        assert main(["convert", str(graph), str(path), "--quiet", "--order", order]) == 0
+        command = ["convert", str(graph), str(path), "--quiet", "--order", order, "--page-bytes", "4096"]
+        assert main(command) == 0
     return path
 
 
@@ -109,3 +110,18 @@ def test_bad_orders_of_a_conversion(
         assert main(["convert", str(graph), str(tmp_path / "x.gids"), "--order", order]) == 2
         assert cause in capsys.readouterr().err
     assert not (tmp_path / "x.gids").exists()
+
+
+def test_advice_speaks_about_pages_with_several_rows(graph: Path, bench: Bench) -> None:
+    args = ("--batch-size", 8, "--fanouts", "5,5", "--batches", 30, "--advise", "20%")
+    status, said, report = bench("hit-ratio", convert(graph, "original"), *args)
+    assert status == 0, said
+    (answer,) = (a for a in report["answers"] if "--page-bytes" in a)
+    assert answer.startswith("a page of 4096 B has 16 rows; if rows are read at random, the same memory ")
+    assert "in pages of 512 B: convert with --page-bytes 512, on a disk" in answer
+    short = graph.with_name("short.gids")
+    assert main(["convert", str(graph), str(short), "--quiet", "--page-bytes", "512"]) == 0
+    status, said, report = bench("hit-ratio", short, *args)
+    assert status == 0, said
+    assert report["answers"]
+    assert not [a for a in report["answers"] if "--page-bytes" in a]

@@ -760,11 +760,16 @@ def test_edges_are_sorted_in_the_given_memory(tmp_path, options):
     assert peak_bytes(tmp_path / "s", tmp_path / "x.gids", "--memory", "16MB", *options) < 316e6
 
 
-def test_a_quiet_conversion_prints_nothing(tmp_path, capfd):
+def test_a_quiet_conversion_prints_nothing(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("gids.convert.run.direct_alignment", lambda _: 512)
+    monkeypatch.setattr("gids.cli.page_sizes._alignment", lambda _: 512)
     np.savez(tmp_path / "x.npz", x=FEAT, names=np.array(["a"]))
     convert(tmp_path / "x.npz", tmp_path / "x.gids", "--quiet")
     assert capfd.readouterr() == ("", "")
     convert(tmp_path / "x.npz", tmp_path / "y.gids")
     out, err = capfd.readouterr()
-    assert out == f"{tmp_path}/y.gids: 1 table, 4.1 kB\n"
+    assert out == (
+        f"{tmp_path}/y.gids: 1 table, 1.5 kB; _N.x in pages of 512 B: 18 rows of 28 B each, the size that is "
+        "cached best\n"
+    )
     assert err == "left out 'names' of x.npz: of type <U1, not numbers\n"

@@ -11,6 +11,12 @@ import pytest
 from gids.cli import main
 
 
+@pytest.fixture(autouse=True)
+def short_blocks(monkeypatch):
+    """Whatever disk has the temporary directory: direct I/O of 512 bytes."""
+    monkeypatch.setattr("gids.cli.page_sizes._alignment", lambda _: 512)
+
+
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
     folder = tmp_path_factory.mktemp("info")
@@ -26,7 +32,8 @@ def dataset(tmp_path_factory):
         path = folder / f"source/{name}.npy"
         path.parent.mkdir(parents=True, exist_ok=True)
         np.save(path, values)
-    assert main(["convert", str(folder / "source"), str(folder / "mag.gids"), "--quiet"]) == 0
+    command = ["convert", str(folder / "source"), str(folder / "mag.gids"), "--page-bytes", "4096"]
+    assert main([*command, "--quiet"]) == 0
     return folder / "mag.gids"
 
 
@@ -38,10 +45,13 @@ def test_info_prints_the_content(dataset, capsys):
 {dataset}
 tables
   author.feat  float32 7 x 2000  7 pages of 8192 B, 1 row each  57.3 kB
+    one row of 8000 B each, so a cache holds no unwanted rows
     {dataset}/tables/author.feat/shard-00.bin
   paper.feat  float32 40 x 100  4 pages of 4096 B, 10 rows each  16.4 kB
+    10 rows of 400 B each; if rows are read at random, a cache serves more of them with --page-bytes 512
     {dataset}/tables/paper.feat/shard-00.bin
   paper.cites.paper.weight  float16 9 x 1  1 page of 4096 B, 2048 rows each  4.1 kB
+    2048 rows of 2 B each; if rows are read at random, a cache serves more of them with --page-bytes 512
     {dataset}/tables/paper.cites.paper.weight/shard-00.bin
 nodes
   author  7  heat out-degree
@@ -66,6 +76,7 @@ def test_json_has_the_same_content(dataset, capsys):
         "row_bytes": 8000,
         "page_bytes": 8192,
         "rows_per_page": 1,
+        "page_size": "one row of 8000 B each, so a cache holds no unwanted rows",
         "pages": 7,
         "bytes": 57344,
         "unused_bytes": 1344,
@@ -83,7 +94,8 @@ def test_info_prints_the_size_of_each_shard(tmp_path, capsys):
     for disk in disks:
         os.mkdir(disk)
     path = str(tmp_path / "a.gids")
-    assert main(["convert", str(tmp_path / "feat.npy"), path, "--quiet", "--stripe", *disks]) == 0
+    command = ["convert", str(tmp_path / "feat.npy"), path, "--page-bytes", "4096", "--quiet"]
+    assert main([*command, "--stripe", *disks]) == 0
     allowed = [word for disk in disks for word in ("--allow-dir", disk)]
     assert main(["info", path, *allowed]) == 0
     shards = [line.split(".bin  ")[1] for line in capsys.readouterr().out.splitlines() if ".bin" in line]
@@ -131,7 +143,7 @@ def test_ctrl_c_ends_without_a_traceback(dataset, capsys, monkeypatch):
 def test_info_prints_the_scale(tmp_path, capsys):
     np.save(tmp_path / "x.npy", np.ones((9, 6), np.float32))
     command = ["convert", str(tmp_path / "x.npy"), str(tmp_path / "x.gids"), "--dtype", "int8", "--quiet"]
-    assert main(command) == 0
+    assert main([*command, "--page-bytes", "4096"]) == 0
     capsys.readouterr()
     assert main(["info", str(tmp_path / "x.gids")]) == 0
     said = capsys.readouterr().out.splitlines()[2]

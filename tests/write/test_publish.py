@@ -171,7 +171,7 @@ def test_kill_between_two_renames_is_repaired(tmp_path, disks, source, monkeypat
 
     def work():
         monkeypatch.setattr(publish.os, "rename", rename_once)
-        converted(source, path, stripe=stripe, overwrite=True)
+        converted(source, path, stripe=stripe, page_bytes=4096, overwrite=True)
 
     killed(work, monkeypatch, publish, "clean_up", after=False)
     with pytest.raises(
@@ -179,7 +179,7 @@ def test_kill_between_two_renames_is_repaired(tmp_path, disks, source, monkeypat
     ):
         FeatureStore(path)
     if same_command:
-        converted(source, path, stripe=stripe, overwrite=True)
+        converted(source, path, stripe=stripe, page_bytes=4096, overwrite=True)
         assert FeatureStore(path, allow_dirs=disks).table("feat").page_bytes == 4096
         assert not (tmp_path / "a.gids.partial").exists()
     else:
@@ -301,7 +301,7 @@ def test_a_symbolic_link_is_followed(tmp_path, source):
     converted(source, tmp_path / "disk/a.gids", page_bytes=512)
     link = tmp_path / "a.gids"
     link.symlink_to("disk/a.gids")
-    converted(source, link, overwrite=True)
+    converted(source, link, page_bytes=4096, overwrite=True)
     assert link.is_symlink()
     assert FeatureStore(link).table("feat").page_bytes == 4096
     check_rows(tmp_path / "disk/a.gids", [])

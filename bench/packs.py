@@ -1,0 +1,285 @@
+"""How much faster are epochs by packs than by random reads, and does ``reads="auto"`` choose the fastest way?
+
+    python bench/packs.py            # 6 GB on disk, about two hours
+    python bench/packs.py --small    # half a minute; only shows that it works
+    python bench/packs.py --dataset papers.gids --memory-shares 1/4 --batch-sizes 256
+
+Loads minibatches of a synthetic graph, without training. Sides: gids with reads="random" (the window and its
+cache), "pack", "sweep" and "auto"; torch.index_select and DGL's DataLoader on the mapped table, advised
+MADV_RANDOM. Every side runs in a fresh process with a cold page cache and, if permitted, the same memory for
+features, page cache included, beside what sampling needs. torch and DGL load a few minibatches only; their
+epoch is extrapolated. 64 rows of every minibatch are compared with the table. Settings: row size, memory as a
+share of the features, seeds per minibatch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from harness import integers, make_parser, write_json
+
+import gids.io
+from gids.cli import main as gids_command
+from gids.convert.synthetic import GraphSpec, write_graph
+from gids.measure.choices import describe_choices
+from gids.measure.isolation import FreshProcessError, run_fresh
+from gids.measure.memory_group import MemoryGroup
+from gids.measure.sides import why_no_limit
+from gids.sizes import format_bytes
+from gids.store import FeatureStore, Table
+
+OURS = ("random", "pack", "sweep", "auto")
+PEERS = ("torch", "dgl")
+TITLES = {"torch": "torch, MADV_RANDOM", "dgl": "DGL, MADV_RANDOM"}
+NEAR = 1.1  # a choice is good if its way takes at most this times the seconds of the fastest
+SMALL_MEMORY_BYTES = 24 << 20  # of --small, whose features are smaller than what a loader needs
+
+
+@dataclass
+class Setting:
+    """One row of the result. runs: by side; missing: why a side has no run."""
+
+    row_bytes: int
+    share: str
+    memory_bytes: int
+    batch_size: int
+    batches: int
+    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def seconds(self, side: str) -> float | None:
+        """Of all minibatches; extrapolated if the side loaded fewer."""
+        run = self.runs.get(side)
+        return None if run is None else run["seconds"] * self.batches / run["batches"]
+
+    @property
+    def chosen(self) -> str:
+        """The way that auto chose for most minibatches; "random" if it did not consider packs."""
+        counts: dict[str, int] = {}
+        for choice in self.runs["auto"]["choices"]:
+            counts[choice["way"]] = counts.get(choice["way"], 0) + choice["minibatches"]
+        return max(counts, key=lambda way: counts[way], default="random")
+
+    def regret(self) -> float | None:
+        """Seconds of the chosen way over those of the fastest one; None if a way was not measured."""
+        ways = {way: s for way in OURS[:3] if (s := self.seconds(way)) is not None}
+        if "auto" not in self.runs or self.chosen not in ways:
+            return None
+        return ways[self.chosen] / min(ways.values())
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "row_bytes": self.row_bytes,
+            "memory_share": self.share,
+            "memory_bytes": self.memory_bytes,
+            "batch_size": self.batch_size,
+            "batches": self.batches,
+            "chosen": self.chosen if "auto" in self.runs else None,
+            "regret": self.regret(),
+            "seconds": {side: self.seconds(side) for side in self.runs},
+            "runs": self.runs,
+            "missing": self.missing,
+        }
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = make_parser(__doc__, "dir", "json", "seed")
+    add = parser.add_argument
+    add("--dataset", type=Path, metavar="DATASET", help="use this dataset, in place of synthetic graphs")
+    add("--row-bytes", type=integers, default=[128, 512, 2048, 4096], help="default: 128,512,2048,4096")
+    add(
+        "--memory-shares", type=words, default=["1/16", "1/8", "1/4", "1/2"], help="default: 1/16,1/8,1/4,1/2"
+    )
+    add("--batch-sizes", type=integers, default=[256], help="seeds per minibatch (default: 256)")
+    add("--batches", type=int, default=250, help="minibatches of an epoch (default: 250)")
+    add("--peer-batches", type=int, default=5, help="minibatches of torch and DGL (default: 5)")
+    add("--fanouts", type=integers, default=[5, 10, 10])
+    add("--size-gb", type=float, default=2.0, help="most bytes of the features, in 1e9 (default: 2)")
+    add("--nodes", type=int, default=4_000_000, help="most nodes (default: 4000000)")
+    add("--degree", type=float, default=16.0)
+    add("--threads", type=int, default=0, help="threads of all sides (default: torch's)")
+    add("--scratch", type=Path, metavar="DIR", help="directory for scratch files (default: the dataset's)")
+    add("--sides", type=words, default=[*OURS, *PEERS], help=f"default: {','.join((*OURS, *PEERS))}")
+    add("--plot", type=Path, metavar="FILE.png", help="draw the result")
+    args = parser.parse_args(argv)
+    if unknown := set(args.sides) - {*OURS, *PEERS}:
+        parser.error(f"no side {', '.join(sorted(unknown))} (there are {', '.join((*OURS, *PEERS))})")
+    if args.small:
+        args.row_bytes, args.memory_shares, args.batch_sizes = [512], ["1/4"], [256]
+        args.nodes, args.degree, args.fanouts = 150_000, 8.0, [5, 5]
+        args.batches, args.peer_batches = 16, 2
+    return args
+
+
+def words(text: str) -> list[str]:
+    return text.split(",")
+
+
+@contextmanager
+def datasets(args: argparse.Namespace) -> Iterator[Iterator[tuple[Path, Table]]]:
+    """The datasets to measure, with their tables; synthetic ones are made one by one, and removed."""
+    if args.dataset is not None:
+        store = FeatureStore(args.dataset)
+        nodes = [t for t in store.tables.values() if t.kind == "node"]
+        yield iter([(args.dataset, max(nodes, key=lambda t: t.page_count * t.page_bytes))])
+        return
+    args.dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=args.dir, prefix="gids-packs-") as directory:
+        yield (make_dataset(args, Path(directory), row_bytes) for row_bytes in args.row_bytes)
+
+
+def make_dataset(args: argparse.Namespace, directory: Path, row_bytes: int) -> tuple[Path, Table]:
+    for old in directory.iterdir():
+        shutil.rmtree(old)
+    nodes = min(args.nodes, int(args.size_gb * 1e9) // row_bytes)
+    spec = GraphSpec(node_count=nodes, degree=args.degree, dim=row_bytes // 4, seed=args.seed)
+    write_graph(directory / "graph", spec)
+    path = directory / f"rows-{row_bytes}.gids"
+    if gids_command(["convert", str(directory / "graph"), str(path), "--quiet"]) != 0:
+        raise SystemExit("the conversion failed")
+    shutil.rmtree(directory / "graph")
+    return path, FeatureStore(path).table("feat")
+
+
+def measure(
+    args: argparse.Namespace, path: Path, table: Table, setting: Setting, save: Callable[[], None]
+) -> None:
+    """Run every side once. save: called after each."""
+    no_limit = why_no_limit()
+    padded = len(table.shard_paths) > 1 or table.rows_per_page * table.row_bytes != table.page_bytes
+    for side in args.sides:
+        if side in PEERS and (padded or table.order is not None or table.scale is not None):
+            setting.missing[side] = "cannot map the table"
+            continue
+        config = {
+            "side": side,
+            "dataset": str(path),
+            "table": table.name,
+            "memory_bytes": setting.memory_bytes,
+            "fanouts": args.fanouts,
+            "batch_size": setting.batch_size,
+            "batches": setting.batches if side in OURS else min(setting.batches, args.peer_batches),
+            "seed": args.seed,
+            "threads": args.threads,
+            "scratch": str(args.scratch or ""),
+            "limited": not no_limit,
+        }
+        gids.io.drop_page_cache(path)
+        with ExitStack() as stack:
+            group = None if no_limit else stack.enter_context(MemoryGroup("gids-packs"))
+            try:
+                setting.runs[side] = run_fresh("packs_side", config, group=group, timeout_s=4 * 3600)
+            except FreshProcessError as error:
+                setting.missing[side] = error.reason
+                continue
+        print(line(setting, side), flush=True)
+        save()  # a killed run keeps what was measured
+        if choices := setting.runs[side]["choices"]:
+            print(f"    {describe_choices(choices)}", flush=True)
+
+
+def line(setting: Setting, side: str) -> str:
+    run, seconds = setting.runs[side], setting.seconds(side)
+    window = setting.seconds("random")
+    ratio = f"{window / seconds:6.2f} x" if window and seconds else " " * 8
+    read = run["read_bytes"]
+    cells = [
+        f"  {TITLES.get(side, side):<19}{seconds:9.2f} s",
+        f"{run['rows'] / run['seconds']:10,.0f} rows/s",
+        ratio,
+        f"{read / 1e6:10,.0f} MB read" if read is not None else " " * 18,
+        f"{run['written_bytes'] / 1e6:8,.0f} MB written",
+        f"first after {run['first_s']:.2f} s",
+        f"CPU {run['cpu_s']:.2f} s",
+    ]
+    if run["batches"] < setting.batches:
+        cells.append(f"EXTRAPOLATED from {run['batches']} of {setting.batches} minibatches")
+    return "  ".join(cells)
+
+
+def verdict(setting: Setting) -> str:
+    """One line on the choice."""
+    regret = setting.regret()
+    if regret is None:
+        return "  auto or a way was not measured, so its choice is not judged"
+    said = f"  auto chose {setting.chosen}: "
+    if regret == 1:
+        return said + "the fastest of the ways that were measured"
+    return f"{said}{regret:.2f} x the seconds of the fastest" + (" (within 10 %)" if regret <= NEAR else "")
+
+
+def check(setting: Setting) -> int:
+    """The number of wrong rows; prints what makes figures of the setting doubtful."""
+    for side, reason in setting.missing.items():
+        print(f"  {TITLES.get(side, side)}: {reason}")
+    warm = max((run["cached_before"] for run in setting.runs.values()), default=0.0)
+    if warm > 0.01:
+        print(f"  WARM: {warm:.0%} of the features were in the page cache at a start")
+    wrong = sum(run["wrong_rows"] for run in setting.runs.values())
+    compared = sum(run["compared_rows"] for run in setting.runs.values())
+    print(f"  rows that differ from the table: {wrong} of {compared:,} compared")
+    return wrong
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # where the fresh processes find packs_side
+    if no_limit := why_no_limit():
+        print(f"MEMORY NOT LIMITED: {no_limit}")
+    settings: list[Setting] = []
+    wrong, failed = 0, False
+
+    def save() -> None:
+        write_json(args.json, result(args, settings))
+
+    with datasets(args) as found:
+        for path, table in found:
+            for batch_size in args.batch_sizes:
+                for share in args.memory_shares:
+                    features = table.row_count * table.row_bytes
+                    memory = max(int(features * Fraction(share)), SMALL_MEMORY_BYTES if args.small else 0)
+                    batches = min(args.batches, -(-table.row_count // batch_size))
+                    settings.append(Setting(table.row_bytes, share, memory, batch_size, batches))
+                    print(
+                        f"\n{table.row_count:,} rows of {table.row_bytes} B in pages of {table.page_bytes} B "
+                        f"({format_bytes(features)}), memory {share} ({format_bytes(memory)}), {batches} "
+                        f"minibatches of {batch_size} seeds, fanouts {args.fanouts}, {os.cpu_count()} cores",
+                        flush=True,
+                    )
+                    measure(args, path, table, settings[-1], save)
+                    print(verdict(settings[-1]))
+                    wrong += check(settings[-1])
+                    failed = failed or ("auto" in args.sides and "auto" in settings[-1].missing)
+    save()
+    judged = [regret for setting in settings if (regret := setting.regret()) is not None]
+    good = sum(regret <= NEAR for regret in judged)
+    print(f"\nauto chose the fastest way, or one within 10 %, in {good} of {len(judged)} settings")
+    if args.plot is not None:
+        from packs_plot import plot
+
+        plot(json.loads(json.dumps(result(args, settings))), args.plot)
+    return 1 if wrong or failed else 0
+
+
+def result(args: argparse.Namespace, settings: list[Setting]) -> Mapping[str, Any]:
+    return {
+        "arguments": {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()},
+        "memory_limited": not why_no_limit(),
+        "settings": [setting.as_json() for setting in settings],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""One side of bench/packs.py, in its own process: loads some minibatches, cold, with bounded memory."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import gids
+from gids.measure.counters import cpu_seconds, device_bytes_read, resident_bytes
+from gids.measure.isolation import cached_share, serve
+from gids.measure.kept_rows import KeptRows
+from gids.measure.memory_group import OwnPeak, limit_own_memory, own_memory_bytes
+from gids.store import FeatureStore, Table
+
+Loaded = Iterator[tuple[torch.Tensor, torch.Tensor]]
+"""(ids of the rows, the rows) of each minibatch."""
+
+TRIAL_BATCHES = 4
+MARGIN, MARGIN_BYTES = 0.25, 48 << 20  # later minibatches are larger, and memory gets fragmented
+
+
+@contextmanager
+def gids_rows(config: dict[str, Any], store: FeatureStore, table: Table, ids: torch.Tensor) -> Iterator[Any]:
+    """Through NodeLoader with one of the values of reads. Yields (minibatches, stats)."""
+    options = {"reads": config["side"], "scratch": config["scratch"] or None}
+    with (
+        gids.open(store, memory=config["memory_bytes"], **options) as source,
+        gids.NodeLoader(source, ids, config["fanouts"], tables=[table.name], **sampling(config)) as loader,
+    ):
+        yield ((m.input_nodes, m.features[table.name]) for m in loader), loader.stats
+
+
+@contextmanager
+def torch_rows(config: dict[str, Any], store: FeatureStore, table: Table, ids: torch.Tensor) -> Iterator[Any]:
+    """torch.index_select on the mapped table, minibatches as gids samples them."""
+    features = mapped(table)
+    loader = gids.NodeLoader(store, ids, config["fanouts"], tables=[], labels=False, **sampling(config))
+    yield ((m.input_nodes, features.index_select(0, m.input_nodes)) for m in loader), dict
+
+
+@contextmanager
+def dgl_rows(config: dict[str, Any], store: FeatureStore, table: Table, ids: torch.Tensor) -> Iterator[Any]:
+    """DGL's DataLoader and NeighborSampler; the mapped table is in g.ndata."""
+    graph = dgl_graph(store)
+    graph.ndata[table.key] = mapped(table)
+    loader = dgl_loader(config, graph, ids, [table.key])
+    yield ((nodes, blocks[0].srcdata[table.key]) for nodes, _, blocks in loader), dict
+
+
+SIDES: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("random", "pack", "sweep", "auto"), gids_rows),
+    "torch": torch_rows,
+    "dgl": dgl_rows,
+}
+
+
+def sampling(config: dict[str, Any]) -> dict[str, Any]:
+    return {"batch_size": config["batch_size"], "seed": config["seed"]}
+
+
+def mapped(table: Table) -> torch.Tensor:
+    """The only shard, mapped with MADV_RANDOM. Its pages have no padding."""
+    [shard] = table.shard_paths
+    with open(shard, "rb") as file:
+        found = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ | mmap.PROT_WRITE, flags=mmap.MAP_PRIVATE)
+    found.madvise(mmap.MADV_RANDOM)
+    return torch.from_numpy(np.frombuffer(found, np.float32)).view(-1, *table.shape)[: table.row_count]
+
+
+def dgl_graph(store: FeatureStore) -> Any:
+    import gids.dgl  # noqa: F401  # isort: skip  # before dgl: makes it importable beside a current torch
+    import dgl
+
+    topology = store.graph()
+    arrays = (torch.from_numpy(np.array(a, np.int64)) for a in (topology.indptr, topology.indices))
+    return dgl.graph(("csc", (*arrays, [])), num_nodes=store.num_nodes(store.node_types[0])).formats("csc")
+
+
+def dgl_loader(config: dict[str, Any], graph: Any, ids: torch.Tensor, features: list[str]) -> Any:
+    import dgl
+
+    dgl.seed(config["seed"])
+    sampler = dgl.dataloading.NeighborSampler(config["fanouts"], prefetch_node_feats=features)
+    return dgl.dataloading.DataLoader(graph, ids, sampler, batch_size=config["batch_size"])
+
+
+def trial(config: dict[str, Any], store: FeatureStore, ids: torch.Tensor) -> int:
+    """Sample some minibatches without features, which also warms up. Returns the most rows of one."""
+    most = 0
+    if config["side"] == "dgl":
+        for nodes, _, _ in islice(dgl_loader(config, dgl_graph(store), ids, []), TRIAL_BATCHES):
+            most = max(most, len(nodes))
+        return most
+    loader = gids.NodeLoader(store, ids, config["fanouts"], tables=[], labels=False, **sampling(config))
+    for minibatch in islice(loader, TRIAL_BATCHES):
+        most = max(most, len(minibatch.input_nodes))
+    return most
+
+
+def limit(config: dict[str, Any], store: FeatureStore, table: Table, ids: torch.Tensor) -> int:
+    """Limit this process to memory_bytes for features, beside what sampling needs. Returns the limit.
+
+    Sides of gids have their outputs within memory_bytes; the others get two minibatches of rows more.
+    """
+    before = own_memory_bytes()
+    with OwnPeak() as peak:
+        rows = trial(config, store, ids)
+    headroom = int((1 + MARGIN) * (peak.peak_bytes - before)) + MARGIN_BYTES
+    if config["side"] in ("torch", "dgl"):
+        headroom += 2 * rows * table.row_bytes
+    topology = store.graph()
+    headroom += topology.indptr.nbytes + topology.indices.nbytes  # in the page cache, or a copy for DGL
+    total = own_memory_bytes() + headroom + config["memory_bytes"]
+    limit_own_memory(total)
+    return total
+
+
+def work(config: dict[str, Any]) -> dict[str, Any]:
+    """Load config["batches"] minibatches. The time is from opening the features to the last minibatch."""
+    if config["threads"]:
+        torch.set_num_threads(config["threads"])
+    store = FeatureStore(config["dataset"])
+    [ntype] = store.node_types
+    table = store.table(config["table"])
+    generator = torch.Generator().manual_seed(config["seed"])
+    ids = torch.randperm(store.num_nodes(ntype), generator=generator)
+    ids = ids[: config["batches"] * config["batch_size"]]
+    kept = KeptRows(config["batches"], table)
+    cached_before = max(map(cached_share, table.shard_paths))
+    limit_bytes = limit(config, store, table, ids) if config["limited"] else None
+    if limit_bytes is None:
+        trial(config, store, ids)
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    base_rss, read_before, cpu_before = resident_bytes("VmRSS"), device_bytes_read(), cpu_seconds()
+    begun, first_s, rows, batches = time.perf_counter(), 0.0, 0, 0
+    with SIDES[config["side"]](config, store, table, ids) as (minibatches, stats):
+        for nodes, features in minibatches:
+            first_s = first_s or time.perf_counter() - begun
+            rows, batches = rows + len(nodes), batches + 1
+            kept.add(nodes, features)
+        seconds = time.perf_counter() - begun
+        found = stats()
+    read_after = device_bytes_read()
+    result = {
+        "seconds": seconds,
+        "first_s": first_s,
+        "cpu_s": cpu_seconds() - cpu_before,
+        "batches": batches,
+        "rows": rows,
+        "read_bytes": None if read_after is None or read_before is None else read_after - read_before,
+        "written_bytes": found["packs"]["bytes_written"] if found else 0,
+        "hit_ratio": found["hit_ratio"] if found and found["pages"] else None,
+        "choices": found["packs"]["choices"] if found else [],
+        "memory": found["memory"] if found else {},
+        "base_rss_bytes": base_rss,
+        "peak_rss_bytes": resident_bytes("VmHWM"),
+        "limit_bytes": limit_bytes,
+        "cached_before": cached_before,
+    }
+    if limit_bytes is not None:
+        limit_own_memory(None)  # the rest is not measured
+    result["compared_rows"], result["wrong_rows"] = kept.compare(table.read_rows)
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(serve(work))

@@ -1,0 +1,71 @@
+"""The page size of each table of a conversion: as given, or the best one for its rows on this disk.
+
+Called by run.py. Knows no source.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gids import _core
+from gids.store.geometry import DEFAULT_PAGE_BYTES, best_page_bytes
+
+_FILE_BYTES = 8192
+
+
+@dataclass(frozen=True)
+class PageSizes:
+    """How to choose a page size.
+
+    given: the page size for all tables; None: chosen by row. alignment: of direct I/O on the disks.
+
+    ordered: rows of nodes that are read together share pages, so these stay long.
+    """
+
+    given: int | None
+    alignment: int
+    ordered: bool
+
+    def of(self, kind: str, row_bytes: int) -> int:
+        """Bytes of a page for rows of this length. kind: of the table, "node" or "edge"."""
+        if self.given is not None:
+            return self.given
+        if self.ordered and kind == "node":
+            return DEFAULT_PAGE_BYTES
+        return best_page_bytes(row_bytes, alignment=self.alignment)
+
+    def key(self) -> int | str:
+        """What a resumed conversion must have in common with the first run."""
+        return f"for an alignment of {self.alignment}" if self.given is None else self.given
+
+
+def direct_alignment(directories: Iterable[Path]) -> int:
+    """The largest alignment of direct I/O in these directories, in bytes; 1 without direct I/O.
+
+    Writes and removes a small file in each.
+    """
+    return max([1, *map(_alignment, directories)])
+
+
+def _alignment(directory: Path) -> int:
+    try:
+        fd, name = tempfile.mkstemp(dir=directory, prefix=".gids-")
+    except OSError:  # DatasetWriter reports it
+        return 1
+    try:
+        with suppress(OSError):  # a full disk; most kernels state the alignment of an empty file too
+            os.write(fd, bytes(_FILE_BYTES))
+            os.fsync(fd)
+        found: int = _core.probe_file(name, direct=True)[1]
+    except OSError:
+        return 1
+    else:
+        return found
+    finally:
+        os.close(fd)
+        os.unlink(name)

@@ -1,0 +1,200 @@
+"""The page size that a conversion chooses: fewest reads through a cache, on the disk's alignment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gids.cli import main
+from gids.cli.page_sizes import explain_pages
+from gids.convert import page_sizes
+from gids.convert.page_sizes import PageSizes, direct_alignment
+from gids.errors import FormatError
+from gids.store import FeatureStore
+from gids.store.geometry import best_page_bytes
+from gids.write import DatasetWriter
+
+
+@pytest.mark.parametrize(
+    ("row_bytes", "expected"),
+    [
+        (2, 512),
+        (64, 512),
+        (200, 512),
+        (300, 1024),  # 3 rows: one row would leave 41 % of 512 B empty
+        (400, 512),  # 22 % empty cost less than 4 unwanted rows beside each
+        (512, 512),
+        (513, 2048),  # 3 rows: one or two would leave 50 % or 33 % empty
+        (640, 2048),
+        (768, 1536),  # 2 rows and nothing empty
+        (1024, 1024),
+        (1200, 2560),
+        (1536, 1536),
+        (2048, 2048),
+        (2049, 4096),
+        (4096, 4096),
+    ],
+)
+def test_the_page_holds_few_rows_and_little_space_is_empty(row_bytes: int, expected: int) -> None:
+    assert best_page_bytes(row_bytes, alignment=512) == expected
+    assert best_page_bytes(row_bytes, alignment=1) == expected
+    # The formula of the docstring, in floating point, over every size.
+    if row_bytes <= 2048:
+        sizes = [s for s in range(512, 4097, 512) if s >= row_bytes]
+        reads = {s: (s / (s // row_bytes)) ** 0.5 * (s // row_bytes) ** 0.125 for s in sizes}
+        assert reads[expected] == pytest.approx(min(reads.values()))
+
+
+@pytest.mark.parametrize("row_bytes", [4, 400, 512, 1500, 2048, 3000])
+@pytest.mark.parametrize("alignment", [4096, 8192])
+def test_a_disk_of_long_blocks_gets_no_shorter_pages(row_bytes: int, alignment: int) -> None:
+    assert best_page_bytes(row_bytes, alignment=alignment) == 4096
+
+
+def test_a_given_size_holds_for_all_tables_and_an_order_for_nodes() -> None:
+    assert PageSizes(2048, 512, ordered=False).of("node", 100) == 2048
+    ordered = PageSizes(None, 512, ordered=True)
+    assert (ordered.of("node", 512), ordered.of("edge", 512)) == (4096, 512)
+
+
+def test_the_alignment_is_the_largest_of_the_disks_and_no_file_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [tmp_path / name for name in "abc"]
+    for folder in folders:
+        folder.mkdir()
+    found = {"a": 512, "b": 4096}
+
+    def probe(name: str, *, direct: bool) -> tuple[str, int]:
+        assert direct
+        assert Path(name).stat().st_size == 8192
+        folder = Path(name).parent.name
+        if folder not in found:
+            raise OSError(22, "no direct I/O")
+        return "ext4", found[folder]
+
+    monkeypatch.setattr(page_sizes._core, "probe_file", probe)
+    assert direct_alignment(folders) == 4096
+    assert direct_alignment([folders[0], folders[2]]) == 512
+    assert direct_alignment([folders[2], tmp_path / "missing"]) == 1
+    assert not [path for folder in folders for path in folder.iterdir()]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Nodes with rows of 512, 400 and 4000 bytes; edges with weights."""
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "source"
+    arrays = {
+        "nodes/paper/feat": rng.standard_normal((40, 128), np.float32),
+        "nodes/paper/text": rng.standard_normal((40, 100), np.float32),
+        "nodes/paper/long": rng.standard_normal((40, 1000), np.float32),
+        "edges/paper.cites.paper/edge_index": rng.integers(0, 40, (2, 90)),
+        "edges/paper.cites.paper/weight": np.ones((90, 1), np.float32),
+    }
+    for name, values in arrays.items():
+        path = folder / f"{name}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, values)
+    return folder
+
+
+def page_bytes(path: Path) -> dict[str, int]:
+    return {name.removeprefix("paper."): t.page_bytes for name, t in FeatureStore(path).tables.items()}
+
+
+def test_convert_chooses_for_each_table_and_says_why(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.gids"
+    monkeypatch.setattr("gids.convert.run.direct_alignment", lambda _: 512)
+    monkeypatch.setattr("gids.cli.page_sizes._alignment", lambda _: 512)
+    assert main(["convert", str(source), str(path)]) == 0
+    assert page_bytes(path) == {"feat": 512, "text": 512, "long": 4096, "cites.paper.weight": 512}
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith(f"{path}: 4 tables, ")
+    assert "paper.feat in pages of 512 B: one row of 512 B each, so a cache holds no unwanted rows" in last
+    assert "paper.text in pages of 512 B: one row of 400 B each, so a cache holds no unwanted rows" in last
+    assert "weight in pages of 512 B: 128 rows of 4 B each, the size that is cached best" in last
+    assert main(["info", str(path)]) == 0
+    assert "    one row of 400 B each, so a cache holds no unwanted rows\n" in capsys.readouterr().out
+    loaded = FeatureStore(path).table("paper.text").read_rows(torch.arange(40)).numpy()
+    assert np.array_equal(loaded, np.load(source / "nodes/paper/text.npy"))
+
+
+def test_convert_keeps_long_pages_on_a_disk_that_needs_them(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.gids"
+    monkeypatch.setattr("gids.convert.run.direct_alignment", lambda _: 4096)
+    monkeypatch.setattr("gids.cli.page_sizes._alignment", lambda _: 4096)
+    assert main(["convert", str(source), str(path)]) == 0
+    assert set(page_bytes(path).values()) == {4096}
+    assert (
+        "8 rows of 512 B each, because direct I/O on this disk reads 4096 B at a time"
+        in (capsys.readouterr().out.splitlines()[-1])
+    )
+
+
+def test_convert_with_a_page_size_or_an_order_does_not_choose(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["convert", str(source), str(tmp_path / "a.gids"), "--page-bytes", "1024"]) == 0
+    assert page_bytes(tmp_path / "a.gids") == {
+        "feat": 1024,
+        "text": 1024,
+        "long": 4096,
+        "cites.paper.weight": 1024,
+    }
+    assert "pages of" not in capsys.readouterr().out.splitlines()[-1]
+    assert main(["convert", str(source), str(tmp_path / "b.gids"), "--order", "degree"]) == 0
+    assert page_bytes(tmp_path / "b.gids")["feat"] == 4096
+    assert "in an order that puts rows together" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_tables_of_one_dataset_may_have_different_pages(tmp_path: Path) -> None:
+    rows = torch.randn(50, 100)
+    with DatasetWriter(tmp_path / "a.gids", page_bytes=4096) as writer:
+        writer.write_table("node", "_N", "a", rows)
+        writer.write_table("node", "_N", "b", rows, page_bytes=512)
+        with pytest.raises(FormatError, match=r"table '_N.c'.*page_bytes is 1000"):
+            writer.write_table("node", "_N", "c", rows, page_bytes=1000)
+    store = FeatureStore(tmp_path / "a.gids")
+    assert [store.table(name).page_bytes for name in "ab"] == [4096, 512]
+    assert all(torch.equal(store.table(name).read_rows(torch.arange(50)), rows) for name in "ab")
+
+
+@pytest.mark.parametrize(
+    ("dim", "size", "alignment", "expected"),
+    [
+        (
+            128,
+            4096,
+            512,
+            "8 rows of 512 B each; if rows are read at random, a cache serves more of them with",
+        ),
+        (
+            128,
+            512,
+            4096,
+            "one row of 512 B each; direct I/O on this disk reads 4096 B at a time: use --page-by",
+        ),
+        (
+            100,
+            4096,
+            512,
+            "10 rows of 400 B each; if rows are read at random, a cache serves more of them with ",
+        ),
+        (1100, 4096, 512, "one row of 4400 B each, so a cache holds no unwanted rows"),
+    ],
+)
+def test_info_explains_pages_of_any_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dim: int, size: int, alignment: int, expected: str
+) -> None:
+    with DatasetWriter(tmp_path / "a.gids", page_bytes=size) as writer:
+        writer.write_table("node", "_N", "feat", torch.zeros(9, dim))
+    monkeypatch.setattr("gids.cli.page_sizes._alignment", lambda _: alignment)
+    assert explain_pages(FeatureStore(tmp_path / "a.gids").table("feat")).startswith(expected)

@@ -1,0 +1,56 @@
+"""How an epoch was read, in words and as metrics."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from gids.measure.choices import describe_choices, predictions
+
+PREDICTED = {"pack": 20.0, "sweep": 31.5, "random": math.inf}
+
+
+def choice(way: str, **values: Any) -> dict[str, Any]:
+    return {
+        "way": way,
+        "minibatches": 1250,
+        "superbatches": 1,
+        "packs": 17,
+        "resident_rows": 5,
+        "predicted_s": PREDICTED,
+        "actual_s": 21.25,
+    } | values
+
+
+RANDOM = choice(
+    "random", superbatches=0, packs=0, predicted_s={"pack": 2.0, "random": 1.0}, actual_s=1.5, minibatches=9
+)
+
+
+def test_a_choice_is_described_by_its_packs_and_seconds() -> None:
+    assert describe_choices([choice("pack")]) == (
+        "1,250 minibatches by pack reads in 17 packs of 1 superbatch, took 21.2 s (predicted: pack 20.0 s, "
+        "sweep 31.5 s, random does not fit in memory)"
+    )
+    assert describe_choices([choice("sweep", packs=1, predicted_s={})]) == (
+        "1,250 minibatches by sweep reads in 1 pack of 1 superbatch, took 21.2 s"
+    )
+
+
+def test_choices_are_added_up_by_way() -> None:
+    last = choice("pack", minibatches=10, predicted_s={"pack": 0.5}, actual_s=0.25, packs=2)
+    assert describe_choices([choice("pack"), RANDOM, last]) == (
+        "1,260 minibatches by pack reads in 19 packs of 2 superbatches, took 21.5 s (predicted: pack 20.5 "
+        "s); 9 minibatches by random reads, took 1.5 s (predicted: random 1.0 s, pack 2.0 s)"
+    )
+    assert describe_choices([]) == ""
+
+
+def test_metrics_have_the_ways_that_fit_and_were_predicted_for_all() -> None:
+    assert predictions([choice("pack"), choice("pack")]) == {
+        "predicted_pack_s": 40.0,
+        "predicted_sweep_s": 63.0,
+        "chosen_s": 42.5,
+    }
+    assert predictions([choice("pack"), RANDOM]) == {"predicted_pack_s": 22.0, "chosen_s": 22.75}
+    assert predictions([]) == {}
