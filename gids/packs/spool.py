@@ -176,9 +176,16 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         if obj.is_quantized or obj.is_meta or obj.is_complex():
             return NotImplemented
-        flat = obj.contiguous().cpu().reshape(-1).view(torch.uint8).numpy()
+        flat = obj.contiguous().cpu().reshape(-1)
+        if flat.stride(0) != 1:  # of one value or none, so that it counts as contiguous all the same
+            flat = flat.clone(memory_format=torch.contiguous_format)
         device = None if obj.device.type == "cpu" else str(obj.device)
-        return _restore, (pickle.PickleBuffer(flat.data), obj.dtype, tuple(obj.shape), device)
+        return _restore, (
+            pickle.PickleBuffer(flat.view(torch.uint8).numpy().data),
+            obj.dtype,
+            tuple(obj.shape),
+            device,
+        )
 
 
 class _Unpickler(pickle.Unpickler):
