@@ -63,6 +63,7 @@ class PackMachine:
         self.threads = threads
         self.priority = _core.Priority.create()
         self.found = [_core.RowSet.create(space.row_count) for space in spaces]  # to collect a pack's rows in
+        self.bad_resident: dict[str, list[_BadRows]] = {}  # resident rows that could not be read
         self.engine_kind = "auto" if engine == "mmap" else engine  # what is written cannot be mapped
         self.direct, self.gap_bytes = direct, gap_bytes
         self._pool = _core.BufferPool.create(plan.purposes["outputs"])
@@ -102,14 +103,16 @@ class PackMachine:
 
 @dataclass
 class _BadRows:
-    """Rows of a table that could not be read, as pages or as rows, and the error of each: the first one's."""
+    """Rows of a table that could not be read, as pages or as rows, and the error of each."""
 
     rows: np.ndarray
     divisor: int
-    error: StorageError
+    errors: list[StorageError]
 
-    def touches(self, rows: Rows) -> bool:
-        return bool(np.isin(rows // self.divisor, self.rows).any())
+    def error_of(self, rows: Rows) -> StorageError | None:
+        """Of the first one of these rows that could not be read."""
+        lost = np.isin(self.rows, rows // self.divisor)
+        return self.errors[int(lost.argmax())] if lost.any() else None
 
 
 @dataclass
@@ -258,7 +261,7 @@ class Superbatch:
         self.seconds["sweep"] += time.perf_counter() - begun
         self.bytes_written += self._writer.bytes_written
         self._writer = None
-        self._finished(result, self._bad)
+        self._finished(result, self._bad, resident=True)
         if result["error"]:
             kind = ScratchFull if result["error"] in (errno.ENOSPC, errno.EDQUOT) else StorageError
             reason = "cannot write packs: " + os.strerror(result["error"])
@@ -287,9 +290,9 @@ class Superbatch:
                     (self._sets[s], memory, half + pack.parts[name]),
                 ]
                 features[name] = self._machine.gather(table, of_space, holders)
-                for bad in (*self._bad.get(name, ()), *self._bad_in_pack.get(name, ())):
-                    if error is None and bad.touches(of_space):
-                        error = bad.error
+                for of in (self._machine.bad_resident, self._bad, self._bad_in_pack):
+                    for bad in of.get(name, ()):
+                        error = error or bad.error_of(of_space)
         self.seconds["gather"] += time.perf_counter() - begun
         return minibatch, features, error
 
@@ -314,7 +317,7 @@ class Superbatch:
                 self._lose(begin, end, code)
             self.bytes_read += self._packs[self._current].nbytes
         else:
-            self._finished(load.wait(), self._bad if self._current == 0 else self._bad_in_pack)
+            self._finished(load.wait(), self._bad_in_pack, resident=self._current == 0)
         pack = self._packs[self._current]
         self._sets = [of.to_set() for of in pack.lists]
         if self._current:
@@ -399,23 +402,49 @@ class Superbatch:
                 at += align_up(len(of) * t.row_bytes, ALIGNMENT)
         return parts, at
 
-    def _finished(self, result: dict[str, Any], bad: dict[str, list[_BadRows]]) -> None:
-        """Count what a sweep read, and note the pages that it could not read."""
+    def _finished(self, result: dict[str, Any], bad: dict[str, list[_BadRows]], *, resident: bool) -> None:
+        """Count what a sweep read, and note the pages that it could not read.
+
+        resident: the sweep filled the resident rows, if they had to be filled.
+        """
         self.bytes_read += result["bytes_read"]
         first_file = 0
-        for t in self._machine.tables:
-            shards = len(t.shard_paths)
-            for file, offset, code in result["bad_pages"]:
-                if not first_file <= file < first_file + shards:
+        for s, space in enumerate(self._machine.spaces):
+            for t in space.tables:
+                shards = len(t.shard_paths)
+                files = range(first_file, first_file + shards)
+                first_file += shards
+                found = [one for one in result["bad_pages"] if one[0] in files]
+                if not found:
                     continue
-                page = offset // t.page_bytes * shards + (file - first_file)
-                reason = "the page's checksum is wrong" if code == errno.EBADMSG else os.strerror(code)
-                if code == errno.ENODATA:
-                    reason = "the shard ends before this page; it was truncated"
-                path = self._shard_paths[file]
-                error = StorageError(code, f"cannot read a page: {reason}", path, offset)
-                bad.setdefault(t.name, []).append(_BadRows(np.array([page]), t.rows_per_page, error))
-            first_file += shards
+                errors = [self._error_of(*one) for one in found]
+                pages = np.array(
+                    [offset // t.page_bytes * shards + file - files.start for file, offset, _ in found]
+                )
+                bad.setdefault(t.name, []).append(_BadRows(pages, t.rows_per_page, errors))
+                if resident and self._fill_resident:
+                    self._note_resident(s, t, pages, errors)
+
+    def _error_of(self, file: int, offset: int, code: int) -> StorageError:
+        reason = os.strerror(code)
+        if code == errno.EBADMSG:
+            reason = "the page's checksum is wrong"
+        elif code == errno.ENODATA:
+            reason = "the shard ends before this page; it was truncated"
+        return StorageError(code, f"cannot read a page: {reason}", self._shard_paths[file], offset)
+
+    def _note_resident(self, s: int, table: Table, pages: np.ndarray, errors: list[StorageError]) -> None:
+        """The resident rows of these pages are lost for later superbatches too, which do not read them."""
+        rows = (pages[:, None] * table.rows_per_page + np.arange(table.rows_per_page)).ravel()
+        of_row = np.repeat(np.arange(len(pages)), table.rows_per_page)
+        rows, of_row = rows[rows < table.row_count], of_row[rows < table.row_count]
+        others = self._machine.found[s]
+        others.clear()
+        others.insert(rows.astype(np.uint32), self._resident[s])
+        lost = ~np.isin(rows, others.rows())
+        if lost.any():
+            noted = _BadRows(rows[lost], 1, [errors[i] for i in of_row[lost]])
+            self._machine.bad_resident.setdefault(table.name, []).append(noted)
 
     def _lose(self, begin: int, end: int, code: int) -> None:
         """Note the rows of the current pack in bytes [begin, end), which could not be read from scratch."""
@@ -429,4 +458,5 @@ class Superbatch:
                 first = max(0, begin - part) // t.row_bytes
                 last = max(0, end - part + t.row_bytes - 1) // t.row_bytes
                 if len(lost := rows[first:last]):
-                    self._bad_in_pack.setdefault(t.name, []).append(_BadRows(lost, 1, error))
+                    noted = _BadRows(lost, 1, [error] * len(lost))
+                    self._bad_in_pack.setdefault(t.name, []).append(noted)

@@ -1,0 +1,226 @@
+"""Reads that fail in a sweep or in scratch: minibatches that need these rows fail, and no row is wrong."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import same_bits
+from packs_example import WAYS, cut_small, open_source
+
+import gids
+from gids.errors import StorageError
+from gids.io import Engine
+from gids.packs import superbatch
+from gids.store import FeatureStore
+
+Ids = dict[str, torch.Tensor]
+Pages = set[tuple[str, int]]  # (table, page)
+Fault = tuple[int, int, int, int]
+
+CUTS = [{}, {"minibatches": 6}, {"packs": 2}, {"minibatches": 7, "packs": 1}]
+PACK_BYTES = 1_500_000
+
+
+def minibatches(store: FeatureStore, count: int, rng: np.random.Generator) -> list[Ids]:
+    def rows(name: str, most: int) -> torch.Tensor:
+        total = store.table(name).row_count
+        return torch.from_numpy((total * rng.random(rng.integers(0, most)) ** 3).astype(np.int64))
+
+    found = []
+    for _ in range(count):
+        papers = rows("paper.feat", 900)
+        edges = rows("author.writes.paper.year", 50)
+        found.append(
+            {
+                "paper.feat": papers,
+                "paper.text": papers,
+                "author.feat": rows("author.feat", 40),
+                "author.writes.paper.year": edges,
+            }
+        )
+    return found
+
+
+def needs(store: FeatureStore, minibatch: Ids) -> Pages:
+    return {
+        (name, page)
+        for name, ids in minibatch.items()
+        for page in (ids // store.table(name).rows_per_page).tolist()
+    }
+
+
+def results(loader: gids.FeatureLoader, batches: list[Ids], rows: Ids) -> Iterator[StorageError | None]:
+    """For each minibatch its error, or None; then every row was right."""
+    stream = loader.attach(batches, lambda ids: ids, count=len(batches))
+    for batch in batches:
+        try:
+            found, features = next(stream)
+        except StorageError as error:
+            yield error
+            continue
+        assert all(torch.equal(found[name], ids) for name, ids in batch.items())
+        assert features.keys() == batch.keys()
+        for name, ids in batch.items():
+            assert same_bits(features[name], rows[name][ids]), name
+        yield None
+    with pytest.raises(StopIteration):
+        next(stream)
+
+
+@pytest.fixture(scope="module")
+def rows(path: Path) -> Ids:
+    """Every row of the undamaged dataset."""
+    store = FeatureStore(path)
+    found = {name: t.read_rows(range(t.row_count)) for name, t in store.tables.items()}
+    store.close()
+    return found
+
+
+def faulty(monkeypatch: pytest.MonkeyPatch, faults_of: Callable[[int, list[str]], list[Fault]]) -> None:
+    """Inject faults into the engines of superbatches. faults_of: (number of the engine, its files)."""
+    original, opened = superbatch.open_engine, 0
+
+    def opening(paths: list[str], *args: Any, **options: Any) -> Engine:
+        nonlocal opened
+        engine = original(paths, *args, **options)
+        engine.inject_faults(faults_of(opened, paths))
+        opened += 1
+        return engine
+
+    monkeypatch.setattr(superbatch, "open_engine", opening)
+
+
+def place(store: FeatureStore, name: str, page: int) -> tuple[str, int]:
+    """The shard that has a page of a table, and its offset there."""
+    table = store.table(name)
+    shards = table.shard_paths
+    return str(shards[page % len(shards)]), page // len(shards) * table.page_bytes
+
+
+def random_pages(store: FeatureStore, rng: np.random.Generator) -> Pages:
+    return {
+        (name, int(table.page_count * rng.random() ** 2))
+        for name, table in store.tables.items()
+        for _ in range(rng.integers(0, 3))
+    }
+
+
+def check_error(store: FeatureStore, error: StorageError, needed: Pages, bad: Pages, code: int) -> None:
+    """The error is one of the bad pages that the minibatch needs."""
+    assert error.errno == code
+    assert (error.filename, error.offset) in [place(store, *page) for page in needed & bad]
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("once", [False, True])
+def test_a_page_that_cannot_be_read_fails_the_minibatches_that_need_it(
+    path: Path,
+    rows: Ids,
+    way: str,
+    once: bool,
+    cut: dict[str, int],
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(seed)
+    cut_small(monkeypatch, pack_bytes=PACK_BYTES, **cut)
+    with open_source(path, way) as source:
+        bad = random_pages(source.store, rng) | {("paper.text", 0)}
+        places = [place(source.store, *page) for page in bad]
+
+        def faults_of(engine: int, paths: list[str]) -> list[Fault]:
+            if once and engine:
+                return []
+            return [(paths.index(shard), offset + 3, errno.EIO, 1 << 30) for shard, offset in places]
+
+        faulty(monkeypatch, faults_of)
+        batches = minibatches(source.store, 30, rng)
+        loader = gids.FeatureLoader(source, list(source.store.tables))
+        failed = 0
+        for batch, error in zip(batches, results(loader, batches, rows), strict=True):
+            needed = needs(source.store, batch)
+            if error is not None:
+                check_error(source.store, error, needed, bad, errno.EIO)
+                failed += 1
+            else:
+                assert once or not needed & bad
+        assert failed
+        assert loader.stats()["packs"]["choices"][0]["resident_rows"] > 0
+        places.clear()
+        assert all(error is None for error in results(loader, batches, rows))  # the next epoch
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("cut", CUTS[:2], ids=str)
+@pytest.mark.parametrize("damage", ["truncated", "checksum"])
+def test_a_shard_that_is_damaged_after_opening(
+    path: Path,
+    rows: Ids,
+    tmp_path: Path,
+    way: str,
+    damage: str,
+    cut: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(5)
+    copy = tmp_path / "copy.gids"
+    shutil.copytree(path, copy)
+    cut_small(monkeypatch, pack_bytes=PACK_BYTES, **cut)
+    with open_source(copy, way, check_crc=damage == "checksum") as source:
+        table = source.store.table("paper.text")
+        shards = len(table.shard_paths)
+        first = table.page_count * 3 // 4
+        shard, offset = place(source.store, table.name, first)
+        if damage == "truncated":
+            code, bad = errno.ENODATA, {(table.name, p) for p in range(first, table.page_count, shards)}
+            with open(shard, "r+b") as file:
+                file.truncate(offset + 100)
+        else:
+            code, bad = errno.EBADMSG, {(table.name, first)}
+            with open(shard, "r+b") as file:
+                file.seek(offset + 100)
+                byte = file.read(1)[0]
+                file.seek(offset + 100)
+                file.write(bytes([byte ^ 1]))
+        batches = minibatches(source.store, 30, rng)
+        loader = gids.FeatureLoader(source, list(source.store.tables))
+        failed = [
+            (batch, error)
+            for batch, error in zip(batches, results(loader, batches, rows), strict=True)
+            if error is not None
+        ]
+        for batch, error in failed:
+            check_error(source.store, error, needs(source.store, batch), bad, code)
+        assert len(failed) == sum(bool(needs(source.store, batch) & bad) for batch in batches)
+        assert 0 < len(failed) < len(batches)
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_scratch_that_cannot_be_read_fails_the_minibatches_of_that_pack(
+    path: Path, rows: Ids, cut: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(6)
+    cut_small(monkeypatch, pack_bytes=PACK_BYTES, **cut)
+    faulty(monkeypatch, lambda _, files: [(len(files) - 1, 5000, errno.EIO, 1 << 30)])
+    with open_source(path, "pack") as source:
+        batches = minibatches(source.store, 30, rng)
+        loader = gids.FeatureLoader(source, list(source.store.tables))
+        errors = list(results(loader, batches, rows))
+        for error in errors:
+            if error is not None:
+                assert error.errno == errno.EIO
+                assert error.offset is not None
+                assert error.offset <= 5000 < error.offset + (1 << 20)
+                directory = source.store.table("paper.feat").shard_paths[0].parent
+                assert Path(error.filename or "") == directory
+        assert any(errors)
+        assert errors.count(None) > len(errors) // 2 or cut  # the first pack of every superbatch
