@@ -53,6 +53,7 @@ def training(args: argparse.Namespace) -> dict[str, float]:
         for kind, options in KINDS.items():
             path = Path(directory) / "graph.gids"
             convert = ["convert", str(source), str(path), "--overwrite", "--quiet", *options]
+            convert += ["--page-bytes", "4096"]  # the same pages for all types
             verify = ["verify", str(path), "--against", str(source), "--quiet"]
             if gids_command(convert) or gids_command(verify):
                 raise SystemExit("the conversion failed")

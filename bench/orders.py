@@ -56,7 +56,7 @@ def convert(source: Path, path: Path, order: str) -> float:
     for file in source.iterdir():
         drop_page_cache(file)
     begun = time.perf_counter()
-    gids("convert", source, path, "--quiet", "--order", order)
+    gids("convert", source, path, "--quiet", "--order", order, "--page-bytes", "4096")
     seconds = time.perf_counter() - begun
     ids = np.random.default_rng(1).integers(0, np.load(source / "feat.npy", mmap_mode="r").shape[0], 2000)
     rows = FeatureStore(path).table("feat").read_rows(ids).numpy()
