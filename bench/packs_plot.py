@@ -44,11 +44,10 @@ def _draw(panels: Mapping[tuple[int, int], list[Any]], canvas: Any) -> None:
         settings.sort(key=lambda s: Fraction(s["memory_share"]))
         shares = [s["memory_share"] for s in settings]
         for side, title in _TITLES.items():
-            places = [i for i, s in enumerate(settings) if side in s["runs"]]
-            runs = [settings[i]["runs"][side] for i in places]
-            if not runs:
+            places = [i for i, s in enumerate(settings) if side in s["rows_per_s"]]
+            speeds = [settings[i]["rows_per_s"][side] / 1000 for i in places]
+            if not speeds:
                 continue
-            speeds = [run["rows"] / run["seconds"] / 1000 for run in runs]
             colour, marker = _STYLES[side]
             hollow = (
                 {"linestyle": "none", "markerfacecolor": "none", "markersize": 9} if side == "auto" else {}

@@ -125,7 +125,10 @@ def limit(config: dict[str, Any], store: FeatureStore, table: Table, ids: torch.
 
 
 def work(config: dict[str, Any]) -> dict[str, Any]:
-    """Load config["batches"] minibatches. The time is from opening the features to the last minibatch."""
+    """Load config["batches"] minibatches. The time is from opening the features to the last minibatch.
+
+    late_s: seconds per minibatch in the second half of them, when the page cache is full.
+    """
     if config["threads"]:
         torch.set_num_threads(config["threads"])
     store = FeatureStore(config["dataset"])
@@ -141,18 +144,19 @@ def work(config: dict[str, Any]) -> dict[str, Any]:
         trial(config, store, ids)
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     base_rss, read_before, cpu_before = resident_bytes("VmRSS"), device_bytes_read(), cpu_seconds()
-    begun, first_s, rows, batches = time.perf_counter(), 0.0, 0, 0
+    begun, rows, ends = time.perf_counter(), 0, [0.0]  # ends: seconds until each minibatch
     with SIDES[config["side"]](config, store, table, ids) as (minibatches, stats):
         for nodes, features in minibatches:
-            first_s = first_s or time.perf_counter() - begun
-            rows, batches = rows + len(nodes), batches + 1
+            ends.append(time.perf_counter() - begun)
+            rows += len(nodes)
             kept.add(nodes, features)
         seconds = time.perf_counter() - begun
         found = stats()
-    read_after = device_bytes_read()
+    read_after, batches = device_bytes_read(), len(ends) - 1
     result = {
         "seconds": seconds,
-        "first_s": first_s,
+        "first_s": ends[1],
+        "late_s": (ends[-1] - ends[batches // 2]) / (batches - batches // 2),
         "cpu_s": cpu_seconds() - cpu_before,
         "batches": batches,
         "rows": rows,

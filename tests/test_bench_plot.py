@@ -12,6 +12,8 @@ import pytest
 from gids.bench.report import Report
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+import packs
+import packs_plot
 import plot
 
 HIT_RATIO = {"cache": "5% (1 MB)", "lines": 256}
@@ -73,3 +75,45 @@ def test_a_file_that_is_not_a_report_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text(json.dumps({"format": "other"}))
     with pytest.raises(ValueError, match="is not a report of gids bench"):
         plot.main([str(tmp_path / "other.json"), str(tmp_path / "figure.png")])
+
+
+def setting(side_seconds: dict[str, float], ways: list[tuple[str, int]]) -> packs.Setting:
+    """60 minibatches of 10 rows; torch loaded 6 of them. ways: (way, minibatches) of each choice of auto."""
+    made = packs.Setting(row_bytes=512, share="1/4", memory_bytes=1 << 20, batch_size=8, batches=60)
+    for side, seconds in side_seconds.items():
+        batches = 6 if side == "torch" else 60
+        run = {"seconds": seconds, "batches": batches, "rows": 10 * batches, "choices": []}
+        made.runs[side] = {**run, "late_s": 1.5}
+    if "auto" in made.runs:
+        made.runs["auto"]["choices"] = [{"way": way, "minibatches": n} for way, n in ways]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("ways", "chosen", "regret"),
+    [
+        ([("pack", 60)], "pack", 1.0),
+        ([("pack", 20), ("random", 40)], "random", 3.0),
+        ([], "random", 3.0),
+        ([("sweep", 60)], "sweep", None),
+    ],
+)
+def test_the_choice_is_judged_by_the_demanded_ways(
+    ways: list[tuple[str, int]], chosen: str, regret: float | None
+) -> None:
+    found = setting({"random": 30.0, "pack": 10.0, "auto": 10.5, "torch": 9.0}, ways)
+    assert (found.chosen, found.regret()) == (chosen, regret)
+    assert found.seconds("torch") == 9.0 + 54 * 1.5  # extrapolated
+    assert found.rows_per_s("torch") == 600 / 90
+    assert found.seconds("sweep") is None
+    assert found.as_json()["seconds"] == {"random": 30.0, "pack": 10.0, "auto": 10.5, "torch": 90.0}
+
+
+def test_packs_are_drawn_without_the_sides_that_failed(tmp_path: Path) -> None:
+    settings = [
+        setting({"random": 3.0, "pack": 1.0, "auto": 1.1, "torch": 2.0}, [("pack", 60)]),
+        setting({"random": 3.0, "auto": 3.0}, []),
+    ]
+    settings[1].share = "1/16"
+    packs_plot.plot({"settings": [s.as_json() for s in settings]}, tmp_path / "packs.png")
+    assert (tmp_path / "packs.png").read_bytes().startswith(b"\x89PNG")
