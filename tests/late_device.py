@@ -29,7 +29,7 @@ from gids.cuda.device import COPY_PRIORITY, Event, Stream
 FAVORED_STEPS = 20
 """Pieces of work until other streams are favored."""
 
-PATIENCE_S = 0.02
+PATIENCE_S = 0.03
 """Seconds without work until slow streams go on: longer than a read of the request queue."""
 
 # What torch does without reading or writing a tensor's memory.
