@@ -89,7 +89,7 @@ def sorted_edges(
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors have the same type, shape and bits, NaNs included."""
-    a, b = (t.cpu().contiguous() for t in (a, b))
+    a, b = (t.cpu().clone(memory_format=torch.contiguous_format) for t in (a, b))
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 

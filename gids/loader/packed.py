@@ -202,6 +202,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             packs.tables,
             packs.scratch,
             first=first,
+            spaces=[] if self._sampled is None else self._sampled.spaces,  # resident rows stay
             most_bytes=packs.scratch.limit_bytes // _SPOOL_SHARE,
             count_pages=packs.options.reads == "auto",
             stage=stage,

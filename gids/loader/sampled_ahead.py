@@ -25,7 +25,7 @@ MOST_MINIBATCHES = 4096
 
 
 class SampledAhead(Generic[T]):
-    """Minibatches of one superbatch.
+    """Minibatches of one superbatch. spaces: of the one before, or empty.
 
     Attributes: spool; spaces, and counts of each; pages: counts of each table's pages, if asked for; rows:
     the most that a minibatch reads of each table; minibatch_bytes: memory of the largest minibatch; largest:
@@ -43,6 +43,7 @@ class SampledAhead(Generic[T]):
         scratch: Scratch,
         *,
         first: Iterable[T],
+        spaces: list[Space],
         most_bytes: int,
         count_pages: bool,
         stage: Callable[[], AbstractContextManager[object]],
@@ -54,7 +55,7 @@ class SampledAhead(Generic[T]):
         self._first = list(first)
         self.most = MOST_MINIBATCHES
         self.spool = Spool(scratch, 0)
-        self.spaces: list[Space] = []
+        self.spaces = spaces
         self.counts: list[_core.Counts] = []
         self.pages: dict[str, _core.Counts] = {}
         self.rows: dict[str, int] = {}
@@ -63,6 +64,8 @@ class SampledAhead(Generic[T]):
         self.held: list[T] = []
         self.reason = ""
         self.end: BaseException | None = None
+        if spaces:
+            self._prepare()
 
     @property
     def full(self) -> bool:
@@ -89,7 +92,8 @@ class SampledAhead(Generic[T]):
                     minibatch = self._first.pop() if self._first else next(self._source)
                     ids = self._ids_of(minibatch)
                     if not self.spaces:
-                        self._group(ids)
+                        self.spaces = spaces_of(self._tables, ids)
+                        self._prepare()
                     rows = rows_of(ids, self.spaces)
             except StopIteration:
                 self.end = StopIteration()
@@ -123,8 +127,7 @@ class SampledAhead(Generic[T]):
         """Give the scratch back. Idempotent."""
         self.spool.close()
 
-    def _group(self, ids: Ids) -> None:
-        self.spaces = spaces_of(self._tables, ids)
+    def _prepare(self) -> None:
         self.spool.space_count = len(self.spaces)
         self.counts = [_core.Counts.create(space.row_count) for space in self.spaces]
         if self._count_pages:
