@@ -1,0 +1,50 @@
+"""DGL's samplers by packs: sampled minibatches are spooled, and come back as stock DGL makes them."""
+
+import dgl_model as model
+import pytest
+
+from gids.loader import pack_reads, packed
+
+pytestmark = pytest.mark.filterwarnings("ignore:Dataloader CPU affinity opt is not enabled")
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("way", ["pack", "sweep"])
+@pytest.mark.parametrize(
+    ("dataset", "sampler"),
+    [("homogeneous", s) for s in ("neighbor", "labor", "shadow", "edge-negative", "cluster", "saint-node")]
+    + [("heterogeneous", s) for s in ("neighbor", "shadow", "edge")],
+    indirect=["dataset"],
+)
+def test_minibatches_are_those_of_stock_dgl(dataset, sampler, way, num_workers, tmp_path, monkeypatch):
+    options = {
+        "batch_size": 4 if sampler == "cluster" else 1 if sampler.startswith("saint") else 16,
+        "shuffle": True,
+        "num_workers": num_workers,
+    }
+    stock = model.epochs(model.stock_loader(dataset, *model.make(sampler, dataset, tmp_path), **options), 2)
+    monkeypatch.setattr(packed, "EARLY", 2)
+    monkeypatch.setattr(pack_reads.PackReads, "superbatch_size", lambda *_: 3)
+    made = model.make(sampler, dataset, tmp_path)
+    loader = model.gids_loader(dataset, *made, memory=32 << 20, reads=way, **options)
+    ours = model.epochs(loader, 2)
+    for epoch, stock_epoch in zip(ours, stock, strict=True):
+        for batch, stock_batch in zip(epoch, stock_epoch, strict=True):
+            assert model.assert_rows_equal_source(batch, dataset) > 0
+            model.assert_same(batch, stock_batch)
+    assert loader.stats()["packs"]["minibatches"] == 2 * len(loader)
+    loader.close()
+
+
+def test_leaving_an_epoch_ends_the_workers_and_the_next_one_is_whole(homogeneous, monkeypatch):
+    monkeypatch.setattr(pack_reads.PackReads, "superbatch_size", lambda *_: 3)
+    sampler = model.node_sampler("neighbor", homogeneous)
+    options = {"batch_size": 8, "num_workers": 2, "memory": 32 << 20, "reads": "pack"}
+    loader = model.gids_loader(homogeneous, homogeneous.seeds, sampler, **options)
+    for stop in (1, 4):
+        for number, batch in enumerate(loader, start=1):
+            assert model.assert_rows_equal_source(batch, homogeneous) > 0
+            if number == stop:
+                break
+    assert len(list(loader)) == len(loader)
+    loader.close()
