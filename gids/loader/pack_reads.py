@@ -193,9 +193,10 @@ class PackReads:
         return layout
 
     def give_up(self, reason: str) -> None:
-        """Use random reads from now on."""
+        """Use random reads from now on. Warns once."""
+        if not self.only_random:
+            log.warning("packs cannot be used, reading by random reads instead: %s", reason)
         self.only_random = reason
-        log.warning("packs cannot be used, reading by random reads instead: %s", reason)
 
     def stats(self) -> dict[str, Any]:
         """Counters, and each superbatch's choice."""

@@ -123,7 +123,10 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
                 event(packs.step)
         packs.step += 1
         packs.counters["minibatches"] += 1
-        self._work_ahead(superbatch)
+        try:
+            self._work_ahead(superbatch)
+        except OSError as failed:  # of scratch; this minibatch is whole
+            packs.give_up(str(failed))
         if error is not None:
             raise error
         return minibatch, features
@@ -164,8 +167,12 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         if prepared is not None:
             return self._begin(prepared)
         begun = time.perf_counter()
-        with self._profile("plan"):
-            layout = self._packs.choose(sampled, self._host)
+        layout = None
+        try:
+            with self._profile("plan"):
+                layout = self._packs.choose(sampled, self._host)
+        except OSError as error:
+            self._packs.give_up(str(error))
         self._packs.counters["seconds"]["cut"] += time.perf_counter() - begun
         superbatch = None if layout is None else self._make(layout, 0, fill_resident=True)
         return self._random(0) if superbatch is None else self._begin(superbatch)
@@ -221,11 +228,16 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             return
         self._size = sampled.most
         if not sampled.full:
-            if self._packs.clearly_random(sampled, self._host, self._host.take_memory()):
-                self._packs.choose(sampled, self._host)  # for the record
+            try:
+                if self._packs.clearly_random(sampled, self._host, self._host.take_memory()):
+                    self._packs.choose(sampled, self._host)  # for the record
+                    self._random(0)
+                    return
+                size = self._packs.superbatch_size(sampled, self._count, self._seconds["sample"] - before)
+            except OSError as error:
+                self._packs.give_up(str(error))
                 self._random(0)
                 return
-            size = self._packs.superbatch_size(sampled, self._count, self._seconds["sample"] - before)
             self._size = sampled.most = min(sampled.most, size)
 
     def _make(self, layout: Layout, first_pack: int, *, fill_resident: bool) -> Superbatch | None:
@@ -234,23 +246,24 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         assert packs.machine is not None
         assert packs.scratch is not None
         assert sampled is not None
-        begun = time.perf_counter()
-        superbatch = Superbatch(
-            packs.machine,
-            sampled.spool,
-            layout,
-            first_pack,
-            packs.scratch,
-            room_bytes=packs.room_bytes(sampled),
-            list_bytes=packs.list_bytes(alone=fill_resident and sampled.last),
-            fill_resident=fill_resident,
-        )
-        self._opened.append(superbatch)
-        packs.counters["seconds"]["cut"] += time.perf_counter() - begun
+        begun, superbatch = time.perf_counter(), None
         try:
+            superbatch = Superbatch(
+                packs.machine,
+                sampled.spool,
+                layout,
+                first_pack,
+                packs.scratch,
+                room_bytes=packs.room_bytes(sampled),
+                list_bytes=packs.list_bytes(alone=fill_resident and sampled.last),
+                fill_resident=fill_resident,
+            )
+            self._opened.append(superbatch)
+            packs.counters["seconds"]["cut"] += time.perf_counter() - begun
             superbatch.prepare()
         except OSError as error:
-            self._drop(superbatch)
+            if superbatch is not None:
+                self._drop(superbatch)
             packs.give_up(str(error))
             return None
         return superbatch
@@ -284,7 +297,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         """Prepare the next superbatch a little: sample, then sweep, then read its first pack."""
         sampled, packs = self._sampled, self._packs
         assert sampled is not None
-        if sampled.last or superbatch.last_pack < len(superbatch.layout.packs):
+        if sampled.last or packs.only_random or superbatch.last_pack < len(superbatch.layout.packs):
             return
         if self._ahead is None:
             self._ahead = self._sample_ahead(sampled.held)

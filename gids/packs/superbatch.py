@@ -300,7 +300,7 @@ class Superbatch:
         """End what runs in the background and give scratch back. Idempotent. Blocks for one read at most."""
         if self._sweep is not None:
             self._sweep.cancel()
-        self._sweep = None
+        self._sweep = self._writer = None  # which keep the scratch file, and buffers
         self._loads.clear()
         self._opened.close()
 

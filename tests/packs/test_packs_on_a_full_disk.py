@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,26 +12,26 @@ from typing import Any
 import pytest
 from packs_example import assert_same, cut_small, open_loader, open_source, scratch_files
 
-from gids.packs import ScratchFull, Superbatch
+from gids.packs import Scratch, ScratchFull, Spool, Superbatch
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
 
 
-def fail_at(monkeypatch: pytest.MonkeyPatch, name: str, turn: int) -> None:
-    """The method of Superbatch finds the disk full, from the turn-th call on."""
-    original: Callable[..., Any] = getattr(Superbatch, name)
+def fail_at(monkeypatch: pytest.MonkeyPatch, of: type, name: str, turn: int) -> None:
+    """The method finds the disk full, from the turn-th call on."""
+    original: Callable[..., Any] = getattr(of, name)
     calls = 0
 
-    def method(self: Superbatch, *args: Any) -> Any:
+    def method(self: Any, *args: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls >= turn:
             raise ScratchFull(errno.ENOSPC, "no room", "somewhere")
         return original(self, *args)
 
-    monkeypatch.setattr(Superbatch, name, method)
+    monkeypatch.setattr(of, name, method)
 
 
 @pytest.mark.parametrize("turn", [1, 2, 3])
@@ -46,7 +48,7 @@ def test_a_disk_that_fills_up_loses_and_repeats_no_minibatch(
     with open_source(path, "random") as source:
         expected = list(open_loader(source))
     cut_small(monkeypatch, pack_bytes=2_000_000, **cut)
-    fail_at(monkeypatch, method, turn)
+    fail_at(monkeypatch, Superbatch, method, turn)
     with open_source(path, "pack") as source:
         loader = open_loader(source)
         for a, b in zip(expected, loader, strict=True):
@@ -58,4 +60,60 @@ def test_a_disk_that_fills_up_loses_and_repeats_no_minibatch(
         assert loader.stats()["memory"].keys() & {"lines"}  # the memory is the cache's now
         assert len(list(loader)) == len(expected)  # which does not try again
         assert len(warnings_of(caplog)) == 1
+    assert not scratch_files(path)
+
+
+@pytest.mark.parametrize("cut", [{"minibatches": 5}, {"packs": 2}, {"minibatches": 7, "packs": 1}], ids=str)
+@pytest.mark.parametrize(
+    ("of", "method", "turns"),
+    [(Spool, "rows", (1, 9, 30, 60)), (Spool, "put", (1, 2, 7, 15)), (Scratch, "open", (2, 3, 4, 5, 6))],
+)
+def test_scratch_that_fails_in_other_places(
+    path: Path, of: type, method: str, turns: tuple[int, ...], cut: dict[str, int], caplog: Any
+) -> None:
+    with open_source(path, "random") as source:
+        expected = list(open_loader(source))
+    for turn in turns:
+        caplog.clear()
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            cut_small(monkeypatch, pack_bytes=2_000_000, **cut)
+            with open_source(path, "pack") as source:
+                loader = open_loader(source)
+                packs = loader._features._packs  # type: ignore[union-attr]
+                packs.rates()  # not in the midst of the epoch, where it makes a file of its own
+                assert packs.scratch is not None
+                fail_at(monkeypatch, of, method, turn)
+                for a, b in zip(expected, loader, strict=True):
+                    assert_same(a, b)
+                assert len(warnings_of(caplog)) <= 1
+        assert not scratch_files(path)
+
+
+@pytest.mark.parametrize("cut", [{}, {"minibatches": 5}, {"packs": 2}], ids=str)
+def test_a_disk_that_fills_up_in_mid_sweep(
+    path: Path, cut: dict[str, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Files cannot be reserved here, and become too large when they are written."""
+    with open_source(path, "random") as source:
+        expected = list(open_loader(source))
+    cut_small(monkeypatch, pack_bytes=2_000_000, **cut)
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: None)
+    prepare, before = Superbatch.prepare, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def with_little_room(superbatch: Superbatch) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, before[1]))
+        prepare(superbatch)
+
+    monkeypatch.setattr(Superbatch, "prepare", with_little_room)
+    try:
+        with open_source(path, "pack") as source:
+            loader = open_loader(source)
+            found = iter(loader)
+            for expected_one in expected:
+                assert_same(expected_one, next(found))
+            assert loader.stats()["packs"]["minibatches"] == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    (warning,) = warnings_of(caplog)
+    assert os.strerror(errno.EFBIG) in warning
     assert not scratch_files(path)
