@@ -5,17 +5,28 @@ Called by the loader for streams that read through. No lookahead and no cache.
 
 from __future__ import annotations
 
-import os
+import errno
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from gids import _core
 from gids.errors import StorageError
 from gids.io import Engine
 from gids.packs.spaces import rows_of, spaces_of
-from gids.packs.superbatch import PackMachine
+from gids.packs.superbatch import PackMachine, read_error
+
+if TYPE_CHECKING:
+    from gids.store import Table
+
+Ids = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+_PIECE_BYTES = 4 << 20
+"""Pages that are read at a time where their checksums are compared, about."""
 
 
 class RowReader:
@@ -40,21 +51,51 @@ class RowReader:
             wanted.insert(unique.astype(np.uint32))
             wanted.seal()
             for t in space.tables:
-                pages, shards = unique // t.rows_per_page, len(t.shard_paths)
-                files = (self._first_files[t.name] + pages % shards).astype(np.uint32)
-                offsets = pages // shards * t.page_bytes + unique % t.rows_per_page * t.row_bytes
                 memory = _core.PackMemory.create(max(1, len(unique) * t.row_bytes))
-                errors = self._engine.read_extents(
-                    files,
-                    offsets,
-                    np.full(len(unique), t.row_bytes),
-                    memory.bytes(),
-                    np.arange(len(unique)) * t.row_bytes,
-                )
-                if errors.any() and failed is None:
-                    at = int(np.flatnonzero(errors)[0])
-                    code, path = int(errors[at]), t.shard_paths[int(pages[at] % shards)]
-                    reason = f"cannot read a row: {os.strerror(code)}"
-                    failed = StorageError(code, reason, path, int(offsets[at]))
+                out = memory.bytes()[: len(unique) * t.row_bytes]
+                read = self._read_pages if self._machine.check_crc else self._read_rows
+                failed = read(t, unique, out) or failed
                 features[t.name] = self._machine.gather(t, rows, [(wanted, memory, 0)])
         return features, failed
+
+    def _read_rows(self, t: Table, rows: Ids, out: Bytes) -> StorageError | None:
+        """Read these rows to out, one after the other. Returns the error of the first that failed."""
+        pages, lengths = rows // t.rows_per_page, np.full(len(rows), t.row_bytes)
+        files, offsets = self._places(t, pages)
+        offsets += rows % t.rows_per_page * t.row_bytes
+        errors = self._engine.read_extents(files, offsets, lengths, out, np.arange(len(rows)) * t.row_bytes)
+        return self._error(t, pages, offsets, errors)
+
+    def _read_pages(self, t: Table, rows: Ids, out: Bytes) -> StorageError | None:
+        """As _read_rows(), by pages of which the checksums are compared."""
+        failed = None
+        wanted, at = np.unique(rows // t.rows_per_page), np.arange(len(rows))
+        for pages in np.array_split(wanted, max(1, len(wanted) * t.page_bytes // _PIECE_BYTES)):
+            files, offsets = self._places(t, pages)
+            read = np.empty((len(pages), t.page_bytes), np.uint8)
+            errors = self._engine.read(files, offsets, t.page_bytes, read)
+            checksums = np.asarray(t.checksums())[pages]
+            errors[(errors == 0) & (_core.crc32c(read) != checksums)] = errno.EBADMSG
+            failed = failed or self._error(t, pages, offsets, errors)
+            mine = np.isin(rows // t.rows_per_page, pages)
+            stored = read[:, : t.rows_per_page * t.row_bytes].reshape(-1, t.row_bytes)
+            page = np.searchsorted(pages, rows[mine] // t.rows_per_page)
+            out.reshape(-1, t.row_bytes)[at[mine]] = stored[
+                page * t.rows_per_page + rows[mine] % t.rows_per_page
+            ]
+        return failed
+
+    def _places(self, t: Table, pages: Ids) -> tuple[npt.NDArray[np.uint32], Ids]:
+        """(the engine's files, offsets) of pages."""
+        shards = len(t.shard_paths)
+        return (self._first_files[t.name] + pages % shards).astype(np.uint32), pages // shards * t.page_bytes
+
+    def _error(
+        self, t: Table, pages: Ids, offsets: Ids, errors: npt.NDArray[np.int32]
+    ) -> StorageError | None:
+        """Of the first read that failed."""
+        if not errors.any():
+            return None
+        at = int(np.flatnonzero(errors)[0])
+        path = t.shard_paths[int(pages[at] % len(t.shard_paths))]
+        return read_error(int(errors[at]), path, int(offsets[at]))

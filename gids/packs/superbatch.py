@@ -101,6 +101,16 @@ class PackMachine:
         return make_bools_proper(tensor)
 
 
+def read_error(code: int, shard: str | os.PathLike[str], offset: int) -> StorageError:
+    """The error of a page, or of a row in it. code: an errno, EBADMSG for a wrong checksum."""
+    reason = os.strerror(code)
+    if code == errno.EBADMSG:
+        reason = "the page's checksum is wrong"
+    elif code == errno.ENODATA:
+        reason = "the shard ends before this page; it was truncated"
+    return StorageError(code, f"cannot read a page: {reason}", shard, offset)
+
+
 @dataclass
 class _BadRows:
     """Rows of a table that could not be read, as pages or as rows, and the error of each."""
@@ -417,21 +427,13 @@ class Superbatch:
                 found = [one for one in result["bad_pages"] if one[0] in files]
                 if not found:
                     continue
-                errors = [self._error_of(*one) for one in found]
+                errors = [read_error(code, self._shard_paths[file], offset) for file, offset, code in found]
                 pages = np.array(
                     [offset // t.page_bytes * shards + file - files.start for file, offset, _ in found]
                 )
                 bad.setdefault(t.name, []).append(_BadRows(pages, t.rows_per_page, errors))
                 if resident and self._fill_resident:
                     self._note_resident(s, t, pages, errors)
-
-    def _error_of(self, file: int, offset: int, code: int) -> StorageError:
-        reason = os.strerror(code)
-        if code == errno.EBADMSG:
-            reason = "the page's checksum is wrong"
-        elif code == errno.ENODATA:
-            reason = "the shard ends before this page; it was truncated"
-        return StorageError(code, f"cannot read a page: {reason}", self._shard_paths[file], offset)
 
     def _note_resident(self, s: int, table: Table, pages: np.ndarray, errors: list[StorageError]) -> None:
         """The resident rows of these pages are lost for later superbatches too, which do not read them."""

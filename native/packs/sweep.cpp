@@ -231,6 +231,7 @@ void Sweep::sweep(const TableSweep& table) {
 // Reads the pages of a failed piece one by one, so that only those that cannot be read are lost; compares checksums.
 void Sweep::repair(const TableSweep& table, Piece& piece) {
   const cache::Geometry& g = table.geometry;
+  const size_t before = bad_pages_.size();
   if (piece.reads->failed.load(std::memory_order_relaxed)) {
     struct Pages final : io::Batch {
       void done(const io::Read& read, const std::byte*, int error) noexcept override { errors[read.cookie] = error; }
@@ -250,14 +251,13 @@ void Sweep::repair(const TableSweep& table, Piece& piece) {
       }
   }
   if (table.checksums.empty()) return;
-  const size_t unread = bad_pages_.size();
+  const std::vector<BadPage> unread(bad_pages_.begin() + static_cast<std::ptrdiff_t>(before), bad_pages_.end());
   for (u64 page = piece.first; page < piece.end; ++page) {
     if (store::crc32c(piece.page(g, page), g.page_bytes) == table.checksums[page]) continue;
-    const auto known = std::find_if(bad_pages_.begin(), bad_pages_.begin() + static_cast<std::ptrdiff_t>(unread), [&](const BadPage& bad) {
+    const bool known = std::any_of(unread.begin(), unread.end(), [&](const BadPage& bad) {
       return bad.file == g.file_of(page) && bad.offset == g.offset_of(page);
     });
-    if (known == bad_pages_.begin() + static_cast<std::ptrdiff_t>(unread))
-      bad_pages_.push_back({g.file_of(page), g.offset_of(page), EBADMSG});
+    if (!known) bad_pages_.push_back({g.file_of(page), g.offset_of(page), EBADMSG});
   }
 }
 

@@ -1,0 +1,181 @@
+"""A packed epoch beside other streams: validation in mid-epoch, loaders that take turns, damage, errors."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import same_bits
+from packs_example import PAPERS, WAYS, assert_same, cut_small, open_loader, open_source
+
+import gids
+from gids.errors import MemoryBudgetError, StorageError
+from gids.loader import packed
+from gids.store import FeatureStore
+
+Ids = dict[str, torch.Tensor]
+
+
+def validation(source: gids.Source, tables: list[str] | None = None) -> gids.NodeLoader:
+    seeds = {"paper": torch.arange(1, PAPERS, 9)}
+    return gids.NodeLoader(source, seeds, [3, 2], tables=tables or list(source.store.tables), batch_size=40)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("check_crc", [False, True])
+def test_validation_in_mid_epoch(
+    path: Path, way: str, check_crc: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_source(path, "random") as source:
+        loader, other = open_loader(source), validation(source)
+        expected, validated = [list(loader) for _ in range(2)], [list(other) for _ in range(7)]
+    cut_small(monkeypatch, minibatches=5, packs=2)
+    passes = iter(validated)
+    with open_source(path, way, check_crc=check_crc) as source:
+        loader, other = open_loader(source), validation(source)
+        for epoch in expected:
+            for step, (a, b) in enumerate(zip(epoch, loader, strict=True)):
+                assert_same(a, b)
+                if step in (0, 6, 20):
+                    for one, another in zip(next(passes), other, strict=True):
+                        assert_same(one, another)
+        before = other.stats()["packs"]["minibatches"]
+        for one, another in zip(next(passes), other, strict=True):  # now with packs of its own
+            assert_same(one, another)
+        assert other.stats()["packs"]["minibatches"] == before + len(other)
+
+
+def test_loaders_of_one_source_take_turns(path: Path) -> None:
+    with open_source(path, "random") as source:
+        other = validation(source, ["paper.text"])
+        expected = [list(open_loader(source)), [list(other) for _ in range(2)][1]]
+    with open_source(path, "pack") as source:
+        loaders = [open_loader(source), validation(source, ["paper.text"])]
+        first = iter(loaders[0])
+        assert_same(next(first), expected[0][0])
+        with pytest.raises(MemoryBudgetError, match="epoch"):
+            next(iter(loaders[1]))  # its first epoch
+        for a, b in zip(expected[0][1:], first, strict=True):
+            assert_same(a, b)
+        for a, b in zip(expected[1], loaders[1], strict=True):
+            assert_same(a, b)
+        assert loaders[0].stats()["packs"]["minibatches"] == len(expected[0])
+        assert len(list(loaders[0])) == len(expected[0])
+
+
+@pytest.mark.parametrize("damage", ["checksum", "truncated"])
+def test_a_second_stream_sees_damage_too(path: Path, tmp_path: Path, damage: str) -> None:
+    copy = tmp_path / "copy.gids"
+    shutil.copytree(path, copy)
+    undamaged = FeatureStore(path)
+    rows = {name: t.read_rows(range(t.row_count)) for name, t in undamaged.tables.items()}
+    undamaged.close()
+    rng = np.random.default_rng(1)
+    with open_source(copy, "pack", check_crc=damage == "checksum") as source:
+        table = source.store.table("paper.text")
+        name, shards = table.name, len(table.shard_paths)
+        bad = table.page_count - 4
+        shard, offset = table.shard_paths[bad % shards], bad // shards * table.page_bytes
+        loader = gids.FeatureLoader(source, [name])
+        many = [{name: torch.arange(i, i + 100)} for i in range(10)]
+        first = loader.attach(many, lambda ids: ids, count=10)
+        next(first)
+        with open(shard, "r+b") as file:
+            if damage == "truncated":
+                file.truncate(offset)
+            else:
+                file.seek(offset + 1)
+                byte = file.read(1)[0]
+                file.seek(offset + 1)
+                file.write(bytes([byte ^ 4]))
+        batches = [{name: torch.from_numpy(rng.integers(0, PAPERS, rng.integers(0, 150)))} for _ in range(40)]
+        stream = loader.attach(batches, lambda ids: ids, count=len(batches))
+        lost = {bad} if damage == "checksum" else set(range(bad, table.page_count, shards))
+        failed = 0
+        for batch in batches:
+            needs = lost & set((batch[name] // table.rows_per_page).tolist())
+            if needs:
+                failed += 1
+                with pytest.raises(StorageError) as caught:
+                    next(stream)
+                error = caught.value
+                assert error.errno == (errno.EBADMSG if damage == "checksum" else errno.ENODATA)
+                assert error.filename == str(shard)
+                assert (error.offset or 0) // table.page_bytes * shards + bad % shards in needs
+            else:
+                _, features = next(stream)
+                assert same_bits(features[name], rows[name][batch[name]])
+        assert 0 < failed < len(batches)
+        assert len(list(first)) == 9  # swept before the damage
+
+
+def test_a_loader_that_is_closed_in_mid_epoch(path: Path) -> None:
+    with open_source(path, "pack") as source:
+        loader = open_loader(source)
+        epoch = iter(loader)
+        next(epoch)
+        loader.close()
+        assert list(epoch) == []
+        with pytest.raises(ValueError, match="closed"):
+            iter(loader)
+
+
+def test_minibatches_that_do_not_pickle_are_read_at_random(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = FeatureStore(path)
+    rows = store.table("paper.feat").read_rows(range(PAPERS))
+    store.close()
+    ids = [torch.arange(i, i + 50) for i in range(20)]
+    for first_bad in (0, 1, 9):
+        caplog.clear()
+        batches = [(one, (lambda: None) if i >= first_bad else None) for i, one in enumerate(ids)]
+        with open_source(path, "pack") as source:
+            loader = gids.FeatureLoader(source, ["paper.feat"])
+            stream = loader.attach(batches, lambda b: {"paper.feat": b[0]}, count=len(batches))
+            for (one, _), ((found, _), features) in zip(batches, stream, strict=True):
+                assert torch.equal(one, found)
+                assert same_bits(features["paper.feat"], rows[one])
+            (warning,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+            assert "does not pickle" in warning
+
+
+@pytest.mark.parametrize("bad", [0, 1, 8, 19])
+@pytest.mark.parametrize("size", [3, 100])
+def test_an_error_of_sampling_comes_after_the_minibatches_before_it(
+    path: Path, bad: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_small(monkeypatch, minibatches=size)
+    monkeypatch.setattr(packed, "EARLY", 2)
+
+    def sampled() -> object:
+        for i in range(20):
+            if i == bad:
+                raise RuntimeError("no graph")
+            yield {"paper.feat": torch.arange(i, i + 50)}
+
+    with open_source(path, "pack") as source:
+        loader = gids.FeatureLoader(source, ["paper.feat"])
+        stream = loader.attach(sampled(), lambda ids: ids)  # type: ignore[arg-type]
+        for i in range(bad):
+            assert next(stream)[0]["paper.feat"][0] == i
+        with pytest.raises(RuntimeError, match="no graph"):
+            next(stream)
+        assert list(stream) == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_id_out_of_range_is_named(path: Path, way: str) -> None:
+    batches = [{"paper.feat": torch.tensor([0, 1])}, {"paper.feat": torch.tensor([3, PAPERS])}]
+    with open_source(path, way) as source:
+        loader = gids.FeatureLoader(source, ["paper.feat"])
+        stream = loader.attach(batches, lambda ids: ids)
+        next(stream)
+        with pytest.raises(IndexError, match=rf"paper\.feat.*{PAPERS}"):
+            next(stream)
+        assert list(stream) == []
