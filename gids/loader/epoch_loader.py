@@ -103,6 +103,7 @@ class EpochLoader(Closing, ABC):
         minibatch_rows: int | Mapping[str, int] | None,
     ) -> None:
         """The end of construction: allocate what holds memory."""
+        self.source.options.check_device(torch.device(device))
         self.tables: Mapping[str, Table] = self._tables_of(topology, tables)
         self._topology = topology
         self._ranks.check_alike(self._made_with)

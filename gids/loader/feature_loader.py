@@ -105,9 +105,8 @@ class FeatureLoader(Closing):
         check_out_dtype(dtype)
         self.dtype = dtype
         self._heat_methods = {t.name: _choose_heat(self.store, t, options.heat) for t in self.tables}
+        options.check_device(self.device)
         on_cpu = self.device.type == "cpu"
-        if options.reads not in ("auto", "random") and not on_cpu:
-            raise ValueError(f"reads={options.reads!r} needs device='cpu': use reads='random' on CUDA")
         self._engine: Engine = open_engine(
             [path for t in self.tables for path in t.shard_paths],
             kind=options.engine,

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import torch
+
 from gids import _core
 from gids.cache import POLICIES
 from gids.store.names import HEAT_ROLES
@@ -42,6 +44,11 @@ class Options:
     staging: int
     rounds: int
     pairs: int
+
+    def check_device(self, device: torch.device) -> None:
+        """Raise ValueError for options that loaders on this device do not have."""
+        if self.reads not in ("auto", "random") and device.type != "cpu":
+            raise ValueError(f"reads={self.reads!r} needs device='cpu': use reads='random' on CUDA")
 
     def __post_init__(self) -> None:
         if self.planned is not None and not 1 <= self.planned <= MAX_PLANNED:
