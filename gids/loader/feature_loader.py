@@ -106,6 +106,8 @@ class FeatureLoader(Closing):
         self.dtype = dtype
         self._heat_methods = {t.name: _choose_heat(self.store, t, options.heat) for t in self.tables}
         on_cpu = self.device.type == "cpu"
+        if options.reads not in ("auto", "random") and not on_cpu:
+            raise ValueError(f"reads={options.reads!r} needs device='cpu': use reads='random' on CUDA")
         self._engine: Engine = open_engine(
             [path for t in self.tables for path in t.shard_paths],
             kind=options.engine,
@@ -124,8 +126,6 @@ class FeatureLoader(Closing):
         self._finalizer = weakref.finalize(self, self._opened.close)
         self._placement: Placement = self._on_host() if on_cpu else self._on_device()
         self._packs = PackReads(self.tables, options, dtype, self._engine.bounce_bytes)
-        if options.reads not in ("auto", "random") and not on_cpu:
-            raise ValueError(f"reads={options.reads!r} needs device='cpu': use reads='random' on CUDA")
         self._largest = 0  # bytes of the largest minibatch of this epoch
         self._seen: Rows = {}  # of the largest minibatches
         self._minibatch_bytes = 0  # of the sampled minibatch itself: the largest so far

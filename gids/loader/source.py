@@ -19,6 +19,7 @@ from gids.loader.lending import Lender
 from gids.loader.option_names import explain_names
 from gids.loader.options import Options, Reads
 from gids.loader.tables import Tables, chosen_tables
+from gids.packs import find_scratch
 from gids.sizes import parse_bytes
 from gids.store import FeatureStore
 
@@ -185,7 +186,8 @@ def open(
         allow_dirs: directories outside the dataset that may hold its shards.
 
     Raises FileNotFoundError and FormatError for a dataset that cannot be opened, ValueError for a number out
-    of its range, TypeError for an argument that does not exist.
+    of its range, TypeError for an argument that does not exist, StorageError for a scratch directory that
+    does not exist or cannot be written.
     """
     given = [dataset] if isinstance(dataset, FeatureStore | str | os.PathLike) else list(dataset)
     if not given:
@@ -215,6 +217,8 @@ def open(
         rounds=rounds,
         pairs=pairs,
     )
+    if options.scratch is not None and options.reads != "random":
+        find_scratch(options.scratch, options.scratch_bytes, ())
     with ExitStack() as opening:
         stores = [
             one if isinstance(one, FeatureStore) else _opened(one, allow_dirs, opening) for one in given
