@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,16 +79,24 @@ def scratch_files(path: Path) -> list[str]:
 
 
 def background_threads() -> list[str]:
-    """Threads of this process that sweep, write packs or read sampled minibatches."""
-    found = []
+    """Threads of this process that sweep, write packs, or read sampled minibatches."""
+    found = [t.name for t in threading.enumerate() if t.name.startswith(("gids-spool", "gids-cut"))]
     for task in Path("/proc/self/task").iterdir():
         try:
             name = (task / "comm").read_text().strip()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if name.startswith(("gids-sweep", "gids-write", "gids-spool")):
+        if name.startswith(("gids-sweep", "gids-write")):
             found.append(name)
     return found
+
+
+def wait_until_all_has_ended(scratch: Path, limit_s: float = 10) -> None:
+    """Of what packs do in the background, and the scratch files in this directory."""
+    end = time.monotonic() + limit_s
+    while (left := [*background_threads(), *scratch_files(scratch)]) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not left
 
 
 def cut_small(

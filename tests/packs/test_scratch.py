@@ -119,4 +119,13 @@ def test_packs_on_a_device_are_refused(path: Path, way: str) -> None:
         gids.open(path, reads=way) as source,  # type: ignore[arg-type]
         pytest.raises(ValueError, match=rf"reads='{way}'.*device='cpu'"),
     ):
+        gids.FeatureLoader(source, ["paper.feat"], device="cuda")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_packs_on_a_device_are_refused_before_it_is_opened(path: Path, way: str) -> None:
+    with (
+        gids.open(path, reads=way) as source,  # type: ignore[arg-type]
+        pytest.raises(ValueError, match=rf"reads='{way}'.*device='cpu'"),
+    ):
         gids.NodeLoader(source, {"paper": torch.arange(5)}, [2], device="cuda")
