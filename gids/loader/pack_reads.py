@@ -56,6 +56,9 @@ _WORTH_S = 1.0
 _WORTH = 0.9
 """Packs must take at most this share of the time of random reads."""
 
+_MARGIN = 16
+"""Memory is shared out for minibatches that are larger than those of the first superbatch by 1/16."""
+
 _UNKNOWN_COUNT = 1024
 """Minibatches of an epoch whose number is not known."""
 
@@ -104,6 +107,7 @@ class PackReads:
             "seconds": {"cut": 0.0, "sweep": 0.0, "wait": 0.0, "gather": 0.0},
         }
         self.choices: list[dict[str, Any]] = []
+        self._room_bytes = 0  # of a minibatch that the machine has room for
         self._scratch: Scratch | None = None
         self._looked = False
 
@@ -184,8 +188,9 @@ class PackReads:
     ) -> Layout | None:
         """The layout of the next superbatch beside the present resident rows; None if it does not fit."""
         assert self.machine is not None
-        plan = self._plan(sampled, self.memory_bytes, host)
-        if plan is None or plan.pack_bytes < self.machine.plan.pack_bytes:
+        room = self.machine.output_rows
+        larger = any(rows > room[name] for name, rows in sampled.rows.items())
+        if larger or sampled.minibatch_bytes > self._room_bytes:
             return None
         layout = self._work(sampled, self.machine.plan).choose((way,), resident).get(way)
         if layout is not None:
@@ -278,19 +283,19 @@ class PackReads:
             spaces=sampled.spaces,
             output_row_bytes={t.name: out_row_bytes(t, self._dtype) for t in self.tables},
             bounce_bytes=self._bounce_bytes,
-            sampler_bytes=host.sampler_bytes(),
+            sampler_bytes=_room(host.sampler_bytes()),
             memory_bytes=memory_bytes,
         )
 
     def _plan(self, sampled: SampledAhead[Any], memory_bytes: int, host: PackHost) -> PackPlan | None:
         wanted_rows = sampled.wanted_rows * (1 if sampled.last else 2)
         budget = self._budget(sampled, memory_bytes, host)
-        return budget.share(sampled.rows, sampled.minibatch_bytes, wanted_rows)
+        return budget.share(_room_rows(sampled), _room(sampled.minibatch_bytes), wanted_rows)
 
     def _make_machine(self, sampled: SampledAhead[Any], memory_bytes: int, host: PackHost) -> None:
         plan = self._plan(sampled, memory_bytes, host)
         assert plan is not None
-        self.memory_bytes = memory_bytes
+        self._room_bytes = _room(sampled.minibatch_bytes)
         self.machine = None  # its memory is freed before there is more
         self.machine = PackMachine(
             sampled.spaces,
@@ -298,7 +303,7 @@ class PackReads:
             threads=self.options.threads or torch.get_num_threads(),
             check_crc=self.options.check_crc,
             output_dtype=self._dtype,
-            output_rows=sampled.rows,
+            output_rows=_room_rows(sampled),
             engine=self.options.engine,
             direct=self.options.direct,
             gap_bytes=self.rates().gap_bytes,
@@ -307,7 +312,7 @@ class PackReads:
     def _too_little(self, sampled: SampledAhead[Any], memory_bytes: int, host: PackHost) -> str:
         largest = sum(sampled.rows[t.name] * t.row_bytes for t in self.tables)
         purposes = self._budget(sampled, memory_bytes, host).needed(
-            sampled.rows, sampled.minibatch_bytes, sampled.wanted_rows
+            _room_rows(sampled), _room(sampled.minibatch_bytes), sampled.wanted_rows
         )
         listing = " + ".join(f"{purpose} {format_bytes(n)}" for purpose, n in purposes.items())
         return (
@@ -315,6 +320,14 @@ class PackReads:
             f"{self.options.reads!r}: {listing} + two packs of {format_bytes(largest)} do not fit. Give more "
             "memory= to gids.open(), use smaller minibatches, or reads='random'."
         )
+
+
+def _room(of: int) -> int:
+    return of + of // _MARGIN
+
+
+def _room_rows(sampled: SampledAhead[Any]) -> dict[str, int]:
+    return {name: _room(rows) for name, rows in sampled.rows.items()}
 
 
 def _misses(histogram: Any, lines: int) -> float:

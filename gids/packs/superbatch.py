@@ -69,7 +69,7 @@ class PackMachine:
         self._pool = _core.BufferPool.create(plan.purposes["outputs"])
         self._dtypes = {t.name: out_dtype_of(t, output_dtype) for t in self.tables}
         self._forms = {t.name: row_form(t, output_dtype) for t in self.tables}
-        self._output_rows = output_rows
+        self.output_rows = output_rows
 
     @property
     def peak_output_bytes(self) -> int:
@@ -82,7 +82,7 @@ class PackMachine:
         holders: (RowSet, PackMemory, offset).
         """
         form = self._forms[table.name]
-        room = self._output_rows.get(table.name, 0)
+        room = self.output_rows.get(table.name, 0)
         flat = self._pool.take(len(rows) * form.out_row_bytes, room * form.out_row_bytes)
         missing = _core.gather_packed(
             self.workers,

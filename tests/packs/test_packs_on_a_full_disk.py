@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from packs_example import assert_same, cut_small, open_loader, open_source, scratch_files
 
-from gids.packs import Scratch, ScratchFull, Spool, Superbatch
+from gids.packs import PackMachine, Scratch, ScratchFull, Spool, Superbatch
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -49,10 +50,21 @@ def test_a_disk_that_fills_up_loses_and_repeats_no_minibatch(
         expected = list(open_loader(source))
     cut_small(monkeypatch, pack_bytes=2_000_000, **cut)
     fail_at(monkeypatch, Superbatch, method, turn)
+    machines: weakref.WeakSet[PackMachine] = weakref.WeakSet()
+    make = PackMachine.__init__
+
+    def noted(self: PackMachine, *args: Any, **options: Any) -> None:
+        machines.add(self)
+        make(self, *args, **options)
+
+    monkeypatch.setattr(PackMachine, "__init__", noted)
     with open_source(path, "pack") as source:
         loader = open_loader(source)
         for a, b in zip(expected, loader, strict=True):
             assert_same(a, b)
+            # The cache of random reads does not come beside the memory of packs.
+            assert not machines or not loader._features._cache  # type: ignore[union-attr]
+        assert loader._features._cache  # type: ignore[union-attr]
         stats = loader.stats()["packs"]
         assert stats["superbatches"] == turn - 1
         assert 0 < stats["minibatches"] < len(expected) or turn == 1
