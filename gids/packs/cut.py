@@ -125,7 +125,7 @@ class Work:
         for share in _SHARES:
             rows = tuple(_hottest(histograms, self.spaces, int(share * self.plan.pack_bytes)))
             held = sum(n * space.row_bytes for n, space in zip(rows, self.spaces, strict=True))
-            pack_bytes = (self.plan.pack_bytes - held - self._padding) // 2
+            pack_bytes = (self.plan.pack_bytes - held - self._padding) // 2 // ALIGNMENT * ALIGNMENT
             if pack_bytes > self._padding and rows not in found:
                 sets = tuple(of.hottest(n) for of, n in zip(self.counts, rows, strict=True))
                 found[rows] = self._trial(Resident(sets, pack_bytes))

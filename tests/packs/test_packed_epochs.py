@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from packs_example import WAYS, assert_same, open_loader, open_source, scratch_files
+from packs_example import WAYS, assert_same, cut_small, open_loader, open_source, scratch_files
 
 import gids
+from gids import _core
 from gids.errors import MemoryBudgetError
 from gids.loader import pack_reads, packed
 
@@ -52,6 +54,27 @@ def test_any_memory_and_any_scratch(path: Path, seed: int) -> None:
         stats = other.stats()["packs"]
         assert stats["choices"]
         assert stats["minibatches"] > 0  # the rest by random reads if scratch is too small for one pack
+
+
+@pytest.mark.parametrize("memory", [11_111_111, 12_345_678, 13_000_001])
+def test_packs_are_where_direct_reads_need_no_copy(
+    path: Path, memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[tuple[int, int, int]] = []
+    read = _core.PackRead
+
+    def noted(engine: Any, priority: Any, file: int, offset: int, memory: Any, at: int, nbytes: int) -> Any:
+        reads.append((offset, at, nbytes))
+        return read(engine, priority, file, offset, memory, at, nbytes)
+
+    cut_small(monkeypatch, pack_bytes=memory // 5)
+    with open_source(path, "pack", memory) as source:
+        loader = open_loader(source)
+        list(loader)  # the first one measures the disk by such reads
+        monkeypatch.setattr(_core, "PackRead", noted)
+        list(loader)
+    assert len(reads) > 2
+    assert all(n % 4096 == 0 for one in reads for n in one)
 
 
 @pytest.mark.parametrize("seed", range(4))
