@@ -546,6 +546,8 @@ class PackMemory:
     def create(nbytes: int) -> PackMemory: ...
     def bytes(self) -> NDArray[np.uint8]:
         """A view."""
+    def discard(self, at: int, nbytes: int) -> None:
+        """Give whole pages of memory back until they are written again. Their contents are lost."""
     @property
     def nbytes(self) -> int: ...
 

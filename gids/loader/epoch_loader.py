@@ -195,6 +195,7 @@ class EpochLoader(Closing, ABC):
                 waiting_batches=most - 1,
                 source_bytes=partial(_sampler_bytes, self._host_sampler),
                 count=len(steps),
+                again=sampling.since if sampling.repeats else None,
                 growth=len(seeds.at(0).own) / len(seeds.at(steps.start).own) if steps else 1.0,
             )
         begun = SampledEpoch(stream, self._stream, progress, seeds)

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
@@ -185,7 +185,13 @@ class FeatureLoader(Closing):
 
     @property
     def held_bytes(self) -> int:
-        """Memory of the sampled minibatches that are held at once. Part of "window" in stats()["memory"]."""
+        """Memory of the sampled minibatches that are held at once.
+
+        In stats()["memory"] they are "minibatches", or part of "window".
+        """
+        packs = self._packs.memory()
+        if packs:
+            return packs["minibatches"]
         return (self._window + self._planned + self._waiting) * self._minibatch_bytes
 
     @property
@@ -255,6 +261,7 @@ class FeatureLoader(Closing):
         source_bytes: Callable[[int], int] = lambda _waiting: 0,
         growth: float = 1.0,
         count: int | None = None,
+        again: Callable[[int], Iterator[T]] | None = None,
     ) -> WindowedStream[T] | ReadThroughStream[T] | PackedStream[T]:
         """Iterate over (minibatch, {table: features}).
 
@@ -271,6 +278,8 @@ class FeatureLoader(Closing):
             source_bytes: returns other memory of `minibatches`, for the number of minibatches that it holds.
             growth: size of the other minibatches, relative to the first.
             count: number of minibatches, if known: it helps to choose how they are read.
+            again: samples the same minibatches from one on (0: the first) once more. Packs need a minibatch
+                twice, and may then sample it twice in place of writing it to disk.
 
         Memory is shared out at the first minibatch. If a larger minibatch comes, fewer are planned ahead. If
         that is not enough to stay within the memory, one warning is logged, which names minibatch_rows.
@@ -327,12 +336,14 @@ class FeatureLoader(Closing):
                     bytes_of or (lambda _: 0),
                     PackHost(
                         sampler_bytes=lambda: source_bytes(self._waiting),
+                        waiting=lambda: self._waiting,
                         window=lambda of: window(of, lambda: None),
                         lines_for=partial(self._lines_for, growth, source_bytes),
                         take_memory=self._take_memory,
                     ),
                     self._packs,
                     count=count,
+                    again=again,
                     on_close=ended,
                     seconds=self._seconds,
                     stage=self._stage,

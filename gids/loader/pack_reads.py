@@ -31,7 +31,7 @@ from gids.packs import (
     Work,
     find_scratch,
     measure_rates,
-    sweep_bytes,
+    sweep_seconds,
 )
 from gids.sizes import format_bytes
 from gids.store import Table
@@ -54,7 +54,7 @@ _WORTH_S = 1.0
 """Packs must save this many seconds of a superbatch."""
 
 _WORTH = 0.9
-"""Packs must take at most this share of the time of random reads."""
+"""Packs must take at most this share of the time of random reads, and several superbatches of that of one."""
 
 _MARGIN = 16
 """Memory is shared out for minibatches that are larger than those of the first superbatch by 1/16."""
@@ -70,12 +70,14 @@ _MOST_SUPERBATCHES = 8
 class PackHost:
     """What packs ask of their FeatureLoader.
 
-    sampler_bytes: memory of the sampler. window: a stream that reads minibatches by random reads. lines_for:
-    the lines that the cache would have for minibatches like this one, by table; None if they do not fit.
+    sampler_bytes: memory of the sampler. waiting: sampled minibatches that the source holds. window: a stream
+    that reads minibatches by random reads. lines_for: the lines that the cache would have for minibatches
+    like this one, by table; None if they do not fit.
     take_memory: free the cache, borrow the memory of other loaders; returns the bytes that packs may take.
     """
 
     sampler_bytes: Callable[[], int]
+    waiting: Callable[[], int]
     window: Callable[[Iterable[Any]], Any]
     lines_for: Callable[[Ids, int], Mapping[str, int] | None]
     take_memory: Callable[[], int]
@@ -132,30 +134,52 @@ class PackReads:
             engine=self.options.engine,
         )
 
-    def superbatch_size(self, sampled: SampledAhead[Any], count: int | None, sample_s: float) -> int:
-        """Minibatches of a superbatch. sampled: the first EARLY ones. sample_s: seconds to sample them.
+    def keep_s(self) -> float:
+        """Seconds to write a byte to scratch and to read it. Raises OSError."""
+        rates = self.rates()
+        return 1 / max(1.0, rates.write_bytes_per_s) + 1 / rates.read_bytes_per_s
 
-        While the first superbatch is sampled and swept nothing is trained, and each superbatch costs a sweep:
-        so many superbatches that both together take the least time.
+    def superbatch_size(self, sampled: SampledAhead[Any], known: int | None, sample_s: float) -> int:
+        """Minibatches of a superbatch. sampled: the first EARLY ones. sample_s: seconds to sample them.
+        known: minibatches of the epoch.
+
+        While the first superbatch is sampled and swept nothing is trained. Later ones are prepared while the
+        one before is trained, but each costs a sweep, and the memory for it. So many superbatches that all
+        takes the least time; one if more do not pay, or the consumer is not known yet.
         """
-        count, rates, done = count or _UNKNOWN_COUNT, self.rates(), max(1, len(sampled.spool))
-        sweep_s = sweep_bytes(sampled.spaces, sampled.counts, rates) / rates.read_bytes_per_s
-        row_bytes = sum(s.row_bytes for s in sampled.spaces) / max(1, len(sampled.spaces))
-        write_s = sampled.wanted_rows * row_bytes / max(1.0, rates.write_bytes_per_s)
-        start_s = (sample_s + write_s) * count / done
-        parts = min(_MOST_SUPERBATCHES, max(1, round(math.sqrt(start_s / max(sweep_s, 1e-3)))))
+        count, rates = known or _UNKNOWN_COUNT, self.rates()
+        times = count / max(1, len(sampled.spool))
+        packed = times * sampled.wanted_bytes
+        sweep_s = self._sweep_s(sampled)
+        write_s = packed / max(1.0, rates.write_bytes_per_s)
+
+        def seconds(parts: int) -> float:
+            first_s = (times * sample_s + write_s) / parts + sweep_s
+            disk_s = (parts - 1) * (write_s / parts + sweep_s) + packed / rates.read_bytes_per_s
+            return first_s + max(disk_s, self.consumer_s * count)
+
+        parts = min(range(1, _MOST_SUPERBATCHES + 1), key=seconds)
+        if known is not None and seconds(parts) > _WORTH * seconds(1):
+            return count + 1  # so that the end of the minibatches is known too
         return max(_LEAST_SUPERBATCH, math.ceil(count / parts))
 
-    def clearly_random(self, sampled: SampledAhead[Any], host: PackHost, memory_bytes: int) -> bool:
-        """Whether random reads win by far, judged by the first minibatches, with sweeps for nothing."""
+    def clearly_random(
+        self, sampled: SampledAhead[Any], host: PackHost, memory_bytes: int, overlap: bool
+    ) -> bool:
+        """Whether random reads win by far, judged by the first minibatches, with sweeps for nothing.
+
+        overlap: other minibatches are swept while these are trained.
+        """
         if self.options.reads != "auto":
             return False
-        layouts = self._layouts(sampled, memory_bytes, host, ("pack",), None)
+        layouts = self._layouts(sampled, memory_bytes, host, ("pack",), overlap)
         if "pack" not in layouts:
             return False
-        rates = self.rates()
-        sweep_s = sweep_bytes(sampled.spaces, sampled.counts, rates) / rates.read_bytes_per_s
-        return self.random_s(sampled, host) <= _CLEARLY * (layouts["pack"].predicted_s - sweep_s)
+        pack_s = layouts["pack"].predicted_s - self._sweep_s(sampled)
+        return self.random_s(sampled, host) <= _CLEARLY * pack_s
+
+    def _sweep_s(self, sampled: SampledAhead[Any]) -> float:
+        return sweep_seconds(sampled.spaces, [of.histogram() for of in sampled.counts], self.rates())
 
     def choose(self, sampled: SampledAhead[Any], host: PackHost) -> Layout | None:
         """The layout of the cheapest way; None for random reads. Makes the machine for it.
@@ -164,7 +188,7 @@ class PackReads:
         """
         memory_bytes, reads = host.take_memory(), self.options.reads
         ways: tuple[Way, ...] = ("sweep", "pack") if reads == "auto" else (reads,)  # type: ignore[assignment]
-        layouts = self._layouts(sampled, memory_bytes, host, ways, None)
+        layouts = self._layouts(sampled, memory_bytes, host, ways, not sampled.last)
         predicted: dict[str, float] = {way: layout.predicted_s for way, layout in layouts.items()}
         best = min(layouts.values(), key=lambda layout: layout.predicted_s, default=None)
         if reads == "auto":
@@ -251,10 +275,10 @@ class PackReads:
         memory_bytes: int,
         host: PackHost,
         ways: Sequence[Way],
-        resident: Resident | None,
+        overlap: bool,
     ) -> dict[Way, Layout]:
-        plan = self._plan(sampled, memory_bytes, host)
-        return {} if plan is None else self._work(sampled, plan).choose(ways, resident)
+        plan = self._plan(sampled, memory_bytes, host, overlap)
+        return {} if plan is None else self._work(sampled, plan).choose(ways)
 
     def _work(self, sampled: SampledAhead[Any], plan: PackPlan) -> Work:
         return Work(
@@ -273,27 +297,24 @@ class PackReads:
         left = self.scratch.limit_bytes - self.scratch.taken_bytes
         return left if sampled.last else left // 2
 
-    def list_bytes(self, *, alone: bool) -> int:
-        """Memory for the row lists of a superbatch. alone: no other superbatch is in memory."""
-        assert self.machine is not None
-        return self.machine.plan.purposes["row lists"] // (1 if alone else 2)
-
     def _budget(self, sampled: SampledAhead[Any], memory_bytes: int, host: PackHost) -> PackBudget:
         return PackBudget(
             spaces=sampled.spaces,
             output_row_bytes={t.name: out_row_bytes(t, self._dtype) for t in self.tables},
             bounce_bytes=self._bounce_bytes,
             sampler_bytes=_room(host.sampler_bytes()),
+            waiting=host.waiting(),
             memory_bytes=memory_bytes,
         )
 
-    def _plan(self, sampled: SampledAhead[Any], memory_bytes: int, host: PackHost) -> PackPlan | None:
-        wanted_rows = sampled.wanted_rows * (1 if sampled.last else 2)
+    def _plan(
+        self, sampled: SampledAhead[Any], memory_bytes: int, host: PackHost, overlap: bool
+    ) -> PackPlan | None:
         budget = self._budget(sampled, memory_bytes, host)
-        return budget.share(_room_rows(sampled), _room(sampled.minibatch_bytes), wanted_rows)
+        return budget.share(_room_rows(sampled), _room(sampled.minibatch_bytes), overlap)
 
     def _make_machine(self, sampled: SampledAhead[Any], memory_bytes: int, host: PackHost) -> None:
-        plan = self._plan(sampled, memory_bytes, host)
+        plan = self._plan(sampled, memory_bytes, host, not sampled.last)
         assert plan is not None
         self._room_bytes = _room(sampled.minibatch_bytes)
         self.machine = None  # its memory is freed before there is more
@@ -312,7 +333,7 @@ class PackReads:
     def _too_little(self, sampled: SampledAhead[Any], memory_bytes: int, host: PackHost) -> str:
         largest = sum(sampled.rows[t.name] * t.row_bytes for t in self.tables)
         purposes = self._budget(sampled, memory_bytes, host).needed(
-            _room_rows(sampled), _room(sampled.minibatch_bytes), sampled.wanted_rows
+            _room_rows(sampled), _room(sampled.minibatch_bytes), not sampled.last
         )
         listing = " + ".join(f"{purpose} {format_bytes(n)}" for purpose, n in purposes.items())
         return (

@@ -35,7 +35,8 @@ _SPOOL_SHARE = 8
 class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
     """An iterator of (minibatch, {table: features}), like WindowedStream.
 
-    host: the loader. count: number of minibatches, or None if unknown. on_close: called once.
+    host: the loader. count: number of minibatches, or None if unknown. on_close: called once. again: samples
+    the minibatches from a number on once more.
     """
 
     def __init__(
@@ -51,10 +52,12 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         seconds: dict[str, float],
         stage: Stage,
         observers: Observers,
+        again: Callable[[int], Iterator[T]] | None = None,
     ) -> None:
         self._source: Iterator[T] = iter(minibatches)
         self._ids_of, self._bytes_of, self._host, self._packs = ids_of, bytes_of, host, packs
         self._count, self._size = count, 0  # minibatches of the epoch, and of a superbatch
+        self._again = again
         self._seconds, self._profile, self._observers = seconds, stage, observers
         self._window: Any = None
         self._superbatch: Superbatch | None = None  # that is trained
@@ -192,6 +195,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
 
     def _sample_ahead(self, first: Iterable[T]) -> SampledAhead[T] | None:
         packs, profile, observers = self._packs, self._profile, self._observers
+        before = self._sampled
         if packs.scratch is None:
             packs.only_random = "there is no scratch"
             return None
@@ -209,11 +213,14 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             packs.tables,
             packs.scratch,
             first=first,
-            spaces=[] if self._sampled is None else self._sampled.spaces,  # resident rows stay
+            spaces=[] if before is None else before.spaces,  # resident rows stay
             most_bytes=packs.scratch.limit_bytes // _SPOOL_SHARE,
             count_pages=packs.options.reads == "auto",
             stage=stage,
             seconds=self._seconds,
+            base=0 if before is None else before.base + len(before.spool),
+            again=self._again,
+            keep_s=packs.keep_s() if self._again is not None else 0.0,
         )
         if self._size:
             sampled.most = self._size
@@ -229,11 +236,12 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         self._size = sampled.most
         if not sampled.full:
             try:
-                if self._packs.clearly_random(sampled, self._host, self._host.take_memory()):
+                size = self._packs.superbatch_size(sampled, self._count, self._seconds["sample"] - before)
+                overlap = self._count is None or size <= self._count
+                if self._packs.clearly_random(sampled, self._host, self._host.take_memory(), overlap):
                     self._packs.choose(sampled, self._host)  # for the record
                     self._random(0)
                     return
-                size = self._packs.superbatch_size(sampled, self._count, self._seconds["sample"] - before)
             except OSError as error:
                 self._packs.give_up(str(error))
                 self._random(0)
@@ -255,7 +263,6 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
                 first_pack,
                 packs.scratch,
                 room_bytes=packs.room_bytes(sampled),
-                list_bytes=packs.list_bytes(alone=fill_resident and sampled.last),
                 fill_resident=fill_resident,
             )
             self._opened.append(superbatch)

@@ -23,15 +23,22 @@ T = TypeVar("T")
 
 MOST_MINIBATCHES = 4096
 
+_WORTH = 2.0
+"""A minibatch is sampled again, to spare the disk, if that takes at most so many times as long."""
+
 
 class SampledAhead(Generic[T]):
     """Minibatches of one superbatch. spaces: of the one before, or empty.
 
     Attributes: spool; spaces, and counts of each; pages: counts of each table's pages, if asked for; rows:
     the most that a minibatch reads of each table; minibatch_bytes: memory of the largest minibatch; largest:
-    ids of the minibatch that reads the most bytes; wanted_rows: sum of each minibatch's distinct rows. most:
+    ids of the minibatch that reads the most bytes; wanted_bytes: sum of each minibatch's distinct rows. most:
     minibatches that it shall have. held: a minibatch that does not go into the spool, and after it none does;
     reason: why. end: why the source has no more, or None.
+
+    base: number of minibatches before this superbatch. again: samples the minibatches from a number on once
+    more; None: it cannot. keep_s: seconds to write and read a byte of a minibatch, so that it need not be
+    sampled again.
     """
 
     def __init__(
@@ -48,19 +55,24 @@ class SampledAhead(Generic[T]):
         count_pages: bool,
         stage: Callable[[], AbstractContextManager[object]],
         seconds: dict[str, float],
+        base: int,
+        again: Callable[[int], Iterator[T]] | None,
+        keep_s: float,
     ) -> None:
         self._source, self._ids_of, self._bytes_of = source, ids_of, bytes_of
         self._tables, self._most_bytes, self._count_pages = tables, most_bytes, count_pages
         self._stage, self._seconds = stage, seconds
         self._first = list(first)
         self.most = MOST_MINIBATCHES
-        self.spool = Spool(scratch, 0)
+        self.base, self._again, self._keep_s = base, again, keep_s
+        self._sample_s = 0.0
+        self.spool = Spool(scratch, 0, self._from)
         self.spaces = spaces
         self.counts: list[_core.Counts] = []
         self.pages: dict[str, _core.Counts] = {}
         self.rows: dict[str, int] = {}
         self.largest: Ids = {}
-        self.minibatch_bytes = self.wanted_rows = self._largest_bytes = 0
+        self.minibatch_bytes = self.wanted_bytes = self._largest_bytes = 0
         self.held: list[T] = []
         self.reason = ""
         self.end: BaseException | None = None
@@ -105,9 +117,10 @@ class SampledAhead(Generic[T]):
                 self.end = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
                 return
             finally:
-                self._seconds["sample"] += time.perf_counter() - begun
+                self._sampled_since(begun)
+            minibatch_bytes = self._bytes_of(minibatch)
             try:
-                self.spool.put(minibatch, rows, tuple(ids))
+                self.spool.put(minibatch, rows, tuple(ids), keep=self._keeps(minibatch_bytes))
             except NotSpoolable as error:
                 self.held, self.reason = [minibatch], str(error)
                 return
@@ -115,7 +128,8 @@ class SampledAhead(Generic[T]):
                 self.held = [minibatch]
                 self.reason = "" if len(self.spool) else str(error)
                 return
-            self._note(minibatch, ids, rows)
+            self.minibatch_bytes = max(self.minibatch_bytes, minibatch_bytes)
+            self._note(ids, rows)
 
     def rest(self, index: int) -> Iterator[T]:
         """The minibatches from index on, with those that are not in the spool."""
@@ -135,16 +149,44 @@ class SampledAhead(Generic[T]):
                 t.name: _core.Counts.create(t.page_count) for t in self._tables if t.rows_per_page > 1
             }
 
-    def _note(self, minibatch: T, ids: Mapping[str, Any], rows: Sequence[Rows]) -> None:
+    def forget_counts(self) -> None:
+        """Free their memory, once packs are cut."""
+        self.counts, self.pages = [], {}
+
+    def _sampled_since(self, begun: float) -> None:
+        seconds = time.perf_counter() - begun
+        self._sample_s += seconds
+        self._seconds["sample"] += seconds
+
+    def _keeps(self, minibatch_bytes: int) -> bool:
+        """Whether to write a minibatch takes much less time than to sample it again."""
+        mean_s = self._sample_s / (1 + len(self.spool))
+        return self._again is None or _WORTH * minibatch_bytes * self._keep_s < mean_s
+
+    def _from(self, index: int) -> Callable[[], T]:
+        """Returns a function that samples the minibatches of this superbatch from one on once more."""
+        assert self._again is not None
+        minibatches = self._again(self.base + index)
+
+        def sample() -> T:
+            begun = time.perf_counter()
+            try:
+                with self._stage():
+                    return next(minibatches)
+            finally:
+                self._sampled_since(begun)
+
+        return sample
+
+    def _note(self, ids: Mapping[str, Any], rows: Sequence[Rows]) -> None:
         """Count the rows and pages of a minibatch, and how large the largest one is."""
         for counts, space, of_space in zip(self.counts, self.spaces, rows, strict=True):
-            self.wanted_rows += counts.add(of_space)
+            self.wanted_bytes += counts.add(of_space) * space.row_bytes
             for t in space.tables:
                 if t.name in self.pages:
                     self.pages[t.name].add(of_space // np.uint32(t.rows_per_page))
         read = rows_read(ids, [t.name for t in self._tables])
         self.rows = {name: max(n, self.rows.get(name, 0)) for name, n in read.items()}
-        self.minibatch_bytes = max(self.minibatch_bytes, self._bytes_of(minibatch))
         nbytes = sum(read[t.name] * t.row_bytes for t in self._tables)
         if not self.largest or nbytes > self._largest_bytes:
             self.largest, self._largest_bytes = ids, nbytes

@@ -10,7 +10,8 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Protocol, runtime_checkable
@@ -126,6 +127,17 @@ class EpochSampling(ABC):
     def __iter__(self) -> Iterator[Minibatch]:
         """A generator: an error that it raises keeps no frame of the caller alive."""
         return self._one_ahead() if _can_start(self.epoch) else self._in_bulk()
+
+    @property
+    def repeats(self) -> bool:
+        """Whether since() samples the same minibatches: the samplers of gids do."""
+        return getattr(type(self.epoch.sampler).sample, "__module__", "").startswith("gids.")
+
+    def since(self, index: int) -> Iterator[Minibatch]:
+        """Sample the minibatches from one of this epoch on once more."""
+        again = copy(self)
+        again.epoch = replace(self.epoch, steps=self.epoch.steps[index:])
+        return iter(again)
 
     def _one_ahead(self) -> Iterator[Minibatch]:
         """On a device: enqueue the next minibatch before this one is returned, so that none is waited for."""

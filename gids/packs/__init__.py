@@ -4,7 +4,7 @@ Called by the loader. See docs/internals/packs.md.
 """
 
 from gids.packs.costs import DiskRates, measure_rates
-from gids.packs.cut import Layout, Resident, Way, Work, sweep_bytes
+from gids.packs.cut import Layout, Resident, Way, Work, sweep_seconds
 from gids.packs.memory import PackBudget, PackPlan
 from gids.packs.row_reader import RowReader
 from gids.packs.scratch import Scratch, ScratchFull, find_scratch
@@ -35,5 +35,5 @@ __all__ = [
     "measure_rates",
     "rows_of",
     "spaces_of",
-    "sweep_bytes",
+    "sweep_seconds",
 ]

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from gids import _core
@@ -19,19 +20,23 @@ from gids.packs.spool import Spool
 
 Way = Literal["sweep", "pack"]
 
-_TRIED = 32
+_TRIED = 16
 """Minibatches that each share is tried on; only the best one is tried on all."""
 
-_SHARES = (0.0, 0.2, 0.4, 0.55, 0.7, 0.8, 0.9)
-"""Shares of the memory for packs that are tried for resident rows."""
+_SHARES = (0.0, 0.4, 0.8, 0.2, 0.6, 0.9, 0.7)
+"""Shares of the memory for packs that are tried for resident rows; the first ones if memory is short."""
 
 
 @dataclass(frozen=True, eq=False)
 class Resident:
-    """Rows that stay in memory, and the memory of one pack beside them. rows: a set of each space."""
+    """How the memory for packs is used. rows: that stay in memory, a set of each space.
+
+    pack_bytes: of one pack; there are two. lists_bytes: of the row lists of a superbatch.
+    """
 
     rows: tuple[_core.RowSet, ...]
     pack_bytes: int
+    lists_bytes: int
 
 
 @dataclass(frozen=True)
@@ -71,45 +76,54 @@ class Work:
             ways = [way for way in ways if way != "pack"]
         trials = [self._trial(resident)] if resident is not None else self._trials()
         tried = min(len(self.spool), _TRIED)
-        if len(trials) > 1 and tried < len(self.spool):
-            times = len(self.spool) / tried
-            fitting = self._cut(trials, tried)
-            best = {self._best(way, fitting, times) for way in ways if fitting}
-            # A later minibatch may be larger than those before, and not fit: then all are tried on all.
-            again = self._cut([replace(t, cutter=self._cutter(t.resident)) for t in best], len(self.spool))
-            fitting = again
-            if not again or len(again) < len(best):
-                fitting = self._cut(self._trials(), len(self.spool))
-        else:
-            fitting = self._cut(trials, len(self.spool))
+        self._cut(trials, 0, tried)
+        fitting = [trial for trial in trials if trial.fits]
+        times = len(self.spool) / max(1, tried)
+        best = list(dict.fromkeys(self._best(way, fitting, times) for way in ways)) if fitting else []
+        self._cut(best, tried, len(self.spool))
+        if not all(trial.fits for trial in best):  # a later minibatch is larger than the first ones
+            self._cut([trial for trial in fitting if trial not in best], tried, len(self.spool))
+            best = [trial for trial in fitting if trial.fits]
         found: dict[Way, Layout] = {}
-        for way in ways if fitting else ():
-            trial = self._best(way, fitting, 1)
+        for way in ways if best else ():
+            trial = self._best(way, best, 1)
             found[way] = Layout(way, trial.resident, trial.packs(), self._seconds(way, trial, 1))
         return found
+
+    @cached_property
+    def _histograms(self) -> list[list[int]]:
+        return [of.histogram() for of in self.counts]
+
+    @cached_property
+    def _sweep_s(self) -> float:
+        return sweep_seconds(self.spaces, self._histograms, self.rates)
 
     def _seconds(self, way: Way, trial: _Trial, times: float) -> float:
         """Predicted seconds for `times` as many minibatches as the trial has cut."""
         cut = trial.packs()
         packs = times * len(cut)
-        one_sweep_s = sweep_bytes(self.spaces, self.counts, self.rates) / self.rates.read_bytes_per_s
         if way == "sweep":
-            return max(packs * one_sweep_s, self.consumer_s)
-        packed = times * sum(
-            n * space.row_bytes for _, rows in cut for n, space in zip(rows, self.spaces, strict=True)
+            return max(packs * self._sweep_s, self.consumer_s)
+        of_packs = [sum(rows) for rows in zip(*(rows for _, rows in cut), strict=True)]
+        packed = times * sum(n * space.row_bytes for n, space in zip(of_packs, self.spaces, strict=True))
+        lists = times * sum(
+            n * _list_row_bytes(n / max(1, len(cut)) / space.row_count)
+            for n, space in zip(of_packs, self.spaces, strict=True)
         )
+        most_packs = self.plan.most_packs(self.plan.write_bytes(trial.resident.pack_bytes))
         sweeps = max(
-            1, math.ceil(packs / self.plan.most_packs), math.ceil(packed / max(1, self.scratch_bytes))
+            1,
+            math.ceil(packs / most_packs),
+            math.ceil(packed / max(1, self.scratch_bytes)),
+            math.ceil(lists / max(1, trial.resident.lists_bytes)),
         )
-        reading_s = max(packed / self.rates.read_bytes_per_s, self.consumer_s)
-        return sweeps * one_sweep_s + packed / self.rates.write_bytes_per_s + reading_s
+        writing_s = packed / self.rates.write_bytes_per_s
+        reading_s = (packed + self.spool.bytes_written) / self.rates.read_bytes_per_s
+        seconds: float = sweeps * self._sweep_s + writing_s + max(reading_s, self.consumer_s)
+        return seconds
 
     def _best(self, way: Way, trials: Sequence[_Trial], times: float) -> _Trial:
         return min(trials, key=lambda trial: self._seconds(way, trial, times))
-
-    def _cutter(self, resident: Resident) -> _core.Cutter:
-        of = [(rows, space.row_bytes) for rows, space in zip(resident.rows, self.spaces, strict=True)]
-        return _core.Cutter(of, resident.pack_bytes - self._padding)
 
     @property
     def _padding(self) -> int:
@@ -117,27 +131,33 @@ class Work:
         return ALIGNMENT * sum(len(space.tables) for space in self.spaces)
 
     def _trial(self, resident: Resident) -> _Trial:
-        return _Trial(self._cutter(resident), resident, resident.pack_bytes - self._padding)
+        of = [(rows, space.row_bytes) for rows, space in zip(resident.rows, self.spaces, strict=True)]
+        most_bytes = resident.pack_bytes - self._padding
+        return _Trial(_core.Cutter(of, most_bytes), resident, most_bytes)
 
     def _trials(self) -> list[_Trial]:
-        histograms = [of.histogram() for of in self.counts]
         found: dict[tuple[int, ...], _Trial] = {}
-        for share in _SHARES:
-            rows = tuple(_hottest(histograms, self.spaces, int(share * self.plan.pack_bytes)))
+        for share in _SHARES[: self.plan.trials]:
+            rows, packed = _hottest(self._histograms, self.spaces, int(share * self.plan.pack_bytes))
             held = sum(n * space.row_bytes for n, space in zip(rows, self.spaces, strict=True))
-            pack_bytes = (self.plan.pack_bytes - held - self._padding) // 2 // ALIGNMENT * ALIGNMENT
-            if pack_bytes > self._padding and rows not in found:
+            lists = sum(
+                n * _list_row_bytes(n / max(1, len(self.spool)) / space.row_count)
+                for n, space in zip(packed, self.spaces, strict=True)
+            )
+            lists_bytes = self.plan.lists_bytes(int(lists))
+            left = self.plan.pack_bytes - held - (2 if self.plan.overlap else 1) * lists_bytes
+            pack_bytes = (left - self._padding) // 2 // ALIGNMENT * ALIGNMENT
+            if pack_bytes > self._padding and tuple(rows) not in found:
                 sets = tuple(of.hottest(n) for of, n in zip(self.counts, rows, strict=True))
-                found[rows] = self._trial(Resident(sets, pack_bytes))
+                found[tuple(rows)] = self._trial(Resident(sets, pack_bytes, lists_bytes))
         return list(found.values())
 
-    def _cut(self, trials: Sequence[_Trial], minibatches: int) -> list[_Trial]:
-        """Cut the first minibatches; returns the trials in whose packs all of them fit."""
+    def _cut(self, trials: Sequence[_Trial], begin: int, end: int) -> None:
+        """Add minibatches [begin, end) to the cuts."""
         with ThreadPoolExecutor(max(1, len(trials)), "gids-cut") as threads:
-            for i in range(minibatches):
+            for i in range(begin, end):
                 rows = self.spool.rows(i)
                 list(threads.map(lambda trial, of=rows: trial.cutter.add(of), trials))
-        return [trial for trial in trials if trial.cutter.largest_bytes <= trial.most_bytes]
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,29 +168,43 @@ class _Trial:
     resident: Resident
     most_bytes: int
 
+    @property
+    def fits(self) -> bool:
+        """Whether every minibatch fits in a pack."""
+        return self.cutter.largest_bytes <= self.most_bytes
+
     def packs(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
         return tuple((end, tuple(rows)) for end, rows in self.cutter.packs())
 
 
-def sweep_bytes(spaces: Sequence[Space], counts: Sequence[_core.Counts], rates: DiskRates) -> int:
-    """Bytes that a sweep for all wanted rows reads, about."""
-    total = 0
-    for space, of in zip(spaces, counts, strict=True):
-        wanted = space.row_count - of.histogram()[0]
+def sweep_seconds(spaces: Sequence[Space], histograms: Sequence[Sequence[int]], rates: DiskRates) -> float:
+    """Of one sweep for all wanted rows, about. histograms: how many rows 0, 1, … minibatches want."""
+    total = 0.0
+    for histogram, space in zip(histograms, spaces, strict=True):
+        wanted = space.row_count - histogram[0]
         for t in space.tables:
             total += min(t.page_count * t.page_bytes, wanted * (t.page_bytes + rates.gap_bytes))
-    return total
+    return total / rates.read_bytes_per_s
 
 
-def _hottest(histograms: Sequence[Sequence[int]], spaces: Sequence[Space], nbytes: int) -> list[int]:
-    """Rows of each space, the most wanted ones of all, that fit in nbytes."""
+def _list_row_bytes(density: float) -> float:
+    """Bytes of a row in the row list of a pack that has this share of a table's rows."""
+    return 1.0 + (1 - min(1.0, density)) ** 128 + (1 - min(1.0, density)) ** 16384
+
+
+def _hottest(
+    histograms: Sequence[Sequence[int]], spaces: Sequence[Space], nbytes: int
+) -> tuple[list[int], list[int]]:
+    """Rows of each space, the most wanted of all, that fit in nbytes; and how often the others are wanted."""
     rows = [0] * len(spaces)
+    others = [sum(count * n for count, n in enumerate(histogram)) for histogram in histograms]
     for count in range(max(map(len, histograms)) - 1, 0, -1):
         for i, (histogram, space) in enumerate(zip(histograms, spaces, strict=True)):
             here = histogram[count] if count < len(histogram) else 0
             fit = min(here, nbytes // space.row_bytes)
             rows[i] += fit
+            others[i] -= fit * count
             nbytes -= fit * space.row_bytes
             if fit < here:
-                return rows
-    return rows
+                return rows, others
+    return rows, others

@@ -14,31 +14,39 @@ from gids.store.geometry import align_up, div_ceil
 ALIGNMENT = 4096
 """Of the parts of a pack, in scratch and in memory."""
 
+_MOST_READ_BYTES = 256 << 10
+"""Of one request of a sweep or a pack. Longer ones are slower on some disks."""
+
+READS = 32
+"""Requests of a sweep or a pack in flight."""
+
+PIECES = 8
+"""Pieces of a sweep that are in memory."""
+
 _OUTPUTS = 2
 """One minibatch is with the consumer, one is gathered."""
 
 _MINIBATCHES = 7
 """Sampled ones in memory: one with the consumer, three that are read ahead, three that are written."""
 
-_LISTS_SHARE = 8
-"""Row lists of the packs of a superbatch take at most an eighth of the memory."""
+_SETS = 4
+"""Row sets: the resident rows', the present pack's, one to sweep by, one to collect in."""
 
-_LIST_ROW_BYTES = 1.25
-"""Bytes of a row in a row list, about."""
+_SETS_OF_A_TRIAL = 2
+"""The resident rows', and those of the pack that is filled."""
 
-_SETS = 20
-"""Row sets: the resident rows', the present pack's, one to sweep by, one to collect in, 16 to try cuts."""
+_MOST_LISTS_SHARE = 4
+_LEAST_LISTS_SHARE = 32
+"""Row lists of a superbatch take 1/32 to 1/4 of the memory for packs."""
 
 _PIECE_SHARE = 512
 """A piece of a sweep takes at most 1/512 of the memory."""
 
 _WRITE_SHARE = 16
-"""Write buffers take at most 1/16 of the memory."""
-
-PIECES = 8
-"""Pieces that a sweep reads at a time."""
+"""Write buffers beside a superbatch that is trained take 1/16 of the memory."""
 
 _LEAST_BUFFER_BYTES = 32 << 10
+_MOST_BUFFER_BYTES = 1 << 20
 _LEAST_PACKS = 4
 _MOST_PACKS = 1024
 _SPARE_BUFFERS = 16
@@ -47,24 +55,44 @@ _SPARE_BUFFERS = 16
 
 @dataclass(frozen=True)
 class PackPlan:
-    """How memory is shared out. purposes: bytes by purpose, "packs" among them. most_packs: of a superbatch.
+    """How memory is shared out.
 
-    piece_bytes: of one read of a sweep. buffer_bytes: of a write buffer.
+    purposes: bytes by purpose, "packs" among them. overlap: a superbatch is swept while another is trained;
+    otherwise a sweep uses memory that packs and outputs need only later. trials: cuts that may be tried at a
+    time. piece_bytes, read_bytes: of a piece of a sweep, and of a request.
     """
 
     purposes: Mapping[str, int]
-    most_packs: int
+    overlap: bool
+    trials: int
     piece_bytes: int
-    buffer_bytes: int
+    read_bytes: int
 
     @property
     def pack_bytes(self) -> int:
-        """For the resident rows and two packs."""
+        """For the resident rows, two packs, and the row lists of packs that wait."""
         return self.purposes["packs"]
 
-    def buffer_count(self, packs: int) -> int:
-        """Write buffers of a superbatch of so many packs."""
-        return packs + _SPARE_BUFFERS
+    def lists_bytes(self, wanted_bytes: int) -> int:
+        """For the row lists of a superbatch, whose packs want so many or fewer."""
+        most = self.pack_bytes // _MOST_LISTS_SHARE
+        return max(self.pack_bytes // _LEAST_LISTS_SHARE, min(wanted_bytes + wanted_bytes // 8, most))
+
+    def write_bytes(self, half_bytes: int, outputs_bytes: int = 0) -> int:
+        """For the write buffers of a sweep. half_bytes: of one pack. outputs_bytes: that are in use."""
+        if self.overlap:
+            return self.purposes["write buffers"]
+        return 2 * half_bytes + max(0, self.purposes["outputs"] - outputs_bytes)
+
+    def most_packs(self, write_bytes: int) -> int:
+        """Packs that one sweep can fill."""
+        return max(_LEAST_PACKS, min(_MOST_PACKS, write_bytes // _LEAST_BUFFER_BYTES - _SPARE_BUFFERS))
+
+    def buffers(self, packs: int, write_bytes: int) -> tuple[int, int]:
+        """(number, bytes of each) of the write buffers for so many packs."""
+        count = packs + _SPARE_BUFFERS
+        each = write_bytes // count // ALIGNMENT * ALIGNMENT
+        return count, min(_MOST_BUFFER_BYTES, max(_LEAST_BUFFER_BYTES, each))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,56 +100,74 @@ class PackBudget:
     """What packs may take.
 
     output_row_bytes: bytes of an output row, by table. bounce_bytes: memory of the loader's engine.
-    sampler_bytes: of the sampler.
+    sampler_bytes: of the sampler. waiting: sampled minibatches that the source holds.
     """
 
     spaces: Sequence[Space]
     output_row_bytes: Mapping[str, int]
     bounce_bytes: int
     sampler_bytes: int
+    waiting: int
     memory_bytes: int
 
-    def share(self, rows: Mapping[str, int], minibatch_bytes: int, wanted_rows: int) -> PackPlan | None:
+    def share(self, rows: Mapping[str, int], minibatch_bytes: int, overlap: bool) -> PackPlan | None:
         """Give every purpose its bytes; the rest is for packs. None if nothing is left.
 
-        rows: rows that the largest minibatch reads, by table. minibatch_bytes: its memory. wanted_rows: sum
-        of the distinct rows of each minibatch, over all minibatches and spaces.
+        rows: rows that the largest minibatch reads, by table. minibatch_bytes: its memory.
         """
-        purposes = self.needed(rows, minibatch_bytes, wanted_rows)
+        purposes = self.needed(rows, minibatch_bytes, overlap)
         left = self.memory_bytes - sum(purposes.values())
-        if left <= 0:
+        # The first superbatch is counted and cut before there are outputs and packs.
+        trials = (left + purposes["outputs"] - self._counts_bytes) // (_SETS_OF_A_TRIAL * self._set_bytes)
+        if left <= 0 or trials <= 0:
             return None
-        return PackPlan({**purposes, "packs": left}, self._most_packs, self._piece_bytes, self._buffer_bytes)
+        return PackPlan(
+            {**purposes, "packs": left},
+            overlap=overlap,
+            trials=trials,
+            piece_bytes=self._piece_bytes,
+            read_bytes=self._read_bytes,
+        )
 
-    def needed(self, rows: Mapping[str, int], minibatch_bytes: int, wanted_rows: int) -> dict[str, int]:
+    def needed(self, rows: Mapping[str, int], minibatch_bytes: int, overlap: bool) -> dict[str, int]:
         """Bytes by purpose, without packs."""
-        sets = sum(space.set_bytes for space in self.spaces)
-        return {
+        minibatches = max(_MINIBATCHES, 2 + self.waiting) + (1 + self.waiting if overlap else 0)
+        purposes = {
             "bounce pool": self.bounce_bytes,
             "sampler": self.sampler_bytes,
             "outputs": _OUTPUTS * self._output_bytes(rows),
-            "minibatches": _MINIBATCHES * (minibatch_bytes + 4 * sum(rows.values())),
-            "row sets": _SETS * sets,
-            "row lists": min(self.memory_bytes // _LISTS_SHARE, int(_LIST_ROW_BYTES * wanted_rows)),
-            "counts": 2 * (sum(2 * space.row_count for space in self.spaces) + sets),
-            "sweep": 2 * PIECES * self._piece_bytes,
-            "write buffers": (self._most_packs + _SPARE_BUFFERS) * self._buffer_bytes,
+            "minibatches": minibatches * (minibatch_bytes + 4 * sum(rows.values())),
+            "row sets": (_SETS + (_SETS_OF_A_TRIAL if overlap else 0)) * self._set_bytes,
+            "sweep": PIECES * self._piece_bytes + (2 if overlap else 1) * READS * self._read_bytes,
         }
+        if overlap:
+            purposes["counts"] = self._counts_bytes
+            purposes["write buffers"] = max(
+                self.memory_bytes // _WRITE_SHARE, (_LEAST_PACKS + _SPARE_BUFFERS) * _LEAST_BUFFER_BYTES
+            )
+        return purposes
 
     @property
-    def _most_packs(self) -> int:
-        buffers = self.memory_bytes // _WRITE_SHARE // _LEAST_BUFFER_BYTES
-        return max(_LEAST_PACKS, min(_MOST_PACKS, buffers - _SPARE_BUFFERS))
+    def _set_bytes(self) -> int:
+        return sum(space.set_bytes for space in self.spaces)
+
+    @property
+    def _counts_bytes(self) -> int:
+        """Two bytes for each row and page, and the set of a minibatch that is counted."""
+        pages = sum(t.page_count for space in self.spaces for t in space.tables if t.rows_per_page > 1)
+        return 2 * (pages + sum(space.row_count for space in self.spaces)) + self._set_bytes
 
     @property
     def _piece_bytes(self) -> int:
-        longest = max(t.page_bytes for space in self.spaces for t in space.tables)
-        return align_up(min(1 << 20, max(64 << 10, self.memory_bytes // _PIECE_SHARE)), longest)
+        return align_up(min(1 << 20, max(64 << 10, self.memory_bytes // _PIECE_SHARE)), self._longest_page)
 
     @property
-    def _buffer_bytes(self) -> int:
-        room = self.memory_bytes // _WRITE_SHARE // (self._most_packs + _SPARE_BUFFERS)
-        return min(1 << 20, max(_LEAST_BUFFER_BYTES, room // ALIGNMENT * ALIGNMENT))
+    def _read_bytes(self) -> int:
+        return max(self._longest_page, min(_MOST_READ_BYTES, align_up(self._piece_bytes // 4, ALIGNMENT)))
+
+    @property
+    def _longest_page(self) -> int:
+        return max(t.page_bytes for space in self.spaces for t in space.tables)
 
     def _output_bytes(self, rows: Mapping[str, int]) -> int:
         return sum(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ BLOCK = 4096
 """Offsets and lengths of direct I/O on scratch files are multiples of this."""
 
 _IN_MEMORY = {"tmpfs", "ramfs"}
+_LONG_BYTES = 1 << 30
 _SHARE = 2
 """Without scratch_bytes, files take at most half of the free space."""
 
@@ -35,10 +37,26 @@ class Scratch:
     def __init__(self, directory: Path, limit_bytes: int) -> None:
         self.directory, self.limit_bytes = directory, limit_bytes
         self._files: weakref.WeakSet[ScratchFile] = weakref.WeakSet()
+        self._closing: list[threading.Thread] = []
 
     @property
     def taken_bytes(self) -> int:
         return sum(file.nbytes for file in self._files)
+
+    def wait_for_space(self) -> None:
+        """Wait until all closed files have given their space back."""
+        while self._closing:
+            self._closing.pop().join()
+
+    def give_back(self, fd: int, nbytes: int) -> None:
+        """Close a file. In the background if it is long: a file system may take seconds to free its space."""
+        if nbytes < _LONG_BYTES:
+            os.close(fd)
+            return
+        self._closing = [thread for thread in self._closing if thread.is_alive()]
+        closing = threading.Thread(target=os.close, args=(fd,), name="gids-scratch", daemon=True)
+        self._closing.append(closing)
+        closing.start()
 
     def open(self) -> ScratchFile:
         """A new file. Raises StorageError if the directory takes none."""
@@ -67,6 +85,7 @@ class ScratchFile:
             reason = "cannot make a scratch file: " + os.strerror(error.errno or 0)
             raise StorageError(error.errno or 0, reason, scratch.directory) from error
         self._finalizer = weakref.finalize(self, os.close, self.fd)
+        self._pid = os.getpid()
 
     @property
     def path(self) -> str:
@@ -86,7 +105,7 @@ class ScratchFile:
             reason = f"scratch_bytes={self._scratch.limit_bytes} is used up"
             raise ScratchFull(errno.ENOSPC, reason, self.directory)
         try:
-            os.posix_fallocate(self.fd, self.nbytes, more)
+            self._allocate(more)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise StorageError(error.errno or 0, os.strerror(error.errno or 0), self.directory) from error
@@ -95,9 +114,21 @@ class ScratchFile:
         self.nbytes = nbytes
 
     def close(self) -> None:
-        """Give the space back. Idempotent."""
-        self._finalizer()
+        """Give the space back, soon. Idempotent."""
+        if os.getpid() != self._pid:
+            self._finalizer()  # a forked child frees nothing
+        elif self._finalizer.detach() is not None:
+            self._scratch.give_back(self.fd, self.nbytes)
         self.nbytes = 0
+
+    def _allocate(self, more: int) -> None:
+        try:
+            os.posix_fallocate(self.fd, self.nbytes, more)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            self._scratch.wait_for_space()
+            os.posix_fallocate(self.fd, self.nbytes, more)
 
 
 def find_scratch(

@@ -1,7 +1,7 @@
 """Spool: sampled minibatches on scratch, from the moment they are sampled until they are trained.
 
-A minibatch is sampled once: its rows are needed first, to cut packs, and the minibatch itself later.
-Knows tensors and bytes; a minibatch is any object that pickles.
+The rows of a minibatch are needed first, to cut packs, and the minibatch itself later: it is kept, or sampled
+again. Knows tensors and bytes; a minibatch is any object that pickles.
 """
 
 from __future__ import annotations
@@ -40,21 +40,31 @@ class NotSpoolable(TypeError):
 
 @dataclass(frozen=True)
 class _Record:
-    """Where a minibatch is. parts: (offset in the record, bytes): the rows of each space, the pickled object,
-    then its buffers."""
+    """Where a minibatch is. parts: (offset in the record, bytes): the rows of each space; and, if it is kept,
+    the pickled object, then its buffers. tables: names of those that it reads."""
 
     offset: int
     nbytes: int
     parts: tuple[tuple[int, int], ...]
+    tables: tuple[str, ...]
+    kept: bool
 
 
 class Spool:
-    """Minibatches with their rows, in the order in which they were put. Used by one thread."""
+    """Minibatches with their rows, in the order in which they were put. Used by one thread.
 
-    def __init__(self, scratch: Scratch, space_count: int) -> None:
+    again: called with the number of a minibatch that is not kept; returns a function that samples this one
+    and, in later calls, those after it.
+    """
+
+    def __init__(
+        self, scratch: Scratch, space_count: int, again: Callable[[int], Callable[[], Any]] | None = None
+    ) -> None:
         self._file: ScratchFile = scratch.open()
         self._growth = align_up(min(_GROWTH, scratch.limit_bytes // _GROWTH_SHARE), BLOCK)
         self.space_count = space_count
+        self._again = again
+        self._sample: tuple[int, Callable[[], Any]] | None = None  # with the minibatch that it returns next
         self._records: list[_Record] = []
         self._kept: list[object] = []  # graphs of the dataset, which minibatches refer to
         self._end = 0
@@ -71,24 +81,15 @@ class Spool:
     def bytes_written(self) -> int:
         return self._end
 
-    @property
-    def memory_bytes(self) -> int:
-        """Of the staging buffer and of the minibatches that are read ahead."""
-        largest = max((r.nbytes for r in self._records), default=0)
-        return len(self._staging) + (_AHEAD + 1) * largest
-
-    def put(self, minibatch: object, rows: Sequence[Rows], tables: Sequence[str]) -> None:
+    def put(
+        self, minibatch: object, rows: Sequence[Rows], tables: Sequence[str], *, keep: bool = True
+    ) -> None:
         """Write a minibatch. Raises NotSpoolable, or StorageError; then nothing was added.
 
-        rows: of each space. tables: names of the tables that it reads.
+        rows: of each space. tables: names of the tables that it reads. keep: write the minibatch itself, and
+        not only its rows.
         """
-        buffers: list[pickle.PickleBuffer] = []
-        out = io.BytesIO()
-        try:
-            _Pickler(out, buffers, self._kept).dump((minibatch, tuple(tables)))
-        except (pickle.PicklingError, TypeError, AttributeError, RuntimeError) as error:
-            raise NotSpoolable(f"a {type(minibatch).__name__} does not pickle: {error}") from error
-        pieces: list[Any] = [*rows, out.getbuffer(), *(b.raw() for b in buffers)]
+        pieces: list[Any] = [*rows, *(self._pickled(minibatch) if keep else ())]
         parts, end = [], 0
         for piece in pieces:
             size = piece.nbytes
@@ -108,7 +109,7 @@ class Spool:
             except ScratchFull:
                 self._file.reserve(self._end + nbytes)
         _write(self._file, memoryview(self._staging)[:nbytes], self._end)
-        self._records.append(_Record(self._end, nbytes, tuple(parts)))
+        self._records.append(_Record(self._end, nbytes, tuple(parts), tuple(tables), keep))
         self._end += nbytes
 
     def rows(self, index: int) -> list[Rows]:
@@ -127,10 +128,12 @@ class Spool:
         record = self._records[index]
         read = self._coming.pop(index).result()
         self.bytes_read += record.nbytes
+        rows = _rows(record, read, self.space_count)
+        if not record.kept:
+            return self._sample_again(index), record.tables, rows
         view = memoryview(read)
         pickled, *buffers = (view[begin : begin + size] for begin, size in record.parts[self.space_count :])
-        minibatch, tables = _Unpickler(io.BytesIO(pickled), buffers, self._kept).load()
-        return minibatch, tables, _rows(record, read, self.space_count)
+        return _Unpickler(io.BytesIO(pickled), buffers, self._kept).load(), record.tables, rows
 
     def rest(self, index: int) -> Iterator[Any]:
         """The minibatches from index on."""
@@ -142,7 +145,26 @@ class Spool:
         if os.getpid() == self._pid:  # a forked child has no such thread
             self._readers.shutdown(wait=True, cancel_futures=True)
         self._coming.clear()
+        self._sample = None
         self._file.close()
+
+    def _pickled(self, minibatch: object) -> list[Any]:
+        """The pickled object, and its buffers."""
+        buffers: list[pickle.PickleBuffer] = []
+        out = io.BytesIO()
+        try:
+            _Pickler(out, buffers, self._kept).dump(minibatch)
+        except (pickle.PicklingError, TypeError, AttributeError, RuntimeError) as error:
+            raise NotSpoolable(f"a {type(minibatch).__name__} does not pickle: {error}") from error
+        return [out.getbuffer(), *(b.raw() for b in buffers)]
+
+    def _sample_again(self, index: int) -> Any:
+        if self._sample is None or self._sample[0] != index:
+            assert self._again is not None
+            self._sample = (index, self._again(index))
+        _, sample = self._sample
+        self._sample = (index + 1, sample)
+        return sample()
 
 
 def _rows(record: _Record, read: mmap.mmap, spaces: int) -> list[Rows]:

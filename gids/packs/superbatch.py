@@ -22,7 +22,7 @@ from gids.cache.output_dtype import out_dtype_of, row_form
 from gids.errors import StorageError
 from gids.io import open_engine
 from gids.packs.cut import Layout
-from gids.packs.memory import ALIGNMENT, PIECES, PackPlan
+from gids.packs.memory import ALIGNMENT, PIECES, READS, PackPlan
 from gids.packs.scratch import Scratch, ScratchFull
 from gids.packs.spaces import Rows, Space
 from gids.packs.spool import Spool
@@ -32,7 +32,7 @@ from gids.store.geometry import align_up
 if TYPE_CHECKING:
     from gids.store import Table
 
-_WRITERS = 4
+_WRITERS = 8
 """Threads that write to scratch: so many large writes are in flight."""
 
 
@@ -139,8 +139,8 @@ class _Pack:
 class Superbatch:
     """Minibatches [first, end) of a spool. Call prepare(), begin(), then take() for each.
 
-    layout: for all minibatches of the spool. This superbatch has as many packs, from first_pack on, as
-    list_bytes of memory for their row lists and room_bytes of scratch allow. fill_resident: the resident rows
+    layout: for all minibatches of the spool. This superbatch has as many packs, from first_pack on, as the
+    memory for row lists and write buffers, and room_bytes of scratch allow. fill_resident: the resident rows
     are not in memory yet.
     """
 
@@ -153,7 +153,6 @@ class Superbatch:
         scratch: Scratch,
         *,
         room_bytes: int,
-        list_bytes: int,
         fill_resident: bool,
     ) -> None:
         self._machine, self._spool, self.layout = machine, spool, layout
@@ -166,8 +165,10 @@ class Superbatch:
         self._resident_parts, resident_bytes = self._parts(self._resident)
         self._halves = [resident_bytes, resident_bytes + layout.resident.pack_bytes]
         self._packs: list[_Pack] = []
-        at = 0
-        for end, rows in layout.packs[first_pack : first_pack + machine.plan.most_packs]:
+        at, lists_bytes = 0, layout.resident.lists_bytes
+        self._write_bytes = machine.plan.write_bytes(layout.resident.pack_bytes, machine.peak_output_bytes)
+        most_packs = machine.plan.most_packs(self._write_bytes) if self._scratch else len(layout.packs)
+        for end, rows in layout.packs[first_pack : first_pack + most_packs]:
             nbytes = sum(
                 align_up(n * t.row_bytes, ALIGNMENT)
                 for n, space in zip(rows, machine.spaces, strict=True)
@@ -179,8 +180,8 @@ class Superbatch:
             parts, nbytes = self._parts(lists)
             self._packs.append(_Pack(end, lists, at, parts, nbytes))
             at, begin = at + nbytes, end
-            list_bytes -= sum(of.nbytes for of in lists)
-            if list_bytes <= 0:
+            lists_bytes -= sum(of.nbytes for of in lists)
+            if lists_bytes <= 0:
                 break
         self.end = begin
         self.last_pack = first_pack + len(self._packs)
@@ -235,17 +236,17 @@ class Superbatch:
         self._engine = open_engine(
             paths,
             machine.engine_kind,
-            depth=2 * PIECES,
+            depth=READS,
             direct=direct,
-            max_read_bytes=machine.plan.piece_bytes,
+            max_read_bytes=machine.plan.read_bytes,
         )
         self._opened.callback(self._engine.close)
         if self._scratch is not None:
+            if not machine.plan.overlap:
+                machine.memory.discard(self._halves[0], 2 * self.layout.resident.pack_bytes)
+            buffers, buffer_bytes = machine.plan.buffers(len(self._packs), self._write_bytes)
             writer = _core.PackWriter.create(
-                self._file.fd,
-                threads=_WRITERS,
-                buffers=machine.plan.buffer_count(len(self._packs)),
-                buffer_bytes=machine.plan.buffer_bytes,
+                self._file.fd, threads=_WRITERS, buffers=buffers, buffer_bytes=buffer_bytes
             )
             targets = {
                 t.name: [(pack.lists[s], None, pack.at + pack.parts[t.name]) for pack in self._packs]

@@ -7,6 +7,9 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -50,6 +53,11 @@ struct PackMemory {
       throw std::invalid_argument("the memory for packs has " + std::to_string(memory.bytes()) + " bytes, and " +
                                   std::to_string(bytes) + " do not fit at " + std::to_string(offset));
     return memory.data() + offset;
+  }
+  void discard(u64 offset, u64 bytes) {
+    std::byte* const begin = at(offset, bytes);
+    const u64 page = static_cast<u64>(sysconf(_SC_PAGESIZE)), skipped = align_up(offset, page) - offset;
+    if (bytes > skipped) madvise(begin + skipped, (bytes - skipped) / page * page, MADV_DONTNEED);
   }
   HugeArray<std::byte> memory;
 };
@@ -268,6 +276,8 @@ void bind_packs(nb::module_& m) {
                                                             {memory.memory.bytes()}, nb::find(&memory));
            },
            "uint8[nbytes]: a view.")
+      .def("discard", [](PackMemory& memory, u64 at, u64 bytes) { memory.discard(at, bytes); }, "at"_a, "nbytes"_a,
+           "Gives whole pages of memory back until they are written again. Their contents are lost.")
       .def_prop_ro("nbytes", [](const PackMemory& memory) { return memory.memory.bytes(); });
 
   nb::class_<Priority>(m, "Priority", "Lets reads of packs go before a sweep.")

@@ -180,10 +180,13 @@ void Sweep::sweep(const TableSweep& table) {
   auto submit = [&](Piece& piece) {
     piece.reads = std::make_shared<Piece::Reads>();
     for (u64 shard = 0; shard < g.shard_count && piece.first + shard < piece.end; ++shard) {
-      const u64 page = piece.first + shard, count = div_ceil(piece.end - page, g.shard_count);
-      piece.reads->reads.push_back({g.offset_of(page), const_cast<std::byte*>(piece.page(g, page)),
-                                    static_cast<u32>(count * g.page_bytes), g.file_of(page), 0});
-      bytes_read_ += count * g.page_bytes;
+      const u64 page = piece.first + shard, bytes = div_ceil(piece.end - page, g.shard_count) * g.page_bytes;
+      std::byte* const to = const_cast<std::byte*>(piece.page(g, page));
+      for (u64 at = 0; at < bytes; at += engine_->max_read_bytes())
+        piece.reads->reads.push_back({g.offset_of(page) + at, to + at,
+                                      static_cast<u32>(std::min<u64>(bytes - at, engine_->max_read_bytes())),
+                                      g.file_of(page), 0});
+      bytes_read_ += bytes;
     }
     engine_->submit(piece.reads);
   };

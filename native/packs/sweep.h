@@ -57,7 +57,7 @@ struct BadPage {
 };
 
 struct SweepOptions {
-  u32 piece_bytes = 1u << 20;  // of one read; at most the engine's max_read_bytes
+  u32 piece_bytes = 1u << 20;  // read by requests of the engine's max_read_bytes
   u32 pieces = 8;              // read at a time
   u32 gap_bytes = 16u << 10;   // unwanted bytes that are read rather than skipped
   u32 threads = 1;             // that copy rows

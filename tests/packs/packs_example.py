@@ -116,11 +116,12 @@ def cut_small(
     def less(*args: Any) -> memory.PackPlan | None:
         plan = share(*args)
         assert plan is not None
-        most = plan.most_packs if packs is None else packs
         purposes = dict(plan.purposes)
         if pack_bytes is not None:
             assert purposes["packs"] > pack_bytes
             purposes["packs"] = pack_bytes
-        return replace(plan, purposes=purposes, most_packs=most)
+        return replace(plan, purposes=purposes)
 
     monkeypatch.setattr(memory.PackBudget, "share", less)
+    if packs is not None:
+        monkeypatch.setattr(memory.PackPlan, "most_packs", lambda *_: packs)

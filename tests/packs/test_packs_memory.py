@@ -52,6 +52,8 @@ def test_the_process_stays_within_the_memory_that_is_listed(large: Path) -> None
         ("sweep", 8, 6),
         ("pack", 4, 6),
         ("pack", 2, 24),
+        ("pack", 16, 49),
+        ("pack", 4, 49),
     ):
         memory = ROWS * DIM * 4 // share
         found = run(large, way, memory, superbatch)

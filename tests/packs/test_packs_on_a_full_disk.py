@@ -25,12 +25,12 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, of: type, name: str, turn: int) -> 
     original: Callable[..., Any] = getattr(of, name)
     calls = 0
 
-    def method(self: Any, *args: Any) -> Any:
+    def method(self: Any, *args: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls >= turn:
             raise ScratchFull(errno.ENOSPC, "no room", "somewhere")
-        return original(self, *args)
+        return original(self, *args, **options)
 
     monkeypatch.setattr(of, name, method)
 
