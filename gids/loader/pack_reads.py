@@ -56,6 +56,15 @@ _WORTH_S = 1.0
 _WORTH = 0.9
 """Packs must take at most this share of the time of random reads, and several superbatches of that of one."""
 
+_IDLE = 0.2
+"""What a superbatch took is compared with its prediction if the consumer took at most this share of it."""
+
+_MOST_SLOWER = 4.0
+"""Predictions are corrected by at most this factor."""
+
+_SHORT_S = 0.5
+"""Shorter predictions are mostly noise."""
+
 _MARGIN = 16
 """Memory is shared out for minibatches that are larger than those of the first superbatch by 1/16."""
 
@@ -109,6 +118,7 @@ class PackReads:
             "seconds": {"cut": 0.0, "sweep": 0.0, "wait": 0.0, "gather": 0.0},
         }
         self.choices: list[dict[str, Any]] = []
+        self._slower: dict[str, float] = {}  # actual seconds over predicted ones, by way
         self._room_bytes = 0  # of a minibatch that the machine has room for
         self._scratch: Scratch | None = None
         self._looked = False
@@ -179,28 +189,35 @@ class PackReads:
         return self.random_s(sampled, host) <= _CLEARLY * pack_s
 
     def _sweep_s(self, sampled: SampledAhead[Any]) -> float:
-        return sweep_seconds(sampled.spaces, [of.histogram() for of in sampled.counts], self.rates())
+        pairs = zip(sampled.counts, sampled.spaces, strict=True)
+        wanted = [space.row_count - of.histogram()[0] for of, space in pairs]
+        return sweep_seconds(sampled.spaces, wanted, self.rates())
 
-    def choose(self, sampled: SampledAhead[Any], host: PackHost) -> Layout | None:
+    def choose(self, sampled: SampledAhead[Any], host: PackHost, count: int | None = None) -> Layout | None:
         """The layout of the cheapest way; None for random reads. Makes the machine for it.
 
+        count: minibatches of the epoch that are left; if random reads win, they read all of them.
         Raises MemoryBudgetError if packs were asked for and do not fit.
         """
         memory_bytes, reads = host.take_memory(), self.options.reads
         ways: tuple[Way, ...] = ("sweep", "pack") if reads == "auto" else (reads,)  # type: ignore[assignment]
         layouts = self._layouts(sampled, memory_bytes, host, ways, not sampled.last)
-        predicted: dict[str, float] = {way: layout.predicted_s for way, layout in layouts.items()}
+        self._learn()
+        predicted: dict[str, float] = {
+            way: layout.predicted_s * self._slower.get(way, 1.0) for way, layout in layouts.items()
+        }
         best = min(layouts.values(), key=lambda layout: layout.predicted_s, default=None)
         if reads == "auto":
             random_s = max(self.random_s(sampled, host), self.consumer_s * len(sampled.spool))
             predicted["random"] = random_s
             if best is not None and not (
-                best.predicted_s <= _WORTH * random_s and random_s - best.predicted_s >= _WORTH_S
+                predicted[best.way] <= _WORTH * random_s and random_s - predicted[best.way] >= _WORTH_S
             ):
                 best = None
         elif best is None:
             raise MemoryBudgetError(self._too_little(sampled, memory_bytes, host))
-        self._record("random" if best is None else best.way, sampled, predicted)
+        times = max(1.0, (count or 0) / len(sampled.spool)) if best is None else 1.0
+        self._record("random" if best is None else best.way, sampled, predicted, times)
         if best is None:
             self.only_random = "random reads are cheaper"
             return None
@@ -218,7 +235,8 @@ class PackReads:
             return None
         layout = self._work(sampled, self.machine.plan).choose((way,), resident).get(way)
         if layout is not None:
-            self._record(way, sampled, {way: layout.predicted_s})
+            self._learn()
+            self._record(way, sampled, {way: layout.predicted_s * self._slower.get(way, 1.0)})
         return layout
 
     def give_up(self, reason: str) -> None:
@@ -254,20 +272,34 @@ class PackReads:
                 seconds += _misses(np.array(histogram, np.float64), lines[t.name]) / rates.random_reads_per_s
         return seconds
 
-    def _record(self, way: str, sampled: SampledAhead[Any], predicted: Mapping[str, float]) -> None:
+    def _learn(self) -> None:
+        """Compare the last superbatch that was trained whole with its prediction, to correct later ones."""
+        last = self.choices[-1] if self.choices else None
+        if last is None or last["way"] == "random" or last["returned"] != last["minibatches"]:
+            return
+        if self.consumer_s * last["returned"] < _IDLE * last["actual_s"]:
+            way = last["way"]
+            slower = self._slower.get(way, 1.0) * last["actual_s"] / max(_SHORT_S, last["predicted_s"][way])
+            self._slower[way] = min(_MOST_SLOWER, max(1 / _MOST_SLOWER, slower))
+
+    def _record(
+        self, way: str, sampled: SampledAhead[Any], predicted: Mapping[str, float], times: float = 1.0
+    ) -> None:
+        predicted = {name: s * times for name, s in predicted.items()}
         self.choices.append(
             {
                 "way": way,
-                "minibatches": len(sampled.spool),
+                "minibatches": round(len(sampled.spool) * times),
+                "returned": 0,
                 "superbatches": 0,
                 "packs": 0,
                 "resident_rows": 0,
-                "predicted_s": dict(predicted),
+                "predicted_s": predicted,
                 "actual_s": 0.0,
             }
         )
         found = ", ".join(f"{name} {s:.1f} s" for name, s in sorted(predicted.items()))
-        log.info("%d minibatches by %s reads: predicted %s", len(sampled.spool), way, found)
+        log.info("%d minibatches by %s reads: predicted %s", self.choices[-1]["minibatches"], way, found)
 
     def _layouts(
         self,

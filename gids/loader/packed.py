@@ -68,7 +68,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         self._end: BaseException | None = None
         self._closed = False
         self._limit: tuple[int, str] | None = None
-        self._choice: dict[str, Any] = {"actual_s": 0.0}
+        self._choice: dict[str, Any] = {"actual_s": 0.0, "returned": 0}
         self._returned_at: float | None = None
         self._opened: list[Any] = []  # what closing needs must not hold the stream itself alive
         self._finalizer = weakref.finalize(self, _close, os.getpid(), self._opened, on_close)
@@ -114,6 +114,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
             if not self._advance():
                 raise self._take_end()
         taken: tuple[T, Features] = next(self._window)
+        self._choice["returned"] += 1
         return taken
 
     def _from(self, superbatch: Superbatch) -> tuple[T, Features]:
@@ -126,6 +127,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
                 event(packs.step)
         packs.step += 1
         packs.counters["minibatches"] += 1
+        self._choice["returned"] += 1
         try:
             self._work_ahead(superbatch)
         except OSError as failed:  # of scratch; this minibatch is whole
@@ -170,10 +172,10 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         if prepared is not None:
             return self._begin(prepared)
         begun = time.perf_counter()
-        layout = None
+        layout, left = None, None if self._count is None else self._count - sampled.base
         try:
             with self._profile("plan"):
-                layout = self._packs.choose(sampled, self._host)
+                layout = self._packs.choose(sampled, self._host, left)
         except OSError as error:
             self._packs.give_up(str(error))
         self._packs.counters["seconds"]["cut"] += time.perf_counter() - begun
@@ -239,7 +241,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
                 size = self._packs.superbatch_size(sampled, self._count, self._seconds["sample"] - before)
                 overlap = self._count is None or size <= self._count
                 if self._packs.clearly_random(sampled, self._host, self._host.take_memory(), overlap):
-                    self._packs.choose(sampled, self._host)  # for the record
+                    self._packs.choose(sampled, self._host, self._count)  # for the record
                     self._random(0)
                     return
             except OSError as error:

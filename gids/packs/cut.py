@@ -96,14 +96,16 @@ class Work:
 
     @cached_property
     def _sweep_s(self) -> float:
-        return sweep_seconds(self.spaces, self._histograms, self.rates)
+        wanted = [space.row_count - of[0] for of, space in zip(self._histograms, self.spaces, strict=True)]
+        return sweep_seconds(self.spaces, wanted, self.rates)
 
     def _seconds(self, way: Way, trial: _Trial, times: float) -> float:
         """Predicted seconds for `times` as many minibatches as the trial has cut."""
         cut = trial.packs()
         packs = times * len(cut)
         if way == "sweep":
-            return max(packs * self._sweep_s, self.consumer_s)
+            swept_s = times * sum(sweep_seconds(self.spaces, rows, self.rates) for _, rows in cut)
+            return max(swept_s, self.consumer_s)
         of_packs = [sum(rows) for rows in zip(*(rows for _, rows in cut), strict=True)]
         packed = times * sum(n * space.row_bytes for n, space in zip(of_packs, self.spaces, strict=True))
         lists = times * sum(
@@ -177,11 +179,10 @@ class _Trial:
         return tuple((end, tuple(rows)) for end, rows in self.cutter.packs())
 
 
-def sweep_seconds(spaces: Sequence[Space], histograms: Sequence[Sequence[int]], rates: DiskRates) -> float:
-    """Of one sweep for all wanted rows, about. histograms: how many rows 0, 1, … minibatches want."""
-    total = 0.0
-    for histogram, space in zip(histograms, spaces, strict=True):
-        wanted = space.row_count - histogram[0]
+def sweep_seconds(spaces: Sequence[Space], rows: Sequence[int], rates: DiskRates) -> float:
+    """Of one sweep for so many rows of each space, about."""
+    total = 0
+    for wanted, space in zip(rows, spaces, strict=True):
         for t in space.tables:
             total += min(t.page_count * t.page_bytes, wanted * (t.page_bytes + rates.gap_bytes))
     return total / rates.read_bytes_per_s

@@ -7,12 +7,20 @@
 #include <cstring>
 #include <deque>
 #include <stdexcept>
+#include <utility>
 
 #include "io/clock.h"
 #include "io/start_thread.h"
 #include "store/crc32c.h"
 
 namespace gids::packs {
+namespace {
+
+constexpr size_t kAlignment = 4096;  // for direct I/O
+constexpr size_t kMostPieces = 256;  // in memory
+constexpr size_t kTogether = 64;     // pieces that are distributed at a time
+
+}  // namespace
 
 void Priority::begin_urgent() {
   std::lock_guard lock(mutex_);
@@ -44,6 +52,7 @@ struct Sweep::Piece {
 
   u64 first = 0, end = 0;  // pages
   std::byte* memory = nullptr;
+  size_t bytes = 0;
   std::shared_ptr<Reads> reads;
 
   const std::byte* page(const cache::Geometry& g, u64 page) const {
@@ -84,7 +93,7 @@ struct Sweep::Output {
   // The last buffer is filled up with zeros to what direct I/O takes.
   void flush(Writer* writer) {
     if (!buffer) return;
-    const size_t bytes = align_up(filled, 4096);
+    const size_t bytes = align_up(filled, kAlignment);
     std::memset(buffer + filled, 0, bytes - filled);
     writer->write(buffer, bytes, target.offset + written);
     written += filled;
@@ -100,7 +109,7 @@ Sweep::Sweep(std::shared_ptr<io::Engine> engine, std::shared_ptr<Writer> writer,
       priority_(std::move(priority)),
       tables_(std::move(tables)),
       options_(options),
-      memory_(u64{options.pieces} * options.piece_bytes),
+      memory_(u64{options.pieces} * align_up(u64{options.piece_bytes}, kAlignment)),
       workers_(options.threads) {
   for (const TableSweep& table : tables_) {
     table.geometry.validate();
@@ -175,6 +184,7 @@ void Sweep::sweep(const TableSweep& table) {
     for (u64 page = next + 1; page < std::min(pages, piece.first + most) && page - piece.end <= gap; ++page)
       if (is_wanted(page)) piece.end = page + 1;
     next = piece.end;
+    piece.bytes = align_up((piece.end - piece.first) * g.page_bytes, kAlignment);
     return true;
   };
   auto submit = [&](Piece& piece) {
@@ -193,9 +203,16 @@ void Sweep::sweep(const TableSweep& table) {
 
   std::vector<Output> outputs;
   for (const Target& target : table.targets) outputs.emplace_back(target);
-  std::deque<Piece> reading;
-  std::vector<std::byte*> free;
-  for (u32 i = 0; i < options_.pieces; ++i) free.push_back(memory_.data() + u64{i} * options_.piece_bytes);
+  std::deque<Piece> reading;  // in memory_ one after the other, as in a ring
+  auto room_for = [&](size_t bytes) -> std::byte* {
+    std::byte* const begin = memory_.data();
+    if (reading.empty()) return begin;
+    std::byte* const used = reading.front().memory;
+    std::byte* const at = reading.back().memory + reading.back().bytes;
+    if (at <= used) return bytes <= static_cast<size_t>(used - at) ? at : nullptr;
+    if (bytes <= static_cast<size_t>(begin + memory_.bytes() - at)) return at;
+    return bytes <= static_cast<size_t>(used - begin) ? begin : nullptr;
+  };
   auto stopped = [&] { return stop_.load(std::memory_order_relaxed) || (writer_ && writer_->error()); };
   // Also when an exception ends the sweep: reads in flight write into memory_.
   struct Drain {
@@ -205,24 +222,28 @@ void Sweep::sweep(const TableSweep& table) {
     }
   } drain{reading};
 
-  for (bool more = true; more || !reading.empty();) {
-    while (more && !free.empty() && !stopped()) {
+  Piece coming;  // not read yet
+  bool more = next_piece(coming);
+  while (more || !reading.empty()) {
+    while (more && reading.size() < kMostPieces && !stopped()) {
+      coming.memory = room_for(coming.bytes);
+      if (!coming.memory) break;
       priority_->yield(stop_);
-      Piece piece;
-      if (!(more = next_piece(piece))) break;
-      piece.memory = free.back();
-      submit(piece);
-      free.pop_back();
-      reading.push_back(std::move(piece));
+      submit(coming);
+      reading.push_back(std::exchange(coming, Piece()));
+      more = next_piece(coming);
     }
     if (stopped()) break;
-    if (reading.empty()) continue;
-    Piece& piece = reading.front();
-    piece.reads->wait();
-    repair(table, piece);
-    distribute(table, piece, outputs);
-    free.push_back(piece.memory);
-    reading.pop_front();
+    // Short pieces are distributed together.
+    size_t pieces = 0, bytes = 0;
+    while (pieces < std::min(reading.size(), kTogether) && bytes < options_.piece_bytes) {
+      Piece& piece = reading[pieces++];
+      piece.reads->wait();
+      repair(table, piece);
+      bytes += piece.bytes;
+    }
+    distribute(table, reading, pieces, outputs);
+    reading.erase(reading.begin(), reading.begin() + static_cast<std::ptrdiff_t>(pieces));
   }
   for (Output& output : outputs) {
     if (!output.buffer) continue;
@@ -264,18 +285,22 @@ void Sweep::repair(const TableSweep& table, Piece& piece) {
   }
 }
 
-void Sweep::distribute(const TableSweep& table, const Piece& piece, std::vector<Output>& outputs) {
+// Copies the rows of the first pieces.
+void Sweep::distribute(const TableSweep& table, const std::deque<Piece>& reading, size_t pieces, std::vector<Output>& outputs) {
   const cache::Geometry& g = table.geometry;
-  const u64 first_row = piece.first * g.rows_per_page, end_row = std::min(g.row_count, piece.end * g.rows_per_page);
   const bool dense = g.shard_count == 1 && u64{g.rows_per_page} * g.row_bytes == g.page_bytes;
   workers_.parallel_for(outputs.size(), 1, [&](size_t begin, size_t end, u32) {
     for (size_t o = begin; o < end; ++o) {
       Output& output = outputs[o];
-      for (; output.next.row() < end_row; output.next.advance()) {
-        const u64 row = output.next.row();
-        const std::byte* at = dense ? piece.memory + (row - first_row) * g.row_bytes
-                                    : piece.page(g, g.page_of(static_cast<i64>(row))) + g.offset_in_page(static_cast<i64>(row));
-        output.append(at, g.row_bytes, writer_.get());
+      for (size_t i = 0; i < pieces; ++i) {
+        const Piece& piece = reading[i];
+        const u64 first_row = piece.first * g.rows_per_page, end_row = std::min(g.row_count, piece.end * g.rows_per_page);
+        for (; output.next.row() < end_row; output.next.advance()) {
+          const u64 row = output.next.row();
+          const std::byte* at = dense ? piece.memory + (row - first_row) * g.row_bytes
+                                      : piece.page(g, g.page_of(static_cast<i64>(row))) + g.offset_in_page(static_cast<i64>(row));
+          output.append(at, g.row_bytes, writer_.get());
+        }
       }
     }
   });

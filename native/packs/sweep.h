@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -58,7 +59,7 @@ struct BadPage {
 
 struct SweepOptions {
   u32 piece_bytes = 1u << 20;  // read by requests of the engine's max_read_bytes
-  u32 pieces = 8;              // read at a time
+  u32 pieces = 8;              // of this length, or more shorter ones, in memory
   u32 gap_bytes = 16u << 10;   // unwanted bytes that are read rather than skipped
   u32 threads = 1;             // that copy rows
 };
@@ -88,7 +89,7 @@ class Sweep {
   void run() noexcept;
   void sweep(const TableSweep& table);
   void repair(const TableSweep& table, Piece& piece);
-  void distribute(const TableSweep& table, const Piece& piece, std::vector<Output>& outputs);
+  void distribute(const TableSweep& table, const std::deque<Piece>& reading, size_t pieces, std::vector<Output>& outputs);
 
   std::shared_ptr<io::Engine> engine_;
   std::shared_ptr<Writer> writer_;

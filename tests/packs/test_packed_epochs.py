@@ -15,6 +15,7 @@ import gids
 from gids import _core
 from gids.errors import MemoryBudgetError
 from gids.loader import pack_reads, packed
+from gids.packs import DiskRates
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -168,3 +169,27 @@ def test_full_scratch_goes_on_by_random_reads(path: Path, caplog: pytest.LogCapt
         for a, b in zip(open_loader(random), loader, strict=True):
             assert_same(a, b)
         assert [r.levelname for r in caplog.records if "packs" in r.message].count("WARNING") == 1
+
+
+def test_predictions_are_corrected_by_what_superbatches_took(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pack_reads, "measure_rates", lambda *_, **__: DiskRates(4096, 1e9, 1e13, 1e13))
+    monkeypatch.setattr(pack_reads, "_SHORT_S", 0.0)
+    monkeypatch.setattr(packed.PackedStream, "_consumed", lambda *_: None)  # the consumer takes no time
+    with open_source(path, "pack") as source:
+        loader = open_loader(source)
+        for epoch in range(3):
+            loader.epoch = 0  # the same minibatches
+            epochs = iter(loader)
+            if epoch == 1:
+                next(epochs)  # not trained whole: nothing is learnt
+                epochs.close()
+            else:
+                assert len(list(epochs)) == len(loader)
+        first, left, last = loader.stats()["packs"]["choices"]
+        assert first["returned"] == first["minibatches"] == len(loader)
+        assert left["returned"] == 1
+        assert first["actual_s"] > 4 * first["predicted_s"]["pack"]
+        for later in (left, last):
+            assert later["predicted_s"]["pack"] == pytest.approx(4 * first["predicted_s"]["pack"], rel=0.05)
