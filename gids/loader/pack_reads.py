@@ -169,7 +169,7 @@ class PackReads:
             return first_s + max(disk_s, self.consumer_s * count)
 
         parts = min(range(1, _MOST_SUPERBATCHES + 1), key=seconds)
-        if known is not None and seconds(parts) > _WORTH * seconds(1):
+        if known is not None and (not self.consumer_s or seconds(parts) > _WORTH * seconds(1)):
             return count + 1  # so that the end of the minibatches is known too
         return max(_LEAST_SUPERBATCH, math.ceil(count / parts))
 

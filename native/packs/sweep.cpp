@@ -19,6 +19,7 @@ namespace {
 constexpr size_t kAlignment = 4096;  // for direct I/O
 constexpr size_t kMostPieces = 256;  // in memory
 constexpr size_t kTogether = 64;     // pieces that are distributed at a time
+constexpr size_t kCopyBytes = 128u << 10;  // that a thread copies at a time
 
 }  // namespace
 
@@ -75,11 +76,6 @@ struct Sweep::Output {
   u64 written = 0;              // bytes given to the writer, or copied to memory
 
   void append(const std::byte* row, size_t bytes, Writer* writer) {
-    if (target.memory) {
-      std::memcpy(target.memory + written, row, bytes);
-      written += bytes;
-      return;
-    }
     while (bytes) {
       if (!buffer) buffer = writer->take();
       const size_t n = std::min(bytes, writer->buffer_bytes() - filled);
@@ -285,25 +281,37 @@ void Sweep::repair(const TableSweep& table, Piece& piece) {
   }
 }
 
-// Copies the rows of the first pieces.
+// Copies the rows of the first pieces: to files, several outputs at a time; to memory, several rows at a time.
 void Sweep::distribute(const TableSweep& table, const std::deque<Piece>& reading, size_t pieces, std::vector<Output>& outputs) {
   const cache::Geometry& g = table.geometry;
   const bool dense = g.shard_count == 1 && u64{g.rows_per_page} * g.row_bytes == g.page_bytes;
-  workers_.parallel_for(outputs.size(), 1, [&](size_t begin, size_t end, u32) {
-    for (size_t o = begin; o < end; ++o) {
-      Output& output = outputs[o];
-      for (size_t i = 0; i < pieces; ++i) {
-        const Piece& piece = reading[i];
-        const u64 first_row = piece.first * g.rows_per_page, end_row = std::min(g.row_count, piece.end * g.rows_per_page);
-        for (; output.next.row() < end_row; output.next.advance()) {
-          const u64 row = output.next.row();
-          const std::byte* at = dense ? piece.memory + (row - first_row) * g.row_bytes
-                                      : piece.page(g, g.page_of(static_cast<i64>(row))) + g.offset_in_page(static_cast<i64>(row));
-          output.append(at, g.row_bytes, writer_.get());
-        }
+  // Calls f(address) for each row that the output wants.
+  auto each_row = [&](Output& output, auto f) {
+    for (size_t i = 0; i < pieces; ++i) {
+      const Piece& piece = reading[i];
+      const u64 first_row = piece.first * g.rows_per_page, end_row = std::min(g.row_count, piece.end * g.rows_per_page);
+      for (; output.next.row() < end_row; output.next.advance()) {
+        const u64 row = output.next.row();
+        f(dense ? piece.memory + (row - first_row) * g.row_bytes
+                : piece.page(g, g.page_of(static_cast<i64>(row))) + g.offset_in_page(static_cast<i64>(row)));
       }
     }
+  };
+  workers_.parallel_for(outputs.size(), 1, [&](size_t begin, size_t end, u32) {
+    for (size_t o = begin; o < end; ++o)
+      if (!outputs[o].target.memory)
+        each_row(outputs[o], [&](const std::byte* at) { outputs[o].append(at, g.row_bytes, writer_.get()); });
   });
+  for (Output& output : outputs) {
+    if (!output.target.memory) continue;
+    found_.clear();
+    each_row(output, [&](const std::byte* at) { found_.push_back(at); });
+    std::byte* const to = output.target.memory + output.written;
+    workers_.parallel_for(found_.size(), div_ceil(kCopyBytes, g.row_bytes), [&](size_t begin, size_t end, u32) {
+      for (size_t i = begin; i < end; ++i) std::memcpy(to + i * g.row_bytes, found_[i], g.row_bytes);
+    });
+    output.written += found_.size() * g.row_bytes;
+  }
 }
 
 // --- reading a pack ---

@@ -99,6 +99,7 @@ class Sweep {
   HugeArray<std::byte> memory_;
   cache::Workers workers_;
   std::atomic<bool> stop_{false};
+  std::vector<const std::byte*> found_;  // rows of the present pieces that one target wants
   std::vector<BadPage> bad_pages_;
   u64 bytes_read_ = 0, busy_ns_ = 0;
   int error_ = 0;
