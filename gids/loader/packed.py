@@ -256,6 +256,7 @@ class PackedStream(Closing, Generic[T], Iterator[tuple[T, Features]]):
         assert packs.machine is not None
         assert packs.scratch is not None
         assert sampled is not None
+        sampled.forget_counts()
         begun, superbatch = time.perf_counter(), None
         try:
             superbatch = Superbatch(
