@@ -519,7 +519,6 @@ class Counts:
     def create(row_count: int) -> Counts: ...
     def add(self, rows: NDArray[np.uint32]) -> int:
         """Count a minibatch's rows, each once; returns how many distinct ones it has."""
-    def clear(self) -> None: ...
     def histogram(self) -> list[int]:
         """Rows that 0, 1, 2, … minibatches want."""
     def hottest(self, rows: int) -> RowSet:

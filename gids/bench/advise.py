@@ -139,7 +139,7 @@ def _say_page_size(case: Case, report: Report) -> None:
     from gids.store.geometry import SECTOR_BYTES, best_page_bytes
 
     traced = case.traced
-    # A trace does not have the length of rows; this is the longest that fits so often in a page.
+    # A trace does not say how long a row is. This is the longest row of which so many fit in a page.
     row_bytes = traced.page_bytes // max(1, traced.rows_per_page)
     best = best_page_bytes(row_bytes, alignment=SECTOR_BYTES)
     if traced.rows_per_page > 1 and traced.page_bytes > best:

@@ -231,7 +231,6 @@ void bind_packs(nb::module_& m) {
              return counts.add(span_of(rows));
            },
            "rows"_a.noconvert(), "Counts a minibatch's rows, each once; returns how many distinct ones it has.")
-      .def("clear", &Counts::clear)
       .def("histogram", &Counts::histogram, nb::call_guard<nb::gil_scoped_release>())
       .def("hottest",
            [](const Counts& counts, u64 rows) {

@@ -25,7 +25,6 @@ class Counts {
   // Counts a minibatch's rows, each once. Returns how many distinct rows it has.
   // Throws std::out_of_range for a row beyond the table.
   u64 add(std::span<const u32> rows);
-  void clear() { std::fill(counts_.begin(), counts_.end(), u16{0}); }
 
   // How many rows were wanted by 0, 1, 2, … minibatches.
   std::vector<u64> histogram() const;

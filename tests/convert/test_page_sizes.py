@@ -102,6 +102,11 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
+def disk_reads_blocks_of(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
+    monkeypatch.setattr("gids.convert.run.direct_alignment", lambda _: nbytes)
+    monkeypatch.setattr("gids.cli.page_sizes._alignment", lambda _: nbytes)
+
+
 def page_bytes(path: Path) -> dict[str, int]:
     return {name.removeprefix("paper."): t.page_bytes for name, t in FeatureStore(path).tables.items()}
 
@@ -110,8 +115,7 @@ def test_convert_chooses_for_each_table_and_says_why(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.gids"
-    monkeypatch.setattr("gids.convert.run.direct_alignment", lambda _: 512)
-    monkeypatch.setattr("gids.cli.page_sizes._alignment", lambda _: 512)
+    disk_reads_blocks_of(monkeypatch, 512)
     assert main(["convert", str(source), str(path)]) == 0
     assert page_bytes(path) == {"feat": 512, "text": 512, "long": 4096, "cites.paper.weight": 512}
     last = capsys.readouterr().out.splitlines()[-1]
@@ -129,8 +133,7 @@ def test_convert_keeps_long_pages_on_a_disk_that_needs_them(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.gids"
-    monkeypatch.setattr("gids.convert.run.direct_alignment", lambda _: 4096)
-    monkeypatch.setattr("gids.cli.page_sizes._alignment", lambda _: 4096)
+    disk_reads_blocks_of(monkeypatch, 4096)
     assert main(["convert", str(source), str(path)]) == 0
     assert set(page_bytes(path).values()) == {4096}
     assert (
