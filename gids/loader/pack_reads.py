@@ -65,6 +65,9 @@ _MOST_SLOWER = 4.0
 _SHORT_S = 0.5
 """Shorter predictions are mostly noise."""
 
+_SOON_S = 60.0
+"""The first minibatch of a loader shall come so soon, if several superbatches help."""
+
 _MARGIN = 16
 """Memory is shared out for minibatches that are larger than those of the first superbatch by 1/16."""
 
@@ -155,7 +158,8 @@ class PackReads:
 
         While the first superbatch is sampled and swept nothing is trained. Later ones are prepared while the
         one before is trained, but each costs a sweep, and the memory for it. So many superbatches that all
-        takes the least time; one if more do not pay, or the consumer is not known yet.
+        takes the least time; one if more do not pay. If the consumer's time is not known yet: so many that
+        the first minibatch comes soon.
         """
         count, rates = known or _UNKNOWN_COUNT, self.rates()
         times = count / max(1, len(sampled.spool))
@@ -163,13 +167,20 @@ class PackReads:
         sweep_s = self._sweep_s(sampled)
         write_s = packed / max(1.0, rates.write_bytes_per_s)
 
-        def seconds(parts: int) -> float:
-            first_s = (times * sample_s + write_s) / parts + sweep_s
-            disk_s = (parts - 1) * (write_s / parts + sweep_s) + packed / rates.read_bytes_per_s
-            return first_s + max(disk_s, self.consumer_s * count)
+        def start_s(parts: int) -> float:
+            return (times * sample_s + write_s) / parts + sweep_s
 
-        parts = min(range(1, _MOST_SUPERBATCHES + 1), key=seconds)
-        if known is not None and (not self.consumer_s or seconds(parts) > _WORTH * seconds(1)):
+        def seconds(parts: int) -> float:
+            disk_s = (parts - 1) * (write_s / parts + sweep_s) + packed / rates.read_bytes_per_s
+            return start_s(parts) + max(disk_s, self.consumer_s * count)
+
+        numbers = range(1, _MOST_SUPERBATCHES + 1)
+        if self.consumer_s:
+            best = min(numbers, key=seconds)
+            parts = best if seconds(best) <= _WORTH * seconds(1) else 1
+        else:
+            parts = next((n for n in numbers if start_s(n) <= _SOON_S), numbers[-1])
+        if parts == 1 and known is not None:
             return count + 1  # so that the end of the minibatches is known too
         return max(_LEAST_SUPERBATCH, math.ceil(count / parts))
 

@@ -1,8 +1,8 @@
 """PackedStream: returns sampled minibatches with their features, read by packs where that is faster.
 
 Made by FeatureLoader.attach in place of a WindowedStream. It samples a superbatch ahead, and PackReads
-chooses how to read it. While one superbatch is trained, the next one is prepared. If random reads are cheaper,
-or packs fail, the stream goes on with a WindowedStream.
+chooses how to read it. While one superbatch is trained, the next one is prepared. If random reads are
+cheaper, or packs fail, the stream goes on with a WindowedStream.
 """
 
 from __future__ import annotations
