@@ -169,12 +169,13 @@ class Started:
         self._sizes = sampler.ask(waiting, faults)
         self._error: Exception | None = None
 
-    def finish(self) -> tuple[list[torch.Tensor], list[list[Block]]]:
-        """(nodes by type; by layer, the seeds' first, a block per relation). Raises like Neighbor.sample."""
+    def finish(self) -> tuple[list[torch.Tensor], list[list[Block]], list[torch.Tensor]]:
+        """(nodes by type; by layer, the seeds' first, a block per relation; no trees). Raises like
+        Neighbor.sample."""
         self.settle()
         if self._error is not None:
             raise self._error
-        return self._nodes, self._layers
+        return self._nodes, self._layers, []
 
     def settle(self) -> None:
         """Wait for the sizes, and free the sampler's scratch memory for the next minibatch. Idempotent."""
