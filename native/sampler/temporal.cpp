@@ -5,9 +5,8 @@ namespace gids::sampler {
 namespace {
 
 constexpr size_t node_piece = 512;  // nodes that one thread takes at a time
-constexpr size_t nodes_ahead = 8;   // nodes whose in-edges' times are fetched while another's are compared
-constexpr u64 few = 16;             // so many times are compared one after the other: no branch is mispredicted
-constexpr size_t edges_ahead = 16;
+constexpr u32 lanes = 32;           // nodes that are searched side by side, so that their times are fetched together
+constexpr u64 line_bytes = 64;      // so many bytes of times of edges are compared one after the other
 
 // f(values)
 template <class F>
@@ -18,22 +17,52 @@ void with_type(const Times& times, const F& f) {
     f(static_cast<const int*>(times.values));
 }
 
-template <class TimeOf>
-u64 count_until(const TimeOf& time_of, u64 begin, u64 degree, i64 latest) {
-  u64 low = 0, high = degree;  // the first `low` are not later, those from `high` on are
-  while (high - low > few) {
-    const u64 middle = (low + high) / 2;
-    (time_of(begin + middle) <= latest ? low : high) = middle;
+// How many in-edges of nodes [first, first + count) are not later than their trees: binary searches in step.
+template <class Value>
+void count_in_time(const Frontier& frontier, const Value* values, bool of_sources, std::span<const i64> of_trees,
+                   size_t first, u32 count, u64* counts) {
+  const u64 enough = of_sources ? 0 : line_bytes / sizeof(Value);  // a source's time is not beside the next one's
+  u64 begin[lanes], low[lanes], high[lanes], at[lanes];
+  i64 latest[lanes];
+  u32 active[lanes], left = 0;
+  const auto add = [&](u32 lane) {  // to those that are searched further
+    if (high[lane] - low[lane] > enough) {
+      active[left++] = lane;
+      at[lane] = begin[lane] + (low[lane] + high[lane]) / 2;
+      of_sources ? frontier.prefetch(at[lane]) : __builtin_prefetch(&values[at[lane]], 0, 3);
+    } else if (high[lane] > low[lane]) {
+      __builtin_prefetch(&values[begin[lane] + low[lane]], 0, 3);
+      __builtin_prefetch(&values[begin[lane] + high[lane] - 1], 0, 3);
+    }
+  };
+  for (u32 lane = 0; lane < count; ++lane) {
+    begin[lane] = static_cast<u64>(frontier.begins[first + lane]);
+    latest[lane] = of_trees[frontier.trees[first + lane]];
+    low[lane] = 0, high[lane] = frontier.degrees[first + lane];
+    add(lane);
   }
-  u64 count = low;
-  for (u64 e = low; e < high; ++e) count += time_of(begin + e) <= latest;
-  return count;
-}
-
-void raise_later(const Frontier& frontier, const FirstFault& later) {
-  if (later.at() != FirstFault::none)
-    throw BadTopology(frontier.relation, "the in-edges around position " + std::to_string(later.at()) +
-                                             " are not in the order of their times");
+  while (left) {
+    const u32 searched = left;
+    u64 value_of[lanes];
+    for (u32 i = 0; i < searched; ++i) {
+      const u32 lane = active[i];
+      value_of[i] = of_sources ? frontier.source(at[lane]) : at[lane];
+      if (of_sources) __builtin_prefetch(&values[value_of[i]], 0, 3);
+    }
+    left = 0;  // below i, as lanes are added again after they were compared
+    for (u32 i = 0; i < searched; ++i) {
+      const u32 lane = active[i];
+      const u64 middle = at[lane] - begin[lane];
+      const bool in_time = values[value_of[i]] <= latest[lane];
+      low[lane] = in_time ? middle + 1 : low[lane];
+      high[lane] = in_time ? high[lane] : middle;
+      add(lane);
+    }
+  }
+  for (u32 lane = 0; lane < count; ++lane) {
+    counts[lane] = low[lane];
+    for (u64 e = low[lane]; e < high[lane]; ++e) counts[lane] += values[begin[lane] + e] <= latest[lane];
+  }
 }
 
 }  // namespace
@@ -41,61 +70,58 @@ void raise_later(const Frontier& frontier, const FirstFault& later) {
 void leave_out_later(HostSampler& host, const Frontier& frontier, const Times& times, std::span<const i64> of_trees,
                      u64 most) {
   with_type(times, [&](const auto* values) {
-    host.workers().parallel_for(frontier.size(), node_piece, [&](size_t first, size_t last, u32) {
-      for (size_t v = first; v < last; ++v) {
-        const u64 begin = static_cast<u64>(frontier.begins[v]), degree = frontier.degrees[v];
-        if (v + nodes_ahead < last) {
-          const u64 ahead = static_cast<u64>(frontier.begins[v + nodes_ahead]);
-          if (times.of_sources)
-            frontier.prefetch(ahead);
-          else
-            __builtin_prefetch(&values[ahead], 0, 3);
+    host.workers().parallel_for(frontier.size(), node_piece, [&](size_t begin, size_t end, u32) {
+      u64 counts[lanes];
+      for (size_t first = begin; first < end; first += lanes) {
+        const u32 count = static_cast<u32>(std::min<size_t>(lanes, end - first));
+        count_in_time(frontier, values, times.of_sources, of_trees, first, count, counts);
+        for (u32 lane = 0; lane < count; ++lane) {
+          const u64 kept = std::min(counts[lane], most);
+          host.bound(first + lane, frontier.begins[first + lane] + static_cast<i64>(counts[lane] - kept), kept);
         }
-        const i64 latest = of_trees[frontier.trees[v]];
-        u64 count;
-        if (times.of_sources)
-          count = count_until([&](u64 p) { return values[frontier.source(p)]; }, begin, degree, latest);
-        else
-          count = count_until([&](u64 p) { return values[p]; }, begin, degree, latest);
-        const u64 kept = std::min(count, most);
-        host.bound(v, static_cast<i64>(begin + count - kept), kept);
       }
     });
   });
 }
 
-void check_times(HostSampler& host, const Frontier& frontier, const Times& times, std::span<const i64> of_trees,
-                 const Block& block) {
-  FirstFault later;
-  const i64* of_edge = times.of_sources ? block.indices : block.positions;
-  with_type(times, [&](const auto* values) {
-    host.workers().parallel_for(frontier.size(), node_piece, [&](size_t first, size_t last, u32) {
-      const size_t end = static_cast<size_t>(block.indptr[last]);
-      for (size_t v = first; v < last; ++v) {
-        const i64 latest = of_trees[frontier.trees[v]];
-        for (size_t e = static_cast<size_t>(block.indptr[v]); e < static_cast<size_t>(block.indptr[v + 1]); ++e) {
-          if (e + edges_ahead < end) __builtin_prefetch(&values[of_edge[e + edges_ahead]], 0, 3);
-          if (values[of_edge[e]] > latest) later.note(static_cast<u64>(block.positions[e]));
-        }
-      }
-    });
+void TimeCheck::prefetch(const i64* positions, size_t count) const {
+  if (times_.of_sources) return;  // their places are not known yet
+  with_type(times_, [&](const auto* values) {
+    for (size_t e = 0; e < count; ++e) __builtin_prefetch(&values[positions[e]], 0, 3);
   });
-  raise_later(frontier, later);
 }
 
-void check_times(HostSampler& host, const Frontier& frontier, const Times& times, std::span<const i64> of_trees) {
-  FirstFault later;
-  with_type(times, [&](const auto* values) {
-    host.workers().parallel_for(frontier.size(), node_piece, [&](size_t first, size_t last, u32) {
+void TimeCheck::look(size_t first, size_t last, const i64* indptr, const i64* positions, const i64* sources) {
+  const i64* at = times_.of_sources ? sources : positions;
+  with_type(times_, [&](const auto* values) {
+    if (times_.of_sources)
+      for (i64 e = indptr[first]; e < indptr[last]; ++e) __builtin_prefetch(&values[at[e]], 0, 3);
+    for (size_t v = first; v < last; ++v) {
+      const i64 latest = of_trees_[frontier_.trees[v]];
+      bool later = false;
+      for (i64 e = indptr[v]; e < indptr[v + 1]; ++e) later |= values[at[e]] > latest;
+      if (later) later_.note(static_cast<u64>(positions[indptr[v]]));
+    }
+  });
+}
+
+void TimeCheck::look_at_all(HostSampler& host) {
+  with_type(times_, [&](const auto* values) {
+    host.workers().parallel_for(frontier_.size(), node_piece, [&](size_t first, size_t last, u32) {
       for (size_t v = first; v < last; ++v) {
-        const u64 begin = static_cast<u64>(frontier.begins[v]), end = begin + frontier.degrees[v];
+        const u64 begin = static_cast<u64>(frontier_.begins[v]), end = begin + frontier_.degrees[v];
         for (u64 position = begin; position < end; ++position)
-          if (values[times.of_sources ? frontier.source(position) : position] > of_trees[frontier.trees[v]])
-            later.note(position);
+          if (values[times_.of_sources ? frontier_.source(position) : position] > of_trees_[frontier_.trees[v]])
+            later_.note(begin);
       }
     });
   });
-  raise_later(frontier, later);
+}
+
+void TimeCheck::raise() const {
+  if (later_.at() != FirstFault::none)
+    throw BadTopology(frontier_.relation, "in-edges are not in the order of their times, from position " +
+                                              std::to_string(later_.at()) + " on");
 }
 
 }  // namespace gids::sampler

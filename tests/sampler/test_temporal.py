@@ -441,7 +441,7 @@ def test_edges_that_only_pretend_to_be_in_order_are_refused_and_never_sampled() 
         ids, of = torch.tensor([0]), torch.tensor([5])
         seeds: Any = TimedSeeds(ids, of) if by == "edges" else TimedSeeds({"b": ids}, {"b": of})
         with pytest.raises(
-            FormatError, match="in-edges around position 1 are not in the order of their times"
+            FormatError, match="in-edges are not in the order of their times, from position 0 on"
         ):
             Neighbor([-1], temporal=by).sample(graphs, seeds)  # type: ignore[arg-type]
 
