@@ -13,11 +13,12 @@ number of threads and run in alternating order; results are medians over the rou
 Bulk: a window of minibatches of several sizes, by sample() and by sample_bulk(), after all their arrays were
 compared; it uses as many free cores as threads.
 
-Temporal: Neighbor with times compared with plain Neighbor on the same graph, in edges per second of CPU time.
+Temporal: Neighbor with times compared with plain Neighbor on the same graph, by CPU time.
 Times of edges or of nodes, and of seeds, are uniform, so half the edges are too late on average; first it
 checks that none of these is sampled. "disjoint": trees without times.
 
-Every edge of some minibatches is compared with the graph first. Input nodes are unique. `bench/gpu.py sampling` measures a GPU.
+Every edge of some minibatches is compared with the graph first. Input nodes are unique. `bench/gpu.py
+sampling` measures a GPU.
 """
 
 from __future__ import annotations
@@ -273,25 +274,30 @@ def compare_temporal(args: argparse.Namespace) -> dict[str, Any]:
         for graph, sampler, _ in kinds.values():
             if sampler.temporal is not None:
                 check_times(graph, sampler, timed_seeds[0])
-        sides = {n: partial(edges_per_cpu_second, Topology(g), s, b) for n, (g, s, b) in kinds.items()}
+        sides = {n: partial(rate_of_cpu_time, Topology(g), s, b) for n, (g, s, b) in kinds.items()}
         for side in sides.values():
             side()  # memory that all of them use again
         rates = alternate(sides, args.rounds)
         print(f"{threads} thread{'s' * (threads > 1)}:")
         for name, measured in rates.items():
-            ratio = median_ratio(measured, rates["uniform"])
-            results[f"{name}, {threads} threads"] = {"edges_per_cpu_second": measured, "ratio": ratio}
+            nodes, edges = (
+                median_ratio([m[i] for m in measured], [m[i] for m in rates["uniform"]]) for i in (0, 1)
+            )
+            results[f"{name}, {threads} threads"] = {"rates": measured, "nodes": nodes, "edges": edges}
+            of_nodes_s, of_edges_s = (median(m[i] for m in measured) / 1e6 for i in (0, 1))
             bar = f" (target: {TEMPORAL_BAR})" if name != "uniform" else ""
             print(
-                f"  {name:12} {median(measured) / 1e6:7.2f} M edges/s of CPU time, {ratio:.2f} x uniform{bar}"
+                f"  {name:12} {of_nodes_s:6.2f} M input nodes/s, {nodes:.2f} x uniform; {of_edges_s:6.2f} M "
+                f"edges/s, {edges:.2f} x uniform{bar}"
             )
     return results
 
 
-def edges_per_cpu_second(topology: Topology, sampler: Neighbor, seeds: Sequence[AnySeeds]) -> float:
+def rate_of_cpu_time(topology: Topology, sampler: Neighbor, seeds: Sequence[AnySeeds]) -> Rate:
     begun = time.process_time()
-    edges = sum(counts(sampler.sample(topology, ids, step=step))[1] for step, ids in enumerate(seeds))
-    return edges / (time.process_time() - begun)
+    sizes = [counts(sampler.sample(topology, ids, step=step)) for step, ids in enumerate(seeds)]
+    seconds = time.process_time() - begun
+    return sum(n for n, _ in sizes) / seconds, sum(e for _, e in sizes) / seconds
 
 
 def main() -> None:

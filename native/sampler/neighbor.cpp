@@ -39,13 +39,12 @@ void choose(const Frontier& frontier, size_t first, size_t last, int fanout, u64
   if (picks.count) pick(picks, key, static_cast<u32>(fanout));
 }
 
-void read_sources(const Frontier& frontier, const i64* positions, size_t n, i64* sources, const TimeCheck* check) {
+void read_sources(const Frontier& frontier, const i64* positions, size_t n, i64* sources) {
   for (size_t e = 0; e < n; ++e) frontier.prefetch(static_cast<u64>(positions[e]));
-  if (check) check->prefetch(positions, n);
   for (size_t e = 0; e < n; ++e) sources[e] = static_cast<i64>(frontier.source(static_cast<u64>(positions[e])));
 }
 
-Block sample_uniform(HostSampler& host, const Frontier& frontier, int fanout, u64 key, TimeCheck* check) {
+Block sample_uniform(HostSampler& host, const Frontier& frontier, int fanout, u64 key) {
   const size_t n = frontier.size();
   u64 edges = 0;
   for (size_t v = 0; v < n; ++v) edges += neighbor::sampled_count(frontier.degrees[v], fanout);
@@ -59,8 +58,7 @@ Block sample_uniform(HostSampler& host, const Frontier& frontier, int fanout, u6
       choose(frontier, v, end, fanout, key, block.indptr, block.positions);
       const i64 from = block.indptr[v];
       read_sources(frontier, block.positions + from, static_cast<size_t>(block.indptr[end] - from),
-                   block.indices + from, check);
-      if (check) check->look(v, end, block.indptr, block.positions, block.indices);
+                   block.indices + from);
     }
   });
   return block;
@@ -142,14 +140,14 @@ void take_any(const Frontier& frontier, size_t v, int fanout, bool replace, cons
     add(candidates[i].edge, weighted::estimate(weights[candidates[i].edge], candidates[k].rank));
 }
 
-// The edges that the frontier draws by relation r. check: looks at their times, or null.
+// The edges that the frontier draws by relation r.
 Block draw(HostSampler& host, const Frontier& frontier, u32 r, int fanout, const NeighborOptions& options,
-           const Variates& variates, TimeCheck* check) {
+           const Variates& variates) {
   const float* weights = r < options.weights.size() ? options.weights[r] : nullptr;
   const u8* near = r < options.near.size() ? options.near[r] : nullptr;
   if (!options.replace && !options.dependent && !weights && !near)
-    return sample_uniform(host, frontier, fanout, variates.now, check);
-  Block block = host.collect(
+    return sample_uniform(host, frontier, fanout, variates.now);
+  return host.collect(
       frontier,
       [&](size_t v, EdgeList& list) {
         const float* of_edges = weights ? weights + frontier.begins[v] : nullptr;
@@ -158,11 +156,6 @@ Block draw(HostSampler& host, const Frontier& frontier, u32 r, int fanout, const
         take_any(frontier, v, fanout, options.replace, of_edges, variates, list);
       },
       weights || near);
-  if (check)
-    for_pieces(host.workers(), frontier.size(), node_piece, [&](size_t first, size_t last) {
-      check->look(first, last, block.indptr, block.positions, block.indices);
-    });
-  return block;
 }
 
 }  // namespace
@@ -172,26 +165,19 @@ Minibatch sample_neighbors(HostSampler& host, const Topology& graph, Seeds seeds
   const auto times_of = [&](u32 r) { return r < options.times.size() ? options.times[r] : Times{}; };
   const auto expand = [&](u32 layer, u32 r, const Frontier& frontier) {
     const int fanout = fanouts[layer][r];
-    const Variates variates(moment, layer, r);
     const Times times = times_of(r);
-    if (!times.values) return draw(host, frontier, r, fanout, options, variates, nullptr);
-    const bool all = fanout == neighbor::all_neighbors || !options.last;
-    leave_out_later(host, frontier, times, forest->times, all ? no_limit : static_cast<u64>(fanout));
-    TimeCheck check(frontier, times, forest->times);
-    Block block = draw(host, frontier, r, fanout, options, variates, &check);
-    if (frontier.bad_edge.at() == FirstFault::none) check.raise();
-    return block;
+    if (times.values) {
+      const bool all = fanout == neighbor::all_neighbors || !options.last;
+      leave_out_later(host, frontier, times, forest->times, all ? no_limit : static_cast<u64>(fanout));
+    }
+    return draw(host, frontier, r, fanout, options, Variates(moment, layer, r));
   };
   Minibatch minibatch = host.run(graph, seeds, static_cast<u32>(fanouts.size()), expand, forest);
   if (options.induced) {
     minibatch.layers.clear();
     minibatch.layers.push_back(host.induced(graph, forest, [&](u32 r, const Frontier& frontier) {
-      if (const Times times = times_of(r); times.values) {
+      if (const Times times = times_of(r); times.values)
         leave_out_later(host, frontier, times, forest->times, no_limit);
-        TimeCheck check(frontier, times, forest->times);
-        check.look_at_all(host);
-        check.raise();
-      }
     }));
   }
   return minibatch;

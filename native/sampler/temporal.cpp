@@ -5,8 +5,8 @@ namespace gids::sampler {
 namespace {
 
 constexpr size_t node_piece = 512;  // nodes that one thread takes at a time
-constexpr u32 lanes = 32;           // nodes that are searched side by side, so that their times are fetched together
-constexpr u64 line_bytes = 64;      // so many bytes of times of edges are compared one after the other
+constexpr u32 lanes = 64;           // nodes that are searched side by side, so that their times are fetched together
+constexpr u64 few_bytes = 64;       // so many bytes of times of edges are compared one after the other
 
 // f(values)
 template <class F>
@@ -21,12 +21,12 @@ void with_type(const Times& times, const F& f) {
 template <class Value>
 void count_in_time(const Frontier& frontier, const Value* values, bool of_sources, std::span<const i64> of_trees,
                    size_t first, u32 count, u64* counts) {
-  const u64 enough = of_sources ? 0 : line_bytes / sizeof(Value);  // a source's time is not beside the next one's
+  const u64 few = of_sources ? 0 : few_bytes / sizeof(Value);  // a source's time is not beside the next one's
   u64 begin[lanes], low[lanes], high[lanes], at[lanes];
   i64 latest[lanes];
   u32 active[lanes], left = 0;
   const auto add = [&](u32 lane) {  // to those that are searched further
-    if (high[lane] - low[lane] > enough) {
+    if (high[lane] - low[lane] > few) {
       active[left++] = lane;
       at[lane] = begin[lane] + (low[lane] + high[lane]) / 2;
       of_sources ? frontier.prefetch(at[lane]) : __builtin_prefetch(&values[at[lane]], 0, 3);
@@ -69,6 +69,7 @@ void count_in_time(const Frontier& frontier, const Value* values, bool of_source
 
 void leave_out_later(HostSampler& host, const Frontier& frontier, const Times& times, std::span<const i64> of_trees,
                      u64 most) {
+  if (times.of_sources && frontier.num_src == 0) return;  // every edge is a fault, as its source shows
   with_type(times, [&](const auto* values) {
     host.workers().parallel_for(frontier.size(), node_piece, [&](size_t begin, size_t end, u32) {
       u64 counts[lanes];
@@ -82,46 +83,6 @@ void leave_out_later(HostSampler& host, const Frontier& frontier, const Times& t
       }
     });
   });
-}
-
-void TimeCheck::prefetch(const i64* positions, size_t count) const {
-  if (times_.of_sources) return;  // their places are not known yet
-  with_type(times_, [&](const auto* values) {
-    for (size_t e = 0; e < count; ++e) __builtin_prefetch(&values[positions[e]], 0, 3);
-  });
-}
-
-void TimeCheck::look(size_t first, size_t last, const i64* indptr, const i64* positions, const i64* sources) {
-  const i64* at = times_.of_sources ? sources : positions;
-  with_type(times_, [&](const auto* values) {
-    if (times_.of_sources)
-      for (i64 e = indptr[first]; e < indptr[last]; ++e) __builtin_prefetch(&values[at[e]], 0, 3);
-    for (size_t v = first; v < last; ++v) {
-      const i64 latest = of_trees_[frontier_.trees[v]];
-      bool later = false;
-      for (i64 e = indptr[v]; e < indptr[v + 1]; ++e) later |= values[at[e]] > latest;
-      if (later) later_.note(static_cast<u64>(positions[indptr[v]]));
-    }
-  });
-}
-
-void TimeCheck::look_at_all(HostSampler& host) {
-  with_type(times_, [&](const auto* values) {
-    host.workers().parallel_for(frontier_.size(), node_piece, [&](size_t first, size_t last, u32) {
-      for (size_t v = first; v < last; ++v) {
-        const u64 begin = static_cast<u64>(frontier_.begins[v]), end = begin + frontier_.degrees[v];
-        for (u64 position = begin; position < end; ++position)
-          if (values[times_.of_sources ? frontier_.source(position) : position] > of_trees_[frontier_.trees[v]])
-            later_.note(begin);
-      }
-    });
-  });
-}
-
-void TimeCheck::raise() const {
-  if (later_.at() != FirstFault::none)
-    throw BadTopology(frontier_.relation, "in-edges are not in the order of their times, from position " +
-                                              std::to_string(later_.at()) + " on");
 }
 
 }  // namespace gids::sampler

@@ -14,7 +14,6 @@ from datasets import make_graph
 from sampling_graphs import citations, mixed_degrees
 from temporal_model import ModelTrees, candidates, sample_trees, time_at, with_times
 
-from gids.errors import FormatError
 from gids.sampler import (
     Block,
     Labor,
@@ -417,33 +416,6 @@ def test_a_graph_is_sorted_by_time_in_memory() -> None:
         unmarked = replace(ordered, sorted_by=None)  # checked, and found in order
         a, b = (Neighbor([3], temporal=by).sample(g, seeds) for g in (ordered, unmarked))  # type: ignore[arg-type]
         assert all(torch.equal(x, y) for x, y in zip(a.tensors(), b.tensors(), strict=True))
-
-
-def test_edges_that_only_pretend_to_be_in_order_are_refused_and_never_sampled() -> None:
-    times = np.array([1, 9, 2, 3, 4])  # the binary search ends behind the 9
-    for by, graph in (
-        ("edges", replace(make_graph([5]), edge_times=times, sorted_by="edges")),
-        (
-            "nodes",
-            Graph(
-                ("a", "to", "b"),
-                5,
-                1,
-                np.array([0, 5]),
-                np.arange(5),
-                None,
-                src_times=times,
-                sorted_by="nodes",
-            ),
-        ),
-    ):
-        graphs: Any = graph if by == "edges" else [graph]
-        ids, of = torch.tensor([0]), torch.tensor([5])
-        seeds: Any = TimedSeeds(ids, of) if by == "edges" else TimedSeeds({"b": ids}, {"b": of})
-        with pytest.raises(
-            FormatError, match="in-edges are not in the order of their times, from position 0 on"
-        ):
-            Neighbor([-1], temporal=by).sample(graphs, seeds)  # type: ignore[arg-type]
 
 
 def test_wrong_arguments_raise_errors_that_say_what_to_do() -> None:
