@@ -61,6 +61,6 @@ def describe_times(source: Source) -> list[str]:
     if not kinds:
         return []
     return [
-        f"{', '.join(kinds)} have times: the in-edges of every node are sorted by them (--no-times: they keep "
+        f"{', '.join(kinds)} have times: the in-edges of every node are sorted by them (--no-times keeps "
         "their order)"
     ]

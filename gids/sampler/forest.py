@@ -83,7 +83,7 @@ def planted(topology: Topology, seeds: AnySeeds, *, temporal: bool) -> Given:
     """
     if isinstance(seeds, PlantedNodes):
         ids = topology.seeds_by_type(seeds.ids)
-        batch = topology.seeds_by_type(seeds.batch, counts=False)
+        batch = topology.seeds_by_type(seeds.batch, what="batch")
         for of, nodes, ntype in zip(batch, ids, topology.node_types, strict=True):
             if len(of) != len(nodes):
                 raise ValueError(f"batch has {len(of)} values for {len(nodes)} {ntype!r} nodes")
@@ -92,7 +92,7 @@ def planted(topology: Topology, seeds: AnySeeds, *, temporal: bool) -> Given:
     ids = [i.cpu() for i in topology.seeds_by_type(seeds.ids if isinstance(seeds, TimedSeeds) else seeds)]
     times: list[torch.Tensor] | None = None
     if isinstance(seeds, TimedSeeds) and temporal:
-        times = [t.cpu() for t in topology.seeds_by_type(seeds.times, counts=False)]
+        times = [t.cpu() for t in topology.seeds_by_type(seeds.times, what="times")]
         for of, nodes, ntype in zip(times, ids, topology.node_types, strict=True):
             if len(of) != len(nodes):
                 raise ValueError(

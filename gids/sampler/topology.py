@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,15 +19,17 @@ from gids.store import Graph
 from gids.store.names import Relation, describe_type
 
 AnyGraph = Graph | PinnedGraph
-_NO_MASK = -1  # no number of nodes
 Graphs = AnyGraph | Sequence[AnyGraph] | Mapping[Relation, AnyGraph]
 
 
 class Sampler(Protocol):
-    """The sampler argument of gids.NodeLoader. The minibatch depends only on the arguments."""
+    """The sampler argument of gids.NodeLoader. The minibatch depends only on the arguments.
+
+    seeds: int64[n], or by node type; TimedSeeds if the loader has times.
+    """
 
     def sample(
-        self, graphs: Graphs | Topology, seeds: PerType, *, seed: int = 0, epoch: int = 0, step: int = 0
+        self, graphs: Graphs | Topology, seeds: Any, *, seed: int = 0, epoch: int = 0, step: int = 0
     ) -> Minibatch: ...
 
 
@@ -145,26 +147,26 @@ class Topology:
             topology.add(graph.indptr, graph.indices, src, dst, describe_type(graph.relation))
         return topology
 
-    def seeds_by_type(self, seeds: PerType, *, counts: bool = True) -> list[torch.Tensor]:
+    def seeds_by_type(self, seeds: PerType, *, what: str = "seeds") -> list[torch.Tensor]:
         """int64[n] for each of node_types. seeds: int64[n] or bool[num_nodes], by type if there are several.
 
-        counts: False for other numbers of seeds, int64[n] only.
+        what: the name of other numbers, such as the seeds' times: int64[n] only.
 
         Raises TypeError, KeyError and ValueError for wrong seeds.
         """
         if self.homogeneous:
             if isinstance(seeds, dict):
-                raise TypeError("seeds is a dictionary: with one graph give a tensor, int64[n]")
-            return [_check_ids(seeds, self.node_types[0], self.node_counts[0] if counts else _NO_MASK)]
+                raise TypeError(f"{what} is a dictionary: with one graph give a tensor, int64[n]")
+            return [_check_ids(seeds, self.node_types[0], self.node_counts[0], what)]
         if not isinstance(seeds, dict):
-            raise TypeError("seeds must be a dictionary, node type -> int64[n], with several relations")
+            raise TypeError(f"{what} must be a dictionary, node type -> int64[n], with several relations")
         for ntype in seeds:
             if ntype not in self.node_types:
                 known = ", ".join(map(repr, self.node_types))
-                raise MissingError(f"seeds of type {ntype!r}: no relation has it (there are {known})")
+                raise MissingError(f"{what} of type {ntype!r}: no relation has it (there are {known})")
         none = torch.empty(0, dtype=torch.int64)
         return [
-            _check_ids(seeds.get(ntype, none), ntype, count if counts else _NO_MASK)
+            _check_ids(seeds.get(ntype, none), ntype, count, what)
             for ntype, count in zip(self.node_types, self.node_counts, strict=True)
         ]
 
@@ -194,17 +196,13 @@ def _check_times(graph: Graph, times: np.ndarray | None, by: By) -> None:
         )
 
 
-def _check_ids(ids: torch.Tensor | np.ndarray, ntype: str, count: int) -> torch.Tensor:
+def _check_ids(ids: torch.Tensor | np.ndarray, ntype: str, count: int, what: str) -> torch.Tensor:
     tensor = torch.from_numpy(np.ascontiguousarray(ids)) if isinstance(ids, np.ndarray) else ids
+    mask = f", or bool[{count}], a mask of all nodes" if what == "seeds" else ""
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(
-            f"seeds of {ntype!r} are {type(ids).__name__}: give a tensor, int64[n] or bool[{count}]"
-        )
-    if tensor.dtype == torch.bool and tensor.shape == (count,):
+        raise TypeError(f"{what} of {ntype!r} are {type(ids).__name__}: give a tensor, int64[n]{mask}")
+    if mask and tensor.dtype == torch.bool and tensor.shape == (count,):
         return tensor.nonzero().view(-1)
     if tensor.dtype != torch.int64 or tensor.dim() != 1:
-        raise TypeError(
-            f"seeds of {ntype!r} are {tensor.dtype}{list(tensor.shape)}: give int64[n], or bool[{count}], a "
-            "mask of all nodes"
-        )
+        raise TypeError(f"{what} of {ntype!r} are {tensor.dtype}{list(tensor.shape)}: give int64[n]{mask}")
     return tensor.contiguous()

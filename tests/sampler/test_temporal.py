@@ -437,7 +437,7 @@ def test_wrong_arguments_raise_errors_that_say_what_to_do() -> None:
         Neighbor([3], temporal="edges").sample(dated, ids)
     with pytest.raises(ValueError, match="times has 4 values for 5 '_N' seeds"):
         Neighbor([3], temporal="edges").sample(dated, TimedSeeds(ids, ids[:4]))
-    with pytest.raises(TypeError, match=r"seeds of '_N' are torch\.int32"):
+    with pytest.raises(TypeError, match=r"times of '_N' are torch\.int32"):
         Neighbor([3], temporal="edges").sample(dated, TimedSeeds(ids, ids.int()))
     with pytest.raises(ValueError, match="the sampler is not temporal"):
         Neighbor([3], disjoint=True).sample(dated, seeds)
