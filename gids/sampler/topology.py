@@ -198,11 +198,13 @@ def _check_times(graph: Graph, times: np.ndarray | None, by: By) -> None:
 
 def _check_ids(ids: torch.Tensor | np.ndarray, ntype: str, count: int, what: str) -> torch.Tensor:
     tensor = torch.from_numpy(np.ascontiguousarray(ids)) if isinstance(ids, np.ndarray) else ids
-    mask = f", or bool[{count}], a mask of all nodes" if what == "seeds" else ""
+    masks = what == "seeds"
+    give = f"give int64[n], or bool[{count}], a mask of all nodes" if masks else "give int64[n]"
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{what} of {ntype!r} are {type(ids).__name__}: give a tensor, int64[n]{mask}")
-    if mask and tensor.dtype == torch.bool and tensor.shape == (count,):
+        or_mask = f" or bool[{count}]" if masks else ""
+        raise TypeError(f"{what} of {ntype!r} are {type(ids).__name__}: give a tensor, int64[n]{or_mask}")
+    if masks and tensor.dtype == torch.bool and tensor.shape == (count,):
         return tensor.nonzero().view(-1)
     if tensor.dtype != torch.int64 or tensor.dim() != 1:
-        raise TypeError(f"{what} of {ntype!r} are {tensor.dtype}{list(tensor.shape)}: give int64[n]{mask}")
+        raise TypeError(f"{what} of {ntype!r} are {tensor.dtype}{list(tensor.shape)}: {give}")
     return tensor.contiguous()
