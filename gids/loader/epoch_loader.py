@@ -135,9 +135,7 @@ class EpochLoader(Closing, ABC):
     ) -> None:
         """The end of construction: allocate what holds memory."""
         self.source.options.check_device(torch.device(device))
-        own = isinstance(self.sampler, Neighbor) and (
-            self.sampler.disjoint or self.sampler.subgraph == "induced"
-        )
+        own = isinstance(self.sampler, Neighbor) and self.sampler.subgraph == "induced"
         if own and torch.device(device).type != "cpu":
             raise ValueError(
                 f"{self.sampler!r} samples on the CPU only: use device='cpu' and move minibatches to {device}"

@@ -128,9 +128,14 @@ def _own_times(topology: Topology, ntype: int, nodes: torch.Tensor) -> torch.Ten
         raise ValueError(
             f"{name!r} nodes have no times, so the seeds need some: give gids.sampler.TimedSeeds(ids, times)"
         )
+    check_seeds(nodes, name, count)
     found = nodes.numpy()
-    if found.min() < 0 or found.max() >= count:
-        raise IndexError(
-            f"seeds of {name!r} run from {found.min()} to {found.max()}; ids run from 0 to {count - 1}"
-        )
     return torch.from_numpy(known[found].astype(np.int64))
+
+
+def check_seeds(ids: torch.Tensor, ntype: str, count: int) -> None:
+    """Raise IndexError for a seed that is no node. ids: on the CPU."""
+    wrong = torch.nonzero((ids < 0) | (ids >= count))
+    if len(wrong):
+        seed = int(ids[wrong[0]])
+        raise IndexError(f"seed {seed} is no {ntype!r} node: ids run from 0 to {count - 1}")

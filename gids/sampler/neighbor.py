@@ -12,8 +12,8 @@ import torch
 from gids import _core
 from gids.cuda import Device
 from gids.sampler.device.rates import Rates
-from gids.sampler.device.sampling import Choice, Kind, Started
-from gids.sampler.forest import AnySeeds, Given, Trees, planted
+from gids.sampler.device.sampling import Choice, Forest, Kind, Started
+from gids.sampler.forest import AnySeeds, Given, Trees, check_seeds, planted
 from gids.sampler.layered import (
     DeviceDrawnFor,
     DrawnFor,
@@ -230,16 +230,24 @@ class Neighbor(LayeredSampler):
 
     def _start_on(self, device: Device, drawn_for: DeviceDrawnFor) -> Started:
         sampler, (topology, given, fanouts, numbers) = self._device_sampler(device), drawn_for
-        if self.disjoint or self.subgraph == "induced":
+        if self.subgraph == "induced":
             return super()._start_on(device, drawn_for)
+        forest = None
+        if given.trees is not None:
+            for ids, ntype, count in zip(given.ids, topology.node_types, topology.node_counts, strict=True):
+                if ids.device.type == "cpu":  # else a kernel checks them
+                    check_seeds(ids, ntype, count)
+            times = [] if self.temporal is None else topology.times(self.temporal)
+            forest = Forest(given.batch, given.trees.tags, given.trees.times, times)
         rates: list[Rates | None] = []
         weights, (masks, factor) = self._weights_of(topology), self._masks_of(topology)
         if weights or masks:
             topology.check_open()
             rates = sampler.rates.of(topology, weights, masks, factor)
         kind: Kind = "least" if self._dependency.gradual else "uniform"
-        choice = Choice("replaced" if self.replace else kind, self._dependency, rates=rates)
-        return sampler.start(topology, given.ids, fanouts, numbers, choice)
+        last = self.strategy == "last"
+        choice = Choice("replaced" if self.replace else kind, self._dependency, rates=rates, last=last)
+        return sampler.start(topology, given.ids, fanouts, numbers, choice, forest)
 
 
 def _check_weights(given: Weights, of: str) -> np.ndarray:

@@ -389,7 +389,7 @@ def test_seeds_without_times_have_the_times_of_their_nodes() -> None:
     assert graph.src_times is not None
     given = sampler.sample(graph, TimedSeeds(seeds, torch.from_numpy(graph.src_times[:30])))
     assert all(torch.equal(a, b) for a, b in zip(own.tensors(), given.tensors(), strict=True))
-    with pytest.raises(IndexError, match=r"seeds of '_N' run from -1 to 3; ids run from 0 to 99"):
+    with pytest.raises(IndexError, match=r"seed -1 is no '_N' node: ids run from 0 to 99"):
         sampler.sample(graph, torch.tensor([3, -1]))
 
 
